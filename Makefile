@@ -1,0 +1,50 @@
+# Every job has one verb; CI and the README use only these.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL ?= demo/tandem-demo
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-all lint type arch fmt bench clean
+
+help: ## list the verbs
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(VENV)/.ready ## virtual environment, pinned dependencies, compiled kernels
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; name one with PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+run: setup ## chat with the demo checkpoint (or MODEL=DIR)
+	@$(BIN)/tandem chat --model $(MODEL)
+
+test: setup ## every test that is not marked slow
+	$(BIN)/pytest -m "not slow" $(ARGS)
+
+test-all: setup ## the slow tests too
+	$(BIN)/pytest $(ARGS)
+
+lint: setup ## style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: setup ## strict types
+	$(BIN)/mypy
+
+arch: setup ## import rules
+	$(BIN)/lint-imports
+
+fmt: setup ## format in place
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## the engine beside transformers and the hardware's floor; JSON under bench/results
+	$(BIN)/python -m bench.engine $(ARGS)
+
+clean: ## remove everything that was generated
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

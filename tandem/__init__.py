@@ -1,0 +1,3 @@
+"""Tandem: disaggregated LLM serving. Prefill and decode share one engine; the KV cache is what passes between them."""
+
+__version__ = "0.1.0"

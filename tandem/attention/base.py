@@ -1,0 +1,59 @@
+"""The seam between the model and its attention kernels.
+
+A backend attends over the arena, where the step's K and V have already been written. It serves decodes, prefill chunks and
+any mix of them in one call, and answers `refuses` with a reason instead of serving a spec wrongly.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from tandem.attention.arena import LayerKV
+from tandem.kvcache.spec import KVSpec
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """One step's requests as one KV group sees them. Requests are concatenated along the token dimension.
+
+    The K and V of all `seq_lens` tokens, this step's included, are in the arena when `attend` is called. Token `t` of
+    request `r` is at position `seq_lens[r] - query_len[r] + t`. Entries of `block_tables` that lie wholly before a
+    window, or past the sequence, are 0 and must not be read.
+    """
+
+    query_start: torch.Tensor  # [num_requests + 1] int32, cumulative query lengths
+    seq_lens: torch.Tensor  # [num_requests] int32
+    block_tables: torch.Tensor  # [num_requests, max_blocks] int32, row stride may exceed max_blocks
+    slot_mapping: torch.Tensor  # [num_tokens] int64 = block * block_size + offset; -1 = padding, not written
+    max_query_len: int
+    max_seq_len: int
+
+    @property
+    def num_requests(self) -> int:
+        return self.seq_lens.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionParams:
+    """What one layer's attention needs beyond the batch. `window` as in KVSpec; `softcap` 0 = none."""
+
+    scale: float
+    window: int | None = None
+    softcap: float = 0.0
+
+
+class AttentionBackend(Protocol):
+    """Stateless between steps: everything it needs is in its arguments."""
+
+    name: str
+
+    def refuses(self, spec: KVSpec, block_size: int, softcap: float) -> str | None:
+        """Why this backend cannot serve such a layer exactly here (device, dtype, shape), or None when it can."""
+        ...
+
+    def attend(
+        self, queries: torch.Tensor, kv: LayerKV, batch: AttentionBatch, params: AttentionParams
+    ) -> torch.Tensor:
+        """Causal attention of `queries` `[num_tokens, num_heads, head_dim]`; returns the same shape and dtype."""
+        ...

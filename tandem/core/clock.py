@@ -1,0 +1,32 @@
+"""Time as an argument: what decides or measures takes a `Clock`, so tests and the simulator can hold it still."""
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """A source of seconds that never goes backwards."""
+
+    def now_s(self) -> float: ...
+
+
+class SystemClock:
+    """The machine's monotonic clock."""
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+
+class ManualClock:
+    """A clock that moves only when told to."""
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self._now_s = now_s
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def advance(self, seconds: float) -> None:
+        if seconds < 0:
+            raise ValueError(f"cannot advance by {seconds} s: a clock never goes backwards")
+        self._now_s += seconds

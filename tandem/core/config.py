@@ -1,0 +1,84 @@
+"""Settings of an engine, as frozen values. Flags and environment are read elsewhere; "auto" is resolved elsewhere.
+
+Invariant: an instance that exists is consistent with itself; what depends on a model or a device is checked on resolution.
+"""
+
+from dataclasses import dataclass
+
+from tandem.core.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits of one scheduler.
+
+    Args:
+        max_num_batched_tokens: token budget of a step, shared by decodes and prefill chunks.
+        max_num_running: requests that hold blocks at once.
+        max_num_waiting: requests that may queue; one more is refused with `CapacityError`.
+        max_model_len: longest prompt plus answer, in tokens.
+        aging_steps: a request that has waited this many steps counts as one priority level more urgent.
+    """
+
+    max_num_batched_tokens: int = 512
+    max_num_running: int = 256
+    max_num_waiting: int = 4096
+    max_model_len: int = 4096
+    aging_steps: int = 1000
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_batched_tokens", "max_num_running", "max_num_waiting", "max_model_len", "aging_steps"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.max_num_batched_tokens < self.max_num_running:
+            raise ConfigurationError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_running={self.max_num_running}: "
+                "decodes would wait for each other; raise the first or lower the second"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What a user may choose about one engine. None means: resolved from the checkpoint, the device and its memory.
+
+    Args:
+        model: a Hugging Face directory, or a hub id where there is a network.
+        dtype: "auto" (the checkpoint's), "float32", "bfloat16" or "float16".
+        device: "auto", "cpu" or "cuda[:index]".
+        attention_backend: "auto" or the name of one backend.
+        block_size: tokens per KV block.
+        kv_cache_bytes: memory for KV blocks.
+        max_model_len: longest prompt plus answer, in tokens.
+        max_num_batched_tokens: token budget of a step.
+        max_num_running: requests that hold blocks at once.
+        max_num_waiting: requests that may queue.
+        prefix_caching: whether computed blocks are reused by later requests.
+        watermark: share of the blocks that admission leaves for running requests to grow into.
+        seed: from which requests without a seed of their own draw one.
+        num_threads: CPU threads of the model; None = PyTorch's choice.
+        native_kernels: whether to use the compiled CPU kernels; None = when they can be built.
+    """
+
+    model: str
+    dtype: str = "auto"
+    device: str = "auto"
+    attention_backend: str = "auto"
+    block_size: int = 16
+    kv_cache_bytes: int | None = None
+    max_model_len: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_running: int = 256
+    max_num_waiting: int = 4096
+    prefix_caching: bool = True
+    watermark: float = 0.01
+    seed: int = 0
+    num_threads: int | None = None
+    native_kernels: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("kv_cache_bytes", "max_model_len", "max_num_batched_tokens", "num_threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name}={value} must be at least 1; omit it to let it be chosen")
+        if not 0.0 <= self.watermark < 0.5:
+            raise ConfigurationError(f"watermark={self.watermark} must be at least 0 and below 0.5")

@@ -1,0 +1,45 @@
+"""Every error Tandem raises on purpose. The rule: `assert` = we have a bug; `raise` = someone else sent this.
+
+Each message names the offending value and the remedy. gRPC and HTTP statuses are mapped from these classes once each.
+
+    TandemError
+    ├── InvalidRequestError         the caller's request is wrong; retrying it unchanged cannot help
+    ├── ConfigurationError          a flag, variable or combination of settings cannot be honoured
+    ├── CheckpointError             a model directory cannot be served
+    │   ├── CorruptCheckpointError      its bytes are damaged, missing or contradict each other
+    │   └── UnsupportedCheckpointError  it is well-formed, but we would not serve it exactly
+    ├── CapacityError               a bounded queue or pool is full; retrying later can help
+    └── EngineStoppedError          the engine has stopped or failed; no request can be served by it
+"""
+
+
+class TandemError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class InvalidRequestError(TandemError):
+    """The request itself is wrong: the message names the field, its value and what is accepted."""
+
+
+class ConfigurationError(TandemError):
+    """A setting cannot be honoured: the message names it, its value and what is accepted."""
+
+
+class CheckpointError(TandemError):
+    """A model directory cannot be served."""
+
+
+class CorruptCheckpointError(CheckpointError):
+    """A checkpoint's files are damaged, missing or contradict each other."""
+
+
+class UnsupportedCheckpointError(CheckpointError):
+    """A checkpoint asks for something Tandem would not serve exactly; the message says what is supported."""
+
+
+class CapacityError(TandemError):
+    """A bounded queue or pool is full; the same request can succeed later."""
+
+
+class EngineStoppedError(TandemError):
+    """The engine has stopped or failed; the message carries the cause."""

@@ -1,0 +1,34 @@
+"""The only definition of a block hash: what makes two KV blocks interchangeable.
+
+A block's hash covers everything its KV depends on: the model's fingerprint, the adapter, the tenant's salt, the block
+size and every token from the start of the request to the end of the block. SHA-256 keeps it collision-resistant: a
+tenant who could forge a collision could read another's cache. Changing the encoding means raising `HASH_VERSION`.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+HASH_VERSION = 1
+HASH_BYTES = 32
+
+
+def root_hash(*, model_fingerprint: str, block_size: int, adapter: str = "", salt: str = "") -> bytes:
+    """The parent of a request's first block. Fields are length-prefixed, so no two tuples share an encoding."""
+    digest = hashlib.sha256(f"tandem-block-hash-{HASH_VERSION}-{block_size}".encode())
+    for field in (model_fingerprint, adapter, salt):
+        encoded = field.encode("utf-8", "surrogatepass")
+        digest.update(len(encoded).to_bytes(8, "little") + encoded)
+    return digest.digest()
+
+
+def extend_hashes(root: bytes, hashes: list[bytes], token_ids: Sequence[int], block_size: int) -> None:
+    """Append to `hashes` the chained hash of every full block of `token_ids` it does not cover yet.
+
+    Token ids are encoded as 32-bit integers in native little-endian order.
+    """
+    parent = hashes[-1] if hashes else root
+    for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
+        block = array("i", token_ids[start : start + block_size])
+        parent = hashlib.sha256(parent + block.tobytes()).digest()
+        hashes.append(parent)

@@ -1,0 +1,152 @@
+"""How a request wants its tokens chosen. Immutable, validated once at construction.
+
+Invariant: an instance that exists can be honoured; anything else was refused with `InvalidRequestError`.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tandem.core.errors import InvalidRequestError
+
+MAX_STOP_STRINGS = 64
+MAX_STOP_STRING_CHARACTERS = 1024
+MAX_LOGPROBS = 20
+MAX_LIST_TOKENS = 4096
+MAX_CHOICES = 128
+MAX_TOKEN_ID = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling options, in the order they act: penalties, bias and bans → temperature → top-k → top-p → min-p.
+
+    `temperature == 0` is greedy. `top_k == 0`, `top_p == 1`, `min_p == 0` switch their filter off. `max_tokens` of None
+    means up to the context limit. `logprobs` and `prompt_logprobs` are the number of alternatives reported beside the
+    chosen token (0 = only the chosen one), None = not reported. `bad_words` are token sequences that must never be
+    completed. `seed` of None lets the engine draw one.
+
+    Raises:
+        InvalidRequestError: naming the field, its value and the accepted range.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    seed: int | None = None
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _require_int("max_tokens", self.max_tokens, 1, MAX_TOKEN_ID, optional=True)
+        _require_int("min_tokens", self.min_tokens, 0, MAX_TOKEN_ID)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(f"min_tokens={self.min_tokens} exceeds max_tokens={self.max_tokens}")
+        _require_float("temperature", self.temperature, 0.0, 100.0)
+        _require_int("top_k", self.top_k, 0, MAX_TOKEN_ID)
+        _require_float("top_p", self.top_p, 0.0, 1.0, above_minimum=True)
+        _require_float("min_p", self.min_p, 0.0, 1.0)
+        _require_float("repetition_penalty", self.repetition_penalty, 0.0, 100.0, above_minimum=True)
+        _require_float("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        _require_float("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
+        _require_int("seed", self.seed, -(2**63), 2**64 - 1, optional=True)
+        _require_int("n", self.n, 1, MAX_CHOICES)
+        _require_int("logprobs", self.logprobs, 0, MAX_LOGPROBS, optional=True)
+        _require_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS, optional=True)
+        self._check_token_lists()
+        self._check_stop()
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def _check_token_lists(self) -> None:
+        _require_count("logit_bias", len(self.logit_bias), MAX_LIST_TOKENS)
+        for token_id, bias in self.logit_bias.items():
+            _require_int("logit_bias key", token_id, 0, MAX_TOKEN_ID)
+            _require_float(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
+        if self.allowed_token_ids is not None:
+            if not self.allowed_token_ids:
+                raise InvalidRequestError("allowed_token_ids is empty, so no token could be chosen; omit it or list some")
+            _require_token_ids("allowed_token_ids", self.allowed_token_ids)
+        _require_token_ids("stop_token_ids", self.stop_token_ids)
+        _require_count("bad_words", sum(map(len, self.bad_words)), MAX_LIST_TOKENS)
+        for word in self.bad_words:
+            if not word:
+                raise InvalidRequestError("bad_words holds an empty token sequence, which would ban everything")
+            _require_token_ids("bad_words", word)
+
+    def _check_stop(self) -> None:
+        if isinstance(self.stop, str):
+            raise InvalidRequestError(f"stop={self.stop!r} must be a list of strings, not one string")
+        _require_count("stop", len(self.stop), MAX_STOP_STRINGS)
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise InvalidRequestError(f"stop holds {text!r}; each stop must be a non-empty string")
+            if len(text) > MAX_STOP_STRING_CHARACTERS:
+                raise InvalidRequestError(
+                    f"a stop string has {len(text)} characters; at most {MAX_STOP_STRING_CHARACTERS} are accepted"
+                )
+
+
+def _require_int(
+    name: str, value: int | None, minimum: int, maximum: int, *, optional: bool = False
+) -> None:
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+        raise InvalidRequestError(f"{name}={value!r} must be an integer from {minimum} to {maximum}")
+
+
+def _require_float(
+    name: str, value: float, minimum: float, maximum: float, *, above_minimum: bool = False
+) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or not minimum <= value <= maximum or (above_minimum and value == minimum):
+        lower = f"above {minimum}" if above_minimum else f"at least {minimum}"
+        raise InvalidRequestError(f"{name}={value!r} must be a finite number {lower} and at most {maximum}")
+
+
+def _require_count(name: str, count: int, maximum: int) -> None:
+    if count > maximum:
+        raise InvalidRequestError(f"{name} has {count} entries; at most {maximum} are accepted")
+
+
+def _require_token_ids(name: str, token_ids: tuple[int, ...]) -> None:
+    _require_count(name, len(token_ids), MAX_LIST_TOKENS)
+    for token_id in token_ids:
+        _require_int(f"{name} entry", token_id, 0, MAX_TOKEN_ID)
+
+
+def validate_for_vocab(params: SamplingParams, vocab_size: int) -> None:
+    """Refuse token ids the model's logits do not have.
+
+    Raises:
+        InvalidRequestError: naming the field and the first id that is not below `vocab_size`.
+    """
+    fields: tuple[tuple[str, Iterable[int]], ...] = (
+        ("logit_bias", params.logit_bias),
+        ("allowed_token_ids", params.allowed_token_ids or ()),
+        ("stop_token_ids", params.stop_token_ids),
+        ("bad_words", (token_id for word in params.bad_words for token_id in word)),
+    )
+    for name, token_ids in fields:
+        outside = next((token_id for token_id in token_ids if token_id >= vocab_size), None)
+        if outside is not None:
+            raise InvalidRequestError(
+                f"{name} names token {outside}, but this model's vocabulary is 0 to {vocab_size - 1}"
+            )

@@ -1,0 +1,26 @@
+"""Small value types that cross rooms: why a request ended, and what a token's probability was."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a request produced its last token."""
+
+    STOP = "stop"  # end-of-sequence token, stop token or stop string
+    LENGTH = "length"  # max_tokens or the context limit
+    ABORT = "abort"  # cancelled by its caller
+    ERROR = "error"  # the engine could not go on with it
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probabilities at one position, before temperature and filters.
+
+    `rank` is 1 for the likeliest token. `top` holds (token_id, logprob), likeliest first.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()

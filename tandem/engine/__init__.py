@@ -1,0 +1,1 @@
+"""One model, one scheduler, one loop: requests in, tokens out."""

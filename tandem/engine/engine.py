@@ -1,0 +1,328 @@
+"""The loop you can recite: schedule → execute → update → tell the callers.
+
+One synchronous thread owns an engine. It holds no module-level state, so several can live in one process.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from tandem.core.clock import Clock, SystemClock
+from tandem.core.errors import InvalidRequestError, TandemError
+from tandem.core.hashing import root_hash
+from tandem.core.sampling_params import SamplingParams
+from tandem.core.types import FinishReason, TokenLogprobs
+from tandem.engine.executor import Executor
+from tandem.engine.output import RequestMetrics, RequestOutput
+from tandem.engine.text_stream import TextPiece, TextStream
+from tandem.kvcache.manager import KVCacheManager, KVCacheUsage
+from tandem.scheduler.output import SampledToken, ScheduledRequest, SchedulerOutput
+from tandem.scheduler.request import Request
+from tandem.scheduler.scheduler import Scheduler, SchedulerCounters
+from tandem.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """What the engine must know about the model to accept requests for it.
+
+    `vocab_size` bounds token ids; `fingerprint` keys the prefix cache.
+    """
+
+    fingerprint: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One answer under way: a scheduler request, its text, and when things happened to it."""
+
+    parent_id: str
+    index: int
+    request: Request
+    text: TextStream | None
+    arrival_s: float
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+class Engine:
+    """Serves requests from one model.
+
+    Args:
+        executor: computes steps.
+        scheduler: decides them.
+        kv: block accounting, shared with the scheduler.
+        model: identity of what the executor computes.
+        tokenizer: None serves token ids only (no text prompts, no stop strings).
+        seed: from which requests without a seed draw theirs.
+        clock: for metrics; nothing is decided by it.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        kv: KVCacheManager,
+        model: ModelIdentity,
+        *,
+        tokenizer: Tokenizer | None = None,
+        seed: int = 0,
+        clock: Clock | None = None,
+    ) -> None:
+        self._executor = executor
+        self._scheduler = scheduler
+        self._kv = kv
+        self._model = model
+        self._clock = clock or SystemClock()
+        self._random = random.Random(seed)
+        self._choices: dict[str, _Choice] = {}
+        self._children: dict[str, list[str]] = {}
+        self._num_added = 0
+        self.tokenizer = tokenizer
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    @property
+    def kv_usage(self) -> KVCacheUsage:
+        return self._kv.usage
+
+    @property
+    def counters(self) -> SchedulerCounters:
+        return self._scheduler.counters
+
+    @property
+    def num_running(self) -> int:
+        return self._scheduler.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return self._scheduler.num_waiting
+
+    def add_request(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        adapter: str = "",
+        cache_salt: str = "",
+    ) -> str:
+        """Queue a prompt (text or token ids); returns its id.
+
+        Args:
+            prompt: text, encoded with the tokenizer's special tokens, or token ids taken as they are.
+            params: how tokens are chosen. `n` > 1 gives that many outputs, told apart by `RequestOutput.index`.
+            request_id: unique among live requests; None = numbered.
+            priority: lower is more urgent; waiting makes any request more urgent over time.
+            adapter: which adapter computes it; separates the prefix cache.
+            cache_salt: requests share cached blocks only with requests of the same salt.
+
+        Raises:
+            InvalidRequestError: naming what is wrong with it.
+            CapacityError: when the queue is full.
+        """
+        arrival_s = self._clock.now_s()
+        if request_id is None:
+            request_id = f"request-{self._num_added}"
+        if request_id in self._children:
+            raise InvalidRequestError(f"request_id={request_id!r} is in use; ids of live requests are unique")
+        token_ids = self._encode(prompt)
+        self._check(token_ids, params)
+        requests = self._requests(request_id, token_ids, params, priority, self._root_hash(adapter, cache_salt))
+        self._add_all(requests)
+        self._num_added += 1
+        self._children[request_id] = [request.request_id for request in requests]
+        for index, request in enumerate(requests):
+            text = None if self.tokenizer is None else TextStream(self.tokenizer, token_ids, params)
+            self._choices[request.request_id] = _Choice(request_id, index, request, text, arrival_s)
+        return request_id
+
+    def knows(self, request_id: str) -> bool:
+        """Whether any choice of this request is still under way."""
+        return request_id in self._children
+
+    def abort(self, request_id: str) -> list[RequestOutput]:
+        """End a request now and free what it holds; returns its last outputs, none when it is not (any more) known."""
+        outputs = []
+        for child_id in list(self._children.get(request_id, ())):
+            self._scheduler.finish(child_id, FinishReason.ABORT)
+            outputs.append(self._output(self._choices[child_id], (), "", None))
+        return outputs
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step; returns what is new. Returns at once when there is nothing to do."""
+        step = self._scheduler.schedule()
+        if not step.scheduled:
+            return []
+        self._note_scheduled(step)
+        result = self._executor.execute(step)
+        for item in step.scheduled:
+            self._note_prompt_logprobs(item, result.prompt_logprobs.get(item.request.request_id))
+        self._scheduler.update(step, result)
+        now_s = self._clock.now_s()
+        return [
+            self._take_token(self._choices[request_id], token, now_s) for request_id, token in result.sampled.items()
+        ]
+
+    def check(self) -> None:
+        """Prove that every block, request and choice is accounted for.
+
+        Raises:
+            AssertionError: naming what is wrong.
+        """
+        self._scheduler.check()
+        assert all(self._scheduler.get(child_id) is not None for child_id in self._choices), "a choice has no request"
+        assert set(self._choices) == {child for children in self._children.values() for child in children}
+
+    def _encode(self, prompt: str | Sequence[int]) -> list[int]:
+        if not isinstance(prompt, str):
+            return list(prompt)
+        if self.tokenizer is None:
+            raise InvalidRequestError("this engine has no tokenizer, so a prompt must be token ids")
+        return self.tokenizer.encode(prompt, add_special_tokens=True)
+
+    def _check(self, token_ids: Sequence[int], params: SamplingParams) -> None:
+        if not token_ids:
+            raise InvalidRequestError("the prompt is empty: it needs at least one token")
+        vocab_size = self._model.vocab_size
+        for token_id in token_ids:
+            if type(token_id) is not int or not 0 <= token_id < vocab_size:
+                raise InvalidRequestError(f"prompt token {token_id!r} is not an id from 0 to {vocab_size - 1}")
+        longest = self._scheduler.config.max_model_len
+        if len(token_ids) >= longest:
+            raise InvalidRequestError(
+                f"the prompt has {len(token_ids)} tokens; the context of {longest} leaves room for at most {longest - 1}"
+            )
+        if params.stop and self.tokenizer is None:
+            raise InvalidRequestError("this engine has no tokenizer, so stop strings cannot be matched")
+        params.validate_for_vocab(vocab_size)
+
+    def _root_hash(self, adapter: str, cache_salt: str) -> bytes:
+        return root_hash(
+            model_fingerprint=self._model.fingerprint,
+            block_size=self._kv.layout.block_size,
+            adapter=adapter,
+            salt=cache_salt,
+        )
+
+    def _requests(
+        self, request_id: str, token_ids: list[int], params: SamplingParams, priority: int, hash_root: bytes
+    ) -> list[Request]:
+        room = self._scheduler.config.max_model_len - len(token_ids)
+        seed = params.seed if params.seed is not None else self._random.getrandbits(63)
+        return [
+            Request(
+                request_id=request_id if params.n == 1 else f"{request_id}#{index}",
+                prompt_token_ids=token_ids,
+                params=params if index == 0 else replace(params, prompt_logprobs=None),
+                seed=seed + index,
+                hash_root=hash_root,
+                eos_token_ids=frozenset(self._model.eos_token_ids),
+                max_tokens=room if params.max_tokens is None else params.max_tokens,
+                priority=priority,
+            )
+            for index in range(params.n)
+        ]
+
+    def _add_all(self, requests: list[Request]) -> None:
+        """Queue all choices of a request or none of them."""
+        for index, request in enumerate(requests):
+            try:
+                self._scheduler.add(request)
+            except TandemError:
+                for added in requests[:index]:
+                    self._scheduler.finish(added.request_id, FinishReason.ABORT)
+                raise
+
+    def _note_scheduled(self, step: SchedulerOutput) -> None:
+        now_s = self._clock.now_s()
+        for item in step.scheduled:
+            choice = self._choices[item.request.request_id]
+            if choice.first_scheduled_s is None:
+                choice.first_scheduled_s = now_s
+
+    def _note_prompt_logprobs(self, item: ScheduledRequest, entries: tuple[TokenLogprobs, ...] | None) -> None:
+        """Keep a chunk's entries. A preempted prompt starts over, so what lies after the cursor is replaced."""
+        if entries:
+            kept = self._choices[item.request.request_id].prompt_logprobs
+            del kept[item.request.num_computed_tokens :]
+            kept.extend(entries)
+
+    def _take_token(self, choice: _Choice, token: SampledToken, now_s: float) -> RequestOutput:
+        """Turn a chosen token into news for the caller, matching stop strings on the way."""
+        request = choice.request
+        if token.error is not None:
+            return self._output(choice, (), "", None)
+        choice.last_token_s = now_s
+        if choice.first_token_s is None:
+            choice.first_token_s = now_s
+        piece = self._text_piece(choice, token.token_id)
+        if piece.matched is not None:
+            if request.finish_reason is None:
+                self._scheduler.finish(request.request_id, FinishReason.STOP, piece.matched)
+            else:
+                request.finish_reason, request.stop_reason = FinishReason.STOP, piece.matched
+        return self._output(choice, (token.token_id,), piece.text, token.logprobs)
+
+    def _text_piece(self, choice: _Choice, token_id: int) -> TextPiece:
+        """The text to show for a token. The token that stopped a request is shown only if the caller wants it."""
+        if choice.text is None:
+            return TextPiece("")
+        request = choice.request
+        stopped_by_token = request.finish_reason is FinishReason.STOP
+        if stopped_by_token and not request.params.include_stop_str_in_output:
+            return TextPiece(choice.text.flush().text)
+        piece = choice.text.add(token_id)
+        if request.finish_reason is not None and piece.matched is None:
+            rest = choice.text.flush()
+            piece = TextPiece(piece.text + rest.text, rest.matched)
+        return piece
+
+    def _output(
+        self, choice: _Choice, token_ids: tuple[int, ...], text: str, logprobs: TokenLogprobs | None
+    ) -> RequestOutput:
+        request = choice.request
+        finished = request.finish_reason is not None
+        is_first = bool(token_ids) and request.num_output_tokens == 1
+        wants_prompt = request.params.prompt_logprobs is not None
+        output = RequestOutput(
+            request_id=choice.parent_id,
+            index=choice.index,
+            token_ids=token_ids,
+            text=text,
+            logprobs=None if logprobs is None else (logprobs,),
+            prompt_logprobs=(None, *choice.prompt_logprobs) if is_first and wants_prompt else None,
+            finish_reason=request.finish_reason,
+            stop_reason=request.stop_reason,
+            metrics=_metrics(choice) if finished else None,
+        )
+        if finished:
+            self._forget(choice)
+        return output
+
+    def _forget(self, choice: _Choice) -> None:
+        del self._choices[choice.request.request_id]
+        children = self._children[choice.parent_id]
+        children.remove(choice.request.request_id)
+        if not children:
+            del self._children[choice.parent_id]
+
+
+def _metrics(choice: _Choice) -> RequestMetrics:
+    return RequestMetrics(
+        arrival_s=choice.arrival_s,
+        first_scheduled_s=choice.first_scheduled_s,
+        first_token_s=choice.first_token_s,
+        last_token_s=choice.last_token_s,
+        num_prompt_tokens=choice.request.num_prompt_tokens,
+        num_output_tokens=choice.request.num_output_tokens,
+        num_cached_tokens=choice.request.num_cached_tokens,
+        num_preemptions=choice.request.num_preemptions,
+    )

@@ -1,0 +1,63 @@
+"""The only source of randomness in sampling: a hash of (request seed, position), so a draw can be repeated anywhere.
+
+Invariant: the same seed and position give the same number on every platform, process and batch. Nothing here keeps
+state or reads the clock; changing a constant breaks every stream that moves between two workers.
+"""
+
+import hashlib
+
+import torch
+
+_MANTISSA_BITS = 53
+_WALK_BLOCK = 128
+_UNIFORM_DOMAIN = b"tandem.uniform"
+_CHOICE_DOMAIN = b"tandem.choice"
+
+
+def uniform(seed: int, position: int) -> float:
+    """The uniform number in [0, 1) that decides output token `position` (0 = the first) of a request.
+
+    The top 53 bits of BLAKE2b-64 (RFC 7693) over the little-endian signed 128-bit seed and unsigned 64-bit position.
+    """
+    return (_hash64(_UNIFORM_DOMAIN, seed, position) >> (64 - _MANTISSA_BITS)) * 2.0**-_MANTISSA_BITS
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """The seed of one of a request's `n` choices; the first keeps the request's own seed."""
+    return seed if choice == 0 else _hash64(_CHOICE_DOMAIN, seed, choice)
+
+
+def _hash64(domain: bytes, seed: int, index: int) -> int:
+    message = seed.to_bytes(16, "little", signed=True) + index.to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(message, digest_size=8, person=domain).digest(), "little")
+
+
+def inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Pick one index per row with probability proportional to its weight, walking the row from its start.
+
+    `weights`: float [num_rows, num_candidates], not negative, at least one positive; `uniforms`: float64 [num_rows]
+    in [0, 1). Returns int64 [num_rows]: the first index whose cumulative weight exceeds uniform * total, so an index
+    of zero weight is never picked. Wide rows are walked by blocks first. A row of NaN gets some valid index.
+    """
+    num_candidates = weights.shape[1]
+    if num_candidates <= _WALK_BLOCK:
+        return _walk(weights, uniforms)[0]
+    padding = -num_candidates % _WALK_BLOCK
+    if padding:
+        weights = torch.nn.functional.pad(weights, (0, padding))
+    blocks = weights.unflatten(1, (-1, _WALK_BLOCK))  # [num_rows, num_blocks, _WALK_BLOCK]
+    block, share = _walk(blocks.sum(-1), uniforms)
+    rows = torch.arange(weights.shape[0], device=weights.device)
+    within, _ = _walk(blocks[rows, block], share)
+    return (block * _WALK_BLOCK + within).clamp(max=num_candidates - 1)
+
+
+def _walk(weights: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The index picked in each row, and how far into that index's own weight the number fell, in [0, 1)."""
+    cumulative = weights.cumsum(-1, dtype=torch.float64)  # [num_rows, num_candidates]
+    total = cumulative[:, -1]
+    target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total))).unsqueeze(1)
+    picked = torch.searchsorted(cumulative, target, right=True).clamp(max=weights.shape[1] - 1)
+    end, weight = cumulative.gather(1, picked), weights.gather(1, picked).to(torch.float64)
+    share = (1.0 - (end - target) / weight).clamp(0.0, 1.0 - 2.0**-_MANTISSA_BITS)
+    return picked.squeeze(1), share.squeeze(1)

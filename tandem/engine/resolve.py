@@ -1,0 +1,162 @@
+"""From what a user chose to an engine that runs: every "auto" becomes a value here, and what cannot be honoured is refused.
+
+The only place that asks the machine how much memory it has.
+"""
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from tandem.attention.arena import Arena
+from tandem.attention.registry import choose_backend
+from tandem.core.clock import Clock
+from tandem.core.config import EngineConfig, SchedulerConfig
+from tandem.core.errors import ConfigurationError
+from tandem.core.events import BlockEventSink
+from tandem.engine.engine import Engine, ModelIdentity
+from tandem.engine.runner import ModelRunner
+from tandem.kvcache.manager import KVCacheManager
+from tandem.kvcache.spec import KVLayout, build_layout
+from tandem.models.config import ModelConfig
+from tandem.models.kernels import choose_kernels
+from tandem.models.loader import LoadedModel, load_model, resolve_model_path
+from tandem.scheduler.scheduler import Scheduler
+from tandem.text.tokenizer import Tokenizer
+
+DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
+CPU_KV_CACHE_BYTES = 4 << 30
+CPU_MEMORY_SHARE = 0.4
+CUDA_MEMORY_SHARE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSizes:
+    """The numbers an engine is built with. `num_blocks` does not count the null block."""
+
+    num_blocks: int
+    max_model_len: int
+    max_num_batched_tokens: int
+
+
+def build_engine(
+    config: EngineConfig, *, clock: Clock | None = None, emit: BlockEventSink | None = None
+) -> Engine:
+    """Load the checkpoint and build an engine around it.
+
+    `num_threads`, when set, applies to PyTorch's CPU threads of the whole process.
+
+    Raises:
+        ConfigurationError: when a setting cannot be honoured.
+        CheckpointError: when the checkpoint cannot be served exactly.
+    """
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    device = resolve_device(config.device)
+    path = resolve_model_path(config.model)
+    kernels = choose_kernels(device, config.native_kernels)
+    model = load_model(
+        str(path), dtype=config.dtype, device=device, kernels=kernels, max_model_len=config.max_model_len
+    )
+    tokenizer = Tokenizer.load(path)
+    layout = build_layout(model.config.kv_specs, config.block_size)
+    sizes = resolve_sizes(config, model.config, layout, device)
+    backend = choose_backend(config.attention_backend, device, layout, model.config.attention_softcap)
+    kv = KVCacheManager(
+        layout,
+        sizes.num_blocks,
+        max_chunk_tokens=sizes.max_num_batched_tokens,
+        prefix_caching=config.prefix_caching,
+        watermark_blocks=int(sizes.num_blocks * config.watermark),
+        emit=emit,
+    )
+    scheduler = Scheduler(_scheduler_config(config, sizes), kv)
+    runner = ModelRunner(
+        model.decoder,
+        model.config,
+        Arena(layout, sizes.num_blocks + 1, device),
+        backend,
+        max_num_requests=config.max_num_running,
+        max_model_len=sizes.max_model_len,
+    )
+    return Engine(runner, scheduler, kv, _identity(model), tokenizer=tokenizer, seed=config.seed, clock=clock)
+
+
+def resolve_device(name: str) -> torch.device:
+    """ "auto" is the first CUDA device where there is one, else the CPU.
+
+    Raises:
+        ConfigurationError: for a device that PyTorch does not have here.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, index = name.partition(":")
+    if kind not in DEFAULT_BATCHED_TOKENS or (index and not index.isdigit()):
+        raise ConfigurationError(f"device={name!r} is not served; use auto, cpu, cuda or cuda:N")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        raise ConfigurationError(f"device={name!r}: PyTorch sees {torch.cuda.device_count()} CUDA devices here")
+    return torch.device(name)
+
+
+def resolve_sizes(
+    config: EngineConfig, model: ModelConfig, layout: KVLayout, device: torch.device
+) -> EngineSizes:
+    """Fit the context and the KV pool to each other and to the machine.
+
+    A context the user named must fit; one left to us shrinks to what the pool can hold.
+
+    Raises:
+        ConfigurationError: when a named context exceeds the model's or the pool.
+    """
+    batched = config.max_num_batched_tokens or max(DEFAULT_BATCHED_TOKENS[device.type], config.max_num_running)
+    longest = config.max_model_len or model.max_position_embeddings
+    if longest > model.max_position_embeddings:
+        raise ConfigurationError(
+            f"max_model_len={longest} exceeds the {model.max_position_embeddings} positions of the model"
+        )
+    budget_bytes = config.kv_cache_bytes or default_kv_cache_bytes(device)
+    most_useful = layout.blocks_for(longest, batched) * config.max_num_running
+    num_blocks = min(budget_bytes // layout.page_bytes, most_useful)
+    if config.max_model_len is None:
+        longest = _longest_that_fits(layout, num_blocks, batched, longest)
+    if longest < 2 or layout.blocks_for(longest, batched) > num_blocks:
+        raise ConfigurationError(
+            f"a KV cache of {budget_bytes} bytes holds {num_blocks} blocks of {layout.page_bytes} bytes; one request of "
+            f"{max(longest, 2)} tokens needs {layout.blocks_for(max(longest, 2), batched)}: raise kv_cache_bytes or lower "
+            "max_model_len"
+        )
+    return EngineSizes(num_blocks, longest, batched)
+
+
+def default_kv_cache_bytes(device: torch.device) -> int:
+    """Memory for KV when the user names none: a share of what is free, on the CPU at most 4 GiB."""
+    if device.type == "cuda":
+        free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+        return max(0, int(free_bytes - (1 - CUDA_MEMORY_SHARE) * total_bytes))
+    available_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(CPU_KV_CACHE_BYTES, int(available_bytes * CPU_MEMORY_SHARE))
+
+
+def _longest_that_fits(layout: KVLayout, num_blocks: int, batched: int, longest: int) -> int:
+    """The longest request, at most `longest`, whose blocks fit into the pool."""
+    low, high = 0, longest
+    while low < high:
+        middle = (low + high + 1) // 2
+        if layout.blocks_for(middle, batched) <= num_blocks:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _scheduler_config(config: EngineConfig, sizes: EngineSizes) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_num_running=config.max_num_running,
+        max_num_waiting=config.max_num_waiting,
+        max_model_len=sizes.max_model_len,
+    )
+
+
+def _identity(model: LoadedModel) -> ModelIdentity:
+    return ModelIdentity(model.config.fingerprint, model.config.vocab_size, model.config.eos_token_ids)

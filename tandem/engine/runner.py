@@ -1,0 +1,127 @@
+"""Runs the model: block tables and tokens in, chosen tokens out.
+
+Owns the arena. Never decides what runs, and never writes a block that the step did not schedule.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from tandem.attention.arena import Arena
+from tandem.attention.base import AttentionBackend
+from tandem.core.types import TokenLogprobs
+from tandem.engine.inputs import InputBuilder, ModelInputs
+from tandem.engine.logits import SamplingState
+from tandem.engine.sampler import Sampler
+from tandem.kvcache.spec import KVLayout
+from tandem.models.config import ModelConfig
+from tandem.models.decoder import Decoder
+from tandem.scheduler.output import ExecutorOutput, SampledToken, ScheduledRequest, SchedulerOutput
+from tandem.scheduler.request import Request
+
+PROMPT_LOGPROBS_ROWS = 64
+
+
+class ModelRunner:
+    """An `Executor` in this process, on one device.
+
+    Args:
+        decoder: the model.
+        config: its configuration.
+        arena: KV memory, for the life of the process.
+        backend: attention over the arena.
+        max_num_requests: requests that run at once.
+        max_model_len: longest request in tokens.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        config: ModelConfig,
+        arena: Arena,
+        backend: AttentionBackend,
+        *,
+        max_num_requests: int,
+        max_model_len: int,
+    ) -> None:
+        self._decoder = decoder
+        self._config = config
+        self._arena = arena
+        self._backend = backend
+        self._sampler = Sampler()
+        self._states: dict[str, SamplingState] = {}
+        self._group_of_layer = _groups_by_layer(arena.layout)
+        self._inputs = InputBuilder(
+            arena.layout,
+            max_num_requests=max_num_requests,
+            max_model_len=max_model_len,
+            device=arena.pages.device,
+        )
+
+    @torch.inference_mode()
+    def execute(self, step: SchedulerOutput) -> ExecutorOutput:
+        for request_id in step.released:
+            self._states.pop(request_id, None)
+        inputs = self._inputs.build(step)
+        hidden = self._forward(inputs)
+        return ExecutorOutput(self._sample(step, inputs, hidden), self._prompt_logprobs(step, hidden))
+
+    def _forward(self, inputs: ModelInputs) -> torch.Tensor:
+        batches = [inputs.batches[group] for group in self._group_of_layer]
+        return self._decoder.forward(inputs.input_ids, inputs.positions, self._arena.layers, batches, self._backend)
+
+    def _sample(self, step: SchedulerOutput, inputs: ModelInputs, hidden: torch.Tensor) -> dict[str, SampledToken]:
+        requests = [item.request for item in step.scheduled if item.samples]
+        if not requests:
+            return {}
+        logits = self._decoder.logits(hidden[inputs.sample_rows])  # [num_sampling, vocab_size]
+        states = [self._state_of(request) for request in requests]
+        sampled = self._sampler.sample(logits, states)
+        for state, token in zip(states, sampled, strict=True):
+            if token.error is None:
+                state.observe(token.token_id)
+        return {request.request_id: token for request, token in zip(requests, sampled, strict=True)}
+
+    def _state_of(self, request: Request) -> SamplingState:
+        state = self._states.get(request.request_id)
+        if state is None:
+            state = self._states[request.request_id] = SamplingState(
+                request.params,
+                request.seed,
+                request.prompt_token_ids,
+                request.output_token_ids,
+                sorted(request.eos_token_ids),
+                self._config.vocab_size,
+            )
+        return state
+
+    def _prompt_logprobs(
+        self, step: SchedulerOutput, hidden: torch.Tensor
+    ) -> Mapping[str, tuple[TokenLogprobs, ...]]:
+        found: dict[str, tuple[TokenLogprobs, ...]] = {}
+        row = 0
+        for item in step.scheduled:
+            if item.request.params.prompt_logprobs is not None and item.request.num_output_tokens == 0:
+                entries = self._score_prompt(item, hidden[row : row + item.num_tokens])
+                if entries:
+                    found[item.request.request_id] = entries
+            row += item.num_tokens
+        return found
+
+    def _score_prompt(self, item: ScheduledRequest, hidden: torch.Tensor) -> tuple[TokenLogprobs, ...]:
+        """Logprobs of the prompt tokens that this chunk's positions predict, a few rows of logits at a time."""
+        request = item.request
+        num_top = request.params.prompt_logprobs
+        assert num_top is not None
+        first = request.num_computed_tokens + 1
+        targets = request.token_ids[first : min(item.end + 1, request.num_prompt_tokens)]
+        entries: list[TokenLogprobs] = []
+        for start in range(0, len(targets), PROMPT_LOGPROBS_ROWS):
+            chunk = targets[start : start + PROMPT_LOGPROBS_ROWS]
+            logits = self._decoder.logits(hidden[start : start + len(chunk)])
+            entries += self._sampler.prompt_logprobs(logits, chunk, num_top)
+        return tuple(entries)
+
+
+def _groups_by_layer(layout: KVLayout) -> tuple[int, ...]:
+    return tuple(layout.group_of_layer(layer)[0] for layer in range(layout.num_layers))

@@ -1,0 +1,276 @@
+"""Turns one step's logits into one token a row: greedy, or temperature → top-k → top-p → min-p → one draw.
+
+Invariant: a row's token depends on its own logits, options, history, seed and position only; on a CPU every row is
+computed by itself, so alone and batched agree bit for bit. A row that cannot be sampled fails alone, as an answer.
+
+The order a draw walks the cumulative distribution in: token id where neither top-k nor top-p is set, otherwise
+descending probability with ties by token id. Top-k keeps exactly k tokens of that order; top-p (Holtzman et al. 2020)
+the shortest prefix of what is left whose share is at least p; min-p (Nguyen et al. 2024) compares with the likeliest.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import torch
+
+from tandem.core.sampling_params import SamplingParams
+from tandem.core.types import TokenLogprobs
+from tandem.engine.candidates import top_candidates
+from tandem.engine.logits import SamplingState
+from tandem.engine.randomness import inverse_cdf, uniform
+
+_SMALLEST_TEMPERATURE = 1e-30  # keeps (logit - peak) / temperature inside float32
+_TOP_P_WIDTHS = (128, 2048, 16384)  # how many candidates are looked at before all of them are
+_GREEDY_BLOCK = 128
+_ROWS_PER_CHUNK = 64  # on an accelerator: bounds the working memory of prompt logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """One row's answer. Where `error` is set the row could not be sampled and `token_id` means nothing."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+    error: str | None = None
+
+
+class _Method(Enum):
+    GREEDY = auto()
+    BY_TOKEN_ID = auto()
+    TOP_K = auto()
+    TOP_P = auto()
+
+
+_Draw = tuple[torch.Tensor, torch.Tensor]  # token_ids int64 [num_rows], largest logits float32 [num_rows]
+
+
+class Sampler:
+    """Chooses tokens. Holds no state: everything a draw depends on comes with the row."""
+
+    def sample(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> list[SampledToken]:
+        """Choose one token a row; the states are read, not advanced (the caller calls `observe`).
+
+        `logits`: float32 [num_rows, vocab_size], not modified, any device; row i belongs to states[i]. A row without
+        a finite largest logit comes back with `error` set; nothing is raised for it.
+        """
+        assert logits.dim() == 2 and logits.dtype == torch.float32 and logits.shape[0] == len(states)
+        chosen: list[SampledToken | None] = [None] * len(states)
+        for indices in _chunks(logits, states):
+            for index, token in zip(indices, _sample_chunk(logits, states, indices), strict=True):
+                chosen[index] = token
+        return [token for token in chosen if token is not None]
+
+    def prompt_logprobs(
+        self, logits: torch.Tensor, token_ids: Sequence[int], num_top: int
+    ) -> list[TokenLogprobs]:
+        """Logprobs of known tokens. `logits`: float32 [num_tokens, vocab_size]; row i predicts token_ids[i]."""
+        assert logits.shape[0] == len(token_ids)
+        step = 1 if logits.device.type == "cpu" else _ROWS_PER_CHUNK
+        found: list[TokenLogprobs] = []
+        for start in range(0, len(token_ids), step):
+            known = list(token_ids[start : start + step])
+            found += _logprobs(logits[start : start + step], known, [num_top] * len(known))
+        return found
+
+
+def _chunks(logits: torch.Tensor, states: Sequence[SamplingState]) -> Iterator[list[int]]:
+    """Row indices to compute together: all rows of one method, but single rows on a CPU unless all are plain greedy."""
+    by_method: dict[_Method, list[int]] = {}
+    for index, state in enumerate(states):
+        by_method.setdefault(_method(state.params, state.vocab_size), []).append(index)
+    for method, indices in by_method.items():
+        plain = method is _Method.GREEDY and not any(_asks_more(states[index]) for index in indices)
+        if logits.device.type != "cpu" or (plain and len(indices) == len(states)):
+            yield indices
+        else:
+            yield from ([index] for index in indices)
+
+
+def _asks_more(state: SamplingState) -> bool:
+    return state.adjusts or state.params.logprobs is not None
+
+
+def _method(params: SamplingParams, vocab_size: int) -> _Method:
+    if params.is_greedy:
+        return _Method.GREEDY
+    if 0 < params.top_k < vocab_size:
+        return _Method.TOP_K
+    return _Method.TOP_P if params.top_p < 1.0 else _Method.BY_TOKEN_ID
+
+
+def _sample_chunk(
+    logits: torch.Tensor, all_states: Sequence[SamplingState], indices: Sequence[int]
+) -> list[SampledToken]:
+    """Sample rows that share one method."""
+    states = [all_states[index] for index in indices]
+    raw = _take_rows(logits, indices)
+    draw = _DRAWS[_method(states[0].params, states[0].vocab_size)]
+    token_ids, peaks = draw(_adjusted(raw, states), states)
+    chosen = [
+        SampledToken(token_id, error=_peak_error(peak))
+        for token_id, peak in zip(token_ids.tolist(), peaks.tolist(), strict=True)
+    ]
+    return _with_logprobs(raw, states, chosen)
+
+
+def _take_rows(logits: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
+    if len(indices) == logits.shape[0]:
+        return logits
+    if len(indices) == 1:
+        return logits[indices[0] : indices[0] + 1]
+    return logits[torch.tensor(indices, device=logits.device)]
+
+
+def _adjusted(raw: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
+    """`raw` itself where no row asks for penalties, bias or bans, otherwise an adjusted copy."""
+    if not any(state.adjusts for state in states):
+        return raw
+    rows = raw.clone()
+    for row, state in zip(rows, states, strict=True):
+        if state.adjusts:
+            state.adjust(row)
+    return rows
+
+
+def _peak_error(peak: float) -> str | None:
+    if math.isfinite(peak):
+        return None
+    if peak == -math.inf:
+        return "no token may be chosen: penalties, logit_bias, allowed_token_ids, bad_words and min_tokens ban them all"
+    return f"the model computed logits that are not finite (largest: {peak}); the checkpoint or its dtype is at fault"
+
+
+def _draw_greedy(rows: torch.Tensor, states: Sequence[SamplingState]) -> _Draw:
+    """The largest logit, the lowest id among equals: the first block that reaches it, then the first place in it.
+
+    `rows`: float32 [num_rows, vocab_size]. Two steps, because a reduction to values is much faster than to indices.
+    """
+    vocab_size = rows.shape[1]
+    num_blocks = vocab_size // _GREEDY_BLOCK
+    whole = num_blocks * _GREEDY_BLOCK
+    maxima = [rows[:, :whole].unflatten(1, (num_blocks, _GREEDY_BLOCK)).amax(-1)] if num_blocks else []
+    if whole < vocab_size:
+        maxima.append(rows[:, whole:].amax(-1, keepdim=True))
+    first_block = torch.cat(maxima, dim=1).argmax(-1, keepdim=True)  # [num_rows, 1]
+    offsets = torch.arange(_GREEDY_BLOCK, device=rows.device)
+    positions = (first_block * _GREEDY_BLOCK + offsets).clamp(max=vocab_size - 1)
+    values = rows.gather(1, positions)  # [num_rows, _GREEDY_BLOCK]
+    best = values.argmax(-1, keepdim=True)
+    return positions.gather(1, best).squeeze(1), values.gather(1, best).squeeze(1)
+
+
+def _draw_by_token_id(rows: torch.Tensor, states: Sequence[SamplingState]) -> _Draw:
+    """Temperature and min-p only: no order is needed, so the distribution is walked by token id, without a sort."""
+    peaks = rows.amax(-1, keepdim=True)  # [num_rows, 1]
+    weights = _weights(rows, peaks, states)  # [num_rows, vocab_size]
+    min_ps = [state.params.min_p for state in states]
+    if any(min_ps):
+        weights = weights * (weights >= _column(rows, min_ps))
+    return inverse_cdf(weights, _uniforms(rows, states)), peaks.squeeze(1)
+
+
+def _draw_top_k(rows: torch.Tensor, states: Sequence[SamplingState]) -> _Draw:
+    """Top-k, then whatever else is set, over the k likeliest tokens only."""
+    ks = [state.params.top_k for state in states]
+    values, token_ids = top_candidates(rows, max(ks))  # [num_rows, k]
+    weights = _weights(values, values[:, :1], states)
+    if min(ks) < max(ks):
+        weights = weights * (torch.arange(max(ks), device=rows.device) < _column(rows, ks))
+    total = weights.sum(-1, keepdim=True, dtype=torch.float64)
+    return _draw_prefix(values, token_ids, weights, total, states)
+
+
+def _draw_top_p(rows: torch.Tensor, states: Sequence[SamplingState]) -> _Draw:
+    """Top-p over all tokens: as few of the likeliest as hold the wanted share are put in order."""
+    total = _weights(rows, rows.amax(-1, keepdim=True), states).sum(-1, keepdim=True, dtype=torch.float64)
+    wanted = total * _column(total, [state.params.top_p for state in states])
+    vocab_size = rows.shape[1]
+    for width in (*(width for width in _TOP_P_WIDTHS if width < vocab_size), vocab_size):
+        values, token_ids = top_candidates(rows, width)  # [num_rows, width]
+        weights = _weights(values, values[:, :1], states)
+        if bool((weights.sum(-1, keepdim=True, dtype=torch.float64) >= wanted).all()):
+            break
+    return _draw_prefix(values, token_ids, weights, total, states)
+
+
+def _draw_prefix(
+    values: torch.Tensor,
+    token_ids: torch.Tensor,
+    weights: torch.Tensor,
+    total: torch.Tensor,
+    states: Sequence[SamplingState],
+) -> _Draw:
+    """Cut ordered candidates by top-p and min-p and draw. All [num_rows, num_candidates]; `total` [num_rows, 1]."""
+    accumulated = weights.cumsum(-1, dtype=torch.float64)
+    before = accumulated - weights
+    kept = before < total * _column(total, [state.params.top_p for state in states])
+    kept &= weights >= _column(weights, [state.params.min_p for state in states])
+    kept[:, 0] = True
+    picked = inverse_cdf(weights * kept, _uniforms(values, states)).unsqueeze(1)
+    return token_ids.gather(1, picked).squeeze(1), values[:, 0]
+
+
+def _weights(values: torch.Tensor, peaks: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
+    """Probabilities after the temperature, relative to the likeliest token's: same shape as `values`, in [0, 1]."""
+    temperatures = [max(state.params.temperature, _SMALLEST_TEMPERATURE) for state in states]
+    return (values - peaks).div_(_column(values, temperatures)).exp_()
+
+
+def _column(like: torch.Tensor, numbers: Sequence[float]) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=like.dtype, device=like.device).unsqueeze(1)
+
+
+def _uniforms(like: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
+    numbers = [uniform(state.seed, state.num_output_tokens) for state in states]
+    return torch.tensor(numbers, dtype=torch.float64, device=like.device)
+
+
+_DRAWS: dict[_Method, Callable[[torch.Tensor, Sequence[SamplingState]], _Draw]] = {
+    _Method.GREEDY: _draw_greedy,
+    _Method.BY_TOKEN_ID: _draw_by_token_id,
+    _Method.TOP_K: _draw_top_k,
+    _Method.TOP_P: _draw_top_p,
+}
+
+
+def _with_logprobs(
+    raw: torch.Tensor, states: Sequence[SamplingState], chosen: list[SampledToken]
+) -> list[SampledToken]:
+    """Add the logprobs that rows asked for, from the logits the model computed. `raw`: [num_rows, vocab_size]."""
+    asking = [
+        (index, state.params.logprobs)
+        for index, state in enumerate(states)
+        if state.params.logprobs is not None and chosen[index].error is None
+    ]
+    if not asking:
+        return chosen
+    indices = [index for index, _ in asking]
+    token_ids = [chosen[index].token_id for index in indices]
+    found = _logprobs(_take_rows(raw, indices), token_ids, [num_top for _, num_top in asking])
+    answers = list(chosen)
+    for index, logprobs in zip(indices, found, strict=True):
+        failed = math.isnan(logprobs.logprob)
+        answers[index] = SampledToken(
+            logprobs.token_id, None if failed else logprobs, _peak_error(math.nan) if failed else None
+        )
+    return answers
+
+
+def _logprobs(
+    logits: torch.Tensor, token_ids: Sequence[int], nums_top: Sequence[int]
+) -> list[TokenLogprobs]:
+    """Log-softmax of raw logits at `token_ids`, and the likeliest nums_top[i] tokens of row i."""
+    normalisers = logits.logsumexp(-1, keepdim=True)  # [num_rows, 1]
+    known = logits.gather(1, torch.tensor(token_ids, device=logits.device).unsqueeze(1))  # [num_rows, 1]
+    ranks = ((logits > known).sum(-1) + 1).tolist()
+    values, top_ids = top_candidates(logits, max(nums_top)) if any(nums_top) else (known[:, :0], known[:, :0].long())
+    tops = (values - normalisers).tolist()
+    own = (known - normalisers).squeeze(1).tolist()
+    return [
+        TokenLogprobs(token_id, logprob, rank, tuple(zip(ids[:num], top[:num], strict=True)))
+        for token_id, logprob, rank, ids, top, num in zip(
+            token_ids, own, ranks, top_ids.tolist(), tops, nums_top, strict=True
+        )
+    ]

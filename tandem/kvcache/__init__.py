@@ -1,0 +1,1 @@
+"""Who owns which block. No tensors here: after every public call `free + cached + used == total`."""

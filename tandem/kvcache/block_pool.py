@@ -1,0 +1,113 @@
+"""Reference counts and reuse order of blocks.
+
+Invariant: every block but the null block is in exactly one state. *Used*: referenced. *Cached*: unreferenced, but its
+content can be found by hash until it is evicted, least recently used first. *Free*: neither.
+"""
+
+import heapq
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+
+from tandem.kvcache.prefix import NULL_BLOCK, PrefixCache
+
+
+class BlockPool:
+    """Hands out block ids 1 … `num_blocks`; id 0 is the null block, which nobody owns.
+
+    Free blocks are handed out lowest id first, so that a request's blocks tend to be neighbours and a transfer of them
+    merges into few descriptors.
+    """
+
+    def __init__(self, num_blocks: int, cache: PrefixCache) -> None:
+        self.num_blocks = num_blocks
+        self._cache = cache
+        self._references = [0] * (num_blocks + 1)
+        self._free = list(range(1, num_blocks + 1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._num_used = 0
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def num_used(self) -> int:
+        return self._num_used
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that `allocate` could hand out now."""
+        return len(self._free) + len(self._cached)
+
+    def is_referenced(self, block_id: int) -> bool:
+        return self._references[block_id] > 0
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` blocks with one reference each, evicting cached ones when no free one is left.
+
+        The caller checks `num_available` first.
+        """
+        assert count <= self.num_available, f"{count} blocks asked of {self.num_available}"
+        blocks = [self._take() for _ in range(count)]
+        self._num_used += count
+        return blocks
+
+    def acquire(self, block_ids: Iterable[int]) -> None:
+        """Add a reference to blocks found in the prefix cache."""
+        for block_id in block_ids:
+            if block_id == NULL_BLOCK:
+                continue
+            if self._references[block_id] == 0:
+                del self._cached[block_id]
+                self._num_used += 1
+            self._references[block_id] += 1
+
+    def release(self, block_ids: Iterable[int]) -> None:
+        """Drop a reference from each. Blocks given first are evicted first, so pass the end of a chain first."""
+        for block_id in block_ids:
+            if block_id == NULL_BLOCK:
+                continue
+            assert self._references[block_id] > 0, f"block {block_id} was released too often"
+            self._references[block_id] -= 1
+            if self._references[block_id] == 0:
+                self._num_used -= 1
+                self._retire(block_id)
+
+    def check(self, expected: Counter[int]) -> None:
+        """Prove the class invariant, given how often owners say they reference each block.
+
+        Raises:
+            AssertionError: naming the first block or count that is wrong.
+        """
+        free, cached = set(self._free), set(self._cached)
+        assert len(free) == len(self._free), "a block is free twice"
+        assert not free & cached, f"blocks {free & cached} are both free and cached"
+        assert self.num_free + self.num_cached + self.num_used == self.num_blocks, "free + cached + used != total"
+        for block_id in range(1, self.num_blocks + 1):
+            references = self._references[block_id]
+            assert references == expected[block_id], (
+                f"block {block_id} counts {references} references; its owners hold {expected[block_id]}"
+            )
+            idle = block_id in free or block_id in cached
+            assert idle == (references == 0), f"block {block_id} with {references} references, idle={idle}"
+            assert block_id not in free or not self._cache.holds(block_id), f"free block {block_id} is findable"
+            assert block_id not in cached or self._cache.holds(block_id), f"cached block {block_id} is not findable"
+
+    def _take(self) -> int:
+        if self._free:
+            block_id = heapq.heappop(self._free)
+        else:
+            block_id, _ = self._cached.popitem(last=False)
+            self._cache.discard(block_id)
+        self._references[block_id] = 1
+        return block_id
+
+    def _retire(self, block_id: int) -> None:
+        if self._cache.holds(block_id):
+            self._cached[block_id] = None
+        else:
+            heapq.heappush(self._free, block_id)

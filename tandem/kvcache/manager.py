@@ -1,0 +1,178 @@
+"""Who owns which block. The one place that gives blocks to owners (requests; later leases and pins) and takes them back.
+
+Invariant, proved by `check()`: free + cached + used == total, and every reference belongs to an owner's block table.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.core.events import BlockEventSink
+from tandem.kvcache.block_pool import BlockPool
+from tandem.kvcache.block_table import BlockTable
+from tandem.kvcache.prefix import HashPrefixCache, NoPrefixCache, PrefixCache, PrefixMatch, longest_prefix
+from tandem.kvcache.spec import KVLayout
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheUsage:
+    """Blocks by state, at one moment. `free + cached + used == total`."""
+
+    total: int
+    free: int
+    cached: int
+    used: int
+
+
+class KVCacheManager:
+    """Blocks for owners, over one pool and one prefix cache.
+
+    Args:
+        layout: KV groups and block size.
+        num_blocks: blocks in the arena, the null block not counted.
+        max_chunk_tokens: the most tokens one owner's cursor moves by in one step.
+        prefix_caching: whether computed blocks can be found again by hash.
+        watermark_blocks: blocks that admission leaves available, for running owners to grow into.
+        emit: receives every stored/removed event.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        num_blocks: int,
+        *,
+        max_chunk_tokens: int,
+        prefix_caching: bool = True,
+        watermark_blocks: int = 0,
+        emit: BlockEventSink | None = None,
+    ) -> None:
+        self.layout = layout
+        self._max_chunk_tokens = max_chunk_tokens
+        self._watermark_blocks = watermark_blocks
+        self._cache: PrefixCache = HashPrefixCache(len(layout.groups), emit) if prefix_caching else NoPrefixCache()
+        self._pool = BlockPool(num_blocks, self._cache)
+        self._tables: dict[str, BlockTable] = {}
+        self._hashes_in_flight: dict[str, Sequence[bytes]] = {}
+        self._in_flight: Counter[bytes] = Counter()
+        self._num_promised = 0
+
+    @property
+    def usage(self) -> KVCacheUsage:
+        pool = self._pool
+        return KVCacheUsage(pool.num_blocks, pool.num_free, pool.num_cached, pool.num_used)
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether one owner of `num_tokens` fits into the pool when it is alone."""
+        return self.layout.blocks_for(num_tokens, self._max_chunk_tokens) <= self._pool.num_blocks
+
+    def match(self, hashes: Sequence[bytes], num_tokens: int) -> PrefixMatch:
+        """The cached prefix an owner of `num_tokens` tokens could start from. At least one token is always left to
+        compute, since only computing yields logits.
+        """
+        return longest_prefix(self._cache, self.layout, hashes, (num_tokens - 1) // self.layout.block_size)
+
+    def is_being_computed(self, block_hash: bytes) -> bool:
+        """Whether some owner is about to compute this very block, so that waiting for it beats computing it twice."""
+        return self._in_flight[block_hash] > 0
+
+    def can_open(self, match: PrefixMatch, num_tokens: int) -> bool:
+        """Whether an owner of `num_tokens` starting from `match` fits beside all that has been promised to others."""
+        matched = {block_id for blocks in match.block_ids for block_id in blocks if block_id}
+        revived = sum(not self._pool.is_referenced(block_id) for block_id in matched)
+        needed = self._num_missing(match, num_tokens)
+        spare = self._pool.num_available - revived - self._num_promised - needed
+        return spare >= (self._watermark_blocks if self._tables else 0)
+
+    def open(self, owner: str, match: PrefixMatch, hashes: Sequence[bytes], num_tokens: int) -> BlockTable:
+        """Give `owner` a block table that starts with the matched blocks. `hashes` are the blocks it will compute."""
+        assert owner not in self._tables, f"{owner} already owns blocks"
+        for block_ids in match.block_ids:
+            self._pool.acquire(block_ids)
+        num_groups = len(self.layout.groups)
+        table = BlockTable(tuple(list(ids) for ids in match.block_ids), [0] * num_groups, match.num_blocks)
+        table.num_promised = self._num_missing(match, num_tokens)
+        self._num_promised += table.num_promised
+        self._tables[owner] = table
+        self._hashes_in_flight[owner] = tuple(hashes[match.num_blocks :])
+        self._in_flight.update(self._hashes_in_flight[owner])
+        return table
+
+    def grow(self, owner: str, num_computed_tokens: int, num_tokens: int) -> bool:
+        """Make room for the cursor to go from `num_computed_tokens` to `num_tokens`. Blocks that have left their
+        group's window are given back first. False, with nothing allocated, when there are not enough blocks.
+        """
+        table = self._tables[owner]
+        self._drop_unseen(table, num_computed_tokens)
+        target = math.ceil(num_tokens / self.layout.block_size)
+        missing = [max(0, target - len(blocks)) for blocks in table.groups]
+        total = sum(missing)
+        if total == 0:
+            return True
+        if total > self._pool.num_available:
+            return False
+        for blocks, count in zip(table.groups, missing, strict=True):
+            blocks.extend(self._pool.allocate(count))
+        self._keep_promise(table, total)
+        return True
+
+    def commit(self, owner: str, hashes: Sequence[bytes], num_computed_tokens: int) -> None:
+        """Offer the owner's full, computed blocks to the prefix cache. `hashes` is its whole chain so far."""
+        table = self._tables[owner]
+        num_full = min(num_computed_tokens // self.layout.block_size, len(hashes))
+        num_new = num_full - table.num_committed
+        if num_new <= 0:
+            return
+        for index in range(table.num_committed, num_full):
+            parent = hashes[index - 1] if index else None
+            for group, blocks in enumerate(table.groups):
+                if index >= table.num_dropped[group]:
+                    self._cache.insert(blocks[index], hashes[index], parent, group)
+        in_flight = self._hashes_in_flight[owner]
+        self._landed(in_flight[:num_new])
+        self._hashes_in_flight[owner] = in_flight[num_new:]
+        table.num_committed = num_full
+
+    def close(self, owner: str) -> None:
+        """Take all blocks back from `owner`. Committed ones stay findable until evicted, the end of the chain first."""
+        table = self._tables.pop(owner)
+        self._landed(self._hashes_in_flight.pop(owner))
+        self._num_promised -= table.num_promised
+        for blocks in table.groups:
+            self._pool.release(reversed(blocks))
+
+    def check(self) -> None:
+        """Prove the module's invariant.
+
+        Raises:
+            AssertionError: naming what is wrong.
+        """
+        references = Counter(
+            block_id for table in self._tables.values() for blocks in table.groups for block_id in blocks if block_id
+        )
+        self._pool.check(references)
+        assert self._num_promised == sum(table.num_promised for table in self._tables.values())
+        in_flight = Counter(block_hash for hashes in self._hashes_in_flight.values() for block_hash in hashes)
+        assert in_flight == self._in_flight, "a block is thought to be in flight that nobody computes"
+
+    def _num_missing(self, match: PrefixMatch, num_tokens: int) -> int:
+        """Blocks still to be allocated, at most, until `num_tokens` are computed."""
+        held = sum(block_id != 0 for blocks in match.block_ids for block_id in blocks)
+        return max(0, self.layout.blocks_for(num_tokens, self._max_chunk_tokens) - held)
+
+    def _drop_unseen(self, table: BlockTable, num_computed_tokens: int) -> None:
+        for index, group in enumerate(self.layout.groups):
+            first = group.spec.first_visible(num_computed_tokens) // self.layout.block_size
+            self._pool.release(table.drop_before(index, first))
+
+    def _keep_promise(self, table: BlockTable, count: int) -> None:
+        kept = min(count, table.num_promised)
+        table.num_promised -= kept
+        self._num_promised -= kept
+
+    def _landed(self, hashes: Sequence[bytes]) -> None:
+        for block_hash in hashes:
+            if self._in_flight[block_hash] <= 1:
+                del self._in_flight[block_hash]
+            else:
+                self._in_flight[block_hash] -= 1

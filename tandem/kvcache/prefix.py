@@ -1,0 +1,143 @@
+"""Which block holds which content, and how long a prefix every KV group can serve from it.
+
+Invariant: a hash maps to at most one block per group, and a block answers to at most one hash.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tandem.core.events import BlockEventSink, BlockRemoved, BlockStored
+from tandem.kvcache.spec import KVLayout, KVSpec
+
+NULL_BLOCK = 0
+
+
+class PrefixCache(Protocol):
+    """From block hashes to block ids. Knows nothing of references or eviction order: the block pool owns those."""
+
+    def lookup(self, block_hash: bytes, group: int) -> int | None:
+        """The block that holds this content for this group, or None."""
+        ...
+
+    def insert(self, block_id: int, block_hash: bytes, parent_hash: bytes | None, group: int) -> bool:
+        """Offer a computed block for reuse. False when its content is held by another block already."""
+        ...
+
+    def holds(self, block_id: int) -> bool:
+        """Whether this block can be found by a hash."""
+        ...
+
+    def discard(self, block_id: int) -> None:
+        """Forget a block because its memory is about to be reused."""
+        ...
+
+
+class HashPrefixCache:
+    """One dictionary a group. Emits `BlockStored` and `BlockRemoved`, one for each change."""
+
+    def __init__(self, num_groups: int, emit: BlockEventSink | None = None) -> None:
+        self._blocks: tuple[dict[bytes, int], ...] = tuple({} for _ in range(num_groups))
+        self._keys: dict[int, tuple[bytes, int]] = {}
+        self._emit = emit
+
+    def lookup(self, block_hash: bytes, group: int) -> int | None:
+        return self._blocks[group].get(block_hash)
+
+    def insert(self, block_id: int, block_hash: bytes, parent_hash: bytes | None, group: int) -> bool:
+        assert block_id not in self._keys, f"block {block_id} is already cached"
+        if block_hash in self._blocks[group]:
+            return False
+        self._blocks[group][block_hash] = block_id
+        self._keys[block_id] = (block_hash, group)
+        if self._emit is not None:
+            self._emit(BlockStored(block_hash, parent_hash, group))
+        return True
+
+    def holds(self, block_id: int) -> bool:
+        return block_id in self._keys
+
+    def discard(self, block_id: int) -> None:
+        block_hash, group = self._keys.pop(block_id)
+        del self._blocks[group][block_hash]
+        if self._emit is not None:
+            self._emit(BlockRemoved(block_hash, group))
+
+
+class NoPrefixCache:
+    """Never remembers anything: what `prefix_caching=False` means."""
+
+    def lookup(self, block_hash: bytes, group: int) -> int | None:
+        return None
+
+    def insert(self, block_id: int, block_hash: bytes, parent_hash: bytes | None, group: int) -> bool:
+        return False
+
+    def holds(self, block_id: int) -> bool:
+        return False
+
+    def discard(self, block_id: int) -> None:
+        raise AssertionError(f"block {block_id} was never cached")
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """The longest cached prefix: `num_blocks` leading blocks are served by every group.
+
+    `block_ids[group]` has `num_blocks` entries; those wholly before a group's window are the null block.
+    """
+
+    num_blocks: int
+    block_ids: tuple[tuple[int, ...], ...]
+
+
+def longest_prefix(cache: PrefixCache, layout: KVLayout, hashes: Sequence[bytes], max_blocks: int) -> PrefixMatch:
+    """Find the most leading blocks of the chain that all groups can serve.
+
+    A full-attention group needs every block; a windowed group only those its next query sees, so it may serve a prefix
+    whose beginning it has long dropped. Groups lower each other's bound until they agree.
+    """
+    num_blocks = min(len(hashes), max_blocks)
+    agreed = False
+    while not agreed:
+        agreed = True
+        for index, group in enumerate(layout.groups):
+            served = _blocks_served(cache, index, group.spec, layout.block_size, hashes, num_blocks)
+            agreed = agreed and served == num_blocks
+            num_blocks = served
+    block_ids = tuple(
+        _matched_ids(cache, index, group.spec, layout.block_size, hashes[:num_blocks])
+        for index, group in enumerate(layout.groups)
+    )
+    return PrefixMatch(num_blocks, block_ids)
+
+
+def _blocks_served(
+    cache: PrefixCache, group: int, spec: KVSpec, block_size: int, hashes: Sequence[bytes], limit: int
+) -> int:
+    if spec.window is None:
+        for index in range(limit):
+            if cache.lookup(hashes[index], group) is None:
+                return index
+        return limit
+    end = limit
+    for index in range(limit - 1, -1, -1):
+        if index < _first_needed(spec, block_size, end):
+            return end
+        if cache.lookup(hashes[index], group) is None:
+            end = index
+    return end
+
+
+def _first_needed(spec: KVSpec, block_size: int, num_blocks: int) -> int:
+    """The first block that the query right after `num_blocks` blocks sees."""
+    return spec.first_visible(num_blocks * block_size) // block_size
+
+
+def _matched_ids(
+    cache: PrefixCache, group: int, spec: KVSpec, block_size: int, hashes: Sequence[bytes]
+) -> tuple[int, ...]:
+    first = _first_needed(spec, block_size, len(hashes))
+    found = [cache.lookup(block_hash, group) for block_hash in hashes[first:]]
+    assert None not in found, "a matched block vanished from the prefix cache"
+    return (NULL_BLOCK,) * min(first, len(hashes)) + tuple(block for block in found if block is not None)

@@ -1,0 +1,1 @@
+"""From a Hugging Face directory to hidden states: configuration, weights, and one decoder driven by configuration."""

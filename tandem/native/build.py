@@ -1,0 +1,117 @@
+"""Compiles the kernels on first use into a cache file whose name is a digest of everything that shaped it.
+
+A file that exists under its name is complete (temporary file, then rename), so processes may race. The library is linked
+against the OpenMP runtime PyTorch has already loaded: two runtimes in one process would spin against each other.
+"""
+
+import hashlib
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch  # NOTE: loads PyTorch's OpenMP runtime, which `_openmp_runtime` then finds in the process
+
+from tandem.core.errors import ConfigurationError
+
+_FLAGS = (
+    *("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno"),
+    *("-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"),
+    "-Wno-maybe-uninitialized",  # GCC 12 warns about its own AVX-512 headers
+    "-Wno-psabi",
+)
+_COMPILE_TIMEOUT_S = 300.0
+
+
+def build(cache_dir: Path | None = None, *, force: bool = False) -> Path:
+    """Returns the compiled library, compiling it if this machine has not done so yet.
+
+    Raises:
+        ConfigurationError: no usable compiler, or compilation failed; the message ends with the compiler's words.
+    """
+    command = (_compiler(), *_FLAGS, *map(str, _sources()), *_openmp_flags(_openmp_runtime()))
+    directory = _default_cache_dir() if cache_dir is None else cache_dir
+    target = directory / f"tandem_native_{_digest(command)}.so"
+    if force or not target.exists():
+        _compile(command, target)
+    return target
+
+
+def _default_cache_dir() -> Path:
+    configured = os.environ.get("TANDEM_CACHE_DIR")
+    return Path(configured) if configured else Path.home() / ".cache" / "tandem"
+
+
+def _compiler() -> str:
+    return os.environ.get("CXX") or "g++"
+
+
+def _source_dir() -> Path:
+    return Path(__file__).parent / "src"
+
+
+def _sources() -> list[Path]:
+    return sorted(_source_dir().glob("*.cpp"))
+
+
+def _openmp_runtime() -> Path | None:
+    """The OpenMP runtime PyTorch brought into this process, or None where it brought none."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return None
+    found = re.search(r"(/\S*/lib(?:gomp|omp|iomp5)[^/\s]*\.so[^/\s]*)$", maps, re.MULTILINE)
+    return Path(found.group(1)) if found else None
+
+
+def _openmp_flags(runtime: Path | None) -> tuple[str, ...]:
+    """NOTE: plain `-fopenmp` at link time would add the system's libgomp beside PyTorch's."""
+    if runtime is None:
+        return ("-fopenmp",)
+    return ("-fopenmp", "-nodefaultlibs", str(runtime), "-lstdc++", "-lm", "-lgcc_s", "-lgcc", "-lc")
+
+
+def _digest(command: tuple[str, ...]) -> str:
+    parts = [torch.__version__, _compiler_version(command[0]), _cpu_flags(), *command]
+    parts += [path.read_text() for path in sorted(_source_dir().iterdir())]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+
+
+def _compiler_version(compiler: str) -> str:
+    try:
+        return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ConfigurationError(
+            f"no C++ compiler: {compiler!r} does not run ({error}); install g++ or set CXX"
+        ) from error
+
+
+def _cpu_flags() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
+
+
+def _compile(command: tuple[str, ...], target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            output = Path(scratch) / target.name
+            arguments = [*command, "-o", str(output)]
+            subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=_COMPILE_TIMEOUT_S)
+            output.replace(target)
+    except subprocess.CalledProcessError as error:
+        raise ConfigurationError(f"the native kernels do not compile with {command[0]!r}: {error.stderr[-2000:]}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigurationError(
+            f"the native kernels cannot be built in {str(target.parent)!r} ({error}); set TANDEM_CACHE_DIR"
+        ) from error
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{build()}\n")

@@ -1,0 +1,118 @@
+"""The compiled kernels as methods on tensors: checks shapes, passes pointers, allocates results.
+
+A row's result is bit-identical whatever else is in the call and however many threads run. Nothing here keeps a tensor
+or a pointer after the call. A wrong shape or dtype is our own bug and asserts; out-of-range indices are not checked.
+"""
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from tandem.core.errors import ConfigurationError
+from tandem.native.build import build
+
+_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+_C_TYPES = {"i": ctypes.c_int, "q": ctypes.c_int64, "p": ctypes.c_void_p, "f": ctypes.c_float}
+
+
+def load(cache_dir: Path | None = None) -> "NativeKernels":
+    """Build if needed, and load.
+
+    Raises:
+        ConfigurationError: the kernels cannot be compiled or loaded on this machine; the message says why.
+    """
+    path = build(cache_dir)
+    try:
+        return NativeKernels(ctypes.CDLL(str(path)))
+    except OSError as error:
+        raise ConfigurationError(f"the native kernels at {str(path)!r} do not load: {error}") from error
+
+
+def unavailable_reason(cache_dir: Path | None = None) -> str | None:
+    """Why `load` would raise here, or None when it would not."""
+    try:
+        load(cache_dir)
+    except ConfigurationError as error:
+        return str(error)
+    return None
+
+
+def _bind(library: ctypes.CDLL, name: str, signature: str) -> Callable[..., None]:
+    function = library[name]
+    function.restype = None
+    function.argtypes = [_C_TYPES[letter] for letter in signature]
+    return function
+
+
+def _rows(x: torch.Tensor) -> bool:
+    """A matrix whose rows are contiguous; the rows themselves may be strided."""
+    return x.dim() == 2 and (x.stride(1) == 1 or x.shape[1] == 1)
+
+
+class NativeKernels:
+    """See `tandem.native.fallback.TorchKernels` for what each method means. Stateless and safe to share."""
+
+    name = "native"
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._linear = _bind(library, "tandem_linear", "iipqpppqqqqi")
+        self._gated_linear = _bind(library, "tandem_gated_linear", "iipqpppqqqqi")
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        out: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        m, k = x.shape
+        n = weight.shape[0]
+        if out is None:
+            out = x.new_empty(m, n, dtype=out_dtype)
+        assert weight.shape[1] == k and weight.dtype == x.dtype and weight.is_contiguous() and _rows(x)
+        assert out.shape == (m, n) and _rows(out) and out.dtype in (x.dtype, torch.float32)
+        assert bias is None or (bias.dtype == x.dtype and bias.shape == (n,) and bias.is_contiguous())
+        self._linear(
+            _CODES[x.dtype],
+            _CODES[out.dtype],
+            x.data_ptr(),
+            x.stride(0),
+            weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            out.stride(0),
+            m,
+            n,
+            k,
+            torch.get_num_threads(),
+        )
+        return out
+
+    def gated_linear(
+        self, x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str
+    ) -> torch.Tensor:
+        m, k = x.shape
+        n = gate.shape[0]
+        out = x.new_empty(m, n)
+        assert gate.shape == up.shape == (n, k) and gate.dtype == up.dtype == x.dtype
+        assert gate.is_contiguous() and up.is_contiguous() and _rows(x)
+        self._gated_linear(
+            _CODES[x.dtype],
+            _ACTIVATIONS[activation],
+            x.data_ptr(),
+            x.stride(0),
+            gate.data_ptr(),
+            up.data_ptr(),
+            out.data_ptr(),
+            n,
+            m,
+            n,
+            k,
+            torch.get_num_threads(),
+        )
+        return out

@@ -1,0 +1,1 @@
+"""What runs next. Deterministic: no tensors, no time, no I/O."""

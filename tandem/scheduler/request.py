@@ -1,0 +1,101 @@
+"""One request: a token list and a cursor.
+
+`num_computed_tokens` says how much of the list has KV; the scheduler moves it toward `num_tokens`. Chunked prefill,
+prefix hits and preemption are movements of the cursor; there is no flag for any of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from tandem.core.hashing import extend_hashes
+from tandem.core.sampling_params import SamplingParams
+from tandem.core.types import FinishReason
+
+
+class RequestState(Enum):
+    """Where a request is. Only a RUNNING one owns blocks."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Changed by the scheduler alone; everybody else reads.
+
+    Args:
+        request_id: unique among live requests.
+        prompt_token_ids: at least one token.
+        params: how tokens are chosen.
+        seed: of its random numbers; fixed for its life, so that any worker draws the same.
+        hash_root: parent hash of its first block (model, adapter, tenant).
+        eos_token_ids: tokens that end it unless `params.ignore_eos`.
+        max_tokens: the most output tokens, resolved.
+        priority: lower is more urgent.
+    """
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+    seed: int
+    hash_root: bytes
+    eos_token_ids: frozenset[int]
+    max_tokens: int
+    priority: int = 0
+
+    token_ids: list[int] = field(init=False)
+    num_prompt_tokens: int = field(init=False)
+    num_computed_tokens: int = field(init=False, default=0)
+    num_cached_tokens: int = field(init=False, default=0)
+    num_preemptions: int = field(init=False, default=0)
+    block_hashes: list[bytes] = field(init=False, default_factory=list)
+    state: RequestState = field(init=False, default=RequestState.WAITING)
+    finish_reason: FinishReason | None = field(init=False, default=None)
+    stop_reason: int | str | None = field(init=False, default=None)
+    order: tuple[int, int] = field(init=False, default=(0, 0))
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens whose KV does not exist yet."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether only the newest token is pending."""
+        return self.num_pending_tokens == 1 and self.num_output_tokens > 0
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    def extend_hashes(self, block_size: int) -> None:
+        """Bring `block_hashes` up to date with `token_ids`."""
+        extend_hashes(self.hash_root, self.block_hashes, self.token_ids, block_size)
+
+    def append(self, token_id: int) -> None:
+        """Take a chosen token, and finish if it ends the request."""
+        self.token_ids.append(token_id)
+        if self.num_output_tokens >= self.params.min_tokens and self._stops_at(token_id):
+            self.finish_reason = FinishReason.STOP
+        elif self.num_output_tokens >= self.max_tokens:
+            self.finish_reason = FinishReason.LENGTH
+
+    def _stops_at(self, token_id: int) -> bool:
+        if token_id in self.params.stop_token_ids:
+            self.stop_reason = token_id
+            return True
+        return token_id in self.eos_token_ids and not self.params.ignore_eos

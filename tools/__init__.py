@@ -1,0 +1,1 @@
+"""Programs that make what the repository ships; nothing here is imported at run time."""
