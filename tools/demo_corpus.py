@@ -134,8 +134,9 @@ class Corpus:
     def sha256(self) -> str:
         """Fingerprint of every byte of text, for `training.json`."""
         digest = hashlib.sha256()
-        for item in map(asdict, (*self.documents, *self.conversations)):
-            digest.update(json.dumps(item).encode())
+        items: tuple[Document | Conversation, ...] = (*self.documents, *self.conversations)
+        for item in items:
+            digest.update(json.dumps(asdict(item)).encode())
         return digest.hexdigest()
 
     def split(self) -> tuple[Corpus, Corpus]:

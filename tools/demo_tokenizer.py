@@ -105,7 +105,7 @@ def _trainer() -> trainers.BpeTrainer:
 def _with_added_tokens(core: Tokenizer) -> PreTrainedTokenizerFast:
     core.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in CONTROL_TOKENS])
     core.add_tokens([AddedToken(text, special=False, normalized=False) for text in VISIBLE_TOKENS])
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=core,
         eos_token=TURN_END,
         pad_token=END_OF_TEXT,

@@ -129,7 +129,9 @@ def build_model(settings: Settings, tokenizer: PreTrainedTokenizerFast) -> Qwen3
         pad_token_id=tokenizer.pad_token_id,
     )
     torch.manual_seed(settings.seed)
-    return Qwen3ForCausalLM(config).float()
+    model = Qwen3ForCausalLM(config)
+    torch.nn.Module.to(model, torch.float32)
+    return model
 
 
 def encode(corpus: Corpus, tokenizer: PreTrainedTokenizerFast, *, repeats: bool) -> Encoded:
@@ -157,19 +159,19 @@ def summed_loss(model: Qwen3ForCausalLM, inputs: Tensor, labels: Tensor, chunk: 
     selected, targets = hidden[learnt], labels[learnt]
     leaf = selected.detach().requires_grad_(torch.is_grad_enabled())
     total = torch.zeros(())
-    for part, target in zip(leaf.split(chunk), targets.split(chunk), strict=True):
+    for part, target in zip(torch.split(leaf, chunk), torch.split(targets, chunk), strict=True):
         loss = F.cross_entropy(model.lm_head(part).float(), target, reduction="sum") * scale
         total += loss.detach()
         if loss.requires_grad:
-            loss.backward()
+            torch.autograd.backward(loss)
     if leaf.grad is not None:
-        selected.backward(leaf.grad)
+        torch.autograd.backward(selected, leaf.grad)
     return total
 
 
 def train(model: Qwen3ForCausalLM, batches: Batches, settings: Settings) -> tuple[list[tuple[int, float]], int]:
     """Run every step. Returns (step, mean training loss since the last point) pairs and the tokens seen."""
-    optimizer = _optimizer(model, settings)
+    optimizers = _optimizers(model, settings)
     curve: list[tuple[int, float]] = []
     recent: list[float] = []
     num_tokens, started = 0, time.monotonic()
@@ -177,7 +179,7 @@ def train(model: Qwen3ForCausalLM, batches: Batches, settings: Settings) -> tupl
     for step in range(settings.num_steps):
         inputs, labels = batches.at(step)
         num_tokens += inputs.numel()
-        recent.append(_train_step(model, optimizer, inputs, labels, step, settings))
+        recent.append(_train_step(model, optimizers, inputs, labels, step, settings))
         if (step + 1) % report_every == 0:
             curve.append((step + 1, round(sum(recent) / len(recent), 4)))
             recent.clear()
@@ -185,29 +187,34 @@ def train(model: Qwen3ForCausalLM, batches: Batches, settings: Settings) -> tupl
     return curve, num_tokens
 
 
-def _optimizer(model: Qwen3ForCausalLM, settings: Settings) -> torch.optim.AdamW:
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    vectors = [p for p in model.parameters() if p.dim() <= 1]
-    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.95), fused=True)
+def _optimizers(model: Qwen3ForCausalLM, settings: Settings) -> list[torch.optim.Optimizer]:
+    """Muon (Jordan et al., 2024) for the layers' matrices, AdamW for the embedding and the norms."""
+    matrices = [p for p in model.model.layers.parameters() if p.dim() == 2]
+    others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
+    decay, rate = settings.weight_decay, settings.learning_rate
+    return [
+        torch.optim.Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=rate, weight_decay=0.0, betas=(0.9, 0.95), fused=True),
+    ]
 
 
 def _train_step(
     model: Qwen3ForCausalLM,
-    optimizer: torch.optim.AdamW,
+    optimizers: list[torch.optim.Optimizer],
     inputs: Tensor,
     labels: Tensor,
     step: int,
     settings: Settings,
 ) -> float:
-    for group in optimizer.param_groups:
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         group["lr"] = settings.rate_at(step)
     scale = 1.0 / max(1, int((labels != IGNORED).sum()))
     with torch.autocast("cpu", torch.bfloat16):
         loss = summed_loss(model, inputs, labels, settings.loss_chunk, scale)
     torch.nn.utils.clip_grad_norm_(model.parameters(), settings.gradient_clip)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=False)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
     return float(loss)
 
 
@@ -226,11 +233,11 @@ def measure(model: Qwen3ForCausalLM, samples: list[Sample], num_bytes: int, sett
     }
 
 
-def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, settings: Settings, out: Path) -> None:
     """Write weights, configuration, tokenizer and generation defaults."""
     tokenizer.model_max_length = model.config.max_position_embeddings
     tokenizer.save_pretrained(out)
-    model.generation_config = GenerationConfig(
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=True,
         temperature=0.6,
         top_k=20,
@@ -239,7 +246,7 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
         pad_token_id=tokenizer.pad_token_id,
     )
     model.save_pretrained(out)
-    _set_json_value(out / "config.json", "rope_theta", model.config.rope_parameters["rope_theta"])
+    _set_json_value(out / "config.json", "rope_theta", settings.rope_theta)
     _set_json_value(out / "tokenizer_config.json", "tokenizer_class", "PreTrainedTokenizerFast")
 
 
@@ -272,9 +279,10 @@ def make_checkpoint(settings: Settings, out: Path) -> None:
     encoded = encode(training, tokenizer, repeats=True)
     curve, num_tokens = train(model, Batches(encoded, settings), settings)
     duration_s = time.monotonic() - started
-    save(model.to(torch.bfloat16), tokenizer, out)
+    torch.nn.Module.to(model, torch.bfloat16)
+    save(model, tokenizer, settings, out)
+    torch.nn.Module.to(model, torch.float32)
     unseen = encode(held_out, tokenizer, repeats=False)
-    stored = model.float().eval()
     record = {
         "settings": asdict(settings),
         "corpus": corpus_origin(),
@@ -287,8 +295,8 @@ def make_checkpoint(settings: Settings, out: Path) -> None:
         "num_tokens_seen": num_tokens,
         "loss_curve": curve,
         "held_out": {
-            "plain": measure(stored, unseen.documents, unseen.document_bytes, settings),
-            "chat": measure(stored, unseen.conversations, unseen.conversation_bytes, settings),
+            "plain": measure(model, unseen.documents, unseen.document_bytes, settings),
+            "chat": measure(model, unseen.conversations, unseen.conversation_bytes, settings),
         },
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "hardware": f"one thread of a {platform.machine()} CPU, {torch.backends.cpu.get_cpu_capability()}",

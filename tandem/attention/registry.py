@@ -19,11 +19,10 @@ _BACKENDS: dict[str, tuple[str, str]] = {
     "flashinfer": ("tandem.attention.flashinfer_backend", "FlashInferBackend"),
     "varlen": ("tandem.attention.varlen_backend", "VarlenBackend"),
     "triton": ("tandem.attention.triton_backend", "TritonBackend"),
-    "torch_cpu": ("tandem.attention.torch_cpu_backend", "TorchCPUBackend"),
     "reference": ("tandem.attention.reference", "ReferenceBackend"),
 }
 PREFERENCE = {
-    "cpu": ("native", "torch_cpu", "reference"),
+    "cpu": ("native", "reference"),
     "cuda": ("varlen", "flashinfer", "triton", "reference"),
 }
 

@@ -81,7 +81,9 @@ class SamplingParams:
             _require_float(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
         if self.allowed_token_ids is not None:
             if not self.allowed_token_ids:
-                raise InvalidRequestError("allowed_token_ids is empty, so no token could be chosen; omit it or list some")
+                raise InvalidRequestError(
+                    "allowed_token_ids is empty, so no token could be chosen; omit it or list some"
+                )
             _require_token_ids("allowed_token_ids", self.allowed_token_ids)
         _require_token_ids("stop_token_ids", self.stop_token_ids)
         _require_count("bad_words", sum(map(len, self.bad_words)), MAX_LIST_TOKENS)
@@ -103,18 +105,14 @@ class SamplingParams:
                 )
 
 
-def _require_int(
-    name: str, value: int | None, minimum: int, maximum: int, *, optional: bool = False
-) -> None:
+def _require_int(name: str, value: int | None, minimum: int, maximum: int, *, optional: bool = False) -> None:
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
         raise InvalidRequestError(f"{name}={value!r} must be an integer from {minimum} to {maximum}")
 
 
-def _require_float(
-    name: str, value: float, minimum: float, maximum: float, *, above_minimum: bool = False
-) -> None:
+def _require_float(name: str, value: float, minimum: float, maximum: float, *, above_minimum: bool = False) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not is_number or not minimum <= value <= maximum or (above_minimum and value == minimum):
         lower = f"above {minimum}" if above_minimum else f"at least {minimum}"

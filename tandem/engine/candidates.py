@@ -25,9 +25,7 @@ def top_candidates(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Te
     return _first(logits, token_ids, k)
 
 
-def _first(
-    values: torch.Tensor, token_ids: torch.Tensor, k: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _first(values: torch.Tensor, token_ids: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """First k by one integer key a candidate: the order-preserving bits of the float, then the inverted token id."""
     bits = (values + 0.0).view(torch.int32)  # adding zero merges -0.0 into 0.0
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)

@@ -4,13 +4,14 @@ One synchronous thread owns an engine. It holds no module-level state, so severa
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import InvalidRequestError, TandemError
 from tandem.core.hashing import root_hash
-from tandem.core.sampling_params import SamplingParams
+from tandem.core.sampling_params import SamplingParams, validate_for_vocab
 from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.engine.executor import Executor
 from tandem.engine.output import RequestMetrics, RequestOutput
@@ -26,12 +27,14 @@ from tandem.text.tokenizer import Tokenizer
 class ModelIdentity:
     """What the engine must know about the model to accept requests for it.
 
-    `vocab_size` bounds token ids; `fingerprint` keys the prefix cache.
+    `vocab_size` bounds token ids; `fingerprint` keys the prefix cache. `sampling_defaults` are the checkpoint's own
+    wishes (generation_config.json), for callers to start from: the engine itself does what a request says.
     """
 
     fingerprint: str
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -87,6 +90,10 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return self._scheduler.has_work
+
+    @property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        return self._model.sampling_defaults
 
     @property
     def kv_usage(self) -> KVCacheUsage:
@@ -202,7 +209,7 @@ class Engine:
             )
         if params.stop and self.tokenizer is None:
             raise InvalidRequestError("this engine has no tokenizer, so stop strings cannot be matched")
-        params.validate_for_vocab(vocab_size)
+        validate_for_vocab(params, vocab_size)
 
     def _root_hash(self, adapter: str, cache_salt: str) -> bytes:
         return root_hash(

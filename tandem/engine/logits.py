@@ -91,9 +91,7 @@ class _Penalties:
         self._slots = {token_id: slot for slot, token_id in enumerate(seen_ids.tolist())}
 
     @classmethod
-    def create(
-        cls, params: SamplingParams, prompt_token_ids: Sequence[int], vocab_size: int
-    ) -> "_Penalties | None":
+    def create(cls, params: SamplingParams, prompt_token_ids: Sequence[int], vocab_size: int) -> "_Penalties | None":
         repeats = params.repetition_penalty != 1.0
         if not repeats and params.presence_penalty == 0.0 and params.frequency_penalty == 0.0:
             return None

@@ -3,9 +3,9 @@
 The only place that asks the machine how much memory it has.
 """
 
-import os
 from dataclasses import dataclass
 
+import psutil
 import torch
 
 from tandem.attention.arena import Arena
@@ -19,7 +19,7 @@ from tandem.engine.runner import ModelRunner
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.spec import KVLayout, build_layout
 from tandem.models.config import ModelConfig
-from tandem.models.kernels import choose_kernels
+from tandem.kernels.choose import choose_kernels
 from tandem.models.loader import LoadedModel, load_model, resolve_model_path
 from tandem.scheduler.scheduler import Scheduler
 from tandem.text.tokenizer import Tokenizer
@@ -133,8 +133,7 @@ def default_kv_cache_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
         return max(0, int(free_bytes - (1 - CUDA_MEMORY_SHARE) * total_bytes))
-    available_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(CPU_KV_CACHE_BYTES, int(available_bytes * CPU_MEMORY_SHARE))
+    return min(CPU_KV_CACHE_BYTES, int(psutil.virtual_memory().available * CPU_MEMORY_SHARE))
 
 
 def _longest_that_fits(layout: KVLayout, num_blocks: int, batched: int, longest: int) -> int:
@@ -159,4 +158,5 @@ def _scheduler_config(config: EngineConfig, sizes: EngineSizes) -> SchedulerConf
 
 
 def _identity(model: LoadedModel) -> ModelIdentity:
-    return ModelIdentity(model.config.fingerprint, model.config.vocab_size, model.config.eos_token_ids)
+    config = model.config
+    return ModelIdentity(config.fingerprint, config.vocab_size, config.eos_token_ids, model.generation_defaults)

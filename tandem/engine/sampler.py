@@ -47,7 +47,17 @@ _Draw = tuple[torch.Tensor, torch.Tensor]  # token_ids int64 [num_rows], largest
 
 
 class Sampler:
-    """Chooses tokens. Holds no state: everything a draw depends on comes with the row."""
+    """Chooses tokens. Holds no request state: everything a draw depends on comes with the row.
+
+    `rows_together` computes all rows of one method as one batch, which suits an accelerator; the default does so off
+    the CPU only. The chosen tokens mean the same, but rounding may then depend on the batch.
+    """
+
+    def __init__(self, *, rows_together: bool | None = None) -> None:
+        self._rows_together = rows_together
+
+    def _batches(self, logits: torch.Tensor) -> bool:
+        return logits.device.type != "cpu" if self._rows_together is None else self._rows_together
 
     def sample(self, logits: torch.Tensor, states: Sequence[SamplingState]) -> list[SampledToken]:
         """Choose one token a row; the states are read, not advanced (the caller calls `observe`).
@@ -57,17 +67,15 @@ class Sampler:
         """
         assert logits.dim() == 2 and logits.dtype == torch.float32 and logits.shape[0] == len(states)
         chosen: list[SampledToken | None] = [None] * len(states)
-        for indices in _chunks(logits, states):
+        for indices in _chunks(states, self._batches(logits)):
             for index, token in zip(indices, _sample_chunk(logits, states, indices), strict=True):
                 chosen[index] = token
         return [token for token in chosen if token is not None]
 
-    def prompt_logprobs(
-        self, logits: torch.Tensor, token_ids: Sequence[int], num_top: int
-    ) -> list[TokenLogprobs]:
+    def prompt_logprobs(self, logits: torch.Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
         """Logprobs of known tokens. `logits`: float32 [num_tokens, vocab_size]; row i predicts token_ids[i]."""
         assert logits.shape[0] == len(token_ids)
-        step = 1 if logits.device.type == "cpu" else _ROWS_PER_CHUNK
+        step = _ROWS_PER_CHUNK if self._batches(logits) else 1
         found: list[TokenLogprobs] = []
         for start in range(0, len(token_ids), step):
             known = list(token_ids[start : start + step])
@@ -75,14 +83,14 @@ class Sampler:
         return found
 
 
-def _chunks(logits: torch.Tensor, states: Sequence[SamplingState]) -> Iterator[list[int]]:
-    """Row indices to compute together: all rows of one method, but single rows on a CPU unless all are plain greedy."""
+def _chunks(states: Sequence[SamplingState], rows_together: bool) -> Iterator[list[int]]:
+    """Row indices to compute together: all rows of one method, or single rows unless all are plain greedy."""
     by_method: dict[_Method, list[int]] = {}
     for index, state in enumerate(states):
         by_method.setdefault(_method(state.params, state.vocab_size), []).append(index)
     for method, indices in by_method.items():
         plain = method is _Method.GREEDY and not any(_asks_more(states[index]) for index in indices)
-        if logits.device.type != "cpu" or (plain and len(indices) == len(states)):
+        if rows_together or (plain and len(indices) == len(states)):
             yield indices
         else:
             yield from ([index] for index in indices)
@@ -258,9 +266,7 @@ def _with_logprobs(
     return answers
 
 
-def _logprobs(
-    logits: torch.Tensor, token_ids: Sequence[int], nums_top: Sequence[int]
-) -> list[TokenLogprobs]:
+def _logprobs(logits: torch.Tensor, token_ids: Sequence[int], nums_top: Sequence[int]) -> list[TokenLogprobs]:
     """Log-softmax of raw logits at `token_ids`, and the likeliest nums_top[i] tokens of row i."""
     normalisers = logits.logsumexp(-1, keepdim=True)  # [num_rows, 1]
     known = logits.gather(1, torch.tensor(token_ids, device=logits.device).unsqueeze(1))  # [num_rows, 1]

@@ -43,8 +43,10 @@ class BlockPool:
         """Blocks that `allocate` could hand out now."""
         return len(self._free) + len(self._cached)
 
-    def is_referenced(self, block_id: int) -> bool:
-        return self._references[block_id] > 0
+    def num_idle(self, block_ids: Iterable[int]) -> int:
+        """How many of these `acquire` would take out of `num_available`."""
+        references = self._references
+        return sum(references[block_id] == 0 for block_id in block_ids if block_id != NULL_BLOCK)
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks with one reference each, evicting cached ones when no free one is left.

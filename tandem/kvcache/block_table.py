@@ -1,6 +1,6 @@
 """Which blocks hold one owner's tokens, per KV group."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tandem.kvcache.prefix import NULL_BLOCK
 
@@ -8,16 +8,23 @@ from tandem.kvcache.prefix import NULL_BLOCK
 @dataclass(slots=True)
 class BlockTable:
     """Entry `i` of `groups[g]` holds tokens `[i * block_size, (i + 1) * block_size)`, or is the null block once those
-    tokens have left the group's window. Lists only grow; `num_dropped[g]` leading entries are null.
+    tokens have left the group's window. All lists have the same length and only grow; `num_dropped[g]` leading entries
+    are null.
 
-    `num_committed` leading blocks have been offered to the prefix cache. `num_promised` blocks were reckoned with when
-    the owner was admitted but are not allocated yet.
+    `num_committed` leading blocks have been offered to the prefix cache. `num_promised` more blocks, at most, will be
+    needed at once until `num_promised_tokens`, those the owner was admitted with, are computed.
     """
 
     groups: tuple[list[int], ...]
-    num_dropped: list[int] = field(default_factory=list)
+    num_dropped: list[int]
+    num_promised_tokens: int = 0
     num_committed: int = 0
     num_promised: int = 0
+
+    @property
+    def num_blocks(self) -> int:
+        """Entries of every group, null ones included."""
+        return len(self.groups[0])
 
     def drop_before(self, group: int, num_blocks: int) -> list[int]:
         """Replace the entries before `num_blocks` by the null block; returns those that were real, last first."""
@@ -25,7 +32,7 @@ class BlockTable:
         start, end = self.num_dropped[group], min(num_blocks, len(blocks))
         if end <= start:
             return []
-        dropped = [block_id for block_id in reversed(blocks[start:end]) if block_id != NULL_BLOCK]
+        dropped = blocks[start:end][::-1]
         blocks[start:end] = [NULL_BLOCK] * (end - start)
         self.num_dropped[group] = end
         return dropped

@@ -1,4 +1,5 @@
-"""Who owns which block. The one place that gives blocks to owners (requests; later leases and pins) and takes them back.
+"""Who owns which block. The one place that gives blocks to owners (requests; later leases and pins) and takes
+them back.
 
 Invariant, proved by `check()`: free + cached + used == total, and every reference belongs to an owner's block table.
 """
@@ -48,7 +49,8 @@ class KVCacheManager:
         emit: BlockEventSink | None = None,
     ) -> None:
         self.layout = layout
-        self._max_chunk_tokens = max_chunk_tokens
+        self.max_chunk_tokens = max_chunk_tokens
+        self.prefix_caching = prefix_caching
         self._watermark_blocks = watermark_blocks
         self._cache: PrefixCache = HashPrefixCache(len(layout.groups), emit) if prefix_caching else NoPrefixCache()
         self._pool = BlockPool(num_blocks, self._cache)
@@ -64,7 +66,7 @@ class KVCacheManager:
 
     def fits(self, num_tokens: int) -> bool:
         """Whether one owner of `num_tokens` fits into the pool when it is alone."""
-        return self.layout.blocks_for(num_tokens, self._max_chunk_tokens) <= self._pool.num_blocks
+        return self.layout.blocks_for(num_tokens, self.max_chunk_tokens) <= self._pool.num_blocks
 
     def match(self, hashes: Sequence[bytes], num_tokens: int) -> PrefixMatch:
         """The cached prefix an owner of `num_tokens` tokens could start from. At least one token is always left to
@@ -78,9 +80,8 @@ class KVCacheManager:
 
     def can_open(self, match: PrefixMatch, num_tokens: int) -> bool:
         """Whether an owner of `num_tokens` starting from `match` fits beside all that has been promised to others."""
-        matched = {block_id for blocks in match.block_ids for block_id in blocks if block_id}
-        revived = sum(not self._pool.is_referenced(block_id) for block_id in matched)
-        needed = self._num_missing(match, num_tokens)
+        revived = sum(self._pool.num_idle(block_ids) for block_ids in match.block_ids)
+        needed = self._num_missing(match.num_blocks, match.num_dropped, num_tokens)
         spare = self._pool.num_available - revived - self._num_promised - needed
         return spare >= (self._watermark_blocks if self._tables else 0)
 
@@ -89,32 +90,29 @@ class KVCacheManager:
         assert owner not in self._tables, f"{owner} already owns blocks"
         for block_ids in match.block_ids:
             self._pool.acquire(block_ids)
-        num_groups = len(self.layout.groups)
-        table = BlockTable(tuple(list(ids) for ids in match.block_ids), [0] * num_groups, match.num_blocks)
-        table.num_promised = self._num_missing(match, num_tokens)
-        self._num_promised += table.num_promised
+        groups = tuple(list(block_ids) for block_ids in match.block_ids)
+        table = BlockTable(groups, match.num_dropped, num_tokens, num_committed=match.num_blocks)
+        self._renew_promise(table)
         self._tables[owner] = table
-        self._hashes_in_flight[owner] = tuple(hashes[match.num_blocks :])
+        self._hashes_in_flight[owner] = tuple(hashes[match.num_blocks :]) if self.prefix_caching else ()
         self._in_flight.update(self._hashes_in_flight[owner])
         return table
 
     def grow(self, owner: str, num_computed_tokens: int, num_tokens: int) -> bool:
-        """Make room for the cursor to go from `num_computed_tokens` to `num_tokens`. Blocks that have left their
-        group's window are given back first. False, with nothing allocated, when there are not enough blocks.
+        """Make room for the cursor to go from `num_computed_tokens` to `num_tokens`. When that takes new blocks, those
+        that have left their group's window are given back first. False, with nothing allocated, when too few are left.
         """
         table = self._tables[owner]
-        self._drop_unseen(table, num_computed_tokens)
-        target = math.ceil(num_tokens / self.layout.block_size)
-        missing = [max(0, target - len(blocks)) for blocks in table.groups]
-        total = sum(missing)
-        if total == 0:
+        count = math.ceil(num_tokens / self.layout.block_size) - table.num_blocks
+        if count <= 0:
             return True
-        if total > self._pool.num_available:
-            return False
-        for blocks, count in zip(table.groups, missing, strict=True):
-            blocks.extend(self._pool.allocate(count))
-        self._keep_promise(table, total)
-        return True
+        self._drop_unseen(table, num_computed_tokens)
+        enough = count * len(table.groups) <= self._pool.num_available
+        if enough:
+            for blocks in table.groups:
+                blocks.extend(self._pool.allocate(count))
+        self._renew_promise(table)
+        return enough
 
     def commit(self, owner: str, hashes: Sequence[bytes], num_computed_tokens: int) -> None:
         """Offer the owner's full, computed blocks to the prefix cache. `hashes` is its whole chain so far."""
@@ -155,20 +153,27 @@ class KVCacheManager:
         in_flight = Counter(block_hash for hashes in self._hashes_in_flight.values() for block_hash in hashes)
         assert in_flight == self._in_flight, "a block is thought to be in flight that nobody computes"
 
-    def _num_missing(self, match: PrefixMatch, num_tokens: int) -> int:
-        """Blocks still to be allocated, at most, until `num_tokens` are computed."""
-        held = sum(block_id != 0 for blocks in match.block_ids for block_id in blocks)
-        return max(0, self.layout.blocks_for(num_tokens, self._max_chunk_tokens) - held)
+    def _num_missing(self, num_blocks: int, num_dropped: Sequence[int], num_tokens: int) -> int:
+        """The most blocks that an owner of `num_blocks` a group, of which `num_dropped` are null, needs besides at once
+        until `num_tokens` are computed.
+        """
+        num_coming = max(0, math.ceil(num_tokens / self.layout.block_size) - num_blocks)
+        if num_coming == 0:
+            return 0
+        limits = (self.layout.blocks_for_group(i, num_tokens, self.max_chunk_tokens) for i in range(len(num_dropped)))
+        return sum(
+            min(num_coming, limit - (num_blocks - dropped)) for limit, dropped in zip(limits, num_dropped, strict=True)
+        )
 
     def _drop_unseen(self, table: BlockTable, num_computed_tokens: int) -> None:
         for index, group in enumerate(self.layout.groups):
             first = group.spec.first_visible(num_computed_tokens) // self.layout.block_size
             self._pool.release(table.drop_before(index, first))
 
-    def _keep_promise(self, table: BlockTable, count: int) -> None:
-        kept = min(count, table.num_promised)
-        table.num_promised -= kept
-        self._num_promised -= kept
+    def _renew_promise(self, table: BlockTable) -> None:
+        num_promised = self._num_missing(table.num_blocks, table.num_dropped, table.num_promised_tokens)
+        self._num_promised += num_promised - table.num_promised
+        table.num_promised = num_promised
 
     def _landed(self, hashes: Sequence[bytes]) -> None:
         for block_hash in hashes:

@@ -90,6 +90,11 @@ class PrefixMatch:
     num_blocks: int
     block_ids: tuple[tuple[int, ...], ...]
 
+    @property
+    def num_dropped(self) -> list[int]:
+        """Leading null blocks of each group."""
+        return [block_ids.count(NULL_BLOCK) for block_ids in self.block_ids]
+
 
 def longest_prefix(cache: PrefixCache, layout: KVLayout, hashes: Sequence[bytes], max_blocks: int) -> PrefixMatch:
     """Find the most leading blocks of the chain that all groups can serve.

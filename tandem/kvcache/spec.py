@@ -72,9 +72,11 @@ class KVLayout:
         """The most blocks that one request holds at once while its cursor goes to `num_tokens` in chunks of at most
         `max_chunk_tokens`. A windowed group never holds more than its window and the chunk being computed.
         """
-        return sum(self._blocks_for_group(group.spec, num_tokens, max_chunk_tokens) for group in self.groups)
+        return sum(self.blocks_for_group(index, num_tokens, max_chunk_tokens) for index in range(len(self.groups)))
 
-    def _blocks_for_group(self, spec: KVSpec, num_tokens: int, max_chunk_tokens: int) -> int:
+    def blocks_for_group(self, group: int, num_tokens: int, max_chunk_tokens: int) -> int:
+        """What `blocks_for` counts for one group."""
+        spec = self.groups[group].spec
         whole = math.ceil(num_tokens / self.block_size)
         if spec.window is None:
             return whole

@@ -1,6 +1,7 @@
 """What the decoder needs to know about a model, family differences resolved to numbers and flags.
 
-A family file turns a Hugging Face `config.json` into this or refuses it. Nothing below the families knows a model's name.
+A family file turns a Hugging Face `config.json` into this or refuses it. Nothing below the families knows a model's
+name.
 """
 
 from dataclasses import dataclass
@@ -33,10 +34,10 @@ class LayerConfig:
 class ModelConfig:
     """One decoder-only transformer. Sizes in elements; `dtype` is the compute and KV type.
 
-    `unit_offset_norm`: norms multiply by `1 + weight` (Gemma). `sandwich_norm`: a norm after attention and after the MLP
-    too, before the residual (Gemma). `embedding_scale` multiplies the embeddings, rounded to the dtype as Gemma does.
-    Soft caps of 0 mean none. `fingerprint` identifies weights, configuration and dtype: two workers with the same one
-    compute the same KV.
+    `unit_offset_norm`: norms multiply by `1 + weight` (Gemma). `sandwich_norm`: a norm after attention and after the
+    MLP too, before the residual (Gemma). `embedding_scale` multiplies the embeddings, rounded to the dtype as Gemma
+    does. Soft caps of 0 mean none. `fingerprint` identifies weights, configuration and dtype: two workers with the same
+    one compute the same KV.
     """
 
     family: str
@@ -73,6 +74,4 @@ class ModelConfig:
     @property
     def kv_specs(self) -> tuple[KVSpec, ...]:
         """One per layer, in order."""
-        return tuple(
-            KVSpec(self.num_kv_heads, self.head_dim, self.dtype, window=layer.window) for layer in self.layers
-        )
+        return tuple(KVSpec(self.num_kv_heads, self.head_dim, self.dtype, window=layer.window) for layer in self.layers)

@@ -20,7 +20,7 @@ from tandem.core.errors import ConfigurationError
 _FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno"),
     *("-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"),
-    "-Wno-maybe-uninitialized",  # GCC 12 warns about its own AVX-512 headers
+    *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # GCC 12 warns about its own AVX-512 headers
     "-Wno-psabi",
 )
 _COMPILE_TIMEOUT_S = 300.0

@@ -52,6 +52,13 @@ def _rows(x: torch.Tensor) -> bool:
     return x.dim() == 2 and (x.stride(1) == 1 or x.shape[1] == 1)
 
 
+def _is_paged(cache: torch.Tensor) -> bool:
+    """[num_blocks, num_kv_heads, block_size, head_dim], each block contiguous; the blocks themselves may be strided."""
+    _, num_kv_heads, block_size, head_dim = cache.shape
+    _, head_stride, slot_stride, stride = cache.stride()
+    return stride == 1 and slot_stride == head_dim and (num_kv_heads == 1 or head_stride == block_size * head_dim)
+
+
 class NativeKernels:
     """See `tandem.native.fallback.TorchKernels` for what each method means. Stateless and safe to share."""
 
@@ -59,6 +66,7 @@ class NativeKernels:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._linear = _bind(library, "tandem_linear", "iipqpppqqqqi")
+        self._paged_attention = _bind(library, "tandem_paged_attention", "ipqqpqpqpqpppqqiiiiififi")
         self._gated_linear = _bind(library, "tandem_gated_linear", "iipqpppqqqqi")
 
     def linear(
@@ -113,6 +121,59 @@ class NativeKernels:
             m,
             n,
             k,
+            torch.get_num_threads(),
+        )
+        return out
+
+    def paged_attention(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        block_tables: torch.Tensor,
+        query_start: torch.Tensor,
+        seq_lens: torch.Tensor,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        num_heads, head_dim = q.shape[1:]
+        num_kv_heads, block_size = k_cache.shape[1:3]
+        if out is None:
+            out = torch.empty(q.shape, dtype=q.dtype)
+        assert head_dim % 8 == 0 and head_dim <= 256 and num_heads % num_kv_heads == 0
+        assert k_cache.shape == v_cache.shape and k_cache.shape[3] == head_dim and out.shape == q.shape
+        assert q.dtype == k_cache.dtype == v_cache.dtype == out.dtype
+        assert q.stride(2) == out.stride(2) == 1 and _is_paged(k_cache) and _is_paged(v_cache)
+        assert block_tables.dtype == query_start.dtype == seq_lens.dtype == torch.int32
+        assert block_tables.stride(1) == 1 and query_start.is_contiguous() and seq_lens.is_contiguous()
+        assert query_start.shape[0] == seq_lens.shape[0] + 1 == block_tables.shape[0] + 1
+        self._paged_attention(
+            _CODES[q.dtype],
+            q.data_ptr(),
+            q.stride(0),
+            q.stride(1),
+            k_cache.data_ptr(),
+            k_cache.stride(0),
+            v_cache.data_ptr(),
+            v_cache.stride(0),
+            block_tables.data_ptr(),
+            block_tables.stride(0),
+            query_start.data_ptr(),
+            seq_lens.data_ptr(),
+            out.data_ptr(),
+            out.stride(0),
+            out.stride(1),
+            seq_lens.shape[0],
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            block_size,
+            scale,
+            window,
+            softcap,
             torch.get_num_threads(),
         )
         return out

@@ -14,6 +14,7 @@ from tandem.core.errors import CapacityError, InvalidRequestError
 from tandem.core.types import FinishReason
 from tandem.kvcache.block_table import BlockTable
 from tandem.kvcache.manager import KVCacheManager
+from tandem.kvcache.prefix import PrefixMatch
 from tandem.scheduler.output import ExecutorOutput, ScheduledRequest, SchedulerOutput
 from tandem.scheduler.queue import WaitingQueue
 from tandem.scheduler.request import Request, RequestState
@@ -32,6 +33,7 @@ class Scheduler:
     """Decides each step's work. Call `schedule`, execute, `update`; `add` and `abort` in between, at any time."""
 
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
+        assert kv.max_chunk_tokens >= config.max_num_batched_tokens, "block accounting expects smaller chunks"
         self.config = config
         self.counters = SchedulerCounters()
         self._kv = kv
@@ -94,8 +96,7 @@ class Scheduler:
             self._admit(plan)
         if not plan.scheduled:
             return SchedulerOutput((), ())
-        released, self._released = tuple(self._released), []
-        return SchedulerOutput(tuple(plan.scheduled.values()), released)
+        return SchedulerOutput(tuple(plan.scheduled.values()), self._take_released(plan))
 
     def update(self, output: SchedulerOutput, result: ExecutorOutput) -> list[Request]:
         """Move the cursors that `output` planned and take the chosen tokens; returns the requests that ended."""
@@ -108,7 +109,9 @@ class Scheduler:
             self._kv.commit(request.request_id, request.block_hashes, request.num_computed_tokens)
             sampled = result.sampled.get(request.request_id)
             if sampled is None:
+                assert request.num_pending_tokens, f"{request.request_id} was to get a token and got none"
                 continue
+            assert not request.num_pending_tokens, f"{request.request_id} got a token before its prompt was computed"
             if sampled.error is not None:
                 request.finish_reason, request.stop_reason = FinishReason.ERROR, sampled.error
             else:
@@ -132,11 +135,22 @@ class Scheduler:
         if not self._requests:
             assert self._kv.usage.used == 0, f"{self._kv.usage.used} blocks are used by nobody"
 
+    def _take_released(self, plan: "_StepPlan") -> tuple[str, ...]:
+        """Nobody executes an empty step, so what was released is told with the next that is not."""
+        if not plan.scheduled:
+            return ()
+        released, self._released = tuple(self._released), []
+        return released
+
     def _refuse_impossible(self, request: Request) -> None:
         if request.request_id in self._requests:
             raise InvalidRequestError(f"request_id={request.request_id!r} is in use; ids of live requests are unique")
         if not request.prompt_token_ids:
             raise InvalidRequestError("the prompt is empty: it needs at least one token")
+        if request.max_tokens < 1:
+            raise InvalidRequestError(
+                f"max_tokens={request.max_tokens} leaves no room for an answer; at least 1 is needed"
+            )
         longest = request.num_prompt_tokens + request.max_tokens
         if longest > self.config.max_model_len:
             raise InvalidRequestError(
@@ -182,14 +196,20 @@ class Scheduler:
         """Start waiting requests in order. One that lacks blocks holds back those behind it, so that it cannot starve;
         one whose next block is being computed by another request steps aside until that block can be shared.
         """
-        aside = []
+        aside: list[Request] = []
+        awaited: set[tuple[int, bytes]] = set()
         while plan.budget and len(self._running) < self.config.max_num_running:
             request = self._waiting.pop()
             if request is None:
                 break
-            if self._awaits_shared_block(request):
+            if _has_any_block(request, awaited):
                 aside.append(request)
-            elif not self._start(request):
+                continue
+            match = self._find_prefix(request)
+            if self._awaits_shared_block(request, match):
+                awaited.add((match.num_blocks, request.block_hashes[match.num_blocks]))
+                aside.append(request)
+            elif not self._start(request, match):
                 aside.append(request)
                 break
             else:
@@ -197,16 +217,17 @@ class Scheduler:
         for request in aside:
             self._waiting.push(request)
 
-    def _awaits_shared_block(self, request: Request) -> bool:
+    def _find_prefix(self, request: Request) -> PrefixMatch:
+        hashes = [] if _needs_whole_prompt(request) else request.block_hashes
+        return self._kv.match(hashes, request.num_tokens)
+
+    def _awaits_shared_block(self, request: Request, match: PrefixMatch) -> bool:
         if _needs_whole_prompt(request):
             return False
-        match = self._kv.match(request.block_hashes, request.num_tokens)
         reusable = (request.num_tokens - 1) // self._kv.layout.block_size
         return match.num_blocks < reusable and self._kv.is_being_computed(request.block_hashes[match.num_blocks])
 
-    def _start(self, request: Request) -> bool:
-        hashes = [] if _needs_whole_prompt(request) else request.block_hashes
-        match = self._kv.match(hashes, request.num_tokens)
+    def _start(self, request: Request, match: PrefixMatch) -> bool:
         if not self._kv.can_open(match, request.num_tokens):
             return False
         table = self._kv.open(request.request_id, match, request.block_hashes, request.num_tokens)
@@ -255,6 +276,14 @@ class _StepPlan:
 
 def _order(request: Request) -> tuple[int, int]:
     return request.order
+
+
+def _has_any_block(request: Request, blocks: set[tuple[int, bytes]]) -> bool:
+    """Whether its chain has one of these (index, hash) blocks, and may share it: spares the search for its prefix."""
+    hashes = request.block_hashes
+    return not _needs_whole_prompt(request) and any(
+        index < len(hashes) and hashes[index] == block_hash for index, block_hash in blocks
+    )
 
 
 def _needs_whole_prompt(request: Request) -> bool:

@@ -24,7 +24,13 @@ typedef float f32x16 __attribute__((vector_size(64), aligned(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64), aligned(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64), aligned(64)));
 
-TANDEM_INLINE f32x16 splat(float value) { return value - f32x16{}; }
+TANDEM_INLINE f32x16 splat(float value) {
+#if defined(__AVX512F__)
+  return _mm512_set1_ps(value);
+#else
+  return value - f32x16{};
+#endif
+}
 TANDEM_INLINE i32x16 bits_of(f32x16 v) { return reinterpret_cast<i32x16>(v); }
 TANDEM_INLINE f32x16 float_of(i32x16 v) { return reinterpret_cast<f32x16>(v); }
 TANDEM_INLINE f32x16 vmax(f32x16 a, f32x16 b) { return a > b ? a : b; }
@@ -110,9 +116,17 @@ TANDEM_INLINE void store16(fp16* p, f32x16 v, int count = kLanes) {
 
 // ---- reductions over the 16 lanes, one fixed tree ----
 TANDEM_INLINE float reduce_add(f32x16 v) {
+#if defined(__AVX512F__)
+  const __m512 pairs = _mm512_add_ps(v, _mm512_permute_ps(v, 0b01001110));
+  const __m512 lanes = _mm512_add_ps(pairs, _mm512_permute_ps(pairs, 0b10110001));
+  const __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(lanes), 1));
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(lanes), upper);
+  return _mm_cvtss_f32(_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+#else
   float lane[4];
   for (int i = 0; i < 4; ++i) lane[i] = (v[4 * i] + v[4 * i + 2]) + (v[4 * i + 1] + v[4 * i + 3]);
   return (lane[0] + lane[2]) + (lane[1] + lane[3]);
+#endif
 }
 TANDEM_INLINE float reduce_max(f32x16 v) {
 #if defined(__AVX512F__)
@@ -124,25 +138,30 @@ TANDEM_INLINE float reduce_max(f32x16 v) {
 #endif
 }
 
-// 2^x within 2 ulp for x in [-126, 127]; 0 below, saturating above; exactly 1 at 0. A NaN stays NaN.
-// Minimax polynomial of degree 6 on [-0.5, 0.5].
-TANDEM_INLINE f32x16 exp2_16(f32x16 x) {
-  const f32x16 low = splat(-126.0f), high = splat(127.0f), magic = splat(12582912.0f);
-  const i32x16 underflow = x < low;
-  x = x > high ? high : x;
-  const f32x16 clamped = underflow ? low : x;
-  const f32x16 shifted = clamped + magic;
-  const f32x16 f = clamped - (shifted - magic);
+// 2^f for f in [-0.5, 0.5]; exactly 1 at 0. Minimax polynomial of degree 6.
+TANDEM_INLINE f32x16 exp2_fraction(f32x16 f) {
   f32x16 y = splat(1.5353362e-4f);
   y = fma(y, f, splat(1.3398874e-3f));
   y = fma(y, f, splat(9.6184373e-3f));
   y = fma(y, f, splat(5.5503324e-2f));
   y = fma(y, f, splat(2.4022648e-1f));
   y = fma(y, f, splat(6.9314718e-1f));
-  y = fma(y, f, splat(1.0f));
+  return fma(y, f, splat(1.0f));
+}
+// 2^x within 2 ulp; exactly 1 at 0, 0 for x below -150, saturating above 127. A NaN stays NaN.
+TANDEM_INLINE f32x16 exp2_16(f32x16 x) {
+#if defined(__AVX512F__)
+  x = _mm512_min_ps(splat(130.0f), _mm512_max_ps(splat(-150.0f), x));  // operand order lets NaN through
+  const f32x16 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  return _mm512_scalef_ps(exp2_fraction(x - n), n);
+#else
+  const f32x16 low = splat(-126.0f), high = splat(127.0f), magic = splat(12582912.0f);
+  const f32x16 below = x < high ? x : high, clamped = below > low ? below : low;
+  const f32x16 shifted = clamped + magic;
+  const f32x16 y = exp2_fraction(clamped - (shifted - magic));
   const f32x16 scaled = float_of(bits_of(y) + ((bits_of(shifted) - bits_of(magic)) << 23));
-  const f32x16 finite = underflow ? f32x16{} : scaled;
-  return x == x ? finite : x;
+  return x == x ? (x < low ? f32x16{} : scaled) : x;
+#endif
 }
 constexpr float kLog2E = 1.44269504088896341f;
 TANDEM_INLINE f32x16 exp_16(f32x16 x) { return exp2_16(x * splat(kLog2E)); }

@@ -73,9 +73,12 @@ TANDEM_INLINE void tile(const T* x, int64_t ldx, const Panel<T>& panel, int firs
   f32x16 acc[kRows][kPanel] = {};
   const auto step = [&](int64_t k, auto... count) {
     typename D::Vector w[kPanel];
+#pragma GCC unroll 8
     for (int n = 0; n < kPanel; ++n) w[n] = D::load(panel.row[n] + k, count...);
+#pragma GCC unroll 8
     for (int m = 0; m < kRows; ++m) {
       const typename D::Vector a = D::load(x + m * ldx + k, count...);
+#pragma GCC unroll 8
       for (int n = 0; n < kPanel; ++n) acc[m][n] = D::dot(acc[m][n], a, w[n]);
     }
   };
@@ -87,6 +90,7 @@ TANDEM_INLINE void tile(const T* x, int64_t ldx, const Panel<T>& panel, int firs
     step(k);
   }
   if (k < k_size) step(k, int(k_size - k));
+#pragma GCC unroll 8
   for (int m = 0; m < kRows; ++m) fold4(acc[m], sums[m]);
 }
 

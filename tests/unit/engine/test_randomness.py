@@ -33,7 +33,9 @@ def test_choices_get_their_own_seeds_and_the_first_keeps_the_requests() -> None:
 
 def test_inverse_cdf_picks_the_first_index_whose_cumulative_weight_exceeds_the_target() -> None:
     weights = torch.tensor([[1.0, 0.0, 2.0, 1.0]], dtype=torch.float64)
-    picks = {u: inverse_cdf(weights, torch.tensor([u], dtype=torch.float64)).item() for u in (0.0, 0.24, 0.25, 0.74, 0.75)}
+    picks = {
+        u: inverse_cdf(weights, torch.tensor([u], dtype=torch.float64)).item() for u in (0.0, 0.24, 0.25, 0.74, 0.75)
+    }
     assert picks == {0.0: 0, 0.24: 0, 0.25: 2, 0.74: 2, 0.75: 3}
 
 

@@ -1,0 +1,53 @@
+"""Random checkpoints of real shapes, made once in a cache directory: speed does not depend on what the weights say."""
+
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+DEMO = Path(__file__).parent.parent / "demo" / "tandem-demo"
+
+SHAPES: dict[str, dict[str, int]] = {
+    "qwen3-0.6b": {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+    },
+    "small": {
+        "hidden_size": 768,
+        "intermediate_size": 2304,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "vocab_size": 16384,
+    },
+}
+
+
+def random_checkpoint(shape: str) -> Path:
+    """A bfloat16 Qwen3 checkpoint of that shape, with the demo's tokenizer; made on first use, seeded."""
+    cache = Path(os.environ.get("TANDEM_CACHE_DIR", Path.home() / ".cache" / "tandem"))
+    path = cache / "bench" / shape
+    if not (path / "complete").exists():
+        shutil.rmtree(path, ignore_errors=True)
+        _make(shape, path)
+        (path / "complete").touch()
+    return path
+
+
+def _make(shape: str, path: Path) -> None:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        **SHAPES[shape], tie_word_embeddings=True, max_position_embeddings=40960, rope_parameters={
+            "rope_type": "default", "rope_theta": 1e6}, dtype="bfloat16", bos_token_id=None, eos_token_id=0,
+    )
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, path / name)

@@ -1,0 +1,31 @@
+"""What the hardware could do at best, measured in the same minute and with the same threads as what is compared with it."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+READ_BYTES = 1 << 30
+MATMUL_SIZE = 2048
+
+
+def read_bandwidth(repeats: int = 5) -> float:
+    """Bytes per second of a threaded sum over 1 GiB; the best of `repeats`, since a floor is not an average."""
+    data = torch.ones(READ_BYTES // 8, dtype=torch.int64)
+    data.sum()
+    return READ_BYTES / min(_seconds(data.sum) for _ in range(repeats))
+
+
+def matmul_rate(dtype: torch.dtype, repeats: int = 7) -> float:
+    """FLOP per second of PyTorch's square matrix product; the median of `repeats`."""
+    left = torch.randn(MATMUL_SIZE, MATMUL_SIZE).to(dtype)
+    right = torch.randn(MATMUL_SIZE, MATMUL_SIZE).to(dtype)
+    left @ right
+    return 2 * MATMUL_SIZE**3 / statistics.median(_seconds(lambda: left @ right) for _ in range(repeats))
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    started_s = time.perf_counter()
+    call()
+    return time.perf_counter() - started_s

@@ -1,0 +1,90 @@
+"""What a benchmark run leaves behind: rows, and the circumstances without which a number means nothing."""
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured figure. `value` and `floor` share `unit`; `share` is how much of the floor's speed was reached."""
+
+    workload: str
+    system: str
+    metric: str
+    value: float
+    unit: str
+    floor: float | None = None
+    share: float | None = None
+    samples: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A whole run."""
+
+    name: str
+    config: Mapping[str, Any]
+    rows: Sequence[Row]
+    notes: Sequence[str] = ()
+    circumstances: Mapping[str, Any] = field(default_factory=lambda: circumstances())
+
+    def print(self) -> None:
+        """The table, then the JSON line."""
+        table = Table("workload", "system", "metric", "value", "unit", "floor", "share of floor", title=self.name)
+        for row in self.rows:
+            share = "" if row.share is None else f"{row.share:.0%}"
+            floor = "" if row.floor is None else f"{row.floor:.4g}"
+            table.add_row(row.workload, row.system, row.metric, f"{row.value:.4g}", row.unit, floor, share)
+        Console(width=140).print(table)
+        for note in self.notes:
+            print(note)
+        print(json.dumps(asdict(self)))
+
+    def save(self) -> Path:
+        """Write it under bench/results, named by date and commit."""
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / f"{self.name}-{self.circumstances['date'][:10]}-{self.circumstances['git_sha'][:8]}.json"
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        return path
+
+
+def circumstances() -> dict[str, Any]:
+    """Date, commit, hardware and versions of this run."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "git_sha": _git("rev-parse", "HEAD"),
+        "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "cpu": _cpu_model(),
+        "num_cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def _git(*arguments: str) -> str:
+    found = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent, check=False)
+    return found.stdout.strip() or "unknown"
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,0 +1,1 @@
+"""The `tandem` command: thin verbs over the library."""

@@ -1,0 +1,107 @@
+"""The tensors of a model directory, wherever they are: single file or shards, safetensors or legacy PyTorch.
+
+`tensor` gives views of memory-mapped files. Whoever reads tensors without keeping them says so with `touched`, and
+every so often the mappings are let go, so that reading a checkpoint does not make it resident.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from tandem.core.errors import CheckpointError, CorruptCheckpointError
+from tandem.models.fields import Fields, read_json_object
+from tandem.models.weight_files import SafetensorsFile, TorchFile, WeightFile
+
+SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
+TORCH, TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+_RESIDENT_BYTES = 8 << 20
+
+
+class Checkpoint:
+    """Args:
+    directory: the model's, for messages.
+    files: which file holds each tensor.
+    """
+
+    def __init__(self, directory: Path, files: Mapping[str, WeightFile]) -> None:
+        self.directory = directory
+        self._files = files
+        self._touched_bytes = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every tensor, in alphabetical order."""
+        return tuple(sorted(self._files))
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A read-only view of the tensor as it is stored."""
+        return self._files[name].tensor(name)
+
+    def touched(self, num_bytes: int) -> None:
+        """Says that about `num_bytes` were read from tensors that nobody kept."""
+        self._touched_bytes += num_bytes
+        if self._touched_bytes >= _RESIDENT_BYTES:
+            self.release()
+
+    def release(self) -> None:
+        """Lets go of every mapping that no tensor views any more."""
+        self._touched_bytes = 0
+        for file in set(self._files.values()):
+            file.close()
+
+
+def open_checkpoint(directory: Path) -> Checkpoint:
+    """The tensors in `directory`; safetensors are preferred to PyTorch files, a single file to shards.
+
+    Raises:
+        CheckpointError: there are no weights there that we read.
+        CorruptCheckpointError: a file is damaged, or an index does not agree with the shards.
+    """
+    for name, index_name in ((SAFETENSORS, SAFETENSORS_INDEX), (TORCH, TORCH_INDEX)):
+        if (directory / name).is_file():
+            file = _weight_file(directory / name)
+            return Checkpoint(directory, dict.fromkeys(file.names(), file))
+        if (directory / index_name).is_file():
+            return Checkpoint(directory, _read_shards(directory, index_name))
+    expected = ", ".join((SAFETENSORS, SAFETENSORS_INDEX, TORCH, TORCH_INDEX))
+    found = ", ".join(sorted(path.name for path in directory.iterdir())[:20]) or "nothing"
+    raise CheckpointError(f"{directory} has no weights: one of {expected} is needed, found {found}")
+
+
+def _weight_file(path: Path) -> WeightFile:
+    return SafetensorsFile(path) if path.suffix == ".safetensors" else TorchFile(path)
+
+
+def _read_shards(directory: Path, index_name: str) -> dict[str, WeightFile]:
+    """Every tensor of every shard that the index names; the index must not promise more."""
+    weight_map = _read_weight_map(directory / index_name)
+    shards = {name: _open_shard(directory, name, index_name) for name in sorted(set(weight_map.values()))}
+    contents = {name: frozenset(shard.names()) for name, shard in shards.items()}
+    absent = [tensor for tensor, name in weight_map.items() if tensor not in contents[name]]
+    if absent:
+        raise CorruptCheckpointError(
+            f"{directory / index_name} places {absent[0]} in {weight_map[absent[0]]}, which does not have it "
+            f"({len(absent)} tensors in all); download the shards again"
+        )
+    return {tensor: shard for name, shard in shards.items() for tensor in contents[name]}
+
+
+def _read_weight_map(path: Path) -> dict[str, str]:
+    fields = Fields(read_json_object(path), path.name)
+    weight_map = fields.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CorruptCheckpointError(f"{path}: weight_map must be an object that names every tensor's file")
+    for file in weight_map.values():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise CorruptCheckpointError(
+                f"{path}: weight_map names {file!r}; file names in this directory are expected"
+            )
+    return weight_map
+
+
+def _open_shard(directory: Path, name: str, index_name: str) -> WeightFile:
+    path = directory / name
+    if not path.is_file():
+        raise CorruptCheckpointError(f"{path} is missing, though {index_name} names it; download it again")
+    return _weight_file(path)

@@ -1,0 +1,129 @@
+"""The decoder-only transformer that every family is: driven by `ModelConfig`, over `Kernels` and an attention backend.
+
+It holds weights and rotary tables and nothing else: the KV belongs to the arena, the batch to the caller. Parameter
+names equal Hugging Face's. It must never learn a family's name.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from tandem.attention.arena import LayerKV
+from tandem.attention.base import AttentionBackend, AttentionBatch
+from tandem.models.config import LayerConfig, ModelConfig
+from tandem.models.kernels import Kernels
+from tandem.models.layers.attention import Attention
+from tandem.models.layers.mlp import GatedMLP
+from tandem.models.layers.rotary import RotaryTable, build_rotary_tables
+from tandem.models.parameters import EMBEDDING, FINAL_NORM, HEAD
+
+
+class DecoderLayer:
+    """Attention and feed-forward with their norms. Everything but the residual stream is local to a call."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: LayerConfig,
+        weights: Mapping[str, torch.Tensor],
+        prefix: str,
+        rotary: RotaryTable,
+        kernels: Kernels,
+    ) -> None:
+        self._config = config
+        self._kernels = kernels
+        self._attention = Attention(config, layer, weights, f"{prefix}.self_attn", rotary, kernels)
+        self._mlp = GatedMLP(weights, f"{prefix}.mlp", config.activation, kernels)
+        self.input_norm = weights[f"{prefix}.input_layernorm.weight"]
+        self._after_attention = weights[f"{prefix}.post_attention_layernorm.weight"]
+        self._before_mlp = weights.get(f"{prefix}.pre_feedforward_layernorm.weight")
+        self._after_mlp = weights.get(f"{prefix}.post_feedforward_layernorm.weight")
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        positions: torch.Tensor,
+        kv: LayerKV,
+        batch: AttentionBatch,
+        backend: AttentionBackend,
+    ) -> torch.Tensor:
+        """`x` is the normed input; returns what is to be added to `residual` (updated in place) by the next norm."""
+        x = self._attention.forward(x, positions, kv, batch, backend)
+        x = self._norm_into_mlp(x, residual)
+        x = self._mlp.forward(x)
+        return x if self._after_mlp is None else self._norm(x, self._after_mlp)
+
+    def _norm_into_mlp(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        if self._before_mlp is None:
+            return self._norm(x, self._after_attention, residual)
+        return self._norm(self._norm(x, self._after_attention), self._before_mlp, residual)
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        offset = self._config.unit_offset_norm
+        return self._kernels.rms_norm(x, weight, self._config.rms_norm_eps, residual=residual, unit_offset=offset)
+
+
+class Decoder:
+    """Args:
+    config: what to compute.
+    weights: the tensors of `parameter_shapes(config)`, of the configured dtype, on one device.
+    kernels: the arithmetic.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, torch.Tensor], kernels: Kernels) -> None:
+        self.config = config
+        self.parameters = weights
+        self._kernels = kernels
+        self._embedding = weights[EMBEDDING]
+        self._head = self._embedding if config.tie_word_embeddings else weights[HEAD]
+        self._final_norm = weights[FINAL_NORM]
+        self._embedding_scale = _rounded(config.embedding_scale, self._embedding.dtype)
+        ropes = [layer.rope for layer in config.layers]
+        tables = build_rotary_tables(ropes, config.max_position_embeddings, self._embedding.device)
+        self._layers = tuple(
+            DecoderLayer(config, layer, weights, f"model.layers.{index}", tables[layer.rope], kernels)
+            for index, layer in enumerate(config.layers)
+        )
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv: Sequence[LayerKV],
+        batches: Sequence[AttentionBatch],
+        backend: AttentionBackend,
+    ) -> torch.Tensor:
+        """Hidden states after the final norm, [num_tokens, hidden]; writes the step's K and V into `kv`.
+
+        Args:
+            input_ids, positions: [num_tokens] int64, requests concatenated.
+            kv, batches: one entry per layer; layers of a group share the batch object.
+        """
+        residual = self._embed(input_ids)
+        x: torch.Tensor | None = None
+        for index, layer in enumerate(self._layers):
+            normed = self._norm(residual, layer.input_norm, x)
+            x = layer.forward(normed, residual, positions, kv[index], batches[index], backend)
+        return self._norm(residual, self._final_norm, x)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, hidden] -> [n, vocab] float32, soft-capped where the model says so."""
+        logits = self._kernels.linear(hidden, self._head, out_dtype=torch.float32)
+        cap = self.config.logit_softcap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+
+    def _embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        hidden = torch.nn.functional.embedding(input_ids, self._embedding)
+        return hidden if self._embedding_scale == 1.0 else hidden.mul_(self._embedding_scale)
+
+    def _norm(self, residual: torch.Tensor, weight: torch.Tensor, x: torch.Tensor | None) -> torch.Tensor:
+        """Adds `x` into `residual` first, where there is one."""
+        eps, offset = self.config.rms_norm_eps, self.config.unit_offset_norm
+        if x is None:
+            return self._kernels.rms_norm(residual, weight, eps, unit_offset=offset)
+        return self._kernels.rms_norm(x, weight, eps, residual=residual, unit_offset=offset)
+
+
+def _rounded(value: float, dtype: torch.dtype) -> float:
+    return float(torch.tensor(value, dtype=dtype))

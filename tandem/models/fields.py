@@ -1,0 +1,169 @@
+"""Typed reading of one JSON object from a checkpoint, so that nothing in it is guessed or silently skipped.
+
+Every accessor names the key, the value found and what is accepted. `finish` refuses the keys that nobody asked for: an
+option we do not know may change the maths. Nothing here knows what any key means.
+"""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
+
+REQUIRED: Final = -1
+MAX_COUNT: Final = 1 << 24
+
+
+def read_json_object(path: Path) -> dict[str, object]:
+    """The object in `path`.
+
+    Raises:
+        CorruptCheckpointError: the file is missing, unreadable, not JSON, or not an object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CorruptCheckpointError(f"{path} cannot be read as JSON ({error}); download it again") from error
+    if not isinstance(value, dict):
+        raise CorruptCheckpointError(f"{path} holds a {type(value).__name__}, a JSON object is expected")
+    return value
+
+
+class Fields:
+    """The keys and values of one JSON object, remembering which were asked for.
+
+    Args:
+        values: the object.
+        where: how messages call it, e.g. `config.json`.
+    """
+
+    def __init__(self, values: Mapping[str, object], where: str) -> None:
+        self.where = where
+        self._values = values
+        self._asked: set[str] = set()
+
+    def get(self, name: str) -> object:
+        """The raw value, None when absent."""
+        self._asked.add(name)
+        return self._values.get(name)
+
+    def has(self, name: str) -> bool:
+        """Whether the key is there, even as null."""
+        self._asked.add(name)
+        return name in self._values
+
+    def count(self, name: str, default: int = REQUIRED, *, low: int = 1, high: int = MAX_COUNT) -> int:
+        """An integer in [low, high]; `default` when the key is absent."""
+        if name not in self._values and default != REQUIRED:
+            return default
+        value = self.optional_count(name, low=low, high=high)
+        if value is None:
+            raise self.wrong(name, f"an integer in [{low}, {high}]")
+        return value
+
+    def optional_count(
+        self, name: str, default: int | None = None, *, low: int = 1, high: int = MAX_COUNT
+    ) -> int | None:
+        """As `count`, but null is an answer; `default` only when the key is absent."""
+        value = self.get(name)
+        if value is None:
+            return None if name in self._values else default
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.wrong(name, f"an integer in [{low}, {high}]")
+        return value
+
+    def number(self, name: str, default: float, *, low: float = 0.0, high: float = 1e12) -> float:
+        """A finite number in (low, high]; `default` when the key is absent or null."""
+        value = self.optional_number(name, low=low, high=high)
+        return default if value is None else value
+
+    def optional_number(self, name: str, *, low: float = 0.0, high: float = 1e12) -> float | None:
+        value = self.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low < value <= high:
+            raise self.wrong(name, f"a number in ({low:g}, {high:g}]")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A boolean; `default` when the key is absent or null."""
+        value = self.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.wrong(name, "true or false")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str | None:
+        value = self.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self.wrong(name, "a string")
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...] | None:
+        """A list of strings, or None when absent or null."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.wrong(name, "a list of strings")
+        return tuple(value)
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """One token id or a list of them; empty when absent or null."""
+        value = self.get(name)
+        if value is None:
+            return ()
+        ids = value if isinstance(value, list) else [value]
+        if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in ids):
+            raise self.wrong(name, "a token id or a list of token ids")
+        return tuple(ids)
+
+    def section(self, name: str) -> "Fields | None":
+        """A nested object, or None when absent, null or empty."""
+        value = self.get(name)
+        if value is None or value == {}:
+            return None
+        if not isinstance(value, dict):
+            raise self.wrong(name, "an object")
+        return Fields(value, f"{self.where}: {name}")
+
+    def wrong(self, name: str, accepted: str) -> CorruptCheckpointError:
+        """The error for a value that no checkpoint of any kind could mean."""
+        found = json.dumps(self._values[name])[:80] if name in self._values else "nothing"
+        return CorruptCheckpointError(f"{self.where}: {name} must be {accepted}, found {found}")
+
+    def unsupported(self, name: str, supported: str) -> UnsupportedCheckpointError:
+        """The error for a value that means something Tandem does not compute."""
+        found = json.dumps(self._values.get(name))[:80]
+        return UnsupportedCheckpointError(f"{self.where}: {name}={found} is not served; supported: {supported}")
+
+    def only(self, name: str, accepted: Sequence[object], supported: str) -> None:
+        """Refuses any value outside `accepted`; absent and null pass."""
+        value = self.get(name)
+        if value is not None and value not in accepted:
+            raise self.unsupported(name, supported)
+
+    def finish(self, harmless: Collection[str] = (), off: Collection[str] = ()) -> None:
+        """Refuses what was not asked for: keys outside `harmless` whose value is not null, unless they are in `off` and
+        empty, zero or false.
+
+        Raises:
+            UnsupportedCheckpointError: naming every such key.
+        """
+        unknown = [
+            f"{name}={json.dumps(value)[:60]}"
+            for name, value in self._values.items()
+            if name not in self._asked
+            and name not in harmless
+            and value is not None
+            and not (name in off and not value)
+        ]
+        if unknown:
+            raise UnsupportedCheckpointError(
+                f"{self.where}: {', '.join(sorted(unknown))}: unknown here, and may change the results; "
+                "remove them if they are known to be without effect"
+            )

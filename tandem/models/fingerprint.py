@@ -1,0 +1,46 @@
+"""What two workers compare before one trusts the other's KV: a digest of configuration, dtype and weights.
+
+It covers every number that shapes the result, and of every tensor its name, shape, stored dtype and three samples of
+its bytes (first, middle, last 4 KiB): milliseconds for any size. Equal fingerprints mean the same KV unless someone
+edits weights between the samples; it guards against mistakes, not against forgery.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import torch
+
+from tandem.models.checkpoint import Checkpoint
+from tandem.models.config import ModelConfig
+from tandem.models.weights import Sources
+
+_SAMPLE_BYTES = 4096
+_PAGES_BYTES = 3 * 65536  # NOTE: the kernel maps up to 64 KiB around each sample
+
+
+def compute_fingerprint(checkpoint: Checkpoint, sources: Sources, config: ModelConfig) -> str:
+    """64 hexadecimal digits. Independent of how the tensors are spread over files, and of token ids and limits that do
+    not change KV.
+    """
+    fields = asdict(config)
+    for name in ("fingerprint", "eos_token_ids", "bos_token_id", "max_position_embeddings"):
+        del fields[name]
+    digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
+    for name in sorted(sources):
+        tensor = checkpoint.tensor(sources[name])
+        digest.update(f"\0{name}\0{tuple(tensor.shape)}\0{tensor.dtype}\0".encode())
+        for sample in _samples(tensor):
+            digest.update(sample)
+        del tensor
+        checkpoint.touched(_PAGES_BYTES)
+    return digest.hexdigest()
+
+
+def _samples(tensor: torch.Tensor) -> Iterator[bytes]:
+    elements = tensor.reshape(-1)
+    count = _SAMPLE_BYTES // elements.element_size()
+    middle = max(0, elements.numel() // 2 - count // 2)
+    for start in (0, middle, max(0, elements.numel() - count)):
+        yield elements[start : start + count].view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,37 @@
+"""`generation_config.json`: how a model likes to be sampled, where a request does not say.
+
+The file is optional. Only values that a request could have set itself are taken from it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.models.fields import Fields, read_json_object
+
+FILE_NAME = "generation_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationConfig:
+    """`defaults` holds only what the file sets, out of temperature, top_k, top_p, min_p, repetition_penalty."""
+
+    defaults: Mapping[str, object]
+    eos_token_ids: tuple[int, ...]
+
+
+def read_generation_config(directory: Path) -> GenerationConfig:
+    """Raises CorruptCheckpointError for a file that is not JSON or has values of the wrong kind."""
+    path = directory / FILE_NAME
+    if not path.is_file():
+        return GenerationConfig({}, ())
+    fields = Fields(read_json_object(path), FILE_NAME)
+    values: dict[str, float | int | None] = {
+        "temperature": fields.optional_number("temperature", low=-1e-9, high=1e3),
+        "top_k": fields.optional_count("top_k", low=0),
+        "top_p": fields.optional_number("top_p", high=1.0),
+        "min_p": fields.optional_number("min_p", low=-1e-9, high=1.0),
+        "repetition_penalty": fields.optional_number("repetition_penalty", high=1e3),
+    }
+    defaults = {name: value for name, value in values.items() if value is not None}
+    return GenerationConfig(defaults, fields.token_ids("eos_token_id"))

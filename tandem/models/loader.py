@@ -1,0 +1,120 @@
+"""A Hugging Face directory in, a decoder ready to run out; or an error that says what is wrong and what would work.
+
+The order matters: the configuration is read and refused before any weight is touched, and every tensor is checked
+before any is loaded.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from tandem.attention.arena import TORCH_DTYPES
+from tandem.core.errors import ConfigurationError
+from tandem.models.checkpoint import Checkpoint, open_checkpoint
+from tandem.models.config import LayerConfig, ModelConfig
+from tandem.models.decoder import Decoder
+from tandem.models.fields import Fields, read_json_object
+from tandem.models.fingerprint import compute_fingerprint
+from tandem.models.generation import read_generation_config
+from tandem.models.hub import resolve_model_path
+from tandem.models.kernels import Kernels
+from tandem.models.registry import find_family
+from tandem.models.weights import load_parameters, match_parameters
+
+__all__ = ["LoadedModel", "load_model", "resolve_model_path"]
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory. `generation_defaults`: what its `generation_config.json` sets, by sampling parameter name."""
+
+    config: ModelConfig
+    decoder: Decoder
+    generation_defaults: Mapping[str, object]
+
+
+def load_model(
+    path_or_hub_id: str,
+    *,
+    dtype: str = AUTO,
+    device: torch.device,
+    kernels: Kernels,
+    max_model_len: int | None = None,
+) -> LoadedModel:
+    """Load a model.
+
+    Args:
+        path_or_hub_id: a directory, or the name of a Hugging Face repository.
+        dtype: float32, bfloat16, float16, or auto = the checkpoint's own.
+        device: where the parameters go; on the CPU they stay views of the mapped files where the dtype allows.
+        kernels: the decoder's arithmetic.
+        max_model_len: the longest sequence that will be asked for, to size the rotary tables; None = the model's.
+
+    Raises:
+        CheckpointError: the directory cannot be served; see its subclasses.
+        ConfigurationError: a dtype that does not exist, or a length beyond what the model was made for.
+    """
+    directory = resolve_model_path(path_or_hub_id)
+    fields = Fields(read_json_object(directory / "config.json"), str(directory / "config.json"))
+    _check_dtype_name(dtype)
+    family = find_family(fields)
+    config = family.read_config(fields)
+    generation = read_generation_config(directory)
+    checkpoint = open_checkpoint(directory)
+    config, sources = match_parameters(checkpoint, config, family.parameter_name)
+    config = replace(config, dtype=_resolve_dtype(dtype, fields, checkpoint))
+    config = replace(
+        config,
+        fingerprint=compute_fingerprint(checkpoint, sources, config),
+        eos_token_ids=tuple(sorted({*config.eos_token_ids, *generation.eos_token_ids})),
+    )
+    config = limit_length(config, max_model_len)
+    checkpoint.release()
+    parameters = load_parameters(checkpoint, sources, TORCH_DTYPES[config.dtype], device)
+    return LoadedModel(config, Decoder(config, parameters, kernels), generation.defaults)
+
+
+def limit_length(config: ModelConfig, max_model_len: int | None) -> ModelConfig:
+    """The configuration for sequences of at most `max_model_len`: windows that reach everything are no windows.
+
+    Raises:
+        ConfigurationError: the model was not made for sequences that long.
+    """
+    limit = config.max_position_embeddings
+    if max_model_len is not None and not 1 <= max_model_len <= limit:
+        raise ConfigurationError(
+            f"max_model_len={max_model_len} must be from 1 to max_position_embeddings={limit} of the checkpoint"
+        )
+    length = limit if max_model_len is None else max_model_len
+    return replace(
+        config,
+        max_position_embeddings=length,
+        layers=tuple(_limit_window(layer, length) for layer in config.layers),
+    )
+
+
+def _limit_window(layer: LayerConfig, length: int) -> LayerConfig:
+    return replace(layer, window=None) if layer.window is not None and layer.window >= length else layer
+
+
+def _check_dtype_name(dtype: str) -> None:
+    if dtype != AUTO and dtype not in TORCH_DTYPES:
+        raise ConfigurationError(f"dtype={dtype!r} is not served; choose {AUTO} or one of {', '.join(TORCH_DTYPES)}")
+
+
+def _resolve_dtype(dtype: str, fields: Fields, checkpoint: Checkpoint) -> str:
+    """What `auto` means: the configuration's dtype, or that of the first tensor where it has none."""
+    if dtype != AUTO:
+        return dtype
+    text = fields.section("text_config")
+    for section in (fields, text):
+        for key in ("dtype", "torch_dtype"):
+            name = section.text(key) if section is not None else None
+            if name is not None:
+                if name.removeprefix("torch.") not in TORCH_DTYPES:
+                    raise fields.unsupported(key, ", ".join(TORCH_DTYPES))
+                return name.removeprefix("torch.")
+    return str(checkpoint.tensor(checkpoint.names[0]).dtype).removeprefix("torch.")

@@ -1,0 +1,64 @@
+"""Which architectures are served, and the file that reads each; a file is imported only when it is chosen."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+
+from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
+from tandem.models.families.base import Family
+from tandem.models.fields import Fields
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    module: str
+    model_type: str
+
+
+_ARCHITECTURES: Mapping[str, _Entry] = {
+    "LlamaForCausalLM": _Entry("llama", "llama"),
+    "MistralForCausalLM": _Entry("mistral", "mistral"),
+    "Qwen2ForCausalLM": _Entry("qwen2", "qwen2"),
+    "Qwen3ForCausalLM": _Entry("qwen3", "qwen3"),
+    "Gemma3ForCausalLM": _Entry("gemma3", "gemma3_text"),
+    "Gemma3ForConditionalGeneration": _Entry("gemma3_conditional", "gemma3"),
+}
+
+
+def supported_architectures() -> tuple[str, ...]:
+    """In alphabetical order."""
+    return tuple(sorted(_ARCHITECTURES))
+
+
+def find_family(fields: Fields) -> Family:
+    """The family of a `config.json`, by its `architectures`; by `model_type` where there are none.
+
+    Raises:
+        UnsupportedCheckpointError: none of them is served.
+        CorruptCheckpointError: architecture and model type contradict each other.
+    """
+    entry = _find_entry(fields)
+    model_type = fields.text("model_type", entry.model_type)
+    if model_type != entry.model_type:
+        raise fields.wrong("model_type", f"{entry.model_type!r} as architectures implies")
+    family: Family = import_module(f"tandem.models.families.{entry.module}").FAMILY
+    return family
+
+
+def _find_entry(fields: Fields) -> _Entry:
+    names = fields.texts("architectures")
+    supported = ", ".join(supported_architectures())
+    if names:
+        entry = next((_ARCHITECTURES[name] for name in names if name in _ARCHITECTURES), None)
+        if entry is None:
+            raise fields.unsupported("architectures", supported)
+        return entry
+    model_type = fields.text("model_type")
+    if model_type is None:
+        raise CorruptCheckpointError(f"{fields.where}: neither architectures nor model_type says what this model is")
+    for entry in _ARCHITECTURES.values():
+        if entry.model_type == model_type:
+            return entry
+    raise UnsupportedCheckpointError(
+        f"{fields.where}: model_type={model_type!r} is not served; supported architectures: {supported}"
+    )

@@ -1,0 +1,97 @@
+"""`Kernels` in plain PyTorch, for any device and as the reading copy of what the compiled ones compute.
+
+Norms, rotary embedding and activations are computed in float32 and rounded once. Row-wise by construction, but
+PyTorch's matrix products may differ in the last bit with the number of rows: batch invariance is the native kernels'
+promise.
+"""
+
+import torch
+from torch.nn import functional
+
+from tandem.models.kernels import Activation
+
+
+class TorchKernels:
+    """Implements `Kernels`; stateless."""
+
+    name = "torch"
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """NOTE: the product is rounded to the dtype of `x` before it is widened to `out_dtype`."""
+        return functional.linear(x, weight, bias).to(out_dtype or x.dtype)
+
+    def gated_linear(
+        self, x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: Activation
+    ) -> torch.Tensor:
+        gated = functional.linear(x, gate).float()
+        gated = functional.silu(gated) if activation == "silu" else functional.gelu(gated, approximate="tanh")
+        return gated.mul_(functional.linear(x, up)).to(x.dtype)
+
+    def rms_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        *,
+        residual: torch.Tensor | None = None,
+        unit_offset: bool = False,
+    ) -> torch.Tensor:
+        wide = (x if residual is None else residual.add_(x)).float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        factor = weight.float() + 1.0 if unit_offset else weight.float()
+        return (wide * scale * factor).to(x.dtype)
+
+    def rope_and_write(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        q_norm: torch.Tensor | None = None,
+        k_norm: torch.Tensor | None = None,
+        norm_eps: float = 1e-6,
+        unit_offset: bool = False,
+    ) -> None:
+        if q_norm is not None:
+            q.copy_(self.rms_norm(q, q_norm, norm_eps, unit_offset=unit_offset))
+        if k_norm is not None:
+            k.copy_(self.rms_norm(k, k_norm, norm_eps, unit_offset=unit_offset))
+        angles_cos, angles_sin = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
+        _rotate(q, angles_cos, angles_sin)
+        _rotate(k, angles_cos, angles_sin)
+        _write(k, k_cache, slot_mapping)
+        _write(v, v_cache, slot_mapping)
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """In place on [num_tokens, heads, head_dim] with `cos`, `sin` [num_tokens, 1, rotary_dim / 2]; element i turns with
+    i + rotary_dim / 2.
+    """
+    half = cos.shape[-1]
+    first, second = x[..., :half].float(), x[..., half : 2 * half].float()
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    x[..., : 2 * half] = rotated
+
+
+def _write(x: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    """`x` [num_tokens, heads, head_dim] into `cache` [num_blocks, heads, block_size, head_dim].
+
+    NOTE: tokens without a slot go to the null block, whose content nobody reads; no data-dependent shape, so the step
+    can be captured in a CUDA graph.
+    """
+    block_size = cache.shape[2]
+    slots = slot_mapping.clamp_min(0)
+    cache[slots // block_size, :, slots % block_size] = x

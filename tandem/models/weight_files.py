@@ -1,0 +1,100 @@
+"""One file of tensors, memory-mapped: safetensors, or PyTorch's zip format read without running any code in it.
+
+A tensor handed out is a view of the mapping: it holds no memory of its own, keeps the mapping alive, and must not be
+written. `close` drops this object's hold on the mapping, so that pages nobody else views leave the process.
+"""
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
+
+
+class WeightFile(Protocol):
+    """Opens on first use and again after `close`."""
+
+    path: Path
+
+    def names(self) -> tuple[str, ...]:
+        """Every tensor in the file."""
+        ...
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A read-only view of the stored tensor."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SafetensorsFile:
+    """Raises CorruptCheckpointError where the header and the bytes do not agree."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: safe_open | None = None
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._open().keys())  # type: ignore[no-untyped-call]
+
+    def tensor(self, name: str) -> torch.Tensor:
+        try:
+            tensor: torch.Tensor = self._open().get_tensor(name)  # type: ignore[no-untyped-call]
+        except (SafetensorError, TypeError, AttributeError) as error:
+            raise UnsupportedCheckpointError(f"{self.path}: {name} cannot be read ({error})") from error
+        return tensor
+
+    def close(self) -> None:
+        self._file = None
+
+    def _open(self) -> safe_open:
+        if self._file is None:
+            try:
+                self._file = safe_open(self.path, framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise CorruptCheckpointError(
+                    f"{self.path} is damaged or incomplete ({error}); download it again"
+                ) from error
+        return self._file
+
+
+class TorchFile:
+    """A legacy `pytorch_model.bin`. Anything but a dictionary of tensors is refused before it could run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._tensors: Mapping[str, torch.Tensor] | None = None
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._open())
+
+    def tensor(self, name: str) -> torch.Tensor:
+        return self._open()[name]
+
+    def close(self) -> None:
+        self._tensors = None
+
+    def _open(self) -> Mapping[str, torch.Tensor]:
+        if self._tensors is None:
+            self._tensors = self._load()
+        return self._tensors
+
+    def _load(self) -> Mapping[str, torch.Tensor]:
+        try:
+            loaded = torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
+        except pickle.UnpicklingError as error:
+            raise UnsupportedCheckpointError(
+                f"{self.path} holds more than tensors, and code in it is never run; convert it to safetensors"
+            ) from error
+        except (RuntimeError, OSError, EOFError, ValueError) as error:
+            raise CorruptCheckpointError(
+                f"{self.path} is damaged, incomplete or in PyTorch's pre-1.6 format ({str(error)[:200]}); "
+                "download it again or convert it to safetensors"
+            ) from error
+        if not isinstance(loaded, dict) or not all(isinstance(value, torch.Tensor) for value in loaded.values()):
+            raise UnsupportedCheckpointError(f"{self.path} is not a dictionary of tensors; convert it to safetensors")
+        return loaded

@@ -1,0 +1,132 @@
+"""From a checkpoint's tensors to the parameters a configuration calls for: each there, of the right shape, no other.
+
+A tensor that already has the wanted dtype and device stays a view of the mapped file. Any other is copied in pieces,
+so that loading never holds much more than the parameters themselves.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+
+from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
+from tandem.models.checkpoint import Checkpoint
+from tandem.models.config import ModelConfig
+from tandem.models.parameters import EMBEDDING, HEAD, Shapes, parameter_shapes
+
+_PIECE_BYTES = 4 << 20
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_HARMLESS_SUFFIXES = (".rotary_emb.inv_freq",)
+
+Sources = Mapping[str, str]
+"""Parameter name -> the name of the tensor in the checkpoint."""
+
+
+def match_parameters(
+    checkpoint: Checkpoint, config: ModelConfig, parameter_name: Callable[[str], str | None]
+) -> tuple[ModelConfig, Sources]:
+    """Which tensor becomes which parameter; the configuration comes back with `tie_word_embeddings` as it really is.
+
+    Raises:
+        CorruptCheckpointError: a tensor is missing or has the wrong shape.
+        UnsupportedCheckpointError: a tensor that the configuration has no place for, or a dtype that is not served.
+    """
+    sources = _by_parameter(checkpoint, parameter_name)
+    if config.tie_word_embeddings:
+        config, sources = _resolve_tie(checkpoint, config, sources)
+    shapes = parameter_shapes(config)
+    _check_names(checkpoint, sources, shapes)
+    for name, shape in shapes.items():
+        _check_tensor(sources[name], checkpoint.tensor(sources[name]), shape)
+    return config, sources
+
+
+def load_parameters(
+    checkpoint: Checkpoint, sources: Sources, dtype: torch.dtype, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """The parameters, of `dtype` on `device`."""
+    parameters = {name: _load(checkpoint, source, dtype, device) for name, source in sources.items()}
+    checkpoint.release()
+    return parameters
+
+
+def _by_parameter(checkpoint: Checkpoint, parameter_name: Callable[[str], str | None]) -> dict[str, str]:
+    names = [name for name in checkpoint.names if not name.endswith(_HARMLESS_SUFFIXES)]
+    return {ours: name for name in names if (ours := parameter_name(name)) is not None}
+
+
+def _resolve_tie(
+    checkpoint: Checkpoint, config: ModelConfig, sources: dict[str, str]
+) -> tuple[ModelConfig, dict[str, str]]:
+    """As transformers has it: with both tensors present they are tied only if equal; with one, it serves as both."""
+    if HEAD not in sources:
+        return config, sources
+    if EMBEDDING in sources and not _are_equal(checkpoint, sources[EMBEDDING], sources[HEAD]):
+        return replace(config, tie_word_embeddings=False), sources
+    embedding = sources.get(EMBEDDING, sources[HEAD])
+    return config, {name: sources[name] for name in sources if name != HEAD} | {EMBEDDING: embedding}
+
+
+def _are_equal(checkpoint: Checkpoint, first: str, second: str) -> bool:
+    a, b = checkpoint.tensor(first), checkpoint.tensor(second)
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if a.data_ptr() == b.data_ptr():
+        return True
+    rows, row_bytes, step = _pieces(a)
+    del a, b
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        if not torch.equal(checkpoint.tensor(first)[part], checkpoint.tensor(second)[part]):
+            return False
+        checkpoint.touched(2 * step * row_bytes)
+    return True
+
+
+def _check_names(checkpoint: Checkpoint, sources: Sources, shapes: Shapes) -> None:
+    missing = [name for name in shapes if name not in sources]
+    if missing:
+        raise CorruptCheckpointError(
+            f"{checkpoint.directory} lacks {_some(missing)}, which config.json calls for; download the weights again"
+        )
+    extra = [source for name, source in sources.items() if name not in shapes]
+    if extra:
+        raise UnsupportedCheckpointError(
+            f"{checkpoint.directory} has {_some(extra)}, which this architecture and config.json have no place for"
+        )
+
+
+def _some(names: list[str]) -> str:
+    return f"{', '.join(names[:3])} and {len(names) - 3} more tensors" if len(names) > 3 else ", ".join(names)
+
+
+def _check_tensor(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != shape:
+        raise CorruptCheckpointError(
+            f"{name} has shape {list(tensor.shape)}, config.json calls for {list(shape)}; "
+            "the weights belong to another configuration"
+        )
+    if tensor.dtype not in _FLOATS:
+        supported = ", ".join(str(dtype).removeprefix("torch.") for dtype in _FLOATS)
+        raise UnsupportedCheckpointError(f"{name} is stored as {tensor.dtype}; supported: {supported}")
+
+
+def _load(checkpoint: Checkpoint, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    stored = checkpoint.tensor(name)
+    if stored.dtype == dtype and device.type == "cpu" and stored.is_contiguous():
+        return stored
+    out = torch.empty(stored.shape, dtype=dtype, device=device)
+    rows, row_bytes, step = _pieces(stored)
+    del stored
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        out[part].copy_(checkpoint.tensor(name)[part])
+        checkpoint.touched(step * row_bytes)
+    return out
+
+
+def _pieces(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """(rows, bytes of a row, rows to read at a time)."""
+    rows = tensor.shape[0]
+    row_bytes = max(1, tensor.nbytes // max(1, rows))
+    return rows, row_bytes, max(1, _PIECE_BYTES // row_bytes)

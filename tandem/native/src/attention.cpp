@@ -1,0 +1,407 @@
+// Causal attention over a paged KV cache: online softmax over tiles of keys at fixed absolute positions.
+//
+// A query row meets the same key tiles with the same arithmetic whether it comes alone, in a chunk or in a batch: keys it
+// may not see contribute exact zeros, and tiles begin at multiples of kTile. So its bits never depend on its company.
+// Threads split (request, KV head, run of query tokens), never the keys. All heads of a group share one pass over K and V.
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "common.h"
+
+namespace tandem {
+namespace {
+
+constexpr int kTile = 128;       // keys in a tile
+constexpr int kTileVectors = kTile / kLanes;
+constexpr int kTaskRows = 96;    // query rows (token, head) that share one pass over the keys
+constexpr int kMaxHeadDim = 256;
+#if defined(__AVX512F__)
+constexpr int kRows = 6;         // rows in a register tile; with four vectors, 24 of 32 registers
+#else
+constexpr int kRows = 1;
+#endif
+constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
+
+// What is multiplied: a 32-bit word is two bfloat16 along the summed dimension, or one float.
+template <class T> struct Words {
+  static constexpr int kPair = 1;
+  static f32x16 load(const T* p, int count) { return load16(p, count); }
+  TANDEM_INLINE f32x16 dot(f32x16 acc, float a, f32x16 b) { return fma(splat(a), b, acc); }
+  static void store_probabilities(float* to, f32x16 a, f32x16 b) { store16(to, a), store16(to + kLanes, b); }
+  static void interleave(const T* a, const T*, float* to, int count) { store16(to, load16(a, min64(count, 16))); }
+};
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+template <> struct Words<bf16> {
+  static constexpr int kPair = 2;
+  static f32x16 load(const bf16* p, int count) {
+    return _mm512_maskz_loadu_ps(mask_of(count), p);
+  }
+  TANDEM_INLINE f32x16 dot(f32x16 acc, float a, f32x16 b) {
+    return _mm512_dpbf16_ps(acc, (__m512bh)splat(a), (__m512bh)b);
+  }
+  static void store_probabilities(float* to, f32x16 a, f32x16 b) {
+    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+  }
+  // Words (a[d], b[d]) of two keys' values, for 16 d.
+  static void interleave(const bf16* a, const bf16* b, float* to, int count) {
+    const __m512i low = _mm512_cvtepu16_epi32(load16_halves(a, count));
+    const __m512i high = _mm512_cvtepu16_epi32(load16_halves(b, count));
+    _mm512_storeu_si512(to, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+  }
+};
+#endif
+
+template <class T> struct Call {
+  const T *q, *k_cache, *v_cache;
+  T* out;
+  const int32_t *block_tables, *query_start, *seq_lens;
+  int64_t q_token_stride, q_head_stride, out_token_stride, out_head_stride, k_block_stride, v_block_stride,
+      table_stride;
+  int num_requests, num_heads, num_kv_heads, head_dim, block_size, window;
+  float scale, softcap;
+
+  int group() const { return num_heads / num_kv_heads; }
+  int words() const { return head_dim / Words<T>::kPair; }
+  int padded_dim() const { return int(ceil_div(head_dim, kLanes)) * kLanes; }
+};
+
+struct Task {
+  int request, kv_head, first_token, num_tokens;  // tokens counted within the request's queries
+  int first_position;
+  int64_t cost;
+};
+
+// Scratch of one thread, kept between calls.
+class Workspace {
+ public:
+  float* reserve(size_t floats) {
+    if (floats > size_) {
+      data_.reset(static_cast<float*>(std::aligned_alloc(64, ceil_div(floats * sizeof(float), 64) * 64)));
+      size_ = floats;
+    }
+    return data_.get();
+  }
+
+ private:
+  struct Free { void operator()(float* p) const { std::free(p); } };
+  std::unique_ptr<float, Free> data_;
+  size_t size_ = 0;
+};
+
+template <class T> struct TileRows {
+  const T *k[kTile], *v[kTile];
+};
+
+alignas(64) constexpr char kZeros[kMaxHeadDim * sizeof(float)] = {};
+
+// Where the K and V of a tile's keys are; keys outside [low, high) are zeros and their blocks are never looked up.
+template <class T>
+void locate(const Call<T>& call, const Task& task, int64_t start, int64_t low, int64_t high, TileRows<T>& rows) {
+  const int32_t* table = call.block_tables + task.request * call.table_stride;
+  const int64_t head = int64_t(task.kv_head) * call.block_size * call.head_dim;
+  for (int j = 0; j < kTile; ++j) {
+    const int64_t key = start + j;
+    rows.k[j] = rows.v[j] = reinterpret_cast<const T*>(kZeros);
+    if (key < low || key >= high) continue;
+    const int64_t block = table[key / call.block_size], inner = head + key % call.block_size * call.head_dim;
+    rows.k[j] = call.k_cache + block * call.k_block_stride + inner;
+    rows.v[j] = call.v_cache + block * call.v_block_stride + inner;
+  }
+}
+
+template <class T> void prefetch_rows(const T* const* rows, int count, int head_dim) {
+  for (int j = 0; j < count; ++j)
+    for (int offset = 0; offset < head_dim; offset += int(64 / sizeof(T))) __builtin_prefetch(rows[j] + offset, 0, 2);
+}
+
+TANDEM_INLINE void transpose16(f32x16* v) {
+#if defined(__AVX512F__)
+  f32x16 t[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; i += 2) t[i] = _mm512_unpacklo_ps(v[i], v[i + 1]), t[i + 1] = _mm512_unpackhi_ps(v[i], v[i + 1]);
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    const auto lo = [](f32x16 a, f32x16 b) { return (f32x16)_mm512_unpacklo_pd((__m512d)a, (__m512d)b); };
+    const auto hi = [](f32x16 a, f32x16 b) { return (f32x16)_mm512_unpackhi_pd((__m512d)a, (__m512d)b); };
+    v[i] = lo(t[i], t[i + 2]), v[i + 1] = hi(t[i], t[i + 2]);
+    v[i + 2] = lo(t[i + 1], t[i + 3]), v[i + 3] = hi(t[i + 1], t[i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_f32x4(v[i], v[i + 4], 0x88), t[i + 4] = _mm512_shuffle_f32x4(v[i], v[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_f32x4(v[i + 8], v[i + 12], 0x88), t[i + 12] = _mm512_shuffle_f32x4(v[i + 8], v[i + 12], 0xdd);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    v[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88), v[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
+  }
+#else
+  for (int i = 0; i < 16; ++i)
+    for (int j = 0; j < i; ++j) {
+      const float swapped = v[i][j];
+      v[i][j] = v[j][i], v[j][i] = swapped;
+    }
+#endif
+}
+
+// packed[word][key]: 16 keys' K, transposed so that lanes are keys.
+template <class T> void pack_keys(const T* const* rows, int words, float* packed) {
+  for (int w = 0; w < words; w += kLanes) {
+    const int count = int(min64(kLanes, words - w));
+    f32x16 v[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) v[i] = Words<T>::load(rows[i] + w * Words<T>::kPair, count);
+    transpose16(v);
+    if (count == kLanes) {
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) store16(packed + (w + i) * kTile, v[i]);
+    } else {
+      for (int i = 0; i < count; ++i) store16(packed + (w + i) * kTile, v[i]);
+    }
+  }
+}
+
+// packed[key word][d]: 16 keys' V; a word holds the values of kPair consecutive keys.
+template <class T> void pack_values(const T* const* rows, int head_dim, int padded_dim, float* packed) {
+  constexpr int kPair = Words<T>::kPair;
+  for (int j = 0; j < kLanes; j += kPair)
+    for (int d = 0; d < head_dim; d += kLanes)
+      Words<T>::interleave(rows[j] + d, rows[j + kPair - 1] + d, packed + j / kPair * padded_dim + d,
+                           int(min64(kLanes, head_dim - d)));
+}
+
+// c[row][0 .. 16 kVectors) = c * scale[row] + sum over steps of a[row][step] * b[step][...]; c starts at 0 without scale.
+template <class T, int kCount, int kVectors>
+void multiply_add(const float* a, int lda, const float* b, int ldb, int steps, const float* scale, float* c, int ldc) {
+  f32x16 acc[kCount][kVectors] = {};
+  if (scale) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kCount; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) acc[r][v] = load16(c + r * ldc + v * kLanes) * splat(scale[r]);
+  }
+  for (int s = 0; s < steps; ++s) {
+    f32x16 right[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) right[v] = load16(b + s * ldb + v * kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < kCount; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) acc[r][v] = Words<T>::dot(acc[r][v], a[r * lda + s], right[v]);
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kCount; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) store16(c + r * ldc + v * kLanes, acc[r][v]);
+}
+
+template <class T, int kCount, class... Rest>
+void multiply_add_vectors(int vectors, const float* a, int lda, const float* b, int ldb, int steps,
+                          const float* scale, float* c, int ldc) {
+  for (; vectors >= 4; vectors -= 4, b += 4 * kLanes, c += 4 * kLanes)
+    multiply_add<T, kCount, 4>(a, lda, b, ldb, steps, scale, c, ldc);
+  if (vectors == 3) multiply_add<T, kCount, 3>(a, lda, b, ldb, steps, scale, c, ldc);
+  if (vectors == 2) multiply_add<T, kCount, 2>(a, lda, b, ldb, steps, scale, c, ldc);
+  if (vectors == 1) multiply_add<T, kCount, 1>(a, lda, b, ldb, steps, scale, c, ldc);
+}
+
+template <class T>
+void multiply_add_rows(int rows, int vectors, const float* a, int lda, const float* b, int ldb, int steps,
+                       const float* scale, float* c, int ldc) {
+  switch (rows) {
+    case 1: return multiply_add_vectors<T, 1>(vectors, a, lda, b, ldb, steps, scale, c, ldc);
+#if defined(__AVX512F__)
+    case 2: return multiply_add_vectors<T, 2>(vectors, a, lda, b, ldb, steps, scale, c, ldc);
+    case 3: return multiply_add_vectors<T, 3>(vectors, a, lda, b, ldb, steps, scale, c, ldc);
+    case 4: return multiply_add_vectors<T, 4>(vectors, a, lda, b, ldb, steps, scale, c, ldc);
+    case 5: return multiply_add_vectors<T, 5>(vectors, a, lda, b, ldb, steps, scale, c, ldc);
+    default: return multiply_add_vectors<T, 6>(vectors, a, lda, b, ldb, steps, scale, c, ldc);
+#endif
+  }
+}
+
+// Scores -> logits in base 2, masked to keys [low, high) of the tile. Returns their maximum.
+template <class T>
+float mask_and_scale(const Call<T>& call, int64_t low, int64_t high, int vectors, float* scores) {
+  const bool whole = low <= 0 && high >= int64_t(vectors) * kLanes;
+  const i32x16 iota = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const i32x16 first = int32_t(max64(low, 0)) - i32x16{}, last = int32_t(min64(high, kTile)) - i32x16{};
+  f32x16 best = splat(kNegativeInfinity);
+  for (int v = 0; v < vectors; ++v) {
+    f32x16 x = load16(scores + v * kLanes);
+    if (call.softcap > 0.0f) {
+      x = tanh_16(x * splat(call.scale / call.softcap)) * splat(call.softcap * kLog2E);
+    } else {
+      x = x * splat(call.scale * kLog2E);
+    }
+    const i32x16 key = iota + v * kLanes;
+    if (!whole) x = ((key >= first) & (key < last)) ? x : splat(kNegativeInfinity);
+    best = vmax(x, best);
+    store16(scores + v * kLanes, x);
+  }
+  return reduce_max(best);
+}
+
+// Logits -> probability words relative to `maximum`; returns their sum. `scores` is readable to a multiple of 32.
+template <class T> float exponentiate(float maximum, int vectors, const float* scores, float* probabilities) {
+  f32x16 sum{};
+  for (int v = 0; v < vectors; v += 2) {
+    const f32x16 a = exp2_16(load16(scores + v * kLanes) - splat(maximum));
+    const f32x16 b = v + 1 < vectors ? exp2_16(load16(scores + (v + 1) * kLanes) - splat(maximum)) : f32x16{};
+    Words<T>::store_probabilities(probabilities + v * kLanes / Words<T>::kPair, a, b);
+    sum = (sum + a) + b;
+  }
+  return reduce_add(sum);
+}
+
+// One thread's state while it works on one task.
+template <class T> struct Attention {
+  static constexpr int kPair = Words<T>::kPair;
+  const Call<T>& call;
+  const Task& task;
+  int rows, words, dim;
+  float *q, *keys, *values, *sums, *maxima, *totals;  // sums: unnormalised output [rows][dim]
+
+  Attention(const Call<T>& c, const Task& t, Workspace& workspace)
+      : call(c), task(t), rows(t.num_tokens * c.group()), words(c.words()), dim(c.padded_dim()) {
+    const size_t padded_rows = ceil_div(rows, kLanes) * kLanes;
+    const size_t sizes[] = {size_t(rows) * words, size_t(words) * kTile, size_t(kTile / kPair) * dim,
+                            size_t(rows) * dim, padded_rows, padded_rows};
+    float** const parts[] = {&q, &keys, &values, &sums, &maxima, &totals};
+    size_t total = 0;
+    for (size_t size : sizes) total += ceil_div(size, kLanes) * kLanes;
+    float* base = workspace.reserve(total);
+    for (int i = 0; i < 6; ++i) *parts[i] = base, base += ceil_div(sizes[i], kLanes) * kLanes;
+  }
+
+  int64_t position(int row) const { return task.first_position + row / call.group(); }
+  int64_t first_visible(int64_t at) const { return call.window > 0 ? max64(0, at - call.window + 1) : 0; }
+  int64_t query_token() const { return call.query_start[task.request] + task.first_token; }
+
+  void load_queries() {
+    for (int row = 0; row < rows; ++row) {
+      const int head = task.kv_head * call.group() + row % call.group();
+      const T* from = call.q + (query_token() + row / call.group()) * call.q_token_stride + head * call.q_head_stride;
+      for (int w = 0; w < words; w += kLanes) {
+        const int count = int(min64(kLanes, words - w));
+        store16(q + row * words + w, Words<T>::load(from + w * kPair, count), count);
+      }
+    }
+    std::fill(sums, sums + int64_t(rows) * dim, 0.0f);
+    std::fill(totals, totals + rows, 0.0f);
+    std::fill(maxima, maxima + rows, kNegativeInfinity);
+  }
+
+  void run() {
+    load_queries();
+    const int64_t low = first_visible(position(0)), high = position(rows - 1) + 1;
+    TileRows<T> tiles[2];
+    int64_t start = low / kTile * kTile;
+    locate(call, task, start, low, high, tiles[0]);
+    for (int index = 0; start < high; start += kTile, index ^= 1) {
+      const bool more = start + kTile < high;
+      if (more) locate(call, task, start + kTile, low, high, tiles[index ^ 1]);
+      pack(tiles[index], more ? &tiles[index ^ 1] : nullptr, int(min64(kTile, high - start)));
+      for (int row = 0; row < rows; row += kRows) attend(row, int(min64(kRows, rows - row)), start);
+    }
+    store();
+  }
+
+  void pack(const TileRows<T>& tile, const TileRows<T>* next, int used) {
+    for (int j = 0; j < used; j += kLanes) {
+      if (next) prefetch_rows(next->k + j, kLanes, call.head_dim);
+      pack_keys(tile.k + j, words, keys + j);
+      if (next) prefetch_rows(next->v + j, kLanes, call.head_dim);
+      pack_values(tile.v + j, call.head_dim, dim, values + j / kPair * dim);
+    }
+  }
+
+  // Rows [row, row + count) meet the packed tile.
+  void attend(int row, int count, int64_t start) {
+    const int64_t used = min64(kTile, position(row + count - 1) + 1 - start);
+    if (used <= 0 || first_visible(position(row)) >= start + kTile) return;
+    const int vectors = int(ceil_div(used, kLanes));
+    alignas(64) float scores[kRows][kTile], probabilities[kRows][kTile / kPair], scale[kRows];
+    multiply_add_rows<T>(count, vectors, q + row * words, words, keys, kTile, words, nullptr, scores[0], kTile);
+    f32x16 before{}, base{};
+    for (int r = 0; r < count; ++r) {
+      const int64_t at = position(row + r);
+      const float best = mask_and_scale(call, first_visible(at) - start, at + 1 - start, vectors, scores[r]);
+      const float maximum = std::max(maxima[row + r], best);
+      before[r] = maxima[row + r];
+      base[r] = maximum == kNegativeInfinity ? 0.0f : maximum;
+      maxima[row + r] = maximum;
+    }
+    const f32x16 rescale = exp2_16(before - base);
+    for (int r = 0; r < count; ++r) {
+      scale[r] = rescale[r];
+      totals[row + r] = totals[row + r] * scale[r] + exponentiate<T>(base[r], vectors, scores[r], probabilities[r]);
+    }
+    multiply_add_rows<T>(count, dim / kLanes, probabilities[0], kTile / kPair, values, dim,
+                         int(ceil_div(used, kPair)), scale, sums + int64_t(row) * dim, dim);
+  }
+
+  void store() const {
+    for (int row = 0; row < rows; ++row) {
+      const int head = task.kv_head * call.group() + row % call.group();
+      T* to = call.out + (query_token() + row / call.group()) * call.out_token_stride + head * call.out_head_stride;
+      const f32x16 inverse = splat(1.0f / totals[row]);
+      for (int d = 0; d < call.head_dim; d += kLanes)
+        store16(to + d, load16(sums + int64_t(row) * dim + d) * inverse, int(min64(kLanes, call.head_dim - d)));
+    }
+  }
+};
+
+// All work, longest first, so that a dynamic schedule ends evenly.
+template <class T> std::vector<Task> plan(const Call<T>& call) {
+  std::vector<Task> tasks;
+  const int tokens = std::max(1, kTaskRows / call.group());
+  for (int r = 0; r < call.num_requests; ++r) {
+    const int length = call.query_start[r + 1] - call.query_start[r];
+    for (int first = 0; first < length; first += tokens) {
+      const int count = std::min(tokens, length - first), position = call.seq_lens[r] - length + first;
+      const int64_t keys = call.window > 0 ? std::min(position, call.window) + count : position + count;
+      const int64_t cost = keys * (count * call.group() + 8);
+      for (int head = 0; head < call.num_kv_heads; ++head) tasks.push_back({r, head, first, count, position, cost});
+    }
+  }
+  std::stable_sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) { return a.cost > b.cost; });
+  return tasks;
+}
+
+template <class T> void paged_attention(const Call<T>& call, int num_threads) {
+  const std::vector<Task> tasks = plan(call);
+#pragma omp parallel for num_threads(num_threads) schedule(dynamic, 1) if (num_threads > 1)
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    static thread_local Workspace workspace;
+    Attention<T>(call, tasks[i], workspace).run();
+  }
+}
+
+}  // namespace
+}  // namespace tandem
+
+using namespace tandem;
+
+TANDEM_EXPORT void tandem_paged_attention(int dtype, const void* q, int64_t q_token_stride, int64_t q_head_stride,
+                                          const void* k_cache, int64_t k_block_stride, const void* v_cache,
+                                          int64_t v_block_stride, const int32_t* block_tables, int64_t table_stride,
+                                          const int32_t* query_start, const int32_t* seq_lens, void* out,
+                                          int64_t out_token_stride, int64_t out_head_stride, int num_requests,
+                                          int num_heads, int num_kv_heads, int head_dim, int block_size, float scale,
+                                          int window, float softcap, int threads) {
+  const auto run = [&](auto tag) {
+    using T = decltype(tag);
+    const Call<T> call{static_cast<const T*>(q), static_cast<const T*>(k_cache), static_cast<const T*>(v_cache),
+                       static_cast<T*>(out), block_tables, query_start, seq_lens, q_token_stride, q_head_stride,
+                       out_token_stride, out_head_stride, k_block_stride, v_block_stride, table_stride, num_requests,
+                       num_heads, num_kv_heads, head_dim, block_size, window, scale, softcap};
+    paged_attention(call, threads);
+  };
+  if (dtype == kBFloat16) return run(bf16{});
+  if (dtype == kFloat16) return run(fp16{});
+  run(float{});
+}

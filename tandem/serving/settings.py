@@ -1,0 +1,88 @@
+"""The only place where flags and environment are read. One declaration makes `--max-model-len` and `TANDEM_MAX_MODEL_LEN`.
+
+A flag wins over a variable, a variable over the default.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from tandem.core.config import EngineConfig
+from tandem.core.sampling_params import SamplingParams
+
+
+class Settings(BaseSettings):
+    """Base of everything configured by flags or `TANDEM_*`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TANDEM_", cli_kebab_case=True, cli_implicit_flags=True, cli_hide_none_type=True, extra="forbid"
+    )
+
+
+class EngineSettings(Settings):
+    """How to load a model and how much it may use. Omitted values are resolved from the checkpoint and the machine."""
+
+    model: str = Field(description="Hugging Face directory, or a hub id where there is a network")
+    dtype: str = Field("auto", description="auto (the checkpoint's), float32, bfloat16 or float16")
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    attention_backend: str = Field("auto", description="auto, or the name of one backend")
+    block_size: int = Field(16, description="tokens per KV block: 8, 16, 32, 64 or 128")
+    kv_cache_gib: float | None = Field(None, gt=0, description="memory for KV blocks, GiB")
+    max_model_len: int | None = Field(None, description="longest prompt plus answer, tokens")
+    max_num_batched_tokens: int | None = Field(None, description="token budget of one step")
+    max_num_running: int = Field(256, description="requests that run at once")
+    max_num_waiting: int = Field(4096, description="requests that may queue")
+    prefix_caching: bool = Field(True, description="reuse the KV of prompts that start alike")
+    engine_seed: int = Field(0, description="from which requests without a seed draw theirs")
+    num_threads: int | None = Field(None, description="CPU threads of the model")
+    native_kernels: bool | None = Field(None, description="compiled CPU kernels; omitted: when they can be built")
+
+    def engine_config(self) -> EngineConfig:
+        """The engine these settings ask for."""
+        return EngineConfig(
+            model=self.model,
+            dtype=self.dtype,
+            device=self.device,
+            attention_backend=self.attention_backend,
+            block_size=self.block_size,
+            kv_cache_bytes=None if self.kv_cache_gib is None else int(self.kv_cache_gib * 2**30),
+            max_model_len=self.max_model_len,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_running=self.max_num_running,
+            max_num_waiting=self.max_num_waiting,
+            prefix_caching=self.prefix_caching,
+            seed=self.engine_seed,
+            num_threads=self.num_threads,
+            native_kernels=self.native_kernels,
+        )
+
+
+class SamplingSettings(Settings):
+    """How tokens are chosen. Omitted values come from the checkpoint's generation_config.json, then from ours."""
+
+    max_tokens: int | None = Field(None, description="most tokens to generate; omitted: up to the context")
+    min_tokens: int = Field(0, description="tokens before which nothing ends the answer")
+    temperature: float | None = Field(None, description="0 is greedy")
+    top_p: float | None = Field(None, description="keep the likeliest tokens that make up this mass")
+    top_k: int | None = Field(None, description="keep this many of the likeliest tokens; 0 = all")
+    min_p: float | None = Field(None, description="drop tokens below this share of the likeliest one's probability")
+    repetition_penalty: float | None = Field(None, description="above 1 makes seen tokens less likely")
+    presence_penalty: float = Field(0.0, description="subtracted once from tokens already generated")
+    frequency_penalty: float = Field(0.0, description="subtracted for each time a token was generated")
+    seed: int | None = Field(None, description="same seed, same tokens")
+    stop: list[str] = Field([], description="end at this text; repeatable")
+    stop_token_ids: list[int] = Field([], description="end at this token; repeatable")
+    ignore_eos: bool = Field(False, description="go on past the end-of-sequence token")
+    n: int = Field(1, description="answers per prompt")
+
+    def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        """What was said here over `defaults`, the checkpoint's own, over `SamplingParams`' defaults."""
+        return SamplingParams(**{**defaults, **self.overrides()})
+
+    def overrides(self) -> dict[str, Any]:
+        """What was said here, as arguments of `SamplingParams`."""
+        fields = {name: getattr(self, name) for name in SamplingSettings.model_fields}
+        said = {name: value for name, value in fields.items() if value is not None}
+        return {**said, "stop": tuple(self.stop), "stop_token_ids": tuple(self.stop_token_ids)}

@@ -1,0 +1,210 @@
+"""A checkpoint's chat template: messages in, the one prompt string the model was trained on out.
+
+Equal to transformers' `apply_chat_template(tokenize=False)`. Templates run in Jinja's immutable sandbox: they see
+plain JSON data, no objects. Bounded are the output's size and, by the sandbox, each `range`; a template's own loops
+are trusted as the weights beside it are.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tandem.core.errors import CorruptCheckpointError, InvalidRequestError, UnsupportedCheckpointError
+from tandem.text.files import MAX_CONFIG_BYTES, named_tokens, read_text, read_tokenizer_config
+
+MAX_PROMPT_CHARACTERS = 32 * 2**20
+_MAX_DEPTH = 64
+_RESERVED = frozenset({"messages"})
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+_FAULTS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplate:
+    """One checkpoint's compiled template, or several by name. Safe to share between threads.
+
+    Args:
+        sources: Jinja source by name; "default" is used, or "tool_use" where there are tools and such a template.
+        tokens: the named special tokens a template may mention, such as `bos_token`.
+        now: what `strftime_now` reads, in local time.
+
+    Raises:
+        CorruptCheckpointError: a source is not valid Jinja.
+    """
+
+    def __init__(
+        self, sources: Mapping[str, str], tokens: Mapping[str, str], now: Callable[[], datetime] = datetime.now
+    ) -> None:
+        environment = _environment(now)
+        self._templates = {name: _compile(environment, name, source) for name, source in sources.items()}
+        self._tokens = dict(tokens)
+
+    @classmethod
+    def find(cls, path: Path) -> "ChatTemplate | None":
+        """The template of the checkpoint directory `path`, or None where it has none (a base model)."""
+        config = read_tokenizer_config(path)
+        sources = _source_files(path) or _configured_sources(config.get("chat_template"), path)
+        return cls(sources, named_tokens(config)) if sources else None
+
+    @classmethod
+    def load(cls, path: Path) -> "ChatTemplate":
+        """As `find`, but raises UnsupportedCheckpointError where the checkpoint has no template."""
+        template = cls.find(path)
+        if template is None:
+            raise UnsupportedCheckpointError(
+                f"{path} has no chat template, so it takes plain prompts only; add the chat_template.jinja it was "
+                "trained with, or serve an instruction-tuned checkpoint"
+            )
+        return template
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        /,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The prompt for `messages`, ready to be encoded without special tokens.
+
+        `variables` are further names the template sees (`enable_thinking`, ...) and may replace special tokens.
+
+        Raises:
+            InvalidRequestError: the template refuses the messages (its own words are given), or the data is not
+                JSON, or the prompt would be longer than 32 Mi characters.
+        """
+        if clash := _RESERVED & variables.keys():
+            raise InvalidRequestError(f"chat template variables may not be named {sorted(clash)}")
+        seen = _plain(
+            {"tools": tools, "documents": documents, "add_generation_prompt": add_generation_prompt, **variables}
+        )
+        conversation = [_message(message) for message in _require_messages(messages)]
+        return self._run(self._choose(tools), {**self._tokens, **seen, "messages": conversation})
+
+    def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> jinja2.Template:
+        name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
+        if name not in self._templates:
+            raise InvalidRequestError(f"the model has chat templates {sorted(self._templates)}, but none named {name!r}")
+        return self._templates[name]
+
+    def _run(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
+        chunks: list[str] = []
+        num_characters = 0
+        try:
+            for chunk in template.generate(variables):
+                chunks.append(chunk)
+                num_characters += len(chunk)
+                if num_characters > MAX_PROMPT_CHARACTERS:
+                    raise InvalidRequestError(f"the chat prompt exceeds {MAX_PROMPT_CHARACTERS} characters")
+        except _FAULTS as error:
+            raise InvalidRequestError(f"the model's chat template refused the messages: {error}") from error
+        return "".join(chunks)
+
+
+def _source_files(path: Path) -> dict[str, str]:
+    """Templates that are files of their own, which replace those in tokenizer_config.json."""
+    files = {file.stem: file for file in sorted((path / "chat_templates").glob("*.jinja"))}
+    if (path / "chat_template.jinja").is_file():
+        files = {"default": path / "chat_template.jinja"} | files
+    return {name: read_text(file, MAX_CONFIG_BYTES) for name, file in files.items()}
+
+
+def _configured_sources(value: Any, path: Path) -> dict[str, str]:
+    """`chat_template` of tokenizer_config.json: one source, or a list of {name, template}."""
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"default": value}
+    entries = [{"name": k, "template": v} for k, v in value.items()] if isinstance(value, Mapping) else value
+    if not isinstance(entries, list) or not all(map(_is_named_source, entries)):
+        raise CorruptCheckpointError(f"{path}: chat_template in tokenizer_config.json is no template: {value!r:.200}")
+    return {entry["name"]: entry["template"] for entry in entries}
+
+
+def _is_named_source(entry: Any) -> bool:
+    return isinstance(entry, Mapping) and all(isinstance(entry.get(key), str) for key in ("name", "template"))
+
+
+def _compile(environment: jinja2.Environment, name: str, source: str) -> jinja2.Template:
+    try:
+        return environment.from_string(source)
+    except (jinja2.TemplateSyntaxError, RecursionError) as error:
+        raise CorruptCheckpointError(f"the chat template {name!r} is not valid Jinja: {error}") from error
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the model wrote, for training; when serving it is only a scope."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _environment(now: Callable[[], datetime]) -> jinja2.Environment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: now().strftime(form)
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as it is: Jinja's own filter would escape HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _require_messages(messages: Sequence[Message]) -> Sequence[Message]:
+    if not messages:
+        raise InvalidRequestError("messages is empty; a chat needs at least one message")
+    for message in messages:
+        if not isinstance(message, Mapping):
+            raise InvalidRequestError(f"messages holds a {type(message).__name__}; each message must be an object")
+    return messages
+
+
+def _message(message: Message) -> dict[str, Any]:
+    """A message as templates expect it: no nulls, and reasoning under each name a template may read it by."""
+    plain: dict[str, Any] = {key: value for key, value in _plain(message).items() if value is not None}
+    reasoning = next((plain[name] for name in _REASONING_FIELDS if name in plain), None)
+    return plain if reasoning is None else {"thinking": reasoning, **plain, "reasoning_content": reasoning}
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """`value` rebuilt from plain JSON types, so that a template cannot reach an object's methods."""
+    if depth > _MAX_DEPTH:
+        raise InvalidRequestError(f"messages or tools are nested more than {_MAX_DEPTH} deep")
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, depth + 1) for item in value]
+    if isinstance(value, str):
+        return str.__str__(value)
+    raise InvalidRequestError(f"messages, tools and template variables must be JSON, not {type(value).__name__}")

@@ -1,0 +1,106 @@
+"""One request's output text, a token at a time.
+
+Invariant: the pieces joined equal the text that decoding prompt and output together adds to the prompt's, and no
+piece ends inside a character. Work and memory per token do not depend on how many came before.
+"""
+
+import codecs
+import re
+from collections.abc import Sequence
+
+from tandem.text.pieces import DecoderRules
+from tandem.text.tokenizer import Tokenizer
+
+_NUM_CONTEXT_TOKENS = 8  # a character has at most four bytes, so the last few tokens decide its state
+_ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
+
+
+class IncrementalDetokenizer:
+    """Turns output tokens into text as they come. At most the three bytes of an unfinished character are held back.
+
+    Bytes that are no UTF-8 become U+FFFD: for byte-fallback vocabularies one for each byte, and characters already
+    complete stay, where decoding the whole at once would give up the entire run of byte tokens around a broken one.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._utf8 = _Utf8Stream(tokenizer.rules)
+        self._at_start = True
+        self._num_to_strip = tokenizer.rules.num_stripped
+        self._enter(prompt_token_ids)
+
+    def add(self, token_id: int) -> str:
+        """The new text that `token_id` completes; may be empty."""
+        return self._strip(self._utf8.add(self._piece(token_id)))
+
+    def flush(self) -> str:
+        """What was held back, now that no token follows: U+FFFD for an unfinished character."""
+        return self._strip(self._utf8.flush())
+
+    def _piece(self, token_id: int) -> bytes:
+        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+            return b""
+        token = self._tokenizer.token(token_id)
+        if token is None:
+            return b""
+        rules = self._tokenizer.rules
+        piece = rules.first_piece(token) if self._at_start else rules.piece(token)
+        self._at_start = False
+        return piece
+
+    def _strip(self, text: str) -> str:
+        """Take off what the decoder removes at the very start of a text."""
+        stripped = self._tokenizer.rules.stripped
+        while self._num_to_strip and text:
+            if not text.startswith(stripped):
+                self._num_to_strip = 0
+            else:
+                text = text[len(stripped) :]
+                self._num_to_strip -= 1
+        return text
+
+    def _enter(self, prompt_token_ids: Sequence[int]) -> None:
+        """Take the state the prompt leaves: whether its text has begun, and its unfinished character."""
+        for position, token_id in enumerate(prompt_token_ids):
+            self.add(token_id)
+            if not self._at_start and not self._num_to_strip:
+                break
+        else:
+            return
+        for token_id in self._last_visible(prompt_token_ids[position + 1 :]):
+            self.add(token_id)
+
+    def _last_visible(self, token_ids: Sequence[int]) -> list[int]:
+        """The last few of `token_ids` that add text, in order."""
+        found: list[int] = []
+        for token_id in reversed(token_ids):
+            if self._tokenizer.token_bytes(token_id) and not (
+                self._skip_special_tokens and self._tokenizer.is_special(token_id)
+            ):
+                found.append(token_id)
+            if len(found) == _NUM_CONTEXT_TOKENS:
+                break
+        return found[::-1]
+
+
+class _Utf8Stream:
+    """Bytes to text, a chunk at a time; the bytes of an unfinished character wait for the next chunk."""
+
+    def __init__(self, rules: DecoderRules) -> None:
+        self._errors = rules.utf8_errors
+        self._held = b""
+
+    def add(self, chunk: bytes) -> str:
+        return self._decode(chunk, final=False)
+
+    def flush(self) -> str:
+        return self._decode(b"", final=True)
+
+    def _decode(self, chunk: bytes, *, final: bool) -> str:
+        waiting = self._held + chunk
+        text, num_used = codecs.utf_8_decode(waiting, self._errors, final)
+        self._held = waiting[num_used:]
+        return _ESCAPED_BYTE.sub("\ufffd", text)

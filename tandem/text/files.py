@@ -1,0 +1,74 @@
+"""Reads a checkpoint's text-related JSON. Invariant: what is too large, damaged or of the wrong shape is refused.
+
+Nothing here interprets more than the shape: an object, its strings, and the special tokens it names.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tandem.core.errors import CorruptCheckpointError
+
+MAX_TOKENIZER_BYTES = 256 * 2**20
+MAX_CONFIG_BYTES = 32 * 2**20
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+JsonObject = dict[str, Any]
+
+
+def read_text(path: Path, max_bytes: int) -> str:
+    """The file as UTF-8 text.
+
+    Raises:
+        CorruptCheckpointError: it is unreadable, larger than `max_bytes` or not UTF-8.
+    """
+    try:
+        size_bytes = path.stat().st_size
+        if size_bytes > max_bytes:
+            raise CorruptCheckpointError(f"{path} has {size_bytes} bytes; at most {max_bytes} are accepted")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise CorruptCheckpointError(f"{path} is not UTF-8 ({error}); download it again") from error
+    except OSError as error:
+        raise CorruptCheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def parse_object(text: str, path: Path) -> JsonObject:
+    """`text` of the file `path` as a JSON object, or CorruptCheckpointError."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CorruptCheckpointError(f"{path} is not valid JSON ({error}); download it again") from error
+    if not isinstance(value, dict):
+        raise CorruptCheckpointError(f"{path} holds a JSON {type(value).__name__}, where an object is expected")
+    return value
+
+
+def read_optional_object(path: Path) -> JsonObject:
+    """The JSON object in `path`, or an empty one where there is no such file."""
+    return parse_object(read_text(path, MAX_CONFIG_BYTES), path) if path.exists() else {}
+
+
+def read_tokenizer_config(directory: Path) -> JsonObject:
+    """`tokenizer_config.json`, with what older checkpoints keep in `special_tokens_map.json` laid over it.
+
+    As transformers does, the second file counts only where the first has no `added_tokens_decoder`.
+    """
+    config = read_optional_object(directory / "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:
+        config |= read_optional_object(directory / "special_tokens_map.json")
+    return config
+
+
+def token_content(value: Any) -> str | None:
+    """The text of a token given as a string or as an object with `content`; None where it is neither."""
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """The named special tokens (`bos_token`, `eos_token`, ...) a tokenizer configuration sets."""
+    found = {name: token_content(config.get(name)) for name in NAMED_TOKENS}
+    return {name: content for name, content in found.items() if content is not None}

@@ -1,0 +1,227 @@
+"""Our decoder against transformers on tiny random checkpoints: the same logits, the same greedy tokens.
+
+float32 on both sides with plain attention, so that a difference is a bug and not rounding.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.attention.reference import ReferenceBackend
+from tandem.models.loader import LoadedModel, load_model
+from tandem.models.torch_kernels import TorchKernels
+from tests.helpers import checkpoints
+from tests.helpers.stepping import Stepper
+
+NUM_GENERATED = 64
+RELATIVE_ERROR = 1e-4
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+SLIDING = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
+LAST_IS_FULL = ["sliding_attention", "sliding_attention", "full_attention"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A checkpoint: its builder, configuration keys, and a prompt length."""
+
+    build: checkpoints.Builder
+    options: Mapping[str, Any] = field(default_factory=dict)
+    prompt_len: int = 50
+
+
+def _rope(rope_type: str, **options: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 10000.0, **options}}
+
+
+LLAMA, QWEN2, QWEN3 = checkpoints.save_tiny_llama, checkpoints.save_tiny_qwen2, checkpoints.save_tiny_qwen3
+MISTRAL, GEMMA3 = checkpoints.save_tiny_mistral, checkpoints.save_tiny_gemma3
+CASES = {
+    "llama-gqa": Case(LLAMA),
+    "llama-mha": Case(LLAMA, {"num_key_value_heads": 4}),
+    "llama-mqa": Case(LLAMA, {"num_key_value_heads": 1}),
+    "llama-tied": Case(LLAMA, {"tie_word_embeddings": True, "initializer_range": 0.2}),
+    "llama-biases": Case(LLAMA, {"attention_bias": True, "mlp_bias": True}),
+    "llama-head-dim": Case(LLAMA, {"head_dim": 24}),
+    "llama-theta": Case(LLAMA, {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}),
+    "llama-linear": Case(LLAMA, _rope("linear", factor=4.0)),
+    "llama-llama3": Case(LLAMA, _rope("llama3", **LLAMA3)),
+    "llama-yarn": Case(LLAMA, _rope("yarn", factor=4.0, original_max_position_embeddings=64), 70),
+    "llama-yarn-options": Case(
+        LLAMA,
+        _rope(
+            "yarn",
+            factor=8.0,
+            original_max_position_embeddings=32,
+            beta_fast=16.0,
+            beta_slow=2.0,
+            mscale=0.7,
+            mscale_all_dim=0.4,
+            truncate=False,
+        ),
+    ),
+    "llama-gelu": Case(LLAMA, {"hidden_act": "gelu_pytorch_tanh"}),
+    "qwen2": Case(QWEN2),
+    "qwen2-tied": Case(QWEN2, {"tie_word_embeddings": True, "initializer_range": 0.2}),
+    "qwen2-sliding": Case(QWEN2, SLIDING),
+    "qwen3": Case(QWEN3),
+    "qwen3-biases": Case(QWEN3, {"attention_bias": True}),
+    "qwen3-sliding": Case(QWEN3, SLIDING | {"layer_types": LAST_IS_FULL}),
+    "qwen3-yarn": Case(QWEN3, _rope("yarn", factor=4.0, original_max_position_embeddings=64), 70),
+    "mistral-window": Case(MISTRAL),
+    "mistral-window-of-one": Case(MISTRAL, {"sliding_window": 1}),
+    "mistral-full": Case(MISTRAL, {"sliding_window": None, "head_dim": 32}),
+    "gemma3": Case(GEMMA3),
+    "gemma3-untied": Case(GEMMA3, {"tie_word_embeddings": False}),
+    "gemma3-softcaps": Case(GEMMA3, {"final_logit_softcapping": 2.0, "attn_logit_softcapping": 3.0}),
+    "gemma3-biases": Case(GEMMA3, {"attention_bias": True}),
+    "gemma3-linear-global": Case(
+        GEMMA3,
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            }
+        },
+    ),
+    "gemma3-multimodal": Case(checkpoints.save_tiny_gemma3_conditional),
+}
+
+
+def load(path: Path, dtype: str = "auto") -> LoadedModel:
+    return load_model(str(path), dtype=dtype, device=torch.device("cpu"), kernels=TorchKernels())
+
+
+def stepper(model: LoadedModel) -> Stepper:
+    return Stepper(model.decoder, ReferenceBackend(), num_tokens=192)
+
+
+def random_prompt(length: int) -> list[int]:
+    return torch.randint(6, 199, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+
+
+def reference_logits(model: Any, token_ids: list[int]) -> torch.Tensor:
+    """[num_tokens, vocab] float32, from one pass without a cache."""
+    with torch.no_grad():
+        logits: torch.Tensor = model(torch.tensor([token_ids]), use_cache=False).logits[0]
+    return logits.float()
+
+
+def reference_greedy(model: Any, prompt: list[int], num_tokens: int = NUM_GENERATED) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(int(reference_logits(model, tokens)[-1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return ((ours - theirs).abs().max() / theirs.abs().max()).item()
+
+
+def assert_same(path: Path, prompt: list[int]) -> list[int]:
+    """Whole-prompt logits and greedy tokens equal; returns the tokens."""
+    model, reference = load(path), checkpoints.load_reference(path)
+    assert relative_error(stepper(model).step(prompt), reference_logits(reference, prompt)) < RELATIVE_ERROR
+    tokens = stepper(model).generate(prompt, NUM_GENERATED)
+    assert tokens == reference_greedy(reference, prompt)
+    return tokens
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_and_greedy_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    path = case.build(tmp_path, **case.options)
+    tokens = assert_same(path, random_prompt(case.prompt_len))
+    assert len(set(tokens)) > 4, "a model that repeats itself shows nothing"
+
+
+@pytest.mark.parametrize("family", checkpoints.BUILDERS)
+def test_chunked_prefill_equals_whole(family: str, tmp_path: Path) -> None:
+    model = load(checkpoints.BUILDERS[family](tmp_path))
+    prompt = random_prompt(50)
+    assert stepper(model).generate(prompt, 24, chunk=7) == stepper(model).generate(prompt, 24)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("family", checkpoints.BUILDERS)
+def test_half_precision_diverges_only_between_near_ties(family: str, dtype: str, tmp_path: Path) -> None:
+    """Rounding may flip a close call: then each side's token is among the other's five best."""
+    path = checkpoints.BUILDERS[family](tmp_path, dtype=dtype)
+    model, reference = load(path), checkpoints.load_reference(path, getattr(torch, dtype))
+    assert model.config.dtype == dtype
+    prompt = random_prompt(50)
+    ours, theirs = stepper(model).generate(prompt, 32), reference_greedy(reference, prompt, 32)
+    for index, (our_token, their_token) in enumerate(zip(ours, theirs, strict=True)):
+        if our_token != their_token:
+            prefix = prompt + ours[:index]
+            assert our_token in reference_logits(reference, prefix)[-1].topk(5).indices
+            assert their_token in stepper(model).step(prefix)[-1].topk(5).indices
+            break
+
+
+class TestOlderFiles:
+    """Files written before `rope_parameters` and `dtype` mean the same."""
+
+    def test_rope_scaling_and_theta_at_the_top(self, tmp_path: Path) -> None:
+        path = checkpoints.save_tiny_llama(tmp_path)
+        scaling = {"type": "linear", "factor": 2.0}
+        checkpoints.edit_config(
+            path, rope_parameters=..., rope_scaling=scaling, rope_theta=5000.0, dtype=..., torch_dtype="float32"
+        )
+        assert_same(path, random_prompt(40))
+
+    def test_llama3_scaling(self, tmp_path: Path) -> None:
+        path = checkpoints.save_tiny_llama(tmp_path)
+        scaling = {"rope_type": "llama3", **LLAMA3}
+        checkpoints.edit_config(path, rope_parameters=..., rope_scaling=scaling, rope_theta=500000.0)
+        assert_same(path, random_prompt(40))
+
+    def test_gemma_pattern_and_local_theta(self, tmp_path: Path) -> None:
+        path = checkpoints.save_tiny_gemma3(tmp_path)
+        checkpoints.edit_config(
+            path,
+            rope_parameters=...,
+            layer_types=...,
+            sliding_window_pattern=2,
+            rope_theta=100000.0,
+            rope_local_base_freq=7000.0,
+            rope_scaling={"rope_type": "linear", "factor": 4.0},
+        )
+        assert [layer.window for layer in load(path).config.layers] == [10, None, 10]
+        assert_same(path, random_prompt(40))
+
+    def test_absent_keys_mean_the_family_defaults(self, tmp_path: Path) -> None:
+        path = checkpoints.save_tiny_llama(tmp_path, num_key_value_heads=4)
+        absent: dict[str, Any] = dict.fromkeys(
+            ("num_key_value_heads", "head_dim", "rope_parameters", "hidden_act", "rms_norm_eps", "attention_bias"), ...
+        )
+        checkpoints.edit_config(path, **absent)
+        assert_same(path, random_prompt(40))
+
+
+class TestRedundantHead:
+    """A configuration says tied, the file has `lm_head.weight` all the same. transformers ties only equal tensors."""
+
+    def _save(self, path: Path, head_shift: float) -> Path:
+        from safetensors.torch import load_file, save_file
+
+        checkpoints.save_tiny_llama(path, tie_word_embeddings=True, initializer_range=0.2)
+        tensors = load_file(path / "model.safetensors")
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].flip(0) * head_shift
+        if not head_shift:
+            tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+        return path
+
+    def test_equal_is_tied(self, tmp_path: Path) -> None:
+        path = self._save(tmp_path, head_shift=0.0)
+        assert load(path).config.tie_word_embeddings
+        assert_same(path, random_prompt(40))
+
+    def test_different_is_used(self, tmp_path: Path) -> None:
+        path = self._save(tmp_path, head_shift=1.5)
+        assert not load(path).config.tie_word_embeddings
+        assert_same(path, random_prompt(40))

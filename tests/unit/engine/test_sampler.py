@@ -1,0 +1,280 @@
+"""Sampled tokens follow the filtered distribution, and depend on nothing but their own row."""
+
+import math
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.core.sampling_params import SamplingParams
+from tandem.engine.logits import SamplingState
+from tandem.engine.sampler import SampledToken, Sampler
+
+NAN, INFINITY = float("nan"), float("inf")
+
+
+def _state(params: SamplingParams, vocab_size: int, seed: int = 0, outputs: tuple[int, ...] = ()) -> SamplingState:
+    return SamplingState(params, seed, (1, 2, 3), outputs, (0,), vocab_size)
+
+
+def _logits(num_rows: int, vocab_size: int, seed: int = 0, scale: float = 3.0) -> torch.Tensor:
+    return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def _kept(row: torch.Tensor, params: SamplingParams) -> dict[int, float]:
+    """The filtered distribution from its definition, in float64, token by token."""
+    scaled = (row.double() / params.temperature).softmax(-1).tolist()
+    ordered = sorted(enumerate(scaled), key=lambda pair: (-pair[1], pair[0]))
+    if params.top_k:
+        ordered = ordered[: params.top_k]
+    mass = sum(probability for _, probability in ordered)
+    prefix: list[tuple[int, float]] = []
+    for token_id, probability in ordered:
+        if sum(p for _, p in prefix) >= params.top_p * mass:
+            break
+        prefix.append((token_id, probability))
+    kept = [(token_id, p) for token_id, p in prefix if p >= params.min_p * prefix[0][1]]
+    total = sum(p for _, p in kept)
+    return {token_id: p / total for token_id, p in kept}
+
+
+FILTERS: list[dict[str, Any]] = [
+    {"temperature": 0.7},
+    {"temperature": 1.5, "min_p": 0.1},
+    {"top_k": 5},
+    {"top_k": 1},
+    {"top_k": 40, "top_p": 0.8, "temperature": 1.3},
+    {"top_p": 0.6},
+    {"top_p": 0.95, "min_p": 0.05, "temperature": 2.0},
+    {"top_k": 10**6, "top_p": 1.0},
+]
+
+
+@pytest.mark.parametrize("options", FILTERS, ids=str)
+@pytest.mark.parametrize("vocab_size", [37, 700])
+def test_draws_follow_the_filtered_distribution(options: dict[str, Any], vocab_size: int) -> None:
+    """Chi-square over fixed seeds; tokens expected fewer than five times are pooled."""
+    params = SamplingParams(**options)
+    row = _logits(1, vocab_size, seed=vocab_size)
+    kept = _kept(row[0], params)
+    num_draws = 2000
+    states = [_state(params, vocab_size, seed) for seed in range(num_draws)]
+    drawn = Counter(token.token_id for token in Sampler().sample(row.expand(num_draws, -1), states))
+    assert set(drawn) <= set(kept)
+    expected = {token_id: p * num_draws for token_id, p in kept.items()}
+    cells = [(drawn[token_id], count) for token_id, count in expected.items() if count >= 5]
+    rare = [(drawn[token_id], count) for token_id, count in expected.items() if count < 5]
+    if rare:
+        cells.append((sum(seen for seen, _ in rare), sum(count for _, count in rare)))
+    chi_square = sum((seen - count) ** 2 / count for seen, count in cells)
+    freedom = len(cells) - 1
+    assert chi_square <= freedom + 4 * math.sqrt(2 * freedom) + 4
+
+
+@pytest.mark.parametrize("top_p", [0.5, 0.9, 0.999])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 6.0])
+def test_top_p_is_exact_however_many_candidates_it_takes(top_p: float, scale: float) -> None:
+    vocab_size = 20000
+    row = _logits(1, vocab_size, seed=5, scale=scale)
+    probabilities, order = row[0].double().softmax(-1).sort(descending=True, stable=True)
+    cut = int((probabilities.cumsum(0) - probabilities < top_p - 1e-9).sum())
+    allowed = set(order[: cut + 1].tolist())  # one more than the exact cut: float32 weights may round at the boundary
+    states = [_state(SamplingParams(top_p=top_p), vocab_size, seed) for seed in range(40)]
+    assert {token.token_id for token in Sampler().sample(row.expand(40, -1), states)} <= allowed
+
+
+def test_top_p_includes_the_token_that_crosses() -> None:
+    row = torch.tensor([[0.5, 0.3, 0.2]]).log()
+    for top_p, expected in ((0.4, {0}), (0.6, {0, 1}), (0.79, {0, 1}), (0.81, {0, 1, 2})):
+        states = [_state(SamplingParams(top_p=top_p), 3, seed) for seed in range(200)]
+        assert {token.token_id for token in Sampler().sample(row.expand(200, -1), states)} == expected
+
+
+def test_top_p_is_computed_after_top_k_is_renormalised() -> None:
+    row = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
+    states = [_state(SamplingParams(top_k=2, top_p=0.56), 4, seed) for seed in range(200)]
+    assert {token.token_id for token in Sampler().sample(row.expand(200, -1), states)} == {0}
+
+
+@pytest.mark.parametrize("vocab_size", [1, 5, 128, 129, 300, 50257])
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"top_k": 1}], ids=str)
+def test_greedy_takes_the_lowest_id_among_equals(vocab_size: int, options: dict[str, Any]) -> None:
+    rows = torch.zeros(3, vocab_size)
+    rows[1, vocab_size // 2 :] = 1.0
+    rows[2, vocab_size - 1] = 1.0
+    states = [_state(SamplingParams(**options), vocab_size)] * 3
+    tokens = [token.token_id for token in Sampler().sample(rows, states)]
+    assert tokens == [0, vocab_size // 2, vocab_size - 1]
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-38, 1e-3])
+def test_a_tiny_temperature_is_nearly_greedy_and_never_fails(temperature: float) -> None:
+    rows = _logits(4, 500)
+    states = [_state(SamplingParams(temperature=temperature), 500, seed) for seed in range(4)]
+    tokens = Sampler().sample(rows, states)
+    assert [token.token_id for token in tokens] == rows.argmax(-1).tolist()
+
+
+def _random_params(rng: random.Random) -> SamplingParams:
+    return SamplingParams(
+        temperature=rng.choice([0.0, 0.0, 0.3, 1.0, 2.0]),
+        top_k=rng.choice([0, 0, 1, 7, 300]),
+        top_p=rng.choice([1.0, 0.5, 0.99]),
+        min_p=rng.choice([0.0, 0.0, 0.02]),
+        repetition_penalty=rng.choice([1.0, 1.0, 1.4]),
+        frequency_penalty=rng.choice([0.0, 0.0, 0.7]),
+        logit_bias=rng.choice([{}, {5: 3.0, 9: -100.0}]),
+        allowed_token_ids=rng.choice([None, None, tuple(range(0, 900, 3))]),
+        bad_words=rng.choice([(), ((4,), (1, 7))]),
+        min_tokens=rng.choice([0, 3]),
+        logprobs=rng.choice([None, None, 0, 4]),
+    )
+
+
+@pytest.mark.parametrize("vocab_size", [1003, 6145])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_batched_equals_alone_bit_for_bit(vocab_size: int, num_threads: int) -> None:
+    rng = random.Random(vocab_size)
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        for trial in range(12):
+            num_rows = rng.choice([2, 5, 16])
+            logits = _logits(num_rows, vocab_size, seed=trial)
+            greedy = trial % 4 == 0
+            params = [SamplingParams(temperature=0) if greedy else _random_params(rng) for _ in range(num_rows)]
+            outputs = tuple(rng.choices(range(12), k=trial))
+            states = [_state(p, vocab_size, rng.getrandbits(64), outputs) for p in params]
+            together = Sampler().sample(logits, states)
+            for row in range(num_rows):
+                assert Sampler().sample(logits[row : row + 1].clone(), [states[row]]) == [together[row]]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_same_rows_on_the_batched_route_choose_the_same_tokens() -> None:
+    """Accelerators compute all rows of a method together; that route must mean the same."""
+    rng = random.Random(1)
+    logits = _logits(40, 1003)
+    states = [_state(_random_params(rng), 1003, seed, (5, 7)) for seed in range(40)]
+    alone = Sampler().sample(logits, states)
+    together = Sampler(rows_together=True).sample(logits, states)
+    assert [token.token_id for token in together] == [token.token_id for token in alone]
+    for one, other in zip(alone, together, strict=True):
+        assert (one.logprobs is None) == (other.logprobs is None)
+        if one.logprobs is not None and other.logprobs is not None:
+            assert other.logprobs.logprob == pytest.approx(one.logprobs.logprob, abs=1e-5)
+            assert [pair[0] for pair in other.logprobs.top] == [pair[0] for pair in one.logprobs.top]
+
+
+def test_a_stream_continues_elsewhere() -> None:
+    params = SamplingParams(temperature=1.2, top_p=0.9, repetition_penalty=1.2, n=1)
+    rows = _logits(10, 300)
+    here = _state(params, 300, seed=99)
+    outputs: list[int] = []
+    for step in range(10):
+        [token] = Sampler().sample(rows[step : step + 1], [here])
+        here.observe(token.token_id)
+        outputs.append(token.token_id)
+    for step in range(10):
+        there = _state(params, 300, seed=99, outputs=tuple(outputs[:step]))
+        assert Sampler().sample(rows[step : step + 1], [there])[0].token_id == outputs[step]
+
+
+def test_seed_and_position_change_the_draw() -> None:
+    row = torch.zeros(1, 1000)
+    params = SamplingParams()
+    by_seed = {Sampler().sample(row, [_state(params, 1000, seed)])[0].token_id for seed in range(50)}
+    by_position = {
+        Sampler().sample(row, [_state(params, 1000, outputs=(1,) * length)])[0].token_id for length in range(50)
+    }
+    assert len(by_seed) > 40
+    assert len(by_position) > 40
+
+
+def test_the_models_logits_are_not_modified() -> None:
+    logits = _logits(6, 1003)
+    before = logits.clone()
+    rng = random.Random(7)
+    Sampler().sample(logits, [_state(_random_params(rng), 1003, seed) for seed in range(6)])
+    assert torch.equal(logits, before)
+
+
+METHODS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, "logprobs": 2},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "min_p": 0.1},
+    {"top_k": 3},
+    {"top_p": 0.5},
+]
+
+
+@pytest.mark.parametrize("options", METHODS, ids=str)
+@pytest.mark.parametrize("rows_together", [False, True])
+@pytest.mark.parametrize("bad_value", [NAN, INFINITY])
+def test_a_broken_row_fails_alone(options: dict[str, Any], rows_together: bool, bad_value: float) -> None:
+    logits = _logits(4, 5000)
+    logits[1, 4321] = bad_value
+    logits[2, :] = -INFINITY
+    params = SamplingParams(**options)
+    states = [_state(params, 5000, seed) for seed in range(4)]
+    tokens = Sampler(rows_together=rows_together).sample(logits, states)
+    assert [token.error is None for token in tokens] == [True, False, False, True]
+    assert "not finite" in str(tokens[1].error)
+    assert "ban" in str(tokens[2].error)
+    assert tokens[1].logprobs is None
+    assert tokens[0] == Sampler(rows_together=rows_together).sample(logits[[0, 3]], [states[0], states[3]])[0]
+
+
+@pytest.mark.parametrize("options", METHODS, ids=str)
+def test_a_request_that_bans_everything_gets_an_error(options: dict[str, Any]) -> None:
+    params = SamplingParams(allowed_token_ids=(4,), bad_words=((4,),), **options)
+    [token] = Sampler().sample(_logits(1, 50), [_state(params, 50)])
+    assert token.error is not None
+    assert "bad_words" in token.error
+
+
+def test_no_rows_give_no_tokens() -> None:
+    assert Sampler().sample(torch.zeros(0, 10), []) == []
+
+
+@pytest.mark.parametrize("vocab_size", [9, 5000])
+def test_logprobs_are_of_the_raw_logits(vocab_size: int) -> None:
+    logits = _logits(2, vocab_size)
+    params = SamplingParams(temperature=0.0, logit_bias={3: 100.0}, logprobs=5)
+    tokens = Sampler().sample(logits, [_state(params, vocab_size)] * 2)
+    reference = logits.double().log_softmax(-1)
+    for row, token in zip(reference, tokens, strict=True):
+        assert token.token_id == 3
+        assert token.logprobs is not None
+        assert token.logprobs.token_id == 3
+        assert token.logprobs.logprob == pytest.approx(row[3].item(), abs=1e-5)
+        assert token.logprobs.rank == int((row > row[3]).sum()) + 1
+        top = row.topk(5)
+        assert [token_id for token_id, _ in token.logprobs.top] == top.indices.tolist()
+        assert [logprob for _, logprob in token.logprobs.top] == pytest.approx(top.values.tolist(), abs=1e-5)
+
+
+def test_logprobs_of_only_the_chosen_token() -> None:
+    [token] = Sampler().sample(torch.zeros(1, 4), [_state(SamplingParams(temperature=0.0, logprobs=0), 4)])
+    assert token.logprobs is not None
+    assert token.logprobs.top == ()
+    assert token.logprobs.rank == 1
+    assert token.logprobs.logprob == pytest.approx(-math.log(4))
+    assert token == SampledToken(0, token.logprobs)
+
+
+@pytest.mark.parametrize("rows_together", [False, True])
+def test_prompt_logprobs(rows_together: bool) -> None:
+    logits = _logits(70, 300)
+    token_ids = list(range(70))
+    found = Sampler(rows_together=rows_together).prompt_logprobs(logits, token_ids, 2)
+    reference = logits.double().log_softmax(-1)
+    assert [entry.token_id for entry in found] == token_ids
+    for row, entry in zip(reference, found, strict=True):
+        assert entry.logprob == pytest.approx(row[entry.token_id].item(), abs=1e-5)
+        assert entry.rank == int((row > row[entry.token_id]).sum()) + 1
+        assert [token_id for token_id, _ in entry.top] == row.topk(2).indices.tolist()
