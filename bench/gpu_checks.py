@@ -1,12 +1,11 @@
 """Compares every CUDA attention backend and captured decode graphs with a float64 oracle: `python -m bench.gpu_checks`.
 
 Prints a table, then one JSON line; exits 1 when a backend is wrong and does not refuse, 2 where there is no NVIDIA GPU.
-The arena is NaN except for what may be read. Other people's kernels may need a finite arena or depend on the batch; that
+The arena is NaN except for what may be read. Other people's kernels may need a finite arena or depend on the batch: that
 is reported. Ours may not. Timings are of one layer, for orientation.
 """
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
+from bench.report import circumstances
 from tandem.attention.base import AttentionBackend, AttentionBatch
 from tandem.attention.flashinfer_backend import FlashInferBackend
 from tandem.attention.reference import ReferenceBackend
@@ -23,7 +23,7 @@ from tandem.engine.graphs import DecodeGraphs, padded_sizes
 from tandem.engine.inputs import ModelInputs
 from tests.helpers.attention_cases import RequestCase, Shape, Step, build_step, oracle, random_request
 
-TOLERANCE = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
+TOLERANCE = {"float32": 3e-5, "float16": 4e-3, "bfloat16": 3e-2}
 MIX = ((1300, 1), (700, 90), (1, 1), (257, 257), (40, 2), (64, 1), (2100, 1))  # (seq_len, query_len)
 OURS = ("triton",)
 MODEL = Shape(num_heads=32, num_kv_heads=8, head_dim=128, dtype="bfloat16")
@@ -184,16 +184,6 @@ def outcome(result: Check) -> str:
     return f"{'ok' if result.passed else 'WRONG'}: {', '.join(note for note in notes if note)}"
 
 
-def environment() -> dict[str, str]:
-    sha = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return {
-        "git_sha": sha.stdout.strip() or "unknown",
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "cuda": str(torch.version.cuda),
-    }
-
-
 def main() -> int:
     if not torch.cuda.is_available():
         print("gpu_checks needs an NVIDIA GPU and a CUDA build of PyTorch; nothing was checked", file=sys.stderr)
@@ -209,7 +199,7 @@ def main() -> int:
     for timing in timings:
         print(f"{timing.backend:<18} decode {timing.decode_us:.0f} us, prefill {timing.prefill_us:.0f} us")
     report = {"checks": [asdict(result) for result in checks], "timings": [asdict(timing) for timing in timings]}
-    print(json.dumps(environment() | report))
+    print(json.dumps(circumstances() | {"cuda": torch.version.cuda} | report))
     return 0 if all(result.passed for result in checks) else 1
 
 

@@ -119,9 +119,8 @@ class ConversationRows:
         return self.pending.pop(index)
 
 
-def batch_tensors(rows: Sequence[Sample]) -> tuple[Tensor, Tensor]:
-    """Inputs and next-token labels, padded to the longest row: two int64 tensors [num_rows, length - 1]."""
-    length = max(len(row.ids) for row in rows)
+def batch_tensors(rows: Sequence[Sample], length: int) -> tuple[Tensor, Tensor]:
+    """Inputs and next-token labels, padded to `length` tokens a row: two int64 tensors [num_rows, length - 1]."""
     ids = torch.tensor([row.ids + [0] * (length - len(row.ids)) for row in rows])
     labels = torch.tensor([row.labels + [IGNORED] * (length - len(row.labels)) for row in rows])
     return ids[:, :-1], labels[:, 1:]

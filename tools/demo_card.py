@@ -28,10 +28,10 @@ Tests, encodings, idlelib, lib2to3, distutils and tkinter are left out. sha256 o
 
     python -m tools.train_demo --out demo/tandem-demo
 
-{num_steps} steps of AdamW (seed {seed}), {num_tokens_seen:,} tokens, {minutes} minutes on {hardware}.
+{num_steps} steps of Muon and AdamW (seed {seed}), {num_tokens_seen:,} tokens, {minutes} CPU minutes on {hardware}.
 The result depends on the seed, the steps and the Python whose library is read; `training.json` has every setting and
-the loss curve. Most rows are {row_tokens} tokens long; in the second half every {long_row_every}th step is one row of
-{long_tokens} tokens, which is also the longest context.
+the loss curve. Most rows are {row_tokens} tokens long; every {long_row_every}th step is one row of {long_tokens} tokens, which is also
+the longest context.
 
 ## Held-out text
 
@@ -56,7 +56,7 @@ def model_card(record: Mapping[str, Any]) -> str:
         num_steps=settings["num_steps"],
         seed=settings["seed"],
         num_tokens_seen=record["num_tokens_seen"],
-        minutes=round(record["duration_s"] / 60),
+        minutes=round(record["cpu_time_s"] / 60),
         hardware=record["hardware"],
         row_tokens=settings["row_length"] - 1,
         long_row_every=settings["long_row_every"],

@@ -23,6 +23,7 @@ MIN_CAPABILITY = (8, 0)
 MIN_DOT_SIZE = 16  # the least that a Triton matrix product takes in any dimension
 KV_TILE_BYTES = 16384  # of K or V in shared memory at once; two stages of both fit the smallest supported GPU
 PREFILL_QUERY_TILE_BYTES = 16384
+SPLITS_PER_LEVEL = 8
 LAUNCH_OPTIONS = {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": True}
 
 
@@ -58,8 +59,8 @@ class TritonBackend:
 
     Args:
         device: where the arena lives.
-        split_tokens: positions that one program of a decode covers, a multiple of 64. Longer contexts are cut there and
-            added up in order.
+        split_tokens: positions that one program of a decode covers, a multiple of 64; twice as many after every eighth,
+            so that the launch for the longest context stays small. Splits are added up in order.
     """
 
     name = "triton"
@@ -99,6 +100,15 @@ class TritonBackend:
         return out
 
 
+def num_splits_for(max_seq_len: int, split_tokens: int) -> int:
+    """Splits that cover `max_seq_len` positions; the twin of `_split_start` in the kernels."""
+    covered = num_splits = 0
+    while covered < max_seq_len:
+        covered += split_tokens << (num_splits // SPLITS_PER_LEVEL)
+        num_splits += 1
+    return num_splits
+
+
 def _may_hold_decodes(batch: AttentionBatch, num_tokens: int) -> bool:
     """False when shapes alone tell that every request brings the same number of tokens, more than one."""
     return batch.max_query_len == 1 or num_tokens < batch.num_requests * batch.max_query_len
@@ -126,7 +136,7 @@ class _Call:
     def decode(self, split_tokens: int) -> None:
         """Requests with one query token. NOTE: the grid covers `max_seq_len`; programs past a request's end return."""
         num_requests, num_heads, head_dim = self.batch.num_requests, *self.queries.shape[1:]
-        num_splits = -(-self.batch.max_seq_len // split_tokens)
+        num_splits = num_splits_for(self.batch.max_seq_len, split_tokens)
         partials = (num_requests, num_heads, num_splits) if num_splits > 1 else (0, 0, 0)
         partial_out = self.queries.new_empty((*partials, head_dim), dtype=torch.float32)
         partial_stats = self.queries.new_empty((*partials, 2), dtype=torch.float32)

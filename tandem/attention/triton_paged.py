@@ -15,8 +15,17 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
+SPLITS_PER_LEVEL = tl.constexpr(8)
 # NOTE: arguments that vary with the batch are not specialised on, so that every batch runs the same binary.
 BATCH_ARGUMENTS = ["table_stride", "num_splits", "num_requests"]
+
+
+@triton.jit
+def _split_start(split: tl.tensor, SPLIT: tl.constexpr) -> tl.tensor:
+    """First position of a split: eight of SPLIT tokens, eight twice as long, and so on, so that long contexts have few."""
+    level = split // SPLITS_PER_LEVEL
+    whole_levels = SPLITS_PER_LEVEL * SPLIT * ((1 << level) - 1)
+    return whole_levels + split % SPLITS_PER_LEVEL * (SPLIT << level)
 
 
 @triton.jit
@@ -123,10 +132,10 @@ def decode_kernel(
         return
     seq_len = tl.load(seq_lens + request)
     position = seq_len - 1
-    begin = split * SPLIT
+    begin = _split_start(split, SPLIT)
     if WINDOW > 0:
         begin = tl.maximum(begin, position - WINDOW + 1)
-    end = tl.minimum(split * SPLIT + SPLIT, seq_len)
+    end = tl.minimum(_split_start(split + 1, SPLIT), seq_len)
     if begin >= end:
         return
     rows = tl.arange(0, TILE_M)
@@ -188,25 +197,26 @@ def combine_kernel(
     if tl.load(query_start + request + 1) - token != 1:
         return
     seq_len = tl.load(seq_lens + request)
-    first_split = 0
+    first = 0
     if WINDOW > 0:
-        first_split = tl.maximum(seq_len - WINDOW, 0) // SPLIT
+        first = tl.maximum(seq_len - WINDOW, 0)
     dims = tl.arange(0, TILE_D)
     in_head = dims < HEAD_DIM
     acc = tl.zeros([TILE_D], dtype=tl.float32)
     running_max = float("-inf")
     running_sum = 0.0
-    for split in range(first_split, (seq_len + SPLIT - 1) // SPLIT):
-        entry = (request.to(tl.int64) * NUM_HEADS + head) * num_splits + split
-        split_max = tl.load(partial_stats + entry * 2)
-        split_sum = tl.load(partial_stats + entry * 2 + 1)
-        new_max = tl.maximum(running_max, split_max)
-        decay = tl.exp2(running_max - new_max)
-        weight = tl.exp2(split_max - new_max)
-        partial = tl.load(partial_out + entry * HEAD_DIM + dims, mask=in_head, other=0.0)
-        acc = acc * decay + partial * weight
-        running_sum = running_sum * decay + split_sum * weight
-        running_max = new_max
+    for split in range(0, num_splits):
+        if (_split_start(split, SPLIT) < seq_len) & (_split_start(split + 1, SPLIT) > first):
+            entry = (request.to(tl.int64) * NUM_HEADS + head) * num_splits + split
+            split_max = tl.load(partial_stats + entry * 2)
+            split_sum = tl.load(partial_stats + entry * 2 + 1)
+            new_max = tl.maximum(running_max, split_max)
+            decay = tl.exp2(running_max - new_max)
+            weight = tl.exp2(split_max - new_max)
+            partial = tl.load(partial_out + entry * HEAD_DIM + dims, mask=in_head, other=0.0)
+            acc = acc * decay + partial * weight
+            running_sum = running_sum * decay + split_sum * weight
+            running_max = new_max
     destination = out + (token * NUM_HEADS + head) * HEAD_DIM + dims
     tl.store(destination, (acc / running_sum).to(out.dtype.element_ty), mask=in_head)
 

@@ -82,7 +82,7 @@ class SamplingParams:
         if self.allowed_token_ids is not None:
             if not self.allowed_token_ids:
                 raise InvalidRequestError(
-                    "allowed_token_ids is empty, so no token could be chosen; omit it or list some"
+                    "allowed_token_ids is empty, so no token could be chosen; omit it or add some"
                 )
             _require_token_ids("allowed_token_ids", self.allowed_token_ids)
         _require_token_ids("stop_token_ids", self.stop_token_ids)
@@ -93,8 +93,9 @@ class SamplingParams:
             _require_token_ids("bad_words", word)
 
     def _check_stop(self) -> None:
-        if isinstance(self.stop, str):
-            raise InvalidRequestError(f"stop={self.stop!r} must be a list of strings, not one string")
+        given: object = self.stop
+        if isinstance(given, str):
+            raise InvalidRequestError(f"stop={given!r} must be a list of strings, not one string")
         _require_count("stop", len(self.stop), MAX_STOP_STRINGS)
         for text in self.stop:
             if not isinstance(text, str) or not text:

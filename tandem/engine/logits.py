@@ -149,7 +149,7 @@ class _BadWords:
 
 
 def _unique_ids(token_ids: Sequence[int] | None) -> torch.Tensor:
-    return torch.tensor(list(token_ids or ()), dtype=torch.int64).unique()
+    return torch.tensor(sorted(set(token_ids or ())), dtype=torch.int64)
 
 
 def _bias_tensors(params: SamplingParams) -> tuple[torch.Tensor | None, torch.Tensor]:

@@ -45,7 +45,7 @@ def inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     padding = -num_candidates % _WALK_BLOCK
     if padding:
         weights = torch.nn.functional.pad(weights, (0, padding))
-    blocks = weights.unflatten(1, (-1, _WALK_BLOCK))  # [num_rows, num_blocks, _WALK_BLOCK]
+    blocks = weights.view(weights.shape[0], -1, _WALK_BLOCK)  # [num_rows, num_blocks, _WALK_BLOCK]
     block, share = _walk(blocks.sum(-1), uniforms)
     rows = torch.arange(weights.shape[0], device=weights.device)
     within, _ = _walk(blocks[rows, block], share)

@@ -65,7 +65,8 @@ class Sampler:
         `logits`: float32 [num_rows, vocab_size], not modified, any device; row i belongs to states[i]. A row without
         a finite largest logit comes back with `error` set; nothing is raised for it.
         """
-        assert logits.dim() == 2 and logits.dtype == torch.float32 and logits.shape[0] == len(states)
+        assert logits.dtype == torch.float32
+        assert logits.shape[0] == len(states)
         chosen: list[SampledToken | None] = [None] * len(states)
         for indices in _chunks(states, self._batches(logits)):
             for index, token in zip(indices, _sample_chunk(logits, states, indices), strict=True):
@@ -158,7 +159,7 @@ def _draw_greedy(rows: torch.Tensor, states: Sequence[SamplingState]) -> _Draw:
     vocab_size = rows.shape[1]
     num_blocks = vocab_size // _GREEDY_BLOCK
     whole = num_blocks * _GREEDY_BLOCK
-    maxima = [rows[:, :whole].unflatten(1, (num_blocks, _GREEDY_BLOCK)).amax(-1)] if num_blocks else []
+    maxima = [rows[:, :whole].reshape(-1, num_blocks, _GREEDY_BLOCK).amax(-1)] if num_blocks else []
     if whole < vocab_size:
         maxima.append(rows[:, whole:].amax(-1, keepdim=True))
     first_block = torch.cat(maxima, dim=1).argmax(-1, keepdim=True)  # [num_rows, 1]

@@ -19,7 +19,7 @@ def resolve_model_path(path_or_hub_id: str) -> Path:
         CheckpointError: neither exists, or there is no network and no cached copy.
     """
     path = Path(path_or_hub_id).expanduser()
-    if path.is_dir():
+    if path_or_hub_id and path.is_dir():
         return path
     if path.exists() or path_or_hub_id.startswith(("/", "./", "../", "~")) or path_or_hub_id.count("/") > 1:
         raise CheckpointError(f"{path_or_hub_id!r} is not a directory; give a model directory or a Hugging Face name")

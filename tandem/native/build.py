@@ -1,7 +1,7 @@
 """Compiles the kernels on first use into a cache file whose name is a digest of everything that shaped it.
 
-A file that exists under its name is complete (temporary file, then rename), so processes may race. The library is linked
-against the OpenMP runtime PyTorch has already loaded: two runtimes in one process would spin against each other.
+A file that exists under its name is complete (temporary file, then rename), so processes may race. The library is
+linked against the OpenMP runtime PyTorch has already loaded: two runtimes in one process would spin against each other.
 """
 
 import hashlib
@@ -106,7 +106,9 @@ def _compile(command: tuple[str, ...], target: Path) -> None:
             subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=_COMPILE_TIMEOUT_S)
             output.replace(target)
     except subprocess.CalledProcessError as error:
-        raise ConfigurationError(f"the native kernels do not compile with {command[0]!r}: {error.stderr[-2000:]}") from error
+        raise ConfigurationError(
+            f"the native kernels do not compile with {command[0]!r}: {error.stderr[-2000:]}"
+        ) from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigurationError(
             f"the native kernels cannot be built in {str(target.parent)!r} ({error}); set TANDEM_CACHE_DIR"

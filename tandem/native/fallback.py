@@ -3,6 +3,7 @@
 Everything is computed in float32 and rounded once. Written to be read; not batch-invariant and not fast.
 """
 
+import itertools
 from collections.abc import Iterator
 
 import torch
@@ -37,9 +38,7 @@ class TorchKernels:
             return result.to(out_dtype or x.dtype)
         return out.copy_(result)
 
-    def gated_linear(
-        self, x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str
-    ) -> torch.Tensor:
+    def gated_linear(self, x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
         """`activation(x @ gate.T) * (x @ up.T)` with activation "silu" or "gelu_tanh"; gate and up are [out, in]."""
         gated = F.linear(x.float(), gate.float())
         activated = {"silu": F.silu, "gelu_tanh": _gelu_tanh}[activation](gated)
@@ -154,7 +153,7 @@ def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
 
 def _spans(query_start: torch.Tensor) -> Iterator[tuple[int, int]]:
     bounds = query_start.tolist()
-    return zip(bounds, bounds[1:], strict=False)
+    return itertools.pairwise(bounds)
 
 
 def _gather(cache: torch.Tensor, block_table: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

@@ -52,6 +52,21 @@ def _rows(x: torch.Tensor) -> bool:
     return x.dim() == 2 and (x.stride(1) == 1 or x.shape[1] == 1)
 
 
+def _row_strides(x: torch.Tensor) -> tuple[int, int]:
+    """Strides of the outer and inner rows of a matrix or of a stack of them."""
+    return (x.stride(0), x.stride(1)) if x.dim() == 3 else (x.stride(0), 0)
+
+
+def _norm_weights(
+    q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, head_dim: int
+) -> tuple[int | None, int | None, int]:
+    """Pointers to both weights, and their dtype's code."""
+    given = [weight for weight in (q_norm, k_norm) if weight is not None]
+    assert all(w.shape == (head_dim,) and w.is_contiguous() and w.dtype == given[0].dtype for w in given)
+    pointers = [None if weight is None else weight.data_ptr() for weight in (q_norm, k_norm)]
+    return pointers[0], pointers[1], _CODES[given[0].dtype] if given else 0
+
+
 def _is_paged(cache: torch.Tensor) -> bool:
     """[num_blocks, num_kv_heads, block_size, head_dim], each block contiguous; the blocks themselves may be strided."""
     _, num_kv_heads, block_size, head_dim = cache.shape
@@ -67,6 +82,8 @@ class NativeKernels:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._linear = _bind(library, "tandem_linear", "iipqpppqqqqi")
         self._paged_attention = _bind(library, "tandem_paged_attention", "ipqqpqpqpqpppqqiiiiififi")
+        self._rms_norm = _bind(library, "tandem_rms_norm", "ipqqpqqpqqpiifqqqi")
+        self._rope_and_write = _bind(library, "tandem_rope_and_write", "ipqqpqqpqqpppppqpqppiifqiiiiii")
         self._gated_linear = _bind(library, "tandem_gated_linear", "iipqpppqqqqi")
 
     def linear(
@@ -81,9 +98,14 @@ class NativeKernels:
         m, k = x.shape
         n = weight.shape[0]
         if out is None:
-            out = x.new_empty(m, n, dtype=out_dtype)
-        assert weight.shape[1] == k and weight.dtype == x.dtype and weight.is_contiguous() and _rows(x)
-        assert out.shape == (m, n) and _rows(out) and out.dtype in (x.dtype, torch.float32)
+            out = torch.empty((m, n), dtype=out_dtype or x.dtype)
+        assert weight.shape[1] == k
+        assert weight.dtype == x.dtype
+        assert weight.is_contiguous()
+        assert _rows(x)
+        assert out.shape == (m, n)
+        assert _rows(out)
+        assert out.dtype in (x.dtype, torch.float32)
         assert bias is None or (bias.dtype == x.dtype and bias.shape == (n,) and bias.is_contiguous())
         self._linear(
             _CODES[x.dtype],
@@ -101,14 +123,15 @@ class NativeKernels:
         )
         return out
 
-    def gated_linear(
-        self, x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str
-    ) -> torch.Tensor:
+    def gated_linear(self, x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
         m, k = x.shape
         n = gate.shape[0]
-        out = x.new_empty(m, n)
-        assert gate.shape == up.shape == (n, k) and gate.dtype == up.dtype == x.dtype
-        assert gate.is_contiguous() and up.is_contiguous() and _rows(x)
+        out = torch.empty((m, n), dtype=x.dtype)
+        assert gate.shape == up.shape == (n, k)
+        assert gate.dtype == up.dtype == x.dtype
+        assert gate.is_contiguous()
+        assert up.is_contiguous()
+        assert _rows(x)
         self._gated_linear(
             _CODES[x.dtype],
             _ACTIVATIONS[activation],
@@ -143,12 +166,20 @@ class NativeKernels:
         num_kv_heads, block_size = k_cache.shape[1:3]
         if out is None:
             out = torch.empty(q.shape, dtype=q.dtype)
-        assert head_dim % 8 == 0 and head_dim <= 256 and num_heads % num_kv_heads == 0
-        assert k_cache.shape == v_cache.shape and k_cache.shape[3] == head_dim and out.shape == q.shape
+        assert head_dim % 8 == 0
+        assert head_dim <= 256
+        assert num_heads % num_kv_heads == 0
+        assert k_cache.shape == v_cache.shape
+        assert k_cache.shape[3] == head_dim
+        assert out.shape == q.shape
         assert q.dtype == k_cache.dtype == v_cache.dtype == out.dtype
-        assert q.stride(2) == out.stride(2) == 1 and _is_paged(k_cache) and _is_paged(v_cache)
+        assert q.stride(2) == out.stride(2) == 1
+        assert _is_paged(k_cache)
+        assert _is_paged(v_cache)
         assert block_tables.dtype == query_start.dtype == seq_lens.dtype == torch.int32
-        assert block_tables.stride(1) == 1 and query_start.is_contiguous() and seq_lens.is_contiguous()
+        assert block_tables.stride(1) == 1
+        assert query_start.is_contiguous()
+        assert seq_lens.is_contiguous()
         assert query_start.shape[0] == seq_lens.shape[0] + 1 == block_tables.shape[0] + 1
         self._paged_attention(
             _CODES[q.dtype],
@@ -177,3 +208,100 @@ class NativeKernels:
             torch.get_num_threads(),
         )
         return out
+
+    def rms_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        *,
+        residual: torch.Tensor | None = None,
+        unit_offset: bool = False,
+    ) -> torch.Tensor:
+        size = x.shape[-1]
+        out = torch.empty(x.shape, dtype=x.dtype)
+        assert x.stride(-1) == 1
+        assert weight.shape == (size,)
+        assert weight.is_contiguous()
+        assert residual is None or (residual.shape == x.shape and residual.dtype == x.dtype)
+        assert residual is None or residual.stride(-1) == 1
+        self._rms_norm(
+            _CODES[x.dtype],
+            x.data_ptr(),
+            *_row_strides(x),
+            *((None, 0, 0) if residual is None else (residual.data_ptr(), *_row_strides(residual))),
+            out.data_ptr(),
+            *_row_strides(out),
+            weight.data_ptr(),
+            _CODES[weight.dtype],
+            unit_offset,
+            eps,
+            x.shape[0],
+            1 if x.dim() == 2 else x.shape[1],
+            size,
+            torch.get_num_threads(),
+        )
+        return out
+
+    def rope_and_write(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        q_norm: torch.Tensor | None = None,
+        k_norm: torch.Tensor | None = None,
+        norm_eps: float = 1e-6,
+        unit_offset: bool = False,
+    ) -> None:
+        num_tokens, num_heads, head_dim = q.shape
+        num_kv_heads, block_size = k_cache.shape[1:3]
+        half = cos.shape[1]
+        assert k.shape == v.shape == (num_tokens, num_kv_heads, head_dim)
+        assert 2 * half <= head_dim <= 512
+        assert q.dtype == k.dtype == v.dtype == k_cache.dtype == v_cache.dtype
+        assert q.stride(2) == k.stride(2) == v.stride(2) == 1
+        assert k_cache.shape == v_cache.shape
+        assert _is_paged(k_cache)
+        assert _is_paged(v_cache)
+        assert cos.shape == sin.shape
+        assert cos.dtype == sin.dtype == torch.float32
+        assert cos.is_contiguous()
+        assert sin.is_contiguous()
+        assert positions.shape == slot_mapping.shape == (num_tokens,)
+        assert positions.dtype == slot_mapping.dtype == torch.int64
+        assert positions.is_contiguous()
+        assert slot_mapping.is_contiguous()
+        self._rope_and_write(
+            _CODES[q.dtype],
+            q.data_ptr(),
+            *q.stride()[:2],
+            k.data_ptr(),
+            *k.stride()[:2],
+            v.data_ptr(),
+            *v.stride()[:2],
+            cos.data_ptr(),
+            sin.data_ptr(),
+            positions.data_ptr(),
+            slot_mapping.data_ptr(),
+            k_cache.data_ptr(),
+            k_cache.stride(0),
+            v_cache.data_ptr(),
+            v_cache.stride(0),
+            *_norm_weights(q_norm, k_norm, head_dim),
+            unit_offset,
+            norm_eps,
+            num_tokens,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            half,
+            block_size,
+            torch.get_num_threads(),
+        )

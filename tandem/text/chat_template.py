@@ -95,7 +95,9 @@ class ChatTemplate:
     def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> jinja2.Template:
         name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
         if name not in self._templates:
-            raise InvalidRequestError(f"the model has chat templates {sorted(self._templates)}, but none named {name!r}")
+            raise InvalidRequestError(
+                f"the model has chat templates {sorted(self._templates)}, but none named {name!r}"
+            )
         return self._templates[name]
 
     def _run(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:

@@ -22,9 +22,7 @@ class IncrementalDetokenizer:
     complete stay, where decoding the whole at once would give up the entire run of byte tokens around a broken one.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._utf8 = _Utf8Stream(tokenizer.rules)
@@ -64,13 +62,11 @@ class IncrementalDetokenizer:
 
     def _enter(self, prompt_token_ids: Sequence[int]) -> None:
         """Take the state the prompt leaves: whether its text has begun, and its unfinished character."""
-        for position, token_id in enumerate(prompt_token_ids):
-            self.add(token_id)
-            if not self._at_start and not self._num_to_strip:
-                break
-        else:
-            return
-        for token_id in self._last_visible(prompt_token_ids[position + 1 :]):
+        num_read = 0
+        while num_read < len(prompt_token_ids) and (self._at_start or self._num_to_strip):
+            self.add(prompt_token_ids[num_read])
+            num_read += 1
+        for token_id in self._last_visible(prompt_token_ids[num_read:]):
             self.add(token_id)
 
     def _last_visible(self, token_ids: Sequence[int]) -> list[int]:

@@ -100,7 +100,7 @@ def _id_of(backend: tokenizers.Tokenizer, token: str) -> int | None:
 
 
 def _missing_message(path: Path) -> str:
-    remedy = 'convert it with transformers: AutoTokenizer.from_pretrained(path).save_pretrained(path)'
+    remedy = "convert it with transformers: AutoTokenizer.from_pretrained(path).save_pretrained(path)"
     other = next((name for name in ("tokenizer.model", "vocab.json", "tekken.json") if (path / name).exists()), None)
     if other is not None:
         return f"{path} has {other} but no tokenizer.json; {remedy}"
@@ -171,5 +171,7 @@ def _added_token(value: Any, path: Path, *, special: bool) -> AddedToken:
     options = value if isinstance(value, Mapping) else {}
     flags = {name: options[name] for name in ("lstrip", "rstrip", "single_word", "normalized") if name in options}
     if not all(isinstance(flag, bool) for flag in flags.values()):
-        raise CorruptCheckpointError(f"{path}: token {content!r} in tokenizer_config.json has a flag that is not boolean")
+        raise CorruptCheckpointError(
+            f"{path}: token {content!r} in tokenizer_config.json has a flag that is not boolean"
+        )
     return AddedToken(content, special=special or options.get("special") is True, **flags)

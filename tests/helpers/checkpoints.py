@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedConfig, PreTrainedModel
 
 Builder = Callable[..., Path]
@@ -99,6 +100,17 @@ def edit_config(path: Path, **changes: Any) -> Path:
 def edit_generation_config(path: Path, **changes: Any) -> Path:
     """As `edit_config`, for `generation_config.json`."""
     return _edit(path, "generation_config.json", changes)
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint in one safetensors file."""
+    return load_file(path / "model.safetensors")
+
+
+def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    """Replaces them."""
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    return path
 
 
 def load_reference(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:

@@ -4,11 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from tandem.core.config import EngineConfig
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
 from tandem.engine.output import RequestOutput
 from tandem.engine.resolve import build_engine
+from tandem.kvcache.spec import build_layout
+from tandem.models.loader import load_model
+from tandem.models.torch_kernels import TorchKernels
 
 TINY = EngineConfig(
     model="",
@@ -56,3 +61,10 @@ def serve_alone(
         engine.add_request(prompt, params[request_id], request_id=request_id)
         tokens[request_id] = token_ids(drain(engine)[request_id, 0])
     return tokens
+
+
+def least_kv_cache_bytes(path: Path, max_model_len: int, max_num_batched_tokens: int, dtype: str) -> int:
+    """The smallest cache that holds one request of `max_model_len` tokens."""
+    model = load_model(str(path), dtype=dtype, device=torch.device("cpu"), kernels=TorchKernels(), max_model_len=max_model_len)
+    layout = build_layout(model.config.kv_specs, TINY.block_size)
+    return layout.blocks_for(max_model_len, max_num_batched_tokens) * layout.page_bytes

@@ -14,7 +14,7 @@
 namespace tandem {
 namespace {
 
-constexpr int kTile = 128;       // keys in a tile
+constexpr int kTile = 64;        // keys in a tile
 constexpr int kTileVectors = kTile / kLanes;
 constexpr int kTaskRows = 96;    // query rows (token, head) that share one pass over the keys
 constexpr int kMaxHeadDim = 256;
@@ -112,7 +112,9 @@ void locate(const Call<T>& call, const Task& task, int64_t start, int64_t low, i
   }
 }
 
-template <class T> void prefetch_rows(const T* const* rows, int count, int head_dim) {
+// Asks L2 for `count` rows of the next tile. Done a little at a time between packing steps, in address order: in bursts
+// the core runs out of outstanding misses.
+template <class T> TANDEM_INLINE void prefetch_rows(const T* const* rows, int count, int head_dim) {
   for (int j = 0; j < count; ++j)
     for (int offset = 0; offset < head_dim; offset += int(64 / sizeof(T))) __builtin_prefetch(rows[j] + offset, 0, 2);
 }
@@ -147,10 +149,12 @@ TANDEM_INLINE void transpose16(f32x16* v) {
 #endif
 }
 
-// packed[word][key]: 16 keys' K, transposed so that lanes are keys.
-template <class T> void pack_keys(const T* const* rows, int words, float* packed) {
+// packed[word][key]: 16 keys' K, transposed so that lanes are keys. `next`: 16 rows to prefetch meanwhile, or null.
+template <class T> void pack_keys(const T* const* rows, const T* const* next, int head_dim, float* packed) {
+  const int words = head_dim / Words<T>::kPair;
   for (int w = 0; w < words; w += kLanes) {
     const int count = int(min64(kLanes, words - w));
+    if (next) prefetch_rows(next + w * 16 / words, (w + count) * 16 / words - w * 16 / words, head_dim);
     f32x16 v[16];
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) v[i] = Words<T>::load(rows[i] + w * Words<T>::kPair, count);
@@ -164,13 +168,16 @@ template <class T> void pack_keys(const T* const* rows, int words, float* packed
   }
 }
 
-// packed[key word][d]: 16 keys' V; a word holds the values of kPair consecutive keys.
-template <class T> void pack_values(const T* const* rows, int head_dim, int padded_dim, float* packed) {
+// packed[key word][d]: 16 keys' V; a word holds the values of kPair consecutive keys. `next` as above.
+template <class T>
+void pack_values(const T* const* rows, const T* const* next, int head_dim, int padded_dim, float* packed) {
   constexpr int kPair = Words<T>::kPair;
-  for (int j = 0; j < kLanes; j += kPair)
+  for (int j = 0; j < kLanes; j += kPair) {
+    if (next) prefetch_rows(next + j, kPair, head_dim);
     for (int d = 0; d < head_dim; d += kLanes)
       Words<T>::interleave(rows[j] + d, rows[j + kPair - 1] + d, packed + j / kPair * padded_dim + d,
                            int(min64(kLanes, head_dim - d)));
+  }
 }
 
 // c[row][0 .. 16 kVectors) = c * scale[row] + sum over steps of a[row][step] * b[step][...]; c starts at 0 without scale.
@@ -198,7 +205,7 @@ void multiply_add(const float* a, int lda, const float* b, int ldb, int steps, c
     for (int v = 0; v < kVectors; ++v) store16(c + r * ldc + v * kLanes, acc[r][v]);
 }
 
-template <class T, int kCount, class... Rest>
+template <class T, int kCount>
 void multiply_add_vectors(int vectors, const float* a, int lda, const float* b, int ldb, int steps,
                           const float* scale, float* c, int ldc) {
   for (; vectors >= 4; vectors -= 4, b += 4 * kLanes, c += 4 * kLanes)
@@ -312,10 +319,8 @@ template <class T> struct Attention {
 
   void pack(const TileRows<T>& tile, const TileRows<T>* next, int used) {
     for (int j = 0; j < used; j += kLanes) {
-      if (next) prefetch_rows(next->k + j, kLanes, call.head_dim);
-      pack_keys(tile.k + j, words, keys + j);
-      if (next) prefetch_rows(next->v + j, kLanes, call.head_dim);
-      pack_values(tile.v + j, call.head_dim, dim, values + j / kPair * dim);
+      pack_keys(tile.k + j, next ? next->k + j : nullptr, call.head_dim, keys + j);
+      pack_values(tile.v + j, next ? next->v + j : nullptr, call.head_dim, dim, values + j / kPair * dim);
     }
   }
 

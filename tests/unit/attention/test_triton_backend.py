@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.attention.triton_backend import Tiles, TritonBackend
+from tandem.attention.triton_backend import Tiles, TritonBackend, num_splits_for
 from tandem.kvcache.spec import KVSpec
 
 SMALLEST_SHARED_MEMORY_BYTES = 99 * 1024  # compute capability 8.6 and 8.9
@@ -61,6 +61,15 @@ def test_tiles_hold_their_rows(group: int, head_dim: int, item_bytes: int) -> No
     assert head_dim <= tiles.head_dim < 2 * max(head_dim, 16)
     assert 2 * tiles.kv_tokens * tiles.head_dim * item_bytes <= SMALLEST_SHARED_MEMORY_BYTES
     assert all(size >= 16 and size & (size - 1) == 0 for size in (tiles.decode_rows, tiles.kv_tokens, tiles.head_dim))
+
+
+@pytest.mark.parametrize(
+    ("max_seq_len", "num_splits"),
+    [(1, 1), (512, 1), (513, 2), (4096, 8), (4097, 9), (5120, 9), (5121, 10), (131072, 41)],
+)
+def test_num_splits(max_seq_len: int, num_splits: int) -> None:
+    """Eight of 512 positions, eight of 1,024, and so on."""
+    assert num_splits_for(max_seq_len, 512) == num_splits
 
 
 def test_refuses_a_device_that_is_not_cuda() -> None:

@@ -103,6 +103,17 @@ def test_strided_queries(backend: AttentionBackend) -> None:
     assert torch.equal(out, backend.attend(step.queries, step.kv, step.batch, step.params))
 
 
+@pytest.mark.parametrize("window", [None, 700])
+def test_long_contexts_cross_levels_of_splits(backend: AttentionBackend, window: int | None) -> None:
+    """With splits from 64 tokens up, levels begin at 512 and 1,536."""
+    shape = Shape(num_heads=2, num_kv_heads=1, head_dim=16, block_size=64, window=window)
+    requests = mixed(shape, ((512, 1), (513, 1), (1536, 1), (1700, 1), (20, 1)))
+    expected = torch.cat([oracle(shape, request) for request in requests])
+    batched = attend(backend, shape, requests)
+    torch.testing.assert_close(batched.double(), expected, atol=1e-5, rtol=0)
+    assert torch.equal(attend(backend, shape, requests[:1]), batched[:1])
+
+
 def test_many_requests(backend: AttentionBackend) -> None:
     """More requests than any power of two nearby, short and long chunks side by side."""
     shape = Shape(num_heads=2, num_kv_heads=1, head_dim=16, block_size=8)

@@ -1,4 +1,4 @@
-"""Penalties, bias, allowed tokens and bans, each against its definition, and incremental state against rebuilt state."""
+"""Penalties, bias, allowed tokens and bans against their definitions; incremental state against rebuilt state."""
 
 import math
 from typing import Any

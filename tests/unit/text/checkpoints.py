@@ -10,7 +10,7 @@ SAMPLE = [
     "The quick brown fox jumps over the lazy dog. It's 1984, isn't it?",
     "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich.",
     "def add(a, b):\n    return a + b\n\n\nprint(add(1, 2))  # three",
-    "いろはにほへと ちりぬるを 你好，世界 Привет мир",
+    "いろはにほへと ちりぬるを 你好、世界 Привет мир",
 ]
 ADDED = [
     AddedToken("<|user|>", special=True, normalized=False),

@@ -10,7 +10,18 @@ from tandem.text.detokenizer import IncrementalDetokenizer
 from tandem.text.tokenizer import Tokenizer
 from tests.unit.text import checkpoints
 
-TEXTS = [*checkpoints.SAMPLE, " leading", "  two", "trailing ", "🙂🙃 family 👨‍👩‍👧", "", "\n", "a", "ö你🙂", "\ufffd ok \ufffd"]
+TEXTS = [
+    *checkpoints.SAMPLE,
+    " leading",
+    "  two",
+    "trailing ",
+    "🙂🙃 family 👨‍👩‍👧",
+    "",
+    "\n",
+    "a",
+    "ö你🙂",
+    "\ufffd ok \ufffd",
+]
 
 
 def _gemma(directory: Path) -> Path:

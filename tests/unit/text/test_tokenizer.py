@@ -34,7 +34,12 @@ CONFIGS: list[dict[str, Any]] = [
     {"pad_token": {"__type": "AddedToken", "content": "<pad>", "rstrip": True, "normalized": False}},
     {"image_token": "<image>", "pad_token": "<pad>", "eos_token": "<mask>"},
     {"extra_special_tokens": {"audio_token": "<end>"}},
-    {"added_tokens_decoder": {"9": {"content": "<new>", "special": False}, "10": {"content": "<end>", "special": True}}},
+    {
+        "added_tokens_decoder": {
+            "9": {"content": "<new>", "special": False},
+            "10": {"content": "<end>", "special": True},
+        }
+    },
     {"split_special_tokens": True},
 ]
 

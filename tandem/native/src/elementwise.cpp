@@ -1,0 +1,169 @@
+// Norms and rotary embedding: one pass over each row, float32 inside, rounded once on the way out.
+//
+// A row is always handled whole by one thread in one order, so its bits do not depend on the other rows.
+#include <cmath>
+
+#include "common.h"
+
+namespace tandem {
+namespace {
+
+constexpr int64_t kParallelElements = 16384;  // below this, waking threads costs more than the work
+constexpr int kMaxHeadDim = 512;
+
+// Weights come in the tensor's dtype or in float32.
+struct Weight {
+  const void* data;
+  int dtype;
+  float offset;
+
+  f32x16 at(int64_t i, int count) const {
+    const f32x16 base = splat(offset);
+    if (dtype == kBFloat16) return base + load16(static_cast<const bf16*>(data) + i, count);
+    if (dtype == kFloat16) return base + load16(static_cast<const fp16*>(data) + i, count);
+    return base + load16(static_cast<const float*>(data) + i, count);
+  }
+};
+
+template <class Body> TANDEM_INLINE void for_each_vector(int64_t size, const Body& body) {
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) body(i, kLanes);
+  if (i < size) body(i, int(size - i));
+}
+
+TANDEM_INLINE float inverse_rms(f32x16 squares, int64_t size, float eps) {
+  return 1.0f / std::sqrt(reduce_add(squares) / float(size) + eps);
+}
+
+template <class T>
+void norm_row(const T* x, T* residual, const Weight& weight, float eps, int64_t size, T* out) {
+  f32x16 squares{};
+  for_each_vector(size, [&](int64_t i, int count) {
+    f32x16 v = load16(x + i, count);
+    if (residual) {
+      store16(residual + i, v + load16(residual + i, count), count);
+      v = load16(residual + i, count);
+    }
+    squares = fma(v, v, squares);
+  });
+  const f32x16 scale = splat(inverse_rms(squares, size, eps));
+  const T* source = residual ? residual : x;
+  for_each_vector(size, [&](int64_t i, int count) {
+    store16(out + i, load16(source + i, count) * scale * weight.at(i, count), count);
+  });
+}
+
+struct Matrix {  // [outer, inner] rows of a strided tensor
+  int64_t outer_stride, inner_stride;
+};
+
+template <class T>
+void rms_norm(const T* x, Matrix xs, T* residual, Matrix rs, T* out, Matrix os, const Weight& weight, float eps,
+              int64_t outer, int64_t inner, int64_t size, int num_threads) {
+#pragma omp parallel for num_threads(num_threads) schedule(static) if (num_threads > 1 && outer * inner * size > kParallelElements)
+  for (int64_t row = 0; row < outer * inner; ++row) {
+    const int64_t i = row / inner, j = row % inner;
+    norm_row(x + i * xs.outer_stride + j * xs.inner_stride,
+             residual ? residual + i * rs.outer_stride + j * rs.inner_stride : nullptr, weight, eps, size,
+             out + i * os.outer_stride + j * os.inner_stride);
+  }
+}
+
+// One head of one token: optional norm, then (a, b) -> (a cos - b sin, b cos + a sin), in place.
+template <class T>
+void rotate_head(T* head, const Weight& weight, float eps, const float* cos, const float* sin, int head_dim, int half) {
+  alignas(64) float values[kMaxHeadDim + kLanes];
+  f32x16 squares{};
+  for_each_vector(head_dim, [&](int64_t i, int count) {
+    const f32x16 v = load16(head + i, count);
+    store16(values + i, v, count);
+    squares = fma(v, v, squares);
+  });
+  if (weight.data) {
+    const f32x16 scale = splat(inverse_rms(squares, head_dim, eps));
+    for_each_vector(head_dim, [&](int64_t i, int count) {
+      store16(values + i, load16(values + i, count) * scale * weight.at(i, count), count);
+    });
+  }
+  for_each_vector(half, [&](int64_t i, int count) {
+    const f32x16 a = load16(values + i, count), b = load16(values + half + i, count);
+    const f32x16 c = load16(cos + i, count), s = load16(sin + i, count);
+    store16(head + i, fma(a, c, -(b * s)), count);
+    store16(head + half + i, fma(b, c, a * s), count);
+  });
+  if (weight.data) {
+    for_each_vector(head_dim - 2 * half, [&](int64_t i, int count) {
+      store16(head + 2 * half + i, load16(values + 2 * half + i, count), count);
+    });
+  }
+}
+
+template <class T> struct Rope {
+  T *q, *k, *v, *k_cache, *v_cache;
+  Matrix qs, ks, vs;
+  const float *cos, *sin;
+  const int64_t *positions, *slots;
+  int64_t k_block_stride, v_block_stride;
+  Weight q_norm, k_norm;
+  float eps;
+  int num_heads, num_kv_heads, head_dim, half, block_size;
+
+  void run(int64_t token) const {
+    const float *c = cos + positions[token] * half, *s = sin + positions[token] * half;
+    for (int h = 0; h < num_heads; ++h)
+      rotate_head(q + token * qs.outer_stride + h * qs.inner_stride, q_norm, eps, c, s, head_dim, half);
+    for (int h = 0; h < num_kv_heads; ++h) {
+      T* key = k + token * ks.outer_stride + h * ks.inner_stride;
+      rotate_head(key, k_norm, eps, c, s, head_dim, half);
+      const int64_t slot = slots[token];
+      if (slot < 0) continue;
+      const int64_t block = slot / block_size, inner = (int64_t(h) * block_size + slot % block_size) * head_dim;
+      std::memcpy(k_cache + block * k_block_stride + inner, key, head_dim * sizeof(T));
+      std::memcpy(v_cache + block * v_block_stride + inner, v + token * vs.outer_stride + h * vs.inner_stride,
+                  head_dim * sizeof(T));
+    }
+  }
+};
+
+}  // namespace
+}  // namespace tandem
+
+using namespace tandem;
+
+TANDEM_EXPORT void tandem_rms_norm(int dtype, const void* x, int64_t x_outer, int64_t x_inner, void* residual,
+                                   int64_t r_outer, int64_t r_inner, void* out, int64_t o_outer, int64_t o_inner,
+                                   const void* weight, int weight_dtype, int unit_offset, float eps, int64_t outer,
+                                   int64_t inner, int64_t size, int threads) {
+  const Weight scale{weight, weight_dtype, unit_offset ? 1.0f : 0.0f};
+  const auto run = [&](auto tag) {
+    using T = decltype(tag);
+    rms_norm(static_cast<const T*>(x), {x_outer, x_inner}, static_cast<T*>(residual), {r_outer, r_inner},
+             static_cast<T*>(out), {o_outer, o_inner}, scale, eps, outer, inner, size, threads);
+  };
+  if (dtype == kBFloat16) return run(bf16{});
+  if (dtype == kFloat16) return run(fp16{});
+  run(float{});
+}
+
+TANDEM_EXPORT void tandem_rope_and_write(int dtype, void* q, int64_t q_token, int64_t q_head, void* k, int64_t k_token,
+                                         int64_t k_head, void* v, int64_t v_token, int64_t v_head, const float* cos,
+                                         const float* sin, const int64_t* positions, const int64_t* slots,
+                                         void* k_cache, int64_t k_block, void* v_cache, int64_t v_block,
+                                         const void* q_norm, const void* k_norm, int norm_dtype, int unit_offset,
+                                         float eps, int64_t num_tokens, int num_heads, int num_kv_heads, int head_dim,
+                                         int half, int block_size, int threads) {
+  const float offset = unit_offset ? 1.0f : 0.0f;
+  const auto run = [&](auto tag) {
+    using T = decltype(tag);
+    const Rope<T> rope{static_cast<T*>(q), static_cast<T*>(k), static_cast<T*>(v), static_cast<T*>(k_cache),
+                       static_cast<T*>(v_cache), {q_token, q_head}, {k_token, k_head}, {v_token, v_head}, cos, sin,
+                       positions, slots, k_block, v_block, {q_norm, norm_dtype, offset}, {k_norm, norm_dtype, offset},
+                       eps, num_heads, num_kv_heads, head_dim, half, block_size};
+    const int64_t elements = num_tokens * (num_heads + num_kv_heads) * head_dim;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && elements > kParallelElements)
+    for (int64_t token = 0; token < num_tokens; ++token) rope.run(token);
+  };
+  if (dtype == kBFloat16) return run(bf16{});
+  if (dtype == kFloat16) return run(fp16{});
+  run(float{});
+}

@@ -1,0 +1,225 @@
+"""What each family's configuration resolves to, on values copied from published models of that family."""
+
+from typing import Any
+
+import pytest
+
+from tandem.models.config import ModelConfig
+from tandem.models.fields import Fields
+from tandem.models.registry import find_family, supported_architectures
+
+LLAMA_3_2_1B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 128000,
+    "eos_token_id": [128001, 128008, 128009],
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 32.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.45.0.dev0",
+    "use_cache": True,
+    "vocab_size": 128256,
+}
+QWEN_2_5_05B: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "hidden_act": "silu",
+    "hidden_size": 896,
+    "initializer_range": 0.02,
+    "intermediate_size": 4864,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 21,
+    "model_type": "qwen2",
+    "num_attention_heads": 14,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 32768,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.43.1",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+QWEN3_06B: dict[str, Any] = QWEN_2_5_05B | {
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "head_dim": 128,
+    "hidden_size": 1024,
+    "model_type": "qwen3",
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "rope_scaling": None,
+    "sliding_window": None,
+}
+GEMMA3_1B: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "attn_logit_softcapping": None,
+    "bos_token_id": 2,
+    "cache_implementation": "hybrid",
+    "eos_token_id": [1, 106],
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 1152,
+    "initializer_range": 0.02,
+    "intermediate_size": 6912,
+    "max_position_embeddings": 32768,
+    "model_type": "gemma3_text",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 1,
+    "pad_token_id": 0,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.50.0.dev0",
+    "use_cache": True,
+    "vocab_size": 262144,
+}
+GEMMA3_4B: dict[str, Any] = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "boi_token_index": 255999,
+    "eoi_token_index": 256000,
+    "eos_token_id": [1, 106],
+    "image_token_index": 262144,
+    "initializer_range": 0.02,
+    "mm_tokens_per_image": 256,
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "torch_dtype": "bfloat16",
+    "vision_config": {"hidden_size": 1152},
+}
+MISTRAL_7B: dict[str, Any] = {
+    "architectures": ["MistralForCausalLM"],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 32768,
+    "model_type": "mistral",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "tie_word_embeddings": False,
+    "vocab_size": 32000,
+}
+
+
+def read(values: dict[str, Any]) -> ModelConfig:
+    fields = Fields(values, "config.json")
+    return find_family(fields).read_config(fields)
+
+
+def test_llama() -> None:
+    config = read(LLAMA_3_2_1B)
+    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (16, 32, 8, 64)
+    assert config.attention_scale == 0.125
+    assert config.tie_word_embeddings
+    assert not (config.qkv_bias or config.output_bias or config.mlp_bias or config.qk_norm)
+    assert config.eos_token_ids == (128001, 128008, 128009)
+    assert len(config.layers[0].rope.inv_freq) == 32
+
+
+def test_qwen2_has_biases_on_the_inputs_of_attention_only() -> None:
+    config = read(QWEN_2_5_05B)
+    assert config.qkv_bias
+    assert not config.output_bias
+    assert config.head_dim == 64
+    assert all(layer.window is None for layer in config.layers)
+
+
+def test_qwen2_windows_start_at_max_window_layers() -> None:
+    config = read(QWEN_2_5_05B | {"use_sliding_window": True, "sliding_window": 100})
+    assert [layer.window for layer in config.layers] == [None] * 21 + [100] * 3
+
+
+def test_qwen3() -> None:
+    config = read(QWEN3_06B)
+    assert config.qk_norm
+    assert not config.qkv_bias
+    assert (config.head_dim, config.hidden_size) == (128, 1024)
+
+
+def test_gemma3() -> None:
+    config = read(GEMMA3_1B)
+    windows = [layer.window for layer in config.layers]
+    assert windows == ([512] * 5 + [None]) * 4 + [512, 512]
+    assert config.attention_scale == 1 / 16
+    assert config.embedding_scale == pytest.approx(1152**0.5)
+    assert config.unit_offset_norm
+    assert config.sandwich_norm
+    assert config.tie_word_embeddings
+    assert config.layers[0].rope.inv_freq[1] == pytest.approx(10000 ** (-2 / 256))
+    assert config.layers[5].rope.inv_freq[1] == pytest.approx(1000000 ** (-2 / 256))
+
+
+def test_gemma3_multimodal_fills_absent_keys_and_scales_global_layers_only() -> None:
+    config = read(GEMMA3_4B)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size) == (8, 4, 256, 262208)
+    assert config.layers[5].rope.inv_freq[0] == pytest.approx(1 / 8)
+    assert config.layers[0].rope.inv_freq[0] == 1.0
+    assert config.eos_token_ids == (1, 106)
+
+
+@pytest.mark.parametrize(("value", "window"), [(4096, 4096), (None, None)])
+def test_mistral_window(value: int | None, window: int | None) -> None:
+    assert {layer.window for layer in read(MISTRAL_7B | {"sliding_window": value}).layers} == {window}
+
+
+def test_mistral_without_the_key_has_the_default_window() -> None:
+    values = {key: value for key, value in MISTRAL_7B.items() if key != "sliding_window"}
+    assert read(values).layers[0].window == 4096
+
+
+def test_model_type_is_enough() -> None:
+    values = {key: value for key, value in MISTRAL_7B.items() if key != "architectures"}
+    assert read(values).family == "mistral"
+
+
+def test_every_architecture_has_a_family() -> None:
+    for name in supported_architectures():
+        assert find_family(Fields({"architectures": [name]}, "config.json")).read_config is not None

@@ -1,0 +1,178 @@
+"""`load_model` on good directories: every way weights are stored, every dtype, and what comes with them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tandem.core.errors import CheckpointError, ConfigurationError
+from tandem.models.config import LayerConfig, RopeConfig
+from tandem.models.loader import LoadedModel, limit_length, load_model
+from tandem.models.parameters import parameter_shapes
+from tandem.models.torch_kernels import TorchKernels
+from tests.helpers import checkpoints
+
+
+def load(path: Path, dtype: str = "auto", max_model_len: int | None = None) -> LoadedModel:
+    device = torch.device("cpu")
+    return load_model(str(path), dtype=dtype, device=device, kernels=TorchKernels(), max_model_len=max_model_len)
+
+
+def assert_same_parameters(a: LoadedModel, b: LoadedModel) -> None:
+    assert a.decoder.parameters.keys() == b.decoder.parameters.keys()
+    for name, tensor in a.decoder.parameters.items():
+        assert torch.equal(tensor, b.decoder.parameters[name]), name
+
+
+def shard(path: Path, *, suffix: str = "safetensors") -> Path:
+    """Split a checkpoint into two files and an index."""
+    tensors = checkpoints.read_tensors(path)
+    (path / "model.safetensors").unlink()
+    stem = "model" if suffix == "safetensors" else "pytorch_model"
+    weight_map = {}
+    for part in (0, 1):
+        file = f"{stem}-{part + 1:05}-of-00002.{suffix}"
+        content = {name: tensors[name] for name in sorted(tensors)[part::2]}
+        weight_map |= dict.fromkeys(content, file)
+        save = checkpoints.save_file if suffix == "safetensors" else torch.save
+        save(content, path / file)
+    (path / f"{stem}.{suffix}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return path
+
+
+class TestStorage:
+    @pytest.mark.parametrize("suffix", ["safetensors", "bin"])
+    def test_sharded_equals_single(self, suffix: str, tmp_path: Path) -> None:
+        single = load(checkpoints.save_tiny_qwen2(tmp_path / "single"))
+        sharded = load(shard(checkpoints.save_tiny_qwen2(tmp_path / "sharded"), suffix=suffix))
+        assert_same_parameters(single, sharded)
+        assert single.config == sharded.config
+
+    def test_legacy_pytorch_file(self, tmp_path: Path) -> None:
+        single = load(checkpoints.save_tiny_llama(tmp_path / "a"))
+        path = checkpoints.save_tiny_llama(tmp_path / "b")
+        torch.save(checkpoints.read_tensors(path), path / "pytorch_model.bin")
+        (path / "model.safetensors").unlink()
+        assert_same_parameters(single, load(path))
+
+    def test_parameters_have_hugging_face_names(self, tmp_path: Path) -> None:
+        path = checkpoints.save_tiny_gemma3(tmp_path)
+        model = load(path)
+        assert (
+            set(model.decoder.parameters) == set(parameter_shapes(model.config)) == set(checkpoints.read_tensors(path))
+        )
+
+    def test_same_dtype_stays_a_view_of_the_file(self, tmp_path: Path) -> None:
+        path = checkpoints.save_tiny_llama(tmp_path)
+        parameters = load(path).decoder.parameters
+        start, end = mapped_range(path / "model.safetensors")
+        assert all(start <= tensor.data_ptr() < end for tensor in parameters.values())
+
+    def test_rotary_buffers_of_old_files_are_ignored(self, tmp_path: Path) -> None:
+        path = checkpoints.save_tiny_llama(tmp_path)
+        buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
+        checkpoints.write_tensors(path, checkpoints.read_tensors(path) | buffer)
+        assert "model.layers.0.self_attn.rotary_emb.inv_freq" not in load(path).decoder.parameters
+
+    def test_multimodal_checkpoint_gives_its_text_model(self, tmp_path: Path) -> None:
+        path = checkpoints.save_tiny_gemma3_conditional(tmp_path)
+        assert any("vision_tower" in name for name in checkpoints.read_tensors(path))
+        assert not any("vision" in name for name in load(path).decoder.parameters)
+
+
+def mapped_range(path: Path) -> tuple[int, int]:
+    """Where this process has the file mapped."""
+    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(path))]
+    bounds = [int(bound, 16) for line in lines for bound in line.split()[0].split("-")]
+    return min(bounds), max(bounds)
+
+
+class TestDtype:
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+    def test_auto_is_the_checkpoints_own(self, dtype: str, tmp_path: Path) -> None:
+        model = load(checkpoints.save_tiny_llama(tmp_path, dtype=dtype))
+        assert model.config.dtype == dtype
+        assert {tensor.dtype for tensor in model.decoder.parameters.values()} == {getattr(torch, dtype)}
+
+    def test_auto_without_a_configured_dtype_is_that_of_the_tensors(self, tmp_path: Path) -> None:
+        path = checkpoints.save_tiny_llama(tmp_path, dtype="bfloat16")
+        assert load(checkpoints.edit_config(path, dtype=...)).config.dtype == "bfloat16"
+
+    @pytest.mark.parametrize("dtype", ["float32", "float16"])
+    def test_cast_rounds_each_element_once(self, dtype: str, tmp_path: Path) -> None:
+        path = checkpoints.save_tiny_llama(tmp_path, dtype="bfloat16")
+        stored, model = checkpoints.read_tensors(path), load(path, dtype=dtype)
+        for name, tensor in model.decoder.parameters.items():
+            assert torch.equal(tensor, stored[name].to(getattr(torch, dtype))), name
+
+    def test_unknown_dtype_is_a_configuration_error(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigurationError, match="dtype='int8' is not served"):
+            load(checkpoints.save_tiny_llama(tmp_path), dtype="int8")
+
+
+class TestGeneration:
+    def test_defaults_and_end_tokens_are_merged(self, tmp_path: Path) -> None:
+        path = checkpoints.save_tiny_llama(tmp_path)
+        checkpoints.edit_generation_config(
+            path, temperature=0.6, top_k=20, top_p=0.95, repetition_penalty=None, do_sample=True, eos_token_id=[7, 5]
+        )
+        model = load(path)
+        assert model.generation_defaults == {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+        assert model.config.eos_token_ids == (2, 5, 7)
+
+    def test_absent_file_sets_nothing(self, tmp_path: Path) -> None:
+        path = checkpoints.save_tiny_llama(tmp_path)
+        (path / "generation_config.json").unlink()
+        assert load(path).generation_defaults == {}
+
+
+class TestLength:
+    def test_shorter_sizes_the_rotary_tables(self, tmp_path: Path) -> None:
+        assert load(checkpoints.save_tiny_llama(tmp_path), max_model_len=40).config.max_position_embeddings == 40
+
+    @pytest.mark.parametrize("length", [0, 257])
+    def test_beyond_the_model_is_a_configuration_error(self, length: int, tmp_path: Path) -> None:
+        with pytest.raises(ConfigurationError, match="max_position_embeddings=256"):
+            load(checkpoints.save_tiny_llama(tmp_path), max_model_len=length)
+
+    def test_window_that_reaches_everything_is_none(self, tmp_path: Path) -> None:
+        config = load(checkpoints.save_tiny_llama(tmp_path)).config
+        layer = LayerConfig(window=32, rope=RopeConfig((1.0,)))
+        config = replace(config, layers=(layer,))
+        assert limit_length(config, 32).layers[0].window is None
+        assert limit_length(config, 33).layers[0].window == 32
+
+
+class TestFingerprint:
+    def test_same_weights_same_fingerprint_however_stored(self, tmp_path: Path) -> None:
+        a = load(checkpoints.save_tiny_llama(tmp_path / "a")).config.fingerprint
+        b = load(shard(checkpoints.save_tiny_llama(tmp_path / "b")), max_model_len=64).config.fingerprint
+        assert a == b
+        assert len(a) == 64
+
+    def test_differs_by_weights_dtype_and_configuration(self, tmp_path: Path) -> None:
+        base = checkpoints.save_tiny_llama(tmp_path / "base")
+        edited = checkpoints.edit_config(checkpoints.save_tiny_llama(tmp_path / "edited"), rms_norm_eps=1e-5)
+        prints = [
+            load(base).config.fingerprint,
+            load(base, dtype="bfloat16").config.fingerprint,
+            load(edited).config.fingerprint,
+            load(checkpoints.save_tiny_llama(tmp_path / "other", seed=1)).config.fingerprint,
+        ]
+        assert len(set(prints)) == 4
+
+    def test_one_changed_norm_weight_shows(self, tmp_path: Path) -> None:
+        path = checkpoints.save_tiny_llama(tmp_path)
+        before = load(path).config.fingerprint
+        tensors = checkpoints.read_tensors(path)
+        norm = tensors["model.norm.weight"].clone()
+        norm[5] += 0.01
+        checkpoints.write_tensors(path, tensors | {"model.norm.weight": norm})
+        assert load(path).config.fingerprint != before
+
+
+def test_missing_directory_says_so(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is not a directory"):
+        load(tmp_path / "nothing")

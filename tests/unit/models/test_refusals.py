@@ -1,0 +1,292 @@
+"""Directories that must not be served: each is refused, by class, naming the value and what would work."""
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.core.errors import CheckpointError, CorruptCheckpointError, UnsupportedCheckpointError
+from tandem.models.loader import LoadedModel, load_model
+from tandem.models.torch_kernels import TorchKernels
+from tests.helpers import checkpoints
+
+
+def load(path: Path) -> LoadedModel:
+    return load_model(str(path), device=torch.device("cpu"), kernels=TorchKernels())
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    return checkpoints.save_tiny_llama(tmp_path)
+
+
+UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "architecture": ("llama", {"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM.*LlamaForCausalLM"),
+    "model type alone": ("llama", {"architectures": None, "model_type": "bert"}, "model_type='bert'"),
+    "dynamic rope": ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic.*yarn"),
+    "longrope": ("llama", {"rope_scaling": {"type": "longrope", "factor": 2.0}}, "longrope.*linear"),
+    "rope key": ("llama", {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 2]}}, "mrope_section"),
+    "partial rotary": ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+    "nested partial rotary": ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    "nested rope in a flat family": ("qwen3", {"rope_parameters": {"full_attention": {"factor": 2}}}, "full_attention"),
+    "flat rope in a nested family": ("gemma3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "factor"),
+    "quantised": ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config.*gptq"),
+    "activation": ("llama", {"hidden_act": "relu"}, 'hidden_act="relu".*silu'),
+    "gemma activation": ("gemma3", {"hidden_activation": "gelu"}, 'hidden_activation="gelu"'),
+    "unknown key": ("llama", {"residual_multiplier": 0.2}, "residual_multiplier=0.2"),
+    "llama softcap": ("llama", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+    "llama window": ("llama", {"sliding_window": 128}, "sliding_window=128"),
+    "experts": ("qwen3", {"num_experts": 8}, "num_experts=8"),
+    "bidirectional": ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    "layer type": ("qwen2", {"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "linear"),
+    "mistral layer types": ("mistral", {"layer_types": ["full_attention"] * 3}, "layer_types"),
+    "encoder-decoder": ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder"),
+    "float64": ("llama", {"dtype": "float64"}, 'dtype="float64".*bfloat16'),
+    "extra bias": ("llama-biases", {"attention_bias": False}, "q_proj.bias.*no place"),
+}
+
+CORRUPT: dict[str, tuple[str, dict[str, Any], str]] = {
+    "negative size": ("llama", {"hidden_size": -64}, "hidden_size.*-64"),
+    "zero layers": ("llama", {"num_hidden_layers": 0}, "num_hidden_layers"),
+    "absurd size": ("llama", {"hidden_size": 10**12}, "hidden_size.*1000000000000"),
+    "absurd layers": ("llama", {"num_hidden_layers": 10**9}, "num_hidden_layers"),
+    "string for a number": ("llama", {"hidden_size": "64"}, "hidden_size"),
+    "float for a count": ("llama", {"vocab_size": 199.5}, "vocab_size"),
+    "boolean for a count": ("llama", {"num_attention_heads": True}, "num_attention_heads"),
+    "null size": ("llama", {"hidden_size": None}, "hidden_size"),
+    "missing size": ("llama", {"vocab_size": ...}, "vocab_size.*nothing"),
+    "string for a flag": ("llama", {"tie_word_embeddings": "no"}, "tie_word_embeddings"),
+    "list for a string": ("llama", {"hidden_act": ["silu"]}, "hidden_act"),
+    "not a number": ("llama", {"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+    "infinite theta": ("llama", {"rope_parameters": {"rope_theta": float("inf")}}, "rope_theta"),
+    "heads and kv heads": ("llama", {"num_key_value_heads": 3}, "num_key_value_heads.*divisor"),
+    "heads and hidden": ("llama", {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": None}, "divisor"),
+    "odd head": ("llama", {"head_dim": 15}, "head_dim.*even"),
+    "rope factor missing": ("llama", {"rope_parameters": {"rope_type": "linear"}}, "factor"),
+    "llama3 factors": (
+        "llama",
+        {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}},
+        "high_freq_factor",
+    ),
+    "rope is a list": ("llama", {"rope_scaling": [1]}, "rope_scaling"),
+    "end token": ("llama", {"eos_token_id": "</s>"}, "eos_token_id"),
+    "layer types length": ("qwen2", {"layer_types": ["full_attention"]}, "layer_types"),
+    "sliding without window": ("qwen3", {"layer_types": ["sliding_attention"] * 3}, "layer_types"),
+    "zero window": ("mistral", {"sliding_window": 0}, "sliding_window"),
+    "contradicting model type": ("llama", {"model_type": "qwen2"}, "model_type"),
+    "nothing says what it is": ("llama", {"architectures": None, "model_type": None}, "neither"),
+    "architectures is a string": ("llama", {"architectures": "LlamaForCausalLM"}, "architectures"),
+    "other vocabulary": ("llama", {"vocab_size": 200}, r"\[199, 64\].*\[200, 64\]"),
+    "more layers than tensors": ("llama", {"num_hidden_layers": 4}, "lacks model.layers.3"),
+    "bias not in the file": ("llama", {"mlp_bias": True}, "lacks model.layers.0.mlp.gate_proj.bias"),
+}
+
+
+def _build(family: str, path: Path) -> Path:
+    if family == "llama-biases":
+        return checkpoints.save_tiny_llama(path, attention_bias=True)
+    return checkpoints.BUILDERS[family](path)
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_well_formed_but_not_served(name: str, tmp_path: Path) -> None:
+    family, changes, message = UNSUPPORTED[name]
+    path = checkpoints.edit_config(_build(family, tmp_path), **changes)
+    with pytest.raises(UnsupportedCheckpointError, match=message):
+        load(path)
+
+
+@pytest.mark.parametrize("name", CORRUPT)
+def test_contradictory_or_absurd(name: str, tmp_path: Path) -> None:
+    family, changes, message = CORRUPT[name]
+    path = checkpoints.edit_config(_build(family, tmp_path), **changes)
+    with pytest.raises(CorruptCheckpointError, match=message):
+        load(path)
+
+
+HARMLESS: dict[str, Any] = {
+    "pretraining_tp": 2,
+    "use_cache": False,
+    "_name_or_path": "somewhere",
+    "temperature": 0.6,
+    "id2label": {"0": "a"},
+    "attention_dropout": 0.1,
+    "rope_interleaved": False,
+    "use_mrope": False,
+    "sliding_window": None,
+    "something_new": None,
+    "rope_scaling": None,
+}
+
+
+@pytest.mark.parametrize("key", HARMLESS)
+def test_keys_without_effect_are_accepted(key: str, llama: Path) -> None:
+    before = load(llama).config
+    assert load(checkpoints.edit_config(llama, **{key: HARMLESS[key]})).config == before
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _cut_header(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:50])
+
+
+def _huge_header(path: Path) -> None:
+    path.write_bytes(b"\xff" * 8 + path.read_bytes()[8:])
+
+
+def _garbage(path: Path) -> None:
+    path.write_bytes(b"not a checkpoint at all")
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+DAMAGES: list[Callable[[Path], None]] = [_truncate, _cut_header, _huge_header, _garbage, _empty]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_safetensors(damage: Callable[[Path], None], llama: Path) -> None:
+    damage(llama / "model.safetensors")
+    with pytest.raises(CorruptCheckpointError, match=r"model\.safetensors is damaged"):
+        load(llama)
+
+
+@pytest.mark.parametrize("damage", [_truncate, _cut_header, _empty])
+def test_damaged_pytorch_file(damage: Callable[[Path], None], llama: Path) -> None:
+    _to_pytorch(llama, checkpoints.read_tensors(llama))
+    damage(llama / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin"):
+        load(llama)
+
+
+def _to_pytorch(path: Path, content: object) -> None:
+    torch.save(content, path / "pytorch_model.bin")
+    (path / "model.safetensors").unlink()
+
+
+class Trap:
+    """A pickle that would create a file where it is unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.target,)
+
+
+def test_code_in_a_pytorch_file_is_not_run(llama: Path, tmp_path: Path) -> None:
+    _to_pytorch(llama, checkpoints.read_tensors(llama) | {"trap": Trap(tmp_path / "sprung")})
+    with pytest.raises(UnsupportedCheckpointError, match="code in it is never run"):
+        load(llama)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_plain_pickle_is_not_run(llama: Path, tmp_path: Path) -> None:
+    (llama / "model.safetensors").unlink()
+    (llama / "pytorch_model.bin").write_bytes(pickle.dumps({"trap": Trap(tmp_path / "sprung")}))
+    with pytest.raises(CheckpointError):
+        load(llama)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_pytorch_file_of_something_else(llama: Path) -> None:
+    _to_pytorch(llama, {"state_dict": checkpoints.read_tensors(llama)})
+    with pytest.raises(UnsupportedCheckpointError, match="not a dictionary of tensors"):
+        load(llama)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "", '"llama"', "[" * 100_000])
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_unreadable_json(file: str, content: str, llama: Path) -> None:
+    (llama / file).write_text(content)
+    with pytest.raises(CorruptCheckpointError, match=file):
+        load(llama)
+
+
+def test_binary_in_json(llama: Path) -> None:
+    (llama / "config.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(CorruptCheckpointError, match=r"config\.json"):
+        load(llama)
+
+
+@pytest.mark.parametrize("changes", [{"temperature": "hot"}, {"top_p": 2.0}, {"top_k": -1}, {"eos_token_id": [True]}])
+def test_wrong_generation_defaults(changes: dict[str, Any], llama: Path) -> None:
+    with pytest.raises(CorruptCheckpointError, match=next(iter(changes))):
+        load(checkpoints.edit_generation_config(llama, **changes))
+
+
+def test_no_configuration(llama: Path) -> None:
+    (llama / "config.json").unlink()
+    with pytest.raises(CorruptCheckpointError, match=r"config\.json cannot be read"):
+        load(llama)
+
+
+def test_no_weights(llama: Path) -> None:
+    (llama / "model.safetensors").rename(llama / "model.gguf")
+    with pytest.raises(CheckpointError, match=r"has no weights.*model\.gguf"):
+        load(llama)
+
+
+def _write_index(path: Path, weight_map: object) -> Path:
+    (path / "model.safetensors").rename(path / "part-1.safetensors")
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "message"),
+    [
+        ({"model.norm.weight": "part-2.safetensors"}, r"part-2\.safetensors is missing"),
+        ({"model.other.weight": "part-1.safetensors"}, "model.other.weight"),
+        ({"model.norm.weight": "../part-1.safetensors"}, "file names in this directory"),
+        ({"model.norm.weight": 1}, "file names in this directory"),
+        ({}, "weight_map"),
+        (["part-1.safetensors"], "weight_map"),
+    ],
+)
+def test_wrong_index(weight_map: object, message: str, llama: Path) -> None:
+    with pytest.raises(CorruptCheckpointError, match=message):
+        load(_write_index(llama, weight_map))
+
+
+def test_missing_tensor(llama: Path) -> None:
+    tensors = checkpoints.read_tensors(llama)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    checkpoints.write_tensors(llama, tensors)
+    with pytest.raises(CorruptCheckpointError, match=r"lacks model\.layers\.1\.mlp\.up_proj\.weight"):
+        load(llama)
+
+
+def test_extra_tensor(llama: Path) -> None:
+    checkpoints.write_tensors(llama, checkpoints.read_tensors(llama) | {"model.adapter.weight": torch.ones(2)})
+    with pytest.raises(UnsupportedCheckpointError, match=r"model\.adapter\.weight"):
+        load(llama)
+
+
+def test_wrong_shape(llama: Path) -> None:
+    tensors = checkpoints.read_tensors(llama)
+    tensors["model.norm.weight"] = torch.ones(65)
+    with pytest.raises(CorruptCheckpointError, match=r"model\.norm\.weight has shape \[65\].*\[64\]"):
+        load(checkpoints.write_tensors(llama, tensors))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.float64])
+def test_stored_dtype(dtype: torch.dtype, llama: Path) -> None:
+    tensors = checkpoints.read_tensors(llama)
+    tensors["model.norm.weight"] = torch.ones(64).to(dtype)
+    with pytest.raises(UnsupportedCheckpointError, match=r"model\.norm\.weight is stored as"):
+        load(checkpoints.write_tensors(llama, tensors))
+
+
+def test_multimodal_without_text_configuration(tmp_path: Path) -> None:
+    path = checkpoints.save_tiny_gemma3_conditional(tmp_path)
+    with pytest.raises(CorruptCheckpointError, match="text_config"):
+        load(checkpoints.edit_config(path, text_config=None))

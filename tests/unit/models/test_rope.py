@@ -1,0 +1,79 @@
+"""Rotary parameters by value, where a formula could be wrong without a short prompt noticing."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from tandem.core.errors import UnsupportedCheckpointError
+from tandem.models.config import ModelConfig, RopeConfig
+from tandem.models.families.llama import FAMILY
+from tandem.models.fields import Fields
+from tandem.models.layers.rotary import build_rotary_tables
+
+SIZES = {
+    "vocab_size": 8,
+    "hidden_size": 256,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 131072,
+}
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0},
+    "llama 3.1": {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "qwen yarn": {
+        "rope_type": "yarn",
+        "rope_theta": 1000000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32768,
+    },
+    "yarn without an original length": {"rope_type": "yarn", "rope_theta": 10000, "factor": 4.0},
+    "yarn with a factor of attention": {"rope_type": "yarn", "factor": 4, "attention_factor": 0.5, "rope_theta": 1e4},
+}
+
+
+def read(parameters: dict[str, Any], **others: Any) -> ModelConfig:
+    return FAMILY.read_config(Fields(SIZES | {"rope_parameters": parameters} | others, "config.json"))
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_frequencies_equal_transformers_bit_for_bit(name: str) -> None:
+    parameters = PARAMETERS[name]
+    config = transformers.LlamaConfig(**SIZES, rope_parameters=dict(parameters))
+    expected, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config)
+    rope = read(parameters).layers[0].rope
+    assert rope == RopeConfig(tuple(expected.tolist()), factor)
+
+
+def test_original_length_at_the_top_wins() -> None:
+    parameters = PARAMETERS["qwen yarn"]
+    outer = read(parameters, original_max_position_embeddings=4096).layers[0].rope
+    assert outer == read(parameters | {"original_max_position_embeddings": 4096}).layers[0].rope
+    assert outer != read(parameters).layers[0].rope
+
+
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope", "proportional", "su"])
+def test_other_types_are_refused_by_name(rope_type: str) -> None:
+    with pytest.raises(UnsupportedCheckpointError, match=f"{rope_type}.*default, linear, llama3, yarn"):
+        read({"rope_type": rope_type, "factor": 2.0})
+
+
+def test_tables_hold_scaled_cosines_of_float32_angles() -> None:
+    rope = RopeConfig((1.0, 0.25), attention_factor=2.0)
+    tables = build_rotary_tables([rope, replace(rope)], 9, torch.device("cpu"))
+    assert len(tables) == 1, "equal configurations share a table"
+    table = tables[rope]
+    torch.testing.assert_close(table.cos[8], 2 * torch.tensor([8.0, 2.0]).cos())
+    torch.testing.assert_close(table.sin[8], 2 * torch.tensor([8.0, 2.0]).sin())
+    assert table.cos.dtype == torch.float32
