@@ -30,8 +30,8 @@ Tests, encodings, idlelib, lib2to3, distutils and tkinter are left out. sha256 o
 
 {num_steps} steps of Muon and AdamW (seed {seed}), {num_tokens_seen:,} tokens, {minutes} CPU minutes on {hardware}.
 The result depends on the seed, the steps and the Python whose library is read; `training.json` has every setting and
-the loss curve. Most rows are {row_tokens} tokens long; every {long_row_every}th step is one row of {long_tokens} tokens, which is also
-the longest context.
+the loss curve. Most rows are {row_tokens} tokens long; every {long_row_every}th step is one row of {long_tokens}
+tokens, which is also the longest context.
 
 ## Held-out text
 

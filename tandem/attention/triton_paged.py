@@ -22,10 +22,10 @@ BATCH_ARGUMENTS = ["table_stride", "num_splits", "num_requests"]
 
 @triton.jit
 def _split_start(split: tl.tensor, SPLIT: tl.constexpr) -> tl.tensor:
-    """First position of a split: eight of SPLIT tokens, eight twice as long, and so on, so that long contexts have few."""
+    """First position of a split: eight are SPLIT tokens long, eight twice that, and so on; long contexts have few."""
     level = split // SPLITS_PER_LEVEL
-    whole_levels = SPLITS_PER_LEVEL * SPLIT * ((1 << level) - 1)
-    return whole_levels + split % SPLITS_PER_LEVEL * (SPLIT << level)
+    scale = 1 << level
+    return SPLIT * (SPLITS_PER_LEVEL * (scale - 1) + (split - level * SPLITS_PER_LEVEL) * scale)
 
 
 @triton.jit
@@ -205,7 +205,7 @@ def combine_kernel(
     acc = tl.zeros([TILE_D], dtype=tl.float32)
     running_max = float("-inf")
     running_sum = 0.0
-    for split in range(0, num_splits):
+    for split in range(num_splits):
         if (_split_start(split, SPLIT) < seq_len) & (_split_start(split + 1, SPLIT) > first):
             entry = (request.to(tl.int64) * NUM_HEADS + head) * num_splits + split
             split_max = tl.load(partial_stats + entry * 2)

@@ -4,10 +4,17 @@ Everything is computed in float32 and rounded once. Written to be read; not batc
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+_ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {"silu": F.silu, "gelu_tanh": _gelu_tanh}
 
 
 class TorchKernels:
@@ -41,7 +48,7 @@ class TorchKernels:
     def gated_linear(self, x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
         """`activation(x @ gate.T) * (x @ up.T)` with activation "silu" or "gelu_tanh"; gate and up are [out, in]."""
         gated = F.linear(x.float(), gate.float())
-        activated = {"silu": F.silu, "gelu_tanh": _gelu_tanh}[activation](gated)
+        activated = _ACTIVATIONS[activation](gated)
         return (activated * F.linear(x.float(), up.float())).to(x.dtype)
 
     def paged_attention(
@@ -147,10 +154,6 @@ class TorchKernels:
         v_cache[block, :, offset] = v[written]
 
 
-def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
 def _spans(query_start: torch.Tensor) -> Iterator[tuple[int, int]]:
     bounds = query_start.tolist()
     return itertools.pairwise(bounds)
@@ -171,7 +174,7 @@ def _visible(positions: torch.Tensor, keys: torch.Tensor, window: int) -> torch.
 def _attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, scale: float, softcap: float
 ) -> torch.Tensor:
-    grouped = q.unflatten(1, (k.shape[1], -1))  # [num_queries, num_kv_heads, group, head_dim]
+    grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[2])  # [num_queries, num_kv_heads, group, head_dim]
     scores = torch.einsum("qhgd,khd->hgqk", grouped, k) * scale
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)

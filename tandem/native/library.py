@@ -5,8 +5,9 @@ or a pointer after the call. A wrong shape or dtype is our own bug and asserts; 
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,7 +16,7 @@ from tandem.native.build import build
 
 _CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
-_C_TYPES = {"i": ctypes.c_int, "q": ctypes.c_int64, "p": ctypes.c_void_p, "f": ctypes.c_float}
+_C_TYPES: Mapping[str, Any] = {"i": ctypes.c_int, "q": ctypes.c_int64, "p": ctypes.c_void_p, "f": ctypes.c_float}
 
 
 def load(cache_dir: Path | None = None) -> "NativeKernels":

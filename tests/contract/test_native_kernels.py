@@ -7,6 +7,7 @@ read of memory that is nobody's shows as NaN.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -173,7 +174,7 @@ def attention64(
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -math.inf).softmax(-1), v)
 
 
-ATTENTION_CASES = {
+ATTENTION_CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "one token": ({"requests": [(1, 1)]}, {}),
     "decode": ({"requests": [(15, 1), (64, 1), (65, 1), (300, 1)]}, {}),
     "whole prompts": ({"requests": [(1, 1), (16, 16), (257, 257)]}, {}),
@@ -255,7 +256,7 @@ def test_rope_and_write_rotates_and_stores(
 ) -> None:
     tokens, num_heads, num_kv_heads = 7, 4, 2
     fused = normal(0, tokens, (num_heads + 2 * num_kv_heads) * head_dim, dtype=dtype)
-    q, k, v = (fused.unflatten(1, (-1, head_dim))[:, heads] for heads in (slice(4), slice(4, 6), slice(6, 8)))
+    q, k, v = (fused.view(tokens, -1, head_dim)[:, heads] for heads in (slice(4), slice(4, 6), slice(6, 8)))
     angles = normal(1, 500, half)
     cos, sin = angles.cos().float(), angles.sin().float()
     positions = torch.tensor([3, 499, 0, 17, 18, 250, 4])

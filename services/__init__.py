@@ -1,0 +1,1 @@
+"""The processes: thin shells that read settings, wire the library together, serve and drain. None exists yet."""
