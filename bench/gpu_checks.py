@@ -1,8 +1,8 @@
 """Compares every CUDA attention backend and captured decode graphs with a float64 oracle: `python -m bench.gpu_checks`.
 
 Prints a table, then one JSON line; exits 1 when a backend is wrong and does not refuse, 2 where there is no NVIDIA GPU.
-The arena is NaN except for what may be read. Other people's kernels may need a finite arena or depend on the batch: that
-is reported. Ours may not. Timings are of one layer, for orientation.
+The arena is NaN except for what may be read. Other people's kernels may need finite memory or depend on the batch,
+which is reported; ours may not. Timings are of one layer, for orientation.
 """
 
 import json

@@ -23,6 +23,7 @@ MIN_CAPABILITY = (8, 0)
 MIN_DOT_SIZE = 16  # the least that a Triton matrix product takes in any dimension
 KV_TILE_BYTES = 16384  # of K or V in shared memory at once; two stages of both fit the smallest supported GPU
 PREFILL_QUERY_TILE_BYTES = 16384
+PREFILL_SEARCH_REQUESTS = 16  # looked at together when a prefill program finds its request; fixed: one binary
 SPLITS_PER_LEVEL = 8
 LAUNCH_OPTIONS = {"num_warps": 4, "num_stages": 2, "enable_fp_fusion": True}
 
@@ -180,7 +181,7 @@ class _Call:
             **self._strides(),
             **self._constants(self.tiles.prefill_rows),
             num_requests=num_requests,
-            TILE_REQUESTS=_power_of_two(num_requests),
+            TILE_REQUESTS=PREFILL_SEARCH_REQUESTS,
         )
 
     def _tensors(self) -> dict[str, Any]:

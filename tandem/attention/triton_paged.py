@@ -260,11 +260,13 @@ def prefill_kernel(
     """
     tile, kv_head = tl.program_id(0), tl.program_id(1)
     TILE_TOKENS: tl.constexpr = TILE_M // GROUP
-    candidates = tl.arange(0, TILE_REQUESTS)
-    in_batch = candidates < num_requests
-    starts = tl.load(query_start + candidates, mask=in_batch, other=0)
-    owned = in_batch & (starts // TILE_TOKENS + candidates <= tile)
-    request = tl.sum(owned.to(tl.int32), 0) - 1
+    num_started = 0  # requests whose tiles begin at or before this one
+    for base in range(0, num_requests, TILE_REQUESTS):
+        candidates = base + tl.arange(0, TILE_REQUESTS)
+        in_batch = candidates < num_requests
+        starts = tl.load(query_start + candidates, mask=in_batch, other=0)
+        num_started += tl.sum((in_batch & (starts // TILE_TOKENS + candidates <= tile)).to(tl.int32), 0)
+    request = tl.cast(num_started, tl.int32) - 1
     query_begin = tl.load(query_start + request)
     query_len = tl.load(query_start + request + 1) - query_begin
     first = (tile - query_begin // TILE_TOKENS - request) * TILE_TOKENS

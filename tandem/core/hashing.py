@@ -25,7 +25,7 @@ def root_hash(*, model_fingerprint: str, block_size: int, adapter: str = "", sal
 def extend_hashes(root: bytes, hashes: list[bytes], token_ids: Sequence[int], block_size: int) -> None:
     """Append to `hashes` the chained hash of every full block of `token_ids` it does not cover yet.
 
-    Token ids are encoded as 32-bit integers in native little-endian order.
+    Token ids are encoded as 32-bit integers in the machine's order, little-endian wherever we run.
     """
     parent = hashes[-1] if hashes else root
     for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):

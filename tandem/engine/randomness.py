@@ -37,7 +37,8 @@ def inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 
     `weights`: float [num_rows, num_candidates], not negative, at least one positive; `uniforms`: float64 [num_rows]
     in [0, 1). Returns int64 [num_rows]: the first index whose cumulative weight exceeds uniform * total, so an index
-    of zero weight is never picked. Wide rows are walked by blocks first. A row of NaN gets some valid index.
+    of zero weight is never picked (on an accelerator, but for the rounding of its parallel sums). Wide rows are walked
+    by blocks first. A row of NaN gets some valid index.
     """
     num_candidates = weights.shape[1]
     if num_candidates <= _WALK_BLOCK:
@@ -55,8 +56,7 @@ def inverse_cdf(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 def _walk(weights: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The index picked in each row, and how far into that index's own weight the number fell, in [0, 1)."""
     cumulative = weights.cumsum(-1, dtype=torch.float64)  # [num_rows, num_candidates]
-    total = cumulative[:, -1]
-    target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total))).unsqueeze(1)
+    target = (uniforms * cumulative[:, -1]).unsqueeze(1)  # below the total: it rounds down for any number below one
     picked = torch.searchsorted(cumulative, target, right=True).clamp(max=weights.shape[1] - 1)
     end, weight = cumulative.gather(1, picked), weights.gather(1, picked).to(torch.float64)
     share = (1.0 - (end - target) / weight).clamp(0.0, 1.0 - 2.0**-_MANTISSA_BITS)

@@ -10,7 +10,6 @@ the shortest prefix of what is left whose share is at least p; min-p (Nguyen et 
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 
 import torch
@@ -20,20 +19,12 @@ from tandem.core.types import TokenLogprobs
 from tandem.engine.candidates import top_candidates
 from tandem.engine.logits import SamplingState
 from tandem.engine.randomness import inverse_cdf, uniform
+from tandem.scheduler.output import SampledToken
 
 _SMALLEST_TEMPERATURE = 1e-30  # keeps (logit - peak) / temperature inside float32
 _TOP_P_WIDTHS = (128, 2048, 16384)  # how many candidates are looked at before all of them are
 _GREEDY_BLOCK = 128
 _ROWS_PER_CHUNK = 64  # on an accelerator: bounds the working memory of prompt logprobs
-
-
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """One row's answer. Where `error` is set the row could not be sampled and `token_id` means nothing."""
-
-    token_id: int
-    logprobs: TokenLogprobs | None = None
-    error: str | None = None
 
 
 class _Method(Enum):
@@ -63,7 +54,7 @@ class Sampler:
         """Choose one token a row; the states are read, not advanced (the caller calls `observe`).
 
         `logits`: float32 [num_rows, vocab_size], not modified, any device; row i belongs to states[i]. A row without
-        a finite largest logit comes back with `error` set; nothing is raised for it.
+        a finite largest logit comes back with `error` set (its `token_id` means nothing); nothing is raised for it.
         """
         assert logits.dtype == torch.float32
         assert logits.shape[0] == len(states)
@@ -216,7 +207,6 @@ def _draw_prefix(
     before = accumulated - weights
     kept = before < total * _column(total, [state.params.top_p for state in states])
     kept &= weights >= _column(weights, [state.params.min_p for state in states])
-    kept[:, 0] = True
     picked = inverse_cdf(weights * kept, _uniforms(values, states)).unsqueeze(1)
     return token_ids.gather(1, picked).squeeze(1), values[:, 0]
 

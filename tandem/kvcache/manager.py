@@ -115,7 +115,10 @@ class KVCacheManager:
         return enough
 
     def commit(self, owner: str, hashes: Sequence[bytes], num_computed_tokens: int) -> None:
-        """Offer the owner's full, computed blocks to the prefix cache. `hashes` is its whole chain so far."""
+        """Offer the owner's full, computed blocks to the prefix cache. `hashes` is its whole chain so far.
+
+        Call it for every growth, before the next: only what was committed may leave a window.
+        """
         table = self._tables[owner]
         num_full = min(num_computed_tokens // self.layout.block_size, len(hashes))
         num_new = num_full - table.num_committed
@@ -124,8 +127,7 @@ class KVCacheManager:
         for index in range(table.num_committed, num_full):
             parent = hashes[index - 1] if index else None
             for group, blocks in enumerate(table.groups):
-                if index >= table.num_dropped[group]:
-                    self._cache.insert(blocks[index], hashes[index], parent, group)
+                self._cache.insert(blocks[index], hashes[index], parent, group)
         in_flight = self._hashes_in_flight[owner]
         self._landed(in_flight[:num_new])
         self._hashes_in_flight[owner] = in_flight[num_new:]

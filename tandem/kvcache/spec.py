@@ -1,8 +1,8 @@
 """What one layer stores per token, and how layers are laid out in pages. Pure arithmetic, no tensors.
 
 Layers with the same `KVSpec` form groups; every group has its own block table per request, and all groups draw blocks
-from one pool. A block is a *page* of `page_bytes`, the same for every group: it holds `block_size` tokens of K and V for
-the `num_layers` layers of the group it currently serves. So a page crosses the wire as one descriptor.
+from one pool. A block is a *page* of `page_bytes`, the same for every group: it holds `block_size` tokens of K and V
+for the `num_layers` layers of the group it currently serves. So a page crosses the wire as one descriptor.
 """
 
 import math

@@ -8,8 +8,9 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from tandem.core.errors import CheckpointError
 
 _COMMON = ("*.json", "*.model", "*.jinja", "*.txt")
-_SAFETENSORS = (*_COMMON, "*.safetensors")
-_TORCH = (*_COMMON, "*.bin")
+_SAFETENSORS = (*_COMMON, "model*.safetensors")
+_TORCH = (*_COMMON, "pytorch_model*.bin")
+_IGNORED = ["*/*"]
 
 
 def resolve_model_path(path_or_hub_id: str) -> Path:
@@ -24,14 +25,14 @@ def resolve_model_path(path_or_hub_id: str) -> Path:
     if path.exists() or path_or_hub_id.startswith(("/", "./", "../", "~")) or path_or_hub_id.count("/") > 1:
         raise CheckpointError(f"{path_or_hub_id!r} is not a directory; give a model directory or a Hugging Face name")
     snapshot = _download(path_or_hub_id, _SAFETENSORS)
-    if not any(snapshot.glob("*.safetensors")):
+    if not any(snapshot.glob("model*.safetensors")):
         snapshot = _download(path_or_hub_id, _TORCH)
     return snapshot
 
 
 def _download(name: str, patterns: tuple[str, ...]) -> Path:
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(patterns)))
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(patterns), ignore_patterns=_IGNORED))
     except HFValidationError as error:
         raise CheckpointError(f"{name!r} is neither a directory nor a Hugging Face name ({error})") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:

@@ -51,8 +51,12 @@ def load_parameters(
 
 
 def _by_parameter(checkpoint: Checkpoint, parameter_name: Callable[[str], str | None]) -> dict[str, str]:
-    names = [name for name in checkpoint.names if not name.endswith(_HARMLESS_SUFFIXES)]
-    return {ours: name for name in names if (ours := parameter_name(name)) is not None}
+    sources: dict[str, str] = {}
+    for name in checkpoint.names:
+        ours = None if name.endswith(_HARMLESS_SUFFIXES) else parameter_name(name)
+        if ours is not None and sources.setdefault(ours, name) != name:
+            raise CorruptCheckpointError(f"{checkpoint.directory} has {ours} twice, as {sources[ours]} and as {name}")
+    return sources
 
 
 def _resolve_tie(

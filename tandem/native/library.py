@@ -5,9 +5,9 @@ or a pointer after the call. A wrong shape or dtype is our own bug and asserts; 
 """
 
 import ctypes
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,7 +16,6 @@ from tandem.native.build import build
 
 _CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
-_C_TYPES: Mapping[str, Any] = {"i": ctypes.c_int, "q": ctypes.c_int64, "p": ctypes.c_void_p, "f": ctypes.c_float}
 
 
 def load(cache_dir: Path | None = None) -> "NativeKernels":
@@ -41,11 +40,13 @@ def unavailable_reason(cache_dir: Path | None = None) -> str | None:
     return None
 
 
-def _bind(library: ctypes.CDLL, name: str, signature: str) -> Callable[..., None]:
+def _bind(library: ctypes.CDLL, name: str, fields: str) -> Callable[..., None]:
+    """The kernel as a function of its argument struct's fields, all of 8 bytes: q an integer or pointer, d a double."""
     function = library[name]
     function.restype = None
-    function.argtypes = [_C_TYPES[letter] for letter in signature]
-    return function
+    function.argtypes = [ctypes.c_char_p]
+    pack = struct.Struct(f"={fields}").pack
+    return lambda *values: function(pack(*values))
 
 
 def _rows(x: torch.Tensor) -> bool:
@@ -58,13 +59,11 @@ def _row_strides(x: torch.Tensor) -> tuple[int, int]:
     return (x.stride(0), x.stride(1)) if x.dim() == 3 else (x.stride(0), 0)
 
 
-def _norm_weights(
-    q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, head_dim: int
-) -> tuple[int | None, int | None, int]:
-    """Pointers to both weights, and their dtype's code."""
+def _norm_weights(q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, head_dim: int) -> tuple[int, int, int]:
+    """Pointers to both weights (0 = none), and their dtype's code."""
     given = [weight for weight in (q_norm, k_norm) if weight is not None]
     assert all(w.shape == (head_dim,) and w.is_contiguous() and w.dtype == given[0].dtype for w in given)
-    pointers = [None if weight is None else weight.data_ptr() for weight in (q_norm, k_norm)]
+    pointers = [0 if weight is None else weight.data_ptr() for weight in (q_norm, k_norm)]
     return pointers[0], pointers[1], _CODES[given[0].dtype] if given else 0
 
 
@@ -81,11 +80,11 @@ class NativeKernels:
     name = "native"
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._linear = _bind(library, "tandem_linear", "iipqpppqqqqi")
-        self._paged_attention = _bind(library, "tandem_paged_attention", "ipqqpqpqpqpppqqiiiiififi")
-        self._rms_norm = _bind(library, "tandem_rms_norm", "ipqqpqqpqqpiifqqqi")
-        self._rope_and_write = _bind(library, "tandem_rope_and_write", "ipqqpqqpqqpppppqpqppiifqiiiiii")
-        self._gated_linear = _bind(library, "tandem_gated_linear", "iipqpppqqqqi")
+        self._linear = _bind(library, "tandem_linear", "12q")
+        self._paged_attention = _bind(library, "tandem_paged_attention", "20qdqdq")
+        self._rms_norm = _bind(library, "tandem_rms_norm", "13qd4q")
+        self._rope_and_write = _bind(library, "tandem_rope_and_write", "22qd7q")
+        self._gated_linear = _bind(library, "tandem_gated_linear", "12q")
 
     def linear(
         self,
@@ -99,7 +98,7 @@ class NativeKernels:
         m, k = x.shape
         n = weight.shape[0]
         if out is None:
-            out = torch.empty((m, n), dtype=out_dtype or x.dtype)
+            out = x.new_empty(m, n) if out_dtype is None else torch.empty(m, n, dtype=out_dtype)
         assert weight.shape[1] == k
         assert weight.dtype == x.dtype
         assert weight.is_contiguous()
@@ -114,7 +113,7 @@ class NativeKernels:
             x.data_ptr(),
             x.stride(0),
             weight.data_ptr(),
-            None if bias is None else bias.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
             out.data_ptr(),
             out.stride(0),
             m,
@@ -127,7 +126,7 @@ class NativeKernels:
     def gated_linear(self, x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
         m, k = x.shape
         n = gate.shape[0]
-        out = torch.empty((m, n), dtype=x.dtype)
+        out = x.new_empty(m, n)
         assert gate.shape == up.shape == (n, k)
         assert gate.dtype == up.dtype == x.dtype
         assert gate.is_contiguous()
@@ -166,7 +165,7 @@ class NativeKernels:
         num_heads, head_dim = q.shape[1:]
         num_kv_heads, block_size = k_cache.shape[1:3]
         if out is None:
-            out = torch.empty(q.shape, dtype=q.dtype)
+            out = torch.empty_like(q)
         assert head_dim % 8 == 0
         assert head_dim <= 256
         assert num_heads % num_kv_heads == 0
@@ -220,7 +219,7 @@ class NativeKernels:
         unit_offset: bool = False,
     ) -> torch.Tensor:
         size = x.shape[-1]
-        out = torch.empty(x.shape, dtype=x.dtype)
+        out = torch.empty_like(x)
         assert x.stride(-1) == 1
         assert weight.shape == (size,)
         assert weight.is_contiguous()
@@ -230,7 +229,7 @@ class NativeKernels:
             _CODES[x.dtype],
             x.data_ptr(),
             *_row_strides(x),
-            *((None, 0, 0) if residual is None else (residual.data_ptr(), *_row_strides(residual))),
+            *((0, 0, 0) if residual is None else (residual.data_ptr(), *_row_strides(residual))),
             out.data_ptr(),
             *_row_strides(out),
             weight.data_ptr(),

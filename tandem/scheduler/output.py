@@ -1,7 +1,7 @@
 """The whole contract between deciding and executing: what one step computes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.core.types import TokenLogprobs
 from tandem.kvcache.block_table import BlockTable
@@ -10,24 +10,27 @@ from tandem.scheduler.request import Request
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """Compute tokens `[request.num_computed_tokens, request.num_computed_tokens + num_tokens)`.
+    """Compute tokens `[start, start + num_tokens)`; `start` is where the request's cursor was when it was scheduled.
 
-    The executor reads the request and its block table and changes neither.
+    `samples`: whether the last token's logits choose a new token: only when the cursor catches up. The executor reads
+    the request and its block table and changes neither.
     """
 
     request: Request
     num_tokens: int
     block_table: BlockTable
+    start: int = field(init=False)
+    samples: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        # NOTE: fixed here, since the request moves on while a step may still be looked at.
+        object.__setattr__(self, "start", self.request.num_computed_tokens)
+        object.__setattr__(self, "samples", self.end == self.request.num_tokens)
 
     @property
     def end(self) -> int:
         """Where the cursor will be."""
-        return self.request.num_computed_tokens + self.num_tokens
-
-    @property
-    def samples(self) -> bool:
-        """Whether the last token's logits choose a new token: only when the cursor catches up."""
-        return self.end == self.request.num_tokens
+        return self.start + self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)

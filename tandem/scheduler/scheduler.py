@@ -1,8 +1,8 @@
 """One rule: every step moves cursors toward the ends of their token lists, within one token budget.
 
-Running decodes come first, so a long prompt never stalls them; then prompts under way; then waiting requests while blocks
-last. When blocks run out the least urgent running request is preempted: its cursor goes back and it waits again. The most
-urgent request can always go on, so every request ends.
+Running decodes come first, so a long prompt never stalls them; then prompts under way; then waiting requests while
+blocks last. When blocks run out the least urgent running request is preempted: its cursor goes back and it waits again.
+The most urgent request can always go on, so every request ends.
 """
 
 from bisect import insort
@@ -96,7 +96,8 @@ class Scheduler:
             self._admit(plan)
         if not plan.scheduled:
             return SchedulerOutput((), ())
-        return SchedulerOutput(tuple(plan.scheduled.values()), self._take_released(plan))
+        released, self._released = tuple(self._released), []
+        return SchedulerOutput(tuple(plan.scheduled.values()), released)
 
     def update(self, output: SchedulerOutput, result: ExecutorOutput) -> list[Request]:
         """Move the cursors that `output` planned and take the chosen tokens; returns the requests that ended."""
@@ -134,13 +135,6 @@ class Scheduler:
         assert len(self._running) + len(self._waiting) == len(self._requests), "a request is lost"
         if not self._requests:
             assert self._kv.usage.used == 0, f"{self._kv.usage.used} blocks are used by nobody"
-
-    def _take_released(self, plan: "_StepPlan") -> tuple[str, ...]:
-        """Nobody executes an empty step, so what was released is told with the next that is not."""
-        if not plan.scheduled:
-            return ()
-        released, self._released = tuple(self._released), []
-        return released
 
     def _refuse_impossible(self, request: Request) -> None:
         if request.request_id in self._requests:

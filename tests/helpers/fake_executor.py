@@ -1,7 +1,7 @@
 """An executor without a model: a token is a pure function of (request seed, position), whatever came before.
 
-Given a layout it also keeps a pretend arena: every computed position writes what its KV would stand for, and every step
-first proves that all positions its queries see hold exactly that. So a block reused too early is caught when it is read.
+Given a layout it also keeps a pretend arena: every computed position writes what its KV would stand for, and every
+step first proves that all positions its queries see hold exactly that. So a block reused too early is caught when read.
 """
 
 from tandem.core.types import FinishReason
@@ -54,7 +54,9 @@ class FakeExecutor:
             for item in step.scheduled:
                 self._compute(item, self._layout)
         self.num_computed_tokens += step.num_tokens
-        return ExecutorOutput({item.request.request_id: self._sample(item) for item in step.scheduled if item.samples}, {})
+        return ExecutorOutput(
+            {item.request.request_id: self._sample(item) for item in step.scheduled if item.samples}, {}
+        )
 
     def _sample(self, item: ScheduledRequest) -> SampledToken:
         if item.request.request_id in self._failing:

@@ -8,7 +8,7 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.spec import KVLayout
 from tandem.scheduler.output import SchedulerOutput
-from tandem.scheduler.request import Request
+from tandem.scheduler.request import Request, RequestState
 from tandem.scheduler.scheduler import Scheduler
 from tests.helpers.fake_executor import FakeExecutor
 from tests.helpers.layouts import layout_of
@@ -48,6 +48,9 @@ class Bench:
         assert output.scheduled or not self.scheduler.has_work, "nothing was scheduled though there is work"
         for request in self.scheduler._running:
             assert request.request_id in scheduled or not request.is_decoding, "a running decode was stalled"
+        for request in self.scheduler._requests.values():
+            if request.state is RequestState.WAITING:
+                assert request.num_computed_tokens == 0, "a request without blocks claims computed tokens"
         self.steps.append(output)
         ended = self.scheduler.update(output, self.executor.execute(output))
         self.scheduler.check()
@@ -55,7 +58,7 @@ class Bench:
 
     def run(self, max_steps: int = 10_000) -> list[Request]:
         """Until nothing is left to do; returns the requests in the order they ended."""
-        ended = []
+        ended: list[Request] = []
         for _ in range(max_steps):
             if not self.scheduler.has_work:
                 return ended

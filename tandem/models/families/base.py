@@ -18,9 +18,10 @@ UNRESOLVED_DTYPE = "auto"
 
 _GENERATION_KEYS = """
     max_length min_length max_new_tokens do_sample early_stopping num_beams num_beam_groups diversity_penalty
-    temperature top_k top_p min_p typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
-    bad_words_ids num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id
-    remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens cache_implementation
+    temperature top_k top_p min_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
+    encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores return_dict_in_generate
+    forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty
+    suppress_tokens begin_suppress_tokens cache_implementation
 """
 _BOOKKEEPING_KEYS = """
     architectures model_type transformers_version dtype torch_dtype _name_or_path name_or_path _commit_hash use_cache

@@ -237,22 +237,37 @@ template <class T> void paged_attention(const Call<T>& call, int num_threads) {
 
 using namespace tandem;
 
-TANDEM_EXPORT void tandem_paged_attention(int dtype, const void* q, int64_t q_token_stride, int64_t q_head_stride,
-                                          const void* k_cache, int64_t k_block_stride, const void* v_cache,
-                                          int64_t v_block_stride, const int32_t* block_tables, int64_t table_stride,
-                                          const int32_t* query_start, const int32_t* seq_lens, void* out,
-                                          int64_t out_token_stride, int64_t out_head_stride, int num_requests,
-                                          int num_heads, int num_kv_heads, int head_dim, int block_size, float scale,
-                                          int window, float softcap, int threads) {
-  const auto run = [&](auto tag) {
+struct PagedAttentionArguments {
+  int64_t dtype;
+  const void* q;
+  int64_t q_token_stride, q_head_stride;
+  const void* k_cache;
+  int64_t k_block_stride;
+  const void* v_cache;
+  int64_t v_block_stride;
+  const int32_t* block_tables;
+  int64_t table_stride;
+  const int32_t *query_start, *seq_lens;
+  void* out;
+  int64_t out_token_stride, out_head_stride, num_requests, num_heads, num_kv_heads, head_dim, block_size;
+  double scale;
+  int64_t window;
+  double softcap;
+  int64_t threads;
+};
+
+TANDEM_EXPORT void tandem_paged_attention(const PagedAttentionArguments* a) {
+  with_dtype(a->dtype, [a](auto tag) {
     using T = decltype(tag);
-    const Call<T> call{static_cast<const T*>(q), static_cast<const T*>(k_cache), static_cast<const T*>(v_cache),
-                       static_cast<T*>(out), block_tables, query_start, seq_lens, q_token_stride, q_head_stride,
-                       out_token_stride, out_head_stride, k_block_stride, v_block_stride, table_stride, num_requests,
-                       num_heads, num_kv_heads, head_dim, block_size, window, scale, softcap};
-    paged_attention(call, threads);
-  };
-  if (dtype == kBFloat16) return run(bf16{});
-  if (dtype == kFloat16) return run(fp16{});
-  run(float{});
+    const Call<T> call{static_cast<const T*>(a->q),
+                       static_cast<const T*>(a->k_cache),
+                       static_cast<const T*>(a->v_cache),
+                       static_cast<T*>(a->out),
+                       a->block_tables, a->query_start, a->seq_lens,
+                       a->q_token_stride, a->q_head_stride, a->out_token_stride, a->out_head_stride,
+                       a->k_block_stride, a->v_block_stride, a->table_stride,
+                       int(a->num_requests), int(a->num_heads), int(a->num_kv_heads), int(a->head_dim),
+                       int(a->block_size), int(a->window), float(a->scale), float(a->softcap)};
+    paged_attention(call, int(a->threads));
+  });
 }

@@ -10,6 +10,8 @@
 #include <immintrin.h>
 #endif
 
+// Every exported function takes one pointer to a struct of 8-byte fields (int64, double or pointer), which the caller
+// packs in one go: that is several times cheaper from Python than converting arguments one by one.
 #define TANDEM_EXPORT extern "C" __attribute__((visibility("default")))
 #define TANDEM_INLINE static inline __attribute__((always_inline))
 
@@ -18,6 +20,13 @@ namespace tandem {
 struct bf16 { uint16_t bits; };
 struct fp16 { uint16_t bits; };
 enum DType : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
+
+// Calls `body` with a value of the element type that `dtype` names.
+template <class Body> inline void with_dtype(int64_t dtype, const Body& body) {
+  if (dtype == kBFloat16) return body(bf16{});
+  if (dtype == kFloat16) return body(fp16{});
+  body(float{});
+}
 
 constexpr int kLanes = 16;
 typedef float f32x16 __attribute__((vector_size(64), aligned(64)));

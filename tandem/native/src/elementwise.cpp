@@ -130,40 +130,63 @@ template <class T> struct Rope {
 
 using namespace tandem;
 
-TANDEM_EXPORT void tandem_rms_norm(int dtype, const void* x, int64_t x_outer, int64_t x_inner, void* residual,
-                                   int64_t r_outer, int64_t r_inner, void* out, int64_t o_outer, int64_t o_inner,
-                                   const void* weight, int weight_dtype, int unit_offset, float eps, int64_t outer,
-                                   int64_t inner, int64_t size, int threads) {
-  const Weight scale{weight, weight_dtype, unit_offset ? 1.0f : 0.0f};
-  const auto run = [&](auto tag) {
+struct RmsNormArguments {
+  int64_t dtype;
+  const void* x;
+  Matrix x_strides;
+  void* residual;
+  Matrix residual_strides;
+  void* out;
+  Matrix out_strides;
+  const void* weight;
+  int64_t weight_dtype, unit_offset;
+  double eps;
+  int64_t outer, inner, size, threads;
+};
+
+TANDEM_EXPORT void tandem_rms_norm(const RmsNormArguments* a) {
+  const Weight weight{a->weight, int(a->weight_dtype), a->unit_offset ? 1.0f : 0.0f};
+  with_dtype(a->dtype, [&](auto tag) {
     using T = decltype(tag);
-    rms_norm(static_cast<const T*>(x), {x_outer, x_inner}, static_cast<T*>(residual), {r_outer, r_inner},
-             static_cast<T*>(out), {o_outer, o_inner}, scale, eps, outer, inner, size, threads);
-  };
-  if (dtype == kBFloat16) return run(bf16{});
-  if (dtype == kFloat16) return run(fp16{});
-  run(float{});
+    rms_norm(static_cast<const T*>(a->x), a->x_strides, static_cast<T*>(a->residual), a->residual_strides,
+             static_cast<T*>(a->out), a->out_strides, weight, float(a->eps), a->outer, a->inner, a->size,
+             int(a->threads));
+  });
 }
 
-TANDEM_EXPORT void tandem_rope_and_write(int dtype, void* q, int64_t q_token, int64_t q_head, void* k, int64_t k_token,
-                                         int64_t k_head, void* v, int64_t v_token, int64_t v_head, const float* cos,
-                                         const float* sin, const int64_t* positions, const int64_t* slots,
-                                         void* k_cache, int64_t k_block, void* v_cache, int64_t v_block,
-                                         const void* q_norm, const void* k_norm, int norm_dtype, int unit_offset,
-                                         float eps, int64_t num_tokens, int num_heads, int num_kv_heads, int head_dim,
-                                         int half, int block_size, int threads) {
-  const float offset = unit_offset ? 1.0f : 0.0f;
-  const auto run = [&](auto tag) {
+struct RopeAndWriteArguments {
+  int64_t dtype;
+  void* q;
+  Matrix q_strides;
+  void* k;
+  Matrix k_strides;
+  void* v;
+  Matrix v_strides;
+  const float *cos, *sin;
+  const int64_t *positions, *slots;
+  void* k_cache;
+  int64_t k_block_stride;
+  void* v_cache;
+  int64_t v_block_stride;
+  const void *q_norm, *k_norm;
+  int64_t norm_dtype, unit_offset;
+  double eps;
+  int64_t num_tokens, num_heads, num_kv_heads, head_dim, half, block_size, threads;
+};
+
+TANDEM_EXPORT void tandem_rope_and_write(const RopeAndWriteArguments* a) {
+  const float offset = a->unit_offset ? 1.0f : 0.0f;
+  const Weight q_norm{a->q_norm, int(a->norm_dtype), offset}, k_norm{a->k_norm, int(a->norm_dtype), offset};
+  with_dtype(a->dtype, [&](auto tag) {
     using T = decltype(tag);
-    const Rope<T> rope{static_cast<T*>(q), static_cast<T*>(k), static_cast<T*>(v), static_cast<T*>(k_cache),
-                       static_cast<T*>(v_cache), {q_token, q_head}, {k_token, k_head}, {v_token, v_head}, cos, sin,
-                       positions, slots, k_block, v_block, {q_norm, norm_dtype, offset}, {k_norm, norm_dtype, offset},
-                       eps, num_heads, num_kv_heads, head_dim, half, block_size};
-    const int64_t elements = num_tokens * (num_heads + num_kv_heads) * head_dim;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && elements > kParallelElements)
-    for (int64_t token = 0; token < num_tokens; ++token) rope.run(token);
-  };
-  if (dtype == kBFloat16) return run(bf16{});
-  if (dtype == kFloat16) return run(fp16{});
-  run(float{});
+    const Rope<T> rope{static_cast<T*>(a->q), static_cast<T*>(a->k), static_cast<T*>(a->v),
+                       static_cast<T*>(a->k_cache), static_cast<T*>(a->v_cache),
+                       a->q_strides, a->k_strides, a->v_strides, a->cos, a->sin, a->positions, a->slots,
+                       a->k_block_stride, a->v_block_stride, q_norm, k_norm, float(a->eps),
+                       int(a->num_heads), int(a->num_kv_heads), int(a->head_dim), int(a->half), int(a->block_size)};
+    const int64_t elements = a->num_tokens * (a->num_heads + a->num_kv_heads) * a->head_dim;
+    const int threads = elements > kParallelElements ? int(a->threads) : 1;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+    for (int64_t token = 0; token < a->num_tokens; ++token) rope.run(token);
+  });
 }

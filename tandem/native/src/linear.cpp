@@ -248,36 +248,47 @@ void gated_linear(const T* x, int64_t ldx, const T* gate, const T* up, T* out, i
   multiply<T>(x, ldx, m_size, k_size, ceil_div(n_size, kPairs), num_threads, panel_at, epilogue);
 }
 
-template <class T>
-void linear_to(int out_dtype, const void* x, int64_t ldx, const void* weight, const void* bias, void* out,
-               int64_t ldo, int64_t m, int64_t n, int64_t k, int threads) {
-  const T *xs = static_cast<const T*>(x), *w = static_cast<const T*>(weight), *b = static_cast<const T*>(bias);
-  if (out_dtype == kFloat32) return linear<T, float>(xs, ldx, w, b, static_cast<float*>(out), ldo, m, n, k, threads);
-  linear<T, T>(xs, ldx, w, b, static_cast<T*>(out), ldo, m, n, k, threads);
-}
-
 }  // namespace
 }  // namespace tandem
 
 using namespace tandem;
 
-TANDEM_EXPORT void tandem_linear(int dtype, int out_dtype, const void* x, int64_t ldx, const void* weight,
-                                 const void* bias, void* out, int64_t ldo, int64_t m, int64_t n, int64_t k,
-                                 int threads) {
-  if (dtype == kBFloat16) return linear_to<bf16>(out_dtype, x, ldx, weight, bias, out, ldo, m, n, k, threads);
-  if (dtype == kFloat16) return linear_to<fp16>(out_dtype, x, ldx, weight, bias, out, ldo, m, n, k, threads);
-  linear_to<float>(out_dtype, x, ldx, weight, bias, out, ldo, m, n, k, threads);
+struct LinearArguments {
+  int64_t dtype, out_dtype;
+  const void* x;
+  int64_t x_stride;
+  const void *weight, *bias;
+  void* out;
+  int64_t out_stride, m, n, k, threads;
+};
+
+TANDEM_EXPORT void tandem_linear(const LinearArguments* a) {
+  with_dtype(a->dtype, [a](auto tag) {
+    using T = decltype(tag);
+    const T *x = static_cast<const T*>(a->x), *weight = static_cast<const T*>(a->weight);
+    const T* bias = static_cast<const T*>(a->bias);
+    const auto into = [&](auto* out) {
+      linear(x, a->x_stride, weight, bias, out, a->out_stride, a->m, a->n, a->k, int(a->threads));
+    };
+    if (a->out_dtype == kFloat32) return into(static_cast<float*>(a->out));
+    into(static_cast<T*>(a->out));
+  });
 }
 
-TANDEM_EXPORT void tandem_gated_linear(int dtype, int activation, const void* x, int64_t ldx, const void* gate,
-                                       const void* up, void* out, int64_t ldo, int64_t m, int64_t n, int64_t k,
-                                       int threads) {
-  const auto run = [&](auto tag) {
+struct GatedLinearArguments {
+  int64_t dtype, activation;
+  const void* x;
+  int64_t x_stride;
+  const void *gate, *up;
+  void* out;
+  int64_t out_stride, m, n, k, threads;
+};
+
+TANDEM_EXPORT void tandem_gated_linear(const GatedLinearArguments* a) {
+  with_dtype(a->dtype, [a](auto tag) {
     using T = decltype(tag);
-    gated_linear<T>(static_cast<const T*>(x), ldx, static_cast<const T*>(gate), static_cast<const T*>(up),
-                    static_cast<T*>(out), ldo, m, n, k, activation, threads);
-  };
-  if (dtype == kBFloat16) return run(bf16{});
-  if (dtype == kFloat16) return run(fp16{});
-  run(float{});
+    gated_linear(static_cast<const T*>(a->x), a->x_stride, static_cast<const T*>(a->gate),
+                 static_cast<const T*>(a->up), static_cast<T*>(a->out), a->out_stride, a->m, a->n, a->k,
+                 int(a->activation), int(a->threads));
+  });
 }

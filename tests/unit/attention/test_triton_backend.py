@@ -1,9 +1,10 @@
 """What the Triton backend refuses, and that its kernels compile for real GPUs with the tiles it chooses."""
 
+import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,43 +14,29 @@ from tandem.kvcache.spec import KVSpec
 
 SMALLEST_SHARED_MEMORY_BYTES = 99 * 1024  # compute capability 8.6 and 8.9
 
-COMPILE = """
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-import triton
-from tandem.attention import triton_paged
-from tandem.attention.triton_backend import LAUNCH_OPTIONS, Tiles
 
-POINTERS = {name: "*bf16" for name in ("out", "queries", "keys", "values")}
-POINTERS |= {name: "*i32" for name in ("query_start", "seq_lens", "block_tables")}
-POINTERS |= {name: "*fp32" for name in ("partial_out", "partial_stats")}
-tiles = Tiles.of(4, 128, 2)
-CONSTANTS = dict(NUM_HEADS=32, GROUP=4, WINDOW=1024, SOFTCAP=50.0, BLOCK_SIZE=16, HEAD_DIM=128, SPLIT=512,
-    TILE_N=tiles.kv_tokens, TILE_D=tiles.head_dim, TILE_REQUESTS=64, PRECISION="tf32")
-for name, rows in (("decode", tiles.decode_rows), ("prefill", tiles.prefill_rows), ("combine", 0)):
-    kernel = getattr(triton_paged, name + "_kernel")
-    constants = {key: value for key, value in (CONSTANTS | {"TILE_M": rows}).items() if key in kernel.arg_names}
-    signature = {arg: "i64" if "stride" in arg else "i32" for arg in kernel.arg_names}
-    signature |= {"scale": "fp32"} if "scale" in signature else {}
-    signature |= {arg: POINTERS[arg] for arg in signature if arg in POINTERS}
-    signature |= dict.fromkeys(constants, "constexpr")
-    indexed = {(kernel.arg_names.index(key),): value for key, value in constants.items()}
-    source = ASTSource(kernel, signature, indexed)
-    print(triton.compile(source, target=GPUTarget("cuda", 80, 32), options=LAUNCH_OPTIONS).metadata.shared)
-"""
-
-
-def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
-    """The interpreter accepts Python that the compiler does not. Ahead of time, so that no GPU is needed."""
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each launch of a few unlike batches compiled to, ahead of time, so that no GPU is needed."""
     pytest.importorskip("triton", reason="triton is not installed")
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    command = [sys.executable, "-c", COMPILE]
+    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    command = [sys.executable, "-m", "tests.helpers.triton_compile"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
-    shared_bytes = [int(line) for line in done.stdout.split()]
-    assert len(shared_bytes) == 3
-    assert max(shared_bytes) <= SMALLEST_SHARED_MEMORY_BYTES
+    launches: list[dict[str, Any]] = json.loads(done.stdout)
+    return launches
+
+
+def test_kernels_compile_for_a_gpu(compiled: list[dict[str, Any]]) -> None:
+    """The interpreter accepts Python that the compiler does not."""
+    assert {launch["kernel"] for launch in compiled} == {"decode_kernel", "combine_kernel", "prefill_kernel"}
+    assert max(launch["shared_bytes"] for launch in compiled) <= SMALLEST_SHARED_MEMORY_BYTES
+
+
+def test_one_binary_serves_every_batch(compiled: list[dict[str, Any]]) -> None:
+    """A second one might round differently, and would stall the step that first needs it."""
+    assert {launch["num_binaries"] for launch in compiled} == {1}
 
 
 @pytest.mark.parametrize("group", [1, 3, 7, 16, 20])

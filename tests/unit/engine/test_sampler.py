@@ -10,7 +10,8 @@ import torch
 
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.logits import SamplingState
-from tandem.engine.sampler import SampledToken, Sampler
+from tandem.engine.sampler import Sampler
+from tandem.scheduler.output import SampledToken
 
 NAN, INFINITY = float("nan"), float("inf")
 
@@ -82,7 +83,9 @@ def test_top_p_is_exact_however_many_candidates_it_takes(top_p: float, scale: fl
     cut = int((probabilities.cumsum(0) - probabilities < top_p - 1e-9).sum())
     allowed = set(order[: cut + 1].tolist())  # one more than the exact cut: float32 weights may round at the boundary
     states = [_state(SamplingParams(top_p=top_p), vocab_size, seed) for seed in range(40)]
-    assert {token.token_id for token in Sampler().sample(row.expand(40, -1), states)} <= allowed
+    drawn = {token.token_id for token in Sampler().sample(row.expand(40, -1), states)}
+    assert drawn <= allowed
+    assert cut < 3000 or not drawn <= set(order[: cut // 2].tolist())
 
 
 def test_top_p_includes_the_token_that_crosses() -> None:
@@ -90,6 +93,11 @@ def test_top_p_includes_the_token_that_crosses() -> None:
     for top_p, expected in ((0.4, {0}), (0.6, {0, 1}), (0.79, {0, 1}), (0.81, {0, 1, 2})):
         states = [_state(SamplingParams(top_p=top_p), 3, seed) for seed in range(200)]
         assert {token.token_id for token in Sampler().sample(row.expand(200, -1), states)} == expected
+
+
+def test_top_p_reached_exactly_keeps_no_more() -> None:
+    states = [_state(SamplingParams(top_p=0.5), 4, seed) for seed in range(100)]
+    assert {token.token_id for token in Sampler().sample(torch.zeros(100, 4), states)} == {0, 1}
 
 
 def test_top_p_is_computed_after_top_k_is_renormalised() -> None:

@@ -88,9 +88,7 @@ class BlockAccounting(RuleBasedStateMachine):
         if end == owner.num_computed:
             owner.extend(1)
             end += 1
-        if not self.grow(name, owner, end):
-            self.close(index)
-        elif commits == 0:
+        if not self.grow(name, owner, end) or commits == 0:
             self.close(index)
         else:
             self.commit(name, owner, end)

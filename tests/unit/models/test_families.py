@@ -159,7 +159,10 @@ def test_llama() -> None:
     assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (16, 32, 8, 64)
     assert config.attention_scale == 0.125
     assert config.tie_word_embeddings
-    assert not (config.qkv_bias or config.output_bias or config.mlp_bias or config.qk_norm)
+    assert not (config.qkv_bias)
+    assert not (config.output_bias)
+    assert not (config.mlp_bias)
+    assert not (config.qk_norm)
     assert config.eos_token_ids == (128001, 128008, 128009)
     assert len(config.layers[0].rope.inv_freq) == 32
 

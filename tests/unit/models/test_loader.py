@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tandem.core.errors import CheckpointError, ConfigurationError
 from tandem.models.config import LayerConfig, RopeConfig
@@ -31,12 +32,12 @@ def shard(path: Path, *, suffix: str = "safetensors") -> Path:
     tensors = checkpoints.read_tensors(path)
     (path / "model.safetensors").unlink()
     stem = "model" if suffix == "safetensors" else "pytorch_model"
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for part in (0, 1):
         file = f"{stem}-{part + 1:05}-of-00002.{suffix}"
         content = {name: tensors[name] for name in sorted(tensors)[part::2]}
         weight_map |= dict.fromkeys(content, file)
-        save = checkpoints.save_file if suffix == "safetensors" else torch.save
+        save = save_file if suffix == "safetensors" else torch.save
         save(content, path / file)
     (path / f"{stem}.{suffix}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return path

@@ -286,6 +286,14 @@ def test_stored_dtype(dtype: torch.dtype, llama: Path) -> None:
         load(checkpoints.write_tensors(llama, tensors))
 
 
+def test_same_parameter_under_two_names(tmp_path: Path) -> None:
+    path = checkpoints.save_tiny_gemma3_conditional(tmp_path)
+    tensors = checkpoints.read_tensors(path)
+    twice = {"model.language_model.norm.weight": tensors["language_model.model.norm.weight"].clone()}
+    with pytest.raises(CorruptCheckpointError, match=r"model\.norm\.weight twice"):
+        load(checkpoints.write_tensors(path, tensors | twice))
+
+
 def test_multimodal_without_text_configuration(tmp_path: Path) -> None:
     path = checkpoints.save_tiny_gemma3_conditional(tmp_path)
     with pytest.raises(CorruptCheckpointError, match="text_config"):

@@ -14,7 +14,7 @@ from tandem.models.families.llama import FAMILY
 from tandem.models.fields import Fields
 from tandem.models.layers.rotary import build_rotary_tables
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 8,
     "hidden_size": 256,
     "intermediate_size": 8,

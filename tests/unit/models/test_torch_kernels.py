@@ -52,8 +52,11 @@ class TestRopeAndWrite:
         angles = torch.outer(torch.arange(10.0), torch.tensor([1.0, 0.1, 0.01]))  # rotates 6 of 8
         caches = {"k_cache": torch.zeros(3, 2, 4, 8), "v_cache": torch.zeros(3, 2, 4, 8)}
         KERNELS.rope_and_write(
-            **tensors,
-            **caches,
+            tensors["q"],
+            tensors["k"],
+            tensors["v"],
+            k_cache=caches["k_cache"],
+            v_cache=caches["v_cache"],
             cos=angles.cos(),
             sin=angles.sin(),
             positions=torch.tensor([0, 5, 9]),

@@ -40,6 +40,7 @@ CONFIGS: list[dict[str, Any]] = [
             "10": {"content": "<end>", "special": True},
         }
     },
+    {"added_tokens_decoder": {"9": {"content": "<end>", "special": False}}, "pad_token": "<end>"},
     {"split_special_tokens": True},
 ]
 

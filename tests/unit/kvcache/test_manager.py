@@ -1,0 +1,184 @@
+"""Single promises of the block manager; random histories are in `test_manager_stateful`."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tandem.core.events import BlockEvent, BlockStored
+from tandem.core.hashing import extend_hashes
+from tandem.kvcache.block_table import BlockTable
+from tandem.kvcache.manager import KVCacheManager
+from tests.helpers.layouts import BLOCK_SIZE, layout_of
+
+
+def manager_of(
+    num_blocks: int,
+    *windows: int | None,
+    chunk: int = 8,
+    prefix_caching: bool = True,
+    watermark_blocks: int = 0,
+    emit: Callable[[BlockEvent], None] | None = None,
+) -> KVCacheManager:
+    return KVCacheManager(
+        layout_of(*windows),
+        num_blocks,
+        max_chunk_tokens=chunk,
+        prefix_caching=prefix_caching,
+        watermark_blocks=watermark_blocks,
+        emit=emit,
+    )
+
+
+def chain(token_ids: list[int]) -> list[bytes]:
+    hashes: list[bytes] = []
+    extend_hashes(b"root", hashes, token_ids, BLOCK_SIZE)
+    return hashes
+
+
+def opened(manager: KVCacheManager, owner: str, token_ids: list[int]) -> BlockTable:
+    match = manager.match(chain(token_ids), len(token_ids))
+    assert manager.can_open(match, len(token_ids))
+    return manager.open(owner, match, chain(token_ids), len(token_ids))
+
+
+def compute(manager: KVCacheManager, owner: str, token_ids: list[int], start: int = 0, chunk: int = 8) -> None:
+    for begin in range(start, len(token_ids), chunk):
+        end = min(begin + chunk, len(token_ids))
+        assert manager.grow(owner, begin, end)
+        manager.commit(owner, chain(token_ids), end)
+
+
+def test_a_closed_owner_leaves_its_full_blocks_findable() -> None:
+    manager = manager_of(8, None)
+    opened(manager, "a", [1] * 10)
+    compute(manager, "a", [1] * 10)
+    manager.close("a")
+    assert (manager.usage.free, manager.usage.cached, manager.usage.used) == (6, 2, 0)
+    assert manager.match(chain([1] * 10), 10).num_blocks == 2
+    assert manager.match(chain([1] * 8), 8).num_blocks == 1
+    assert manager.match(chain([1] * 9), 9).num_blocks == 2
+
+
+def test_only_computed_blocks_can_be_found() -> None:
+    manager = manager_of(8, None)
+    opened(manager, "a", [1] * 20)
+    assert manager.grow("a", 0, 8)
+    assert manager.match(chain([1] * 20), 20).num_blocks == 0
+    manager.commit("a", chain([1] * 20), 7)
+    assert manager.match(chain([1] * 20), 20).num_blocks == 1
+
+
+def test_the_end_of_a_chain_is_evicted_first() -> None:
+    manager = manager_of(5, None)
+    opened(manager, "a", [1] * 17)
+    compute(manager, "a", [1] * 17)
+    manager.close("a")
+    opened(manager, "b", [2] * 12)
+    compute(manager, "b", [2] * 12)
+    assert manager.match(chain([1] * 17), 17).num_blocks == 2
+
+
+def test_events_tell_the_parent() -> None:
+    events: list[BlockEvent] = []
+    manager = manager_of(8, None, 3, emit=events.append)
+    opened(manager, "a", [1] * 8)
+    compute(manager, "a", [1] * 8)
+    first, second = chain([1] * 8)
+    assert events == [BlockStored(h, p, g) for h, p in ((first, None), (second, first)) for g in (0, 1)]
+
+
+def test_in_flight_ends_with_the_commit_or_the_owner() -> None:
+    manager = manager_of(8, None)
+    first, second = chain([1] * 8)
+    opened(manager, "a", [1] * 8)
+    manager.open("b", manager.match([], 8), chain([1] * 8), 8)
+    compute(manager, "a", [1] * 4)
+    assert manager.is_being_computed(first)
+    manager.close("b")
+    assert not manager.is_being_computed(first)
+    assert manager.is_being_computed(second)
+    manager.close("a")
+    assert not manager.is_being_computed(second)
+
+
+def test_nothing_is_in_flight_when_nothing_can_be_shared() -> None:
+    manager = manager_of(8, None, prefix_caching=False)
+    opened(manager, "a", [1] * 8)
+    assert not manager.is_being_computed(chain([1] * 8)[0])
+
+
+def test_a_promise_outlives_a_small_chunk() -> None:
+    """A windowed owner that dropped more than it took lost its claim, and a newcomer got the blocks it needed next."""
+    manager = manager_of(5, 5, chunk=12)
+    opened(manager, "a", list(range(60)))
+    for start, end in ((0, 12), (12, 24), (24, 25)):
+        assert manager.grow("a", start, end)
+    assert manager.usage.used == 2
+    assert not manager.can_open(manager.match([], 12), 12)
+    assert manager.grow("a", 25, 37)
+
+
+def test_only_what_can_still_be_needed_is_promised() -> None:
+    """A windowed owner of a nearly cached prompt was promised a whole chunk, and kept what it never took for life."""
+    manager = manager_of(12, 5, chunk=12)
+    token_ids = list(range(41))
+    opened(manager, "a", token_ids)
+    compute(manager, "a", token_ids)
+    manager.close("a")
+    opened(manager, "b", token_ids)
+    assert manager.grow("b", 40, 41)
+    assert (manager.usage.used, manager.usage.total) == (2, 12)
+    for name in ("c", "d"):
+        opened(manager, name, [99, *range(19)])
+
+
+def test_what_is_promised_is_not_given_to_newcomers() -> None:
+    manager = manager_of(8, None)
+    opened(manager, "a", [1] * 20)
+    assert manager.usage.used == 0
+    assert manager.can_open(manager.match([], 12), 12)
+    assert not manager.can_open(manager.match([], 13), 13)
+
+
+def test_reviving_cached_blocks_counts() -> None:
+    manager = manager_of(6, None)
+    opened(manager, "a", [1] * 17)
+    compute(manager, "a", [1] * 17)
+    manager.close("a")
+    opened(manager, "b", [2] * 8)
+    match = manager.match(chain([1] * 17), 17)
+    assert match.num_blocks == 4
+    assert not manager.can_open(match, 17)
+    manager.close("b")
+    assert manager.can_open(match, 17)
+
+
+def test_the_watermark_is_kept_beside_others_only() -> None:
+    manager = manager_of(4, None, watermark_blocks=2)
+    assert manager.can_open(manager.match([], 16), 16)
+    opened(manager, "a", [1] * 4)
+    assert manager.can_open(manager.match([], 4), 4)
+    assert not manager.can_open(manager.match([], 5), 5)
+
+
+def test_a_refused_growth_allocates_nothing() -> None:
+    manager = manager_of(2, None)
+    table = opened(manager, "a", [1] * 8)
+    assert manager.grow("a", 0, 8)
+    assert not manager.grow("a", 8, 9)
+    assert table.groups == ([1, 2],)
+    manager.check()
+
+
+@pytest.mark.parametrize(("num_tokens", "fits"), [(16, True), (17, False)])
+def test_fits_is_about_an_owner_alone(num_tokens: int, fits: bool) -> None:
+    manager = manager_of(4, None)
+    opened(manager, "a", [1] * 8)
+    assert manager.fits(num_tokens) is fits
+
+
+def test_opening_twice_is_a_bug() -> None:
+    manager = manager_of(8, None)
+    opened(manager, "a", [1])
+    with pytest.raises(AssertionError, match="already owns"):
+        opened(manager, "a", [1])

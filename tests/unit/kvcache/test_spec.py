@@ -1,0 +1,63 @@
+import math
+
+import pytest
+
+from tandem.core.errors import ConfigurationError
+from tandem.kvcache.spec import KVLayout, KVSpec, build_layout
+from tests.helpers.layouts import layout_of
+
+LOCAL = KVSpec(num_kv_heads=2, head_dim=8, dtype="bfloat16", window=4)
+GLOBAL = KVSpec(num_kv_heads=4, head_dim=16, dtype="float32")
+
+
+def test_bytes_count_keys_and_values() -> None:
+    assert LOCAL.bytes_per_token == 2 * 2 * 8 * 2
+    assert GLOBAL.bytes_per_token == 2 * 4 * 16 * 4
+
+
+@pytest.mark.parametrize(("window", "position", "first"), [(None, 9, 0), (4, 2, 0), (4, 3, 0), (4, 4, 1), (1, 5, 5)])
+def test_a_window_counts_the_query_itself(window: int | None, position: int, first: int) -> None:
+    assert KVSpec(1, 8, "float32", window).first_visible(position) == first
+
+
+def test_groups_are_as_large_as_the_rarest_spec_and_full_attention_comes_first() -> None:
+    specs = [GLOBAL if layer % 6 == 5 else LOCAL for layer in range(24)] + [LOCAL, LOCAL]
+    layout = build_layout(specs, 16)
+    assert [len(group.layers) for group in layout.groups] == [4, 4, 4, 4, 4, 4, 2]
+    assert layout.groups[0].spec == GLOBAL
+    assert layout.num_layers == 26
+    assert sorted(layer for group in layout.groups for layer in group.layers) == list(range(26))
+    for layer, spec in enumerate(specs):
+        group, index = layout.group_of_layer(layer)
+        assert layout.groups[group].spec == spec
+        assert layout.groups[group].layers[index] == layer
+
+
+def test_any_block_can_serve_any_group() -> None:
+    layout = build_layout([LOCAL, LOCAL, GLOBAL, GLOBAL], 16)
+    assert layout.page_bytes == 2 * GLOBAL.bytes_per_token * 16
+
+
+def test_an_unknown_layer_and_an_unserved_block_size_are_named() -> None:
+    with pytest.raises(KeyError, match="9"):
+        build_layout([GLOBAL], 16).group_of_layer(9)
+    with pytest.raises(ConfigurationError, match="block_size=12"):
+        build_layout([GLOBAL], 12)
+
+
+@pytest.mark.parametrize("window", [1, 3, 4, 5, 9])
+@pytest.mark.parametrize("chunk", [1, 4, 7])
+def test_a_windowed_group_never_needs_more_than_is_counted(window: int, chunk: int) -> None:
+    layout = layout_of(window)
+    size, num_tokens = layout.block_size, 60
+    needed = max(
+        math.ceil(min(start + chunk, num_tokens) / size) - max(0, start - window + 1) // size
+        for start in range(num_tokens)
+    )
+    assert needed <= layout.blocks_for(num_tokens, chunk) <= needed + 2
+    assert all(layout.blocks_for(n, chunk) <= math.ceil(n / size) for n in range(1, 60))
+
+
+def test_groups_add_up() -> None:
+    layout: KVLayout = layout_of(None, None, 5)
+    assert layout.blocks_for(40, 4) == 10 + 10 + 3

@@ -1,0 +1,44 @@
+from tandem.scheduler.queue import MAX_STALE_ENTRIES, WaitingQueue
+from tandem.scheduler.request import Request, RequestState
+from tests.helpers.requests import request_of
+
+
+def ordered(request_id: str, order: int) -> Request:
+    request = request_of(request_id, [1])
+    request.order = (order, 0)
+    return request
+
+
+def test_pops_in_order_and_then_nothing() -> None:
+    queue = WaitingQueue()
+    for name, order in (("b", 2), ("c", 3), ("a", 1)):
+        queue.push(ordered(name, order))
+    popped = [queue.pop() for _ in range(4)]
+    assert [request and request.request_id for request in popped] == ["a", "b", "c", None]
+    assert len(queue) == 0
+
+
+def test_a_forgotten_request_is_not_counted_and_never_popped() -> None:
+    queue = WaitingQueue()
+    gone, stays = ordered("gone", 1), ordered("stays", 2)
+    queue.push(gone)
+    queue.push(stays)
+    gone.state = RequestState.FINISHED
+    queue.forget(gone)
+    assert len(queue) == 1
+    assert queue.pop() is stays
+    assert queue.pop() is None
+
+
+def test_forgotten_requests_do_not_pile_up() -> None:
+    queue = WaitingQueue()
+    queue.push(ordered("stays", 10_000))
+    for index in range(1000):
+        request = ordered(str(index), index)
+        queue.push(request)
+        request.state = RequestState.FINISHED
+        queue.forget(request)
+        assert len(queue._heap) <= MAX_STALE_ENTRIES + 3
+    popped = queue.pop()
+    assert popped is not None
+    assert popped.request_id == "stays"
