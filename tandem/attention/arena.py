@@ -1,6 +1,6 @@
 """The KV tensors: one allocation for the life of the process, cut into pages.
 
-Page `i` is `num_bytes[i]` contiguous bytes at `base + i * page_bytes`, so transports address blocks by index alone.
+Page `i` is `page_bytes` contiguous bytes at `base + i * page_bytes`, so transports address blocks by index alone.
 Block 0 is the null block: padding and freed window entries point at it, nobody's tokens live in it.
 """
 
@@ -42,5 +42,5 @@ class Arena:
         spec = group.spec
         page_shape = (len(group.layers), 2, spec.num_kv_heads, self.layout.block_size, spec.head_dim)
         used_bytes = spec.bytes_per_token * len(group.layers) * self.layout.block_size
-        pages = self.pages[:, :used_bytes].view(TORCH_DTYPES[spec.dtype]).unflatten(1, page_shape)
+        pages = self.pages[:, :used_bytes].view(TORCH_DTYPES[spec.dtype]).unflatten(1, page_shape)  # type: ignore[no-untyped-call]
         return LayerKV(keys=pages[:, index, 0], values=pages[:, index, 1])

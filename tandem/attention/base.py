@@ -44,9 +44,13 @@ class AttentionParams:
 
 
 class AttentionBackend(Protocol):
-    """Stateless between steps: everything it needs is in its arguments."""
+    """Stateless between steps: everything it needs is in its arguments.
+
+    `graph_safe`: whether `attend` may be captured in a CUDA graph (no synchronisation, no host work that depends on data).
+    """
 
     name: str
+    graph_safe: bool
 
     def refuses(self, spec: KVSpec, block_size: int, softcap: float) -> str | None:
         """Why this backend cannot serve such a layer exactly here (device, dtype, shape), or None when it can."""

@@ -18,6 +18,7 @@ class NativeBackend:
     """Serves any spec on the CPU whose head_dim is a multiple of 8 up to 256, where the kernels can be compiled."""
 
     name = "native"
+    graph_safe = False
 
     def __init__(self, device: torch.device) -> None:
         self._kernels: NativeKernels | None = None

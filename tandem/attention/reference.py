@@ -15,6 +15,7 @@ class ReferenceBackend:
     """Implements `AttentionBackend`; float32 inside, float64 for float64 inputs."""
 
     name = "reference"
+    graph_safe = False
 
     def __init__(self, device: torch.device | None = None) -> None:
         """`device` is where it will be used; any will do."""

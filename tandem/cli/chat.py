@@ -13,7 +13,8 @@ from tandem.core.errors import InvalidRequestError
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
 from tandem.engine.output import RequestOutput
-from tandem.engine.resolve import build_engine, resolve_model_path
+from tandem.engine.resolve import build_engine
+from tandem.models.loader import resolve_model_path
 from tandem.serving.settings import EngineSettings, SamplingSettings
 from tandem.text.chat_template import ChatTemplate
 

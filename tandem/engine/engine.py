@@ -15,6 +15,7 @@ from tandem.core.sampling_params import SamplingParams, validate_for_vocab
 from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.engine.executor import Executor
 from tandem.engine.output import RequestMetrics, RequestOutput
+from tandem.engine.randomness import choice_seed
 from tandem.engine.text_stream import TextPiece, TextStream
 from tandem.kvcache.manager import KVCacheManager, KVCacheUsage
 from tandem.scheduler.output import SampledToken, ScheduledRequest, SchedulerOutput
@@ -229,7 +230,7 @@ class Engine:
                 request_id=request_id if params.n == 1 else f"{request_id}#{index}",
                 prompt_token_ids=token_ids,
                 params=params if index == 0 else replace(params, prompt_logprobs=None),
-                seed=seed + index,
+                seed=choice_seed(seed, index),
                 hash_root=hash_root,
                 eos_token_ids=frozenset(self._model.eos_token_ids),
                 max_tokens=room if params.max_tokens is None else params.max_tokens,

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from tandem.attention.base import AttentionBatch
+from tandem.kvcache.prefix import NULL_BLOCK
 from tandem.kvcache.spec import KVLayout
 from tandem.scheduler.output import ScheduledRequest, SchedulerOutput
 
@@ -49,7 +50,8 @@ class InputBuilder:
         self._device = device
         self._tables = [np.zeros((max_num_requests, max_blocks), dtype=np.int32) for _ in layout.groups]
         self._rows: dict[str, int] = {}
-        self._filled = np.zeros(max_num_requests, dtype=np.int64)
+        self._filled = [0] * max_num_requests
+        self._num_dropped = [[0] * len(layout.groups) for _ in range(max_num_requests)]
         self._free_rows = list(range(max_num_requests - 1, -1, -1))
 
     def build(self, step: SchedulerOutput) -> ModelInputs:
@@ -97,17 +99,22 @@ class InputBuilder:
         return tuple(batches)
 
     def _update_row(self, item: ScheduledRequest) -> int:
-        """Copy the block ids that are new since the request's last step; returns its row."""
+        """Copy what has changed since the request's last step: new block ids, and entries that left a window."""
         request_id = item.request.request_id
         row = self._rows.get(request_id)
         if row is None:
             row = self._rows[request_id] = self._free_rows.pop()
             self._filled[row] = 0
+            self._num_dropped[row] = [0] * len(self._tables)
         start, end = self._filled[row], len(item.block_table.groups[0])
-        if end > start:
-            for table, blocks in zip(self._tables, item.block_table.groups, strict=True):
+        for group, (table, blocks) in enumerate(zip(self._tables, item.block_table.groups, strict=True)):
+            if end > start:
                 table[row, start:end] = blocks[start:end]
-            self._filled[row] = end
+            dropped, num_dropped = self._num_dropped[row][group], item.block_table.num_dropped[group]
+            if num_dropped > dropped:
+                table[row, dropped:num_dropped] = NULL_BLOCK
+                self._num_dropped[row][group] = num_dropped
+        self._filled[row] = end
         return row
 
     def _forget(self, request_id: str) -> None:

@@ -3,13 +3,14 @@
 Owns the arena. Never decides what runs, and never writes a block that the step did not schedule.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from tandem.attention.arena import Arena
-from tandem.attention.base import AttentionBackend
+from tandem.attention.base import AttentionBackend, AttentionBatch
 from tandem.core.types import TokenLogprobs
+from tandem.engine.graphs import DecodeGraphs, padded_sizes
 from tandem.engine.inputs import InputBuilder, ModelInputs
 from tandem.engine.logits import SamplingState
 from tandem.engine.sampler import Sampler
@@ -57,18 +58,40 @@ class ModelRunner:
             max_model_len=max_model_len,
             device=arena.pages.device,
         )
+        self._graphs = self._capture_graphs(max_num_requests, max_model_len)
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> ExecutorOutput:
         for request_id in step.released:
             self._states.pop(request_id, None)
         inputs = self._inputs.build(step)
-        hidden = self._forward(inputs)
+        hidden = self._graphs.run(inputs) if self._graphs is not None else None
+        if hidden is None:
+            hidden = self._forward(inputs.input_ids, inputs.positions, inputs.batches)
         return ExecutorOutput(self._sample(step, inputs, hidden), self._prompt_logprobs(step, hidden))
 
-    def _forward(self, inputs: ModelInputs) -> torch.Tensor:
-        batches = [inputs.batches[group] for group in self._group_of_layer]
-        return self._decoder.forward(inputs.input_ids, inputs.positions, self._arena.layers, batches, self._backend)
+    def _forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, batches: Sequence[AttentionBatch]
+    ) -> torch.Tensor:
+        """`batches` has one entry a KV group; the decoder wants one a layer."""
+        by_layer = [batches[group] for group in self._group_of_layer]
+        return self._decoder.forward(input_ids, positions, self._arena.layers, by_layer, self._backend)
+
+    def _capture_graphs(self, max_num_requests: int, max_model_len: int) -> DecodeGraphs | None:
+        """CUDA graphs for decode steps, where device and backend allow them."""
+        device, layout = self._arena.pages.device, self._arena.layout
+        if device.type != "cuda" or not self._backend.graph_safe:
+            return None
+        graphs = DecodeGraphs(
+            self._forward,
+            padded_sizes(max_num_requests),
+            num_groups=len(layout.groups),
+            block_size=layout.block_size,
+            max_model_len=max_model_len,
+            device=device,
+        )
+        graphs.prepare()
+        return graphs
 
     def _sample(self, step: SchedulerOutput, inputs: ModelInputs, hidden: torch.Tensor) -> dict[str, SampledToken]:
         requests = [item.request for item in step.scheduled if item.samples]

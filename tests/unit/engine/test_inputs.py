@@ -1,0 +1,67 @@
+"""What the model is told to read and write, step after step, worked out by hand."""
+
+import pytest
+import torch
+
+from tandem.core.sampling_params import SamplingParams
+from tandem.engine.inputs import InputBuilder
+from tandem.kvcache.block_table import BlockTable
+from tandem.kvcache.spec import KVSpec, build_layout
+from tandem.scheduler.output import ScheduledRequest, SchedulerOutput
+from tandem.scheduler.request import Request
+
+FULL = KVSpec(num_kv_heads=1, head_dim=8, dtype="float32")
+WINDOWED = KVSpec(num_kv_heads=1, head_dim=8, dtype="float32", window=8)
+LAYOUT = build_layout((FULL, WINDOWED), 8)
+
+
+@pytest.fixture
+def builder() -> InputBuilder:
+    return InputBuilder(LAYOUT, max_num_requests=2, max_model_len=64, device=torch.device("cpu"))
+
+
+def make_request(name: str, num_tokens: int) -> Request:
+    prompt = [100 + index for index in range(num_tokens)]
+    return Request(name, prompt, SamplingParams(), 0, b"root", frozenset(), 10)
+
+
+def step(*items: ScheduledRequest, released: tuple[str, ...] = ()) -> SchedulerOutput:
+    return SchedulerOutput(items, released)
+
+
+def test_a_chunk_beside_a_decode(builder: InputBuilder) -> None:
+    long, short = make_request("long", 20), make_request("short", 3)
+    long.num_computed_tokens, short.num_computed_tokens = 6, 2
+    tables = BlockTable(([4, 5], [6, 7]), [0, 0]), BlockTable(([1], [2]), [0, 0])
+    inputs = builder.build(step(ScheduledRequest(long, 4, tables[0]), ScheduledRequest(short, 1, tables[1])))
+    assert inputs.input_ids.tolist() == [106, 107, 108, 109, 102]
+    assert inputs.positions.tolist() == [6, 7, 8, 9, 2]
+    assert inputs.sample_rows.tolist() == [4]
+    full, windowed = inputs.batches
+    assert full.query_start.tolist() == [0, 4, 5]
+    assert full.seq_lens.tolist() == [10, 3]
+    assert (full.max_query_len, full.max_seq_len) == (4, 10)
+    assert full.block_tables.tolist() == [[4, 5], [1, 0]]
+    assert full.slot_mapping.tolist() == [4 * 8 + 6, 4 * 8 + 7, 5 * 8 + 0, 5 * 8 + 1, 1 * 8 + 2]
+    assert windowed.slot_mapping.tolist() == [6 * 8 + 6, 6 * 8 + 7, 7 * 8 + 0, 7 * 8 + 1, 2 * 8 + 2]
+
+
+def test_blocks_that_left_the_window_become_the_null_block(builder: InputBuilder) -> None:
+    """They were left in place once: harmless only while no backend touches a masked block."""
+    request, table = make_request("a", 24), BlockTable(([1, 2], [3, 4]), [0, 0])
+    builder.build(step(ScheduledRequest(request, 16, table)))
+    request.num_computed_tokens = 16
+    table.drop_before(1, 1)
+    table.groups[0].append(5)
+    table.groups[1].append(6)
+    full, windowed = builder.build(step(ScheduledRequest(request, 8, table))).batches
+    assert full.block_tables.tolist() == [[1, 2, 5]]
+    assert windowed.block_tables.tolist() == [[0, 4, 6]]
+
+
+def test_a_released_row_is_reused_without_its_past(builder: InputBuilder) -> None:
+    for name, block in (("a", 1), ("b", 2)):
+        builder.build(step(ScheduledRequest(make_request(name, 3), 3, BlockTable(([block], [block]), [0, 0]))))
+    again = ScheduledRequest(make_request("a", 3), 3, BlockTable(([9], [8]), [0, 0]))
+    full, windowed = builder.build(step(again, released=("a", "b"))).batches
+    assert (full.block_tables.tolist(), windowed.block_tables.tolist()) == ([[9]], [[8]])
