@@ -3,9 +3,10 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+import transformers
 
 DEMO = Path(__file__).parent.parent / "demo" / "tandem-demo"
 
@@ -44,10 +45,15 @@ def random_checkpoint(shape: str) -> Path:
 
 def _make(shape: str, path: Path) -> None:
     torch.manual_seed(0)
-    config = Qwen3Config(
-        **SHAPES[shape], tie_word_embeddings=True, max_position_embeddings=40960, rope_parameters={
-            "rope_type": "default", "rope_theta": 1e6}, dtype="bfloat16", bos_token_id=None, eos_token_id=0,
+    sizes: dict[str, Any] = dict(SHAPES[shape])
+    config = transformers.Qwen3Config(
+        **sizes,
+        tie_word_embeddings=True,
+        max_position_embeddings=40960,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        bos_token_id=None,
+        eos_token_id=0,
     )
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+    transformers.Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEMO / name, path / name)

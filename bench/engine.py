@@ -1,7 +1,8 @@
 """`make bench`: the engine beside `transformers` and beside the hardware's floor, on one random checkpoint, seeded.
 
 Systems take turns on each workload, `--rounds` times; medians are reported. The floor is measured beside every round.
-`transformers` serves requests one by one, and of the batched workloads only the first few, from which its rate is taken.
+`transformers` serves requests one by one, and of the batched workloads only the first few, from which its rate is
+taken.
 """
 
 import argparse
@@ -116,7 +117,12 @@ def run_transformers(model: torch.nn.Module, workload: Workload, seed: int) -> T
 def _generate(model: torch.nn.Module, prompt: Prompt, num_tokens: int) -> None:
     ids = torch.tensor([prompt])
     generated = model.generate(  # type: ignore[operator]
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False, pad_token_id=0
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=num_tokens,
+        min_new_tokens=num_tokens,
+        do_sample=False,
+        pad_token_id=0,
     )
     assert generated.shape[1] == len(prompt) + num_tokens
 
@@ -128,7 +134,9 @@ class Floors:
         sizes = SHAPES[shape]
         self._layers = sizes["num_hidden_layers"]
         self._heads, self._kv_heads, self._head_dim = (
-            sizes["num_attention_heads"], sizes["num_key_value_heads"], sizes["head_dim"]
+            sizes["num_attention_heads"],
+            sizes["num_key_value_heads"],
+            sizes["head_dim"],
         )
         hidden, ffn = sizes["hidden_size"], sizes["intermediate_size"]
         attention = hidden * self._head_dim * (2 * self._heads + 2 * self._kv_heads)

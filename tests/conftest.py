@@ -1,4 +1,4 @@
-"""Shared settings: small tensors are fastest on one thread, and Triton kernels run in its interpreter where there is no GPU."""
+"""Shared settings: small tensors are fastest on one thread; without a GPU, Triton interprets its kernels."""
 
 import os
 
@@ -6,4 +6,4 @@ import torch
 
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # NOTE: read when triton is first imported, so it is set before any test module
+    os.environ["TRITON_INTERPRET"] = "1"  # NOTE: read when triton is first imported, by whichever test module

@@ -1,7 +1,7 @@
 """The seam between the model and its attention kernels.
 
-A backend attends over the arena, where the step's K and V have already been written. It serves decodes, prefill chunks and
-any mix of them in one call, and answers `refuses` with a reason instead of serving a spec wrongly.
+A backend attends over the arena, where the step's K and V have already been written. It serves decodes, prefill chunks
+and any mix of them in one call, and answers `refuses` with a reason instead of serving a spec wrongly.
 """
 
 from dataclasses import dataclass
@@ -46,7 +46,8 @@ class AttentionParams:
 class AttentionBackend(Protocol):
     """Stateless between steps: everything it needs is in its arguments.
 
-    `graph_safe`: whether `attend` may be captured in a CUDA graph (no synchronisation, no host work that depends on data).
+    `graph_safe`: whether `attend` may be captured in a CUDA graph (no synchronisation, no host work that depends on
+    data).
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The compiled CPU attention: reads K and V in place, in bfloat16, float16 or float32, for decodes and prefill chunks alike.
+"""The compiled CPU attention: reads K and V in place, for decodes and prefill chunks alike.
 
 A query's result is bit-identical whatever shares its step; see `tandem.kernels`.
 """

@@ -32,7 +32,9 @@ class Chat(EngineSettings, SamplingSettings, cli_prog_name="tandem chat"):
         template = ChatTemplate.load(resolve_model_path(self.model))
         engine = build_engine(self.engine_config())
         params = SamplingParams(**{**engine.sampling_defaults, **self.overrides()})
-        console.print(f"[bold]{self.model}[/] is ready in {time.monotonic() - started_s:.1f} s. /new starts over, /quit ends.")
+        console.print(
+            f"[bold]{self.model}[/] is ready in {time.monotonic() - started_s:.1f} s. /new starts over, /quit ends."
+        )
         messages = self._opening()
         while (line := _read_line()) is not None:
             if line == "/new":

@@ -162,4 +162,4 @@ def _print_stats(engine: Engine, answers: list[_Answer], peak_blocks: int) -> No
 
 
 def _milliseconds(seconds: float | None) -> str:
-    return "–" if seconds is None else f"{seconds * 1000:.1f}"
+    return "-" if seconds is None else f"{seconds * 1000:.1f}"

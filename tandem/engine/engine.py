@@ -206,7 +206,7 @@ class Engine:
         longest = self._scheduler.config.max_model_len
         if len(token_ids) >= longest:
             raise InvalidRequestError(
-                f"the prompt has {len(token_ids)} tokens; the context of {longest} leaves room for at most {longest - 1}"
+                f"the prompt has {len(token_ids)} tokens; the context of {longest} has room for at most {longest - 1}"
             )
         if params.stop and self.tokenizer is None:
             raise InvalidRequestError("this engine has no tokenizer, so stop strings cannot be matched")

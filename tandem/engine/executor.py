@@ -1,4 +1,4 @@
-"""The seam between deciding and computing. The model runner implements it; so does the simulator, on a virtual clock."""
+"""The seam between deciding and computing. The model runner implements it; so can a simulator, on a virtual clock."""
 
 from typing import Protocol
 

@@ -1,7 +1,7 @@
 """From a step's plan to the tensors the model reads.
 
-Keeps a copy of each running request's block tables in preallocated rows and appends only what is new, so that a step costs
-per token, not per token of context.
+Keeps a copy of each running request's block tables in preallocated rows and appends only what is new, so that a step
+costs per token, not per token of context.
 """
 
 import math
@@ -42,9 +42,7 @@ class InputBuilder:
         device: where the tensors go.
     """
 
-    def __init__(
-        self, layout: KVLayout, *, max_num_requests: int, max_model_len: int, device: torch.device
-    ) -> None:
+    def __init__(self, layout: KVLayout, *, max_num_requests: int, max_model_len: int, device: torch.device) -> None:
         max_blocks = math.ceil(max_model_len / layout.block_size)
         self._block_size = layout.block_size
         self._device = device

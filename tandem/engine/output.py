@@ -38,10 +38,10 @@ class RequestMetrics:
 class RequestOutput:
     """News of one choice of one request: only what is new since its last output.
 
-    `text` may be shorter than the tokens say: half characters and possible stop strings are held back. `logprobs` matches
-    `token_ids` when asked for. `prompt_logprobs` comes whole, with the first token; its first entry is None, since nothing
-    predicts the first token. `stop_reason` is the stop string or stop token that matched, or the message of an error.
-    `metrics` comes with the last output.
+    `text` may be shorter than the tokens say: half characters and possible stop strings are held back. `logprobs`
+    matches `token_ids` when asked for. `prompt_logprobs` comes whole, with the first token; its first entry is None,
+    since nothing predicts the first token. `stop_reason` is the stop string or stop token that matched, or the message
+    of an error. `metrics` comes with the last output.
     """
 
     request_id: str

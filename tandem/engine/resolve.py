@@ -1,4 +1,4 @@
-"""From what a user chose to an engine that runs: every "auto" becomes a value here, and what cannot be honoured is refused.
+"""From what a user chose to an engine that runs: every "auto" becomes a value here, or is refused.
 
 The only place that asks the machine how much memory it has.
 """
@@ -16,10 +16,10 @@ from tandem.core.errors import ConfigurationError
 from tandem.core.events import BlockEventSink
 from tandem.engine.engine import Engine, ModelIdentity
 from tandem.engine.runner import ModelRunner
+from tandem.kernels.choose import choose_kernels
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.spec import KVLayout, build_layout
 from tandem.models.config import ModelConfig
-from tandem.kernels.choose import choose_kernels
 from tandem.models.loader import LoadedModel, load_model, resolve_model_path
 from tandem.scheduler.scheduler import Scheduler
 from tandem.text.tokenizer import Tokenizer
@@ -39,9 +39,7 @@ class EngineSizes:
     max_num_batched_tokens: int
 
 
-def build_engine(
-    config: EngineConfig, *, clock: Clock | None = None, emit: BlockEventSink | None = None
-) -> Engine:
+def build_engine(config: EngineConfig, *, clock: Clock | None = None, emit: BlockEventSink | None = None) -> Engine:
     """Load the checkpoint and build an engine around it.
 
     `num_threads`, when set, applies to PyTorch's CPU threads of the whole process.
@@ -98,9 +96,7 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def resolve_sizes(
-    config: EngineConfig, model: ModelConfig, layout: KVLayout, device: torch.device
-) -> EngineSizes:
+def resolve_sizes(config: EngineConfig, model: ModelConfig, layout: KVLayout, device: torch.device) -> EngineSizes:
     """Fit the context and the KV pool to each other and to the machine.
 
     A context the user named must fit; one left to us shrinks to what the pool can hold.
@@ -121,9 +117,9 @@ def resolve_sizes(
         longest = _longest_that_fits(layout, num_blocks, batched, longest)
     if longest < 2 or layout.blocks_for(longest, batched) > num_blocks:
         raise ConfigurationError(
-            f"a KV cache of {budget_bytes} bytes holds {num_blocks} blocks of {layout.page_bytes} bytes; one request of "
-            f"{max(longest, 2)} tokens needs {layout.blocks_for(max(longest, 2), batched)}: raise kv_cache_bytes or lower "
-            "max_model_len"
+            f"a KV cache of {budget_bytes} bytes holds {num_blocks} blocks of {layout.page_bytes} bytes; one request "
+            f"of {max(longest, 2)} tokens needs {layout.blocks_for(max(longest, 2), batched)}: raise kv_cache_bytes or "
+            "lower max_model_len"
         )
     return EngineSizes(num_blocks, longest, batched)
 

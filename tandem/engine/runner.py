@@ -118,9 +118,7 @@ class ModelRunner:
             )
         return state
 
-    def _prompt_logprobs(
-        self, step: SchedulerOutput, hidden: torch.Tensor
-    ) -> Mapping[str, tuple[TokenLogprobs, ...]]:
+    def _prompt_logprobs(self, step: SchedulerOutput, hidden: torch.Tensor) -> Mapping[str, tuple[TokenLogprobs, ...]]:
         found: dict[str, tuple[TokenLogprobs, ...]] = {}
         row = 0
         for item in step.scheduled:

@@ -1,4 +1,4 @@
-"""The only place where flags and environment are read. One declaration makes `--max-model-len` and `TANDEM_MAX_MODEL_LEN`.
+"""The only place where flags and environment are read: one declaration makes `--max-model-len` and its variable.
 
 A flag wins over a variable, a variable over the default.
 """

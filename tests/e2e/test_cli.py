@@ -34,7 +34,9 @@ def expected_text(checkpoint: Path, prompt: str, params: SamplingParams) -> str:
 
 
 def test_generate_prints_the_engines_text(checkpoint: Path) -> None:
-    result = tandem("generate", "--model", checkpoint, "--prompt", "abc", "--max-tokens", "12", "--temperature", "0", *FLAGS)
+    result = tandem(
+        "generate", "--model", checkpoint, "--prompt", "abc", "--max-tokens", "12", "--temperature", "0", *FLAGS
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout == expected_text(checkpoint, "abc", SamplingParams(temperature=0.0, max_tokens=12)) + "\n"
 

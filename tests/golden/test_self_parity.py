@@ -1,7 +1,8 @@
 """Same tokens, however they are computed: chunked = whole, cached = cold, batched = alone, preempted = undisturbed.
 
-Each family serves random mixes of lengths, arrivals, priorities and sampling settings; every request must get exactly the
-tokens it gets alone on a fresh engine. `BACKENDS` adds bfloat16 on the compiled kernels, where equality is bit for bit.
+Each family serves random mixes of lengths, arrivals, priorities and sampling settings; every request must get exactly
+the tokens it gets alone on a fresh engine. `BACKENDS` adds bfloat16 on the compiled kernels, where equality is bit for
+bit.
 """
 
 import random

@@ -45,6 +45,8 @@ class Bench:
         assert output.num_tokens <= self.scheduler.config.max_num_batched_tokens, "over budget"
         scheduled = {item.request.request_id for item in output.scheduled}
         assert len(scheduled) == len(output.scheduled), "scheduled twice"
+        for item in output.scheduled:
+            assert item.request.state is RequestState.RUNNING, "a request without blocks was scheduled"
         assert output.scheduled or not self.scheduler.has_work, "nothing was scheduled though there is work"
         for request in self.scheduler._running:
             assert request.request_id in scheduled or not request.is_decoding, "a running decode was stalled"

@@ -74,8 +74,8 @@ def test_second_request_reports_its_cached_tokens(engine: Engine) -> None:
 def test_salt_and_adapter_separate_the_cache(engine: Engine) -> None:
     prompt = list(range(40))
     generate(engine, prompt, GREEDY)
-    for options in ({"cache_salt": "other tenant"}, {"adapter": "other adapter"}):
-        request_id = engine.add_request(prompt, GREEDY, **options)
+    for salt, adapter in (("other tenant", ""), ("", "other adapter")):
+        request_id = engine.add_request(prompt, GREEDY, cache_salt=salt, adapter=adapter)
         metrics = drain(engine)[request_id, 0][-1].metrics
         assert metrics is not None
         assert metrics.num_cached_tokens == 0
@@ -206,9 +206,7 @@ def test_abort_frees_everything_and_others_go_on(engine: Engine, steps_before: i
         (list(range(256)), "context of 256"),
     ],
 )
-def test_bad_prompts_are_refused_and_others_served(
-    engine: Engine, prompt: str | list[int], message: str
-) -> None:
+def test_bad_prompts_are_refused_and_others_served(engine: Engine, prompt: str | list[int], message: str) -> None:
     good = engine.add_request("good", GREEDY)
     with pytest.raises(InvalidRequestError, match=message):
         engine.add_request(prompt, GREEDY)

@@ -32,13 +32,13 @@ def test_a_forgotten_request_is_not_counted_and_never_popped() -> None:
 
 def test_forgotten_requests_do_not_pile_up() -> None:
     queue = WaitingQueue()
-    queue.push(ordered("stays", 10_000))
+    stays = [ordered("stays", 10_000 - index) for index in range(20)]
+    for request in stays:
+        queue.push(request)
     for index in range(1000):
         request = ordered(str(index), index)
         queue.push(request)
         request.state = RequestState.FINISHED
         queue.forget(request)
-        assert len(queue._heap) <= MAX_STALE_ENTRIES + 3
-    popped = queue.pop()
-    assert popped is not None
-    assert popped.request_id == "stays"
+        assert len(queue._heap) <= MAX_STALE_ENTRIES + 2 * len(stays) + 1
+    assert [queue.pop() for _ in stays] == stays[::-1]

@@ -117,7 +117,9 @@ def test_the_least_urgent_is_preempted_and_loses_no_token() -> None:
     bench = bench_of(num_blocks=8, budget=16, prefix_caching=False)
     requests = [request_of(name, [i] * 8, max_tokens=16, seed=i) for i, name in enumerate("abc")]
     requests[0].priority = 1
-    for request in requests:
+    bench.scheduler.add(requests[0])
+    bench.step()
+    for request in requests[1:]:
         bench.scheduler.add(request)
     ended = bench.run()
     assert requests[1].num_preemptions == 0
@@ -127,9 +129,11 @@ def test_the_least_urgent_is_preempted_and_loses_no_token() -> None:
 
 
 def test_nothing_is_admitted_in_a_step_that_preempted() -> None:
-    bench = bench_of(num_blocks=8, budget=64, prefix_caching=False)
+    bench = bench_of(num_blocks=8, budget=64, num_running=3, prefix_caching=False)
     for i, name in enumerate("abc"):
         bench.scheduler.add(request_of(name, [i] * 7, max_tokens=20))
+    bench.step()
+    bench.scheduler.add(request_of("urgent", [9], priority=-1))
     num_preempted = 0
     while bench.scheduler.has_work:
         running = {request.request_id for request in bench.scheduler._running}
