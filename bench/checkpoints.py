@@ -54,6 +54,11 @@ def _make(shape: str, path: Path) -> None:
         bos_token_id=None,
         eos_token_id=0,
     )
-    transformers.Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        model = transformers.Qwen3ForCausalLM(config)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    model.save_pretrained(path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEMO / name, path / name)

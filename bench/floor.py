@@ -1,4 +1,4 @@
-"""What the hardware could do at best, measured in the same minute, with the same threads, as what it is compared with."""
+"""What the hardware could do at best, measured in the same minute and with the same threads as the systems."""
 
 import statistics
 import time

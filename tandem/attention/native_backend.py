@@ -8,8 +8,8 @@ import torch
 from tandem.attention.arena import LayerKV
 from tandem.attention.base import AttentionBatch, AttentionParams
 from tandem.core.errors import ConfigurationError
+from tandem.kernels.native.library import NativeKernels, load
 from tandem.kvcache.spec import KVSpec
-from tandem.native.library import NativeKernels, load
 
 MAX_HEAD_DIM = 256
 

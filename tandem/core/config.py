@@ -33,8 +33,8 @@ class SchedulerConfig:
                 raise ConfigurationError(f"{name}={getattr(self, name)} must be at least 1")
         if self.max_num_batched_tokens < self.max_num_running:
             raise ConfigurationError(
-                f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_running={self.max_num_running}: decodes"
-                " would wait for each other; raise the first or lower the second"
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_running={self.max_num_running}:"
+                " decodes would wait for each other; raise the first or lower the second"
             )
 
 

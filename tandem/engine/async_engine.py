@@ -154,8 +154,10 @@ class AsyncEngine:
                 del self._streams[request_id]
 
     def _fail(self, reason: str) -> None:
-        """End what is here and refuse what comes. The reason is set before the inbox is drained and callers look at it after
-        they put into the inbox, so none slips between.
+        """End what is here and refuse what comes.
+
+        The reason is set before the inbox is drained, and callers look at it after they put into the inbox: none slips
+        between.
         """
         self._failure = reason
         for stream in self._streams.values():

@@ -5,9 +5,9 @@ import logging
 import torch
 
 from tandem.core.errors import ConfigurationError
-from tandem.models.kernels import Kernels
-from tandem.models.torch_kernels import TorchKernels
-from tandem.native.library import load
+from tandem.kernels.base import Kernels
+from tandem.kernels.native.library import load
+from tandem.kernels.torch_kernels import TorchKernels
 
 _log = logging.getLogger(__name__)
 

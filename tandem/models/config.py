@@ -6,8 +6,8 @@ name.
 
 from dataclasses import dataclass
 
+from tandem.kernels.base import Activation
 from tandem.kvcache.spec import KVSpec
-from tandem.models.kernels import Activation
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ import torch
 
 from tandem.attention.arena import LayerKV
 from tandem.attention.base import AttentionBackend, AttentionBatch
+from tandem.kernels.base import Kernels
 from tandem.models.config import LayerConfig, ModelConfig
-from tandem.models.kernels import Kernels
 from tandem.models.layers.attention import Attention
 from tandem.models.layers.mlp import GatedMLP
 from tandem.models.layers.rotary import RotaryTable, build_rotary_tables

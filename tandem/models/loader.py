@@ -11,6 +11,7 @@ import torch
 
 from tandem.attention.arena import TORCH_DTYPES
 from tandem.core.errors import ConfigurationError
+from tandem.kernels.base import Kernels
 from tandem.models.checkpoint import Checkpoint, open_checkpoint
 from tandem.models.config import LayerConfig, ModelConfig
 from tandem.models.decoder import Decoder
@@ -18,7 +19,6 @@ from tandem.models.fields import Fields, read_json_object
 from tandem.models.fingerprint import compute_fingerprint
 from tandem.models.generation import read_generation_config
 from tandem.models.hub import resolve_model_path
-from tandem.models.kernels import Kernels
 from tandem.models.registry import find_family
 from tandem.models.weights import load_parameters, match_parameters
 

@@ -19,6 +19,8 @@ from tandem.scheduler.output import ExecutorOutput, ScheduledRequest, SchedulerO
 from tandem.scheduler.queue import WaitingQueue
 from tandem.scheduler.request import Request, RequestState
 
+MAX_PRIORITY = 100  # levels; each is worth `aging_steps` of waiting, so more would be starvation by another name
+
 
 @dataclass(slots=True)
 class SchedulerCounters:
@@ -107,8 +109,9 @@ class Scheduler:
             if request.state is not RequestState.RUNNING:
                 continue
             request.num_computed_tokens = item.end
-            self._kv.commit(request.request_id, request.block_hashes, request.num_computed_tokens)
             sampled = result.sampled.get(request.request_id)
+            if sampled is None or sampled.error is None:  # NOTE: whatever broke a request must not become findable
+                self._kv.commit(request.request_id, request.block_hashes, request.num_computed_tokens)
             if sampled is None:
                 assert request.num_pending_tokens, f"{request.request_id} was to get a token and got none"
                 continue
@@ -139,6 +142,8 @@ class Scheduler:
     def _refuse_impossible(self, request: Request) -> None:
         if request.request_id in self._requests:
             raise InvalidRequestError(f"request_id={request.request_id!r} is in use; ids of live requests are unique")
+        if abs(request.priority) > MAX_PRIORITY:
+            raise InvalidRequestError(f"priority={request.priority} must be from {-MAX_PRIORITY} to {MAX_PRIORITY}")
         if not request.prompt_token_ids:
             raise InvalidRequestError("the prompt is empty: it needs at least one token")
         if request.max_tokens < 1:

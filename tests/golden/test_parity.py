@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tandem.attention.reference import ReferenceBackend
+from tandem.kernels.torch_kernels import TorchKernels
 from tandem.models.loader import LoadedModel, load_model
-from tandem.models.torch_kernels import TorchKernels
 from tests.helpers import checkpoints
 from tests.helpers.stepping import Stepper
 

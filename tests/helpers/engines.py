@@ -11,9 +11,9 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
 from tandem.engine.output import RequestOutput
 from tandem.engine.resolve import build_engine
+from tandem.kernels.torch_kernels import TorchKernels
 from tandem.kvcache.spec import build_layout
 from tandem.models.loader import load_model
-from tandem.models.torch_kernels import TorchKernels
 
 TINY = EngineConfig(
     model="",

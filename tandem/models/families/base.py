@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from tandem.kernels.base import Activation
 from tandem.models.config import LayerConfig, ModelConfig, RopeConfig
 from tandem.models.fields import REQUIRED, Fields
-from tandem.models.kernels import Activation
 
 ACTIVATIONS: Final[dict[str, Activation]] = {
     "silu": "silu",

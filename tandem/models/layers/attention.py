@@ -9,8 +9,8 @@ import torch
 
 from tandem.attention.arena import LayerKV
 from tandem.attention.base import AttentionBackend, AttentionBatch, AttentionParams
+from tandem.kernels.base import Kernels
 from tandem.models.config import LayerConfig, ModelConfig
-from tandem.models.kernels import Kernels
 from tandem.models.layers.linear import Linear
 from tandem.models.layers.rotary import RotaryTable
 

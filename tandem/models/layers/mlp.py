@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch.nn import functional
 
-from tandem.models.kernels import Activation, Kernels
+from tandem.kernels.base import Activation, Kernels
 from tandem.models.layers.linear import Linear
 
 _ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -3,9 +3,9 @@
 import torch
 
 from tandem.attention.reference import ReferenceBackend
+from tandem.kernels.torch_kernels import TorchKernels
 from tandem.models.config import ModelConfig
 from tandem.models.decoder import Decoder
-from tandem.models.torch_kernels import TorchKernels
 
 
 def _decoder(*, embedding_scale: float = 1.0, logit_softcap: float = 0.0) -> Decoder:

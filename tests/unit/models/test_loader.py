@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import save_file
 
 from tandem.core.errors import CheckpointError, ConfigurationError
+from tandem.kernels.torch_kernels import TorchKernels
 from tandem.models.config import LayerConfig, RopeConfig
 from tandem.models.loader import LoadedModel, limit_length, load_model
 from tandem.models.parameters import parameter_shapes
-from tandem.models.torch_kernels import TorchKernels
 from tests.helpers import checkpoints
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tandem.core.errors import CheckpointError, CorruptCheckpointError, UnsupportedCheckpointError
+from tandem.kernels.torch_kernels import TorchKernels
 from tandem.models.loader import LoadedModel, load_model
-from tandem.models.torch_kernels import TorchKernels
 from tests.helpers import checkpoints
 
 

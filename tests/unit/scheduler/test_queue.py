@@ -1,3 +1,5 @@
+import pytest
+
 from tandem.scheduler.queue import MAX_STALE_ENTRIES, WaitingQueue
 from tandem.scheduler.request import Request, RequestState
 from tests.helpers.requests import request_of
@@ -30,12 +32,13 @@ def test_a_forgotten_request_is_not_counted_and_never_popped() -> None:
     assert queue.pop() is None
 
 
-def test_forgotten_requests_do_not_pile_up() -> None:
+@pytest.mark.parametrize("num_forgotten", [90, 180, 1000])
+def test_forgotten_requests_do_not_pile_up(num_forgotten: int) -> None:
     queue = WaitingQueue()
     stays = [ordered("stays", 10_000 - index) for index in range(20)]
     for request in stays:
         queue.push(request)
-    for index in range(1000):
+    for index in range(num_forgotten):
         request = ordered(str(index), index)
         queue.push(request)
         request.state = RequestState.FINISHED

@@ -128,6 +128,18 @@ def test_the_least_urgent_is_preempted_and_loses_no_token() -> None:
     assert all((request.output_token_ids, request.finish_reason) == fake_answer(request) for request in ended)
 
 
+def test_a_prompt_under_way_preempts_a_decode_that_was_scheduled_before_it() -> None:
+    bench = bench_of(num_blocks=11, budget=4, num_running=2, prefix_caching=False)
+    decode, prompt = request_of("decode", [1], 30), request_of("prompt", list(range(40)), 2, priority=-1)
+    bench.scheduler.add(decode)
+    bench.step()
+    bench.scheduler.add(prompt)
+    while not decode.num_preemptions:
+        bench.step()
+    assert [item.request.request_id for item in bench.steps[-1].scheduled] == ["prompt"]
+    assert all((request.output_token_ids, request.finish_reason) == fake_answer(request) for request in bench.run())
+
+
 def test_nothing_is_admitted_in_a_step_that_preempted() -> None:
     bench = bench_of(num_blocks=8, budget=64, num_running=3, prefix_caching=False)
     for i, name in enumerate("abc"):

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from tandem.core.errors import ConfigurationError
-from tandem.native.library import NativeKernels, load, unavailable_reason
+from tandem.kernels.base import Activation
+from tandem.kernels.native.library import NativeKernels, load, unavailable_reason
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 
@@ -49,7 +50,7 @@ def test_linear_rows_do_not_depend_on_blocks_of_rows(kernels: NativeKernels, dty
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_gated_linear_rows_do_not_depend_on_the_batch(
-    kernels: NativeKernels, dtype: torch.dtype, activation: str
+    kernels: NativeKernels, dtype: torch.dtype, activation: Activation
 ) -> None:
     gate, up, rows = normal(0, 19, 200, dtype=dtype), normal(1, 19, 200, dtype=dtype), normal(2, 40, 200, dtype=dtype)
     alone = torch.cat([kernels.gated_linear(row[None], gate, up, activation) for row in rows])
@@ -158,3 +159,13 @@ def test_a_broken_compiler_is_a_reason(tmp_path: Path, monkeypatch: pytest.Monke
     assert reason is not None
     assert "no-such-compiler" in reason
     assert "install g++ or set CXX" in reason
+
+
+@pytest.mark.parametrize("m", [1, 2, 5, 40])
+def test_linear_writes_every_element_of_out_and_nothing_else(kernels: NativeKernels, m: int) -> None:
+    x, weight = normal(0, m, 48, dtype=torch.bfloat16), normal(1, 11, 48, dtype=torch.bfloat16)
+    around = torch.full((m, 20), float("nan"), dtype=torch.bfloat16)
+    assert kernels.linear(x, weight, out=around[:, 3:14]) is not None
+    assert not around[:, 3:14].isnan().any()
+    assert around[:, :3].isnan().all()
+    assert around[:, 14:].isnan().all()

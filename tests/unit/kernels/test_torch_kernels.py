@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tandem.models.kernels import Activation
-from tandem.models.torch_kernels import TorchKernels
+from tandem.kernels.base import Activation
+from tandem.kernels.torch_kernels import TorchKernels
 
 KERNELS = TorchKernels()
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from tandem.core.errors import ConfigurationError
-from tandem.native.build import build
+from tandem.kernels.base import Activation
+from tandem.kernels.native.build import build
 
 _CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
@@ -75,7 +76,7 @@ def _is_paged(cache: torch.Tensor) -> bool:
 
 
 class NativeKernels:
-    """See `tandem.native.fallback.TorchKernels` for what each method means. Stateless and safe to share."""
+    """The methods of `Kernels`, and attention. Stateless and safe to share."""
 
     name = "native"
 
@@ -123,7 +124,9 @@ class NativeKernels:
         )
         return out
 
-    def gated_linear(self, x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
+    def gated_linear(
+        self, x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: Activation
+    ) -> torch.Tensor:
         m, k = x.shape
         n = gate.shape[0]
         out = x.new_empty(m, n)
@@ -162,6 +165,19 @@ class NativeKernels:
         *,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        """Causal attention of each request's newest tokens over its whole context, which the cache already holds.
+
+        Args:
+            q: [num_tokens, num_heads, head_dim], requests concatenated; head_dim a multiple of 8, at most 256.
+            k_cache, v_cache: [num_blocks, num_kv_heads, block_size, head_dim], each block contiguous.
+            block_tables: [num_requests, max_blocks] int32. Entries wholly before a window are never read.
+            query_start: [num_requests + 1] int32, cumulative query lengths.
+            seq_lens: [num_requests] int32, context lengths including this step's tokens.
+            scale: multiplies q . k.
+            window: key j is visible to query i iff 0 <= i - j < window; 0 = every earlier key.
+            softcap: scores become softcap * tanh(score / softcap); 0 = off.
+            out: [num_tokens, num_heads, head_dim] to write into; allocated when not given.
+        """
         num_heads, head_dim = q.shape[1:]
         num_kv_heads, block_size = k_cache.shape[1:3]
         if out is None:

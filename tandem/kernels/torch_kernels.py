@@ -8,7 +8,7 @@ promise.
 import torch
 from torch.nn import functional
 
-from tandem.models.kernels import Activation
+from tandem.kernels.base import Activation
 
 
 class TorchKernels:
@@ -44,9 +44,7 @@ class TorchKernels:
         unit_offset: bool = False,
     ) -> torch.Tensor:
         wide = (x if residual is None else residual.add_(x)).float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        factor = weight.float() + 1.0 if unit_offset else weight.float()
-        return (wide * scale * factor).to(x.dtype)
+        return _normed(wide, weight, eps, unit_offset).to(x.dtype)
 
     def rope_and_write(
         self,
@@ -65,25 +63,26 @@ class TorchKernels:
         norm_eps: float = 1e-6,
         unit_offset: bool = False,
     ) -> None:
-        if q_norm is not None:
-            q.copy_(self.rms_norm(q, q_norm, norm_eps, unit_offset=unit_offset))
-        if k_norm is not None:
-            k.copy_(self.rms_norm(k, k_norm, norm_eps, unit_offset=unit_offset))
-        angles_cos, angles_sin = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
-        _rotate(q, angles_cos, angles_sin)
-        _rotate(k, angles_cos, angles_sin)
+        angles = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
+        for x, weight in ((q, q_norm), (k, k_norm)):
+            wide = x.float() if weight is None else _normed(x.float(), weight, norm_eps, unit_offset)
+            x.copy_(_rotated(wide, *angles))
         _write(k, k_cache, slot_mapping)
         _write(v, v_cache, slot_mapping)
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """In place on [num_tokens, heads, head_dim] with `cos`, `sin` [num_tokens, 1, rotary_dim / 2]; element i turns with
-    i + rotary_dim / 2.
+def _normed(wide: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool) -> torch.Tensor:
+    factor = weight.float() + 1.0 if unit_offset else weight.float()
+    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * factor
+
+
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """[num_tokens, heads, head_dim] with `cos`, `sin` [num_tokens, 1, rotary_dim / 2]; element i turns with
+    i + rotary_dim / 2, what lies past rotary_dim passes through.
     """
     half = cos.shape[-1]
-    first, second = x[..., :half].float(), x[..., half : 2 * half].float()
-    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    x[..., : 2 * half] = rotated
+    first, second = x[..., :half], x[..., half : 2 * half]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, x[..., 2 * half :]), dim=-1)
 
 
 def _write(x: torch.Tensor, cache: torch.Tensor, slot_mapping: torch.Tensor) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tandem.core.errors import ConfigurationError
-from tandem.native.build import build
+from tandem.kernels.native.build import build
 
 FAKE_COMPILER = """#!/bin/sh
 [ "$1" = --version ] && echo "fake {version}" && exit 0

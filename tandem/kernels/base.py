@@ -12,7 +12,7 @@ Activation = Literal["silu", "gelu_tanh"]
 
 
 class Kernels(Protocol):
-    """Implemented by `tandem.native` (compiled, CPU) and by its PyTorch twin (any device)."""
+    """Implemented by `tandem.kernels.native` (compiled, CPU) and `tandem.kernels.torch_kernels` (any device)."""
 
     def linear(
         self,
@@ -64,6 +64,7 @@ class Kernels(Protocol):
     ) -> None:
         """Rotate `q` [num_tokens, num_heads, head_dim] and `k` [num_tokens, num_kv_heads, head_dim] in place (after an
         optional per-head norm) and store `k` and `v` in the paged cache. `cos`, `sin`: float32 [max_positions,
-        rotary_dim / 2]; half-split convention. Slot -1 is not written.
+        rotary_dim / 2]; half-split convention. A token of slot -1 is stored nowhere
+        but perhaps in the null block, which nobody reads.
         """
         ...

@@ -1,0 +1,154 @@
+"""What every attention backend must do, against softmax attention written out in float64.
+
+The arena is NaN wherever nobody's keys are and the table holds the null block where a window has passed, so that a read
+of memory that is nobody's shows as NaN. Triton's kernels are interpreted on the CPU by their own unit tests; on a GPU,
+`bench/gpu_checks.py` runs every backend.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tandem.attention.arena import LayerKV
+from tandem.attention.base import AttentionBackend, AttentionBatch, AttentionParams
+from tandem.attention.registry import PREFERENCE, create_backend
+from tandem.kvcache.spec import KVSpec
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+RELATIVE = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
+
+
+@pytest.fixture(scope="module", params=PREFERENCE["cpu"])
+def backend(request: pytest.FixtureRequest) -> AttentionBackend:
+    return create_backend(request.param, torch.device("cpu"))
+
+
+def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Within two roundings of the dtype, relative to values of about one: probabilities may be rounded too."""
+    assert not actual.isnan().any()
+    bound = 2 * RELATIVE[actual.dtype] * (1 + expected.abs())
+    assert ((actual.double() - expected).abs() <= bound).all()
+
+
+@dataclass(frozen=True)
+class Paged:
+    """Requests in a paged cache that is NaN wherever nobody's keys are, and what attention over them must give."""
+
+    queries: torch.Tensor
+    kv: LayerKV
+    batch: AttentionBatch
+    expected: torch.Tensor
+
+
+def paged(
+    dtype: torch.dtype,
+    requests: list[tuple[int, int]],  # (context length, query length)
+    *,
+    heads: tuple[int, int] = (4, 2),
+    head_dim: int = 64,
+    block_size: int = 16,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> Paged:
+    num_heads, num_kv_heads = heads
+    needed = [-(-length // block_size) for length, _ in requests]
+    arena = torch.full(
+        (sum(needed) + 1, 3, 2, num_kv_heads, block_size, head_dim), math.nan, dtype=dtype
+    )  # three layers share a page; ours is the middle one
+    k_cache, v_cache = arena[:, 1, 0], arena[:, 1, 1]
+    tables = torch.zeros(len(requests), max(needed) + 3, dtype=torch.int32)
+    free = (torch.randperm(sum(needed), generator=torch.Generator().manual_seed(0)) + 1).tolist()
+    q = normal(0, sum(length for _, length in requests), num_heads, head_dim, dtype=dtype)
+    expected, start = [], 0
+    for r, (seq_len, query_len) in enumerate(requests):
+        k, v = (normal(10 * r + i, seq_len, num_kv_heads, head_dim, dtype=dtype) for i in (1, 2))
+        oldest = max(0, seq_len - query_len - window + 1) if window else 0
+        for block in range(oldest // block_size, needed[r]):
+            tables[r, block] = free.pop()
+            first = max(block * block_size, oldest)
+            last = min((block + 1) * block_size, seq_len)
+            slots = slice(first - block * block_size, last - block * block_size)
+            k_cache[tables[r, block], :, slots] = k[first:last].transpose(0, 1)
+            v_cache[tables[r, block], :, slots] = v[first:last].transpose(0, 1)
+        expected.append(attention64(q[start : start + query_len], k, v, head_dim**-0.5, window, softcap))
+        start += query_len
+    lengths = torch.tensor(requests, dtype=torch.int32)
+    query_start = F.pad(lengths[:, 1].cumsum(0, dtype=torch.int32), (1, 0))
+    batch = AttentionBatch(
+        query_start=query_start,
+        seq_lens=lengths[:, 0].contiguous(),
+        block_tables=tables[:, : max(needed)],
+        slot_mapping=torch.empty(0, dtype=torch.int64),
+        max_query_len=int(lengths[:, 1].max()),
+        max_seq_len=int(lengths[:, 0].max()),
+    )
+    return Paged(q, LayerKV(k_cache, v_cache), batch, torch.cat(expected))
+
+
+def attention64(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, softcap: float
+) -> torch.Tensor:
+    group = q.shape[1] // k.shape[1]
+    k, v = (t.double().repeat_interleave(group, 1) for t in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
+    scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+    seq_len = k.shape[0]
+    distance = torch.arange(seq_len - q.shape[0], seq_len)[:, None] - torch.arange(seq_len)[None]
+    hidden = (distance < 0) | (distance >= (window or seq_len))
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -math.inf).softmax(-1), v)
+
+
+ATTENTION_CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "one token": ({"requests": [(1, 1)]}, {}),
+    "decode": ({"requests": [(15, 1), (64, 1), (65, 1), (300, 1)]}, {}),
+    "whole prompts": ({"requests": [(1, 1), (16, 16), (257, 257)]}, {}),
+    "chunks and decodes mixed": ({"requests": [(5, 5), (130, 1), (300, 77), (64, 2)]}, {}),
+    "no groups, block 8, odd head": (
+        {"requests": [(100, 40), (9, 1)], "heads": (2, 2), "head_dim": 40, "block_size": 8},
+        {},
+    ),
+    "smallest head": ({"requests": [(70, 3)], "head_dim": 8}, {}),
+    "head of 24, block 128": ({"requests": [(200, 30)], "head_dim": 24, "block_size": 128, "heads": (8, 8)}, {}),
+    "head of 128, wide group": ({"requests": [(150, 20), (150, 1)], "head_dim": 128, "heads": (16, 1)}, {}),
+    "head of 256, block 32": ({"requests": [(130, 9)], "head_dim": 256, "block_size": 32}, {}),
+    "group larger than a task": ({"requests": [(66, 2)], "heads": (100, 1), "head_dim": 16}, {}),
+    "window": ({"requests": [(300, 1), (300, 140), (20, 20)]}, {"window": 50}),
+    "window of one": ({"requests": [(40, 5)]}, {"window": 1}),
+    "window wider than context": ({"requests": [(90, 20)]}, {"window": 4096}),
+    "softcap": ({"requests": [(130, 10), (64, 1)]}, {"softcap": 2.0}),
+    "softcap and window": ({"requests": [(200, 70)]}, {"softcap": 30.0, "window": 65}),
+    "long context": ({"requests": [(4500, 3)], "block_size": 64, "heads": (2, 1)}, {}),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", list(ATTENTION_CASES))
+def test_attention_matches_float64(backend: AttentionBackend, dtype: str, case: str) -> None:
+    shape, options = ATTENTION_CASES[case]
+    step = paged(DTYPES[dtype], **shape, **options)
+    assert_close(attend(backend, step, dtype, **options), step.expected)
+
+
+def test_queries_may_be_strided(backend: AttentionBackend) -> None:
+    step = paged(torch.bfloat16, [(70, 5)])
+    padded = torch.full((5, 4, 72), math.nan, dtype=torch.bfloat16)
+    padded[..., :64] = step.queries
+    assert_close(attend(backend, replace(step, queries=padded[..., :64]), "bfloat16"), step.expected)
+
+
+def attend(backend: AttentionBackend, step: Paged, dtype: str, window: int = 0, softcap: float = 0.0) -> torch.Tensor:
+    """Run the backend, or skip with the reason it gives for refusing such a layer."""
+    _, num_kv_heads, block_size, head_dim = step.kv.keys.shape
+    spec = KVSpec(num_kv_heads, head_dim, dtype, window=window or None)
+    if (reason := backend.refuses(spec, block_size, softcap)) is not None:
+        pytest.skip(f"{backend.name} refuses: {reason}")
+    params = AttentionParams(head_dim**-0.5, window or None, softcap)
+    return backend.attend(step.queries, step.kv, step.batch, params)
