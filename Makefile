@@ -17,6 +17,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; name one with PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m tandem.kernels.native.build || echo "the compiled CPU kernels cannot be built here; PyTorch computes instead"
 	@touch $@
 
 run: setup ## chat with the demo checkpoint (or MODEL=DIR)

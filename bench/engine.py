@@ -11,7 +11,7 @@ import random
 import statistics
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from bench.checkpoints import SHAPES, random_checkpoint
 from bench.floor import matmul_rate, read_bandwidth
+from bench.load import ForeignLoad, prioritise
 from bench.report import Report, Row
 from tandem.core.config import EngineConfig
 from tandem.core.sampling_params import SamplingParams
@@ -167,6 +168,7 @@ def measure(shape: str, rounds: int, names: list[str], *, baseline: bool) -> Rep
     floors = Floors(shape)
     samples: Samples = defaultdict(list)
     shares: Samples = defaultdict(list)
+    foreign: dict[tuple[str, str], list[float]] = defaultdict(list)
     run_tandem(engine, WORKLOADS[0], -1)
     for index in range(rounds):
         for workload in WORKLOADS:
@@ -174,7 +176,9 @@ def measure(shape: str, rounds: int, names: list[str], *, baseline: bool) -> Rep
                 continue
             for system, run in systems.items():
                 bandwidth, rate = read_bandwidth(3), matmul_rate(torch.bfloat16, 3)
+                load = ForeignLoad()
                 timing = run(workload, index)
+                foreign[workload.name, system].append(load.cores())
                 for metric, unit, value, floor in _figures(workload, timing, floors, bandwidth, rate, system):
                     samples[workload.name, system, metric, unit].append(value)
                     if floor is not None:
@@ -182,7 +186,7 @@ def measure(shape: str, rounds: int, names: list[str], *, baseline: bool) -> Rep
                 print(f"round {index} · {workload.name} · {system}: {timing.wall_s:.1f} s", flush=True)
     engine.check()
     config = {"shape": shape, "rounds": rounds, "dtype": "bfloat16", "max_num_batched_tokens": 2048, "block_size": 16}
-    return Report("engine", config, list(_rows(samples, shares)), _notes(engine))
+    return Report("engine", config, list(_rows(samples, shares, foreign)), _notes(engine))
 
 
 def _figures(
@@ -204,7 +208,7 @@ def _figures(
         yield "output tokens/s", "tok/s", timing.num_output_tokens / timing.wall_s, None
 
 
-def _rows(samples: Samples, floors: Samples) -> Iterator[Row]:
+def _rows(samples: Samples, floors: Samples, foreign: Mapping[tuple[str, str], list[float]]) -> Iterator[Row]:
     for (workload, system, metric, unit), values in samples.items():
         floor_values = floors.get((workload, system, metric, unit))
         value = statistics.median(values)
@@ -213,7 +217,8 @@ def _rows(samples: Samples, floors: Samples) -> Iterator[Row]:
             floor = statistics.median(floor_values)
             ratios = [f / v if unit == "ms" else v / f for v, f in zip(values, floor_values, strict=True)]
             share = statistics.median(ratios)
-        yield Row(workload, system, metric, value, unit, floor, share, tuple(values))
+        cores = statistics.median(foreign[workload, system])
+        yield Row(workload, system, metric, value, unit, floor, share, tuple(values), cores)
 
 
 def _notes(engine: Engine) -> list[str]:
@@ -232,6 +237,7 @@ def main() -> None:
     parser.add_argument("--no-baseline", action="store_true", help="leave transformers out")
     parser.add_argument("--save", action="store_true", help="keep the JSON under bench/results")
     arguments = parser.parse_args()
+    prioritise()
     report = measure(arguments.shape, arguments.rounds, arguments.workload, baseline=not arguments.no_baseline)
     report.print()
     if arguments.save:

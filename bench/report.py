@@ -19,7 +19,11 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measured figure. `value` and `floor` share `unit`; `share` is how much of the floor's speed was reached."""
+    """One measured figure: the median of `samples`.
+
+    `value` and `floor` share `unit`; `share` is how much of the floor's speed was reached. `foreign_cores`: how many
+    cores other processes kept busy meanwhile; above 0.3 the row is weak.
+    """
 
     workload: str
     system: str
@@ -29,6 +33,7 @@ class Row:
     floor: float | None = None
     share: float | None = None
     samples: tuple[float, ...] = ()
+    foreign_cores: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +48,14 @@ class Report:
 
     def print(self) -> None:
         """The table, then the JSON line."""
-        table = Table("workload", "system", "metric", "value", "unit", "floor", "share of floor", title=self.name)
+        table = Table(
+            "workload", "system", "metric", "value", "unit", "floor", "share of floor", "foreign cores", title=self.name
+        )
         for row in self.rows:
             share = "" if row.share is None else f"{row.share:.0%}"
             floor = "" if row.floor is None else f"{row.floor:.4g}"
-            table.add_row(row.workload, row.system, row.metric, f"{row.value:.4g}", row.unit, floor, share)
+            foreign = "" if row.foreign_cores is None else f"{row.foreign_cores:.1f}"
+            table.add_row(row.workload, row.system, row.metric, f"{row.value:.4g}", row.unit, floor, share, foreign)
         Console(width=140).print(table)
         for note in self.notes:
             print(note)
