@@ -1,0 +1,95 @@
+"""The whole engine against `transformers` `generate`: the same greedy tokens, for every family and option.
+
+Prompts of several lengths share one batch, their prefills are cut into small chunks, and part of each is found in the
+prefix cache; transformers answers them one by one. float32 on both sides, so that a difference is a bug.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.core.sampling_params import SamplingParams
+from tandem.core.types import FinishReason
+from tandem.engine.engine import Engine
+from tandem.kernels.native.library import unavailable_reason
+from tests.golden.test_parity import CASES
+from tests.helpers import checkpoints
+from tests.helpers.engines import drain, tiny_engine, token_ids
+from tests.helpers.tokenizers import write_byte_tokenizer
+
+NUM_GENERATED = 64
+SMALL_STEPS = {"max_num_batched_tokens": 24, "max_num_running": 8, "block_size": 8, "kv_cache_bytes": 4 << 20}
+KERNELS: dict[str, dict[str, object]] = {
+    "torch": {"native_kernels": False, "attention_backend": "reference"},
+    "native": {"native_kernels": True, "attention_backend": "native"},
+}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_GENERATED)
+PAST_THE_END = SamplingParams(temperature=0.0, max_tokens=NUM_GENERATED, ignore_eos=True)
+
+
+@pytest.fixture(params=sorted(KERNELS))
+def kernels(request: pytest.FixtureRequest) -> dict[str, object]:
+    if request.param == "native" and (reason := unavailable_reason()) is not None:
+        pytest.skip(f"no compiled kernels: {reason}")
+    return KERNELS[request.param]
+
+
+def prompts_with_shared_prefixes() -> list[list[int]]:
+    """The first is long; three start as it does, for 8, 29 and 61 tokens; one has nothing in common, one is one token."""
+    generator = torch.Generator().manual_seed(11)
+    long, *tails = (torch.randint(6, 199, (n,), generator=generator).tolist() for n in (75, 2, 14, 5, 41, 1))
+    return [long, long[:8] + tails[0], long[:29] + tails[1], long[:61] + tails[2], tails[3], tails[4]]
+
+
+def generate_in_transformers(model: Any, prompt: list[int], eos_token_id: int | None) -> list[int]:
+    output = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=NUM_GENERATED,
+        do_sample=False,
+        eos_token_id=eos_token_id,
+        pad_token_id=0,
+    )
+    generated: list[int] = output[0, len(prompt) :].tolist()
+    return generated
+
+
+def serve(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
+    """The first prompt is half done when the others arrive, so that they find its blocks and share its steps."""
+    ids = [engine.add_request(prompts[0], params)]
+    head = [output for _ in range(8) for output in engine.step()]
+    ids += [engine.add_request(prompt, params) for prompt in prompts[1:]]
+    outputs = drain(engine)
+    outputs[ids[0], 0] = head + outputs[ids[0], 0]
+    assert engine.counters.num_cached_prompt_tokens >= 8 + 24 + 56, "no prefix was found"
+    return [token_ids(outputs[request_id, 0]) for request_id in ids]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_greedy_tokens_equal_generate(name: str, kernels: dict[str, object], tmp_path: Path) -> None:
+    path = write_byte_tokenizer(CASES[name].build(tmp_path, **CASES[name].options))
+    prompts = prompts_with_shared_prefixes()
+    reference = checkpoints.load_reference(path)
+    reference.generation_config.eos_token_id = None
+    engine = tiny_engine(path, **SMALL_STEPS | kernels)
+    answers = serve(engine, prompts, PAST_THE_END)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer == generate_in_transformers(reference, prompt, None), f"prompt of {len(prompt)} tokens"
+
+
+@pytest.mark.parametrize("family", checkpoints.BUILDERS)
+def test_both_stop_at_the_end_of_sequence(family: str, kernels: dict[str, object], tmp_path: Path) -> None:
+    """The token that ends the answer is part of it; it is one that the model is known to say."""
+    path = write_byte_tokenizer(checkpoints.BUILDERS[family](tmp_path))
+    prompt = prompts_with_shared_prefixes()[2]
+    said = serve(tiny_engine(path, **SMALL_STEPS | kernels), prompts_with_shared_prefixes(), PAST_THE_END)[2]
+    eos = next(token for index, token in enumerate(said) if index >= 9 and token not in said[:index])
+    checkpoints.edit_generation_config(path, eos_token_id=eos)
+    engine = tiny_engine(path, **SMALL_STEPS | kernels)
+    request_id = engine.add_request(prompt, GREEDY)
+    outputs = drain(engine)[request_id, 0]
+    assert outputs[-1].finish_reason is FinishReason.STOP
+    assert token_ids(outputs) == said[: said.index(eos) + 1]
+    assert token_ids(outputs) == generate_in_transformers(checkpoints.load_reference(path), prompt, eos)
