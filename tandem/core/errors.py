@@ -9,8 +9,14 @@ Each message names the offending value and the remedy. gRPC and HTTP statuses ar
     │   ├── CorruptCheckpointError      its bytes are damaged, missing or contradict each other
     │   └── UnsupportedCheckpointError  it is well-formed, but we would not serve it exactly
     ├── CapacityError               a bounded queue or pool is full; retrying later can help
-    └── EngineStoppedError          the engine has stopped or failed; no request can be served by it
+    ├── EngineStoppedError          the engine has stopped or failed; no request can be served by it
+    └── TransportError              KV blocks could not be moved between two workers
+        └── IncompatiblePeerError       the two must never exchange blocks; both sides' values are named
 """
+
+import reprlib
+
+_MAX_SHOWN_CHARACTERS = 120
 
 
 class TandemError(Exception):
@@ -43,3 +49,21 @@ class CapacityError(TandemError):
 
 class EngineStoppedError(TandemError):
     """The engine has stopped or failed; the message carries the cause."""
+
+
+def shown(value: object) -> str:
+    """`value` as a message may quote it: like `repr`, but short and safe whatever a caller sent."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = _MAX_SHOWN_CHARACTERS
+    try:
+        return short.repr(value)[: 2 * _MAX_SHOWN_CHARACTERS]
+    except ValueError:  # an integer of more digits than Python will write
+        return f"a very large {type(value).__name__}"
+
+
+class TransportError(TandemError):
+    """KV blocks could not be moved: the message names the peer and the cause. Recomputing or another peer can help."""
+
+
+class IncompatiblePeerError(TransportError):
+    """A peer whose blocks mean something else here, or whose card cannot be trusted; trying again cannot help."""

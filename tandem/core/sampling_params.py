@@ -3,11 +3,10 @@
 Invariant: an instance that exists can be honoured; anything else was refused with `InvalidRequestError`.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from tandem.core.errors import InvalidRequestError
+from tandem.core.errors import InvalidRequestError, shown
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARACTERS = 1024
@@ -67,7 +66,10 @@ class SamplingParams:
         _require_int("n", self.n, 1, MAX_CHOICES)
         _require_int("logprobs", self.logprobs, 0, MAX_LOGPROBS, optional=True)
         _require_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS, optional=True)
+        _require_bool("include_stop_str_in_output", self.include_stop_str_in_output)
+        _require_bool("ignore_eos", self.ignore_eos)
         self._check_token_lists()
+        self._check_bad_words()
         self._check_stop()
 
     @property
@@ -75,49 +77,65 @@ class SamplingParams:
         return self.temperature == 0.0
 
     def _check_token_lists(self) -> None:
-        _require_count("logit_bias", len(self.logit_bias), MAX_LIST_TOKENS)
-        for token_id, bias in self.logit_bias.items():
+        given: object = self.logit_bias
+        if not isinstance(given, Mapping):
+            raise InvalidRequestError(f"logit_bias={shown(given)} must map token ids to numbers")
+        _require_count("logit_bias", len(given), MAX_LIST_TOKENS)
+        for token_id, bias in given.items():
             _require_int("logit_bias key", token_id, 0, MAX_TOKEN_ID)
             _require_float(f"logit_bias[{token_id}]", bias, -100.0, 100.0)
+        self._keep("logit_bias", dict(given))
+        self._keep("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
         if self.allowed_token_ids is not None:
+            self._keep("allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
             if not self.allowed_token_ids:
                 raise InvalidRequestError(
                     "allowed_token_ids is empty, so no token could be chosen; omit it or add some"
                 )
-            _require_token_ids("allowed_token_ids", self.allowed_token_ids)
-        _require_token_ids("stop_token_ids", self.stop_token_ids)
-        _require_count("bad_words", sum(map(len, self.bad_words)), MAX_LIST_TOKENS)
-        for word in self.bad_words:
-            if not word:
-                raise InvalidRequestError("bad_words holds an empty token sequence, which would ban everything")
-            _require_token_ids("bad_words", word)
+
+    def _check_bad_words(self) -> None:
+        words = tuple(_token_ids("bad_words entry", word) for word in _entries("bad_words", self.bad_words))
+        _require_count("bad_words", sum(map(len, words)), MAX_LIST_TOKENS)
+        if () in words:
+            raise InvalidRequestError("bad_words holds an empty token sequence, which would ban everything")
+        self._keep("bad_words", words)
 
     def _check_stop(self) -> None:
-        given: object = self.stop
-        if isinstance(given, str):
-            raise InvalidRequestError(f"stop={given!r} must be a list of strings, not one string")
-        _require_count("stop", len(self.stop), MAX_STOP_STRINGS)
-        for text in self.stop:
+        stops = _entries("stop", self.stop, MAX_STOP_STRINGS)
+        for text in stops:
             if not isinstance(text, str) or not text:
-                raise InvalidRequestError(f"stop holds {text!r}; each stop must be a non-empty string")
+                raise InvalidRequestError(f"stop holds {shown(text)}; each stop must be a non-empty string")
             if len(text) > MAX_STOP_STRING_CHARACTERS:
                 raise InvalidRequestError(
                     f"a stop string has {len(text)} characters; at most {MAX_STOP_STRING_CHARACTERS} are accepted"
                 )
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                raise InvalidRequestError(f"stop holds {shown(text)}, which is not valid Unicode and could never match")
+        self._keep("stop", stops)
+
+    def _keep(self, name: str, value: object) -> None:
+        """Replace a field by its own immutable copy, so that the caller's later changes do not reach it."""
+        object.__setattr__(self, name, value)
 
 
-def _require_int(name: str, value: int | None, minimum: int, maximum: int, *, optional: bool = False) -> None:
+def _require_int(name: str, value: object, minimum: int, maximum: int, *, optional: bool = False) -> None:
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-        raise InvalidRequestError(f"{name}={value!r} must be an integer from {minimum} to {maximum}")
+        raise InvalidRequestError(f"{name}={shown(value)} must be an integer from {minimum} to {maximum}")
 
 
-def _require_float(name: str, value: float, minimum: float, maximum: float, *, above_minimum: bool = False) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or not minimum <= value <= maximum or (above_minimum and value == minimum):
+def _require_float(name: str, value: object, minimum: float, maximum: float, *, above_minimum: bool = False) -> None:
+    """NOTE: the comparison refuses NaN and infinities too."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and minimum <= value <= maximum
+    if not is_number or (above_minimum and value == minimum):
         lower = f"above {minimum}" if above_minimum else f"at least {minimum}"
-        raise InvalidRequestError(f"{name}={value!r} must be a finite number {lower} and at most {maximum}")
+        raise InvalidRequestError(f"{name}={shown(value)} must be a finite number {lower} and at most {maximum}")
+
+
+def _require_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidRequestError(f"{name}={shown(value)} must be true or false")
 
 
 def _require_count(name: str, count: int, maximum: int) -> None:
@@ -125,10 +143,19 @@ def _require_count(name: str, count: int, maximum: int) -> None:
         raise InvalidRequestError(f"{name} has {count} entries; at most {maximum} are accepted")
 
 
-def _require_token_ids(name: str, token_ids: tuple[int, ...]) -> None:
-    _require_count(name, len(token_ids), MAX_LIST_TOKENS)
+def _entries(name: str, value: object, maximum: int = MAX_LIST_TOKENS) -> tuple[object, ...]:
+    """`value` as a tuple; counted before it is copied."""
+    if not isinstance(value, (list, tuple)):
+        raise InvalidRequestError(f"{name}={shown(value)} must be a list")
+    _require_count(name, len(value), maximum)
+    return tuple(value)
+
+
+def _token_ids(name: str, value: object) -> tuple[object, ...]:
+    token_ids = _entries(name, value)
     for token_id in token_ids:
         _require_int(f"{name} entry", token_id, 0, MAX_TOKEN_ID)
+    return token_ids
 
 
 def validate_for_vocab(params: SamplingParams, vocab_size: int) -> None:

@@ -44,11 +44,13 @@ def prompts_with_shared_prefixes() -> list[list[int]]:
 
 
 def generate_in_transformers(model: Any, prompt: list[int], eos_token_id: int | None) -> list[int]:
+    """NOTE: without its cache, which for a window of one token keeps all of them (transformers 5.23)."""
     output = model.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
         max_new_tokens=NUM_GENERATED,
         do_sample=False,
+        use_cache=False,
         eos_token_id=eos_token_id,
         pad_token_id=0,
     )

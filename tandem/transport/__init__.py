@@ -1,0 +1,1 @@
+"""Moves the bytes of KV blocks between workers: registers memory, reads, polls. No retry policy, no tokens."""

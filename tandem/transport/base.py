@@ -1,0 +1,110 @@
+"""The seam that every transport implements: pools of blocks, peers, and reads from a peer's pool into ours.
+
+Blocks are named by index only and both sides check the range, so no peer can reach beyond a pool. The destination's
+owner starts and owns every read (decode pulls). Imports no torch and no grpc.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tandem.core.errors import ConfigurationError
+from tandem.transport.transfer import Transfer
+
+NULL_BLOCK = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPool:
+    """Memory that blocks are read from and into: block `i` is `page_bytes` at `address + i * page_bytes`.
+
+    Args:
+        address: of block 0, the null block, which is never transferred.
+        page_bytes: size of a block.
+        num_blocks: block 0 included.
+        device: "cpu" or "cuda:N".
+        owner: keeps the memory alive as long as the pool.
+    """
+
+    address: int
+    page_bytes: int
+    num_blocks: int
+    device: str
+    owner: object = field(repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.address <= 0 or not 0 < self.page_bytes < 2**32 or not 2 <= self.num_blocks < 2**31:
+            raise ConfigurationError(
+                f"{self} is no pool: it needs an address, 1 to 2**32 - 1 bytes a block and at least one block beside"
+                " the null block"
+            )
+
+    @property
+    def num_bytes(self) -> int:
+        return self.page_bytes * self.num_blocks
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.device == "cpu"
+
+    @property
+    def device_index(self) -> int:
+        """The N of "cuda:N"; 0 for the CPU."""
+        return int(self.device.partition(":")[2] or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A connection to one incarnation of a worker. A new connection is a new, unequal `Peer`."""
+
+    transport: str
+    incarnation: str
+    num_blocks: int
+    connection: int
+
+
+class KVTransport(Protocol):
+    """Reads blocks of peers into the pool it was built with, and lets peers read that pool.
+
+    Every method may be called from any thread. Errors are `TransportError`, or its subclass `IncompatiblePeerError`
+    where trying again cannot help.
+    """
+
+    @property
+    def name(self) -> str:
+        """The word that cards and settings use for it."""
+
+    def card(self) -> bytes:
+        """What a peer needs to reach this pool, sealed with the cluster's secret."""
+
+    def connect(self, card: bytes) -> Peer:
+        """Verify a card, shake hands and prepare everything that is done once per peer. Takes up to seconds.
+
+        Raises:
+            IncompatiblePeerError: it must not be read from; every mismatch is named with both sides' values.
+            TransportError: it cannot be reached.
+        """
+
+    def read(
+        self,
+        peer: Peer,
+        remote_blocks: Sequence[int],
+        local_blocks: Sequence[int],
+        deadline_s: float | None = None,
+    ) -> Transfer:
+        """Start copying `remote_blocks[i]` of the peer into `local_blocks[i]`; does not wait for the bytes.
+
+        Args:
+            deadline_s: seconds from now after which the transfer fails; None = `max(3, 5 × bytes / measured rate)`,
+                counting what was asked of this peer before.
+
+        Raises:
+            TransportError: an index is out of range, null or repeated, the lists differ in length, or the peer is not
+                connected. What goes wrong later fails the transfer instead.
+        """
+
+    def disconnect(self, peer: Peer) -> None:
+        """Fail the peer's reads and forget it. Forgetting it again does nothing."""
+
+    def close(self) -> None:
+        """Fail every read, stop serving and free everything; on return no byte of the pool is touched any more."""

@@ -1,0 +1,76 @@
+"""Index lists in, runs out: checks what a caller asks for and joins blocks that are adjacent on both sides.
+
+Nothing that passes `plan_read` can touch the null block or memory outside either pool.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.core.errors import TransportError
+from tandem.transport.base import NULL_BLOCK
+
+
+class Run(NamedTuple):
+    """`count` blocks from `remote` on go to as many from `local` on."""
+
+    remote: int
+    local: int
+    count: int
+
+
+def plan_read(
+    remote_blocks: Sequence[int], local_blocks: Sequence[int], num_remote_blocks: int, num_local_blocks: int
+) -> list[Run]:
+    """The fewest runs that cover the pairs, ordered by remote block.
+
+    Raises:
+        TransportError: naming the first index that cannot be honoured.
+    """
+    if len(remote_blocks) != len(local_blocks) or len(remote_blocks) == 0:
+        raise TransportError(
+            f"{len(remote_blocks)} remote and {len(local_blocks)} local blocks: a read needs as many of each, at least 1"
+        )
+    remote = _checked(remote_blocks, num_remote_blocks, "remote")
+    local = _checked(local_blocks, num_local_blocks, "local")
+    order = np.argsort(remote, kind="stable")
+    remote, local = remote[order], local[order]
+    breaks = np.flatnonzero((np.diff(remote) != 1) | (np.diff(local) != 1)) + 1
+    starts = np.concatenate(([0], breaks))
+    counts = np.diff(np.concatenate((starts, [len(remote)])))
+    return list(map(Run._make, zip(remote[starts].tolist(), local[starts].tolist(), counts.tolist(), strict=True)))
+
+
+def _checked(blocks: Sequence[int], num_blocks: int, side: str) -> NDArray[np.int64]:
+    indices = np.asarray(blocks)
+    if indices.ndim != 1 or indices.dtype.kind not in "iu":
+        raise TransportError(f"{side} blocks {str(blocks)[:80]} are not a list of block indices")
+    outside = (indices <= NULL_BLOCK) | (indices >= num_blocks)
+    if outside.any():
+        raise TransportError(
+            f"{side} block {indices[outside][0]} cannot be transferred: the pool's blocks are 1 to {num_blocks - 1}"
+            " (0 is the null block)"
+        )
+    values, counts = np.unique(indices, return_counts=True)
+    if len(values) != len(indices):
+        raise TransportError(f"{side} block {values[counts > 1][0]} is named more than once")
+    return indices.astype(np.int64, copy=False)
+
+
+def batches(runs: Sequence[Run], max_blocks: int) -> Iterator[list[Run]]:
+    """The same pairs in the same order, in groups of at most `max_blocks`; longer runs are cut."""
+    batch: list[Run] = []
+    room = max_blocks
+    for run in runs:
+        done = 0
+        while done < run.count:
+            count = min(room, run.count - done)
+            batch.append(Run(run.remote + done, run.local + done, count))
+            done, room = done + count, room - count
+            if not room:
+                yield batch
+                batch, room = [], max_blocks
+    if batch:
+        yield batch

@@ -1,0 +1,129 @@
+"""The envelope in which a worker tells peers how to reach its pool, and who it is.
+
+A card is `magic | format version | body | HMAC-SHA256 of all that`. It is verified in the order MAC, version, fields,
+before any of it is used: some metadata is read by native code that damaged bytes can crash.
+"""
+
+import base64
+import hashlib
+import hmac
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tandem.core.errors import ConfigurationError, IncompatiblePeerError
+from tandem.transport.base import MemoryPool
+
+CARD_VERSION = 1
+SINGLE_MACHINE_SECRET = hashlib.sha256(b"tandem on a single machine").digest()
+MIN_SECRET_BYTES = 16
+MAX_CARD_BYTES = 1 << 20
+_MAGIC = b"TKVC"
+_MAC_BYTES = hashlib.sha256().digest_size
+_HEADER_BYTES = len(_MAGIC) + 2
+_ABSENT = "(absent)"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this process is to its peers.
+
+    Args:
+        compatibility: everything that must be equal on both sides for blocks to mean the same, by name.
+        secret: shared by the cluster; the default protects nothing from others on this machine.
+        incarnation: 32 hexadecimal digits, new for every process, so that nobody mistakes a restarted worker for its
+            predecessor.
+    """
+
+    compatibility: Mapping[str, str]
+    secret: bytes = field(default=SINGLE_MACHINE_SECRET, repr=False)
+    incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __post_init__(self) -> None:
+        if len(self.secret) < MIN_SECRET_BYTES:
+            raise ConfigurationError(
+                f"the cluster secret has {len(self.secret)} bytes; use at least {MIN_SECRET_BYTES} random ones"
+            )
+
+    def key(self, purpose: str) -> bytes:
+        """A key for one use of the secret, so that no MAC made for one can serve another."""
+        return hmac.digest(self.secret, f"tandem kv {purpose}".encode(), "sha256")
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a card says, once verified. `metadata` is the transport's own."""
+
+    transport: str
+    incarnation: str
+    page_bytes: int
+    num_blocks: int
+    compatibility: Mapping[str, str]
+    metadata: bytes
+
+
+def describe(transport: str, identity: Identity, pool: MemoryPool, metadata: bytes) -> Card:
+    """This process's own card."""
+    return Card(
+        transport, identity.incarnation, pool.page_bytes, pool.num_blocks, dict(identity.compatibility), metadata
+    )
+
+
+def seal(card: Card, identity: Identity) -> bytes:
+    """The bytes to hand out."""
+    fields = asdict(card) | {"metadata": base64.b64encode(card.metadata).decode()}
+    signed = _MAGIC + CARD_VERSION.to_bytes(2, "big") + json.dumps(fields, sort_keys=True).encode()
+    return signed + hmac.digest(identity.key("card"), signed, "sha256")
+
+
+def unseal(sealed: bytes, identity: Identity) -> Card:
+    """What a card says, without asking whether it suits us.
+
+    Raises:
+        IncompatiblePeerError: it is damaged, foreign, of another version or sealed with another secret.
+    """
+    if not _HEADER_BYTES + _MAC_BYTES < len(sealed) <= MAX_CARD_BYTES or not sealed.startswith(_MAGIC):
+        raise IncompatiblePeerError(f"{len(sealed)} bytes starting with {sealed[:4]!r} are not a peer's card")
+    signed, mac = sealed[:-_MAC_BYTES], sealed[-_MAC_BYTES:]
+    if not hmac.compare_digest(mac, hmac.digest(identity.key("card"), signed, "sha256")):
+        raise IncompatiblePeerError("a peer's card was damaged or sealed with another cluster secret than ours")
+    version = int.from_bytes(signed[len(_MAGIC) : _HEADER_BYTES], "big")
+    if version != CARD_VERSION:
+        raise IncompatiblePeerError(f"a peer's card has version {version}; this worker reads version {CARD_VERSION}")
+    return _parse(json.loads(signed[_HEADER_BYTES:]))
+
+
+def _parse(fields: dict[str, Any]) -> Card:
+    return Card(**fields | {"metadata": base64.b64decode(fields["metadata"])})
+
+
+def accept(sealed: bytes, transport: str, identity: Identity, pool: MemoryPool) -> Card:
+    """A card that this process may read from through `transport`.
+
+    Raises:
+        IncompatiblePeerError: as for `unseal`, or naming every field that differs with both sides' values.
+    """
+    card = unseal(sealed, identity)
+    if card.incarnation == identity.incarnation:
+        raise IncompatiblePeerError(f"incarnation {card.incarnation} is this worker itself; it cannot be its own peer")
+    ours = describe(transport, identity, pool, b"")
+    mismatches = [
+        f"{name}: peer {theirs!r}, here {mine!r}" for name, theirs, mine in _fields(card, ours) if theirs != mine
+    ]
+    if mismatches:
+        raise IncompatiblePeerError(f"peer {card.incarnation} cannot be read from: {'; '.join(mismatches)}")
+    return card
+
+
+def _fields(theirs: Card, ours: Card) -> list[tuple[str, object, object]]:
+    """Everything that has to be equal: (name, theirs, ours)."""
+    fields: list[tuple[str, object, object]] = [
+        ("transport", theirs.transport, ours.transport),
+        ("page_bytes", theirs.page_bytes, ours.page_bytes),
+    ]
+    names = sorted({*theirs.compatibility, *ours.compatibility})
+    return fields + [
+        (name, theirs.compatibility.get(name, _ABSENT), ours.compatibility.get(name, _ABSENT)) for name in names
+    ]

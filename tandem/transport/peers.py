@@ -1,0 +1,87 @@
+"""Which peers a transport is connected to, and how fast each has been."""
+
+import itertools
+import threading
+from typing import Generic, TypeVar
+
+from tandem.core.errors import TransportError
+from tandem.transport.base import Peer
+from tandem.transport.card import Card
+
+Link = TypeVar("Link")
+
+MIN_DEADLINE_S = 3.0
+DEADLINE_FACTOR = 5.0
+ASSUMED_BYTES_PER_S = 100e6  # until a rate has been measured: a slow network
+_MEASURABLE_BYTES = 1 << 20  # below, latency is most of the time
+_SMOOTHING = 0.2
+
+
+class PeerTable(Generic[Link]):
+    """Peers and what a transport keeps for each. Safe to use from any thread; closed for good by `drain`."""
+
+    def __init__(self, transport: str) -> None:
+        self._transport = transport
+        self._links: dict[Peer, Link] = {}
+        self._connections = itertools.count(1)
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def check_open(self) -> None:
+        """Raises `TransportError` once drained."""
+        if self._is_closed:
+            raise TransportError(f"this worker's {self._transport} transport is closed")
+
+    def add(self, card: Card, link: Link) -> Peer:
+        with self._lock:
+            self.check_open()
+            peer = Peer(card.transport, card.incarnation, card.num_blocks, next(self._connections))
+            self._links[peer] = link
+            return peer
+
+    def get(self, peer: Peer) -> Link:
+        """Raises `TransportError` when the peer is not connected."""
+        with self._lock:
+            self.check_open()
+            link = self._links.get(peer)
+        if link is None:
+            raise TransportError(f"{peer} is not connected to this worker; connect to its card again")
+        return link
+
+    def pop(self, peer: Peer) -> Link | None:
+        with self._lock:
+            return self._links.pop(peer, None)
+
+    def drain(self) -> list[Link]:
+        """Every link, for the last time."""
+        with self._lock:
+            self._is_closed = True
+            links = list(self._links.values())
+            self._links.clear()
+        return links
+
+
+class LinkPace:
+    """How fast one peer has been, how much is asked of it, and so how long a read may take. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._bytes_per_s: float | None = None
+        self._pending_bytes = 0
+        self._lock = threading.Lock()
+
+    def begin(self, num_bytes: int) -> float:
+        """A read of `num_bytes` joins the queue: the seconds it may take from now on."""
+        with self._lock:
+            self._pending_bytes += num_bytes
+            rate = self._bytes_per_s or ASSUMED_BYTES_PER_S
+            return max(MIN_DEADLINE_S, DEADLINE_FACTOR * self._pending_bytes / rate)
+
+    def end(self, num_bytes: int, seconds: float | None) -> None:
+        """It left the queue; `seconds` is how long its bytes took, None when it failed."""
+        with self._lock:
+            self._pending_bytes -= num_bytes
+            if seconds is None or num_bytes < _MEASURABLE_BYTES:
+                return
+            rate = num_bytes / max(seconds, 1e-9)
+            previous = self._bytes_per_s or rate
+            self._bytes_per_s = previous + _SMOOTHING * (rate - previous)

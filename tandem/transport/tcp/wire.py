@@ -1,0 +1,146 @@
+"""The TCP protocol's bytes: handshake, request and answer, each of bounded size and checked before use.
+
+    server → client  HELLO    magic, version, server nonce, server incarnation
+    client → server  AUTH     magic, version, client nonce, expected incarnation, MAC of the client's side
+    server → client  WELCOME  status, page_bytes, num_blocks, MAC of the server's side
+    then, any number of times:
+    client → server  REQUEST  length, request id, runs of (first block, count)
+    server → client  ANSWER   request id, status, number of bytes that follow (blocks, or a refusal's words)
+
+Both MACs cover both nonces and both sides' purpose, so neither can be replayed or reflected. The blocks themselves are
+plain on the wire: it is for private networks.
+"""
+
+import hmac
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+
+from tandem.core.errors import TransportError
+
+PROTOCOL_VERSION = 1
+MAGIC = b"TKVT"
+NONCE_BYTES = 32
+MAX_REQUEST_RUNS = 1 << 17
+MAX_REFUSAL_BYTES = 1024
+MAX_BUFFERS = 1024  # one system call's worth; Linux's IOV_MAX
+
+HELLO = struct.Struct("!4sH32s16s")
+AUTH = struct.Struct("!4sH32s16s32s")
+WELCOME = struct.Struct("!BQQ32s")
+REQUEST_LENGTH = struct.Struct("!I")
+REQUEST_HEADER = struct.Struct("!Q")
+RUN = struct.Struct("!II")
+ANSWER = struct.Struct("!QBQ")
+
+
+class Status(IntEnum):
+    """How the server took a message."""
+
+    OK = 0
+    REFUSED = 1
+    UNAUTHENTICATED = 2
+
+
+class PeerClosedError(TransportError):
+    """The other side closed the connection."""
+
+
+Tick = Callable[[], None]
+
+
+def set_timeouts(connection: socket.socket, *, receive_s: float = 0.0, send_s: float = 0.0) -> None:
+    """Let the kernel wait that long in one call, 0 = for ever. The socket stays blocking for Python, so that one call
+    moves as much as it can instead of one buffer's worth.
+    """
+    connection.settimeout(None)
+    for option, seconds in ((socket.SO_RCVTIMEO, receive_s), (socket.SO_SNDTIMEO, send_s)):
+        microseconds = round(seconds * 1e6)
+        value = struct.pack("ll", microseconds // 1_000_000, microseconds % 1_000_000)
+        connection.setsockopt(socket.SOL_SOCKET, option, value)
+
+
+def tune(connection: socket.socket) -> None:
+    """Small messages leave at once; a host that vanished is noticed."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def receive_into(connection: socket.socket, views: Sequence[memoryview], tick: Tick) -> None:
+    """Fill every view, in order. `tick` runs whenever the kernel's wait ran out; it raises to give up.
+
+    Raises:
+        PeerClosedError: at the end of the stream.
+        OSError: the connection broke.
+    """
+    for start in range(0, len(views), MAX_BUFFERS):
+        pending = list(views[start : start + MAX_BUFFERS])
+        while pending:
+            try:
+                num_bytes, *_ = connection.recvmsg_into(pending, 0, socket.MSG_WAITALL)
+            except BlockingIOError:
+                tick()
+                continue
+            if num_bytes == 0:
+                raise PeerClosedError("the peer closed the connection")
+            pending = _advance(pending, num_bytes)
+            if pending:
+                tick()
+
+
+def send_all(connection: socket.socket, views: Sequence[memoryview]) -> None:
+    """Send every view, in order.
+
+    Raises:
+        OSError: the connection broke, or `set_timeouts` ran out without one byte taken.
+    """
+    for start in range(0, len(views), MAX_BUFFERS):
+        pending = list(views[start : start + MAX_BUFFERS])
+        while pending:
+            pending = _advance(pending, connection.sendmsg(pending))
+
+
+def _advance(views: list[memoryview], num_bytes: int) -> list[memoryview]:
+    """What is left after the first `num_bytes`."""
+    for index, view in enumerate(views):
+        if num_bytes < len(view):
+            return [view[num_bytes:], *views[index + 1 :]]
+        num_bytes -= len(view)
+    return []
+
+
+def receive(connection: socket.socket, num_bytes: int, tick: Tick) -> bytes:
+    """Exactly `num_bytes`; raises as `receive_into`."""
+    buffer = bytearray(num_bytes)
+    if num_bytes:
+        receive_into(connection, [memoryview(buffer)], tick)
+    return bytes(buffer)
+
+
+def client_mac(key: bytes, server_nonce: bytes, client_nonce: bytes, incarnation: bytes) -> bytes:
+    """What proves to the server that the client has the secret and means this very incarnation."""
+    return hmac.digest(key, b"client" + server_nonce + client_nonce + incarnation, "sha256")
+
+
+def server_mac(key: bytes, server_nonce: bytes, client_nonce: bytes, incarnation: bytes, pool: bytes) -> bytes:
+    """What proves to the client that the server has the secret, and that its pool is as said."""
+    return hmac.digest(key, b"server" + server_nonce + client_nonce + incarnation + pool, "sha256")
+
+
+def pack_request(request_id: int, runs: Sequence[tuple[int, int]]) -> bytes:
+    body = REQUEST_HEADER.pack(request_id) + b"".join(RUN.pack(first, count) for first, count in runs)
+    return REQUEST_LENGTH.pack(len(body)) + body
+
+
+def check_request_length(length: int) -> None:
+    """Raises `TransportError` unless `length` is that of a request with an acceptable number of runs."""
+    num_runs, rest = divmod(length - REQUEST_HEADER.size, RUN.size)
+    if rest or not 1 <= num_runs <= MAX_REQUEST_RUNS:
+        raise TransportError(f"a request of {length} bytes has no whole number of runs from 1 to {MAX_REQUEST_RUNS}")
+
+
+def unpack_request(body: bytes) -> tuple[int, list[tuple[int, int]]]:
+    """(request id, runs of (first block, count)) of a body whose length was checked."""
+    (request_id,) = REQUEST_HEADER.unpack_from(body)
+    return request_id, list(RUN.iter_unpack(body[REQUEST_HEADER.size :]))

@@ -1,0 +1,94 @@
+"""One read under way: its state, and whether its destination may still be written.
+
+Invariant: `state` leaves PENDING once; `is_over` becomes true once and then no byte of the destination can be written on
+this transfer's behalf any more. Whoever owns the destination blocks keeps them pinned until `is_over`, not merely until
+the transfer has failed. Only the transport that made a transfer may call `succeed`, `fail` and `settle`.
+"""
+
+import threading
+from collections.abc import Callable
+from enum import StrEnum
+
+from tandem.core.clock import Clock
+from tandem.core.errors import TransportError
+
+
+class TransferState(StrEnum):
+    """PENDING becomes DONE (every byte has arrived) or FAILED (none may be used)."""
+
+    PENDING = "pending"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class Transfer:
+    """The handle `KVTransport.read` returns. Safe to use from any thread.
+
+    Args:
+        num_bytes: what the whole read moves.
+        clock: stamps `started_s` and `finished_s`.
+    """
+
+    def __init__(self, num_bytes: int, clock: Clock) -> None:
+        self.num_bytes = num_bytes
+        self.started_s = clock.now_s()
+        self.finished_s: float | None = None
+        self.state = TransferState.PENDING
+        self.error: TransportError | None = None
+        self.is_over = False
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._done_callbacks: list[Callable[[Transfer], None]] = []
+        self._over_callbacks: list[Callable[[Transfer], None]] = []
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Whether it is DONE or FAILED, waiting up to `timeout_s` for that."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.state is not TransferState.PENDING, timeout_s)
+
+    def wait_over(self, timeout_s: float | None = None) -> bool:
+        """Whether `is_over`, waiting up to `timeout_s` for that."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.is_over, timeout_s)
+
+    def add_done_callback(self, callback: "Callable[[Transfer], None]") -> None:
+        """Call once DONE or FAILED: from the transport's thread, or at once if that has happened. It must not raise."""
+        with self._changed:
+            if self.state is TransferState.PENDING:
+                self._done_callbacks.append(callback)
+                return
+        callback(self)
+
+    def add_over_callback(self, callback: "Callable[[Transfer], None]") -> None:
+        """Call once `is_over`, in the same manner: where the destination blocks are unpinned."""
+        with self._changed:
+            if not self.is_over:
+                self._over_callbacks.append(callback)
+                return
+        callback(self)
+
+    def succeed(self) -> None:
+        """Every byte is in place."""
+        self._become(TransferState.DONE, None, is_over=True)
+
+    def fail(self, error: TransportError, *, is_over: bool = True) -> None:
+        """It will not complete. `is_over=False` when something may still write the destination. Again is ignored."""
+        self._become(TransferState.FAILED, error, is_over=is_over)
+
+    def settle(self) -> None:
+        """A failed transfer can no longer write."""
+        assert self.state is not TransferState.PENDING
+        self._become(self.state, self.error, is_over=True)
+
+    def _become(self, state: TransferState, error: TransportError | None, *, is_over: bool) -> None:
+        callbacks: list[Callable[[Transfer], None]] = []
+        with self._changed:
+            if self.state is TransferState.PENDING:
+                self.state, self.error, self.finished_s = state, error, self._clock.now_s()
+                callbacks, self._done_callbacks = self._done_callbacks, []
+            if is_over and not self.is_over:
+                self.is_over = True
+                callbacks, self._over_callbacks = callbacks + self._over_callbacks, []
+            self._changed.notify_all()
+        for callback in callbacks:
+            callback(self)
