@@ -31,7 +31,7 @@ class Chat(EngineSettings, SamplingSettings, cli_prog_name="tandem chat"):
         started_s = time.monotonic()
         template = ChatTemplate.load(resolve_model_path(self.model))
         engine = build_engine(self.engine_config())
-        params = SamplingParams(**{**engine.sampling_defaults, **self.overrides()})
+        params = self.sampling_params(engine.sampling_defaults)
         console.print(
             f"[bold]{self.model}[/] is ready in {time.monotonic() - started_s:.1f} s. /new starts over, /quit ends."
         )
@@ -52,8 +52,8 @@ class Chat(EngineSettings, SamplingSettings, cli_prog_name="tandem chat"):
     ) -> None:
         """Stream the answer to the last message and add it to the conversation; Ctrl-C ends it early."""
         assert engine.tokenizer is not None
-        prompt = engine.tokenizer.encode(template.render(messages), add_special_tokens=False)
         try:
+            prompt = engine.tokenizer.encode(template.render(messages), add_special_tokens=False)
             request_id = engine.add_request(prompt, params)
         except InvalidRequestError as error:
             messages.pop()

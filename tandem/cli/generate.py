@@ -1,21 +1,27 @@
 """`tandem generate`: answers prompts and streams the text.
 
-One prompt streams as it grows; several are batched and printed whole, each when it ends, or written as JSON lines.
+One prompt streams as it grows. Several are batched and written as JSON lines in their order, each as soon as it and
+all before it have ended.
 """
 
 import json
 import sys
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from tandem.core.errors import InvalidRequestError
+from tandem.cli.prompt_file import Prompt, read_prompts
+from tandem.core.errors import CapacityError, ConfigurationError, InvalidRequestError
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.engine.engine import Engine
 from tandem.engine.output import RequestOutput
 from tandem.engine.resolve import build_engine
@@ -30,7 +36,33 @@ class _Answer:
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     last: RequestOutput | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.last is not None and self.last.finished
+
+    @property
+    def failed(self) -> bool:
+        return self.last is not None and self.last.finish_reason is FinishReason.ERROR
+
+    def take(self, output: RequestOutput) -> None:
+        self.text += output.text
+        self.token_ids += output.token_ids
+        self.logprobs += output.logprobs or ()
+        self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
+        self.last = output
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A prompt on its way into the engine."""
+
+    prompt: Prompt
+    token_ids: list[int]
+    params: SamplingParams
 
 
 class Generate(EngineSettings, SamplingSettings, cli_prog_name="tandem generate"):
@@ -47,87 +79,93 @@ class Generate(EngineSettings, SamplingSettings, cli_prog_name="tandem generate"
     def run(self) -> int:
         """Serve every prompt; the exit code is 1 when one of them failed."""
         prompts = self._prompts()
-        engine = build_engine(self.engine_config())
-        requests = [(prompt, self._params(engine, options)) for prompt, options in prompts]
-        answers: dict[tuple[str, int], _Answer] = {}
-        for prompt, params in requests:
-            request_id = engine.add_request(prompt, params)
-            answers.update({(request_id, index): _Answer(prompt, index) for index in range(params.n)})
-        streaming = len(answers) == 1 and self.output is None
-        peak_blocks = self._serve(engine, answers, streaming)
-        self._report(list(answers.values()), streaming)
+        with _opened(self.output) as target:
+            engine = build_engine(self.engine_config())
+            pending = deque(self._request(engine, prompt) for prompt in prompts)
+            streaming = len(pending) == 1 and pending[0].params.n == 1 and self.output is None
+            answers, peak_blocks = self._serve(engine, pending, target, streaming)
         if self.stats:
-            _print_stats(engine, list(answers.values()), peak_blocks)
-        return int(any(answer.last is not None and answer.last.finish_reason == "error" for answer in answers.values()))
+            _print_stats(engine, answers, peak_blocks)
+        return int(any(answer.failed for answer in answers))
 
-    def _prompts(self) -> list[tuple[str | list[int], dict[str, Any]]]:
-        prompts: list[tuple[str | list[int], dict[str, Any]]] = [(text, {}) for text in self.prompt]
+    def _prompts(self) -> list[Prompt]:
+        prompts = [Prompt(text) for text in self.prompt]
         if self.file is not None:
-            prompts += list(_read_file(self.file))
+            prompts += read_prompts(self.file)
         if not prompts:
             raise InvalidRequestError("there is no prompt; give --prompt TEXT or --file FILE.jsonl")
         return prompts
 
-    def _params(self, engine: Engine, options: dict[str, Any]) -> SamplingParams:
-        return SamplingParams(**{**engine.sampling_defaults, **self.overrides(), **options})
+    def _request(self, engine: Engine, prompt: Prompt) -> _Request:
+        with _blaming(prompt.where):
+            params = self.sampling_params(engine.sampling_defaults, **prompt.options)
+            return _Request(prompt, engine.encode(prompt.prompt), params)
 
-    def _serve(self, engine: Engine, answers: dict[tuple[str, int], _Answer], streaming: bool) -> int:
-        """Step until everything is answered; returns the most blocks that were used at once."""
-        peak_blocks = 0
-        while engine.has_work:
+    def _serve(
+        self, engine: Engine, pending: deque[_Request], target: TextIO, streaming: bool
+    ) -> tuple[list[_Answer], int]:
+        """Step until everything is answered, writing answers in order; returns them and the most blocks ever used."""
+        answers: dict[tuple[str, int], _Answer] = {}
+        num_written, peak_blocks = 0, 0
+        while pending or engine.has_work:
+            _feed(engine, pending, answers)
             outputs = engine.step()
             peak_blocks = max(peak_blocks, engine.kv_usage.used)
             for output in outputs:
-                answer = answers[output.request_id, output.index]
-                answer.text += output.text
-                answer.token_ids += output.token_ids
-                answer.last = output
+                answers[output.request_id, output.index].take(output)
                 if streaming:
-                    sys.stdout.write(output.text)
-                    sys.stdout.flush()
-        return peak_blocks
-
-    def _report(self, answers: list[_Answer], streaming: bool) -> None:
-        if self.output is not None:
-            self.output.write_text("".join(json.dumps(_as_json(answer)) + "\n" for answer in answers))
-        elif streaming:
-            sys.stdout.write("\n")
-        else:
-            for answer in answers:
-                sys.stdout.write(json.dumps(_as_json(answer), ensure_ascii=False) + "\n")
-        for answer in answers:
-            if answer.last is not None and answer.last.finish_reason == "error":
-                sys.stderr.write(f"error: {answer.last.stop_reason}\n")
+                    target.write(output.text)
+                    target.flush()
+            ready = list(takewhile(lambda answer: answer.finished, islice(answers.values(), num_written, None)))
+            num_written += len(ready)
+            for answer in ready:
+                target.write("\n" if streaming else _as_json_line(answer, target))
+                if answer.failed and answer.last is not None:
+                    sys.stderr.write(f"error: {answer.last.stop_reason}\n")
+        return list(answers.values()), peak_blocks
 
 
-def _read_file(path: Path) -> Iterator[tuple[str | list[int], dict[str, Any]]]:
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"--file={path}: {error}") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+def _feed(engine: Engine, pending: deque[_Request], answers: dict[tuple[str, int], _Answer]) -> None:
+    """Add requests in order while the engine's queue has room."""
+    while pending:
+        request = pending[0]
         try:
-            entry = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InvalidRequestError(f"{path}, line {number} is not JSON: {error}") from error
-        if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), (str, list)):
-            raise InvalidRequestError(f'{path}, line {number} must be an object with "prompt": text or token ids')
-        yield entry.pop("prompt"), _sampling_options(entry, f"{path}, line {number}")
+            with _blaming(request.prompt.where):
+                request_id = engine.add_request(request.token_ids, request.params)
+        except CapacityError:
+            return
+        pending.popleft()
+        for index in range(request.params.n):
+            answers[request_id, index] = _Answer(request.prompt.prompt, index)
 
 
-def _sampling_options(entry: dict[str, Any], where: str) -> dict[str, Any]:
-    unknown = sorted(set(entry) - set(SamplingParams.__dataclass_fields__))
-    if unknown:
-        known = ", ".join(SamplingParams.__dataclass_fields__)
-        raise InvalidRequestError(f"{where}: unknown sampling settings {unknown}; known are {known}")
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+@contextmanager
+def _blaming(where: str) -> Iterator[None]:
+    """Say which line a refusal is about."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{where}: {error}" if where else str(error)) from error
+
+
+@contextmanager
+def _opened(path: Path | None) -> Iterator[TextIO]:
+    """Where answers go. Opened before anything is computed: answers that cannot be written are not worth it."""
+    if path is None:
+        yield sys.stdout
+        return
+    try:
+        file = path.open("w", encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise ConfigurationError(f"--output={path}: {error}; name a file that can be written") from error
+    with file:
+        yield file
 
 
 def _as_json(answer: _Answer) -> dict[str, Any]:
+    """Logprobs only where they were asked for."""
     last = answer.last
-    return {
+    values: dict[str, Any] = {
         "prompt": answer.prompt,
         "index": answer.index,
         "text": answer.text,
@@ -135,6 +173,17 @@ def _as_json(answer: _Answer) -> dict[str, Any]:
         "finish_reason": None if last is None else last.finish_reason,
         "stop_reason": None if last is None else last.stop_reason,
     }
+    if answer.logprobs:
+        values["logprobs"] = [asdict(entry) for entry in answer.logprobs]
+    if answer.prompt_logprobs is not None:
+        values["prompt_logprobs"] = [entry and asdict(entry) for entry in answer.prompt_logprobs]
+    return values
+
+
+def _as_json_line(answer: _Answer, target: TextIO) -> str:
+    """NOTE: in ASCII but for a terminal, so that no reader takes a separator inside text for the end of a line."""
+    in_ascii = not target.isatty() or target.encoding.lower() != "utf-8"
+    return json.dumps(_as_json(answer), ensure_ascii=in_ascii) + "\n"
 
 
 def _print_stats(engine: Engine, answers: list[_Answer], peak_blocks: int) -> None:

@@ -3,6 +3,8 @@
 Our errors become one line and exit code 2; bugs keep their traceback.
 """
 
+import io
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -13,7 +15,7 @@ from pydantic_settings import BaseSettings, CliApp, SettingsError
 from rich.console import Console
 
 from tandem import __version__
-from tandem.core.errors import TandemError
+from tandem.core.errors import TandemError, shown
 
 VERBS = {
     "generate": ("tandem.cli.generate", "Generate", "answer prompts from the command line or a JSONL file"),
@@ -30,6 +32,8 @@ class Verb(Protocol):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # NOTE: a terminal that lacks a character must not end an answer
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         console.print(_usage(), markup=False)
@@ -51,6 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"error: {error}", markup=False)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read our output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     return 2
 
 
@@ -67,7 +74,7 @@ def _usage() -> str:
 
 def _setting_problem(location: tuple[int | str, ...], message: str, value: object) -> str:
     flag = "--" + ".".join(str(part) for part in location).replace("_", "-")
-    return f"error: {flag}={value!r}: {message}" if message != "Field required" else f"error: {flag} is required"
+    return f"error: {flag}={shown(value)}: {message}" if message != "Field required" else f"error: {flag} is required"
 
 
 if __name__ == "__main__":

@@ -8,6 +8,13 @@ from dataclasses import dataclass
 
 from tandem.core.errors import ConfigurationError
 
+_MAXIMA = {
+    "max_num_batched_tokens": 1 << 20,
+    "max_num_running": 1 << 16,
+    "max_num_waiting": 1 << 20,
+    "num_threads": 1 << 12,
+}  # beyond these, memory or the operating system gives out first
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
@@ -29,8 +36,7 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_running", "max_num_waiting", "max_model_len", "aging_steps"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name}={getattr(self, name)} must be at least 1")
+            _require_within(name, getattr(self, name), 1, _MAXIMA.get(name))
         if self.max_num_batched_tokens < self.max_num_running:
             raise ConfigurationError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_running={self.max_num_running}:"
@@ -77,9 +83,17 @@ class EngineConfig:
     native_kernels: bool | None = None
 
     def __post_init__(self) -> None:
+        for name in ("max_num_running", "max_num_waiting"):
+            _require_within(name, getattr(self, name), 1, _MAXIMA[name])
         for name in ("kv_cache_bytes", "max_model_len", "max_num_batched_tokens", "num_threads"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name}={value} must be at least 1; omit it to let it be chosen")
+            if value is not None:
+                _require_within(name, value, 2 if name == "max_model_len" else 1, _MAXIMA.get(name))
         if not 0.0 <= self.watermark < 0.5:
             raise ConfigurationError(f"watermark={self.watermark} must be at least 0 and below 0.5")
+
+
+def _require_within(name: str, value: int, minimum: int, maximum: int | None) -> None:
+    if value < minimum or (maximum is not None and value > maximum):
+        limits = f"at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+        raise ConfigurationError(f"{name}={value} must be {limits}")

@@ -10,6 +10,7 @@ Each message names the offending value and the remedy. gRPC and HTTP statuses ar
     │   └── UnsupportedCheckpointError  it is well-formed, but we would not serve it exactly
     ├── CapacityError               a bounded queue or pool is full; retrying later can help
     ├── EngineStoppedError          the engine has stopped or failed; no request can be served by it
+    ├── LocalityUnavailableError    the locality index cannot be reached; serve without its hints
     └── TransportError              KV blocks could not be moved between two workers
         └── IncompatiblePeerError       the two must never exchange blocks; both sides' values are named
 """
@@ -49,6 +50,10 @@ class CapacityError(TandemError):
 
 class EngineStoppedError(TandemError):
     """The engine has stopped or failed; the message carries the cause."""
+
+
+class LocalityUnavailableError(TandemError):
+    """The locality index did not answer in time or answered nonsense: go on without hints, and try again later."""
 
 
 def shown(value: object) -> str:

@@ -10,22 +10,24 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tandem.core.errors import EngineStoppedError, TandemError
+from tandem.core.errors import EngineStoppedError, InvalidRequestError, TandemError, shown
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
 from tandem.engine.output import RequestOutput
 
 _STOP: Final = None
+_LONG_TEXT: Final = 2048  # characters; encoding more, about a millisecond, must not hold up the engine's steps
 _News = RequestOutput | TandemError
 
 
 @dataclass(slots=True)
 class _Stream:
-    """One caller's end: news is put here from its own event loop."""
+    """One caller's end: news is put here from its own event loop. `request_id` is set once the engine has taken it."""
 
     loop: asyncio.AbstractEventLoop
     news: asyncio.Queue[_News]
     num_unfinished: int
+    request_id: str | None = None
 
 
 class AsyncEngine:
@@ -39,8 +41,8 @@ class AsyncEngine:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}
         self._failure: str | None = "the engine has not been started"
+        self._was_started = False
         self._thread = threading.Thread(target=self._run, name="tandem-engine", daemon=True)
-        self._num_requests = 0
 
     async def __aenter__(self) -> "AsyncEngine":
         self.start()
@@ -50,14 +52,18 @@ class AsyncEngine:
         await asyncio.to_thread(self.stop)
 
     def start(self) -> None:
-        """Start the loop. Once in an engine's life."""
+        """Start the loop. Once in an engine's life: EngineStoppedError afterwards."""
+        if self._was_started:
+            raise EngineStoppedError("this engine was started before; build another one")
+        self._was_started = True
         self._failure = None
         self._thread.start()
 
     def stop(self) -> None:
-        """End every request with `EngineStoppedError` and wait for the loop to end."""
-        self._inbox.put(_STOP)
-        self._thread.join()
+        """End every request with `EngineStoppedError` and wait for the loop to end. Harmless when it is not running."""
+        if self._was_started:
+            self._inbox.put(_STOP)
+            self._thread.join()
 
     async def generate(
         self,
@@ -75,17 +81,18 @@ class AsyncEngine:
             InvalidRequestError, CapacityError: as `Engine.add_request`.
             EngineStoppedError: when the engine stops or fails before the request ends.
         """
-        if request_id is None:
-            request_id = f"async-{self._num_requests}"
-        self._num_requests += 1
+        self._require_running()
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequestError(f"params={shown(params)} must be a SamplingParams")
+        if isinstance(prompt, str) and len(prompt) > _LONG_TEXT:
+            prompt = await asyncio.to_thread(self._engine.encode, prompt)
         stream = _Stream(asyncio.get_running_loop(), asyncio.Queue(), params.n)
 
         def add() -> None:
             self._add(stream, prompt, params, request_id, priority, adapter, cache_salt)
 
         self._inbox.put(add)
-        if self._failure is not None:
-            raise EngineStoppedError(self._failure)
+        self._require_running()
         try:
             while stream.num_unfinished:
                 news = await stream.news.get()
@@ -96,14 +103,18 @@ class AsyncEngine:
                 yield news
         finally:
             if stream.num_unfinished:
-                self._inbox.put(lambda: self._abort(stream, request_id))
+                self._inbox.put(lambda: self._abort(stream))
+
+    def _require_running(self) -> None:
+        if self._failure is not None:
+            raise EngineStoppedError(self._failure)
 
     def _add(
         self,
         stream: _Stream,
         prompt: str | Sequence[int],
         params: SamplingParams,
-        request_id: str,
+        request_id: str | None,
         priority: int,
         adapter: str,
         cache_salt: str,
@@ -112,31 +123,36 @@ class AsyncEngine:
             _tell(stream, [EngineStoppedError(self._failure)])
             return
         try:
-            self._engine.add_request(
+            stream.request_id = self._engine.add_request(
                 prompt, params, request_id=request_id, priority=priority, adapter=adapter, cache_salt=cache_salt
             )
         except TandemError as error:
             _tell(stream, [error])
         else:
-            self._streams[request_id] = stream
+            self._streams[stream.request_id] = stream
 
-    def _abort(self, stream: _Stream, request_id: str) -> None:
-        if self._streams.get(request_id) is stream:
-            del self._streams[request_id]
-            self._engine.abort(request_id)
+    def _abort(self, stream: _Stream) -> None:
+        if stream.request_id is not None and self._streams.get(stream.request_id) is stream:
+            del self._streams[stream.request_id]
+            self._engine.abort(stream.request_id)
 
     def _run(self) -> None:
         try:
             while self._serve_inbox():
                 self._dispatch(self._engine.step())
+            for request_id in self._streams:
+                self._engine.abort(request_id)
             self._fail("the engine was stopped")
-        except Exception as error:  # the edge of the engine's thread: whatever it is, every caller must hear of it
+        except BaseException as error:  # the edge of the engine's thread: whatever it is, every caller must hear of it
             self._fail(f"the engine failed: {type(error).__name__}: {error}")
             raise
 
     def _serve_inbox(self) -> bool:
-        """Do what callers asked for; waits for them when there is nothing to compute. False = stop."""
-        while not (self._inbox.empty() and self._engine.has_work):
+        """Do what callers have asked for by now; waits for them when there is nothing to compute. False = stop.
+
+        NOTE: what arrives meanwhile waits for the next step, so that a flood of callers cannot hold up the running.
+        """
+        for _ in range(max(self._inbox.qsize(), not self._engine.has_work)):
             action = self._inbox.get()
             if action is _STOP:
                 return False
@@ -148,9 +164,12 @@ class AsyncEngine:
         for output in outputs:
             by_stream.setdefault(output.request_id, []).append(output)
         for request_id, news in by_stream.items():
-            stream = self._streams[request_id]
-            _tell(stream, news)
-            if not self._engine.knows(request_id):
+            stream = self._streams.get(request_id)
+            if stream is None:
+                continue  # it was added to the engine directly, before this loop began
+            if not _tell(stream, news):
+                self._abort(stream)
+            elif not self._engine.knows(request_id):
                 del self._streams[request_id]
 
     def _fail(self, reason: str) -> None:
@@ -169,8 +188,8 @@ class AsyncEngine:
                 action()
 
 
-def _tell(stream: _Stream, news: list[_News]) -> None:
-    """Hand news to the caller's loop in one wake-up. A loop that has closed has no caller any more."""
+def _tell(stream: _Stream, news: list[_News]) -> bool:
+    """Hand news to the caller's loop in one wake-up. False: that loop has closed, so there is no caller any more."""
 
     def deliver() -> None:
         for item in news:
@@ -180,3 +199,5 @@ def _tell(stream: _Stream, news: list[_News]) -> None:
         stream.loop.call_soon_threadsafe(deliver)
     except RuntimeError:
         assert stream.loop.is_closed()
+        return False
+    return True

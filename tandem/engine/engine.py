@@ -11,12 +11,13 @@ from typing import Any
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import InvalidRequestError, TandemError
 from tandem.core.hashing import root_hash
-from tandem.core.sampling_params import SamplingParams, validate_for_vocab
+from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.engine.executor import Executor
 from tandem.engine.output import RequestMetrics, RequestOutput
 from tandem.engine.randomness import choice_seed
 from tandem.engine.text_stream import TextPiece, TextStream
+from tandem.engine.validation import check_names, check_params, encode_prompt
 from tandem.kvcache.manager import KVCacheManager, KVCacheUsage
 from tandem.scheduler.output import SampledToken, ScheduledRequest, SchedulerOutput
 from tandem.scheduler.request import Request
@@ -85,7 +86,7 @@ class Engine:
         self._random = random.Random(seed)
         self._choices: dict[str, _Choice] = {}
         self._children: dict[str, list[str]] = {}
-        self._num_added = 0
+        self._num_numbered = 0
         self.tokenizer = tokenizer
 
     @property
@@ -137,20 +138,27 @@ class Engine:
             CapacityError: when the queue is full.
         """
         arrival_s = self._clock.now_s()
-        if request_id is None:
-            request_id = f"request-{self._num_added}"
+        request_id = self._unused_id() if request_id is None else request_id
+        check_names(request_id, adapter, cache_salt)
         if request_id in self._children:
             raise InvalidRequestError(f"request_id={request_id!r} is in use; ids of live requests are unique")
-        token_ids = self._encode(prompt)
-        self._check(token_ids, params)
+        check_params(params, self.tokenizer, self._model.vocab_size)
+        token_ids = self.encode(prompt)
         requests = self._requests(request_id, token_ids, params, priority, self._root_hash(adapter, cache_salt))
         self._add_all(requests)
-        self._num_added += 1
         self._children[request_id] = [request.request_id for request in requests]
         for index, request in enumerate(requests):
             text = None if self.tokenizer is None else TextStream(self.tokenizer, token_ids, params)
             self._choices[request.request_id] = _Choice(request_id, index, request, text, arrival_s)
         return request_id
+
+    def encode(self, prompt: str | Sequence[int]) -> list[int]:
+        """The token ids that `add_request` makes of a prompt. Any thread may call it.
+
+        Raises:
+            InvalidRequestError: as `add_request`, where the prompt is at fault.
+        """
+        return encode_prompt(prompt, self.tokenizer, self._model.vocab_size, self._scheduler.config.max_model_len)
 
     def knows(self, request_id: str) -> bool:
         """Whether any choice of this request is still under way."""
@@ -189,28 +197,12 @@ class Engine:
         assert all(self._scheduler.get(child_id) is not None for child_id in self._choices), "a choice has no request"
         assert set(self._choices) == {child for children in self._children.values() for child in children}
 
-    def _encode(self, prompt: str | Sequence[int]) -> list[int]:
-        if not isinstance(prompt, str):
-            return list(prompt)
-        if self.tokenizer is None:
-            raise InvalidRequestError("this engine has no tokenizer, so a prompt must be token ids")
-        return self.tokenizer.encode(prompt, add_special_tokens=True)
-
-    def _check(self, token_ids: Sequence[int], params: SamplingParams) -> None:
-        if not token_ids:
-            raise InvalidRequestError("the prompt is empty: it needs at least one token")
-        vocab_size = self._model.vocab_size
-        for token_id in token_ids:
-            if type(token_id) is not int or not 0 <= token_id < vocab_size:
-                raise InvalidRequestError(f"prompt token {token_id!r} is not an id from 0 to {vocab_size - 1}")
-        longest = self._scheduler.config.max_model_len
-        if len(token_ids) >= longest:
-            raise InvalidRequestError(
-                f"the prompt has {len(token_ids)} tokens; the context of {longest} has room for at most {longest - 1}"
-            )
-        if params.stop and self.tokenizer is None:
-            raise InvalidRequestError("this engine has no tokenizer, so stop strings cannot be matched")
-        validate_for_vocab(params, vocab_size)
+    def _unused_id(self) -> str:
+        """The next number that no caller has taken as an id of their own."""
+        while (request_id := f"request-{self._num_numbered}") in self._children:
+            self._num_numbered += 1
+        self._num_numbered += 1
+        return request_id
 
     def _root_hash(self, adapter: str, cache_salt: str) -> bytes:
         return root_hash(
@@ -241,6 +233,10 @@ class Engine:
 
     def _add_all(self, requests: list[Request]) -> None:
         """Queue all choices of a request or none of them."""
+        if len(requests) > self._scheduler.config.max_num_waiting:
+            raise InvalidRequestError(
+                f"n={len(requests)} exceeds max_num_waiting={self._scheduler.config.max_num_waiting} of this engine"
+            )
         for index, request in enumerate(requests):
             try:
                 self._scheduler.add(request)

@@ -89,7 +89,7 @@ def resolve_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     kind, _, index = name.partition(":")
-    if kind not in DEFAULT_BATCHED_TOKENS or (index and not index.isdigit()):
+    if name != "cpu" and (kind != "cuda" or (index and not index.isdecimal())):
         raise ConfigurationError(f"device={name!r} is not served; use auto, cpu, cuda or cuda:N")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         raise ConfigurationError(f"device={name!r}: PyTorch sees {torch.cuda.device_count()} CUDA devices here")
@@ -111,6 +111,10 @@ def resolve_sizes(config: EngineConfig, model: ModelConfig, layout: KVLayout, de
             f"max_model_len={longest} exceeds the {model.max_position_embeddings} positions of the model"
         )
     budget_bytes = config.kv_cache_bytes or default_kv_cache_bytes(device)
+    if budget_bytes > _memory_bytes(device):
+        raise ConfigurationError(
+            f"kv_cache_bytes={budget_bytes} exceeds the {_memory_bytes(device)} bytes of memory of {device}; lower it"
+        )
     most_useful = layout.blocks_for(longest, batched) * config.max_num_running
     num_blocks = min(budget_bytes // layout.page_bytes, most_useful)
     if config.max_model_len is None:
@@ -130,6 +134,10 @@ def default_kv_cache_bytes(device: torch.device) -> int:
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
         return max(0, int(free_bytes - (1 - CUDA_MEMORY_SHARE) * total_bytes))
     return min(CPU_KV_CACHE_BYTES, int(psutil.virtual_memory().available * CPU_MEMORY_SHARE))
+
+
+def _memory_bytes(device: torch.device) -> int:
+    return int(torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else psutil.virtual_memory().total)
 
 
 def _longest_that_fits(layout: KVLayout, num_blocks: int, batched: int, longest: int) -> int:

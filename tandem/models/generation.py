@@ -23,15 +23,15 @@ class GenerationConfig:
 def read_generation_config(directory: Path) -> GenerationConfig:
     """Raises CorruptCheckpointError for a file that is not JSON or has values of the wrong kind."""
     path = directory / FILE_NAME
-    if not path.is_file():
+    if not path.exists():
         return GenerationConfig({}, ())
     fields = Fields(read_json_object(path), FILE_NAME)
     values: dict[str, float | int | None] = {
-        "temperature": fields.optional_number("temperature", low=-1e-9, high=1e3),
+        "temperature": fields.optional_number("temperature", low=-1e-9, high=100.0),
         "top_k": fields.optional_count("top_k", low=0),
         "top_p": fields.optional_number("top_p", high=1.0),
         "min_p": fields.optional_number("min_p", low=-1e-9, high=1.0),
-        "repetition_penalty": fields.optional_number("repetition_penalty", high=1e3),
+        "repetition_penalty": fields.optional_number("repetition_penalty", high=100.0),
     }
     defaults = {name: value for name, value in values.items() if value is not None}
     return GenerationConfig(defaults, fields.token_ids("eos_token_id"))

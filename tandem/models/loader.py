@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from tandem.attention.arena import TORCH_DTYPES
-from tandem.core.errors import ConfigurationError
+from tandem.core.errors import ConfigurationError, CorruptCheckpointError
 from tandem.kernels.base import Kernels
 from tandem.models.checkpoint import Checkpoint, open_checkpoint
 from tandem.models.config import LayerConfig, ModelConfig
@@ -69,12 +69,22 @@ def load_model(
     config = replace(
         config,
         fingerprint=compute_fingerprint(checkpoint, sources, config),
-        eos_token_ids=tuple(sorted({*config.eos_token_ids, *generation.eos_token_ids})),
+        eos_token_ids=_join_eos(config, generation.eos_token_ids),
     )
     config = limit_length(config, max_model_len)
     checkpoint.release()
     parameters = load_parameters(checkpoint, sources, TORCH_DTYPES[config.dtype], device)
     return LoadedModel(config, Decoder(config, parameters, kernels), generation.defaults)
+
+
+def _join_eos(config: ModelConfig, others: tuple[int, ...]) -> tuple[int, ...]:
+    joined = tuple(sorted({*config.eos_token_ids, *others}))
+    if joined and joined[-1] >= config.vocab_size:
+        raise CorruptCheckpointError(
+            f"eos_token_id={joined[-1]} of config.json or generation_config.json is no token of the model, whose "
+            f"vocabulary is 0 to {config.vocab_size - 1}, so nothing would end an answer; correct it"
+        )
+    return joined
 
 
 def limit_length(config: ModelConfig, max_model_len: int | None) -> ModelConfig:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from tandem.core.errors import CorruptCheckpointError
 from tandem.models.config import ModelConfig, RopeConfig
 from tandem.models.fields import Fields
 
@@ -34,8 +35,20 @@ def read_rope(config: Fields, parameters: Fields | None, model: ModelConfig, def
     if rope_type not in _BUILDERS:
         raise parameters.unsupported(name, ", ".join(sorted(_BUILDERS)))
     original = _original_length(config, parameters, model.max_position_embeddings)
-    rope = _BUILDERS[rope_type](parameters, _plain(theta, model.head_dim), theta, original)
+    rope = _build(rope_type, parameters, theta, model.head_dim, original)
     parameters.finish(_HARMLESS)
+    return rope
+
+
+def _build(rope_type: str, parameters: Fields, theta: float, head_dim: int, original: int) -> RopeConfig:
+    try:
+        rope = _BUILDERS[rope_type](parameters, _plain(theta, head_dim), theta, original)
+        if not all(map(math.isfinite, (*rope.inv_freq, rope.attention_factor))):
+            raise ValueError("an angle or factor is not finite")
+    except (ArithmeticError, ValueError) as error:
+        raise CorruptCheckpointError(
+            f"{parameters.where}: no rotary embedding can be computed from these values ({error}); correct them"
+        ) from error
     return rope
 
 

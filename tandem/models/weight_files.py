@@ -95,6 +95,13 @@ class TorchFile:
                 f"{self.path} is damaged, incomplete or in PyTorch's pre-1.6 format ({str(error)[:200]}); "
                 "download it again or convert it to safetensors"
             ) from error
-        if not isinstance(loaded, dict) or not all(isinstance(value, torch.Tensor) for value in loaded.values()):
-            raise UnsupportedCheckpointError(f"{self.path} is not a dictionary of tensors; convert it to safetensors")
+        if not isinstance(loaded, dict) or not all(_is_plain(name, value) for name, value in loaded.items()):
+            raise UnsupportedCheckpointError(
+                f"{self.path} is not a dictionary of tensors (named and dense ones); convert it to safetensors"
+            )
         return loaded
+
+
+def _is_plain(name: object, value: object) -> bool:
+    dense = isinstance(value, torch.Tensor) and value.layout is torch.strided and value.device.type == "cpu"
+    return isinstance(name, str) and dense

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tandem.core.config import SchedulerConfig
-from tandem.core.errors import CapacityError, InvalidRequestError
+from tandem.core.errors import CapacityError, InvalidRequestError, shown
 from tandem.core.types import FinishReason
 from tandem.kvcache.block_table import BlockTable
 from tandem.kvcache.manager import KVCacheManager
@@ -142,8 +142,10 @@ class Scheduler:
     def _refuse_impossible(self, request: Request) -> None:
         if request.request_id in self._requests:
             raise InvalidRequestError(f"request_id={request.request_id!r} is in use; ids of live requests are unique")
-        if abs(request.priority) > MAX_PRIORITY:
-            raise InvalidRequestError(f"priority={request.priority} must be from {-MAX_PRIORITY} to {MAX_PRIORITY}")
+        if type(request.priority) is not int or abs(request.priority) > MAX_PRIORITY:
+            raise InvalidRequestError(
+                f"priority={shown(request.priority)} must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}"
+            )
         if not request.prompt_token_ids:
             raise InvalidRequestError("the prompt is empty: it needs at least one token")
         if request.max_tokens < 1:

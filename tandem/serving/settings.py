@@ -29,7 +29,7 @@ class EngineSettings(Settings):
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     attention_backend: str = Field("auto", description="auto, or the name of one backend")
     block_size: int = Field(16, description="tokens per KV block: 8, 16, 32, 64 or 128")
-    kv_cache_gib: float | None = Field(None, gt=0, description="memory for KV blocks, GiB")
+    kv_cache_gib: float | None = Field(None, gt=0, le=1e6, description="memory for KV blocks, GiB")
     max_model_len: int | None = Field(None, description="longest prompt plus answer, tokens")
     max_num_batched_tokens: int | None = Field(None, description="token budget of one step")
     max_num_running: int = Field(256, description="requests that run at once")
@@ -77,9 +77,9 @@ class SamplingSettings(Settings):
     ignore_eos: bool = Field(False, description="go on past the end-of-sequence token")
     n: int = Field(1, description="answers per prompt")
 
-    def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
-        """What was said here over `defaults`, the checkpoint's own, over `SamplingParams`' defaults."""
-        return SamplingParams(**{**defaults, **self.overrides()})
+    def sampling_params(self, defaults: Mapping[str, Any], **own: Any) -> SamplingParams:
+        """A request's `own` settings over what was said here, over `defaults`, the checkpoint's, over ours."""
+        return SamplingParams(**{**defaults, **self.overrides(), **own})
 
     def overrides(self) -> dict[str, Any]:
         """What was said here, as arguments of `SamplingParams`."""

@@ -1,28 +1,23 @@
 """A checkpoint's chat template: messages in, the one prompt string the model was trained on out.
 
 Equal to transformers' `apply_chat_template(tokenize=False)`. Templates run in Jinja's immutable sandbox: they see
-plain JSON data, no objects. Bounded are the output's size and, by the sandbox, each `range`; a template's own loops
-are trusted as the weights beside it are.
+plain JSON data, no objects. The size of the output and the number of steps are bounded.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tandem.core.errors import CorruptCheckpointError, InvalidRequestError, UnsupportedCheckpointError
 from tandem.text.files import MAX_CONFIG_BYTES, named_tokens, read_text, read_tokenizer_config
+from tandem.text.sandbox import BUDGET, Budget, Sandbox
 
 MAX_PROMPT_CHARACTERS = 32 * 2**20
 _MAX_DEPTH = 64
-_RESERVED = frozenset({"messages"})
+_RESERVED = frozenset({"messages", BUDGET})
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _FAULTS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
@@ -44,8 +39,8 @@ class ChatTemplate:
     def __init__(
         self, sources: Mapping[str, str], tokens: Mapping[str, str], now: Callable[[], datetime] = datetime.now
     ) -> None:
-        environment = _environment(now)
-        self._templates = {name: _compile(environment, name, source) for name, source in sources.items()}
+        sandbox = Sandbox(now)
+        self._templates = {name: _compile(sandbox, name, source) for name, source in sources.items()}
         self._tokens = dict(tokens)
 
     @classmethod
@@ -104,7 +99,7 @@ class ChatTemplate:
         chunks: list[str] = []
         num_characters = 0
         try:
-            for chunk in template.generate(variables):
+            for chunk in template.generate({**variables, BUDGET: Budget()}):
                 chunks.append(chunk)
                 num_characters += len(chunk)
                 if num_characters > MAX_PROMPT_CHARACTERS:
@@ -138,47 +133,11 @@ def _is_named_source(entry: Any) -> bool:
     return isinstance(entry, Mapping) and all(isinstance(entry.get(key), str) for key in ("name", "template"))
 
 
-def _compile(environment: jinja2.Environment, name: str, source: str) -> jinja2.Template:
+def _compile(sandbox: Sandbox, name: str, source: str) -> jinja2.Template:
     try:
-        return environment.from_string(source)
+        return sandbox.load(source)
     except (jinja2.TemplateSyntaxError, RecursionError) as error:
         raise CorruptCheckpointError(f"the chat template {name!r} is not valid Jinja: {error}") from error
-
-
-class _Generation(Extension):
-    """`{% generation %}` marks what the model wrote, for training; when serving it is only a scope."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-def _environment(now: Callable[[], datetime]) -> jinja2.Environment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: now().strftime(form)
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as it is: Jinja's own filter would escape HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
 
 
 def _require_messages(messages: Sequence[Message]) -> Sequence[Message]:

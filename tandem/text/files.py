@@ -47,7 +47,14 @@ def parse_object(text: str, path: Path) -> JsonObject:
 
 def read_optional_object(path: Path) -> JsonObject:
     """The JSON object in `path`, or an empty one where there is no such file."""
-    return parse_object(read_text(path, MAX_CONFIG_BYTES), path) if path.exists() else {}
+    if not path.exists():
+        return {}
+    value = parse_object(read_text(path, MAX_CONFIG_BYTES), path)
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise CorruptCheckpointError(f"{path} spells a string that is not Unicode ({error}); correct it") from error
+    return value
 
 
 def read_tokenizer_config(directory: Path) -> JsonObject:

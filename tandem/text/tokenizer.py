@@ -60,13 +60,21 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; `add_special_tokens` adds what the checkpoint puts around a text (often a bos).
 
+        Other Python threads run meanwhile.
+
         Raises:
-            InvalidRequestError: `text` holds a lone surrogate, so it is not Unicode text.
+            InvalidRequestError: `text` holds a lone surrogate, so it is not Unicode text; or this tokenizer has no
+                tokens for it.
         """
         try:
-            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            # NOTE: a batch of one, because the library's `encode` would hold the interpreter's lock.
+            return list(self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidRequestError(f"the text cannot be encoded, it is not valid Unicode: {error}") from error
+        except BaseException as error:  # NOTE: the library raises bare Exception, and its panics not even that
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            raise InvalidRequestError(f"the model's tokenizer cannot encode the text: {error}") from error
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`; ids that name no token add nothing, broken UTF-8 becomes U+FFFD."""
@@ -137,10 +145,14 @@ def _configured_tokens(config: JsonObject, names: set[str], path: Path) -> list[
     decoder = config.get("added_tokens_decoder")
     if decoder is None:
         return _legacy_tokens(config, names, path)
-    if not isinstance(decoder, Mapping) or not all(str(key).isdecimal() for key in decoder):
+    if not isinstance(decoder, Mapping) or not all(map(_is_id, decoder)):
         raise CorruptCheckpointError(f"{path}: added_tokens_decoder in tokenizer_config.json must map ids to tokens")
     ordered = [decoder[key] for key in sorted(decoder, key=int)]
     return [_added_token(value, path, special=token_content(value) in names) for value in ordered]
+
+
+def _is_id(key: str) -> bool:
+    return key.isdecimal() and len(key) < 10
 
 
 def _legacy_tokens(config: JsonObject, names: set[str], path: Path) -> list[AddedToken]:

@@ -1,6 +1,7 @@
 """The `tandem` command as a user runs it: real processes, real files, exit codes."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -111,11 +112,47 @@ def test_variables_configure_and_flags_win(checkpoint: Path, monkeypatch: pytest
     assert result.stdout == expected_text(checkpoint, "abc", params) + "\n"
 
 
+def test_a_reader_that_goes_away_ends_the_command_quietly(checkpoint: Path) -> None:
+    command = [sys.executable, "-m", "tandem.cli.main", "generate", "--model", str(checkpoint), "--prompt", "abc"]
+    process = subprocess.Popen([*command, *FLAGS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdout = None
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 141
+    assert "Traceback" not in errors
+    assert "BrokenPipe" not in errors
+
+
+def test_output_that_cannot_spell_a_character(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    flags = ["--max-tokens", "8", "--seed", "1", *FLAGS]
+    streamed = tandem("generate", "--model", checkpoint, "--prompt", "caf\u00e9", *flags)
+    assert streamed.returncode == 0, streamed.stderr
+    listed = tandem("generate", "--model", checkpoint, "--prompt", "caf\u00e9", "--prompt", "x", *flags)
+    assert listed.returncode == 0, listed.stderr
+    assert [json.loads(line)["prompt"] for line in listed.stdout.splitlines()] == ["caf\u00e9", "x"]
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["chat", "--help"], ["version"]])
 def test_help_and_version(arguments: list[str]) -> None:
     result = tandem(*arguments)
     assert result.returncode == 0
     assert "tandem" in (result.stdout + result.stderr).lower()
+
+
+def test_chat_goes_on_after_a_message_its_template_refuses(checkpoint: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(checkpoint, tmp_path / "model"))
+    refusing = (
+        "{% if messages|length > 1 %}{{ raise_exception('one message only') }}{% endif %}{{ messages[0].content }}"
+    )
+    (model / "chat_template.jinja").write_text(refusing)
+    result = tandem("chat", "--model", model, "--max-tokens", "4", *FLAGS, stdin="hello\nagain\n/new\nhello\n/quit\n")
+    assert result.returncode == 0, result.stderr
+    assert "one message only" in result.stdout
+    assert result.stdout.count("prompt tokens cached") == 2
 
 
 def test_chat_keeps_the_conversation(checkpoint: Path) -> None:

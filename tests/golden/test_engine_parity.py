@@ -37,7 +37,7 @@ def kernels(request: pytest.FixtureRequest) -> dict[str, object]:
 
 
 def prompts_with_shared_prefixes() -> list[list[int]]:
-    """The first is long; three start as it does, for 8, 29 and 61 tokens; one has nothing in common, one is one token."""
+    """The first is long; three start as it does, for 8, 29 and 61 tokens; two, one of a single token, do not."""
     generator = torch.Generator().manual_seed(11)
     long, *tails = (torch.randint(6, 199, (n,), generator=generator).tolist() for n in (75, 2, 14, 5, 41, 1))
     return [long, long[:8] + tails[0], long[:29] + tails[1], long[:61] + tails[2], tails[3], tails[4]]

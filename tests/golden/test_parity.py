@@ -153,7 +153,7 @@ def test_half_precision_diverges_only_between_near_ties(family: str, dtype: str,
     model, reference = load(path), checkpoints.load_reference(path, getattr(torch, dtype))
     assert model.config.dtype == dtype
     prompt = random_prompt(50)
-    ours, theirs = stepper(model).generate(prompt, 32), reference_greedy(reference, prompt, 32)
+    ours, theirs = stepper(model).generate(prompt, NUM_GENERATED), reference_greedy(reference, prompt)
     for index, (our_token, their_token) in enumerate(zip(ours, theirs, strict=True)):
         if our_token != their_token:
             prefix = prompt + ours[:index]

@@ -68,6 +68,19 @@ def test_a_caller_that_leaves_aborts_its_request(checkpoint: Path) -> None:
     assert engine.kv_usage.used == 0
 
 
+def test_leaving_the_loop_early_aborts_the_request(checkpoint: Path) -> None:
+    engine = tiny_engine(checkpoint)
+
+    async def run() -> None:
+        async with AsyncEngine(engine) as serving:
+            async for _ in serving.generate("abc", ENDLESS):
+                break
+            await collect(serving, "another")
+            assert not engine.has_work
+
+    asyncio.run(run())
+
+
 def test_a_cancelled_task_aborts_its_request(checkpoint: Path) -> None:
     engine = tiny_engine(checkpoint)
 

@@ -1,0 +1,80 @@
+"""What a request must be before the engine takes it: refused here, so that nothing a caller sends can break a step.
+
+Cheap checks come first and nothing is copied before it was counted. Everything is a pure function of its arguments.
+"""
+
+from collections.abc import Sequence
+
+from tandem.core.errors import InvalidRequestError, shown
+from tandem.core.sampling_params import SamplingParams, validate_for_vocab
+from tandem.text.tokenizer import Tokenizer
+
+MAX_NAME_CHARACTERS = 256
+MAX_CHARACTERS_PER_TOKEN = 1024  # of a whole prompt on average; real text has fewer than ten
+
+
+def check_names(request_id: object, adapter: object, cache_salt: object) -> None:
+    """Refuse identifiers that are not short text; an id may not be empty.
+
+    Raises:
+        InvalidRequestError: naming the first that is wrong.
+    """
+    for name, value, least in (("request_id", request_id, 1), ("adapter", adapter, 0), ("cache_salt", cache_salt, 0)):
+        if not isinstance(value, str) or not least <= len(value) <= MAX_NAME_CHARACTERS:
+            raise InvalidRequestError(
+                f"{name}={shown(value)} must be text of {least} to {MAX_NAME_CHARACTERS} characters"
+            )
+
+
+def encode_prompt(prompt: object, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int) -> list[int]:
+    """The prompt's token ids, each known to the model, fewer than the context holds.
+
+    Raises:
+        InvalidRequestError: it is neither text nor token ids, empty, too long, or holds an id the model lacks.
+    """
+    if isinstance(prompt, str):
+        token_ids = _encode_text(prompt, tokenizer, max_model_len)
+    elif isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray, memoryview)):
+        _check_length(len(prompt), max_model_len)
+        token_ids = list(prompt)
+    else:
+        raise InvalidRequestError(f"the prompt is of type {type(prompt).__name__}; give text or a list of token ids")
+    _check_length(len(token_ids), max_model_len)
+    for token_id in token_ids:
+        if type(token_id) is not int or not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(f"prompt token {shown(token_id)} is not an id from 0 to {vocab_size - 1}")
+    return token_ids
+
+
+def check_params(params: object, tokenizer: Tokenizer | None, vocab_size: int) -> None:
+    """Refuse options that this model or engine cannot honour; `SamplingParams` has refused the rest.
+
+    Raises:
+        InvalidRequestError: naming what is wrong.
+    """
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequestError(f"params={shown(params)} must be a SamplingParams")
+    if params.stop and tokenizer is None:
+        raise InvalidRequestError("this engine has no tokenizer, so stop strings cannot be matched")
+    validate_for_vocab(params, vocab_size)
+
+
+def _encode_text(text: str, tokenizer: Tokenizer | None, max_model_len: int) -> list[int]:
+    if tokenizer is None:
+        raise InvalidRequestError("this engine has no tokenizer, so a prompt must be token ids")
+    longest = MAX_CHARACTERS_PER_TOKEN * max_model_len
+    if len(text) > longest:
+        raise InvalidRequestError(
+            f"the prompt has {len(text)} characters; the context of {max_model_len} tokens takes at most {longest}"
+        )
+    return tokenizer.encode(text, add_special_tokens=True)
+
+
+def _check_length(num_tokens: int, max_model_len: int) -> None:
+    if num_tokens == 0:
+        raise InvalidRequestError("the prompt is empty: it needs at least one token")
+    if num_tokens >= max_model_len:
+        raise InvalidRequestError(
+            f"the prompt has {num_tokens} tokens; the context of {max_model_len} has room for at most "
+            f"{max_model_len - 1}; shorten it"
+        )

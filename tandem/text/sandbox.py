@@ -1,0 +1,138 @@
+"""Jinja for templates that came with a checkpoint: immutable, without access to objects, and with an end.
+
+Every loop iteration and call spends from one budget a rendering, and arithmetic that would make something huge is
+refused. NOTE: memory is bounded for what is multiplied, repeated or put out, not for every filter.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+BUDGET = "_tandem_budget"
+MAX_STEPS = 1_000_000
+MAX_REPEATED = 32 * 2**20
+_MAX_BITS = 4096
+
+
+class Budget:
+    """The loop iterations and calls that one rendering has left; give it to the template as the variable `BUDGET`."""
+
+    def __init__(self, num_steps: int = MAX_STEPS) -> None:
+        self._num_left = num_steps
+
+    def spend(self) -> None:
+        """Raises jinja2.TemplateError when nothing is left."""
+        self._num_left -= 1
+        if self._num_left < 0:
+            raise jinja2.TemplateError(f"the template takes more than {MAX_STEPS} steps, so it may never end")
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """The environment that chat templates are written for, as transformers has it, with budgets.
+
+    `now` is what `strftime_now` reads, in local time.
+    """
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+        self.filters["tojson"] = _to_json
+        self.filters[_COUNTED] = _counted
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = lambda form: now().strftime(form)
+
+    def load(self, source: str) -> jinja2.Template:
+        """Compile `source`, with every loop counted. Raises jinja2.TemplateSyntaxError."""
+        tree = self.parse(source)
+        for loop in list(tree.find_all(nodes.For)):
+            loop.iter = nodes.Filter(loop.iter, _COUNTED, [], [], None, None, lineno=loop.lineno)
+        return self.from_string(tree)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        _budget_of(__context).spend()
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        size = _repeated_size(left, right) if operator == "*" else _power_bits(left, right)
+        if size > (MAX_REPEATED if operator == "*" else _MAX_BITS):
+            raise jinja2.TemplateError(f"the template computes something too large with {operator}")
+        return super().call_binop(context, operator, left, right)
+
+
+_COUNTED = "_tandem_counted"
+
+
+class _Counted:
+    """A loop's items, each paid for when it is reached. Has a length where they have one, as `loop.length` wants."""
+
+    def __init__(self, items: Iterable[Any], budget: Budget) -> None:
+        self._items = items
+        self._budget = budget
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self._items:
+            self._budget.spend()
+            yield item
+
+    def __len__(self) -> int:
+        return len(self._items)  # type: ignore[arg-type]
+
+
+@jinja2.pass_context
+def _counted(context: Context, items: Iterable[Any]) -> _Counted:
+    return _Counted(items, _budget_of(context))
+
+
+def _budget_of(context: Context) -> Budget:
+    budget = context.resolve(BUDGET)
+    assert isinstance(budget, Budget), "a template is rendered without a budget"
+    return budget
+
+
+def _repeated_size(left: Any, right: Any) -> int:
+    """Elements or digits of a product."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left.bit_length() + right.bit_length()
+    for items, count in ((left, right), (right, left)):
+        if isinstance(items, (str, list, tuple)) and isinstance(count, int):
+            return len(items) * count
+    return 0
+
+
+def _power_bits(left: Any, right: Any) -> int:
+    return left.bit_length() * right if isinstance(left, int) and isinstance(right, int) else 0
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the model wrote, for training; when serving it is only a scope."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as it is: Jinja's own filter would escape HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
