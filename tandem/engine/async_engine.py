@@ -72,7 +72,6 @@ class AsyncEngine:
         *,
         request_id: str | None = None,
         priority: int = 0,
-        adapter: str = "",
         cache_salt: str = "",
     ) -> AsyncIterator[RequestOutput]:
         """Serve one request; see `Engine.add_request` for the arguments.
@@ -89,7 +88,7 @@ class AsyncEngine:
         stream = _Stream(asyncio.get_running_loop(), asyncio.Queue(), params.n)
 
         def add() -> None:
-            self._add(stream, prompt, params, request_id, priority, adapter, cache_salt)
+            self._add(stream, prompt, params, request_id, priority, cache_salt)
 
         self._inbox.put(add)
         self._require_running()
@@ -116,7 +115,6 @@ class AsyncEngine:
         params: SamplingParams,
         request_id: str | None,
         priority: int,
-        adapter: str,
         cache_salt: str,
     ) -> None:
         if self._failure is not None:
@@ -124,7 +122,7 @@ class AsyncEngine:
             return
         try:
             stream.request_id = self._engine.add_request(
-                prompt, params, request_id=request_id, priority=priority, adapter=adapter, cache_salt=cache_salt
+                prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt
             )
         except TandemError as error:
             _tell(stream, [error])

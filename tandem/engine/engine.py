@@ -120,7 +120,6 @@ class Engine:
         *,
         request_id: str | None = None,
         priority: int = 0,
-        adapter: str = "",
         cache_salt: str = "",
     ) -> str:
         """Queue a prompt (text or token ids); returns its id.
@@ -130,7 +129,6 @@ class Engine:
             params: how tokens are chosen. `n` > 1 gives that many outputs, told apart by `RequestOutput.index`.
             request_id: unique among live requests; None = numbered.
             priority: lower is more urgent; waiting makes any request more urgent over time.
-            adapter: which adapter computes it; separates the prefix cache.
             cache_salt: requests share cached blocks only with requests of the same salt.
 
         Raises:
@@ -139,12 +137,12 @@ class Engine:
         """
         arrival_s = self._clock.now_s()
         request_id = self._unused_id() if request_id is None else request_id
-        check_names(request_id, adapter, cache_salt)
+        check_names(request_id, cache_salt)
         if request_id in self._children:
             raise InvalidRequestError(f"request_id={request_id!r} is in use; ids of live requests are unique")
         check_params(params, self.tokenizer, self._model.vocab_size)
         token_ids = self.encode(prompt)
-        requests = self._requests(request_id, token_ids, params, priority, self._root_hash(adapter, cache_salt))
+        requests = self._requests(request_id, token_ids, params, priority, self._root_hash(cache_salt))
         self._add_all(requests)
         self._children[request_id] = [request.request_id for request in requests]
         for index, request in enumerate(requests):
@@ -204,11 +202,10 @@ class Engine:
         self._num_numbered += 1
         return request_id
 
-    def _root_hash(self, adapter: str, cache_salt: str) -> bytes:
+    def _root_hash(self, cache_salt: str) -> bytes:
         return root_hash(
             model_fingerprint=self._model.fingerprint,
             block_size=self._kv.layout.block_size,
-            adapter=adapter,
             salt=cache_salt,
         )
 

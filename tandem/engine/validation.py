@@ -13,13 +13,13 @@ MAX_NAME_CHARACTERS = 256
 MAX_CHARACTERS_PER_TOKEN = 1024  # of a whole prompt on average; real text has fewer than ten
 
 
-def check_names(request_id: object, adapter: object, cache_salt: object) -> None:
+def check_names(request_id: object, cache_salt: object) -> None:
     """Refuse identifiers that are not short text; an id may not be empty.
 
     Raises:
         InvalidRequestError: naming the first that is wrong.
     """
-    for name, value, least in (("request_id", request_id, 1), ("adapter", adapter, 0), ("cache_salt", cache_salt, 0)):
+    for name, value, least in (("request_id", request_id, 1), ("cache_salt", cache_salt, 0)):
         if not isinstance(value, str) or not least <= len(value) <= MAX_NAME_CHARACTERS:
             raise InvalidRequestError(
                 f"{name}={shown(value)} must be text of {least} to {MAX_NAME_CHARACTERS} characters"

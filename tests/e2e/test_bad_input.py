@@ -92,7 +92,6 @@ BAD_REQUESTS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "id-in-use": ("abc", {"request_id": "good"}, "request_id='good' is in use"),
     "salt-number": ("abc", {"cache_salt": 5}, "cache_salt=5"),
     "salt-ten-megabytes": ("abc", {"cache_salt": "x" * 10**7}, "cache_salt="),
-    "adapter-none": ("abc", {"adapter": None}, "adapter=None"),
     "priority-text": ("abc", {"priority": "high"}, "priority='high'"),
     "priority-nan": ("abc", {"priority": math.nan}, "priority=nan"),
     "priority-bool": ("abc", {"priority": True}, "priority=True"),

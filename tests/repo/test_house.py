@@ -1,4 +1,4 @@
-"""House rules that a linter does not know: modules say what they own, verbs in the README exist, files keep one noun."""
+"""House rules that no linter knows: modules say what they own, verbs in documents exist, files keep one noun."""
 
 import ast
 import re

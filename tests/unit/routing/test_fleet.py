@@ -1,0 +1,104 @@
+import pytest
+
+from tandem.routing.admission import Limits
+from tandem.routing.fleet import Fleet
+from tandem.routing.snapshot import Links, Role
+from tandem.routing.standing import Choice, Standing
+from tests.unit.routing.builders import LINK, SPEEDS, queue_of, request, worker
+
+
+def fleet_of(*ids: str, limits: Limits | None = None) -> Fleet:
+    fleet = Fleet(limits or Limits(), Links(LINK), SPEEDS.__getitem__)
+    for worker_id in ids:
+        fleet.report(worker(worker_id, Role.PREFILL if worker_id.startswith("p") else Role.DECODE))
+    return fleet
+
+
+def known(fleet: Fleet, worker_id: str) -> Standing:
+    found = fleet.standing(worker_id)
+    assert found is not None
+    return found
+
+
+def send(fleet: Fleet, request_id: str, now_s: float) -> None:
+    fleet.sent(request(2000, request_id=request_id), Choice(known(fleet, "p"), known(fleet, "d")), now_s)
+
+
+def test_what_was_just_sent_is_counted_at_both_workers() -> None:
+    fleet = fleet_of("p", "d")
+    send(fleet, "a", 1.0)
+    prefill, decode = known(fleet, "p"), known(fleet, "d")
+    assert prefill.queued == queue_of(2000)
+    assert prefill.wait_ms(1.0) == pytest.approx(prefill.speed.prefill.prompt_ms(2000, 0))
+    assert (decode.num_running, decode.num_context_tokens) == (1, 2000)
+    assert decode.num_free_blocks == 10_000 - 132
+
+
+def test_a_report_takes_over_what_it_can_include_and_only_that() -> None:
+    fleet = fleet_of("p", "d")
+    send(fleet, "early", 1.0)
+    send(fleet, "late", 1.2)
+    fleet.report(worker("d", Role.DECODE, num_running=1, num_context_tokens=2000, reported_at_s=1.21))
+    assert known(fleet, "d").num_running == 2
+    fleet.report(worker("d", Role.DECODE, num_running=2, num_context_tokens=4000, reported_at_s=1.3))
+    assert known(fleet, "d").num_running == 2
+
+
+def test_a_request_that_ends_before_any_report_is_no_longer_counted() -> None:
+    fleet = fleet_of("p", "d")
+    before = known(fleet, "p").queued, known(fleet, "d").num_running
+    send(fleet, "a", 1.0)
+    fleet.over("a", ["p", "d"])
+    fleet.over("a", ["p", "d", "nobody"])
+    assert (known(fleet, "p").queued, known(fleet, "d").num_running) == before
+
+
+def test_more_sent_than_there_is_room_for_leaves_none_and_not_less() -> None:
+    fleet = fleet_of("p", "d")
+    for i in range(200):
+        send(fleet, str(i), 1.0)
+    assert known(fleet, "d").num_free_blocks == 0
+
+
+def test_older_news_is_ignored() -> None:
+    fleet = fleet_of()
+    fleet.report(worker("p", num_running=3, reported_at_s=2.0))
+    fleet.report(worker("p", num_running=7, reported_at_s=1.0))
+    assert known(fleet, "p").num_running == 3
+
+
+def test_a_worker_that_returns_with_another_model_moves_to_its_pool() -> None:
+    fleet = fleet_of("d")
+    fleet.report(worker("d", Role.DECODE, fingerprint="other", reported_at_s=1.0))
+    assert list(fleet.pools(request())) == []
+    assert [list(pool.everyone) for pool in fleet.pools(request(fingerprint="other"))] == [["d"]]
+    assert fleet.num_workers() == 1
+
+
+def test_whoever_is_silent_for_long_is_forgotten() -> None:
+    fleet = fleet_of("p", "d", limits=Limits(forget_s=10.0))
+    fleet.report(worker("d2", Role.DECODE, reported_at_s=11.0))
+    (pool,) = fleet.pools(request())
+    fleet.candidates(request(), pool, 11.0)
+    assert fleet.num_workers() == 1
+    assert fleet.standing("p") is None
+
+
+def test_a_draining_worker_gets_nothing_but_may_still_give() -> None:
+    fleet = fleet_of("p", "d")
+    fleet.report(worker("p", draining=True, reported_at_s=0.1))
+    (pool,) = fleet.pools(request())
+    candidates = fleet.candidates(request(), pool, 0.2)
+    assert list(candidates.prefill) == []
+    assert "p" in candidates.holders
+
+
+def test_first_turns_differ_between_replicas() -> None:
+    first = set()
+    for seed in range(16):
+        fleet = Fleet(Limits(), Links(LINK), SPEEDS.__getitem__, seed)
+        ids = [f"p{i}" for i in range(8)]
+        for worker_id in ids:
+            fleet.report(worker(worker_id))
+        first.add(min(ids, key=lambda worker_id: known(fleet, worker_id).turn))
+    assert len(first) > 3

@@ -1,0 +1,164 @@
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.routing.cost import predict
+from tandem.routing.search import cheapest
+from tandem.routing.snapshot import Links, LinkState, RequestShape, Role
+from tandem.routing.standing import Candidates, Choice, num_cached_tokens
+from tests.unit.routing.builders import (
+    LINK,
+    candidates_of,
+    links_between,
+    queue_of,
+    request,
+    requests,
+    worker,
+    workers,
+)
+
+P, D, BOTH = Role.PREFILL, Role.DECODE, Role.BOTH
+
+
+def every_choice(shape: RequestShape, candidates: Candidates) -> Iterator[Choice]:
+    """Brute force: each pair, with each source that holds more; and each decode worker alone."""
+    for prefill, decode in itertools.product(candidates.prefill, candidates.decode):
+        if prefill.worker_id == decode.worker_id:
+            continue
+        yield Choice(prefill, decode)
+        num_held = num_cached_tokens(shape, prefill.worker)
+        for holder in candidates.holders.values():
+            if num_cached_tokens(shape, holder.worker) > num_held:
+                yield Choice(prefill, decode, holder)
+    for decode in candidates.decode:
+        num_lacking = shape.num_tokens - num_cached_tokens(shape, decode.worker)
+        if decode.worker.role is BOTH or num_lacking <= candidates.max_local_tokens:
+            yield Choice(None, decode)
+
+
+def admissible(shape: RequestShape, candidates: Candidates) -> list[tuple[float, Choice]]:
+    priced = [
+        (predict(shape, choice, candidates.links, candidates.now_s), choice)
+        for choice in every_choice(shape, candidates)
+    ]
+    return [(found.total_ms, choice) for found, choice in priced if found.ttft_ms <= candidates.max_ttft_ms]
+
+
+@given(data=st.data())
+def test_the_choice_is_the_cheapest_of_all(data: st.DataObject) -> None:
+    states = data.draw(workers())
+    shape = data.draw(requests(states))
+    candidates = candidates_of(
+        *states,
+        links=data.draw(links_between(states)),
+        now_s=data.draw(st.sampled_from([0.0, 0.2])),
+        max_ttft_ms=data.draw(st.sampled_from([20.0, 200.0, 2000.0, float("inf")])),
+    )
+    found = cheapest(shape, candidates, num_fetch_sources=len(states))
+    expected = admissible(shape, candidates)
+    if expected:
+        assert found is not None
+        predicted = predict(shape, found, candidates.links, candidates.now_s)
+        assert predicted.ttft_ms <= candidates.max_ttft_ms * (1 + 1e-9)
+        assert predicted.total_ms == pytest.approx(min(cost for cost, _ in expected), rel=1e-9)
+    elif found is not None:
+        assert found.prefill is None, "only a long local prefill is left when nothing else is admissible"
+
+
+@given(data=st.data())
+def test_more_cached_never_costs_more(data: st.DataObject) -> None:
+    states = data.draw(workers())
+    shape = data.draw(requests(states))
+    more = {state.worker_id: data.draw(st.integers(0, 100)) for state in states}
+    warmer = replace(
+        shape,
+        leading_blocks={key: shape.leading_blocks.get(key, 0) + more[key] for key in more},
+    )
+    candidates = candidates_of(*states, links=data.draw(links_between(states)))
+    for choice in every_choice(shape, candidates):
+        if choice.holder is None:
+            before = predict(shape, choice, candidates.links, 0.0).total_ms
+            assert predict(warmer, choice, candidates.links, 0.0).total_ms <= before + 1e-6
+
+
+@given(data=st.data(), factor=st.floats(1.0, 1000.0), extra_ms=st.floats(0.0, 100.0))
+def test_a_slower_link_never_costs_less(data: st.DataObject, factor: float, extra_ms: float) -> None:
+    states = data.draw(workers())
+    shape = data.draw(requests(states))
+    fast = data.draw(st.builds(LinkState, st.floats(1e7, 1e12), st.floats(0.0, 10.0)))
+    slow = LinkState(fast.bytes_per_s / factor, fast.latency_ms + extra_ms)
+    for choice in every_choice(shape, candidates_of(*states)):
+        before = predict(shape, choice, Links(fast), 0.0).total_ms
+        assert predict(shape, choice, Links(slow), 0.0).total_ms >= before - 1e-6
+
+
+def test_short_tails_stay_on_decode_and_long_ones_do_not() -> None:
+    candidates = candidates_of(worker("p"), worker("d", D))
+    short = cheapest(request(2000, {"d": 124}), candidates)
+    long = cheapest(request(2000), candidates)
+    assert short is not None
+    assert short.prefill is None
+    assert long is not None
+    assert long.prefill is not None
+
+
+def test_decode_prefills_long_prompts_only_when_nobody_else_can() -> None:
+    alone = cheapest(request(2000), candidates_of(worker("d", D)))
+    assert alone is not None
+    assert alone.prefill is None
+    late = candidates_of(worker("p", queued=queue_of(50_000)), worker("d", D), max_ttft_ms=500.0)
+    found = cheapest(request(2000), late)
+    assert found is not None
+    assert found.prefill is None
+
+
+def test_a_prefix_is_fetched_when_that_is_quicker_than_computing_it() -> None:
+    shape = request(8000, {"d": 480, "p": 10})
+    states = (worker("p"), worker("d", D), worker("e", D))
+    fetched = cheapest(shape, candidates_of(*states, links=Links(LinkState(50e9, 0.1)), max_local_tokens=0))
+    computed = cheapest(shape, candidates_of(*states, links=Links(LinkState(1e8, 0.1)), max_local_tokens=0))
+    assert fetched is not None
+    assert fetched.holder is not None
+    assert fetched.holder.worker_id == "d"
+    assert computed is not None
+    assert computed.holder is None
+
+
+def test_nearer_decode_is_taken_when_all_else_is_equal() -> None:
+    links = Links(LinkState(1e9, 5.0), {("p", "d3"): LINK})
+    states = [worker("p"), *(worker(f"d{i}", D) for i in range(6))]
+    found = cheapest(request(), candidates_of(*states, links=links))
+    assert found is not None
+    assert found.decode.worker_id == "d3"
+
+
+def test_busy_decode_is_avoided() -> None:
+    states = [worker("p"), worker("d0", D, num_running=30, num_context_tokens=60_000), worker("d1", D, num_running=3)]
+    found = cheapest(request(), candidates_of(*states))
+    assert found is not None
+    assert found.decode.worker_id == "d1"
+
+
+def test_an_objective_at_risk_outweighs_a_shorter_way() -> None:
+    """Without the objective the cached prefix wins; with it, the batch that stays below it."""
+    states = [
+        worker("p"),
+        worker("near", D, num_running=20, num_context_tokens=40_000),
+        worker("far", D, num_running=19, num_context_tokens=38_000),
+    ]
+    links = Links(LinkState(1e8, 0.0), {("p", "near"): LinkState(1e12, 0.0)})
+    free = cheapest(request(num_expected_output=1), candidates_of(*states, links=links))
+    bound = cheapest(request(num_expected_output=1000, max_tpot_ms=8.07), candidates_of(*states, links=links))
+    assert free is not None
+    assert free.decode.worker_id == "near"
+    assert bound is not None
+    assert bound.decode.worker_id == "far"
+
+
+def test_nobody_is_no_choice() -> None:
+    assert cheapest(request(), candidates_of()) is None
+    assert cheapest(request(), candidates_of(worker("p"))) is None

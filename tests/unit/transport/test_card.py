@@ -1,0 +1,52 @@
+"""Cards: what is sealed is what is read, and nothing else is."""
+
+import hmac
+import json
+
+import pytest
+
+from tandem.core.errors import ConfigurationError, IncompatiblePeerError
+from tandem.transport.base import MemoryPool
+from tandem.transport.card import CARD_VERSION, Identity, accept, describe, seal, unseal
+from tests.helpers.transport_pools import COMPATIBILITY, pool_of, seeded_pages
+
+POOL = pool_of(seeded_pages(0, 4, 64))
+
+
+def test_a_card_says_what_was_sealed() -> None:
+    identity = Identity(COMPATIBILITY, secret=b"s" * 32)
+    card = describe("tcp", identity, POOL, bytes(range(256)))
+    assert unseal(seal(card, identity), Identity({}, secret=b"s" * 32)) == card
+    assert accept(seal(card, identity), "tcp", Identity(COMPATIBILITY, secret=b"s" * 32), POOL) == card
+
+
+def test_another_version_is_named_even_though_its_seal_is_right() -> None:
+    identity = Identity(COMPATIBILITY)
+    body = json.dumps({"fields": "of the future"}).encode()
+    signed = b"TKVC" + (CARD_VERSION + 1).to_bytes(2, "big") + body
+    with pytest.raises(IncompatiblePeerError, match=f"version {CARD_VERSION + 1}; .* version {CARD_VERSION}"):
+        unseal(signed + hmac.digest(identity.key("card"), signed, "sha256"), identity)
+
+
+def test_incarnations_differ_and_the_secret_stays_out_of_sight() -> None:
+    first, second = Identity(COMPATIBILITY, secret=b"secret word 1234"), Identity(COMPATIBILITY)
+    assert first.incarnation != second.incarnation
+    assert "secret word" not in repr(first)
+    assert b"secret word" not in seal(describe("tcp", first, POOL, b""), first)
+    assert first.key("card") != first.key("tcp")
+
+
+def test_a_short_secret_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="has 5 bytes"):
+        Identity(COMPATIBILITY, secret=b"short")
+
+
+def test_the_order_of_fields_means_nothing() -> None:
+    theirs = Identity(dict(reversed(list(COMPATIBILITY.items()))))
+    accept(seal(describe("tcp", theirs, POOL, b""), theirs), "tcp", Identity(COMPATIBILITY), POOL)
+
+
+@pytest.mark.parametrize(("page_bytes", "num_blocks", "address"), [(0, 2, 1), (1, 1, 1), (1, 2, 0), (2**32, 2, 1)])
+def test_a_pool_that_makes_no_sense_is_refused(page_bytes: int, num_blocks: int, address: int) -> None:
+    with pytest.raises(ConfigurationError, match="no pool"):
+        MemoryPool(address, page_bytes, num_blocks, "cpu", None)

@@ -1,0 +1,54 @@
+"""The state of a read: it ends once, and being over is another matter than having failed."""
+
+from tandem.core.clock import ManualClock
+from tandem.core.errors import TransportError
+from tandem.transport.transfer import Transfer, TransferState
+
+
+def watched(clock: ManualClock) -> tuple[Transfer, list[str]]:
+    transfer, calls = Transfer(10, clock), list[str]()
+    transfer.add_done_callback(lambda _: calls.append("done"))
+    transfer.add_over_callback(lambda _: calls.append("over"))
+    return transfer, calls
+
+
+def test_success_is_done_and_over() -> None:
+    clock = ManualClock(5.0)
+    transfer, calls = watched(clock)
+    assert not transfer.wait(0)
+    clock.advance(2.0)
+    transfer.succeed()
+    assert (transfer.state, transfer.is_over, transfer.error) == (TransferState.DONE, True, None)
+    assert (transfer.started_s, transfer.finished_s) == (5.0, 7.0)
+    assert calls == ["done", "over"]
+
+
+def test_a_failure_can_be_over_later() -> None:
+    transfer, calls = watched(ManualClock())
+    transfer.fail(TransportError("first"), is_over=False)
+    assert transfer.wait(0)
+    assert not transfer.wait_over(0)
+    assert calls == ["done"]
+    transfer.settle()
+    assert transfer.wait_over(0)
+    assert (transfer.state, calls) == (TransferState.FAILED, ["done", "over"])
+
+
+def test_only_the_first_end_counts() -> None:
+    clock = ManualClock()
+    transfer, calls = watched(clock)
+    transfer.fail(TransportError("first"), is_over=False)
+    clock.advance(1.0)
+    transfer.fail(TransportError("second"))
+    transfer.succeed()
+    assert str(transfer.error) == "first"
+    assert transfer.state is TransferState.FAILED
+    assert transfer.finished_s == 0.0
+    assert calls == ["done", "over"]
+
+
+def test_a_callback_may_add_another() -> None:
+    transfer, calls = watched(ManualClock())
+    transfer.add_done_callback(lambda same: same.add_over_callback(lambda _: calls.append("nested")))
+    transfer.succeed()
+    assert sorted(calls) == ["done", "nested", "over"]
