@@ -30,7 +30,7 @@ def test_text_needs_a_tokenizer() -> None:
 
 
 def test_names_are_short_text() -> None:
-    check_names("x" * MAX_NAME_CHARACTERS, "", "")
-    for names in (("", "", ""), ("x" * (MAX_NAME_CHARACTERS + 1), "", ""), ("a", None, ""), ("a", "", 5)):
+    check_names("x" * MAX_NAME_CHARACTERS, "")
+    for names in (("", ""), ("x" * (MAX_NAME_CHARACTERS + 1), ""), ("a", None), ("a", 5)):
         with pytest.raises(InvalidRequestError, match="must be text"):
             check_names(*names)
