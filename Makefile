@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 MODEL ?= demo/tandem-demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all lint type arch fmt bench clean
+.PHONY: help setup run test test-all lint type arch fmt bench clean redis-server
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -23,10 +23,16 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 run: setup ## chat with the demo checkpoint (or MODEL=DIR)
 	@$(BIN)/tandem chat --model $(MODEL)
 
-test: setup ## every test that is not marked slow
+# Tests want a real Redis; where it may, this installs one.
+redis-server:
+	@command -v redis-server >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq && apt-get install -y -qq redis-server >/dev/null; fi; \
+	command -v redis-server >/dev/null || echo "redis-server is missing: tests that need it are skipped; install it with the system's package manager"
+
+test: setup redis-server ## every test that is not marked slow
 	$(BIN)/pytest -m "not slow" $(ARGS)
 
-test-all: setup ## the slow tests too
+test-all: setup redis-server ## the slow tests too
 	$(BIN)/pytest $(ARGS)
 
 lint: setup ## style and formatting

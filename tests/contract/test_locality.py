@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import cast
 
@@ -236,6 +237,22 @@ def test_a_resync_does_not_count_blocks_twice(index: LocalityIndex) -> None:
         assert index.stats().num_block_replicas == 1500
 
 
+def test_a_snapshot_is_seen_whole_or_not_at_all(index: LocalityIndex) -> None:
+    blocks, lengths = chain("a", 6000), {"p0": 6000, "p1": 1700}
+
+    def report(worker_id: str) -> None:
+        for turn in range(10):
+            assert index.replace(worker_id, 1, blocks[: lengths[worker_id]], turn) is APPLIED
+
+    with ThreadPoolExecutor(2) as threads:
+        reports = [threads.submit(report, worker_id) for worker_id in lengths]
+        while not all(done.done() for done in reports):
+            assert index.leading_blocks(blocks).items() <= lengths.items()
+        assert [done.result() for done in reports] == [None, None]
+    assert index.leading_blocks(blocks) == lengths
+    assert index.stats().num_block_replicas == 7700
+
+
 def test_everything_is_rebuilt_after_a_loss(backend: Backend) -> None:
     index, blocks = backend.open(1_000_000), chain("a", 3)
     for worker_id in ("p0", "p1"):
@@ -253,8 +270,9 @@ def test_memory_is_bounded_and_the_untouched_goes_first(backend: Backend) -> Non
     for number in range(60):
         index.publish("p0", 1, stored(chain(f"one-off {number}", 100)), number + 1)
         assert index.stats().num_block_replicas <= LIMIT
-        assert index.leading_blocks(popular) == {"p0": 100}
+        assert index.leading_blocks(popular + chain(f"tail {number}", 5)) == {"p0": 100}
     assert index.stats().num_rotations > 5
+    backend.audit()
     assert index.leading_blocks(chain("one-off 0", 100)) == {}
     assert index.leading_blocks(chain("one-off 59", 100)) == {"p0": 100}
 
@@ -284,6 +302,7 @@ def test_popular_blocks_stay_within_the_bound(backend: Backend) -> None:
     for worker in range(40):
         assert index.replace(f"p{worker}", 1, blocks, 0) is APPLIED
         assert index.stats().num_block_replicas <= LIMIT
+        backend.audit()
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,22 @@
 """Compiles the kernels on first use into a cache file whose name is a digest of everything that shaped it.
 
-A file that exists under its name is complete (temporary file, then rename), so processes may race. The library is
-linked against the OpenMP runtime PyTorch has already loaded: two runtimes in one process would spin against each other.
+A file that exists under its name is complete (temporary file, then rename), so processes may race.
 """
 
 import hashlib
 import os
 import platform
-import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-
-import torch  # NOTE: loads PyTorch's OpenMP runtime, which `_openmp_runtime` then finds in the process
 
 from tandem.core.errors import ConfigurationError
 
 # NOTE: no -ffast-math. It would let the compiler reorder sums, and results would depend on how a loop was unrolled.
 _FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno"),
-    *("-fPIC", "-shared", "-fvisibility=hidden"),
+    *("-fPIC", "-shared", "-pthread", "-fvisibility=hidden"),
 )
 _COMPILE_TIMEOUT_S = 300.0
 
@@ -31,7 +27,7 @@ def build(cache_dir: Path | None = None, *, force: bool = False) -> Path:
     Raises:
         ConfigurationError: no usable compiler, or compilation failed; the message ends with the compiler's words.
     """
-    command = (_compiler(), *_FLAGS, *map(str, _sources()), *_openmp_flags(_openmp_runtime()))
+    command = (_compiler(), *_FLAGS, *map(str, _sources()))
     directory = _default_cache_dir() if cache_dir is None else cache_dir
     target = directory / f"tandem_native_{_digest(command)}.so"
     if force or not target.exists():
@@ -56,25 +52,8 @@ def _sources() -> list[Path]:
     return sorted(_source_dir().glob("*.cpp"))
 
 
-def _openmp_runtime() -> Path | None:
-    """The OpenMP runtime PyTorch brought into this process, or None where it brought none."""
-    try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:
-        return None
-    found = re.search(r"(/\S*/lib(?:gomp|omp|iomp5)[^/\s]*\.so[^/\s]*)$", maps, re.MULTILINE)
-    return Path(found.group(1)) if found else None
-
-
-def _openmp_flags(runtime: Path | None) -> tuple[str, ...]:
-    """NOTE: plain `-fopenmp` at link time would add the system's libgomp beside PyTorch's."""
-    if runtime is None:
-        return ("-fopenmp",)
-    return ("-fopenmp", "-nodefaultlibs", str(runtime), "-lstdc++", "-lm", "-lgcc_s", "-lgcc", "-lc")
-
-
 def _digest(command: tuple[str, ...]) -> str:
-    parts = [torch.__version__, _compiler_version(command[0]), _cpu_flags(), *command]
+    parts = [_compiler_version(command[0]), _cpu_flags(), *command]
     parts += [path.read_text() for path in sorted(_source_dir().iterdir())]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 

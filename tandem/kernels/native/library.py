@@ -57,7 +57,8 @@ def _rows(x: torch.Tensor) -> bool:
 
 def _row_strides(x: torch.Tensor) -> tuple[int, int]:
     """Strides of the outer and inner rows of a matrix or of a stack of them."""
-    return (x.stride(0), x.stride(1)) if x.dim() == 3 else (x.stride(0), 0)
+    outer, *inner, _ = x.stride()
+    return outer, inner[0] if inner else 0
 
 
 def _norm_weights(q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, head_dim: int) -> tuple[int, int, int]:
@@ -178,30 +179,34 @@ class NativeKernels:
             softcap: scores become softcap * tanh(score / softcap); 0 = off.
             out: [num_tokens, num_heads, head_dim] to write into; allocated when not given.
         """
-        num_heads, head_dim = q.shape[1:]
-        num_kv_heads, block_size = k_cache.shape[1:3]
         if out is None:
             out = torch.empty_like(q)
+        num_tokens, num_heads, head_dim = q.shape
+        _, num_kv_heads, block_size, cached_dim = k_cache.shape
+        q_token_stride, q_head_stride, q_stride = q.stride()
+        out_token_stride, out_head_stride, out_stride = out.stride()
+        num_requests = seq_lens.shape[0]
         assert head_dim % 8 == 0
         assert head_dim <= 256
         assert num_heads % num_kv_heads == 0
         assert k_cache.shape == v_cache.shape
-        assert k_cache.shape[3] == head_dim
-        assert out.shape == q.shape
+        assert cached_dim == head_dim
+        assert out.shape == (num_tokens, num_heads, head_dim)
         assert q.dtype == k_cache.dtype == v_cache.dtype == out.dtype
-        assert q.stride(2) == out.stride(2) == 1
+        assert q_stride == out_stride == 1
         assert _is_paged(k_cache)
         assert _is_paged(v_cache)
         assert block_tables.dtype == query_start.dtype == seq_lens.dtype == torch.int32
         assert block_tables.stride(1) == 1
         assert query_start.is_contiguous()
         assert seq_lens.is_contiguous()
-        assert query_start.shape[0] == seq_lens.shape[0] + 1 == block_tables.shape[0] + 1
+        assert block_tables.shape[0] == num_requests
+        assert query_start.shape[0] == num_requests + 1
         self._paged_attention(
             _CODES[q.dtype],
             q.data_ptr(),
-            q.stride(0),
-            q.stride(1),
+            q_token_stride,
+            q_head_stride,
             k_cache.data_ptr(),
             k_cache.stride(0),
             v_cache.data_ptr(),
@@ -211,9 +216,9 @@ class NativeKernels:
             query_start.data_ptr(),
             seq_lens.data_ptr(),
             out.data_ptr(),
-            out.stride(0),
-            out.stride(1),
-            seq_lens.shape[0],
+            out_token_stride,
+            out_head_stride,
+            num_requests,
             num_heads,
             num_kv_heads,
             head_dim,
@@ -277,12 +282,15 @@ class NativeKernels:
         unit_offset: bool = False,
     ) -> None:
         num_tokens, num_heads, head_dim = q.shape
-        num_kv_heads, block_size = k_cache.shape[1:3]
+        _, num_kv_heads, block_size, _ = k_cache.shape
         half = cos.shape[1]
+        *q_strides, q_stride = q.stride()
+        *k_strides, k_stride = k.stride()
+        *v_strides, v_stride = v.stride()
         assert k.shape == v.shape == (num_tokens, num_kv_heads, head_dim)
         assert 2 * half <= head_dim <= 512
         assert q.dtype == k.dtype == v.dtype == k_cache.dtype == v_cache.dtype
-        assert q.stride(2) == k.stride(2) == v.stride(2) == 1
+        assert q_stride == k_stride == v_stride == 1
         assert k_cache.shape == v_cache.shape
         assert _is_paged(k_cache)
         assert _is_paged(v_cache)
@@ -297,11 +305,11 @@ class NativeKernels:
         self._rope_and_write(
             _CODES[q.dtype],
             q.data_ptr(),
-            *q.stride()[:2],
+            *q_strides,
             k.data_ptr(),
-            *k.stride()[:2],
+            *k_strides,
             v.data_ptr(),
-            *v.stride()[:2],
+            *v_strides,
             cos.data_ptr(),
             sin.data_ptr(),
             positions.data_ptr(),

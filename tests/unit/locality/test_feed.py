@@ -1,7 +1,7 @@
 """The feed brings an index up to date through lost reports, lost answers, lost memory and restarts."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pytest
 from hypothesis import Phase, settings
@@ -18,20 +18,23 @@ BLOCKS = [hashlib.sha256(bytes([index])).digest() for index in range(12)]
 
 
 class FlakyIndex:
-    """An embedded index behind a bad connection: fails before or after the next calls, as often as told."""
+    """An embedded index behind a bad connection. Each failure hits one call: its request is lost, or comes only just
+    before the next one, or its answer is lost.
+    """
 
     def __init__(self) -> None:
         self.inner = EmbeddedIndex()
         self.failures: list[str] = []
         self.calls: list[str] = []
+        self.late: list[Callable[[], PublishResult]] = []
 
     def publish(self, worker_id: str, epoch: int, events: Sequence[BlockEvent], sequence: int) -> PublishResult:
-        self._begin("publish")
-        return self._end(self.inner.publish(worker_id, epoch, events, sequence))
+        events = tuple(events)
+        return self._call("publish", lambda: self.inner.publish(worker_id, epoch, events, sequence))
 
     def replace(self, worker_id: str, epoch: int, hashes: Iterable[bytes], sequence: int) -> PublishResult:
-        self._begin("replace")
-        return self._end(self.inner.replace(worker_id, epoch, hashes, sequence))
+        hashes = tuple(hashes)
+        return self._call("replace", lambda: self.inner.replace(worker_id, epoch, hashes, sequence))
 
     def leading_blocks(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
         return self.inner.leading_blocks(hashes)
@@ -45,14 +48,17 @@ class FlakyIndex:
     def holds(self, block_hash: bytes) -> bool:
         return "p0" in self.inner.leading_blocks([block_hash])
 
-    def _begin(self, call: str) -> None:
-        self.calls.append(call)
-        if self.failures and self.failures[0] == "request lost":
-            raise LocalityUnavailableError(self.failures.pop(0))
-
-    def _end(self, result: PublishResult) -> PublishResult:
-        if self.failures:
-            raise LocalityUnavailableError(self.failures.pop(0))
+    def _call(self, name: str, call: Callable[[], PublishResult]) -> PublishResult:
+        self.calls.append(name)
+        while self.late:
+            self.late.pop()()
+        failure = self.failures.pop(0) if self.failures else None
+        if failure == "request late":
+            self.late.append(call)
+        elif failure != "request lost":
+            result = call()
+        if failure is not None:
+            raise LocalityUnavailableError(failure)
         return result
 
 
@@ -103,6 +109,21 @@ def test_a_long_absence_costs_a_snapshot_and_no_memory(index: FlakyIndex) -> Non
     feed.flush()
     assert index.calls == ["replace", "replace"]
     assert index.leading_blocks(BLOCKS) == {"p0": len(BLOCKS)}
+
+
+def test_a_late_report_does_not_hide_a_lost_snapshot(index: FlakyIndex) -> None:
+    feed = BlockFeed(index, "p0", 1, max_pending=1)
+    feed.flush()
+    feed.emit(BlockStored(BLOCKS[0], None, 0))
+    index.failures = ["request late", "request lost"]
+    with pytest.raises(LocalityUnavailableError):
+        feed.flush()
+    feed.emit(BlockStored(BLOCKS[1], None, 0))
+    feed.emit(BlockStored(BLOCKS[2], None, 0))  # one too many: the next flush is a snapshot
+    with pytest.raises(LocalityUnavailableError):
+        feed.flush()
+    assert feed.flush() is PublishResult.APPLIED
+    assert index.leading_blocks(BLOCKS) == {"p0": 3}
 
 
 def test_many_events_go_in_several_reports(feed: BlockFeed, index: FlakyIndex) -> None:
@@ -156,7 +177,7 @@ class UnreliableIndex(RuleBasedStateMachine):
         self.held ^= {block_hash}
         self.feed.emit(BlockRemoved(block_hash, 0) if held else BlockStored(block_hash, None, 0))
 
-    @rule(failure=st.sampled_from(["request lost", "answer lost"]))
+    @rule(failure=st.sampled_from(["request lost", "request late", "answer lost"]))
     def flush_in_vain(self, failure: str) -> None:
         self.index.failures = [failure]
         with pytest.raises(LocalityUnavailableError):

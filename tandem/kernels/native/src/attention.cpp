@@ -10,12 +10,14 @@
 #include <vector>
 
 #include "attention_tile.h"
+#include "pool.h"
 
 namespace tandem {
 namespace {
 
 constexpr int kTaskTileRows = 96;  // query rows (token, head) that share one pass over the keys
 constexpr int kMaxHeadDim = 256;
+constexpr double kElementNs = 0.03;  // one thread's time per query row, key and dimension
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 
 template <class T> struct Call {
@@ -225,11 +227,14 @@ template <class T> std::vector<Task> plan(const Call<T>& call) {
 
 template <class T> void paged_attention(const Call<T>& call, int num_threads) {
   const std::vector<Task> tasks = plan(call);
-#pragma omp parallel for num_threads(num_threads) schedule(dynamic, 1) if (num_threads > 1)
-  for (size_t i = 0; i < tasks.size(); ++i) {
+  double cost = 0.0;
+  for (const Task& task : tasks) cost += double(task.cost) * call.head_dim * kElementNs;
+  Split dealt = split(int64_t(tasks.size()), cost, num_threads);
+  dealt.ordered = true, dealt.grain = 1;
+  Pool::run(int64_t(tasks.size()), dealt, [&](int64_t first, int64_t last) {
     static thread_local Workspace workspace;
-    Attention<T>(call, tasks[i], workspace).run();
-  }
+    for (int64_t i = first; i < last; ++i) Attention<T>(call, tasks[size_t(i)], workspace).run();
+  });
 }
 
 }  // namespace

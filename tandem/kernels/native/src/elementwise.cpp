@@ -3,12 +3,12 @@
 // A row is always handled whole by one thread in one order, so its bits do not depend on the other rows.
 #include <cmath>
 
-#include "common.h"
+#include "pool.h"
 
 namespace tandem {
 namespace {
 
-constexpr int64_t kParallelElements = 16384;  // below this, waking threads costs more than the work
+constexpr double kNormNs = 0.2, kRopeNs = 0.3;  // one thread's time per element
 constexpr int kMaxHeadDim = 512;
 
 // Weights come in the tensor's dtype or in float32.
@@ -60,13 +60,15 @@ struct Matrix {  // [outer, inner] rows of a strided tensor
 template <class T>
 void rms_norm(const T* x, Matrix xs, T* residual, Matrix rs, T* out, Matrix os, const Weight& weight, float eps,
               int64_t outer, int64_t inner, int64_t size, int num_threads) {
-#pragma omp parallel for num_threads(num_threads) schedule(static) if (num_threads > 1 && outer * inner * size > kParallelElements)
-  for (int64_t row = 0; row < outer * inner; ++row) {
-    const int64_t i = row / inner, j = row % inner;
-    norm_row(x + i * xs.outer_stride + j * xs.inner_stride,
-             residual ? residual + i * rs.outer_stride + j * rs.inner_stride : nullptr, weight, eps, size,
-             out + i * os.outer_stride + j * os.inner_stride);
-  }
+  Pool::run(outer * inner, split(outer * inner, double(outer * inner * size) * kNormNs, num_threads),
+            [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      const int64_t i = row / inner, j = row % inner;
+      norm_row(x + i * xs.outer_stride + j * xs.inner_stride,
+               residual ? residual + i * rs.outer_stride + j * rs.inner_stride : nullptr, weight, eps, size,
+               out + i * os.outer_stride + j * os.inner_stride);
+    }
+  });
 }
 
 // One head of one token: optional norm, then (a, b) -> (a cos - b sin, b cos + a sin), in place.
@@ -185,8 +187,9 @@ TANDEM_EXPORT void tandem_rope_and_write(const RopeAndWriteArguments* a) {
                        a->k_block_stride, a->v_block_stride, q_norm, k_norm, float(a->eps),
                        int(a->num_heads), int(a->num_kv_heads), int(a->head_dim), int(a->half), int(a->block_size)};
     const int64_t elements = a->num_tokens * (a->num_heads + a->num_kv_heads) * a->head_dim;
-    const int threads = elements > kParallelElements ? int(a->threads) : 1;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int64_t token = 0; token < a->num_tokens; ++token) rope.run(token);
+    Pool::run(a->num_tokens, split(a->num_tokens, double(elements) * kRopeNs, a->threads),
+              [&](int64_t first, int64_t last) {
+      for (int64_t token = first; token < last; ++token) rope.run(token);
+    });
   });
 }

@@ -3,7 +3,7 @@
 // A tile is up to kMaxRows activation rows by four weight rows. Each output element owns one 16-lane accumulator that
 // walks K in order and is folded by one fixed tree, so its bits do not depend on the number of rows or on its row.
 // Threads split outputs, never K. Weights stream from memory once per block of activation rows (kept in L2).
-#include "common.h"
+#include "pool.h"
 
 namespace tandem {
 namespace {
@@ -15,6 +15,7 @@ constexpr int kMaxRows = 6;  // 24 accumulators of 32 registers
 constexpr int kMaxRows = 1;
 #endif
 constexpr int kSumRows = 8;  // kMaxRows, rounded up to whole vectors of four rows
+constexpr double kBytesPerNs = 25.0, kFlopsPerNs = 150.0;  // what one thread reads and computes
 constexpr int64_t kBlockBytes = 512 * 1024;  // activation rows kept in L2 while the weights pass
 
 // How a dtype is multiplied: `dot` adds the products of kStep elements into 16 lanes.
@@ -160,22 +161,26 @@ void panel_times_block(const T* x, int64_t ldx, int64_t first_row, int64_t rows,
   }
 }
 
+// One thread's time: weights come from memory once per block of activation rows, and are multiplied with every row.
+template <class T> double cost_ns(int64_t m_size, int64_t n_size, int64_t k_size, int64_t blocks) {
+  const double weights = double(n_size) * double(k_size);
+  return weights * double(sizeof(T)) * double(blocks) / kBytesPerNs + 2.0 * weights * double(m_size) / kFlopsPerNs;
+}
+
 // Splits panels and activation blocks over threads. `panel_at(index)` names the weight rows of a panel.
 template <class T, class PanelAt, class Epilogue>
 void multiply(const T* x, int64_t ldx, int64_t m_size, int64_t k_size, int64_t num_panels, int num_threads,
               const PanelAt& panel_at, const Epilogue& epilogue) {
   const int64_t fitting = kBlockBytes / max64(1, k_size * int64_t(sizeof(T)));
   const int64_t blocks = ceil_div(m_size, max64(kMaxRows, min64(fitting, 32 * kMaxRows)));
-  const int64_t chunk = min64(max64(ceil_div(num_panels, num_threads * 8), 4), 64);
-  const int64_t chunks = ceil_div(num_panels, chunk);
-#pragma omp parallel for num_threads(num_threads) schedule(dynamic, 1) if (num_threads > 1)
-  for (int64_t task = 0; task < chunks * blocks; ++task) {
-    const int64_t b = task / chunks, c = task % chunks;
-    const int64_t first_row = m_size * b / blocks, rows = m_size * (b + 1) / blocks - first_row;
-    const int64_t end = min64((c + 1) * chunk, num_panels);
-    for (int64_t index = c * chunk; index < end; ++index)
+  const double cost = cost_ns<T>(m_size, num_panels * kPanel, k_size, blocks);
+  Pool::run(blocks * num_panels, split(blocks * num_panels, cost, num_threads), [&](int64_t first, int64_t last) {
+    for (int64_t task = first; task < last; ++task) {
+      const int64_t b = task / num_panels, index = task % num_panels;
+      const int64_t first_row = m_size * b / blocks, rows = m_size * (b + 1) / blocks - first_row;
       panel_times_block<T>(x, ldx, first_row, rows, k_size, panel_at(index), index, epilogue);
-  }
+    }
+  });
 }
 
 template <class Out> TANDEM_INLINE void copy_row(Out* to, const Out* from, int columns) {

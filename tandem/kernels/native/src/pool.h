@@ -1,0 +1,228 @@
+// Threads that help with a call if they happen to be there; nobody waits for one that is not.
+//
+// Items are cut into units, and units dealt into a contiguous lane for each participant, who walks it from the front and
+// then takes from the ends of the others' lanes. The caller takes part, computes whatever nobody claimed, and waits only
+// for units that a helper has begun. Who computes a unit is left to chance: a body must give the same bits whoever does.
+//
+// One call at a time has helpers; others meanwhile compute alone. Idle helpers sleep. The pool is leaked and its threads
+// are detached, so that the process may exit at any time; a forked child begins without a pool.
+#pragma once
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <new>
+
+#include "common.h"
+
+namespace tandem {
+
+// How many threads a call is worth, and how its items are dealt out.
+struct Split {
+  int64_t grain;  // items in a unit
+  int threads;
+  bool ordered = false;  // one lane for all: units are started in order, whoever is free takes the next
+};
+
+constexpr double kWorthyNs = 25e3;  // below this, a second thread costs more than it takes off
+constexpr double kShareNs = 12e3;   // the least work worth another thread
+constexpr double kMinUnitNs = 4e3, kMaxUnitNs = 40e3;
+constexpr int kUnitsPerThread = 16;
+
+// `cost_ns`: what all `items` together would take one thread.
+inline Split split(int64_t items, double cost_ns, int64_t max_threads) {
+  const double most = cost_ns < kWorthyNs ? 1.0 : cost_ns / kShareNs;
+  const int threads = int(std::max(1.0, std::min(most, double(std::min(items, max_threads)))));
+  const double unit_ns = std::min(std::max(cost_ns / (threads * kUnitsPerThread), kMinUnitNs), kMaxUnitNs);
+  return {std::max<int64_t>(1, int64_t(double(items) * std::min(1.0, unit_ns / std::max(cost_ns, 1.0)))), threads};
+}
+
+class Pool {
+ public:
+  // Calls body(first, last) for disjoint ranges that cover [0, items); all have returned when this does.
+  template <class Body> static void run(int64_t items, Split split, const Body& body) {
+    if (items <= 0) return;
+    Pool* pool = split.threads > 1 ? claim() : nullptr;
+    if (!pool) return body(0, items);
+    const Job job{[](const void* b, int64_t first, int64_t last) { (*static_cast<const Body*>(b))(first, last); },
+                  &body, items, max64(split.grain, ceil_div(items, kMaxUnits))};
+    pool->run(job, int(min64(split.threads, kMaxThreads)), split.ordered);
+    pool->busy_.store(false, std::memory_order_release);
+  }
+
+ private:
+  static constexpr int kMaxThreads = 256;
+  static constexpr int64_t kMaxUnits = 0xffff;
+  static constexpr int64_t kSpinNs = 50'000;  // a decode step calls again within this, mostly
+
+  struct Job {
+    void (*body)(const void*, int64_t, int64_t);
+    const void* context;
+    int64_t items, grain;
+  };
+
+  // What is left to claim: a lane's units, or the seats for participants. It carries the number of its call, so that a
+  // helper who comes too late claims nothing; what it reads of a call after a claim is therefore that call's.
+  struct Range {
+    uint32_t call;
+    uint16_t begin, end;
+  };
+  struct alignas(64) Lane {
+    std::atomic<Range> units{Range{}};
+  };
+
+  // The process's pool if nobody is using it; otherwise nullptr, and the caller computes alone.
+  static Pool* claim() {
+    Pool* pool = current().load(std::memory_order_acquire);
+    if (!pool) pool = create();
+    return pool && !pool->busy_.exchange(true, std::memory_order_acquire) ? pool : nullptr;
+  }
+
+  static std::atomic<Pool*>& current() {
+    static std::atomic<Pool*> pool{nullptr};
+    return pool;
+  }
+
+  static Pool* create() {
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { current().store(nullptr); });
+    Pool *fresh = registered == 0 ? new (std::nothrow) Pool : nullptr, *present = nullptr;
+    if (fresh && current().compare_exchange_strong(present, fresh)) return fresh;
+    delete fresh;
+    return present;
+  }
+
+  void run(const Job& job, int threads, bool ordered) {
+    if (!hire(threads - 1)) return job.body(job.context, 0, job.items);
+    const int64_t units = ceil_div(job.items, job.grain);
+    const uint32_t call = publish(job, units, threads, ordered ? 1 : threads);
+    const int sleeping = sleepers_.load(), awake = num_helpers_ - sleeping;
+    if (sleeping > 0 && awake < threads - 1) wake(call_, threads - 1 - awake);
+    work(call, 0);
+    if (pending_.load(std::memory_order_acquire) != 0) wait();
+  }
+
+  uint32_t publish(const Job& job, int64_t units, int threads, int lanes) {
+    const uint32_t call = call_.load(std::memory_order_relaxed) + 1;
+    job_ = job;
+    num_lanes_.store(lanes, std::memory_order_relaxed);
+    pending_.store(uint32_t(units), std::memory_order_relaxed);
+    for (int i = 0; i < lanes; ++i)
+      lanes_[i].units.store({call, uint16_t(units * i / lanes), uint16_t(units * (i + 1) / lanes)});
+    seats_.store({call, 1, uint16_t(threads)});
+    call_.store(call);
+    return call;
+  }
+
+  // Waits for the units that helpers are computing.
+  void wait() {
+    const int64_t start = now_ns();
+    while (uint32_t left = pending_.load()) {
+      if (now_ns() - start < kSpinNs) {
+        relax();
+      } else {  // leaves the core to the helper
+        caller_sleeps_.store(true);
+        sleep(pending_, left);
+        caller_sleeps_.store(false);
+      }
+    }
+  }
+
+  // Computes what can be claimed of `call`, which is over when nothing can.
+  void work(uint32_t call, int seat) {
+    const int lanes = num_lanes_.load(std::memory_order_relaxed);
+    for (int i = 0; i < lanes; ++i) {
+      std::atomic<Range>& lane = lanes_[(seat + i) % lanes].units;
+      for (int64_t unit; (unit = take(lane, call, i == 0)) >= 0;) {
+        const int64_t first = unit * job_.grain;
+        job_.body(job_.context, first, min64(first + job_.grain, job_.items));
+        if (pending_.fetch_sub(1) == 1 && caller_sleeps_.load()) wake(pending_, 1);
+      }
+    }
+  }
+
+  static int64_t take(std::atomic<Range>& from, uint32_t call, bool front) {
+    Range seen = from.load();
+    while (seen.call == call && seen.begin < seen.end) {
+      Range left = seen;
+      const int64_t taken = front ? left.begin++ : --left.end;
+      if (from.compare_exchange_weak(seen, left)) return taken;
+    }
+    return -1;
+  }
+
+  void help() {
+    for (uint32_t call = 0;;) {
+      call = await_call(call);
+      const int64_t seat = take(seats_, call, true);
+      if (seat >= 0) work(call, int(seat));
+    }
+  }
+
+  uint32_t await_call(uint32_t last) {
+    const int64_t start = now_ns();
+    for (;;) {
+      for (int i = 0; i < 16; ++i) {
+        const uint32_t call = call_.load(std::memory_order_acquire);
+        if (call != last) return call;
+        relax();
+      }
+      if (now_ns() - start < kSpinNs) continue;
+      sleepers_.fetch_add(1);
+      while (call_.load() == last) sleep(call_, last);
+      sleepers_.fetch_sub(1);
+    }
+  }
+
+  // Starts helpers until there are `wanted`, or no more can be had; returns whether there are any.
+  bool hire(int wanted) {
+    while (num_helpers_ < wanted && start_helper()) ++num_helpers_;
+    return num_helpers_ > 0;
+  }
+
+  bool start_helper() {
+    sigset_t all, before;  // signals belong to the threads that the process knows of
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_t thread;
+    const auto main = [](void* pool) -> void* { return static_cast<Pool*>(pool)->help(), nullptr; };
+    const bool started = pthread_create(&thread, nullptr, main, this) == 0;
+    if (started) pthread_detach(thread);
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return started;
+  }
+
+  static int64_t now_ns() {
+    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+  static void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
+  static void sleep(std::atomic<uint32_t>& word, uint32_t value) {
+    syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+  }
+  static void wake(std::atomic<uint32_t>& word, int count) {
+    syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
+  }
+
+  std::atomic<bool> busy_{false};
+  alignas(64) std::atomic<uint32_t> call_{0};  // number of the newest call
+  std::atomic<int> sleepers_{0};
+  std::atomic<Range> seats_{Range{}};
+  alignas(64) std::atomic<uint32_t> pending_{0};  // units of this call that are not done
+  std::atomic<bool> caller_sleeps_{false};
+  alignas(64) Job job_{};
+  std::atomic<int> num_lanes_{1};
+  Lane lanes_[kMaxThreads];
+  int num_helpers_ = 0;  // from here on: whoever holds busy_
+};
+
+}  // namespace tandem

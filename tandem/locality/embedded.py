@@ -1,0 +1,170 @@
+"""The locality index inside one process: what serves when there is no Redis, and in the simulator.
+
+A worker's entries carry its slot, a number that is never used twice. A new epoch or snapshot takes a new slot, which
+makes all entries with the former one invisible at once; they are pruned when their block is next written or asked for,
+and forgotten with their generation. Every method takes one lock, snapshots in short turns.
+"""
+
+import itertools
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tandem.core.events import BlockEvent
+from tandem.locality.base import (
+    DEFAULT_MAX_BLOCK_REPLICAS,
+    KEY_BYTES,
+    LocalityStats,
+    PublishResult,
+    check_hashes,
+    check_limit,
+    check_report,
+    net_changes,
+)
+from tandem.locality.holders import HolderTable, pack, unpack
+
+_KEYS_PER_TURN = 512
+
+
+@dataclass(slots=True)
+class _Worker:
+    """What is known of a worker. Nothing counts before the snapshot under `slot` is `complete`."""
+
+    epoch: int
+    slot: int | None = None
+    complete: bool = False
+    sequence: int = 0
+
+
+class EmbeddedIndex:
+    """`LocalityIndex` in this process's memory, about 100 bytes a block. Any thread may call."""
+
+    def __init__(self, max_block_replicas: int = DEFAULT_MAX_BLOCK_REPLICAS) -> None:
+        check_limit(max_block_replicas)
+        self._max_block_replicas = max_block_replicas
+        self._lock = threading.Lock()
+        self._table = HolderTable(max_block_replicas)
+        self._workers: dict[str, _Worker] = {}
+        self._owners: dict[int, str] = {}
+        self._next_slot = itertools.count(1)
+
+    def publish(self, worker_id: str, epoch: int, events: Sequence[BlockEvent], sequence: int) -> PublishResult:
+        check_report(worker_id, epoch, sequence)
+        changes = net_changes(events)
+        with self._lock:
+            worker = self._current(worker_id, epoch)
+            if worker is None:
+                return PublishResult.STALE
+            if worker.slot is None or not worker.complete or sequence > worker.sequence + 1:
+                return PublishResult.RESYNC
+            if sequence == worker.sequence + 1:
+                self._write(changes, worker.slot)
+                worker.sequence = sequence
+            return PublishResult.APPLIED
+
+    def replace(self, worker_id: str, epoch: int, hashes: Iterable[bytes], sequence: int) -> PublishResult:
+        check_report(worker_id, epoch, sequence)
+        hashes = list(hashes)
+        check_hashes(hashes)
+        keys = [block_hash[:KEY_BYTES] for block_hash in hashes]
+        with self._lock:
+            slot = self._begin(worker_id, epoch)
+        for turn in range(0, len(keys), _KEYS_PER_TURN):
+            with self._lock:
+                if slot in self._owners:
+                    self._write(dict.fromkeys(keys[turn : turn + _KEYS_PER_TURN], True), slot)
+        with self._lock:
+            return self._commit(worker_id, slot, sequence)
+
+    def leading_blocks(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
+        check_hashes(hashes)
+        with self._lock:
+            return self._walk(hashes)
+
+    def remove_worker(self, worker_id: str) -> None:
+        with self._lock:
+            self._retire(self._workers.pop(worker_id, None))
+
+    def stats(self) -> LocalityStats:
+        with self._lock:
+            return LocalityStats(
+                num_workers=sum(worker.complete for worker in self._workers.values()),
+                num_blocks=self._table.num_blocks,
+                num_block_replicas=self._table.num_block_replicas,
+                max_block_replicas=self._max_block_replicas,
+                num_rotations=self._table.num_rotations,
+            )
+
+    def _current(self, worker_id: str, epoch: int) -> _Worker | None:
+        """The worker's record for this epoch, begun anew when the epoch is new; None when the epoch is over."""
+        worker = self._workers.get(worker_id)
+        if worker is not None and epoch < worker.epoch:
+            return None
+        if worker is None or epoch > worker.epoch:
+            self._retire(worker)
+            worker = self._workers[worker_id] = _Worker(epoch)
+        return worker
+
+    def _retire(self, worker: _Worker | None) -> None:
+        if worker is not None and worker.slot is not None:
+            del self._owners[worker.slot]
+
+    def _begin(self, worker_id: str, epoch: int) -> int | None:
+        """A new slot to collect a snapshot under, invisible before `_commit`; None when the epoch is over."""
+        worker = self._current(worker_id, epoch)
+        if worker is None:
+            return None
+        self._retire(worker)
+        worker.slot, worker.complete = next(self._next_slot), False
+        self._owners[worker.slot] = worker_id
+        return worker.slot
+
+    def _commit(self, worker_id: str, slot: int | None, sequence: int) -> PublishResult:
+        if slot is None:
+            return PublishResult.STALE
+        if slot not in self._owners:
+            return PublishResult.RESYNC
+        worker = self._workers[worker_id]
+        worker.complete, worker.sequence = True, sequence
+        return PublishResult.APPLIED
+
+    def _write(self, changes: Mapping[bytes, bool], slot: int) -> None:
+        """Add `slot` to the holders of blocks or take it away, pruning slots that are over."""
+        after: dict[tuple[bytes, bool], bytes] = {}
+        for key, held in changes.items():
+            before = self._table.get(key)
+            if (before, held) not in after:
+                others = {other for other in unpack(before) if other in self._owners} - {slot}
+                after[before, held] = pack(others | {slot}) if held else pack(others)
+            if held or before:
+                self._table.put(key, after[before, held])
+
+    def _walk(self, hashes: Sequence[bytes]) -> dict[str, int]:
+        """Follow the chain until the last worker drops out, then make the blocks that counted young."""
+        racing: set[int] | None = None
+        leading: dict[int, int] = {}
+        aged: list[tuple[bytes, bytes]] = []
+        previous = None
+        table, has_old = self._table, self._table.has_old
+        for index, block_hash in enumerate(hashes):
+            key = block_hash[:KEY_BYTES]
+            holders = table.get(key)
+            if holders is not previous:
+                stayed = self._visible(holders) if racing is None else racing.intersection(unpack(holders))
+                leading.update(dict.fromkeys((racing or set()) - stayed, index))
+                racing, previous = stayed, holders
+                if not racing:
+                    break
+            if has_old and table.is_old(key):
+                aged.append((key, holders))
+        leading.update(dict.fromkeys(racing or (), len(hashes)))
+        for key, holders in aged:
+            table.put(key, self._pruned(holders))
+        return {self._owners[slot]: count for slot, count in leading.items()}
+
+    def _visible(self, holders: bytes) -> set[int]:
+        slots = (slot for slot in unpack(holders) if slot in self._owners)
+        return {slot for slot in slots if self._workers[self._owners[slot]].complete}
+
+    def _pruned(self, holders: bytes) -> bytes:
+        return pack(slot for slot in unpack(holders) if slot in self._owners)

@@ -1,0 +1,82 @@
+"""Who holds each block, in two generations and bounded memory: the table inside the embedded index.
+
+Invariant: a key is in at most one generation, and neither generation counts more than half of the bound.
+Holders are packed 32-bit slot numbers in a `bytes`, shared between blocks that have the same holders: a million blocks
+cost a dictionary entry and a key each, and the garbage collector has nothing to traverse.
+"""
+
+from array import array
+from collections.abc import Iterable
+
+SLOT_BYTES = 4
+NOBODY = b""
+_MAX_SHARED = 1 << 16
+
+
+def pack(slots: Iterable[int]) -> bytes:
+    """Slot numbers as holders, in ascending order."""
+    return array("I", sorted(slots)).tobytes()
+
+
+def unpack(holders: bytes) -> "array[int]":
+    """The slot numbers in `holders`."""
+    return array("I", holders)
+
+
+class HolderTable:
+    """From block keys to holders. Putting a key makes it young."""
+
+    def __init__(self, max_block_replicas: int) -> None:
+        self.num_rotations = 0
+        self._half = max_block_replicas // 2
+        self._young: dict[bytes, bytes] = {}
+        self._old: dict[bytes, bytes] = {}
+        self._num_young = 0
+        self._num_old = 0
+        self._shared: dict[bytes, bytes] = {}
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self._young) + len(self._old)
+
+    @property
+    def num_block_replicas(self) -> int:
+        return self._num_young + self._num_old
+
+    def get(self, key: bytes) -> bytes:
+        """Its holders, `NOBODY` when there are none. Equal holders are mostly the same object."""
+        return self._young.get(key) or self._old.get(key, NOBODY)
+
+    @property
+    def has_old(self) -> bool:
+        return bool(self._old)
+
+    def is_old(self, key: bytes) -> bool:
+        return key in self._old
+
+    def put(self, key: bytes, holders: bytes) -> None:
+        """Set its holders and make it young; `NOBODY` discards it. May forget the whole old generation first."""
+        self._discard(key)
+        if not holders:
+            return
+        count = len(holders) // SLOT_BYTES
+        if self._num_young + count > self._half:
+            self._rotate()
+        self._young[key] = self._share(holders)
+        self._num_young += count
+
+    def _discard(self, key: bytes) -> None:
+        if (holders := self._young.pop(key, None)) is not None:
+            self._num_young -= len(holders) // SLOT_BYTES
+        elif (holders := self._old.pop(key, None)) is not None:
+            self._num_old -= len(holders) // SLOT_BYTES
+
+    def _rotate(self) -> None:
+        self._old, self._young = self._young, {}
+        self._num_old, self._num_young = self._num_young, 0
+        self.num_rotations += 1
+
+    def _share(self, holders: bytes) -> bytes:
+        if len(self._shared) >= _MAX_SHARED:
+            self._shared.clear()
+        return self._shared.setdefault(holders, holders)

@@ -1,0 +1,88 @@
+-- How many leading blocks of a chain each worker holds. Reads ever larger parts of the chain, stops when the last
+-- worker has dropped out, and makes the blocks that counted young. ARGV: packed hashes, half of the bound.
+local HASH_BYTES, FIRST_PART, LARGEST_PART = 32, 16, 512
+local packed, half = ARGV[1], tonumber(ARGV[2])
+local state = open()
+local total = #packed / HASH_BYTES
+if not state or total == 0 then return '{}' end
+
+local racing, num_racing, leading = {}, 0, {}
+
+-- Everybody whose current slot holds the first block.
+local function start(holders)
+  local slots, fields, ids = slots_of(holders), {}, {}
+  if #slots == 0 then return end
+  for i, slot in ipairs(slots) do fields[i] = 's:' .. slot end
+  local owners, asked = redis.call('HMGET', META, unpack(fields)), {}
+  fields = {}
+  for i, id in ipairs(owners) do
+    if id then fields[#fields + 1], ids[#ids + 1], asked[#asked + 1] = 'w:' .. id, id, slots[i] end
+  end
+  if #ids == 0 then return end
+  for i, record in ipairs(redis.call('HMGET', META, unpack(fields))) do
+    local slot = asked[i]
+    if record and string.sub(record, 1, SLOT_BYTES + 1) == slot .. '1' and not racing[slot] then
+      racing[slot] = ids[i]
+      num_racing = num_racing + 1
+    end
+  end
+end
+
+local decoded = {}
+local function holder_set(holders)
+  local set = decoded[holders]
+  if not set then
+    set = {}
+    for _, slot in ipairs(slots_of(holders)) do set[slot] = true end
+    decoded[holders] = set
+  end
+  return set
+end
+
+local function narrow(holders, position)
+  local set = holder_set(holders)
+  for slot, id in pairs(racing) do
+    if not set[slot] then
+      leading[id], racing[slot] = position, nil
+      num_racing = num_racing - 1
+    end
+  end
+end
+
+local aged_fields, aged_before, aged = {}, {}, {}
+local function keep_young(fields, values, is_old, matched)
+  for i = 1, matched do
+    if is_old[i] and not aged[fields[i]] then
+      aged[fields[i]] = true
+      aged_fields[#aged_fields + 1], aged_before[#aged_before + 1] = fields[i], values[i]
+    end
+  end
+end
+
+local position, part, previous = 0, FIRST_PART, nil
+repeat
+  local fields = unpack_fields(packed, HASH_BYTES, position, math.min(part, total - position))
+  local values, is_old = read(state, fields)
+  local matched = #fields
+  for i = 1, #fields do
+    local holders = values[i]
+    if holders ~= previous then
+      if previous == nil then start(holders or '') else narrow(holders or '', position + i - 1) end
+      previous = holders
+      if num_racing == 0 then
+        matched = i - 1
+        break
+      end
+    end
+  end
+  if state.old > 0 then keep_young(fields, values, is_old, matched) end
+  position, part = position + #fields, math.min(part * 2, LARGEST_PART)
+until num_racing == 0 or position == total
+for _, id in pairs(racing) do leading[id] = total end
+
+if #aged_fields > 0 and may_grow(state) then
+  local alive, after, is_old = new_liveness(), {}, {}
+  for i, holders in ipairs(aged_before) do after[i], is_old[i] = merge(holders, nil, false, alive), true end
+  write(state, half, aged_fields, is_old, aged_before, after)
+end
+return cjson.encode(leading)

@@ -1,0 +1,206 @@
+"""The locality index in Redis, shared by all routers and workers of a deployment. One round trip a question.
+
+Every operation is one Lua script (`lua/`), so each is atomic and all clients agree. Keys share a `{hash tag}` and a
+time to live. A Redis that is away, slow, full or holds nonsense raises `LocalityUnavailableError` and nothing else.
+"""
+
+import hashlib
+import json
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import resources
+from typing import Any, TypeVar, cast
+
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.client import Pipeline
+from redis.exceptions import NoScriptError, RedisError
+from redis.retry import Retry
+
+from tandem.core.clock import Clock, SystemClock
+from tandem.core.errors import ConfigurationError, LocalityUnavailableError
+from tandem.core.events import BlockEvent
+from tandem.locality.base import (
+    DEFAULT_MAX_BLOCK_REPLICAS,
+    KEY_BYTES,
+    LocalityStats,
+    PublishResult,
+    check_hashes,
+    check_limit,
+    check_report,
+    net_changes,
+)
+
+_KEYS_PER_CALL = 512
+_CALLS_PER_PIPELINE = 32
+_SNAPSHOT_ATTEMPTS = 3
+_SCRIPTS = ("publish", "begin", "stage", "commit", "remove", "stats", "leading")
+_Item = TypeVar("_Item")
+
+
+class RedisIndex:
+    """`LocalityIndex` in one Redis (7.0 or newer; one hash slot of a cluster). Any thread may call.
+
+    For up to 7000 workers; an answer for a block that more of them hold leaves all of them out.
+
+    Args:
+        url: `redis://`, `rediss://` or `unix://` URL.
+        prefix: names the deployment; must contain a `{hash tag}`.
+        max_block_replicas: see `LocalityIndex`. All clients of a prefix should agree; about 75 bytes of Redis each.
+        ttl_s: after this long without any report the keys vanish; also when a silent worker is forgotten.
+        read_timeout_s: a question that takes longer is given up.
+        write_timeout_s: the same for reports.
+        retry_after_s: after a failed question, further ones fail at once for this long.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = "{tandem}:locality",
+        max_block_replicas: int = DEFAULT_MAX_BLOCK_REPLICAS,
+        ttl_s: float = 600.0,
+        read_timeout_s: float = 0.05,
+        write_timeout_s: float = 2.0,
+        retry_after_s: float = 1.0,
+        clock: Clock | None = None,
+    ) -> None:
+        check_limit(max_block_replicas)
+        if not 0 <= prefix.find("{") < prefix.find("}") - 1:
+            raise ConfigurationError(f"prefix={prefix!r} has no hash tag; write it like '{{name}}:locality'")
+        self._max_block_replicas = max_block_replicas
+        self._half = max_block_replicas // 2
+        self._ttl_ms = max(1, round(ttl_s * 1000))
+        self._keys = (f"{prefix}:meta", f"{prefix}:young", f"{prefix}:old")
+        self._reader = _connect(url, read_timeout_s)
+        self._writer = _connect(url, write_timeout_s)
+        self._scripts = _load_scripts()
+        self._digests = {name: hashlib.sha1(text).hexdigest() for name, text in self._scripts.items()}
+        self._retry_after_s = retry_after_s
+        self._clock = clock or SystemClock()
+        self._away_until_s = float("-inf")
+
+    def publish(self, worker_id: str, epoch: int, events: Sequence[BlockEvent], sequence: int) -> PublishResult:
+        check_report(worker_id, epoch, sequence)
+        parts = list(_parts(list(net_changes(events).items()))) or [[]]
+        header, limits = self._header(worker_id, epoch), (self._ttl_ms, self._half)
+        calls = [
+            [*header, sequence, int(part is parts[-1]), _packed(part, True), _packed(part, False), *limits]
+            for part in parts
+        ]
+        return self._write("publish", calls)
+
+    def replace(self, worker_id: str, epoch: int, hashes: Iterable[bytes], sequence: int) -> PublishResult:
+        check_report(worker_id, epoch, sequence)
+        hashes = list(hashes)
+        check_hashes(hashes)
+        keys = list(dict.fromkeys(block_hash[:KEY_BYTES] for block_hash in hashes))
+        for _ in range(_SNAPSHOT_ATTEMPTS):
+            result = self._replace_once(worker_id, epoch, keys, sequence)
+            if result is not PublishResult.RESYNC:
+                break
+        return result
+
+    def leading_blocks(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
+        check_hashes(hashes)
+        now_s = self._clock.now_s()
+        if now_s < self._away_until_s:
+            raise LocalityUnavailableError("Redis did not answer a moment ago; it is tried again shortly")
+        try:
+            (answer,) = self._run(self._reader, "leading", [[b"".join(hashes), self._half]])
+        except LocalityUnavailableError:
+            self._away_until_s = self._clock.now_s() + self._retry_after_s
+            raise
+        return _decoded(answer)
+
+    def remove_worker(self, worker_id: str) -> None:
+        self._run(self._writer, "remove", [[_encoded(worker_id)]])
+
+    def stats(self) -> LocalityStats:
+        (answer,) = self._run(self._reader, "stats", [[]])
+        num_workers, num_blocks, num_block_replicas, num_rotations = answer
+        return LocalityStats(num_workers, num_blocks, num_block_replicas, self._max_block_replicas, num_rotations)
+
+    def close(self) -> None:
+        """Drop the connections."""
+        self._reader.close()
+        self._writer.close()
+
+    def _replace_once(self, worker_id: str, epoch: int, keys: Sequence[bytes], sequence: int) -> PublishResult:
+        (slot,) = self._run(self._writer, "begin", [[*self._header(worker_id, epoch), self._ttl_ms]])
+        if not isinstance(slot, int):
+            return PublishResult.STALE
+        header = [secrets.token_hex(8), _encoded(worker_id), slot]
+        calls = [[*header, b"".join(part), self._ttl_ms, self._half] for part in _parts(keys)]
+        for start in range(0, len(calls), _CALLS_PER_PIPELINE):
+            if self._write("stage", calls[start : start + _CALLS_PER_PIPELINE]) is PublishResult.RESYNC:
+                return PublishResult.RESYNC
+        return self._write("commit", [[*header, sequence, self._ttl_ms]])
+
+    def _header(self, worker_id: str, epoch: int) -> list[Any]:
+        """A name for the generation, should a new one be needed; the worker; its epoch, comparable as text."""
+        return [secrets.token_hex(8), _encoded(worker_id), f"{epoch:020d}"]
+
+    def _write(self, script: str, calls: Sequence[Sequence[Any]]) -> PublishResult:
+        """APPLIED when every call was."""
+        answers = {bytes(answer).decode() for answer in self._run(self._writer, script, calls)}
+        return next((result for result in _WORST_FIRST if result.value in answers), PublishResult.RESYNC)
+
+    def _run(self, client: Redis, script: str, calls: Sequence[Sequence[Any]]) -> list[Any]:
+        """One round trip; two when Redis has forgotten the script. All scripts may be repeated."""
+        try:
+            try:
+                return self._send(client, self._digests[script], calls)
+            except NoScriptError:
+                return self._send(client, client.script_load(self._scripts[script]), calls)
+        except (RedisError, OSError) as error:
+            raise LocalityUnavailableError(f"Redis did not run {script!r} ({error}); go on without hints") from error
+
+    def _send(self, client: Redis, digest: str, calls: Sequence[Sequence[Any]]) -> list[Any]:
+        if len(calls) == 1:
+            return [client.evalsha(digest, len(self._keys), *self._keys, *calls[0])]
+        pipeline: Pipeline = client.pipeline(transaction=False)
+        for call in calls:
+            pipeline.evalsha(digest, len(self._keys), *self._keys, *call)
+        return pipeline.execute()
+
+
+_WORST_FIRST = (PublishResult.STALE, PublishResult.RESYNC, PublishResult.APPLIED)
+
+
+def _connect(url: str, timeout_s: float) -> Redis:
+    """A client that connects when first used, again after a loss, and waits for no answer longer than `timeout_s`."""
+    retry = Retry(NoBackoff(), 0)
+    try:
+        return Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=retry)
+    except ValueError as error:
+        raise ConfigurationError(f"Redis URL {url!r} is not understood ({error}); write redis://host:port") from error
+
+
+def _load_scripts() -> dict[str, bytes]:
+    """Each script with the common part before it."""
+    folder = resources.files("tandem.locality") / "lua"
+    common = (folder / "common.lua").read_bytes()
+    return {name: common + (folder / f"{name}.lua").read_bytes() for name in _SCRIPTS}
+
+
+def _encoded(worker_id: str) -> bytes:
+    return worker_id.encode("utf-8", "surrogatepass")
+
+
+def _parts(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
+    """Pieces small enough that no script holds Redis up for long."""
+    for start in range(0, len(items), _KEYS_PER_CALL):
+        yield items[start : start + _KEYS_PER_CALL]
+
+
+def _packed(changes: Iterable[tuple[bytes, bool]], held: bool) -> bytes:
+    return b"".join(key for key, is_held in changes if is_held == held)
+
+
+def _decoded(answer: object) -> dict[str, int]:
+    """Read what `leading.lua` returns."""
+    try:
+        return cast(dict[str, int], json.loads(cast(bytes, answer)))
+    except ValueError as error:
+        raise LocalityUnavailableError(f"Redis holds a damaged worker id ({error}); flush the index's keys") from error
