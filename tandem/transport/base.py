@@ -95,12 +95,13 @@ class KVTransport(Protocol):
         """Start copying `remote_blocks[i]` of the peer into `local_blocks[i]`; does not wait for the bytes.
 
         Args:
-            deadline_s: seconds from now after which the transfer fails; None = `max(3, 5 × bytes / measured rate)`,
+            deadline_s: seconds from now after which the transfer fails; None = `max(3, 5 * bytes / measured rate)`,
                 counting what was asked of this peer before.
 
         Raises:
             TransportError: an index is out of range, null or repeated, the lists differ in length, or the peer is not
                 connected. What goes wrong later fails the transfer instead.
+            CapacityError: too many reads of this peer are waiting.
         """
 
     def disconnect(self, peer: Peer) -> None:

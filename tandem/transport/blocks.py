@@ -14,36 +14,47 @@ from tandem.transport.base import NULL_BLOCK
 
 
 class Run(NamedTuple):
-    """`count` blocks from `remote` on go to as many from `local` on."""
+    """`num_blocks` blocks from `remote` on go to as many from `local` on."""
 
     remote: int
     local: int
-    count: int
+    num_blocks: int
 
 
-def plan_read(
+Indices = NDArray[np.int64]
+
+
+def check_pairs(
     remote_blocks: Sequence[int], local_blocks: Sequence[int], num_remote_blocks: int, num_local_blocks: int
-) -> list[Run]:
-    """The fewest runs that cover the pairs, ordered by remote block.
+) -> tuple[Indices, Indices]:
+    """The same pairs as (remote, local), both [num_pairs], ordered by remote block so that runs are neighbours.
 
     Raises:
         TransportError: naming the first index that cannot be honoured.
     """
     if len(remote_blocks) != len(local_blocks) or len(remote_blocks) == 0:
         raise TransportError(
-            f"{len(remote_blocks)} remote and {len(local_blocks)} local blocks: a read needs as many of each, at least 1"
+            f"{len(remote_blocks)} remote and {len(local_blocks)} local blocks: a read needs as many of each"
         )
     remote = _checked(remote_blocks, num_remote_blocks, "remote")
     local = _checked(local_blocks, num_local_blocks, "local")
     order = np.argsort(remote, kind="stable")
-    remote, local = remote[order], local[order]
-    breaks = np.flatnonzero((np.diff(remote) != 1) | (np.diff(local) != 1)) + 1
-    starts = np.concatenate(([0], breaks))
-    counts = np.diff(np.concatenate((starts, [len(remote)])))
+    return remote[order], local[order]
+
+
+def plan_read(
+    remote_blocks: Sequence[int], local_blocks: Sequence[int], num_remote_blocks: int, num_local_blocks: int
+) -> list[Run]:
+    """The fewest runs that cover the pairs, ordered by remote block; raises as `check_pairs`."""
+    remote, local = check_pairs(remote_blocks, local_blocks, num_remote_blocks, num_local_blocks)
+    is_start = np.ones(len(remote) + 1, dtype=np.bool_)
+    is_start[1:-1] = (remote[1:] - remote[:-1] != 1) | (local[1:] - local[:-1] != 1)
+    bounds = np.flatnonzero(is_start)
+    starts, counts = bounds[:-1], bounds[1:] - bounds[:-1]
     return list(map(Run._make, zip(remote[starts].tolist(), local[starts].tolist(), counts.tolist(), strict=True)))
 
 
-def _checked(blocks: Sequence[int], num_blocks: int, side: str) -> NDArray[np.int64]:
+def _checked(blocks: Sequence[int], num_blocks: int, side: str) -> Indices:
     indices = np.asarray(blocks)
     if indices.ndim != 1 or indices.dtype.kind not in "iu":
         raise TransportError(f"{side} blocks {str(blocks)[:80]} are not a list of block indices")
@@ -53,9 +64,10 @@ def _checked(blocks: Sequence[int], num_blocks: int, side: str) -> NDArray[np.in
             f"{side} block {indices[outside][0]} cannot be transferred: the pool's blocks are 1 to {num_blocks - 1}"
             " (0 is the null block)"
         )
-    values, counts = np.unique(indices, return_counts=True)
-    if len(values) != len(indices):
-        raise TransportError(f"{side} block {values[counts > 1][0]} is named more than once")
+    in_order = np.sort(indices)
+    repeated = in_order[1:] == in_order[:-1]
+    if repeated.any():
+        raise TransportError(f"{side} block {in_order[1:][repeated][0]} is named more than once")
     return indices.astype(np.int64, copy=False)
 
 
@@ -65,8 +77,8 @@ def batches(runs: Sequence[Run], max_blocks: int) -> Iterator[list[Run]]:
     room = max_blocks
     for run in runs:
         done = 0
-        while done < run.count:
-            count = min(room, run.count - done)
+        while done < run.num_blocks:
+            count = min(room, run.num_blocks - done)
             batch.append(Run(run.remote + done, run.local + done, count))
             done, room = done + count, room - count
             if not room:

@@ -96,7 +96,7 @@ def unseal(sealed: bytes, identity: Identity) -> Card:
 
 
 def _parse(fields: dict[str, Any]) -> Card:
-    return Card(**fields | {"metadata": base64.b64decode(fields["metadata"])})
+    return Card(**fields | {"metadata": base64.b64decode(fields["metadata"], validate=True)})
 
 
 def accept(sealed: bytes, transport: str, identity: Identity, pool: MemoryPool) -> Card:

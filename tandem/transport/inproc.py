@@ -1,7 +1,7 @@
 """Peers in one process: a copy from one pool to the other on the reader's own thread.
 
-A pool's memory is touched only between `_enter` and `_leave` of its transport, which `close` waits out, so that on
-return from `close` nobody reads it any more.
+A pool's memory is read only while its transport lends it, which `close` waits out: on return from `close` nobody
+touches it any more.
 """
 
 import ctypes
@@ -128,7 +128,8 @@ class InprocTransport:
                 self._is_closed = True
                 self._queue.put(None)
             self._changed.wait_for(lambda: self._readers == 0)
-        self._thread.join()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     @contextmanager
     def _lend(self) -> Iterator[MemoryPool]:

@@ -4,12 +4,13 @@ import itertools
 import threading
 from typing import Generic, TypeVar
 
-from tandem.core.errors import TransportError
+from tandem.core.errors import CapacityError, TransportError
 from tandem.transport.base import Peer
 from tandem.transport.card import Card
 
 Link = TypeVar("Link")
 
+MAX_PENDING_READS = 4096  # per peer
 MIN_DEADLINE_S = 3.0
 DEADLINE_FACTOR = 5.0
 ASSUMED_BYTES_PER_S = 100e6  # until a rate has been measured: a slow network
@@ -67,11 +68,21 @@ class LinkPace:
     def __init__(self) -> None:
         self._bytes_per_s: float | None = None
         self._pending_bytes = 0
+        self._pending_reads = 0
         self._lock = threading.Lock()
 
     def begin(self, num_bytes: int) -> float:
-        """A read of `num_bytes` joins the queue: the seconds it may take from now on."""
+        """A read of `num_bytes` joins the queue: the seconds it may take from now on.
+
+        Raises:
+            CapacityError: too much is asked of this peer already.
+        """
         with self._lock:
+            if self._pending_reads >= MAX_PENDING_READS:
+                raise CapacityError(
+                    f"{self._pending_reads} reads of one peer are waiting; ask again when some are done"
+                )
+            self._pending_reads += 1
             self._pending_bytes += num_bytes
             rate = self._bytes_per_s or ASSUMED_BYTES_PER_S
             return max(MIN_DEADLINE_S, DEADLINE_FACTOR * self._pending_bytes / rate)
@@ -79,6 +90,7 @@ class LinkPace:
     def end(self, num_bytes: int, seconds: float | None) -> None:
         """It left the queue; `seconds` is how long its bytes took, None when it failed."""
         with self._lock:
+            self._pending_reads -= 1
             self._pending_bytes -= num_bytes
             if seconds is None or num_bytes < _MEASURABLE_BYTES:
                 return

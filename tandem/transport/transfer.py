@@ -1,8 +1,8 @@
 """One read under way: its state, and whether its destination may still be written.
 
-Invariant: `state` leaves PENDING once; `is_over` becomes true once and then no byte of the destination can be written on
-this transfer's behalf any more. Whoever owns the destination blocks keeps them pinned until `is_over`, not merely until
-the transfer has failed. Only the transport that made a transfer may call `succeed`, `fail` and `settle`.
+Invariant: `state` leaves PENDING once; `is_over` becomes true once, and from then on no byte of the destination can be
+written on this transfer's behalf. Whoever owns the destination blocks keeps them pinned until `is_over`, not merely
+until the transfer has failed. Only the transport that made a transfer may call `succeed`, `fail` and `settle`.
 """
 
 import threading

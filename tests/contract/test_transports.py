@@ -4,7 +4,6 @@ Sources of tcp and nixl are real processes. Reads name blocks in every order a c
 """
 
 import random
-import signal
 import threading
 from collections.abc import Iterator
 
@@ -371,7 +370,7 @@ def test_a_source_stopped_while_it_is_read(processes: Kind) -> None:
         transport, pages = large_reader(processes)
         peer = transport.connect(source.card)
         done(read_all(transport, peer, 1)[0])
-        source.signal(signal.SIGSTOP)
+        source.freeze()
         transfers = read_all(transport, peer, 100, deadline_s=0.5)
         assert all(transfer.wait(2.0) for transfer in transfers)
         assert all(transfer.wait_over(2.0) for transfer in transfers)
@@ -379,7 +378,7 @@ def test_a_source_stopped_while_it_is_read(processes: Kind) -> None:
             assert transfers[-1].state is TransferState.FAILED
             assert "deadline" in str(transfers[-1].error)
         pages[:] = 0
-        source.signal(signal.SIGCONT)
+        source.thaw()
         done(transport.read(transport.connect(source.card), [7], [7]))
         assert np.array_equal(pages[7], source.pages[7])
         assert not np.delete(pages, 7, axis=0).any()

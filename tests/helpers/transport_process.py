@@ -65,8 +65,14 @@ class SourceProcess:
         self.spec = spec
         self.pages = seeded_pages(spec.seed, spec.num_blocks, spec.page_bytes)
 
-    def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
+    def freeze(self) -> None:
+        """SIGSTOP; returns when every thread has stopped, which takes a while on a busy machine."""
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """kill -9, and wait until it is gone."""

@@ -3,6 +3,7 @@
 Every request is range-checked against the pool. After `close` no thread touches the pool any more.
 """
 
+import contextlib
 import hmac
 import logging
 import secrets
@@ -50,9 +51,10 @@ class BlockServer:
         self._thread.join()
         self._listener.close()
         with self._lock:
-            serving = dict(self._connections)
-        for connection, thread in serving.items():
-            _shutdown(connection)
+            threads = list(self._connections.values())
+            for connection in self._connections:
+                _shutdown(connection)
+        for thread in threads:
             thread.join()
 
     def _accept(self) -> None:
@@ -144,7 +146,5 @@ def _no_tick() -> None:
 
 def _shutdown(connection: socket.socket) -> None:
     """Wake whoever waits on it. A connection that is gone already needs nothing."""
-    try:
+    with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        logger.debug("a socket was closed already")

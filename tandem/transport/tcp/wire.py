@@ -43,10 +43,6 @@ class Status(IntEnum):
     UNAUTHENTICATED = 2
 
 
-class PeerClosedError(TransportError):
-    """The other side closed the connection."""
-
-
 Tick = Callable[[], None]
 
 
@@ -71,8 +67,8 @@ def receive_into(connection: socket.socket, views: Sequence[memoryview], tick: T
     """Fill every view, in order. `tick` runs whenever the kernel's wait ran out; it raises to give up.
 
     Raises:
-        PeerClosedError: at the end of the stream.
-        OSError: the connection broke.
+        TransportError: the other side closed the connection.
+        OSError: it broke.
     """
     for start in range(0, len(views), MAX_BUFFERS):
         pending = list(views[start : start + MAX_BUFFERS])
@@ -83,7 +79,7 @@ def receive_into(connection: socket.socket, views: Sequence[memoryview], tick: T
                 tick()
                 continue
             if num_bytes == 0:
-                raise PeerClosedError("the peer closed the connection")
+                raise TransportError("the peer closed the connection")
             pending = _advance(pending, num_bytes)
             if pending:
                 tick()

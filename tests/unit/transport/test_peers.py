@@ -2,9 +2,9 @@
 
 import pytest
 
-from tandem.core.errors import TransportError
+from tandem.core.errors import CapacityError, TransportError
 from tandem.transport.card import Identity, describe
-from tandem.transport.peers import ASSUMED_BYTES_PER_S, LinkPace, PeerTable
+from tandem.transport.peers import ASSUMED_BYTES_PER_S, MAX_PENDING_READS, LinkPace, PeerTable
 from tests.helpers.transport_pools import COMPATIBILITY, pool_of, seeded_pages
 
 CARD = describe("tcp", Identity(COMPATIBILITY), pool_of(seeded_pages(0, 4, 64)), b"")
@@ -36,6 +36,16 @@ def test_latency_of_small_reads_says_nothing_about_the_rate() -> None:
     pace.begin(100)
     pace.end(100, 1.0)
     assert pace.begin(1000 * MEGABYTE) == pytest.approx(5.0)
+
+
+def test_the_reads_asked_of_a_peer_are_bounded() -> None:
+    pace = LinkPace()
+    for _ in range(MAX_PENDING_READS):
+        pace.begin(1)
+    with pytest.raises(CapacityError, match=f"{MAX_PENDING_READS} reads of one peer"):
+        pace.begin(1)
+    pace.end(1, None)
+    pace.begin(1)
 
 
 def test_a_new_connection_is_another_peer() -> None:

@@ -4,7 +4,6 @@ UCX is held to TCP here, where a read needs the source's process: stopping that 
 """
 
 import json
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -57,13 +56,13 @@ def test_a_late_read_fails_in_time_but_is_over_only_when_nixl_says_so(
 ) -> None:
     """The case that pinning is for: the source wakes after the deadline, and the bytes still arrive."""
     peer = reader.connect(source.card)
-    source.signal(signal.SIGSTOP)
+    source.freeze()
     late = reader.read(peer, BLOCKS, BLOCKS, deadline_s=0.2)
     assert late.wait(2.0)
     assert late.state is TransferState.FAILED
     assert "deadline" in str(late.error)
     assert not late.is_over
-    source.signal(signal.SIGCONT)
+    source.thaw()
     assert late.wait_over(WAIT_S)
     assert np.array_equal(pages[1:], source.pages[1:])
     after = reader.read(peer, BLOCKS, BLOCKS)
@@ -76,12 +75,13 @@ def test_after_a_fence_every_read_is_over_and_nothing_is_written(
 ) -> None:
     peer = reader.connect(source.card)
     old_card = reader.card()
-    source.signal(signal.SIGSTOP)
+    source.freeze()
     late = reader.read(peer, BLOCKS, BLOCKS, deadline_s=0.1)
     assert late.wait(2.0)
     reader.fence()
     assert late.is_over
-    source.signal(signal.SIGCONT)
+    assert not pages.any()
+    source.thaw()
     with SourceProcess(replace(source.spec, seed=8)) as other:
         fresh = reader.connect(other.card)
         transfer = reader.read(fresh, [1], [1])
@@ -96,7 +96,7 @@ def test_after_a_fence_every_read_is_over_and_nothing_is_written(
 def test_the_fence_comes_by_itself(source: SourceProcess, pages: Pages) -> None:
     reader = reader_of(pages, fence_after_s=0.2)
     peer = reader.connect(source.card)
-    source.signal(signal.SIGSTOP)
+    source.freeze()
     late = reader.read(peer, BLOCKS, BLOCKS, deadline_s=0.1)
     assert late.wait_over(WAIT_S)
     assert late.state is TransferState.FAILED
@@ -109,7 +109,7 @@ def test_the_fence_comes_by_itself(source: SourceProcess, pages: Pages) -> None:
 def test_closing_is_a_fence(source: SourceProcess, pages: Pages) -> None:
     reader = reader_of(pages)
     peer = reader.connect(source.card)
-    source.signal(signal.SIGSTOP)
+    source.freeze()
     transfer = reader.read(peer, BLOCKS, BLOCKS)
     reader.close()
     assert transfer.is_over
@@ -118,7 +118,7 @@ def test_closing_is_a_fence(source: SourceProcess, pages: Pages) -> None:
 
 
 def test_a_stopped_peer_is_not_connected_to(source: SourceProcess, reader: NixlTransport) -> None:
-    source.signal(signal.SIGSTOP)
+    source.freeze()
     with pytest.raises(TransportError, match="cannot be reached"):
         reader.connect(source.card)
 

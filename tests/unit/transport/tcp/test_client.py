@@ -53,6 +53,7 @@ def say(*messages: bytes) -> Callable[[socket.socket], None]:
         (HELLO + bytes(wire.WELCOME.size), IncompatiblePeerError, "do not share a cluster secret"),
         (HELLO + b"\x02" + bytes(wire.WELCOME.size - 1), IncompatiblePeerError, "do not share a cluster secret"),
     ],
+    ids=["nothing", "half", "http", "version", "incarnation", "no proof", "refusal"],
 )
 def test_a_peer_that_does_not_shake_hands(
     hello: bytes, error: type[Exception], words: str, reader: TcpTransport
@@ -104,6 +105,7 @@ def failed_read(reader: TcpTransport, card: bytes, deadline_s: float | None = No
         (wire.ANSWER.pack(1, wire.Status.REFUSED, 2**40), "does not follow the protocol"),
         (wire.ANSWER.pack(1, wire.Status.REFUSED, 9) + b"not today", "refused a read: not today"),
     ],
+    ids=["nothing", "garbage", "other request", "more bytes", "absurd bytes", "endless refusal", "refusal"],
 )
 def test_a_peer_that_answers_wrongly(answer: bytes, words: str, reader: TcpTransport, pages: Pages) -> None:
     def script(connection: socket.socket) -> None:

@@ -93,7 +93,9 @@ def test_requests_of_impossible_length_end_the_connection(length: int, client: s
         pass
 
 
-@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n" * 10, bytes(200), b"\xff" * 86])
+@pytest.mark.parametrize(
+    "garbage", [b"GET / HTTP/1.1\r\n\r\n" * 10, bytes(200), b"\xff" * 86], ids=["http", "zeros", "ones"]
+)
 def test_garbage_instead_of_a_handshake_gets_no_byte_of_the_pool(garbage: bytes, stranger: socket.socket) -> None:
     stranger.sendall(garbage)
     hello = wire.receive(stranger, wire.HELLO.size, no_tick)
@@ -105,6 +107,7 @@ def test_garbage_instead_of_a_handshake_gets_no_byte_of_the_pool(garbage: bytes,
 @pytest.mark.parametrize(
     ("key_of", "incarnation"),
     [(Identity({}, secret=b"not the secret!!"), IDENTITY.incarnation), (IDENTITY, "ab" * 16)],
+    ids=["secret", "incarnation"],
 )
 def test_a_wrong_secret_or_incarnation_gets_no_byte_of_the_pool(
     key_of: Identity, incarnation: str, stranger: socket.socket

@@ -1,0 +1,157 @@
+"""Which transport a pair of workers uses, and why. Pure, except for `Site.here`, which looks at this machine.
+
+NIXL is chosen only where reads are one-sided: where UCX would emulate them over TCP our own TCP is faster and safer.
+"""
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from tandem.core.errors import ConfigurationError, IncompatiblePeerError
+from tandem.transport.nixl.bindings import unavailable_reason
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_INFINIBAND = Path("/sys/class/infiniband")
+AUTO = "auto"
+TRANSPORTS = ("inproc", "nixl", "tcp")
+
+
+class LinkPath(StrEnum):
+    """What carries the bytes."""
+
+    INPROC = "inproc"
+    CMA = "nixl: memory of another process of this host"
+    CUDA_IPC = "nixl: cuda ipc"
+    RDMA = "nixl: rdma"
+    UNKNOWN_NIXL = "nixl: whatever ucx finds"
+    LOOPBACK = "tcp: this host"
+    NETWORK = "tcp: network"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a worker lives; exchanged in the handshake of the layers above.
+
+    Args:
+        host: equal for processes under one kernel.
+        pid_namespace: processes can name each other only within one.
+        user: processes can read each other only as the same user.
+        process: equal only for the same process.
+        device: of its pool, "cpu" or "cuda:N".
+        nixl: why NIXL is not available there, or "" when it is.
+        has_rdma: whether it has an RDMA device.
+    """
+
+    host: str
+    pid_namespace: str
+    user: str
+    process: str
+    device: str
+    nixl: str
+    has_rdma: bool
+
+    @staticmethod
+    def here(device: str) -> "Site":
+        """This process's."""
+        return Site(
+            host=_BOOT_ID.read_text().strip() if _BOOT_ID.exists() else socket.gethostname(),
+            pid_namespace=_link("/proc/self/ns/pid"),
+            user=f"{_link('/proc/self/ns/user')} {os.geteuid()}",
+            process=str(os.getpid()),
+            device=device,
+            nixl=unavailable_reason() or "",
+            has_rdma=_INFINIBAND.is_dir() and any(_INFINIBAND.iterdir()),
+        )
+
+    def to_fields(self) -> dict[str, object]:
+        return asdict(self)
+
+    @staticmethod
+    def from_fields(fields: Mapping[str, object]) -> "Site":
+        """Raises `IncompatiblePeerError` when these are not a site's fields."""
+        texts = [name for name in Site.__dataclass_fields__ if name != "has_rdma"]
+        if not all(isinstance(fields.get(name), str) for name in texts) or not isinstance(fields.get("has_rdma"), bool):
+            raise IncompatiblePeerError(f"a peer describes its site as {dict(fields)!r:.200}; need {', '.join(texts)}")
+        return Site(**{name: str(fields[name]) for name in texts}, has_rdma=fields["has_rdma"] is True)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A transport by name, what will carry the bytes, and why."""
+
+    name: str
+    path: LinkPath
+    reason: str
+
+
+def choose(local: Site, remote: Site, override: str = AUTO) -> Choice:
+    """The fastest transport that is safe for this pair.
+
+    Args:
+        override: the name of one transport, or "auto".
+
+    Raises:
+        ConfigurationError: the override is unknown or cannot work, or nothing can; the message says why.
+    """
+    if override not in (AUTO, *TRANSPORTS):
+        raise ConfigurationError(f"transport={override!r} is unknown; choose {AUTO} or one of {', '.join(TRANSPORTS)}")
+    candidates = {"inproc": _inproc(local, remote), "nixl": _nixl(local, remote), "tcp": _tcp(local, remote)}
+    if override != AUTO:
+        chosen = candidates[override]
+        if isinstance(chosen, Choice):
+            return Choice(chosen.name, chosen.path, f"set by hand; {chosen.reason}")
+        if override == "nixl" and not (local.nixl or remote.nixl):
+            return Choice("nixl", LinkPath.UNKNOWN_NIXL, f"set by hand, although {chosen}")
+        raise ConfigurationError(f"transport={override} cannot serve this pair: {chosen}")
+    for candidate in candidates.values():
+        if isinstance(candidate, Choice):
+            refused = [why for why in candidates.values() if isinstance(why, str)]
+            return Choice(candidate.name, candidate.path, "; ".join([candidate.reason, *refused]))
+    raise ConfigurationError(f"no transport can serve this pair: {'; '.join(map(str, candidates.values()))}")
+
+
+def _inproc(local: Site, remote: Site) -> Choice | str:
+    if (local.host, local.pid_namespace, local.process) != (remote.host, remote.pid_namespace, remote.process):
+        return "no inproc: two processes"
+    if not _both_cpu(local, remote):
+        return f"no inproc: it copies cpu memory, not {local.device} and {remote.device}"
+    return Choice("inproc", LinkPath.INPROC, "one process")
+
+
+def _nixl(local: Site, remote: Site) -> Choice | str:
+    for side, site in (("here", local), ("at the peer", remote)):
+        if site.nixl:
+            return f"no nixl: {side}, {site.nixl}"
+    if (local.device == "cpu") != (remote.device == "cpu"):
+        return f"no nixl: blocks live in {local.device} here and in {remote.device} at the peer"
+    if local.host == remote.host:
+        if (local.pid_namespace, local.user) == (remote.pid_namespace, remote.user):
+            path = LinkPath.CMA if _both_cpu(local, remote) else LinkPath.CUDA_IPC
+            return Choice("nixl", path, "one host, processes that may read each other's memory")
+        if not (local.has_rdma and remote.has_rdma):
+            return "no nixl: one host, but other users or pid namespaces, so no process may read another's memory"
+    if local.has_rdma and remote.has_rdma:
+        return Choice("nixl", LinkPath.RDMA, "both sides have RDMA devices")
+    return "no nixl: two hosts without RDMA devices on both, where its reads would be emulated over TCP"
+
+
+def _tcp(local: Site, remote: Site) -> Choice | str:
+    if not _both_cpu(local, remote):
+        return f"no tcp: it sends cpu memory, not {local.device} and {remote.device}"
+    if local.host == remote.host:
+        return Choice("tcp", LinkPath.LOOPBACK, "one host")
+    return Choice("tcp", LinkPath.NETWORK, "two hosts")
+
+
+def _both_cpu(local: Site, remote: Site) -> bool:
+    return local.device == remote.device == "cpu"
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return "unknown"

@@ -1,0 +1,98 @@
+"""How fast a link is, by a short timed read at start-up, and whether that is what such a path should give.
+
+Moves bytes into blocks that the caller lends; knows no transport by name.
+"""
+
+import logging
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.core.errors import TransportError
+from tandem.transport.base import KVTransport, Peer
+from tandem.transport.choose import LinkPath
+from tandem.transport.transfer import TransferState
+
+NUM_LATENCY_READS = 10
+NUM_RATE_READS = 5
+MEASURABLE_BYTES = 1 << 20  # below, the rate says more about latency than about the path
+SLOW_SHARE = 0.25
+READ_DEADLINE_S = 5.0
+
+# GB/s of large reads: the first three measured on two cores of a 2024 server, the others a quarter of common hardware.
+EXPECTED_GB_PER_S = {
+    LinkPath.INPROC: 8.0,
+    LinkPath.CMA: 4.0,
+    LinkPath.LOOPBACK: 2.5,
+    LinkPath.NETWORK: 1.0,
+    LinkPath.RDMA: 10.0,
+    LinkPath.CUDA_IPC: 50.0,
+    LinkPath.UNKNOWN_NIXL: 1.0,
+}
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReport:
+    """One link, measured: GB/s (1e9 bytes) of its best read, seconds of a median single block."""
+
+    path: LinkPath
+    gb_per_s: float
+    latency_s: float
+    expected_gb_per_s: float
+    is_slow: bool
+
+
+def measure_link(
+    transport: KVTransport,
+    peer: Peer,
+    remote_blocks: Sequence[int],
+    local_blocks: Sequence[int],
+    path: LinkPath,
+    expected_gb_per_s: float | None = None,
+) -> LinkReport:
+    """Read `remote_blocks` into `local_blocks` a few times, and warn when that is far slower than `path` should be.
+
+    Takes milliseconds on a good link, at most the deadlines of 16 reads on a bad one. A link is called slow only where
+    the blocks together have `MEASURABLE_BYTES`.
+
+    Raises:
+        TransportError: a read failed.
+    """
+    _timed_read(transport, peer, remote_blocks, local_blocks)  # NOTE: the first read of a peer also sets things up
+    singles = [_timed_read(transport, peer, remote_blocks[:1], local_blocks[:1])[1] for _ in range(NUM_LATENCY_READS)]
+    reads = [_timed_read(transport, peer, remote_blocks, local_blocks) for _ in range(NUM_RATE_READS)]
+    num_bytes, best_s = min(reads, key=lambda read: read[1])
+    expected = EXPECTED_GB_PER_S[path] if expected_gb_per_s is None else expected_gb_per_s
+    rate = num_bytes / best_s / 1e9
+    is_slow = num_bytes >= MEASURABLE_BYTES and rate < SLOW_SHARE * expected
+    report = LinkReport(path, rate, statistics.median(singles), expected, is_slow)
+    _log(peer, report)
+    return report
+
+
+def _timed_read(
+    transport: KVTransport, peer: Peer, remote_blocks: Sequence[int], local_blocks: Sequence[int]
+) -> tuple[int, float]:
+    """(bytes, seconds) of one read."""
+    transfer = transport.read(peer, remote_blocks, local_blocks, READ_DEADLINE_S)
+    transfer.wait()
+    if transfer.state is not TransferState.DONE or transfer.finished_s is None:
+        raise TransportError(f"measuring the link to peer {peer.incarnation} failed: {transfer.error}")
+    return transfer.num_bytes, max(transfer.finished_s - transfer.started_s, 1e-9)
+
+
+def _log(peer: Peer, report: LinkReport) -> None:
+    log = logger.warning if report.is_slow else logger.info
+    log(
+        "KV link to %s over %s: %.2f GB/s, %.0f us a block; %.2f GB/s is usual for such a path%s",
+        peer.incarnation,
+        report.path,
+        report.gb_per_s,
+        report.latency_s * 1e6,
+        report.expected_gb_per_s,
+        "; it is SLOW: expect late first tokens, check the network and that this is the path you meant"
+        if report.is_slow
+        else "",
+    )

@@ -1,0 +1,60 @@
+"""Finds and loads NIXL's native bindings, or says why not. The only place where its environment defaults are set.
+
+The bindings are used without NIXL's Python wrapper, which sets the progress thread's delay to 0, so that every idle
+agent burns most of a core. What we call of them is checked against exactly the versions named here.
+"""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+from types import ModuleType
+
+from tandem.core.errors import ConfigurationError
+
+SUPPORTED_VERSIONS = ("1.5.1",)
+_WHEELS = (("nixl_cu13", "nixl-cu13"), ("nixl_cu12", "nixl-cu12"))
+
+ENVIRONMENT_DEFAULTS = {
+    "NIXL_LOG_LEVEL": "ERROR",
+    "UCX_LOG_LEVEL": "error",
+    "UCX_ERROR_SIGNALS": "",  # a crash is Python's faulthandler's to report
+    "UCX_TCP_USER_TIMEOUT": "5s",
+    "UCX_TCP_KEEPIDLE": "3s",
+    "UCX_TCP_KEEPINTVL": "1s",
+    "UCX_TCP_KEEPCNT": "3",
+}
+
+
+def unavailable_reason() -> str | None:
+    """Why `load_bindings` would raise here, or None. Loads nothing."""
+    for module, wheel in _WHEELS:
+        if importlib.util.find_spec(module) is not None:
+            version = importlib.metadata.version(wheel)
+            if version in SUPPORTED_VERSIONS:
+                return None
+            return f"{wheel} {version} is installed; this code is verified against {', '.join(SUPPORTED_VERSIONS)} only"
+    return f"no NIXL wheel is installed; pip install nixl-cu13=={SUPPORTED_VERSIONS[-1]}"
+
+
+def set_environment_defaults() -> None:
+    """What NIXL and UCX read once, on loading. What is set already stays."""
+    for name, value in ENVIRONMENT_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+
+
+def load_bindings() -> ModuleType:
+    """The native module.
+
+    Raises:
+        ConfigurationError: there is none, of a version we know, that loads here.
+    """
+    reason = unavailable_reason()
+    if reason is not None:
+        raise ConfigurationError(reason)
+    set_environment_defaults()
+    module = next(module for module, _ in _WHEELS if importlib.util.find_spec(module) is not None)
+    try:
+        return importlib.import_module(f"{module}._bindings")
+    except ImportError as error:
+        raise ConfigurationError(f"NIXL is installed but does not load: {error}") from error

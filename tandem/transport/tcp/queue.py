@@ -1,0 +1,81 @@
+"""The reads asked of one peer that no stream has taken yet.
+
+Each leaves exactly once: taken by a stream, expired, or drained at the end.
+"""
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+from tandem.core.clock import Clock
+from tandem.core.errors import TransportError
+from tandem.transport.blocks import Run
+from tandem.transport.peers import LinkPace
+from tandem.transport.transfer import Transfer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingRead:
+    """What a stream has to do; `deadline_s` is on the transport's clock."""
+
+    transfer: Transfer
+    runs: list[Run]
+    deadline_s: float
+
+
+class ReadQueue:
+    """First in, first out, with deadlines. Thread-safe. Fails what it drops, and keeps the pace's books."""
+
+    def __init__(self, clock: Clock, pace: LinkPace) -> None:
+        self._clock, self._pace = clock, pace
+        self._reads: deque[PendingRead] = deque()
+        self._changed = threading.Condition()
+        self._is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def put(self, read: PendingRead) -> None:
+        """Raises `TransportError` once closed."""
+        with self._changed:
+            if self._is_closed:
+                raise TransportError("the peer was disconnected")
+            self._reads.append(read)
+            self._changed.notify()
+
+    def take(self) -> PendingRead | None:
+        """The next read, waiting for one; None once closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._reads or self._is_closed)
+            return self._reads.popleft() if self._reads else None
+
+    def expire(self) -> None:
+        """Fail what has waited past its deadline: nothing of it was sent or received."""
+        now_s = self._clock.now_s()
+        with self._changed:
+            overdue = [read for read in self._reads if read.deadline_s < now_s]
+            for read in overdue:
+                self._reads.remove(read)
+        for read in overdue:
+            self.fail(read, TransportError("a read waited past its deadline behind others of the same peer"))
+
+    def close(self) -> None:
+        """Fail everything that waits and let `take` return None."""
+        with self._changed:
+            self._is_closed = True
+            waiting = list(self._reads)
+            self._reads.clear()
+            self._changed.notify_all()
+        for read in waiting:
+            self.fail(read, TransportError("the peer was disconnected before a read of it began"))
+
+    def fail(self, read: PendingRead, error: TransportError) -> None:
+        """End a read that was not completed."""
+        self._pace.end(read.transfer.num_bytes, None)
+        read.transfer.fail(error)
+
+    def succeed(self, read: PendingRead, seconds: float) -> None:
+        """End a read whose bytes took `seconds`."""
+        self._pace.end(read.transfer.num_bytes, seconds)
+        read.transfer.succeed()

@@ -1,0 +1,146 @@
+"""`KVTransport` over TCP: a server for our pool, and streams that read peers' pools into it."""
+
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.core.clock import Clock, SystemClock
+from tandem.core.errors import ConfigurationError, IncompatiblePeerError, TransportError
+from tandem.transport.base import MemoryPool, Peer
+from tandem.transport.blocks import plan_read
+from tandem.transport.card import Card, Identity, accept, describe, seal
+from tandem.transport.memory import PoolBytes
+from tandem.transport.peers import LinkPace, PeerTable
+from tandem.transport.tcp import wire
+from tandem.transport.tcp.client import HANDSHAKE_S, Address, Stream, open_connection
+from tandem.transport.tcp.queue import PendingRead, ReadQueue
+from tandem.transport.tcp.server import BlockServer
+from tandem.transport.transfer import Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class TcpConfig:
+    """Where to listen, and how to read.
+
+    Args:
+        bind_host: the address to listen on; only private networks, the bytes are not encrypted.
+        port: 0 = any that is free.
+        advertise_host: what peers connect to, if not `bind_host`; needed when that is a wildcard.
+        num_streams: connections to each peer, each with a thread; more let reads overtake each other.
+    """
+
+    bind_host: str = "127.0.0.1"
+    port: int = 0
+    advertise_host: str | None = None
+    num_streams: int = 1
+
+    def __post_init__(self) -> None:
+        if self.advertise_host is None and self.bind_host in ("", "0.0.0.0", "::"):
+            raise ConfigurationError(f"bind_host={self.bind_host!r} is no address to connect to; set advertise_host")
+        if not 1 <= self.num_streams <= 16:
+            raise ConfigurationError(f"num_streams={self.num_streams} must be from 1 to 16")
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    queue: ReadQueue
+    pace: LinkPace
+    streams: tuple[Stream, ...]
+
+    def close(self) -> None:
+        self.queue.close()
+        for stream in self.streams:
+            stream.abort()
+        for stream in self.streams:
+            stream.join()
+
+
+class TcpTransport:
+    """`KVTransport` over TCP.
+
+    Args:
+        pool: CPU memory.
+        identity: who we are.
+
+    Raises:
+        ConfigurationError: the pool is not in CPU memory, or the address cannot be listened on.
+    """
+
+    name = "tcp"
+
+    def __init__(
+        self, pool: MemoryPool, identity: Identity, config: TcpConfig | None = None, clock: Clock | None = None
+    ) -> None:
+        config = config or TcpConfig()
+        self._pool, self._bytes, self._identity, self._config = pool, PoolBytes(pool), identity, config
+        self._clock = clock or SystemClock()
+        self._peers: PeerTable[_Link] = PeerTable(self.name)
+        try:
+            self._server = BlockServer(pool, identity, config.bind_host, config.port)
+        except OSError as error:
+            raise ConfigurationError(f"cannot listen on {config.bind_host}:{config.port}: {error}") from error
+        self.address = Address(config.advertise_host or config.bind_host, self._server.port)
+
+    def card(self) -> bytes:
+        return seal(describe(self.name, self._identity, self._pool, str(self.address).encode()), self._identity)
+
+    def connect(self, card: bytes) -> Peer:
+        self._peers.check_open()
+        accepted = accept(card, self.name, self._identity, self._pool)
+        address = _parse_address(accepted)
+        limit_s = time.monotonic() + HANDSHAKE_S
+        connection = open_connection(address, accepted, self._identity, lambda: _check_time(limit_s, address))
+        pace = LinkPace()
+        queue = ReadQueue(self._clock, pace)
+
+        def reconnect(tick: wire.Tick, timeout_s: float) -> socket.socket:
+            return open_connection(address, accepted, self._identity, tick, timeout_s)
+
+        streams = tuple(
+            Stream(queue, self._bytes, self._clock, connection if index == 0 else None, reconnect)
+            for index in range(self._config.num_streams)
+        )
+        link = _Link(queue, pace, streams)
+        try:
+            return self._peers.add(accepted, link)
+        except TransportError:
+            link.close()
+            raise
+
+    def read(
+        self,
+        peer: Peer,
+        remote_blocks: Sequence[int],
+        local_blocks: Sequence[int],
+        deadline_s: float | None = None,
+    ) -> Transfer:
+        link = self._peers.get(peer)
+        runs = plan_read(remote_blocks, local_blocks, peer.num_blocks, self._pool.num_blocks)
+        transfer = Transfer(len(remote_blocks) * self._pool.page_bytes, self._clock)
+        allowance_s = link.pace.begin(transfer.num_bytes)
+        limit_s = transfer.started_s + (allowance_s if deadline_s is None else deadline_s)
+        link.queue.put(PendingRead(transfer, runs, limit_s))
+        return transfer
+
+    def disconnect(self, peer: Peer) -> None:
+        link = self._peers.pop(peer)
+        if link is not None:
+            link.close()
+
+    def close(self) -> None:
+        for link in self._peers.drain():
+            link.close()
+        self._server.close()
+
+
+def _parse_address(card: Card) -> Address:
+    host, separator, port = card.metadata.decode(errors="replace").rpartition(":")
+    if not separator or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise IncompatiblePeerError(f"the card of peer {card.incarnation} has no address: {card.metadata[:80]!r}")
+    return Address(host, int(port))
+
+
+def _check_time(limit_s: float, address: Address) -> None:
+    if time.monotonic() > limit_s:
+        raise TransportError(f"{address} did not shake hands within {HANDSHAKE_S:g} s")
