@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.core.errors import ConfigurationError
@@ -27,6 +27,7 @@ P, D = Role.PREFILL, Role.DECODE
 
 
 @every_policy
+@settings(max_examples=20)
 @given(data=st.data())
 def test_chooses_only_among_candidates_and_within_the_limit(
     make: Callable[[], RoutingPolicy], data: st.DataObject
@@ -48,6 +49,15 @@ def test_serves_whenever_there_is_a_pair(make: Callable[[], RoutingPolicy]) -> N
     assert choice is not None
     assert choice.decode.worker_id == "d"
     assert choice.prefill is not None
+
+
+@every_policy
+def test_decode_workers_alone_serve_and_so_does_one_that_does_both(make: Callable[[], RoutingPolicy]) -> None:
+    """A policy of pairs finds none; the search has the last word."""
+    for state in (worker("d", D), worker("d", Role.BOTH)):
+        answer = pairer_of(state, policy=make()).pair(request(), 0.0)
+        assert isinstance(answer, Pairing)
+        assert (answer.prefill_id, answer.decode_id) == (None, "d")
 
 
 @every_policy

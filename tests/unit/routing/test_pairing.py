@@ -2,7 +2,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.core.errors import ConfigurationError
@@ -127,6 +127,7 @@ def test_a_requests_own_limit_comes_first() -> None:
 
 
 @pytest.mark.parametrize("policy", [PredictedCost, RoundRobin, LeastLoaded])
+@settings(max_examples=40)
 @given(data=st.data())
 def test_no_refusal_while_somebody_is_able(policy: Callable[[], RoutingPolicy], data: st.DataObject) -> None:
     """One pair has room and time; the others are random."""

@@ -1,9 +1,10 @@
 import itertools
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.routing.cost import predict
@@ -69,6 +70,28 @@ def test_the_choice_is_the_cheapest_of_all(data: st.DataObject) -> None:
         assert found.prefill is None, "only a long local prefill is left when nothing else is admissible"
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_close_calls_are_decided_exactly(seed: int) -> None:
+    """Loads and links differ by a few milliseconds, so a bound that is off by one shows."""
+    source = random.Random(seed)
+    slowest = source.choice([2.5e8, 5e9])
+    prefills = [worker(f"p{i}", queued=queue_of(source.randrange(200))) for i in range(5)]
+    decodes = [worker(f"d{i}", D, num_context_tokens=source.randrange(100_000)) for i in range(5)]
+    pairs = itertools.product(prefills + decodes, prefills + decodes)
+    links = {
+        (a.worker_id, b.worker_id): LinkState(source.uniform(slowest, slowest * 8), source.uniform(0, 3))
+        for a, b in pairs
+    }
+    leading = {state.worker_id: source.randrange(40, 60) for state in prefills + decodes}
+    shape = request(1000, leading, num_expected_output=2)
+    candidates = candidates_of(*prefills, *decodes, links=Links(LinkState(slowest, 3.0), links), max_local_tokens=100)
+    found = cheapest(shape, candidates, num_fetch_sources=10)
+    assert found is not None
+    cost_ms = predict(shape, found, candidates.links, 0.0).total_ms
+    assert cost_ms == pytest.approx(min(cost for cost, _ in admissible(shape, candidates)), rel=1e-9)
+
+
+@settings(max_examples=40)
 @given(data=st.data())
 def test_more_cached_never_costs_more(data: st.DataObject) -> None:
     states = data.draw(workers())
@@ -85,6 +108,7 @@ def test_more_cached_never_costs_more(data: st.DataObject) -> None:
             assert predict(warmer, choice, candidates.links, 0.0).total_ms <= before + 1e-6
 
 
+@settings(max_examples=40)
 @given(data=st.data(), factor=st.floats(1.0, 1000.0), extra_ms=st.floats(0.0, 100.0))
 def test_a_slower_link_never_costs_less(data: st.DataObject, factor: float, extra_ms: float) -> None:
     states = data.draw(workers())
@@ -126,6 +150,23 @@ def test_a_prefix_is_fetched_when_that_is_quicker_than_computing_it() -> None:
     assert fetched.holder.worker_id == "d"
     assert computed is not None
     assert computed.holder is None
+
+
+def test_a_short_fetch_behind_a_queue_is_found_though_a_long_one_is_not_worth_it() -> None:
+    """A bound from the longest prefix alone would pass this worker over for one without any fetch."""
+    link = LinkState(1e9 / 3, 0.0)
+    links = Links(LinkState(1e6, 0.0), {("short", "p"): link, ("long", "p"): link, ("p", "d"): LINK, ("q", "d"): LINK})
+    states = (
+        worker("p", queued=queue_of(930)),
+        worker("q", queued=queue_of(830)),
+        worker("short", draining=True),
+        worker("long", draining=True),
+        worker("d", D),
+    )
+    known = candidates_of(*states, links=links, max_local_tokens=0)
+    found = cheapest(request(1000, {"short": 16, "long": 60}), replace(known, prefill=known.prefill[:2]))
+    assert found is not None
+    assert (found.prefill and found.prefill.worker_id, found.holder and found.holder.worker_id) == ("p", "short")
 
 
 def test_nearer_decode_is_taken_when_all_else_is_equal() -> None:

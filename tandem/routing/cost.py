@@ -1,0 +1,100 @@
+"""What a choice costs, in milliseconds: the definition that `search` minimises and records keep.
+
+The currency is request-milliseconds: this request's own time plus the delay it causes to those it joins. More cached
+tokens never cost more, and a slower link never costs less.
+"""
+
+from dataclasses import dataclass
+
+from tandem.routing.snapshot import Links, LinkState, RequestShape
+from tandem.routing.speed import DecodeSpeed
+from tandem.routing.standing import Choice, Standing, num_blocks_of, num_cached_blocks, num_cached_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Every term of a choice's cost. Queue, fetch and prefill end with the first token.
+
+    fetch_ms: the part of a remote prefix's fetch that outlasts the queue.
+    transfer_ms: the part of the hand-off that outlasts prefill.
+    decode_ms: the request's own decoding. slowdown_ms: delay of those already there, and objectives put at risk.
+    staleness_ms: mistrust of old reports.
+    """
+
+    queue_ms: float
+    fetch_ms: float
+    prefill_ms: float
+    transfer_ms: float
+    decode_ms: float
+    slowdown_ms: float
+    staleness_ms: float
+
+    @property
+    def ttft_ms(self) -> float:
+        return self.queue_ms + self.fetch_ms + self.prefill_ms
+
+    @property
+    def total_ms(self) -> float:
+        return self.ttft_ms + self.transfer_ms + self.decode_ms + self.slowdown_ms + self.staleness_ms
+
+
+def predict(request: RequestShape, choice: Choice, links: Links, now_s: float) -> Prediction:
+    """Price one choice."""
+    worker = choice.prefill or choice.decode
+    queue_ms = worker.wait_ms(now_s)
+    num_cached = num_cached_tokens(request, worker.worker)
+    fetch_ms = 0.0
+    if choice.holder is not None:
+        num_cached = num_cached_tokens(request, choice.holder.worker)
+        link = links.between(choice.holder.worker_id, worker.worker_id)
+        fetch_ms = max(0.0, full_fetch_ms(request, worker, choice.holder, link) - queue_ms)
+    prefill_ms = worker.speed.prefill.prompt_ms(request.num_tokens, num_cached)
+    own_ms, slowdown_ms = decoding_ms(request, choice.decode)
+    transfer_ms = 0.0
+    staleness_ms = choice.decode.staleness_ms(now_s)
+    if choice.prefill is None:
+        slowdown_ms += stall_ms(choice.decode, prefill_ms)
+    else:
+        link = links.between(choice.prefill.worker_id, choice.decode.worker_id)
+        transfer_ms = exposed_ms(request, choice.prefill, choice.decode, link, prefill_ms)
+        staleness_ms += choice.prefill.staleness_ms(now_s)
+    return Prediction(queue_ms, fetch_ms, prefill_ms, transfer_ms, own_ms, slowdown_ms, staleness_ms)
+
+
+def full_fetch_ms(request: RequestShape, worker: Standing, holder: Standing, link: LinkState) -> float:
+    """Fetching what `holder` has of the prefix and `worker` lacks. It goes on while the worker's queue drains."""
+    num_blocks = num_cached_blocks(request, holder.worker) - num_cached_blocks(request, worker.worker)
+    return link.ms(num_blocks * worker.worker.block_bytes)
+
+
+def exposed_ms(request: RequestShape, prefill: Standing, decode: Standing, link: LinkState, prefill_ms: float) -> float:
+    """The hand-off's time after prefill ends: the last chunk, or more where the link is slower than prefill."""
+    block_size = decode.worker.block_size
+    num_lacking = num_blocks_of(request.num_tokens, block_size) - num_cached_blocks(request, decode.worker)
+    num_last = min(num_lacking, num_blocks_of(prefill.worker.chunk_tokens, block_size))
+    num_bytes = decode.worker.block_bytes
+    return max(link.ms(num_last * num_bytes), link.ms(num_lacking * num_bytes) - prefill_ms)
+
+
+def decoding_ms(request: RequestShape, decode: Standing) -> tuple[float, float]:
+    """(The request's own decoding in the batch it joins, what joining takes from that batch).
+
+    Steps get longer for everybody there while the request runs, and a TPOT objective may be missed by all.
+    """
+    context_ms, longer_ms = step_parts_ms(request, decode.speed.decode)
+    step_ms = decode.joined_step_ms + context_ms
+    slowdown_ms = decode.num_running * longer_ms
+    if request.max_tpot_ms is not None and step_ms > request.max_tpot_ms:
+        slowdown_ms += (decode.num_running + 1) * (step_ms - request.max_tpot_ms)
+    return request.num_expected_output * step_ms, request.num_expected_output * slowdown_ms
+
+
+def step_parts_ms(request: RequestShape, speed: DecodeSpeed) -> tuple[float, float]:
+    """(What the request's context adds to a step, what it adds altogether), at the mean of its context's lengths."""
+    context_ms = speed.ms_per_context_token * (request.num_tokens + request.num_expected_output / 2)
+    return context_ms, speed.ms_per_request + context_ms
+
+
+def stall_ms(decode: Standing, prefill_ms: float) -> float:
+    """What a prompt computed beside a decode batch takes from each request in it; a step's overhead they pay anyway."""
+    return decode.num_running * max(0.0, prefill_ms - decode.speed.prefill.ms_per_request)

@@ -1,0 +1,241 @@
+"""All workers as the router knows them: their last reports, and what was sent to them since.
+
+Invariant: a standing is its report plus every delta the report cannot include yet. A delta ends with the request, or
+with a report that arrived long enough after it was sent, so a lost request cannot weigh on a worker for ever.
+Owned by one thread. Decides nothing.
+"""
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from tandem.routing.admission import Limits
+from tandem.routing.snapshot import Links, RequestShape, Role, WorkerState
+from tandem.routing.speed import NO_WORK, PrefillWork, Speed
+from tandem.routing.standing import Candidates, Choice, Standing, num_blocks_of, num_cached_tokens
+
+_FIRST_TURNS = 1 << 62  # NOTE: first turns are random and below all later ones, so replicas do not move in step
+
+
+@dataclass(frozen=True, slots=True)
+class _Delta:
+    """What one request just sent adds to one worker."""
+
+    sent_at_s: float
+    work: PrefillWork = NO_WORK
+    num_running: int = 0
+    num_context_tokens: int = 0
+    num_blocks: int = 0
+
+
+@dataclass(slots=True)
+class Pool:
+    """Workers of one fingerprint: only they may exchange blocks."""
+
+    prefill: dict[str, Standing] = field(default_factory=dict)
+    decode: dict[str, Standing] = field(default_factory=dict)
+    everyone: dict[str, Standing] = field(default_factory=dict)
+
+    def put(self, standing: Standing) -> None:
+        worker = standing.worker
+        self.everyone[worker.worker_id] = standing
+        _keep(self.prefill, standing, worker.role is not Role.DECODE and not worker.draining)
+        _keep(self.decode, standing, worker.role is not Role.PREFILL and not worker.draining)
+
+    def drop(self, worker_id: str) -> None:
+        for part in (self.prefill, self.decode, self.everyone):
+            part.pop(worker_id, None)
+
+
+class Fleet:
+    """Snapshots in, candidates out. `speed_of`: a kind's calibrated speed; `seed` sets the first order of turns."""
+
+    def __init__(self, limits: Limits, links: Links, speed_of: Callable[[str], Speed], seed: int = 0) -> None:
+        self.limits = limits
+        self.links = links
+        self._speed_of = speed_of
+        self._random = random.Random(seed)
+        self._pools: dict[str, Pool] = {}
+        self._pool_of: dict[str, str] = {}
+        self._deltas: dict[str, dict[str, _Delta]] = {}
+        self._next_turn = 0
+        self._swept_at_s = float("-inf")
+
+    def report(self, state: WorkerState) -> None:
+        """Take a worker's news. News older than what is known is ignored."""
+        known = self.standing(state.worker_id)
+        if known is not None and state.reported_at_s < known.worker.reported_at_s:
+            return
+        if self._pool_of.get(state.worker_id, state.fingerprint) != state.fingerprint:
+            self.remove(state.worker_id)
+        settled_s = state.reported_at_s - self.limits.settle_s
+        deltas = self._deltas.setdefault(state.worker_id, {})
+        for request_id in [key for key, delta in deltas.items() if delta.sent_at_s <= settled_s]:
+            del deltas[request_id]
+        turn = known.turn if known is not None else self._random.randrange(_FIRST_TURNS) - _FIRST_TURNS
+        self._pool_of[state.worker_id] = state.fingerprint
+        self._put(state, turn)
+
+    def remove(self, worker_id: str) -> None:
+        """Forget a worker, and its links with it."""
+        fingerprint = self._pool_of.pop(worker_id, None)
+        if fingerprint is None:
+            return
+        self._deltas.pop(worker_id, None)
+        self.links.forget(worker_id)
+        pool = self._pools[fingerprint]
+        pool.drop(worker_id)
+        if not pool.everyone:
+            del self._pools[fingerprint]
+
+    def standing(self, worker_id: str) -> Standing | None:
+        fingerprint = self._pool_of.get(worker_id)
+        return None if fingerprint is None else self._pools[fingerprint].everyone[worker_id]
+
+    def num_workers(self) -> int:
+        return len(self._pool_of)
+
+    def pools(self, request: RequestShape) -> Iterable[Pool]:
+        """Where the request may be served."""
+        if request.fingerprint is None:
+            return list(self._pools.values())
+        pool = self._pools.get(request.fingerprint)
+        return [] if pool is None else [pool]
+
+    def candidates(self, request: RequestShape, pool: Pool, now_s: float) -> Candidates:
+        """Who may be chosen, except for what decode workers have room for at the moment."""
+        self._sweep(now_s)
+        max_ttft_ms = request.max_ttft_ms if request.max_ttft_ms is not None else self.limits.max_ttft_ms
+        return Candidates(
+            prefill=self._eligible(pool.prefill.values(), request, request.num_tokens, now_s),
+            decode=self._eligible(
+                _decodes(request, pool), request, request.num_tokens + request.num_expected_output, now_s
+            ),
+            holders=pool.everyone,
+            links=self.links,
+            now_s=now_s,
+            oldest_s=now_s - self.limits.dead_s,
+            max_ttft_ms=max_ttft_ms,
+            max_local_tokens=self.limits.max_local_tokens,
+        )
+
+    def is_served(self, request: RequestShape, now_s: float) -> bool:
+        """Whether anybody alive could decode a request like this one, if it were short."""
+        return any(self._eligible(_decodes(request, pool), request, 1, now_s) for pool in self.pools(request))
+
+    def _eligible(
+        self, standings: Iterable[Standing], request: RequestShape, num_tokens: int, now_s: float
+    ) -> list[Standing]:
+        """Alive, not excluded, and large enough when empty. Workers of a pool agree on the block size."""
+        listed = list(standings)
+        if not listed:
+            return listed
+        oldest_s = now_s - self.limits.dead_s
+        num_blocks = num_blocks_of(num_tokens, listed[0].worker.block_size)
+        found = [s for s in listed if s.reported_at_s >= oldest_s and s.num_total_blocks >= num_blocks]
+        if request.excluded:
+            found = [standing for standing in found if standing.worker_id not in request.excluded]
+        return found
+
+    def _sweep(self, now_s: float) -> None:
+        """Bounded memory: forget whom nobody has heard of for long."""
+        if now_s - self._swept_at_s < self.limits.forget_s:
+            return
+        self._swept_at_s = now_s
+        oldest_s = now_s - self.limits.forget_s
+        for pool in list(self._pools.values()):
+            for standing in [s for s in pool.everyone.values() if s.reported_at_s < oldest_s]:
+                self.remove(standing.worker_id)
+
+    def sent(self, request: RequestShape, choice: Choice, now_s: float) -> None:
+        """Count a request at the workers it goes to until their reports do."""
+        first = choice.prefill or choice.decode
+        source = choice.holder or first
+        work = PrefillWork.of(request.num_tokens, num_cached_tokens(request, source.worker))
+        num_tokens = request.num_tokens + request.num_expected_output
+        serving = _Delta(
+            now_s,
+            num_running=1,
+            num_context_tokens=request.num_tokens,
+            num_blocks=num_blocks_of(num_tokens, choice.decode.worker.block_size),
+        )
+        if choice.prefill is None:
+            self._add(choice.decode, request.request_id, replace(serving, work=work))
+            return
+        self._add(choice.prefill, request.request_id, replace(serving, work=work, num_blocks=0))
+        if request.decode_id is None:
+            self._add(choice.decode, request.request_id, serving)
+
+    def over(self, request_id: str, worker_ids: Iterable[str]) -> None:
+        """A request has ended or moved on: count it no longer where the reports have not taken over."""
+        for worker_id in worker_ids:
+            if self._deltas.get(worker_id, {}).pop(request_id, None) is not None:
+                standing = self.standing(worker_id)
+                assert standing is not None
+                self._put(standing.worker, standing.turn)
+
+    def _add(self, standing: Standing, request_id: str, delta: _Delta) -> None:
+        worker = standing.worker
+        self._deltas[worker.worker_id][request_id] = delta
+        self._next_turn += 1
+        self._pools[worker.fingerprint].put(replace(_with_delta(standing, delta), turn=self._next_turn))
+
+    def _put(self, state: WorkerState, turn: int) -> None:
+        speed = self._speed_of(state.kind)
+        standing = standing_of(state, speed, self._deltas[state.worker_id].values(), self.limits.fresh_s, turn)
+        self._pools.setdefault(state.fingerprint, Pool()).put(standing)
+
+
+def standing_of(
+    state: WorkerState, speed: Speed, deltas: Iterable[_Delta] = (), fresh_s: float = 0.75, turn: int = 0
+) -> Standing:
+    """A report with what was sent since, in the order it was sent."""
+    standing = Standing(
+        worker=state,
+        speed=speed,
+        worker_id=state.worker_id,
+        reported_at_s=state.reported_at_s,
+        num_total_blocks=state.num_total_blocks,
+        joined_step_ms=speed.decode.step_ms(state.num_running + 1, state.num_context_tokens),
+        free_at_s=state.reported_at_s + speed.prefill.ms(state.queued) / 1000,
+        stale_from_s=state.reported_at_s + fresh_s,
+        queued=state.queued,
+        num_running=state.num_running,
+        num_context_tokens=state.num_context_tokens,
+        num_free_blocks=state.num_free_blocks,
+        turn=turn,
+    )
+    for delta in deltas:
+        standing = _with_delta(standing, delta)
+    return standing
+
+
+def _with_delta(standing: Standing, delta: _Delta) -> Standing:
+    """`standing` with one request more."""
+    speed = standing.speed
+    num_running = standing.num_running + delta.num_running
+    num_context_tokens = standing.num_context_tokens + delta.num_context_tokens
+    work_ms = speed.prefill.ms(delta.work)
+    return replace(
+        standing,
+        joined_step_ms=speed.decode.step_ms(num_running + 1, num_context_tokens),
+        free_at_s=max(standing.free_at_s, delta.sent_at_s) + work_ms / 1000 if work_ms else standing.free_at_s,
+        queued=standing.queued + delta.work,
+        num_running=num_running,
+        num_context_tokens=num_context_tokens,
+        num_free_blocks=max(0, standing.num_free_blocks - delta.num_blocks),
+    )
+
+
+def _decodes(request: RequestShape, pool: Pool) -> Iterable[Standing]:
+    if request.decode_id is None:
+        return pool.decode.values()
+    pinned = pool.everyone.get(request.decode_id)
+    return [] if pinned is None else [pinned]
+
+
+def _keep(part: dict[str, Standing], standing: Standing, wanted: bool) -> None:
+    if wanted:
+        part[standing.worker_id] = standing
+    else:
+        part.pop(standing.worker_id, None)

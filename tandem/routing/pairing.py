@@ -1,0 +1,148 @@
+"""Snapshots + policy + what is in flight → a decision, kept with its prediction until its outcome is known.
+
+Invariant: no request is refused while an admissible choice exists, whatever the policy: where it finds none, the
+search of all choices has the last word. Owned by one thread; never blocks, never does I/O.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tandem.core.errors import ConfigurationError
+from tandem.routing.admission import Refusal, has_room, refuse_dead, refuse_full, refuse_late, refuse_long
+from tandem.routing.cost import Prediction, predict
+from tandem.routing.fleet import Fleet
+from tandem.routing.policies import RoutingPolicy
+from tandem.routing.search import cheapest
+from tandem.routing.snapshot import RequestShape
+from tandem.routing.standing import Candidates, Choice, num_blocks_of
+
+DEFAULT_MAX_RECORDS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """Who serves a request, by worker id. `prefill_id` None: decode computes the prompt itself."""
+
+    prefill_id: str | None
+    decode_id: str
+    fetch_from_id: str | None
+    predicted: Prediction
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was measured. None: that stage was not reached."""
+
+    queue_ms: float | None = None
+    prefill_ms: float | None = None
+    ttft_ms: float | None = None
+    transfer_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRecord:
+    """One decision, for operators and for the error of predictions."""
+
+    request_id: str
+    decided_at_s: float
+    policy: str
+    answer: Pairing | Refusal
+    outcome: Outcome | None = None
+
+    @property
+    def ttft_error_ms(self) -> float | None:
+        """Measured minus predicted time to the first token."""
+        if self.outcome is None or self.outcome.ttft_ms is None or isinstance(self.answer, Refusal):
+            return None
+        return self.outcome.ttft_ms - self.answer.predicted.ttft_ms
+
+
+class Pairer:
+    """The router's decision. Reports go to `fleet`, requests to `pair`, outcomes to `settle`."""
+
+    def __init__(self, fleet: Fleet, policy: RoutingPolicy, max_records: int = DEFAULT_MAX_RECORDS) -> None:
+        if max_records < 1:
+            raise ConfigurationError(f"max_records={max_records} keeps no decision; use 1 or more")
+        self.fleet = fleet
+        self._policy = policy
+        self._max_records = max_records
+        self._records: OrderedDict[str, DecisionRecord] = OrderedDict()
+
+    def pair(self, request: RequestShape, now_s: float) -> Pairing | Refusal:
+        """Decide, count the request at its workers, and record the decision."""
+        self._stop_counting(request.request_id)
+        answer = self._decide(request, now_s)
+        record = DecisionRecord(request.request_id, now_s, self._policy.name, answer)
+        self._records[request.request_id] = record
+        self._records.move_to_end(request.request_id)
+        if len(self._records) > self._max_records:
+            self._records.popitem(last=False)
+        return answer
+
+    def settle(self, request_id: str, outcome: Outcome) -> DecisionRecord | None:
+        """Record what became of a request and stop counting it. None: its record is gone, or never was."""
+        self._stop_counting(request_id)
+        record = self._records.get(request_id)
+        if record is not None:
+            record = self._records[request_id] = replace(record, outcome=outcome)
+        return record
+
+    def records(self) -> Sequence[DecisionRecord]:
+        """The latest decisions, oldest first."""
+        return tuple(self._records.values())
+
+    def _stop_counting(self, request_id: str) -> None:
+        """Where the request was sent before; a second pairing replaces the first."""
+        record = self._records.get(request_id)
+        if record is not None and isinstance(record.answer, Pairing):
+            ids = (record.answer.prefill_id, record.answer.decode_id)
+            self.fleet.over(request_id, [worker_id for worker_id in ids if worker_id is not None])
+
+    def _decide(self, request: RequestShape, now_s: float) -> Pairing | Refusal:
+        pools = [(pool, self.fleet.candidates(request, pool, now_s)) for pool in self.fleet.pools(request)]
+        pools = [(pool, candidates) for pool, candidates in pools if candidates.decode]
+        if not pools:
+            return self._refuse_all(request, now_s)
+        roomy = [candidates for candidates in (with_room(request, found) for _, found in pools) if candidates.decode]
+        if not roomy:
+            return refuse_full(request, [decode for _, candidates in pools for decode in candidates.decode])
+        return self._place(request, roomy)
+
+    def _place(self, request: RequestShape, roomy: Sequence[Candidates]) -> Pairing | Refusal:
+        """The cheapest of the pools' choices."""
+        best: tuple[Choice, Prediction] | None = None
+        for candidates in roomy:
+            choice = self._policy.choose(request, candidates) or cheapest(request, candidates)
+            if choice is not None:
+                predicted = predict(request, choice, candidates.links, candidates.now_s)
+                if best is None or predicted.total_ms < best[1].total_ms:
+                    best = choice, predicted
+        if best is None:
+            return min((refuse_late(request, found) for found in roomy), key=lambda no: no.retry_after_s or 0.0)
+        choice, predicted = best
+        self.fleet.sent(request, choice, roomy[0].now_s)
+        return _pairing(choice, predicted)
+
+    def _refuse_all(self, request: RequestShape, now_s: float) -> Refusal:
+        if self.fleet.is_served(request, now_s):
+            return refuse_long(request)
+        return refuse_dead(request, self.fleet.limits.dead_s)
+
+
+def with_room(request: RequestShape, candidates: Candidates) -> Candidates:
+    """Without the decode workers whose memory is taken. One that has the request already keeps it."""
+    if request.decode_id is not None:
+        return candidates
+    num_blocks = num_blocks_of(request.num_tokens + request.num_expected_output, candidates.decode[0].worker.block_size)
+    roomy = [s for s in candidates.decode if s.num_free_blocks >= num_blocks or has_room(request, s)]
+    return replace(candidates, decode=roomy)
+
+
+def _pairing(choice: Choice, predicted: Prediction) -> Pairing:
+    return Pairing(
+        prefill_id=None if choice.prefill is None else choice.prefill.worker_id,
+        decode_id=choice.decode.worker_id,
+        fetch_from_id=None if choice.holder is None else choice.holder.worker_id,
+        predicted=predicted,
+    )

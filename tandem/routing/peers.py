@@ -1,0 +1,89 @@
+"""Published formulas of other routers as policies, to be compared with in benchmarks. Nothing serves with them.
+
+Each chooses the prefill worker by its formula and the decode worker by load. Where a source leaves something open, the
+class says how it was read.
+"""
+
+from tandem.routing.policies import decode_load, in_time, least, pair_of
+from tandem.routing.snapshot import RequestShape
+from tandem.routing.standing import Candidates, Choice, Standing, num_cached_tokens
+
+
+class DynamoLinear:
+    """`prefill_blocks_left + decode_blocks + incoming_blocks`, argmin.
+
+    `decode_blocks` of a prefill worker is read as the blocks of the requests it holds.
+    """
+
+    name = "dynamo linear"
+
+    def choose(self, request: RequestShape, candidates: Candidates) -> Choice | None:
+        def cost(standing: Standing) -> float:
+            return standing.queued.num_tokens + standing.num_context_tokens + _incoming(request, standing)
+
+        prefill = least(in_time(request, candidates), cost)
+        return pair_of(request, candidates, prefill, decode_load)
+
+
+class DynamoProduct:
+    """ "lmetric": `prefill_left * (decode_blocks + 1)`, argmin; the incoming prompt counts as left."""
+
+    name = "lmetric"
+
+    def choose(self, request: RequestShape, candidates: Candidates) -> Choice | None:
+        def cost(standing: Standing) -> float:
+            num_left = standing.queued.num_tokens + _incoming(request, standing)
+            return num_left * (standing.num_context_tokens / standing.worker.block_size + 1)
+
+        prefill = least(in_time(request, candidates), cost)
+        return pair_of(request, candidates, prefill, decode_load)
+
+
+class WeightedScores:
+    """llm-d: weighted sum of scores in [0, 1]: cached share, free KV share, shortness of the queue (min-max)."""
+
+    def __init__(self, prefix: float = 3.0, free: float = 2.0, queue: float = 2.0) -> None:
+        self.name = f"llm-d {prefix:g}/{free:g}/{queue:g}"
+        self._weights = (prefix, free, queue)
+
+    def choose(self, request: RequestShape, candidates: Candidates) -> Choice | None:
+        standings = in_time(request, candidates)
+        lengths = [standing.queued.num_requests for standing in standings]
+        shortest, spread = min(lengths, default=0.0), max(lengths, default=0.0) - min(lengths, default=0.0)
+        prefix_weight, free_weight, queue_weight = self._weights
+
+        def negated(standing: Standing) -> float:
+            cached = num_cached_tokens(request, standing.worker) / request.num_tokens
+            free = standing.num_free_blocks / standing.num_total_blocks
+            short = 1.0 - (standing.queued.num_requests - shortest) / spread if spread else 1.0
+            return -(prefix_weight * cached + free_weight * free + queue_weight * short)
+
+        return pair_of(request, candidates, least(standings, negated), decode_load)
+
+
+class CacheAware:
+    """SGLang's gateway: the shortest queue when the loads are out of balance, else the longest match above a share.
+
+    Below that share it takes the smallest cache tree; that is read as the shortest queue.
+    """
+
+    name = "sglang"
+
+    def __init__(self, threshold: float = 0.5, absolute: float = 32, relative: float = 1.1) -> None:
+        self._threshold, self._absolute, self._relative = threshold, absolute, relative
+
+    def choose(self, request: RequestShape, candidates: Candidates) -> Choice | None:
+        standings = in_time(request, candidates)
+        loads = [standing.queued.num_requests for standing in standings]
+        longest = least(standings, lambda standing: -num_cached_tokens(request, standing.worker))
+        if longest is None:
+            return None
+        unbalanced = max(loads) - min(loads) > self._absolute and max(loads) > self._relative * min(loads)
+        share = num_cached_tokens(request, longest.worker) / request.num_tokens
+        if unbalanced or share <= self._threshold:
+            longest = least(standings, lambda standing: standing.queued.num_requests)
+        return pair_of(request, candidates, longest, decode_load)
+
+
+def _incoming(request: RequestShape, standing: Standing) -> float:
+    return request.num_tokens - num_cached_tokens(request, standing.worker)

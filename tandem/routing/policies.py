@@ -1,0 +1,183 @@
+"""The seam of routing and its implementations: cost, which serves, and the simple ones it is compared with.
+
+A policy picks among candidates that are all possible; it never sees a dead, draining or incompatible worker. None means
+that it finds nobody within the limits; `pairing` then asks `search` before it refuses. Ties go to the worker chosen
+longest ago, so no policy prefers a worker for ever.
+"""
+
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from tandem.core.errors import ConfigurationError, shown
+from tandem.routing.search import DEFAULT_FETCH_SOURCES, cheapest
+from tandem.routing.snapshot import RequestShape
+from tandem.routing.standing import Candidates, Choice, Standing, num_cached_tokens
+
+MAX_SESSIONS = 65_536
+
+
+class RoutingPolicy(Protocol):
+    """Who serves a request, given who may."""
+
+    @property
+    def name(self) -> str: ...
+
+    def choose(self, request: RequestShape, candidates: Candidates) -> Choice | None:
+        """A choice among `candidates`. Called for every request, by one thread; may keep state of bounded size."""
+        ...
+
+
+class PredictedCost:
+    """Least predicted milliseconds, remote prefixes included when `num_fetch_sources` is above zero."""
+
+    name = "predicted cost"
+
+    def __init__(self, num_fetch_sources: int = DEFAULT_FETCH_SOURCES) -> None:
+        self._num_fetch_sources = num_fetch_sources
+
+    def choose(self, request: RequestShape, candidates: Candidates) -> Choice | None:
+        return cheapest(request, candidates, self._num_fetch_sources)
+
+
+class RoundRobin:
+    """Whoever was chosen longest ago."""
+
+    name = "round robin"
+
+    def choose(self, request: RequestShape, candidates: Candidates) -> Choice | None:
+        return _by_score(request, candidates, lambda standing: 0.0, lambda standing: 0.0)
+
+
+class Random:
+    """Anybody."""
+
+    name = "random"
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = random.Random(seed)
+
+    def choose(self, request: RequestShape, candidates: Candidates) -> Choice | None:
+        return _by_score(
+            request, candidates, lambda standing: self._random.random(), lambda standing: self._random.random()
+        )
+
+
+class LeastLoaded:
+    """The fewest prompt tokens queued, then the fewest requests decoding."""
+
+    name = "least loaded"
+
+    def choose(self, request: RequestShape, candidates: Candidates) -> Choice | None:
+        return _by_score(request, candidates, prefill_load, decode_load)
+
+
+class PrefixOnly:
+    """The longest cached prefix. All requests that share a first block end on few workers: here for comparison."""
+
+    name = "prefix only"
+
+    def choose(self, request: RequestShape, candidates: Candidates) -> Choice | None:
+        def longest(standing: Standing) -> float:
+            return -num_cached_tokens(request, standing.worker)
+
+        return _by_score(request, candidates, longest, longest)
+
+
+class SessionSticky:
+    """A session stays on its workers while they are there; a new one, or none, goes to the least loaded."""
+
+    name = "session sticky"
+
+    def __init__(self, max_sessions: int = MAX_SESSIONS) -> None:
+        self._max_sessions = max_sessions
+        self._homes: OrderedDict[str, tuple[str, str]] = OrderedDict()
+
+    def choose(self, request: RequestShape, candidates: Candidates) -> Choice | None:
+        prefill_id, decode_id = self._homes.get(request.session_id or "", ("", ""))
+        choice = _by_score(
+            request,
+            candidates,
+            lambda standing: float("-inf") if standing.worker_id == prefill_id else prefill_load(standing),
+            lambda standing: float("-inf") if standing.worker_id == decode_id else decode_load(standing),
+        )
+        if choice is not None and request.session_id:
+            self._remember(request.session_id, choice)
+        return choice
+
+    def __len__(self) -> int:
+        """Sessions remembered."""
+        return len(self._homes)
+
+    def _remember(self, session_id: str, choice: Choice) -> None:
+        prefill_id = choice.prefill.worker_id if choice.prefill is not None else ""
+        self._homes[session_id] = (prefill_id, choice.decode.worker_id)
+        self._homes.move_to_end(session_id)
+        if len(self._homes) > self._max_sessions:
+            self._homes.popitem(last=False)
+
+
+POLICIES: dict[str, Callable[[], RoutingPolicy]] = {
+    "predicted-cost": PredictedCost,
+    "round-robin": RoundRobin,
+    "random": Random,
+    "least-loaded": LeastLoaded,
+    "prefix-only": PrefixOnly,
+    "session-sticky": SessionSticky,
+}
+
+
+def policy_named(name: str) -> RoutingPolicy:
+    """A new policy by the name it has in settings."""
+    try:
+        return POLICIES[name]()
+    except KeyError:
+        raise ConfigurationError(f"routing policy {shown(name)} is unknown; use one of {', '.join(POLICIES)}") from None
+
+
+def in_time(request: RequestShape, candidates: Candidates) -> Sequence[Standing]:
+    """The prefill workers whose first token is predicted within the limit."""
+    if candidates.max_ttft_ms == float("inf"):
+        return candidates.prefill
+    return [
+        standing
+        for standing in candidates.prefill
+        if standing.wait_ms(candidates.now_s)
+        + standing.speed.prefill.prompt_ms(request.num_tokens, num_cached_tokens(request, standing.worker))
+        <= candidates.max_ttft_ms
+    ]
+
+
+def least(standings: Iterable[Standing], score: Callable[[Standing], float]) -> Standing | None:
+    """The lowest score; among equals, chosen longest ago."""
+    return min(standings, key=lambda standing: (score(standing), standing.turn), default=None)
+
+
+def prefill_load(standing: Standing) -> float:
+    return standing.queued.num_tokens
+
+
+def decode_load(standing: Standing) -> float:
+    return standing.num_running
+
+
+def pair_of(
+    request: RequestShape, candidates: Candidates, prefill: Standing | None, score: Callable[[Standing], float]
+) -> Choice | None:
+    """`prefill` with the other worker that scores least for decode."""
+    if prefill is None:
+        return None
+    others = (s for s in candidates.decode if s.worker_id != prefill.worker_id)
+    decode = least(others, score)
+    return None if decode is None else Choice(prefill, decode)
+
+
+def _by_score(
+    request: RequestShape,
+    candidates: Candidates,
+    prefill_score: Callable[[Standing], float],
+    decode_score: Callable[[Standing], float],
+) -> Choice | None:
+    prefill = least(in_time(request, candidates), prefill_score)
+    return pair_of(request, candidates, prefill, decode_score)

@@ -1,0 +1,152 @@
+"""What the router knows when it decides: frozen reports of workers and links, and the shape of the request.
+
+Every time is read from the router's own clock, in seconds, so no two machines' clocks are ever compared.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tandem.core.errors import InvalidRequestError, shown
+from tandem.routing.speed import NO_WORK, PrefillWork
+
+
+class Role(StrEnum):
+    """What a worker may be asked for. A decode worker can always prefill a prompt itself."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+
+_LEAST = {
+    "block_size": 1,
+    "block_bytes": 1,
+    "chunk_tokens": 1,
+    "num_total_blocks": 1,
+    "num_free_blocks": 0,
+    "num_running": 0,
+    "num_context_tokens": 0,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerState:
+    """One worker's last report.
+
+    kind: workers of one kind (accelerator, model, widths) share their calibrated speed.
+    fingerprint: equal exactly when two workers may exchange blocks: model, KV layout, dtype, block size, versions.
+    chunk_tokens: the most prompt tokens computed in one step; only the last chunk's transfer is exposed.
+    num_free_blocks: free or evictable, and not promised to a request that waits.
+    queued: prompt work accepted and not computed yet.
+    num_running, num_context_tokens: requests accepted and not finished, and their tokens in context.
+    reported_at_s: when the report arrived here.
+    """
+
+    worker_id: str
+    role: Role
+    kind: str
+    fingerprint: str
+    block_size: int
+    block_bytes: int
+    chunk_tokens: int
+    num_total_blocks: int
+    num_free_blocks: int
+    queued: PrefillWork = NO_WORK
+    num_running: int = 0
+    num_context_tokens: int = 0
+    draining: bool = False
+    reported_at_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            self._require(name, getattr(self, name) >= least, f"{least} or more")
+        work = self.queued
+        parts = (work.num_requests, work.num_tokens, work.num_pairs)
+        self._require("queued", all(0 <= part < math.inf for part in parts), "finite parts of zero or more")
+        self._require("reported_at_s", math.isfinite(self.reported_at_s), "a finite time")
+
+    def _require(self, name: str, holds: bool, needed: str) -> None:
+        if not holds:
+            value = shown(getattr(self, name))
+            raise InvalidRequestError(f"worker {shown(self.worker_id)} reports {name}={value}; it must report {needed}")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkState:
+    """A measured path between two workers. `latency_ms` is what one transfer costs before its first byte."""
+
+    bytes_per_s: float
+    latency_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.bytes_per_s > 0 and self.latency_ms >= 0):
+            raise InvalidRequestError(f"link {self} cannot be used; bytes_per_s > 0 and latency_ms >= 0 are needed")
+
+    def ms(self, num_bytes: float) -> float:
+        return self.latency_ms + 1000.0 * num_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestShape:
+    """What of a request matters for its placement.
+
+    fingerprint: which pool may serve it; None leaves the choice of the pool to cost.
+    leading_blocks: per worker, how many leading blocks of the prompt it holds (the locality index's answer).
+    num_expected_output: tokens it will probably generate.
+    max_ttft_ms, max_tpot_ms: its objectives. The first bounds admission, the second weighs on the choice of decode.
+    excluded: workers that just failed it.
+    decode_id: the decode worker that already has it and only looks for another prefill worker.
+    """
+
+    request_id: str
+    num_tokens: int
+    num_expected_output: int
+    leading_blocks: Mapping[str, int] = field(default_factory=dict)
+    fingerprint: str | None = None
+    session_id: str | None = None
+    max_ttft_ms: float | None = None
+    max_tpot_ms: float | None = None
+    excluded: frozenset[str] = frozenset()
+    decode_id: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_tokens", "num_expected_output"):
+            if getattr(self, name) < 1:
+                raise InvalidRequestError(f"{name}={shown(getattr(self, name))} cannot be placed; use 1 or more")
+        for name in ("max_ttft_ms", "max_tpot_ms"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InvalidRequestError(f"{name}={shown(value)} cannot be met; use a time above zero")
+
+
+class Links:
+    """Measured links between ordered pairs of workers; an unmeasured pair is taken for `default`.
+
+    best_into: per destination with a measured link, what is never slower than any link into it; `default` for others.
+    Bounds only improve: one that is too good costs a search time, not correctness.
+    """
+
+    def __init__(self, default: LinkState, measured: Mapping[tuple[str, str], LinkState] | None = None) -> None:
+        self.default = default
+        self._measured: dict[tuple[str, str], LinkState] = {}
+        self.best_into: dict[str, LinkState] = {}
+        for (source_id, destination_id), link in (measured or {}).items():
+            self.update(source_id, destination_id, link)
+
+    def between(self, source_id: str, destination_id: str) -> LinkState:
+        return self._measured.get((source_id, destination_id), self.default)
+
+    def update(self, source_id: str, destination_id: str, link: LinkState) -> None:
+        """Take a measurement."""
+        self._measured[source_id, destination_id] = link
+        best = self.best_into.get(destination_id, self.default)
+        self.best_into[destination_id] = LinkState(
+            max(best.bytes_per_s, link.bytes_per_s), min(best.latency_ms, link.latency_ms)
+        )
+
+    def forget(self, worker_id: str) -> None:
+        """Drop a worker's links."""
+        self._measured = {pair: link for pair, link in self._measured.items() if worker_id not in pair}
+        self.best_into.pop(worker_id, None)

@@ -1,0 +1,76 @@
+"""How fast a kind of worker is: linear models of prefill and decode, in milliseconds.
+
+Work adds up: the work of a queue is the sum of its requests' work, so one model prices both. Every coefficient is
+zero or more, which makes more work never cheaper. Who measures the coefficients is `calibration`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillWork:
+    """Prompt work still to compute. `num_pairs`: query-key pairs that attention visits, whole context included."""
+
+    num_requests: float = 0.0
+    num_tokens: float = 0.0
+    num_pairs: float = 0.0
+
+    def __add__(self, other: PrefillWork) -> PrefillWork:
+        return PrefillWork(
+            self.num_requests + other.num_requests,
+            self.num_tokens + other.num_tokens,
+            self.num_pairs + other.num_pairs,
+        )
+
+    @staticmethod
+    def of(num_tokens: int, num_cached_tokens: int) -> PrefillWork:
+        """What one prompt costs when its first `num_cached_tokens` have their KV already."""
+        missing = num_tokens - num_cached_tokens
+        return PrefillWork(1.0, missing, missing * (num_cached_tokens + missing / 2))
+
+
+NO_WORK = PrefillWork()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSpeed:
+    """`ms_per_request + ms_per_token + ms_per_pair`: overhead, matrix products, attention."""
+
+    ms_per_request: float
+    ms_per_token: float
+    ms_per_pair: float
+
+    def ms(self, work: PrefillWork) -> float:
+        return (
+            self.ms_per_request * work.num_requests
+            + self.ms_per_token * work.num_tokens
+            + self.ms_per_pair * work.num_pairs
+        )
+
+    def prompt_ms(self, num_tokens: int, num_cached_tokens: int) -> float:
+        """`ms(PrefillWork.of(...))`, without building the work."""
+        missing = num_tokens - num_cached_tokens
+        pairs = missing * (num_cached_tokens + missing / 2)
+        return self.ms_per_request + self.ms_per_token * missing + self.ms_per_pair * pairs
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSpeed:
+    """One decode step: the weights are read once, each request adds its part, each context token its KV."""
+
+    ms_per_step: float
+    ms_per_request: float
+    ms_per_context_token: float
+
+    def step_ms(self, num_running: float, num_context_tokens: float) -> float:
+        return self.ms_per_step + self.ms_per_request * num_running + self.ms_per_context_token * num_context_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Both halves of one kind of worker."""
+
+    prefill: PrefillSpeed
+    decode: DecodeSpeed

@@ -1,0 +1,76 @@
+"""How long prompts and answers are: distributions of token counts, all within bounds that are part of them."""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tandem.core.errors import ConfigurationError
+
+
+class Lengths(Protocol):
+    """A distribution of token counts, each 1 or more."""
+
+    def draw(self, source: random.Random) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Always the same."""
+
+    num_tokens: int
+
+    def __post_init__(self) -> None:
+        _check(self.num_tokens >= 1, self, "num_tokens >= 1")
+
+    def draw(self, source: random.Random) -> int:
+        return self.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Anything between the two, both included."""
+
+    least: int
+    most: int
+
+    def __post_init__(self) -> None:
+        _check(1 <= self.least <= self.most, self, "1 <= least <= most")
+
+    def draw(self, source: random.Random) -> int:
+        return source.randint(self.least, self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class LogNormal:
+    """Long-tailed, given by its median and its 90th percentile, cut at `most`."""
+
+    median: float
+    p90: float
+    most: int
+
+    def __post_init__(self) -> None:
+        _check(1 <= self.median <= self.p90 <= self.most, self, "1 <= median <= p90 <= most")
+
+    def draw(self, source: random.Random) -> int:
+        spread = math.log(self.p90 / self.median) / 1.2815515655446004
+        return max(1, min(self.most, round(source.lognormvariate(math.log(self.median), spread))))
+
+
+@dataclass(frozen=True, slots=True)
+class Empirical:
+    """One of those that were seen."""
+
+    seen: Sequence[int]
+
+    def __post_init__(self) -> None:
+        _check(len(self.seen) > 0 and min(self.seen) >= 1, self, "at least one length, all >= 1")
+
+    def draw(self, source: random.Random) -> int:
+        return source.choice(self.seen)
+
+
+def _check(holds: bool, lengths: object, needed: str) -> None:
+    if not holds:
+        raise ConfigurationError(f"{type(lengths).__name__} lengths need {needed}")
