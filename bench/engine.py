@@ -1,6 +1,6 @@
 """`make bench`: the engine beside `transformers` and beside the hardware's floor, on one random checkpoint, seeded.
 
-Systems take turns on each workload, `--rounds` times; medians are reported. The floor is measured beside every round.
+Systems take turns on each workload, `--rounds` times; medians are reported. The floor is measured before and after every run: on shared machines it moves within seconds.
 `transformers` serves requests one by one, and of the batched workloads only the first few, from which its rate is
 taken.
 """
@@ -175,10 +175,12 @@ def measure(shape: str, rounds: int, names: list[str], *, baseline: bool) -> Rep
             if names and not any(name in workload.name for name in names):
                 continue
             for system, run in systems.items():
-                bandwidth, rate = read_bandwidth(3), matmul_rate(torch.bfloat16, 3)
+                before = read_bandwidth(), matmul_rate(torch.bfloat16, 3)
                 load = ForeignLoad()
                 timing = run(workload, index)
                 foreign[workload.name, system].append(load.cores())
+                after = read_bandwidth(), matmul_rate(torch.bfloat16, 3)
+                bandwidth, rate = (statistics.mean(pair) for pair in zip(before, after, strict=True))
                 for metric, unit, value, floor in _figures(workload, timing, floors, bandwidth, rate, system):
                     samples[workload.name, system, metric, unit].append(value)
                     if floor is not None:

@@ -11,10 +11,10 @@ MATMUL_SIZE = 2048
 
 
 def read_bandwidth(repeats: int = 5) -> float:
-    """Bytes per second of a threaded sum over 1 GiB; the best of `repeats`, since a floor is not an average."""
+    """Bytes per second of a threaded sum over 1 GiB; the median of `repeats`."""
     data = torch.ones(READ_BYTES // 8, dtype=torch.int64)
     data.sum()
-    return READ_BYTES / min(_seconds(data.sum) for _ in range(repeats))
+    return READ_BYTES / statistics.median(_seconds(data.sum) for _ in range(repeats))
 
 
 def matmul_rate(dtype: torch.dtype, repeats: int = 7) -> float:
