@@ -1,8 +1,8 @@
 """`make bench`: the engine beside `transformers` and beside the hardware's floor, on one random checkpoint, seeded.
 
-Systems take turns on each workload, `--rounds` times; medians are reported. The floor is measured before and after every run: on shared machines it moves within seconds.
-`transformers` serves requests one by one, and of the batched workloads only the first few, from which its rate is
-taken.
+Systems take turns on each workload, `--rounds` times; medians are reported. The floor is measured before and after each
+run: on shared machines it moves within seconds. `transformers` serves requests one by one, and of the batched workloads
+only the first few, from which its rate is taken.
 """
 
 import argparse
