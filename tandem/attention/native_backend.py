@@ -8,7 +8,7 @@ import torch
 from tandem.attention.arena import LayerKV
 from tandem.attention.base import AttentionBatch, AttentionParams
 from tandem.core.errors import ConfigurationError
-from tandem.kernels.native.library import NativeKernels, load
+from tandem.kernels.native.bindings import NativeKernels, load
 from tandem.kvcache.spec import KVSpec
 
 MAX_HEAD_DIM = 256

@@ -6,7 +6,7 @@ import torch
 
 from tandem.core.errors import ConfigurationError
 from tandem.kernels.base import Kernels
-from tandem.kernels.native.library import load
+from tandem.kernels.native.bindings import load
 from tandem.kernels.torch_kernels import TorchKernels
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from tandem.core.errors import ConfigurationError
 from tandem.kernels.base import Activation
-from tandem.kernels.native.library import NativeKernels, load
+from tandem.kernels.native.bindings import NativeKernels, load
 from tandem.kernels.torch_kernels import TorchKernels
 
 Implementation = NativeKernels | TorchKernels

@@ -13,7 +13,7 @@ import torch
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import FinishReason
 from tandem.engine.engine import Engine
-from tandem.kernels.native.library import unavailable_reason
+from tandem.kernels.native.bindings import unavailable_reason
 from tests.golden.test_parity import CASES
 from tests.helpers import checkpoints
 from tests.helpers.engines import drain, tiny_engine, token_ids

@@ -15,7 +15,7 @@ import pytest
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
 from tandem.engine.output import RequestOutput
-from tandem.kernels.native.library import unavailable_reason
+from tandem.kernels.native.bindings import unavailable_reason
 from tests.helpers.checkpoints import BUILDERS
 from tests.helpers.engines import least_kv_cache_bytes, serve_alone, tiny_engine, token_ids
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from tandem.core.errors import ConfigurationError
-from tandem.kernels.native.library import NativeKernels, load
+from tandem.kernels.native.bindings import NativeKernels, load
 
 PREAMBLE = """
 import os, sys, time, torch
-from tandem.kernels.native.library import load
+from tandem.kernels.native.bindings import load
 
 def num_threads():
     return len(os.listdir("/proc/self/task"))

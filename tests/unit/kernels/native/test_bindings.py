@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from tandem.core.errors import ConfigurationError
 from tandem.kernels.base import Activation
-from tandem.kernels.native.library import NativeKernels, load, unavailable_reason
+from tandem.kernels.native.bindings import NativeKernels, load, unavailable_reason
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 
