@@ -10,9 +10,9 @@ from pydantic import Field
 from rich.console import Console
 
 from tandem.core.errors import InvalidRequestError
+from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
-from tandem.engine.output import RequestOutput
 from tandem.engine.resolve import build_engine
 from tandem.models.loader import resolve_model_path
 from tandem.serving.settings import EngineSettings, SamplingSettings

@@ -20,10 +20,10 @@ from rich.table import Table
 
 from tandem.cli.prompt_file import Prompt, read_prompts
 from tandem.core.errors import CapacityError, ConfigurationError, InvalidRequestError
+from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.engine.engine import Engine
-from tandem.engine.output import RequestOutput
 from tandem.engine.resolve import build_engine
 from tandem.serving.settings import EngineSettings, SamplingSettings
 

@@ -10,6 +10,8 @@ Each message names the offending value and the remedy. gRPC and HTTP statuses ar
     │   └── UnsupportedCheckpointError  it is well-formed, but we would not serve it exactly
     ├── CapacityError               a bounded queue or pool is full; retrying later can help
     ├── EngineStoppedError          the engine has stopped or failed; no request can be served by it
+    ├── UnavailableError            nobody who could serve this is there now; another worker or a later try can help
+    │   └── WorkerLostError             the process at the other end died, went silent or answered nonsense
     ├── LocalityUnavailableError    the locality index cannot be reached; serve without its hints
     └── TransportError              KV blocks could not be moved between two workers
         └── IncompatiblePeerError       the two must never exchange blocks; both sides' values are named
@@ -45,11 +47,27 @@ class UnsupportedCheckpointError(CheckpointError):
 
 
 class CapacityError(TandemError):
-    """A bounded queue or pool is full; the same request can succeed later."""
+    """A bounded queue or pool is full; the same request can succeed later, best after `retry_after_s`."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class EngineStoppedError(TandemError):
     """The engine has stopped or failed; the message carries the cause."""
+
+
+class UnavailableError(TandemError):
+    """Nobody who could serve this is there now: no worker, none left, or one that is draining."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class WorkerLostError(UnavailableError):
+    """A process died, went silent or answered nonsense; the message names it. Another one can go on."""
 
 
 class LocalityUnavailableError(TandemError):

@@ -6,18 +6,23 @@ The thread alone touches the engine. A caller that stops iterating, for whatever
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 from tandem.core.errors import EngineStoppedError, InvalidRequestError, TandemError, shown
+from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
-from tandem.engine.output import RequestOutput
+from tandem.scheduler.output import KVComputed, KVNews, KVReserved, SampledToken
+from tandem.scheduler.request import WHOLE, Handoff
 
 _STOP: Final = None
 _LONG_TEXT: Final = 2048  # characters; encoding more, about a millisecond, must not hold up the engine's steps
-_News = RequestOutput | TandemError
+EngineNews = RequestOutput | KVReserved | KVComputed
+_News = EngineNews | TandemError
+_Result = TypeVar("_Result")
 
 
 @dataclass(slots=True)
@@ -38,6 +43,7 @@ class AsyncEngine:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        engine.on_kv_news = self._pass_on
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}
         self._failure: str | None = "the engine has not been started"
@@ -80,6 +86,25 @@ class AsyncEngine:
             InvalidRequestError, CapacityError: as `Engine.add_request`.
             EngineStoppedError: when the engine stops or fails before the request ends.
         """
+        news = self.stream(prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt)
+        try:
+            async for item in news:
+                if isinstance(item, RequestOutput):
+                    yield item
+        finally:
+            await news.aclose()
+
+    async def stream(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        handoff: Handoff = WHOLE,
+    ) -> AsyncGenerator[EngineNews, None]:
+        """`generate` for a request that other workers do a part of: also tells what is reserved and leased for it."""
         self._require_running()
         if not isinstance(params, SamplingParams):
             raise InvalidRequestError(f"params={shown(params)} must be a SamplingParams")
@@ -88,7 +113,7 @@ class AsyncEngine:
         stream = _Stream(asyncio.get_running_loop(), asyncio.Queue(), params.n)
 
         def add() -> None:
-            self._add(stream, prompt, params, request_id, priority, cache_salt)
+            self._add(stream, prompt, params, request_id, priority, cache_salt, handoff)
 
         self._inbox.put(add)
         self._require_running()
@@ -98,11 +123,58 @@ class AsyncEngine:
                 if isinstance(news, TandemError):
                     stream.num_unfinished = 0
                     raise news
-                stream.num_unfinished -= news.finished
+                stream.num_unfinished -= isinstance(news, RequestOutput) and news.finished
                 yield news
         finally:
             if stream.num_unfinished:
                 self._inbox.put(lambda: self._abort(stream))
+
+    def post(self, action: Callable[[Engine], None]) -> None:
+        """Do something with the engine between two steps, without waiting. Any thread may call; harmless when it has
+        stopped.
+        """
+
+        def act() -> None:
+            if self._failure is None:
+                action(self._engine)
+
+        self._inbox.put(act)
+
+    async def call(self, action: Callable[[Engine], _Result]) -> _Result:
+        """Do something with the engine between two steps; returns what it returned or raises what it raised.
+
+        Raises:
+            EngineStoppedError: the engine has stopped.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[_Result] = loop.create_future()
+
+        def act() -> None:
+            try:
+                if self._failure is not None:
+                    raise EngineStoppedError(self._failure)
+                answer = partial(_resolve, future, action(self._engine))
+            except TandemError as error:
+                answer = partial(_reject, future, error)
+            _call_soon(loop, answer)
+
+        self._require_running()
+        self._inbox.put(act)
+        self._require_running()
+        return await future
+
+    def accept_token(self, request_id: str, token: SampledToken) -> None:
+        """`Engine.accept_token`; its output goes to the request's stream."""
+        self.post(lambda engine: self._dispatch(engine.accept_token(request_id, token)))
+
+    def kv_arrived(self, request_id: str, num_tokens: int) -> None:
+        """`Engine.kv_arrived`."""
+        self.post(lambda engine: engine.kv_arrived(request_id, num_tokens))
+
+    def _pass_on(self, news: KVNews) -> None:
+        stream = self._streams.get(news.request_id)
+        if stream is not None:
+            _tell(stream, [news])
 
     def _require_running(self) -> None:
         if self._failure is not None:
@@ -116,13 +188,14 @@ class AsyncEngine:
         request_id: str | None,
         priority: int,
         cache_salt: str,
+        handoff: Handoff,
     ) -> None:
         if self._failure is not None:
             _tell(stream, [EngineStoppedError(self._failure)])
             return
         try:
             stream.request_id = self._engine.add_request(
-                prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt
+                prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt, handoff=handoff
             )
         except TandemError as error:
             _tell(stream, [error])
@@ -150,7 +223,8 @@ class AsyncEngine:
 
         NOTE: what arrives meanwhile waits for the next step, so that a flood of callers cannot hold up the running.
         """
-        for _ in range(max(self._inbox.qsize(), not self._engine.has_work)):
+        is_idle = self._engine.is_stalled or not self._engine.has_work
+        for _ in range(max(self._inbox.qsize(), is_idle)):
             action = self._inbox.get()
             if action is _STOP:
                 return False
@@ -193,9 +267,24 @@ def _tell(stream: _Stream, news: list[_News]) -> bool:
         for item in news:
             stream.news.put_nowait(item)
 
+    return _call_soon(stream.loop, deliver)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> bool:
+    """False: the loop has closed."""
     try:
-        stream.loop.call_soon_threadsafe(deliver)
+        loop.call_soon_threadsafe(action)
     except RuntimeError:
-        assert stream.loop.is_closed()
+        assert loop.is_closed()
         return False
     return True
+
+
+def _resolve(future: "asyncio.Future[_Result]", result: _Result) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _reject(future: "asyncio.Future[_Result]", error: TandemError) -> None:
+    if not future.done():
+        future.set_exception(error)

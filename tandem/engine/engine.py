@@ -4,54 +4,32 @@ One synchronous thread owns an engine. It holds no module-level state, so severa
 """
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tandem.core.clock import Clock, SystemClock
+from tandem.core.config import SchedulerConfig
 from tandem.core.errors import InvalidRequestError, TandemError
 from tandem.core.hashing import root_hash
+from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import FinishReason, TokenLogprobs
+from tandem.engine.choice import Choice
 from tandem.engine.executor import Executor
-from tandem.engine.output import RequestMetrics, RequestOutput
+from tandem.engine.identity import ModelIdentity
+from tandem.engine.load import EngineLoad, StepStats, load_of, stats_of
 from tandem.engine.randomness import choice_seed
 from tandem.engine.text_stream import TextPiece, TextStream
-from tandem.engine.validation import check_names, check_params, encode_prompt
+from tandem.engine.validation import check_handoff, check_names, check_params, encode_prompt
 from tandem.kvcache.manager import KVCacheManager, KVCacheUsage
-from tandem.scheduler.output import SampledToken, ScheduledRequest, SchedulerOutput
-from tandem.scheduler.request import Request
+from tandem.scheduler.output import KVNews, SampledToken, ScheduledRequest, SchedulerOutput
+from tandem.scheduler.request import WHOLE, Handoff, Request
 from tandem.scheduler.scheduler import Scheduler, SchedulerCounters
 from tandem.text.tokenizer import Tokenizer
 
-
-@dataclass(frozen=True, slots=True)
-class ModelIdentity:
-    """What the engine must know about the model to accept requests for it.
-
-    `vocab_size` bounds token ids; `fingerprint` keys the prefix cache. `sampling_defaults` are the checkpoint's own
-    wishes (generation_config.json), for callers to start from: the engine itself does what a request says.
-    """
-
-    fingerprint: str
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Choice:
-    """One answer under way: a scheduler request, its text, and when things happened to it."""
-
-    parent_id: str
-    index: int
-    request: Request
-    text: TextStream | None
-    arrival_s: float
-    first_scheduled_s: float | None = None
-    first_token_s: float | None = None
-    last_token_s: float | None = None
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+MAX_STEP_STATS = 256
 
 
 class Engine:
@@ -65,6 +43,8 @@ class Engine:
         tokenizer: None serves token ids only (no text prompts, no stop strings).
         seed: from which requests without a seed draw theirs.
         clock: for metrics; nothing is decided by it.
+
+    `on_kv_news` is told, on the thread that steps, what was reserved and leased for other workers' sake.
     """
 
     def __init__(
@@ -84,10 +64,26 @@ class Engine:
         self._model = model
         self._clock = clock or SystemClock()
         self._random = random.Random(seed)
-        self._choices: dict[str, _Choice] = {}
+        self._choices: dict[str, Choice] = {}
         self._children: dict[str, list[str]] = {}
         self._num_numbered = 0
+        self._step_stats: deque[StepStats] = deque(maxlen=MAX_STEP_STATS)
         self.tokenizer = tokenizer
+        self.on_kv_news: Callable[[KVNews], None] | None = None
+        self.is_stalled = False
+
+    @property
+    def model(self) -> ModelIdentity:
+        return self._model
+
+    @property
+    def kv(self) -> KVCacheManager:
+        """Block accounting, for leases and holds. Only the thread that steps may touch it."""
+        return self._kv
+
+    @property
+    def limits(self) -> SchedulerConfig:
+        return self._scheduler.config
 
     @property
     def has_work(self) -> bool:
@@ -121,6 +117,7 @@ class Engine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        handoff: Handoff = WHOLE,
     ) -> str:
         """Queue a prompt (text or token ids); returns its id.
 
@@ -130,6 +127,7 @@ class Engine:
             request_id: unique among live requests; None = numbered.
             priority: lower is more urgent; waiting makes any request more urgent over time.
             cache_salt: requests share cached blocks only with requests of the same salt.
+            handoff: what other workers do of it.
 
         Raises:
             InvalidRequestError: naming what is wrong with it.
@@ -141,13 +139,14 @@ class Engine:
         if request_id in self._children:
             raise InvalidRequestError(f"request_id={request_id!r} is in use; ids of live requests are unique")
         check_params(params, self.tokenizer, self._model.vocab_size)
+        check_handoff(handoff, params, self._model.vocab_size)
         token_ids = self.encode(prompt)
-        requests = self._requests(request_id, token_ids, params, priority, self._root_hash(cache_salt))
+        requests = self._requests(request_id, token_ids, params, priority, self._root_hash(cache_salt), handoff)
         self._add_all(requests)
         self._children[request_id] = [request.request_id for request in requests]
         for index, request in enumerate(requests):
-            text = None if self.tokenizer is None else TextStream(self.tokenizer, token_ids, params)
-            self._choices[request.request_id] = _Choice(request_id, index, request, text, arrival_s)
+            text = self._text_stream(token_ids, params, handoff)
+            self._choices[request.request_id] = Choice(request_id, index, request, text, arrival_s)
         return request_id
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
@@ -171,19 +170,45 @@ class Engine:
         return outputs
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step; returns what is new. Returns at once when there is nothing to do."""
+        """Compute one step; returns what is new. When nothing can go on it returns at once and `is_stalled` is set."""
         step = self._scheduler.schedule()
-        if not step.scheduled:
-            return []
+        self._pass_on_news()
+        outputs = self._ended(self._scheduler.take_evicted())
+        self.is_stalled = not step.scheduled
+        if self.is_stalled:
+            return outputs
         self._note_scheduled(step)
+        started_s, stats = self._clock.now_s(), stats_of(step)
         result = self._executor.execute(step)
         for item in step.scheduled:
             self._note_prompt_logprobs(item, result.prompt_logprobs.get(item.request.request_id))
         self._scheduler.update(step, result)
+        self._pass_on_news()
         now_s = self._clock.now_s()
-        return [
+        self._step_stats.append(replace(stats, duration_s=now_s - started_s))
+        return outputs + [
             self._take_token(self._choices[request_id], token, now_s) for request_id, token in result.sampled.items()
         ]
+
+    def accept_token(self, request_id: str, token: SampledToken) -> list[RequestOutput]:
+        """Take a request's next token, chosen by the worker that computes its KV. Nothing when it is not wanted."""
+        request = self._scheduler.take_token(request_id, token.token_id)
+        return [] if request is None else [self._take_token(self._choices[request_id], token, self._clock.now_s())]
+
+    def kv_arrived(self, request_id: str, num_tokens: int) -> None:
+        """See `Scheduler.kv_arrived`."""
+        self._scheduler.kv_arrived(request_id, num_tokens)
+        self._pass_on_news()
+
+    def load(self) -> EngineLoad:
+        """What is accepted and not finished."""
+        return load_of(self._scheduler.requests, self._kv)
+
+    def take_step_stats(self) -> list[StepStats]:
+        """Steps since the last call, the latest `MAX_STEP_STATS` of them."""
+        stats = list(self._step_stats)
+        self._step_stats.clear()
+        return stats
 
     def check(self) -> None:
         """Prove that every block, request and choice is accounted for.
@@ -210,9 +235,18 @@ class Engine:
         )
 
     def _requests(
-        self, request_id: str, token_ids: list[int], params: SamplingParams, priority: int, hash_root: bytes
+        self,
+        request_id: str,
+        token_ids: list[int],
+        params: SamplingParams,
+        priority: int,
+        hash_root: bytes,
+        handoff: Handoff,
     ) -> list[Request]:
         room = self._scheduler.config.max_model_len - len(token_ids)
+        max_tokens = room if params.max_tokens is None else params.max_tokens
+        if handoff.num_new_tokens is not None:
+            max_tokens = min(max_tokens, len(handoff.output_token_ids) + handoff.num_new_tokens)
         seed = params.seed if params.seed is not None else self._random.getrandbits(63)
         return [
             Request(
@@ -222,11 +256,29 @@ class Engine:
                 seed=choice_seed(seed, index),
                 hash_root=hash_root,
                 eos_token_ids=frozenset(self._model.eos_token_ids),
-                max_tokens=room if params.max_tokens is None else params.max_tokens,
+                max_tokens=max_tokens,
                 priority=priority,
+                handoff=handoff,
             )
             for index in range(params.n)
         ]
+
+    def _text_stream(self, token_ids: list[int], params: SamplingParams, handoff: Handoff) -> TextStream | None:
+        """A request's text, brought to where another worker left it: what that said already is not said again."""
+        if self.tokenizer is None:
+            return None
+        text = TextStream(self.tokenizer, token_ids, params)
+        for token_id in handoff.output_token_ids:
+            text.add(token_id)
+        return text
+
+    def _ended(self, requests: Iterable[Request]) -> list[RequestOutput]:
+        return [self._output(self._choices[request.request_id], (), "", None) for request in requests]
+
+    def _pass_on_news(self) -> None:
+        for news in self._scheduler.take_news():
+            if self.on_kv_news is not None:
+                self.on_kv_news(news)
 
     def _add_all(self, requests: list[Request]) -> None:
         """Queue all choices of a request or none of them."""
@@ -256,7 +308,7 @@ class Engine:
             del kept[item.request.num_computed_tokens :]
             kept.extend(entries)
 
-    def _take_token(self, choice: _Choice, token: SampledToken, now_s: float) -> RequestOutput:
+    def _take_token(self, choice: Choice, token: SampledToken, now_s: float) -> RequestOutput:
         """Turn a chosen token into news for the caller, matching stop strings on the way."""
         request = choice.request
         if token.error is not None:
@@ -272,7 +324,7 @@ class Engine:
                 request.finish_reason, request.stop_reason = FinishReason.STOP, piece.matched
         return self._output(choice, (token.token_id,), piece.text, token.logprobs)
 
-    def _text_piece(self, choice: _Choice, token_id: int) -> TextPiece:
+    def _text_piece(self, choice: Choice, token_id: int) -> TextPiece:
         """The text to show for a token. The token that stopped a request is shown only if the caller wants it."""
         if choice.text is None:
             return TextPiece("")
@@ -287,11 +339,11 @@ class Engine:
         return piece
 
     def _output(
-        self, choice: _Choice, token_ids: tuple[int, ...], text: str, logprobs: TokenLogprobs | None
+        self, choice: Choice, token_ids: tuple[int, ...], text: str, logprobs: TokenLogprobs | None
     ) -> RequestOutput:
         request = choice.request
         finished = request.finish_reason is not None
-        is_first = bool(token_ids) and request.num_output_tokens == 1
+        is_first = bool(token_ids) and request.num_output_tokens == request.num_resumed_tokens + 1
         wants_prompt = request.params.prompt_logprobs is not None
         output = RequestOutput(
             request_id=choice.parent_id,
@@ -302,28 +354,15 @@ class Engine:
             prompt_logprobs=(None, *choice.prompt_logprobs) if is_first and wants_prompt else None,
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
-            metrics=_metrics(choice) if finished else None,
+            metrics=choice.metrics() if finished else None,
         )
         if finished:
             self._forget(choice)
         return output
 
-    def _forget(self, choice: _Choice) -> None:
+    def _forget(self, choice: Choice) -> None:
         del self._choices[choice.request.request_id]
         children = self._children[choice.parent_id]
         children.remove(choice.request.request_id)
         if not children:
             del self._children[choice.parent_id]
-
-
-def _metrics(choice: _Choice) -> RequestMetrics:
-    return RequestMetrics(
-        arrival_s=choice.arrival_s,
-        first_scheduled_s=choice.first_scheduled_s,
-        first_token_s=choice.first_token_s,
-        last_token_s=choice.last_token_s,
-        num_prompt_tokens=choice.request.num_prompt_tokens,
-        num_output_tokens=choice.request.num_output_tokens,
-        num_cached_tokens=choice.request.num_cached_tokens,
-        num_preemptions=choice.request.num_preemptions,
-    )

@@ -14,7 +14,8 @@ from tandem.core.clock import Clock
 from tandem.core.config import EngineConfig, SchedulerConfig
 from tandem.core.errors import ConfigurationError
 from tandem.core.events import BlockEventSink
-from tandem.engine.engine import Engine, ModelIdentity
+from tandem.engine.engine import Engine
+from tandem.engine.identity import ModelIdentity
 from tandem.engine.runner import ModelRunner
 from tandem.kernels.choose import choose_kernels
 from tandem.kvcache.manager import KVCacheManager
@@ -39,7 +40,21 @@ class EngineSizes:
     max_num_batched_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """An engine and what of it a worker shows to others: its memory, and what it loaded from where."""
+
+    engine: Engine
+    arena: Arena
+    model: ModelConfig
+
+
 def build_engine(config: EngineConfig, *, clock: Clock | None = None, emit: BlockEventSink | None = None) -> Engine:
+    """`assemble`, for those who only want the engine."""
+    return assemble(config, clock=clock, emit=emit).engine
+
+
+def assemble(config: EngineConfig, *, clock: Clock | None = None, emit: BlockEventSink | None = None) -> Assembly:
     """Load the checkpoint and build an engine around it.
 
     `num_threads`, when set, applies to PyTorch's CPU threads of the whole process.
@@ -69,15 +84,17 @@ def build_engine(config: EngineConfig, *, clock: Clock | None = None, emit: Bloc
         emit=emit,
     )
     scheduler = Scheduler(_scheduler_config(config, sizes), kv)
+    arena = Arena(layout, sizes.num_blocks + 1, device)
     runner = ModelRunner(
         model.decoder,
         model.config,
-        Arena(layout, sizes.num_blocks + 1, device),
+        arena,
         backend,
         max_num_requests=config.max_num_running,
         max_model_len=sizes.max_model_len,
     )
-    return Engine(runner, scheduler, kv, _identity(model), tokenizer=tokenizer, seed=config.seed, clock=clock)
+    engine = Engine(runner, scheduler, kv, _identity(model), tokenizer=tokenizer, seed=config.seed, clock=clock)
+    return Assembly(engine, arena, model.config)
 
 
 def resolve_device(name: str) -> torch.device:

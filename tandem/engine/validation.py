@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tandem.core.errors import InvalidRequestError, shown
 from tandem.core.sampling_params import SamplingParams, validate_for_vocab
+from tandem.scheduler.request import WHOLE, Handoff
 from tandem.text.tokenizer import Tokenizer
 
 MAX_NAME_CHARACTERS = 256
@@ -57,6 +58,23 @@ def check_params(params: object, tokenizer: Tokenizer | None, vocab_size: int) -
     if params.stop and tokenizer is None:
         raise InvalidRequestError("this engine has no tokenizer, so stop strings cannot be matched")
     validate_for_vocab(params, vocab_size)
+
+
+def check_handoff(handoff: Handoff, params: SamplingParams, vocab_size: int) -> None:
+    """Refuse to share a request with other workers in a way that cannot be exact.
+
+    Raises:
+        InvalidRequestError: naming what is wrong.
+    """
+    if handoff is WHOLE:
+        return
+    if params.n != 1:
+        raise InvalidRequestError(f"n={params.n} cannot be shared between workers; send each choice as its own request")
+    if params.prompt_logprobs is not None and (handoff.num_expected_tokens or handoff.output_token_ids):
+        raise InvalidRequestError("prompt_logprobs need the whole prompt to be computed by one worker")
+    for token_id in handoff.output_token_ids:
+        if type(token_id) is not int or not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(f"output token {shown(token_id)} is not an id from 0 to {vocab_size - 1}")
 
 
 def _encode_text(text: str, tokenizer: Tokenizer | None, max_model_len: int) -> list[int]:

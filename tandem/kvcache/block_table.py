@@ -1,8 +1,17 @@
 """Which blocks hold one owner's tokens, per KV group."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.kvcache.prefix import NULL_BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRange:
+    """Blocks of one KV group: entry `i` of `block_ids` is entry `first_index + i` of the request's block table."""
+
+    first_index: int
+    block_ids: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -36,3 +45,17 @@ class BlockTable:
         blocks[start:end] = [NULL_BLOCK] * (end - start)
         self.num_dropped[group] = end
         return dropped
+
+    def skip_to(self, group: int, num_blocks: int) -> None:
+        """Append null entries up to `num_blocks`: tokens before them are in no later query's window."""
+        blocks = self.groups[group]
+        assert self.num_dropped[group] == len(blocks), "a real block lies before the entries to skip"
+        blocks.extend([NULL_BLOCK] * (num_blocks - len(blocks)))
+        self.num_dropped[group] = num_blocks
+
+    def ranges(self, first_indices: Sequence[int], end: int) -> tuple[BlockRange, ...]:
+        """Per group, the real blocks from its first index up to `end`."""
+        starts = [max(pair) for pair in zip(first_indices, self.num_dropped, strict=True)]
+        return tuple(
+            BlockRange(start, tuple(blocks[start:end])) for start, blocks in zip(starts, self.groups, strict=True)
+        )

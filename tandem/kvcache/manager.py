@@ -1,29 +1,50 @@
-"""Who owns which block. The one place that gives blocks to owners (requests; later leases and pins) and takes
-them back.
+"""Who owns which block. The one place that gives blocks to owners (requests) and to holds, and takes them back.
 
-Invariant, proved by `check()`: free + cached + used == total, and every reference belongs to an owner's block table.
+A hold keeps blocks from being reused, whatever becomes of their owner: under a lease a peer may read them, under a
+transfer something may still write them.
+Invariant, proved by `check()`: the states of `KVCacheUsage` add up to the pool, and every reference belongs to an
+owner's block table or to a hold.
 """
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 from tandem.core.events import BlockEventSink
 from tandem.kvcache.block_pool import BlockPool
-from tandem.kvcache.block_table import BlockTable
-from tandem.kvcache.prefix import HashPrefixCache, NoPrefixCache, PrefixCache, PrefixMatch, longest_prefix
+from tandem.kvcache.block_table import BlockRange, BlockTable
+from tandem.kvcache.prefix import NULL_BLOCK, HashPrefixCache, NoPrefixCache, PrefixCache, PrefixMatch, longest_prefix
 from tandem.kvcache.spec import KVLayout
 
 
 @dataclass(frozen=True, slots=True)
 class KVCacheUsage:
-    """Blocks by state, at one moment. `free + cached + used == total`."""
+    """Blocks by state, at one moment; `total` is the sum of the others.
+
+    A block is pinned if a transfer may touch it, else leased if a peer may read it, else used if a request has it.
+    """
 
     total: int
     free: int
     cached: int
     used: int
+    leased: int = 0
+    pinned: int = 0
+
+
+class HoldKind(StrEnum):
+    """Why blocks are kept."""
+
+    LEASED = "leased"
+    PINNED = "pinned"
+
+
+@dataclass(slots=True)
+class _Hold:
+    kind: HoldKind
+    block_ids: list[int] = field(default_factory=list)
 
 
 class KVCacheManager:
@@ -58,11 +79,20 @@ class KVCacheManager:
         self._hashes_in_flight: dict[str, Sequence[bytes]] = {}
         self._in_flight: Counter[bytes] = Counter()
         self._num_promised = 0
+        self._holds: dict[str, _Hold] = {}
 
     @property
     def usage(self) -> KVCacheUsage:
         pool = self._pool
-        return KVCacheUsage(pool.num_blocks, pool.num_free, pool.num_cached, pool.num_used)
+        pinned = self._held(HoldKind.PINNED)
+        leased = self._held(HoldKind.LEASED) - pinned
+        used = pool.num_used - len(leased) - len(pinned)
+        return KVCacheUsage(pool.num_blocks, pool.num_free, pool.num_cached, used, len(leased), len(pinned))
+
+    @property
+    def num_unpromised(self) -> int:
+        """Blocks that are free or evictable, and not promised to an owner that will grow into them."""
+        return max(0, self._pool.num_available - self._num_promised)
 
     def fits(self, num_tokens: int) -> bool:
         """Whether one owner of `num_tokens` fits into the pool when it is alone."""
@@ -114,6 +144,63 @@ class KVCacheManager:
         self._renew_promise(table)
         return enough
 
+    def reserve(self, owner: str, num_tokens: int, next_position: int) -> tuple[BlockRange, ...]:
+        """Give `owner`, just opened, all blocks for `num_tokens` tokens whose KV comes from elsewhere; returns those to
+        be filled. Windowed groups get none that the query at `next_position` no longer sees.
+        """
+        table = self._tables[owner]
+        num_blocks = math.ceil(num_tokens / self.layout.block_size)
+        num_matched = [table.num_blocks] * len(table.groups)
+        self._drop_unseen(table, next_position)
+        for index, first in enumerate(self._first_needed(next_position)):
+            if first > len(table.groups[index]):
+                table.skip_to(index, min(first, num_blocks))
+            table.groups[index].extend(self._pool.allocate(num_blocks - len(table.groups[index])))
+        self._renew_promise(table)
+        return table.ranges(num_matched, num_blocks)
+
+    def lease(self, owner: str, num_tokens: int, first_block: int, end_block: int, name: str) -> tuple[BlockRange, ...]:
+        """Hold, under `name`, the owner's blocks `[first_block, end_block)` that a reader of all `num_tokens` tokens
+        needs: in windowed groups only those that their last query sees.
+        """
+        firsts = [max(first_block, first) for first in self._first_needed(num_tokens - 1)]
+        ranges = self._tables[owner].ranges(firsts, end_block)
+        for found in ranges:
+            self.hold(name, found.block_ids, HoldKind.LEASED)
+        return ranges
+
+    def hold(self, name: str, block_ids: Iterable[int], kind: HoldKind) -> None:
+        """Keep blocks that somebody has anyway from being reused until `drop(name)`. More can be added to a name."""
+        block_ids = list(block_ids)
+        assert self._pool.num_idle(block_ids) == 0, "only blocks in use can be held without room for them"
+        self._keep(name, block_ids, kind)
+
+    def hold_cached(self, name: str, hashes: Sequence[bytes]) -> tuple[int, tuple[BlockRange, ...]]:
+        """Lease the longest cached prefix of a chain, as far as others' promises allow; returns its number of blocks
+        and where they are. Nothing is held when that is 0.
+        """
+        match = longest_prefix(self._cache, self.layout, hashes, len(hashes))
+        idle = sum(self._pool.num_idle(block_ids) for block_ids in match.block_ids)
+        if match.num_blocks == 0 or idle > self.num_unpromised:
+            return 0, ()
+        ranges = []
+        for block_ids, dropped in zip(match.block_ids, match.num_dropped, strict=True):
+            ranges.append(BlockRange(dropped, block_ids[dropped:]))
+            self._keep(name, block_ids[dropped:], HoldKind.LEASED)
+        return match.num_blocks, tuple(ranges)
+
+    def borrow(self, name: str, count: int) -> list[int]:
+        """Up to `count` blocks for scratch, pinned until `drop(name)`."""
+        block_ids = self._pool.allocate(min(count, self.num_unpromised))
+        self._holds.setdefault(name, _Hold(HoldKind.PINNED)).block_ids += block_ids
+        return block_ids
+
+    def drop(self, name: str) -> None:
+        """End a hold; ending it again does nothing."""
+        hold = self._holds.pop(name, None)
+        if hold is not None:
+            self._pool.release(reversed(hold.block_ids))
+
     def commit(self, owner: str, hashes: Sequence[bytes], num_computed_tokens: int) -> None:
         """Offer the owner's full, computed blocks to the prefix cache. `hashes` is its whole chain so far.
 
@@ -127,7 +214,8 @@ class KVCacheManager:
         for index in range(table.num_committed, num_full):
             parent = hashes[index - 1] if index else None
             for group, blocks in enumerate(table.groups):
-                self._cache.insert(blocks[index], hashes[index], parent, group)
+                if blocks[index] != NULL_BLOCK:
+                    self._cache.insert(blocks[index], hashes[index], parent, group)
         in_flight = self._hashes_in_flight[owner]
         self._landed(in_flight[:num_new])
         self._hashes_in_flight[owner] = in_flight[num_new:]
@@ -150,6 +238,7 @@ class KVCacheManager:
         references = Counter(
             block_id for table in self._tables.values() for blocks in table.groups for block_id in blocks if block_id
         )
+        references.update(block_id for hold in self._holds.values() for block_id in hold.block_ids)
         self._pool.check(references)
         assert self._num_promised == sum(table.num_promised for table in self._tables.values())
         in_flight = Counter(block_hash for hashes in self._hashes_in_flight.values() for block_hash in hashes)
@@ -166,6 +255,21 @@ class KVCacheManager:
         return sum(
             min(num_coming, limit - (num_blocks - dropped)) for limit, dropped in zip(limits, num_dropped, strict=True)
         )
+
+    def _first_needed(self, position: int) -> list[int]:
+        """Per group, the first block that the query at `position` sees."""
+        return [group.spec.first_visible(position) // self.layout.block_size for group in self.layout.groups]
+
+    def _held(self, kind: HoldKind) -> set[int]:
+        return {block_id for hold in self._holds.values() if hold.kind is kind for block_id in hold.block_ids}
+
+    def _keep(self, name: str, block_ids: Sequence[int], kind: HoldKind) -> None:
+        if not block_ids:
+            return
+        self._pool.acquire(block_ids)
+        hold = self._holds.setdefault(name, _Hold(kind))
+        assert hold.kind is kind, f"{name} holds blocks as {hold.kind} already"
+        hold.block_ids += block_ids
 
     def _drop_unseen(self, table: BlockTable, num_computed_tokens: int) -> None:
         for index, group in enumerate(self.layout.groups):

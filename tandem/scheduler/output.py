@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tandem.core.types import TokenLogprobs
-from tandem.kvcache.block_table import BlockTable
+from tandem.kvcache.block_table import BlockRange, BlockTable
 from tandem.scheduler.request import Request
 
 
@@ -65,3 +65,31 @@ class ExecutorOutput:
 
     sampled: Mapping[str, SampledToken]
     prompt_logprobs: Mapping[str, tuple[TokenLogprobs, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class KVReserved:
+    """A request has blocks for KV that comes from elsewhere. They stay pinned until the hold `fetch_id` is dropped.
+
+    `groups`: the blocks to fill, one range a KV group; tokens before `num_held_tokens` are here already.
+    """
+
+    request_id: str
+    fetch_id: str
+    num_held_tokens: int
+    num_expected_tokens: int
+    groups: tuple[BlockRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KVComputed:
+    """More blocks of a request are leased: their KV reaches to token `num_tokens`. `groups`: what is new."""
+
+    request_id: str
+    lease_id: str
+    num_tokens: int
+    groups: tuple[BlockRange, ...]
+    is_last: bool
+
+
+KVNews = KVReserved | KVComputed

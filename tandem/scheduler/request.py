@@ -1,7 +1,7 @@
 """One request: a token list and a cursor.
 
 `num_computed_tokens` says how much of the list has KV; the scheduler moves it toward `num_tokens`. Chunked prefill,
-prefix hits and preemption are movements of the cursor; there is no flag for any of them.
+prefix hits, preemption and KV that comes from another worker are movements of the cursor; no flag stands for any.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,32 @@ from tandem.core.types import FinishReason
 
 
 class RequestState(Enum):
-    """Where a request is. Only a RUNNING one owns blocks."""
+    """Where a request is. Only in WAITING_FOR_KV and RUNNING it owns blocks."""
 
     WAITING = auto()
+    WAITING_FOR_KV = auto()
     RUNNING = auto()
     FINISHED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """What other workers do of a request; by default nothing.
+
+    Args:
+        output_token_ids: generated elsewhere before; the answer continues after them.
+        num_new_tokens: stop after so many further tokens, whatever the request asks for; None = go on to its end.
+        num_expected_tokens: KV of so many leading tokens will come from elsewhere: the request waits for it.
+        lease_id: lease its blocks under this name as they are computed, for a peer to read.
+    """
+
+    output_token_ids: tuple[int, ...] = ()
+    num_new_tokens: int | None = None
+    num_expected_tokens: int = 0
+    lease_id: str | None = None
+
+
+WHOLE = Handoff()
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +55,7 @@ class Request:
         eos_token_ids: tokens that end it unless `params.ignore_eos`.
         max_tokens: the most output tokens, resolved.
         priority: lower is more urgent.
+        handoff: what other workers do of it.
     """
 
     request_id: str
@@ -44,12 +66,16 @@ class Request:
     eos_token_ids: frozenset[int]
     max_tokens: int
     priority: int = 0
+    handoff: Handoff = WHOLE
 
     token_ids: list[int] = field(init=False)
     num_prompt_tokens: int = field(init=False)
+    num_expected_tokens: int = field(init=False)
+    num_leased_blocks: int = field(init=False, default=0)
     num_computed_tokens: int = field(init=False, default=0)
     num_cached_tokens: int = field(init=False, default=0)
     num_preemptions: int = field(init=False, default=0)
+    was_admitted: bool = field(init=False, default=False)
     block_hashes: list[bytes] = field(init=False, default_factory=list)
     state: RequestState = field(init=False, default=RequestState.WAITING)
     finish_reason: FinishReason | None = field(init=False, default=None)
@@ -59,6 +85,8 @@ class Request:
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
+        self.token_ids += self.handoff.output_token_ids
+        self.num_expected_tokens = self.handoff.num_expected_tokens
 
     @property
     def num_tokens(self) -> int:
@@ -67,6 +95,11 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_resumed_tokens(self) -> int:
+        """Output tokens that were generated elsewhere before."""
+        return len(self.handoff.output_token_ids)
 
     @property
     def num_pending_tokens(self) -> int:

@@ -2,24 +2,26 @@
 
 Running decodes come first, so a long prompt never stalls them; then prompts under way; then waiting requests while
 blocks last. When blocks run out the least urgent running request is preempted: its cursor goes back and it waits again.
-The most urgent request can always go on, so every request ends.
+The most urgent request can always go on, so every request ends. A request whose KV comes from elsewhere gets its blocks
+like any other and then waits; it is no victim, since it would lose what is on its way.
 """
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tandem.core.config import SchedulerConfig
-from tandem.core.errors import CapacityError, InvalidRequestError, shown
+from tandem.core.errors import CapacityError, InvalidRequestError
 from tandem.core.types import FinishReason
 from tandem.kvcache.block_table import BlockTable
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.prefix import PrefixMatch
-from tandem.scheduler.output import ExecutorOutput, ScheduledRequest, SchedulerOutput
+from tandem.scheduler.admission import refuse_impossible
+from tandem.scheduler.output import ExecutorOutput, KVNews, ScheduledRequest, SchedulerOutput
 from tandem.scheduler.queue import WaitingQueue
 from tandem.scheduler.request import Request, RequestState
-
-MAX_PRIORITY = 100  # levels; each is worth `aging_steps` of waiting, so more would be starvation by another name
+from tandem.scheduler.sharing import KVSharing
+from tandem.scheduler.step_plan import StepPlan
 
 
 @dataclass(slots=True)
@@ -29,6 +31,7 @@ class SchedulerCounters:
     num_preemptions: int = 0
     num_prompt_tokens: int = 0
     num_cached_prompt_tokens: int = 0
+    num_fetched_tokens: int = 0
 
 
 class Scheduler:
@@ -39,10 +42,13 @@ class Scheduler:
         self.config = config
         self.counters = SchedulerCounters()
         self._kv = kv
+        self._sharing = KVSharing(kv)
         self._requests: dict[str, Request] = {}
         self._tables: dict[str, BlockTable] = {}
         self._waiting = WaitingQueue()
         self._running: list[Request] = []
+        self._fetching: dict[str, Request] = {}
+        self._evicted: list[Request] = []
         self._released: list[str] = []
         self._step = 0
         self._num_added = 0
@@ -56,8 +62,17 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def num_fetching(self) -> int:
+        """Requests that own blocks and wait for KV from elsewhere."""
+        return len(self._fetching)
+
+    @property
     def has_work(self) -> bool:
         return bool(self._requests)
+
+    @property
+    def requests(self) -> Iterable[Request]:
+        return self._requests.values()
 
     def get(self, request_id: str) -> Request | None:
         return self._requests.get(request_id)
@@ -69,7 +84,9 @@ class Scheduler:
             InvalidRequestError: when it could never run, or its id is taken.
             CapacityError: when the queue is full.
         """
-        self._refuse_impossible(request)
+        if request.request_id in self._requests:
+            raise InvalidRequestError(f"request_id={request.request_id!r} is in use; ids of live requests are unique")
+        refuse_impossible(request, self.config.max_model_len, self._kv)
         if len(self._waiting) >= self.config.max_num_waiting:
             raise CapacityError(f"{len(self._waiting)} requests are waiting, the most allowed; try again later")
         request.order = (request.priority * self.config.aging_steps + self._step, self._num_added)
@@ -87,10 +104,56 @@ class Scheduler:
         self._remove(request)
         return request
 
+    def take_token(self, request_id: str, token_id: int) -> Request | None:
+        """Append the next token of a request, chosen by the worker that computes its KV. None: the token is not wanted,
+        since the request has ended or goes on by itself.
+        """
+        request = self._requests.get(request_id)
+        if request is None or request.num_computed_tokens or request.num_output_tokens > request.num_resumed_tokens:
+            return None
+        request.append(token_id)
+        request.extend_hashes(self._kv.layout.block_size)
+        if request.finish_reason is not None:
+            self._remove(request)
+        return request
+
+    def kv_arrived(self, request_id: str, num_tokens: int) -> None:
+        """KV of the leading `num_tokens` tokens is in place; no more will come. Less than was expected puts the request
+        back in the queue, where it finds what did arrive in the prefix cache and computes the rest.
+        """
+        request = self._requests.get(request_id)
+        if request is None or request.state is RequestState.RUNNING:
+            return
+        expected, request.num_expected_tokens = request.num_expected_tokens, 0
+        if request.state is RequestState.WAITING:
+            return
+        del self._fetching[request_id]
+        usable = min(num_tokens, request.num_tokens - 1)
+        self._kv.commit(request_id, request.block_hashes, usable)
+        if num_tokens < expected:
+            self._take_blocks(request)
+            request.state = RequestState.WAITING
+            self._waiting.push(request)
+            return
+        self.counters.num_fetched_tokens += usable - request.num_cached_tokens
+        request.num_computed_tokens = usable
+        request.state = RequestState.RUNNING
+        insort(self._running, request, key=_order)
+        self._sharing.lease_computed(request)
+
+    def take_news(self) -> list[KVNews]:
+        """What was reserved and leased since the last call."""
+        return self._sharing.take_news()
+
+    def take_evicted(self) -> list[Request]:
+        """Requests that ended because their leased blocks could not be kept together, since the last call."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
     def schedule(self) -> SchedulerOutput:
-        """Choose this step's work. Empty only when nothing waits or runs; `released` then keeps for the next step."""
+        """Choose this step's work. Empty only when nothing can go on; `released` then keeps for the next step."""
         self._step += 1
-        plan = _StepPlan(self.config.max_num_batched_tokens)
+        plan = StepPlan(self.config.max_num_batched_tokens)
         num_preempted = self.counters.num_preemptions
         for request in self._catch_up_order():
             self._advance(request, plan)
@@ -112,6 +175,7 @@ class Scheduler:
             sampled = result.sampled.get(request.request_id)
             if sampled is None or sampled.error is None:  # NOTE: whatever broke a request must not become findable
                 self._kv.commit(request.request_id, request.block_hashes, request.num_computed_tokens)
+                self._sharing.lease_computed(request)
             if sampled is None:
                 assert request.num_pending_tokens, f"{request.request_id} was to get a token and got none"
                 continue
@@ -134,35 +198,11 @@ class Scheduler:
         """
         self._kv.check()
         running = {request.request_id for request in self._running}
-        assert running == set(self._tables), "a request owns blocks without running, or runs without blocks"
-        assert len(self._running) + len(self._waiting) == len(self._requests), "a request is lost"
+        assert running | set(self._fetching) == set(self._tables), "a request owns blocks without a use, or lacks them"
+        num_known = len(self._running) + len(self._fetching) + len(self._waiting)
+        assert num_known == len(self._requests), "a request is lost"
         if not self._requests:
             assert self._kv.usage.used == 0, f"{self._kv.usage.used} blocks are used by nobody"
-
-    def _refuse_impossible(self, request: Request) -> None:
-        if request.request_id in self._requests:
-            raise InvalidRequestError(f"request_id={request.request_id!r} is in use; ids of live requests are unique")
-        if type(request.priority) is not int or abs(request.priority) > MAX_PRIORITY:
-            raise InvalidRequestError(
-                f"priority={shown(request.priority)} must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}"
-            )
-        if not request.prompt_token_ids:
-            raise InvalidRequestError("the prompt is empty: it needs at least one token")
-        if request.max_tokens < 1:
-            raise InvalidRequestError(
-                f"max_tokens={request.max_tokens} leaves no room for an answer; at least 1 is needed"
-            )
-        longest = request.num_prompt_tokens + request.max_tokens
-        if longest > self.config.max_model_len:
-            raise InvalidRequestError(
-                f"{request.num_prompt_tokens} prompt tokens and max_tokens={request.max_tokens} exceed the context of "
-                f"{self.config.max_model_len} tokens; shorten the prompt or lower max_tokens"
-            )
-        if not self._kv.fits(longest):
-            raise InvalidRequestError(
-                f"{longest} tokens do not fit into {self._kv.usage.total} KV blocks of "
-                f"{self._kv.layout.block_size} tokens; shorten the request or enlarge the KV cache"
-            )
 
     def _catch_up_order(self) -> Iterator[Request]:
         """Running requests, decodes first, each kind in order of urgency; requests preempted meanwhile are left out."""
@@ -172,7 +212,7 @@ class Scheduler:
             if request.state is RequestState.RUNNING:
                 yield request
 
-    def _advance(self, request: Request, plan: "_StepPlan") -> None:
+    def _advance(self, request: Request, plan: StepPlan) -> None:
         count = min(request.num_pending_tokens, plan.budget)
         if count == 0:
             return
@@ -186,6 +226,12 @@ class Scheduler:
         plan.add(ScheduledRequest(request, count, self._tables[request.request_id]))
 
     def _preempt(self, request: Request) -> None:
+        """Back to the queue. NOTE: not one under lease, whose blocks stay taken: two such could wait for each other."""
+        if request.handoff.lease_id is not None:
+            request.finish_reason, request.stop_reason = FinishReason.ERROR, "its blocks were needed by others"
+            self._remove(request)
+            self._evicted.append(request)
+            return
         self._release(request)
         request.num_computed_tokens = 0
         request.num_preemptions += 1
@@ -193,13 +239,13 @@ class Scheduler:
         self.counters.num_preemptions += 1
         self._waiting.push(request)
 
-    def _admit(self, plan: "_StepPlan") -> None:
+    def _admit(self, plan: StepPlan) -> None:
         """Start waiting requests in order. One that lacks blocks holds back those behind it, so that it cannot starve;
         one whose next block is being computed by another request steps aside until that block can be shared.
         """
         aside: list[Request] = []
         awaited: set[tuple[int, bytes]] = set()
-        while plan.budget and len(self._running) < self.config.max_num_running:
+        while plan.budget and len(self._running) + len(self._fetching) < self.config.max_num_running:
             request = self._waiting.pop()
             if request is None:
                 break
@@ -213,7 +259,7 @@ class Scheduler:
             elif not self._start(request, match):
                 aside.append(request)
                 break
-            else:
+            elif request.state is RequestState.RUNNING:
                 self._advance(request, plan)
         for request in aside:
             self._waiting.push(request)
@@ -233,46 +279,43 @@ class Scheduler:
             return False
         table = self._kv.open(request.request_id, match, request.block_hashes, request.num_tokens)
         self._tables[request.request_id] = table
-        request.state = RequestState.RUNNING
-        request.num_computed_tokens = match.num_blocks * self._kv.layout.block_size
-        if request.num_preemptions == 0:
-            request.num_cached_tokens = request.num_computed_tokens
+        num_held_tokens = match.num_blocks * self._kv.layout.block_size
+        if not request.was_admitted:
+            request.was_admitted = True
+            request.num_cached_tokens = num_held_tokens
             self.counters.num_prompt_tokens += request.num_prompt_tokens
-            self.counters.num_cached_prompt_tokens += request.num_cached_tokens
+            self.counters.num_cached_prompt_tokens += num_held_tokens
+        if request.num_expected_tokens > num_held_tokens:
+            request.state = RequestState.WAITING_FOR_KV
+            self._fetching[request.request_id] = request
+            self._sharing.reserve(request, num_held_tokens)
+            return True
+        request.state = RequestState.RUNNING
+        request.num_computed_tokens = num_held_tokens
         insort(self._running, request, key=_order)
+        self._sharing.lease_computed(request)
         return True
 
     def _remove(self, request: Request) -> None:
         was_waiting = request.state is RequestState.WAITING
         if request.state is RequestState.RUNNING:
             self._release(request)
+        elif request.state is RequestState.WAITING_FOR_KV:
+            del self._fetching[request.request_id]
+            self._take_blocks(request)
         request.state = RequestState.FINISHED
         if was_waiting:
             self._waiting.forget(request)
         del self._requests[request.request_id]
 
     def _release(self, request: Request) -> None:
-        self._kv.close(request.request_id)
-        del self._tables[request.request_id]
+        self._take_blocks(request)
         self._running.remove(request)
         self._released.append(request.request_id)
 
-
-class _StepPlan:
-    """The step under construction: what is scheduled so far and the budget left."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.scheduled: dict[str, ScheduledRequest] = {}
-
-    def add(self, item: ScheduledRequest) -> None:
-        self.scheduled[item.request.request_id] = item
-        self.budget -= item.num_tokens
-
-    def drop(self, request: Request) -> None:
-        item = self.scheduled.pop(request.request_id, None)
-        if item is not None:
-            self.budget += item.num_tokens
+    def _take_blocks(self, request: Request) -> None:
+        self._kv.close(request.request_id)
+        del self._tables[request.request_id]
 
 
 def _order(request: Request) -> tuple[int, int]:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
-from tandem.engine.output import RequestOutput
 from tandem.kernels.native.bindings import unavailable_reason
 from tests.helpers.checkpoints import BUILDERS
 from tests.helpers.engines import least_kv_cache_bytes, serve_alone, tiny_engine, token_ids

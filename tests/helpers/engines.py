@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from tandem.core.config import EngineConfig
+from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
-from tandem.engine.output import RequestOutput
 from tandem.engine.resolve import build_engine
 from tandem.kernels.torch_kernels import TorchKernels
 from tandem.kvcache.spec import build_layout

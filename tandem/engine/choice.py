@@ -1,0 +1,36 @@
+"""One answer under way, as the engine keeps it: a scheduler request, its text, and when things happened to it."""
+
+from dataclasses import dataclass, field
+
+from tandem.core.output import RequestMetrics
+from tandem.core.types import TokenLogprobs
+from tandem.engine.text_stream import TextStream
+from tandem.scheduler.request import Request
+
+
+@dataclass(slots=True)
+class Choice:
+    """Times are seconds of the engine's clock; None until it has happened."""
+
+    parent_id: str
+    index: int
+    request: Request
+    text: TextStream | None
+    arrival_s: float
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    def metrics(self) -> RequestMetrics:
+        """Where its time went."""
+        return RequestMetrics(
+            arrival_s=self.arrival_s,
+            first_scheduled_s=self.first_scheduled_s,
+            first_token_s=self.first_token_s,
+            last_token_s=self.last_token_s,
+            num_prompt_tokens=self.request.num_prompt_tokens,
+            num_output_tokens=self.request.num_output_tokens,
+            num_cached_tokens=self.request.num_cached_tokens,
+            num_preemptions=self.request.num_preemptions,
+        )

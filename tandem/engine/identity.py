@@ -1,0 +1,19 @@
+"""What the engine knows of the model it serves, beside how to compute it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """What the engine must know about the model to accept requests for it.
+
+    `vocab_size` bounds token ids; `fingerprint` keys the prefix cache. `sampling_defaults` are the checkpoint's own
+    wishes (generation_config.json), for callers to start from: the engine itself does what a request says.
+    """
+
+    fingerprint: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,82 @@
+"""What an engine has taken on, and what its steps cost: figures for whoever places requests. Decides nothing."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tandem.kvcache.manager import KVCacheManager, KVCacheUsage
+from tandem.scheduler.output import SchedulerOutput
+from tandem.scheduler.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """Accepted and not finished.
+
+    num_prompts, num_prompt_tokens, num_prompt_pairs: prompts still to compute here, their missing tokens, and the
+    query-key pairs attention has to visit for those. num_unpromised_blocks: free or evictable, and promised to nobody.
+    """
+
+    num_requests: int
+    num_context_tokens: int
+    num_prompts: int
+    num_prompt_tokens: int
+    num_prompt_pairs: float
+    num_unpromised_blocks: int
+    usage: KVCacheUsage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStats:
+    """One step: the prompt work in it (as in `EngineLoad`; prompts count when they end), its decodes, its duration."""
+
+    num_prompts: int
+    num_prompt_tokens: int
+    num_prompt_pairs: float
+    num_decodes: int
+    num_context_tokens: int
+    duration_s: float = 0.0
+
+
+def load_of(requests: Iterable[Request], kv: KVCacheManager) -> EngineLoad:
+    """The sum over `requests`."""
+    num_requests = num_context = num_prompts = num_tokens = 0
+    num_pairs = 0.0
+    for request in requests:
+        num_requests += 1
+        num_context += request.num_tokens
+        computed = max(request.num_computed_tokens, min(request.num_expected_tokens, request.num_tokens - 1))
+        missing = request.num_tokens - computed
+        if missing > 1:
+            num_prompts += 1
+            num_tokens += missing
+            num_pairs += missing * (computed + missing / 2)
+    return EngineLoad(
+        num_requests=num_requests,
+        num_context_tokens=num_context,
+        num_prompts=num_prompts,
+        num_prompt_tokens=num_tokens,
+        num_prompt_pairs=num_pairs,
+        num_unpromised_blocks=kv.num_unpromised,
+        usage=kv.usage,
+    )
+
+
+def stats_of(step: SchedulerOutput) -> StepStats:
+    """The work of a step, before it is computed."""
+    num_prompts = num_tokens = num_decodes = num_context = 0
+    num_pairs = 0.0
+    for item in step.scheduled:
+        if item.request.is_decoding:
+            num_decodes += 1
+            num_context += item.end
+        else:
+            num_prompts += item.samples
+            num_tokens += item.num_tokens
+            num_pairs += item.num_tokens * (item.start + item.num_tokens / 2)
+    return StepStats(
+        num_prompts=num_prompts,
+        num_prompt_tokens=num_tokens,
+        num_prompt_pairs=num_pairs,
+        num_decodes=num_decodes,
+        num_context_tokens=num_context,
+    )

@@ -1,0 +1,1 @@
+"""The wire between processes: messages as values, and gRPC behind them."""

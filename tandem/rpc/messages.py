@@ -1,0 +1,320 @@
+"""What processes say to each other, as frozen values. `codec` turns them into protobuf; nobody else sees that.
+
+Token ids, block ids and counts are plain integers, times are seconds, sizes bytes, rates bytes per second.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tandem.core.output import RequestOutput
+from tandem.core.sampling_params import SamplingParams
+from tandem.core.timeline import Stage
+from tandem.core.types import TokenLogprobs
+from tandem.kvcache.block_table import BlockRange
+from tandem.routing.snapshot import WorkerState
+from tandem.routing.speed import PrefillWork
+
+PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAddress:
+    """Where a worker answers. `incarnation` changes with every start of its process: a call meant for another one is
+    refused with `WorkerLostError`; "" = whoever answers there.
+    """
+
+    worker_id: str
+    address: str
+    incarnation: str = ""
+
+
+# --- gateway → router -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairCall:
+    """Who should serve these tokens?
+
+    Args:
+        model: served name.
+        token_ids: the prompt, and what was generated already when a request continues elsewhere.
+        num_expected_output: tokens it will probably still generate.
+        excluded: ids of workers that just failed it.
+        local_prefill: decode must compute the prompt itself.
+    """
+
+    request_id: str
+    model: str
+    token_ids: tuple[int, ...]
+    num_expected_output: int
+    cache_salt: str = ""
+    session_id: str | None = None
+    max_ttft_ms: float | None = None
+    max_tpot_ms: float | None = None
+    excluded: tuple[str, ...] = ()
+    local_prefill: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairingAnswer:
+    """Who serves a request, and what the router expects of it.
+
+    Args:
+        prefill: None = decode computes the prompt itself.
+        spares: prefill workers to try when the first fails, best first.
+        fetch_from: a peer from which prefill fetches `num_fetch_blocks` leading blocks instead of computing them.
+        prefill_cached_blocks, decode_cached_blocks: leading blocks each side is thought to hold.
+        predicted_ms: by stage: queue, prefill, fetch, transfer, decode, ttft, total.
+        decision_s: what deciding took in the router, hashing and the index included.
+    """
+
+    decode: WorkerAddress
+    prefill: WorkerAddress | None = None
+    spares: tuple[WorkerAddress, ...] = ()
+    fetch_from: WorkerAddress | None = None
+    num_fetch_blocks: int = 0
+    prefill_cached_blocks: int = 0
+    decode_cached_blocks: int = 0
+    predicted_ms: Mapping[str, float] = field(default_factory=dict)
+    policy: str = ""
+    decision_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """What became of a paired request: measured milliseconds, None for stages not reached."""
+
+    request_id: str
+    queue_ms: float | None = None
+    prefill_ms: float | None = None
+    transfer_ms: float | None = None
+    ttft_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """A model that some live worker serves."""
+
+    name: str
+    fingerprint: str
+    max_model_len: int
+    vocab_size: int
+    block_size: int
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+    num_prefill: int = 0
+    num_decode: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerListing:
+    """A worker as a router sees it. `age_s`: since its last news. `is_alive`: whether it is given requests."""
+
+    status: "WorkerStatus"
+    age_s: float
+    is_alive: bool
+
+
+# --- worker → router or Redis -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord:
+    """What a worker announces until it stops: where it is and what it is for."""
+
+    worker: WorkerAddress
+    role: str
+    model: str
+    pool: str
+
+
+# --- router → worker --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkReport:
+    """A measured way from a source's blocks to this worker's."""
+
+    source_id: str
+    transport: str
+    path: str
+    bytes_per_s: float
+    latency_s: float
+    is_slow: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillSample:
+    """A step that computed prompts: its work and what it took."""
+
+    work: PrefillWork
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSample:
+    """A step that only decoded."""
+
+    num_running: int
+    num_context_tokens: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """A worker's news.
+
+    Args:
+        state: what routing needs; `state.reported_at_s` is set by the receiver from its own clock.
+        lifecycle: starting, ready, draining or stopped.
+        epoch: grows with every incarnation.
+        blocks: by state: free, cached, used, leased, pinned; they add up to the pool.
+        model: what it serves.
+        samples: measured since the last news to this receiver.
+    """
+
+    worker: WorkerAddress
+    pid: int
+    epoch: int
+    lifecycle: str
+    state: WorkerState
+    model: ModelInfo
+    blocks: Mapping[str, int] = field(default_factory=dict)
+    num_waiting: int = 0
+    links: tuple[LinkReport, ...] = ()
+    prefill_samples: tuple[PrefillSample, ...] = ()
+    step_samples: tuple[StepSample, ...] = ()
+
+
+# --- gateway → decode -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateCall:
+    """One request for the rest of its life.
+
+    Args:
+        prompt_token_ids: at least one.
+        output_token_ids: generated before, by a worker that was lost; the answer continues after them.
+        params: `n` is 1 and `seed` is set, so that any worker draws the same tokens.
+        prefill, spares, fetch_from, num_fetch_blocks: as in `PairingAnswer`.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    output_token_ids: tuple[int, ...] = ()
+    priority: int = 0
+    cache_salt: str = ""
+    decode: WorkerAddress | None = None
+    prefill: WorkerAddress | None = None
+    spares: tuple[WorkerAddress, ...] = ()
+    fetch_from: WorkerAddress | None = None
+    num_fetch_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateNews:
+    """What is new of a request; the last has `output.finish_reason`, metrics and the whole timeline."""
+
+    output: RequestOutput
+    timeline: tuple[Stage, ...] = ()
+
+
+# --- decode → prefill, and any worker → any worker's blocks -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseNews:
+    """More blocks are readable under this lease: their KV reaches to token `num_tokens`.
+
+    Args:
+        groups: what is new, one range a KV group.
+        is_last: no more will come.
+        ttl_s: the lease ends this long after its last renewal.
+    """
+
+    lease_id: str
+    num_tokens: int
+    groups: tuple[BlockRange, ...]
+    is_last: bool
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillCall:
+    """Compute a prompt, lease its blocks to `reader`, choose one token. Fields as in `GenerateCall`."""
+
+    request_id: str
+    reader: WorkerAddress
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    output_token_ids: tuple[int, ...] = ()
+    priority: int = 0
+    cache_salt: str = ""
+    prefill: WorkerAddress | None = None
+    fetch_from: WorkerAddress | None = None
+    num_fetch_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenToken:
+    """The token that follows the prompt."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillNews:
+    """One of these, or the last message: the timeline and how many prompt tokens came from the cache."""
+
+    lease: LeaseNews | None = None
+    token: ChosenToken | None = None
+    num_cached_tokens: int | None = None
+    timeline: tuple[Stage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Greeting:
+    """The handshake: who a worker is, where it lives and how its blocks can be reached.
+
+    Args:
+        compatibility: everything that must be equal for blocks to mean the same, by name.
+        site: `transport.choose.Site.to_fields()`.
+        cards: by transport name, sealed.
+        num_blocks: of its pool, the null block included.
+    """
+
+    worker: WorkerAddress
+    epoch: int
+    protocol_version: int
+    compatibility: Mapping[str, str]
+    site: Mapping[str, str | bool]
+    cards: Mapping[str, bytes]
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseCall:
+    """Lease the blocks of the longest prefix of this chain of hashes that is held."""
+
+    reader: WorkerAddress
+    lease_id: str
+    block_hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfirmCall:
+    """Was the lease valid until now? And what do these blocks contain?"""
+
+    lease_id: str
+    checksum_block_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmAnswer:
+    """`checksums` answers `checksum_block_ids` in order (CRC-32 of a page); empty when the lease is not valid."""
+
+    is_valid: bool
+    checksums: tuple[int, ...] = ()

@@ -1,0 +1,42 @@
+"""Which requests can never run, said before they queue."""
+
+from tandem.core.errors import InvalidRequestError, shown
+from tandem.kvcache.manager import KVCacheManager
+from tandem.scheduler.request import Request
+
+MAX_PRIORITY = 100  # levels; each is worth `aging_steps` of waiting, so more would be starvation by another name
+
+
+def refuse_impossible(request: Request, max_model_len: int, kv: KVCacheManager) -> None:
+    """Refuse a request that could never run to its end.
+
+    Raises:
+        InvalidRequestError: naming what is wrong with it.
+    """
+    if type(request.priority) is not int or abs(request.priority) > MAX_PRIORITY:
+        raise InvalidRequestError(
+            f"priority={shown(request.priority)} must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}"
+        )
+    if not request.prompt_token_ids:
+        raise InvalidRequestError("the prompt is empty: it needs at least one token")
+    if request.max_tokens < 1:
+        raise InvalidRequestError(f"max_tokens={request.max_tokens} leaves no room for an answer; at least 1 is needed")
+    if request.num_resumed_tokens >= request.max_tokens:
+        raise InvalidRequestError(
+            f"{request.num_resumed_tokens} output tokens exist already; max_tokens={request.max_tokens} is reached"
+        )
+    longest = request.num_prompt_tokens + request.max_tokens
+    if longest > max_model_len:
+        raise InvalidRequestError(
+            f"{request.num_prompt_tokens} prompt tokens and max_tokens={request.max_tokens} exceed the context of "
+            f"{max_model_len} tokens; shorten the prompt or lower max_tokens"
+        )
+    if not kv.fits(longest):
+        raise InvalidRequestError(
+            f"{longest} tokens do not fit into {kv.usage.total} KV blocks of {kv.layout.block_size} tokens; shorten "
+            "the request or enlarge the KV cache"
+        )
+    if not 0 <= request.num_expected_tokens <= request.num_tokens:
+        raise InvalidRequestError(
+            f"num_expected_tokens={request.num_expected_tokens} exceeds the request's {request.num_tokens} tokens"
+        )

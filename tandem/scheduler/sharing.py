@@ -1,0 +1,47 @@
+"""Blocks that other workers read or that hold what other workers computed: reserves, leases, and the news of both.
+
+Invariant: a reserved block is pinned until its transfer is over, a leased one until its lease ends, whatever becomes of
+the request.
+"""
+
+from tandem.kvcache.manager import HoldKind, KVCacheManager
+from tandem.scheduler.output import KVComputed, KVNews, KVReserved
+from tandem.scheduler.request import Request
+
+
+class KVSharing:
+    """The scheduler's side of moving KV between workers. Knows no transport."""
+
+    def __init__(self, kv: KVCacheManager) -> None:
+        self._kv = kv
+        self._news: list[KVNews] = []
+        self._num_fetches = 0
+
+    def reserve(self, request: Request, num_held_tokens: int) -> None:
+        """Give a request, just opened, all blocks of the KV it expects, pinned."""
+        expected = request.num_expected_tokens
+        groups = self._kv.reserve(request.request_id, expected, min(expected, request.num_tokens - 1))
+        self._num_fetches += 1
+        fetch_id = f"fetch {self._num_fetches}"
+        for group in groups:
+            self._kv.hold(fetch_id, group.block_ids, HoldKind.PINNED)
+        self._news.append(KVReserved(request.request_id, fetch_id, num_held_tokens, expected, groups))
+
+    def lease_computed(self, request: Request) -> None:
+        """Lease the blocks that have become whole; the last one, part full, when the cursor has caught up."""
+        lease_id, block_size = request.handoff.lease_id, self._kv.layout.block_size
+        if lease_id is None:
+            return
+        is_last = request.num_pending_tokens == 0
+        first, end = request.num_leased_blocks, (request.num_computed_tokens + is_last * (block_size - 1)) // block_size
+        if end <= first:
+            return
+        groups = self._kv.lease(request.request_id, request.num_tokens, first, end, lease_id)
+        request.num_leased_blocks = end
+        num_tokens = request.num_tokens if is_last else end * block_size
+        self._news.append(KVComputed(request.request_id, lease_id, num_tokens, groups, is_last))
+
+    def take_news(self) -> list[KVNews]:
+        """What was reserved and leased since the last call."""
+        news, self._news = self._news, []
+        return news
