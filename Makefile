@@ -6,12 +6,15 @@ BIN := $(VENV)/bin
 MODEL ?= demo/tandem-demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all lint type arch fmt bench clean redis-server
+.PHONY: help setup proto run test test-all lint type arch fmt bench clean redis-server
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-setup: $(VENV)/.ready ## virtual environment, pinned dependencies, compiled kernels
+setup: $(VENV)/.ready proto ## virtual environment, pinned dependencies, compiled kernels, generated stubs
+
+proto: $(VENV)/.ready ## generate the gRPC modules from proto/
+	@$(BIN)/python -m tandem.rpc.compile
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; name one with PYTHON=..."; exit 1; }

@@ -27,8 +27,11 @@ def extend_hashes(root: bytes, hashes: list[bytes], token_ids: Sequence[int], bl
 
     Token ids are encoded as 32-bit integers in the machine's order, little-endian wherever we run.
     """
+    first, last = len(hashes) * block_size, len(token_ids) // block_size * block_size
+    if first >= last:
+        return
+    encoded = array("i", token_ids[first:last]).tobytes()
     parent = hashes[-1] if hashes else root
-    for start in range(len(hashes) * block_size, len(token_ids) - block_size + 1, block_size):
-        block = array("i", token_ids[start : start + block_size])
-        parent = hashlib.sha256(parent + block.tobytes()).digest()
+    for start in range(0, len(encoded), 4 * block_size):
+        parent = hashlib.sha256(parent + encoded[start : start + 4 * block_size]).digest()
         hashes.append(parent)

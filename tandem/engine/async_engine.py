@@ -33,6 +33,7 @@ class _Stream:
     news: asyncio.Queue[_News]
     num_unfinished: int
     request_id: str | None = None
+    is_abandoned: bool = False
 
 
 class AsyncEngine:
@@ -104,7 +105,10 @@ class AsyncEngine:
         cache_salt: str = "",
         handoff: Handoff = WHOLE,
     ) -> AsyncGenerator[EngineNews, None]:
-        """`generate` for a request that other workers do a part of: also tells what is reserved and leased for it."""
+        """`generate` for a request that other workers do a part of: also tells what is reserved and leased for it.
+
+        Who gets a `KVReserved` drops its hold when nothing writes there any more; one that nobody gets is dropped here.
+        """
         self._require_running()
         if not isinstance(params, SamplingParams):
             raise InvalidRequestError(f"params={shown(params)} must be a SamplingParams")
@@ -126,6 +130,9 @@ class AsyncEngine:
                 stream.num_unfinished -= isinstance(news, RequestOutput) and news.finished
                 yield news
         finally:
+            stream.is_abandoned = True
+            while not stream.news.empty():
+                self._disown(stream.news.get_nowait())
             if stream.num_unfinished:
                 self._inbox.put(lambda: self._abort(stream))
 
@@ -173,8 +180,13 @@ class AsyncEngine:
 
     def _pass_on(self, news: KVNews) -> None:
         stream = self._streams.get(news.request_id)
-        if stream is not None:
-            _tell(stream, [news])
+        if stream is None or not self._tell(stream, [news]):
+            self._disown(news)
+
+    def _disown(self, news: _News) -> None:
+        """Nobody will use it: a reservation must not stay pinned for ever."""
+        if isinstance(news, KVReserved):
+            self.post(lambda engine: engine.kv.drop(news.fetch_id))
 
     def _require_running(self) -> None:
         if self._failure is not None:
@@ -191,14 +203,14 @@ class AsyncEngine:
         handoff: Handoff,
     ) -> None:
         if self._failure is not None:
-            _tell(stream, [EngineStoppedError(self._failure)])
+            self._tell(stream, [EngineStoppedError(self._failure)])
             return
         try:
             stream.request_id = self._engine.add_request(
                 prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt, handoff=handoff
             )
         except TandemError as error:
-            _tell(stream, [error])
+            self._tell(stream, [error])
         else:
             self._streams[stream.request_id] = stream
 
@@ -239,10 +251,22 @@ class AsyncEngine:
             stream = self._streams.get(request_id)
             if stream is None:
                 continue  # it was added to the engine directly, before this loop began
-            if not _tell(stream, news):
+            if not self._tell(stream, news):
                 self._abort(stream)
             elif not self._engine.knows(request_id):
                 del self._streams[request_id]
+
+    def _tell(self, stream: _Stream, news: Sequence[_News]) -> bool:
+        """Hand news to the caller's loop in one wake-up. False: that loop has closed, so nobody listens any more."""
+
+        def deliver() -> None:
+            for item in news:
+                if stream.is_abandoned:
+                    self._disown(item)
+                else:
+                    stream.news.put_nowait(item)
+
+        return _call_soon(stream.loop, deliver)
 
     def _fail(self, reason: str) -> None:
         """End what is here and refuse what comes.
@@ -252,22 +276,12 @@ class AsyncEngine:
         """
         self._failure = reason
         for stream in self._streams.values():
-            _tell(stream, [EngineStoppedError(reason)])
+            self._tell(stream, [EngineStoppedError(reason)])
         self._streams.clear()
         while not self._inbox.empty():
             action = self._inbox.get()
             if action is not _STOP:
                 action()
-
-
-def _tell(stream: _Stream, news: list[_News]) -> bool:
-    """Hand news to the caller's loop in one wake-up. False: that loop has closed, so there is no caller any more."""
-
-    def deliver() -> None:
-        for item in news:
-            stream.news.put_nowait(item)
-
-    return _call_soon(stream.loop, deliver)
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> bool:

@@ -46,7 +46,7 @@ class Limits:
 class RefusalReason(StrEnum):
     """Why nobody can take a request now."""
 
-    NO_WORKER = "no_worker"  # none is alive for its fingerprint and roles
+    NO_WORKER = "no_worker"  # none is alive for its fingerprints and roles
     TOO_LONG = "too_long"  # it fits no worker even when that is empty
     NO_BLOCKS = "no_blocks"  # every decode worker's memory is taken
     QUEUE = "queue"  # the first token would come too late
@@ -72,7 +72,7 @@ def num_lacking_blocks(request: RequestShape, standing: Standing) -> int:
 
 
 def refuse_dead(request: RequestShape, dead_s: float) -> Refusal:
-    pool = "any pool" if request.fingerprint is None else f"fingerprint {request.fingerprint!r}"
+    pool = "any pool" if request.fingerprints is None else " or ".join(sorted(request.fingerprints)) or "no pool"
     return Refusal(RefusalReason.NO_WORKER, dead_s, f"no worker of {pool} is alive and can take the request")
 
 

@@ -5,8 +5,9 @@ with a report that arrived long enough after it was sent, so a lost request cann
 Owned by one thread. Decides nothing.
 """
 
+import heapq
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from tandem.routing.admission import Limits
@@ -97,17 +98,16 @@ class Fleet:
 
     def pools(self, request: RequestShape) -> Iterable[Pool]:
         """Where the request may be served."""
-        if request.fingerprint is None:
-            return list(self._pools.values())
-        pool = self._pools.get(request.fingerprint)
-        return [] if pool is None else [pool]
+        wanted = request.fingerprints
+        return [pool for fingerprint, pool in self._pools.items() if wanted is None or fingerprint in wanted]
 
     def candidates(self, request: RequestShape, pool: Pool, now_s: float) -> Candidates:
         """Who may be chosen, except for what decode workers have room for at the moment."""
         self._sweep(now_s)
         max_ttft_ms = request.max_ttft_ms if request.max_ttft_ms is not None else self.limits.max_ttft_ms
+        prefills = () if request.local_prefill else pool.prefill.values()
         return Candidates(
-            prefill=self._eligible(pool.prefill.values(), request, request.num_tokens, now_s),
+            prefill=self._eligible(prefills, request, request.num_tokens, now_s),
             decode=self._eligible(
                 _decodes(request, pool), request, request.num_tokens + request.num_expected_output, now_s
             ),
@@ -118,6 +118,13 @@ class Fleet:
             max_ttft_ms=max_ttft_ms,
             max_local_tokens=self.limits.max_local_tokens,
         )
+
+    def spares(self, request: RequestShape, prefill_id: str, now_s: float, num_spares: int) -> Sequence[str]:
+        """Other prefill workers of the same pool for when `prefill_id` fails, the shortest wait first."""
+        pool = self._pools[self._pool_of[prefill_id]]
+        others = self._eligible(pool.prefill.values(), request, request.num_tokens, now_s)
+        waits = ((s.wait_ms(now_s), s.turn, s.worker_id) for s in others if s.worker_id != prefill_id)
+        return [worker_id for _, _, worker_id in heapq.nsmallest(num_spares, waits)]
 
     def is_served(self, request: RequestShape, now_s: float) -> bool:
         """Whether anybody alive could decode a request like this one, if it were short."""

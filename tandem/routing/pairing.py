@@ -69,6 +69,10 @@ class Pairer:
         self._max_records = max_records
         self._records: OrderedDict[str, DecisionRecord] = OrderedDict()
 
+    @property
+    def policy_name(self) -> str:
+        return self._policy.name
+
     def pair(self, request: RequestShape, now_s: float) -> Pairing | Refusal:
         """Decide, count the request at its workers, and record the decision."""
         self._stop_counting(request.request_id)

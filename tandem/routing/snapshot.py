@@ -92,24 +92,26 @@ class LinkState:
 class RequestShape:
     """What of a request matters for its placement.
 
-    fingerprint: which pool may serve it; None leaves the choice of the pool to cost.
+    fingerprints: the pools that may serve it, among which cost chooses; None leaves it all of them.
     leading_blocks: per worker, how many leading blocks of the prompt it holds (the locality index's answer).
     num_expected_output: tokens it will probably generate.
     max_ttft_ms, max_tpot_ms: its objectives. The first bounds admission, the second weighs on the choice of decode.
     excluded: workers that just failed it.
     decode_id: the decode worker that already has it and only looks for another prefill worker.
+    local_prefill: decode computes the prompt itself, whatever that costs.
     """
 
     request_id: str
     num_tokens: int
     num_expected_output: int
     leading_blocks: Mapping[str, int] = field(default_factory=dict)
-    fingerprint: str | None = None
+    fingerprints: frozenset[str] | None = None
     session_id: str | None = None
     max_ttft_ms: float | None = None
     max_tpot_ms: float | None = None
     excluded: frozenset[str] = frozenset()
     decode_id: str | None = None
+    local_prefill: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_tokens", "num_expected_output"):

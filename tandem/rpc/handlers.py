@@ -116,9 +116,7 @@ class RouterHandler(Protocol):
         """A worker leaves."""
         ...
 
-    async def publish(
-        self, worker_id: str, epoch: int, events: Sequence[BlockEvent], sequence: int
-    ) -> PublishResult:
+    async def publish(self, worker_id: str, epoch: int, events: Sequence[BlockEvent], sequence: int) -> PublishResult:
         """`LocalityIndex.publish` of the router's embedded index."""
         ...
 

@@ -66,7 +66,7 @@ class Site:
             has_rdma=_INFINIBAND.is_dir() and any(_INFINIBAND.iterdir()),
         )
 
-    def to_fields(self) -> dict[str, object]:
+    def to_fields(self) -> dict[str, str | bool]:
         return asdict(self)
 
     @staticmethod

@@ -5,13 +5,13 @@ Moves bytes into blocks that the caller lends; knows no transport by name.
 
 import logging
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tandem.core.errors import TransportError
 from tandem.transport.base import KVTransport, Peer
 from tandem.transport.choose import LinkPath
-from tandem.transport.transfer import TransferState
+from tandem.transport.transfer import Transfer, TransferState
 
 NUM_LATENCY_READS = 10
 NUM_RATE_READS = 5
@@ -51,18 +51,30 @@ def measure_link(
     local_blocks: Sequence[int],
     path: LinkPath,
     expected_gb_per_s: float | None = None,
+    on_transfer: Callable[[Transfer], None] = lambda _: None,
 ) -> LinkReport:
     """Read `remote_blocks` into `local_blocks` a few times, and warn when that is far slower than `path` should be.
 
     Takes milliseconds on a good link, at most the deadlines of 16 reads on a bad one. A link is called slow only where
-    the blocks together have `MEASURABLE_BYTES`.
+    the blocks together have `MEASURABLE_BYTES`. `on_transfer` is told of every read before it is waited for: when one
+    fails, the blocks lent may be written until that read is over.
 
     Raises:
         TransportError: a read failed.
     """
-    _timed_read(transport, peer, remote_blocks, local_blocks)  # NOTE: the first read of a peer also sets things up
-    singles = [_timed_read(transport, peer, remote_blocks[:1], local_blocks[:1])[1] for _ in range(NUM_LATENCY_READS)]
-    reads = [_timed_read(transport, peer, remote_blocks, local_blocks) for _ in range(NUM_RATE_READS)]
+
+    def timed_read(num_blocks: int) -> tuple[int, float]:
+        """(bytes, seconds) of one read."""
+        transfer = transport.read(peer, remote_blocks[:num_blocks], local_blocks[:num_blocks], READ_DEADLINE_S)
+        on_transfer(transfer)
+        transfer.wait()
+        if transfer.state is not TransferState.DONE or transfer.finished_s is None:
+            raise TransportError(f"measuring the link to peer {peer.incarnation} failed: {transfer.error}")
+        return transfer.num_bytes, max(transfer.finished_s - transfer.started_s, 1e-9)
+
+    timed_read(len(local_blocks))  # NOTE: the first read of a peer also sets things up
+    singles = [timed_read(1)[1] for _ in range(NUM_LATENCY_READS)]
+    reads = [timed_read(len(local_blocks)) for _ in range(NUM_RATE_READS)]
     num_bytes, best_s = min(reads, key=lambda read: read[1])
     expected = EXPECTED_GB_PER_S[path] if expected_gb_per_s is None else expected_gb_per_s
     rate = num_bytes / best_s / 1e9
@@ -70,17 +82,6 @@ def measure_link(
     report = LinkReport(path, rate, statistics.median(singles), expected, is_slow)
     _log(peer, report)
     return report
-
-
-def _timed_read(
-    transport: KVTransport, peer: Peer, remote_blocks: Sequence[int], local_blocks: Sequence[int]
-) -> tuple[int, float]:
-    """(bytes, seconds) of one read."""
-    transfer = transport.read(peer, remote_blocks, local_blocks, READ_DEADLINE_S)
-    transfer.wait()
-    if transfer.state is not TransferState.DONE or transfer.finished_s is None:
-        raise TransportError(f"measuring the link to peer {peer.incarnation} failed: {transfer.error}")
-    return transfer.num_bytes, max(transfer.finished_s - transfer.started_s, 1e-9)
 
 
 def _log(peer: Peer, report: LinkReport) -> None:

@@ -38,7 +38,7 @@ def queue_of(num_tokens: int) -> PrefillWork:
 
 
 def request(num_tokens: int = 2000, leading: Mapping[str, int] | None = None, **changes: Any) -> RequestShape:
-    fields: dict[str, Any] = {"request_id": "r", "num_expected_output": 100, "fingerprint": "model"}
+    fields: dict[str, Any] = {"request_id": "r", "num_expected_output": 100, "fingerprints": frozenset({"model"})}
     return RequestShape(num_tokens=num_tokens, leading_blocks=leading or {}, **{**fields, **changes})
 
 

@@ -71,7 +71,7 @@ def test_a_worker_that_returns_with_another_model_moves_to_its_pool() -> None:
     fleet = fleet_of("d")
     fleet.report(worker("d", Role.DECODE, fingerprint="other", reported_at_s=1.0))
     assert list(fleet.pools(request())) == []
-    assert [list(pool.everyone) for pool in fleet.pools(request(fingerprint="other"))] == [["d"]]
+    assert [list(pool.everyone) for pool in fleet.pools(request(fingerprints=frozenset({"other"})))] == [["d"]]
     assert fleet.num_workers() == 1
 
 

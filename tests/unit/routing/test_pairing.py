@@ -56,10 +56,10 @@ def test_fingerprints_are_never_mixed() -> None:
     pairer = pairer_of(
         worker("p-old", fingerprint="old"), worker("d-new", D, fingerprint="new"), worker("d-old", D, fingerprint="old")
     )
-    assert paired(pairer, fingerprint="old").decode_id == "d-old"
-    assert paired(pairer, fingerprint="new") == pairer.records()[-1].answer
-    assert paired(pairer, fingerprint="new").prefill_id is None
-    answer = paired(pairer, fingerprint=None)
+    assert paired(pairer, fingerprints=frozenset({"old"})).decode_id == "d-old"
+    assert paired(pairer, fingerprints=frozenset({"new"})) == pairer.records()[-1].answer
+    assert paired(pairer, fingerprints=frozenset({"new"})).prefill_id is None
+    answer = paired(pairer, fingerprints=None)
     assert (answer.prefill_id is None) == (answer.decode_id == "d-new")
 
 

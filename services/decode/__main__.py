@@ -1,0 +1,9 @@
+"""Entry point of a decode worker's process: settings, then `tandem.worker`."""
+
+import sys
+
+from tandem.serving.command import run_command
+from tandem.worker.settings import DecodeSettings
+
+if __name__ == "__main__":
+    sys.exit(run_command(DecodeSettings, sys.argv[1:]))

@@ -1,0 +1,9 @@
+"""Entry point of a prefill worker's process: settings, then `tandem.worker`."""
+
+import sys
+
+from tandem.serving.command import run_command
+from tandem.worker.settings import PrefillSettings
+
+if __name__ == "__main__":
+    sys.exit(run_command(PrefillSettings, sys.argv[1:]))

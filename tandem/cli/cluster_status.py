@@ -1,0 +1,105 @@
+"""One line about how a running cluster does, from what its gateway tells.
+
+Asks and words it; decides nothing. A gateway that does not answer is said so and is no error.
+"""
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tandem.core.errors import UnavailableError
+from tandem.serving.probe import get
+from tandem.serving.supervised import ProcessState
+from tandem.serving.supervisor import Supervisor
+
+_TIMEOUT_S = 2.0
+_PROMPT, _OUTPUT = "vllm:prompt_tokens_total", "vllm:generation_tokens_total"
+_ROLES = ("prefill", "decode", "both")
+
+
+class ClusterStatus:
+    """Asks the gateway at `url`; rates are since the last asking."""
+
+    def __init__(self, url: str, supervisor: Supervisor) -> None:
+        self._url = url
+        self._supervisor = supervisor
+        self._counts: Mapping[str, float] = {}
+        self._asked_s = 0.0
+        self._last_line = ""
+
+    async def news(self) -> str | None:
+        """The line, or None when it says what the last one said."""
+        line = " · ".join([self._health(), *await self._figures()])
+        if line == self._last_line:
+            return None
+        self._last_line = line
+        return line
+
+    def _health(self) -> str:
+        processes = self._supervisor.processes
+        ill = [process.spec.name for process in processes if process.state is not ProcessState.READY]
+        said = f"{len(processes) - len(ill)} of {len(processes)} processes ready"
+        return f"{said} (not {', '.join(ill)})" if ill else said
+
+    async def _figures(self) -> list[str]:
+        try:
+            counts = _totals((await get(f"{self._url}/metrics", _TIMEOUT_S)).body)
+            workers = _workers((await get(f"{self._url}/admin/workers", _TIMEOUT_S)).body)
+        except (UnavailableError, ValueError) as error:
+            return [f"the gateway does not answer: {error}"]
+        running = counts.get("vllm:num_requests_running", 0.0)
+        waiting = sum(_number(worker, "num_waiting") for worker in workers)
+        return [f"{running:.0f} running, {waiting:.0f} waiting", *self._rates(counts), *_usage(workers)]
+
+    def _rates(self, counts: Mapping[str, float]) -> list[str]:
+        now_s = asyncio.get_running_loop().time()
+        elapsed_s, former = now_s - self._asked_s, self._counts
+        self._asked_s, self._counts = now_s, counts
+        if not former:
+            return []
+        rates = {
+            name: max(0.0, counts.get(name, 0.0) - former.get(name, 0.0)) / elapsed_s for name in (_PROMPT, _OUTPUT)
+        }
+        return [f"{rates[_PROMPT]:.0f} prompt and {rates[_OUTPUT]:.0f} output tokens/s"]
+
+
+def _totals(metrics: bytes) -> dict[str, float]:
+    """Each metric summed over its labels."""
+    totals: dict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(metrics.decode(errors="replace")):
+        for sample in family.samples:
+            totals[sample.name] += sample.value
+    return totals
+
+
+def _workers(body: bytes) -> list[dict[str, Any]]:
+    """The workers that live, as the gateway lists them."""
+    found = json.loads(body)
+    entries = found.get("workers") if isinstance(found, dict) else None
+    if not isinstance(entries, list):
+        raise ValueError("it does not list its workers")
+    return [
+        entry for entry in entries if isinstance(entry, dict) and entry.get("role") in _ROLES and entry.get("is_alive")
+    ]
+
+
+def _usage(workers: Iterable[Mapping[str, Any]]) -> list[str]:
+    """How full the KV pools are, a role at a time."""
+    used: dict[str, float] = defaultdict(float)
+    total: dict[str, float] = defaultdict(float)
+    for worker in workers:
+        blocks = worker.get("blocks")
+        if isinstance(blocks, dict):
+            size = sum(_number(blocks, state) for state in blocks)
+            total[worker["role"]] += size
+            used[worker["role"]] += size - _number(blocks, "free") - _number(blocks, "cached")
+    return [f"KV {role} {100 * used[role] / total[role]:.0f} %" for role in _ROLES if total[role]]
+
+
+def _number(fields: Mapping[str, Any], name: str) -> float:
+    value = fields.get(name, 0)
+    return float(value) if isinstance(value, int | float) else 0.0

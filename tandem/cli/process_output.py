@@ -1,0 +1,76 @@
+"""Where the lines of supervised processes go: one stream, each line under its process's name, or a file a process.
+
+Invariant: writing never raises, since a process whose output is not taken would come to a halt.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+from tandem.core.errors import ConfigurationError
+
+_NAME_WIDTH = 9
+
+
+class ProcessOutput:
+    """Takes lines until its context is left.
+
+    Args:
+        directory: of one file a process, appended to; None = everything goes to `stream`.
+        stream: also takes what the supervisor reports.
+
+    Raises:
+        ConfigurationError: the directory cannot be made.
+    """
+
+    def __init__(self, directory: Path | None, stream: TextIO) -> None:
+        self._directory = directory
+        self._stream = stream
+        self._files: dict[str, TextIO] = {}
+        self._on_closed: Callable[[], None] = lambda: None
+        if directory is not None:
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigurationError(
+                    f"log_dir={directory}: {error}; name a directory that can be written"
+                ) from error
+
+    def on_closed(self, act: Callable[[], None]) -> None:
+        """What to do when nobody takes the lines any more, as when a terminal is closed."""
+        self._on_closed = act
+
+    def line(self, name: str, text: str) -> None:
+        """A line that process `name` has written."""
+        if self._directory is None:
+            self._write(lambda: self._stream, f"{name:<{_NAME_WIDTH}} | {text}\n")
+        else:
+            path = self._directory / f"{name}.log"
+            self._write(lambda: self._file(path), f"{text}\n")
+
+    def report(self, text: str) -> None:
+        """A line of the supervisor's own."""
+        self._write(lambda: self._stream, f"{'tandem':<{_NAME_WIDTH}} | {text}\n")
+
+    def __enter__(self) -> "ProcessOutput":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def _file(self, path: Path) -> TextIO:
+        if path.name not in self._files:
+            self._files[path.name] = path.open("a", encoding="utf-8", errors="replace")
+        return self._files[path.name]
+
+    def _write(self, opened: Callable[[], TextIO], text: str) -> None:
+        try:
+            stream = opened()
+            stream.write(text)
+            stream.flush()
+        except (OSError, ValueError):
+            self._on_closed()

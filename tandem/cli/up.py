@@ -1,0 +1,141 @@
+"""`tandem up`: a whole cluster on this machine, as one command that ends with Ctrl-C.
+
+Decides what is started; `serving.supervisor` keeps it alive.
+"""
+
+import asyncio
+import os
+import random
+import shlex
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, TextIO
+
+from pydantic import Field
+
+from tandem.cli.cluster_status import ClusterStatus
+from tandem.cli.process_output import ProcessOutput
+from tandem.models.hub import resolve_model_path
+from tandem.serving.cores import parse_cpus, share_cores
+from tandem.serving.ports import free_ports
+from tandem.serving.process_spec import RestartPolicy
+from tandem.serving.settings import EngineSettings
+from tandem.serving.supervisor import Supervisor
+from tandem.serving.topology import LOOPBACK, Topology
+from tandem.text.chat_template import ChatTemplate
+
+_OWN_PORTS = 2  # of each router and worker: gRPC and metrics
+_DECIDED_HERE = {"model", "num_threads"}
+
+
+class Up(EngineSettings, cli_prog_name="tandem up"):
+    """Serve a model with separate prefill and decode workers, a router and a gateway, all on this machine.
+
+    Settings of a service that have no flag here are passed on as its TANDEM_* variables.
+    """
+
+    prefill: int = Field(1, ge=0, le=256, description="prefill workers; 0: decode workers compute prompts themselves")
+    decode: int = Field(1, ge=1, le=256, description="decode workers")
+    routers: int = Field(1, ge=1, le=16, description="router replicas; without --redis each has an index of its own")
+    host: str = Field("127.0.0.1", description="address on which the gateway listens")
+    port: int = Field(8000, ge=0, le=65535, description="port of the gateway; 0 = any free one")
+    redis: str | None = Field(None, description="redis://HOST:PORT/DB of the locality index; omitted: in the router")
+    transport: Literal["auto", "nixl", "tcp"] = Field("auto", description="what moves KV blocks: auto, nixl or tcp")
+    served_model_name: str | None = Field(None, description="what clients ask for; omitted: the directory's name")
+    cpus: str = Field("auto", description="cores for the workers as 0-3,8; auto: all of ours; any: confine nobody")
+    log_dir: Path | None = Field(None, description="directory of one log file a process; omitted: standard error")
+    status_interval_s: float = Field(10.0, gt=0, description="time between two lines about health and rates, seconds")
+    grace_s: float = Field(40.0, ge=0, description="time that processes get to finish what runs on Ctrl-C, seconds")
+    quiet: bool = Field(False, description="no lines about health and rates")
+
+    def run(self) -> int:
+        """Serve until told to end; returns the exit code."""
+        path = resolve_model_path(self.model)
+        topology = self.topology(path, random.SystemRandom())
+        with ProcessOutput(self.log_dir, sys.stderr) as output:
+            return asyncio.run(self._serve(topology, output, has_chat=ChatTemplate.find(path) is not None))
+
+    def topology(self, path: Path, source: random.Random) -> Topology:
+        """The cluster that these settings ask for."""
+        num_workers = self.prefill + self.decode
+        cpus = _own_cpus() if self.cpus in ("auto", "any") else parse_cpus(self.cpus)
+        shares = share_cores(cpus, num_workers, num_threads=self.num_threads, pin=self.cpus != "any")
+        ports = free_ports(_OWN_PORTS * (self.routers + num_workers) + 1, LOOPBACK, source)
+        port = self.port or ports[-1]
+        return Topology(
+            model=str(path),
+            served_model_name=self.served_model_name or _name_of(self.model),
+            num_prefill=self.prefill,
+            num_decode=self.decode,
+            num_routers=self.routers,
+            host=self.host,
+            gateway_ports=(port,),
+            ports=tuple(ports[:-1]),
+            shares=tuple(shares),
+            redis=self.redis,
+            transport=self.transport,
+            node="" if self.redis is None else f"{socket.gethostname()}-{port}",
+            worker_flags=self._engine_flags(),
+            without_env=frozenset(f"TANDEM_{name.upper()}" for name in type(self).model_fields),
+        )
+
+    def _engine_flags(self) -> tuple[str, ...]:
+        """What was said about the engine, as flags again."""
+        flags: list[str] = []
+        for name in EngineSettings.model_fields:
+            value = getattr(self, name)
+            if name not in self.model_fields_set or name in _DECIDED_HERE or value is None:
+                continue
+            flag = name.replace("_", "-")
+            flags += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+        return tuple(flags)
+
+    async def _serve(self, topology: Topology, output: ProcessOutput, has_chat: bool) -> int:
+        supervisor = Supervisor(topology.specs(), output.line, output.report, RestartPolicy(grace_s=self.grace_s))
+        output.on_closed(supervisor.stop)
+        speaking = asyncio.create_task(self._speak(supervisor, topology, has_chat))
+        try:
+            return await supervisor.run()
+        finally:
+            speaking.cancel()
+            await asyncio.gather(speaking, return_exceptions=True)
+
+    async def _speak(self, supervisor: Supervisor, topology: Topology, has_chat: bool) -> None:
+        """Say when it is ready and how to use it, then how it does."""
+        await supervisor.wait_ready()
+        url = topology.gateway_url()
+        _say(f"\n{topology.served_model_name} is served at {url}\n{_curl(url, topology.served_model_name, has_chat)}\n")
+        if not self.quiet:
+            status = ClusterStatus(url, supervisor)
+            while True:
+                line = await status.news()
+                if line is not None:
+                    _say(line)
+                await asyncio.sleep(self.status_interval_s)
+
+
+def _say(text: str, stream: TextIO | None = None) -> None:
+    stream = stream or sys.stdout
+    stream.write(f"{text}\n")
+    stream.flush()
+
+
+def _curl(url: str, model: str, has_chat: bool) -> str:
+    asked = '"messages": [{"role": "user", "content": "Hello!"}]' if has_chat else '"prompt": "Hello"'
+    route = "chat/completions" if has_chat else "completions"
+    body = f'{{"model": "{model}", {asked}, "stream": true}}'
+    return f"curl -N {url}/v1/{route} -H 'content-type: application/json' -d {shlex.quote(body)}"
+
+
+def _name_of(model: str) -> str:
+    """A directory's name, or the hub id."""
+    path = Path(model).expanduser()
+    return path.resolve().name if path.is_dir() else model
+
+
+def _own_cpus() -> Sequence[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return range(os.cpu_count() or 1)

@@ -1,0 +1,196 @@
+"""Callers of a worker and of a router: the methods of `handlers`, answered by another process.
+
+Every method raises what the handler raised, and `WorkerLostError` naming the address when there is no answer. Methods
+also raise `ConfigurationError` when the cluster's secrets differ and `IncompatiblePeerError` when the protocols do.
+`timeout_s` bounds a whole call, a stream's included; None = as long as it takes.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from tandem.core.events import BlockEvent
+from tandem.locality.base import PublishResult
+from tandem.rpc import methods
+from tandem.rpc.codec_router import BlockReport, BlockSnapshot
+from tandem.rpc.link import Link, MetadataSource
+from tandem.rpc.messages import (
+    ConfirmAnswer,
+    ConfirmCall,
+    GenerateCall,
+    GenerateNews,
+    Greeting,
+    LeaseCall,
+    LeaseNews,
+    ModelInfo,
+    PairCall,
+    PairingAnswer,
+    PrefillCall,
+    PrefillNews,
+    Settlement,
+    WorkerListing,
+    WorkerRecord,
+    WorkerStatus,
+)
+
+DEFAULT_TIMEOUT_S = 5.0
+DEFAULT_MAX_CLIENTS = 1024
+
+
+class _Client:
+    """What both clients share."""
+
+    def __init__(
+        self, address: str, *, secret: bytes | None = None, metadata_source: MetadataSource | None = None
+    ) -> None:
+        self._link = Link(address, secret, metadata_source)
+
+    @property
+    def address(self) -> str:
+        """Whom it calls, host:port."""
+        return self._link.address
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call runs."""
+        return self._link.num_calls == 0
+
+    async def close(self) -> None:
+        """End the connection; calls that still run fail with `WorkerLostError`."""
+        await self._link.close()
+
+
+class WorkerClient(_Client):
+    """A worker elsewhere, as `handlers.WorkerHandler`. Closing or cancelling a stream ends it there within moments."""
+
+    async def status(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> WorkerStatus:
+        return await self._link.ask(methods.STATUS, None, timeout_s)
+
+    def watch(self, interval_s: float, *, timeout_s: float | None = None) -> AsyncGenerator[WorkerStatus, None]:
+        return self._link.stream(methods.WATCH, interval_s, timeout_s)
+
+    async def drain(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
+        await self._link.ask(methods.DRAIN, None, timeout_s)
+
+    def generate(self, call: GenerateCall, *, timeout_s: float | None = None) -> AsyncGenerator[GenerateNews, None]:
+        return self._link.stream(methods.GENERATE, call, timeout_s)
+
+    def prefill(self, call: PrefillCall, *, timeout_s: float | None = None) -> AsyncGenerator[PrefillNews, None]:
+        return self._link.stream(methods.PREFILL, call, timeout_s)
+
+    async def greet(self, greeting: Greeting, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Greeting:
+        return await self._link.ask(methods.GREET, greeting, timeout_s)
+
+    async def lease(self, call: LeaseCall, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> LeaseNews:
+        return await self._link.ask(methods.LEASE, call, timeout_s)
+
+    async def renew(self, lease_ids: Sequence[str], *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Sequence[str]:
+        return await self._link.ask(methods.RENEW, lease_ids, timeout_s)
+
+    async def confirm(self, call: ConfirmCall, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> ConfirmAnswer:
+        return await self._link.ask(methods.CONFIRM, call, timeout_s)
+
+    async def release(self, lease_ids: Sequence[str], *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
+        await self._link.ask(methods.RELEASE, lease_ids, timeout_s)
+
+
+class RouterClient(_Client):
+    """A router elsewhere, as `handlers.RouterHandler`."""
+
+    async def pair(self, call: PairCall, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> PairingAnswer:
+        return await self._link.ask(methods.PAIR, call, timeout_s)
+
+    async def settle(self, settlement: Settlement, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
+        await self._link.ask(methods.SETTLE, settlement, timeout_s)
+
+    async def models(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Sequence[ModelInfo]:
+        return await self._link.ask(methods.MODELS, None, timeout_s)
+
+    async def workers(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Sequence[WorkerListing]:
+        return await self._link.ask(methods.WORKERS, None, timeout_s)
+
+    async def register(
+        self, record: WorkerRecord, *, timeout_s: float | None = DEFAULT_TIMEOUT_S
+    ) -> Sequence[WorkerRecord]:
+        return await self._link.ask(methods.REGISTER, record, timeout_s)
+
+    async def unregister(self, worker: WorkerRecord, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
+        await self._link.ask(methods.UNREGISTER, worker, timeout_s)
+
+    async def publish(
+        self,
+        worker_id: str,
+        epoch: int,
+        events: Sequence[BlockEvent],
+        sequence: int,
+        *,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+    ) -> PublishResult:
+        report = BlockReport(worker_id, epoch, events, sequence)
+        return await self._link.ask(methods.PUBLISH, report, timeout_s)
+
+    async def replace(
+        self,
+        worker_id: str,
+        epoch: int,
+        hashes: Sequence[bytes],
+        sequence: int,
+        *,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+    ) -> PublishResult:
+        snapshot = BlockSnapshot(worker_id, epoch, hashes, sequence)
+        return await self._link.ask(methods.REPLACE, snapshot, timeout_s)
+
+
+class Pooled(Protocol):
+    """A client, as the pool sees it."""
+
+    @property
+    def is_idle(self) -> bool: ...
+
+    async def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=Pooled)
+
+
+class ClientPool(Generic[C]):
+    """One client for each address.
+
+    Args:
+        connect: makes the client of an address, as `WorkerClient` does.
+        max_clients: beyond it those that were not asked for longest are dropped, unless they are busy.
+    """
+
+    def __init__(self, connect: Callable[[str], C], max_clients: int = DEFAULT_MAX_CLIENTS) -> None:
+        self._connect = connect
+        self._max_clients = max_clients
+        self._clients: OrderedDict[str, C] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def get(self, address: str) -> C:
+        """The client of `address`, to be used now and not kept. Must be called in the event loop."""
+        client = self._clients.pop(address, None) or self._connect(address)
+        self._clients[address] = client
+        if len(self._clients) > self._max_clients:
+            self._drop_idle()
+        return client
+
+    async def close(self) -> None:
+        """Close all clients."""
+        clients = list(self._clients.values())
+        self._clients.clear()
+        await asyncio.gather(*(client.close() for client in clients), *self._closing)
+
+    def _drop_idle(self) -> None:
+        """NOTE: the youngest is the one about to be used."""
+        oldest_first = list(self._clients)[:-1]
+        address = next((one for one in oldest_first if self._clients[one].is_idle), None)
+        if address is not None:
+            task = asyncio.get_running_loop().create_task(self._clients.pop(address).close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)

@@ -1,0 +1,161 @@
+"""How a value travels: its protobuf message, and the checks that values read from a message must pass.
+
+Whatever bytes a peer sends, reading them gives a value or raises `InvalidRequestError` naming the field.
+"""
+
+import math
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from tandem.core.errors import InvalidRequestError, shown
+from tandem.core.hashing import HASH_BYTES
+from tandem.core.sampling_params import MAX_TOKEN_ID
+from tandem.locality.base import check_hashes
+
+T = TypeVar("T")
+W = TypeVar("W", bound=int)
+_TOKEN_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Form(Generic[T]):
+    """A value's message: `put` writes a value into one, `take` reads and checks one."""
+
+    message_type: type[Message]
+    put: Callable[[T], Message]
+    take: Callable[[Any], T]
+
+    def encode(self, value: T) -> bytes:
+        """The bytes of `value`.
+
+        Raises:
+            InvalidRequestError: the value has no form on the wire, as a negative count or text that is not Unicode.
+        """
+        try:
+            return self.put(value).SerializeToString()
+        except (ValueError, TypeError, OverflowError) as error:
+            raise InvalidRequestError(f"{self.message_type.__name__} cannot be sent: {error}") from error
+
+    def decode(self, data: bytes) -> T:
+        """The value of `data`.
+
+        Raises:
+            InvalidRequestError: it is not such a message, or holds nonsense.
+        """
+        try:
+            message = self.message_type.FromString(data)
+        except DecodeError as error:
+            raise InvalidRequestError(
+                f"{len(data)} bytes are not a {self.message_type.__name__} of this protocol: {error}"
+            ) from error
+        return self.take(message)
+
+
+class Names(Generic[T, W]):
+    """An enum: our word for each of the wire's numbers."""
+
+    def __init__(self, field: str, numbers: Mapping[T, W]) -> None:
+        self._field = field
+        self._numbers = dict(numbers)
+        self._words: dict[int, T] = {number: word for word, number in numbers.items()}
+
+    def number(self, word: T) -> W:
+        """As sent."""
+        if word not in self._numbers:
+            raise InvalidRequestError(f"{self._field}={shown(word)} is unknown; use one of {list(self._numbers)}")
+        return self._numbers[word]
+
+    def word(self, number: int) -> T:
+        """As understood."""
+        if number not in self._words:
+            raise InvalidRequestError(f"{self._field}={number} is unknown; this side knows {sorted(self._words)}")
+        return self._words[number]
+
+
+def required(message: Message, field: str) -> Any:
+    """A message within `message` that must be there."""
+    if not message.HasField(field):
+        raise InvalidRequestError(f"{field} is missing in {message.DESCRIPTOR.name}")
+    return getattr(message, field)
+
+
+def maybe(message: Message, field: str, take: Callable[[Any], T]) -> T | None:
+    """`take` of a field that may be missing."""
+    return take(getattr(message, field)) if message.HasField(field) else None
+
+
+def not_empty(field: str, value: str) -> str:
+    if not value:
+        raise InvalidRequestError(f"{field} is empty")
+    return value
+
+
+def finite(field: str, value: float) -> float:
+    if not math.isfinite(value):
+        raise InvalidRequestError(f"{field}={value} must be a finite number")
+    return value
+
+
+def not_negative(field: str, value: float) -> float:
+    if not 0.0 <= value < math.inf:
+        raise InvalidRequestError(f"{field}={value} must be a finite number of zero or more")
+    return value
+
+
+def maybe_finite(message: Message, field: str) -> float | None:
+    """A number that may be missing."""
+    return finite(field, getattr(message, field)) if message.HasField(field) else None
+
+
+def token_id(field: str, value: int) -> int:
+    if value > MAX_TOKEN_ID:
+        raise InvalidRequestError(f"{field}={value} is not a token id; use 0 to {MAX_TOKEN_ID}")
+    return value
+
+
+def token_ids(field: str, values: Iterable[int]) -> tuple[int, ...]:
+    """A short list of token ids."""
+    ids = tuple(values)
+    if ids:
+        token_id(field, max(ids))
+    return ids
+
+
+def pack_token_ids(ids: Sequence[int]) -> bytes:
+    """A long list of token ids."""
+    packed = array("I", ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_token_ids(field: str, data: bytes, *, least: int = 0) -> tuple[int, ...]:
+    """Undo `pack_token_ids`; `least` is how many there must be."""
+    if len(data) % _TOKEN_BYTES:
+        raise InvalidRequestError(f"{field} has {len(data)} bytes; each token id takes {_TOKEN_BYTES}")
+    packed = array("I", data)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    if not data[_TOKEN_BYTES - 1 :: _TOKEN_BYTES].isascii():  # NOTE: a top byte of 128 or more; far faster than max
+        token_id(field, max(packed))
+    if len(packed) < least:
+        raise InvalidRequestError(f"{field} has {len(packed)} token ids; at least {least} is needed")
+    return tuple(packed)
+
+
+def pack_hashes(hashes: Sequence[bytes]) -> bytes:
+    """Block hashes, one after the other."""
+    check_hashes(hashes)
+    return b"".join(hashes)
+
+
+def unpack_hashes(field: str, data: bytes) -> tuple[bytes, ...]:
+    """Undo `pack_hashes`."""
+    if len(data) % HASH_BYTES:
+        raise InvalidRequestError(f"{field} has {len(data)} bytes; each block hash takes {HASH_BYTES}")
+    return tuple(data[start : start + HASH_BYTES] for start in range(0, len(data), HASH_BYTES))

@@ -1,0 +1,200 @@
+"""Serves a handler's methods to other processes, and sends what it raises to whoever called.
+
+Every call is checked before its handler sees it: the cluster's token, the protocol version, the message. When the
+caller goes away the handler is cancelled, and its generator closed, before anything else happens to the call.
+"""
+
+import asyncio
+import hmac
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Generic, NoReturn, Protocol, TypeVar
+
+import grpc
+
+from tandem.core.errors import ConfigurationError, IncompatiblePeerError, InvalidRequestError, WorkerLostError
+from tandem.rpc import methods
+from tandem.rpc.channel import SERVER_OPTIONS, cluster_token
+from tandem.rpc.context import incoming_traceparent
+from tandem.rpc.handlers import RouterHandler, WorkerHandler
+from tandem.rpc.messages import PROTOCOL_VERSION
+from tandem.rpc.methods import Method
+from tandem.rpc.status import TOKEN_KEY, TRACE_KEY, VERSION_KEY, code_of, details_of, metadata_of
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+logger = logging.getLogger(__name__)
+
+
+class _Context(Protocol):
+    """What we use of `grpc.aio.ServicerContext`."""
+
+    def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...] | None: ...
+
+    async def write(self, message: bytes) -> None: ...
+
+    def cancelled(self) -> bool: ...
+
+    async def abort(self, code: grpc.StatusCode, details: str, trailing_metadata: object) -> NoReturn: ...
+
+
+class RpcServer:
+    """A server that runs. `port` is the one it got, where it was asked for port 0."""
+
+    def __init__(self, server: grpc.aio.Server, host: str, port: int) -> None:
+        self._server = server
+        self.port = port
+        self.address = f"{host}:{port}"
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Refuse new calls, give those that run `grace_s`, then cancel them."""
+        await self._server.stop(grace_s)
+
+
+async def serve_worker(handler: WorkerHandler, bind: str, *, secret: bytes | None = None) -> RpcServer:
+    """Serve a worker's methods at `bind` (host:port; port 0 = any).
+
+    Raises:
+        ConfigurationError: `bind` is taken or is no address of this machine.
+    """
+    service = _Service(secret)
+    service.unary(methods.STATUS, lambda _: handler.status())
+    service.stream(methods.WATCH, handler.watch)
+    service.unary(methods.DRAIN, lambda _: handler.drain())
+    service.stream(methods.GENERATE, handler.generate)
+    service.stream(methods.PREFILL, handler.prefill)
+    service.unary(methods.GREET, handler.greet)
+    service.unary(methods.LEASE, handler.lease)
+    service.unary(methods.RENEW, handler.renew)
+    service.unary(methods.CONFIRM, handler.confirm)
+    service.unary(methods.RELEASE, handler.release)
+    return await _serve(methods.WORKER_SERVICE, service, bind)
+
+
+async def serve_router(handler: RouterHandler, bind: str, *, secret: bytes | None = None) -> RpcServer:
+    """Serve a router's methods at `bind`; as `serve_worker`."""
+    service = _Service(secret)
+    service.unary(methods.PAIR, handler.pair)
+    service.unary(methods.SETTLE, handler.settle)
+    service.unary(methods.MODELS, lambda _: handler.models())
+    service.unary(methods.WORKERS, lambda _: handler.workers())
+    service.unary(methods.REGISTER, handler.register)
+    service.unary(methods.UNREGISTER, handler.unregister)
+    service.unary(methods.PUBLISH, lambda call: handler.publish(call.worker_id, call.epoch, call.events, call.sequence))
+    service.unary(methods.REPLACE, lambda call: handler.replace(call.worker_id, call.epoch, call.hashes, call.sequence))
+    return await _serve(methods.ROUTER_SERVICE, service, bind)
+
+
+async def _serve(name: str, service: "_Service", bind: str) -> RpcServer:
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, service.handlers),))
+    try:
+        port = server.add_insecure_port(bind)
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"cannot listen on {bind}: it is taken or not an address of this machine; choose another"
+        ) from error
+    await server.start()
+    return RpcServer(server, bind.rpartition(":")[0], port)
+
+
+class _Service:
+    """The methods of one service, each wrapped in the same edge."""
+
+    def __init__(self, secret: bytes | None) -> None:
+        self.handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
+        self._token = None if secret is None else cluster_token(secret).encode()
+
+    def unary(self, method: Method[Q, A], respond: Callable[[Q], Awaitable[A]]) -> None:
+        """Answer `method` by `respond`."""
+
+        async def serve(data: bytes, context: _Context) -> bytes:
+            call = _Call(method, context)
+            try:
+                self._admit(context)
+                return _encoded(method, await respond(call.read(data)))
+            except (
+                Exception,
+                asyncio.CancelledError,
+            ) as error:  # NOTE: whatever a handler raises is sent to its caller
+                await call.fail(error)
+
+        self.handlers[method.name] = grpc.unary_unary_rpc_method_handler(serve)
+
+    def stream(self, method: Method[Q, A], respond: Callable[[Q], AsyncIterator[A]]) -> None:
+        """Answer `method` by all that `respond` yields."""
+
+        async def serve(data: bytes, context: _Context) -> None:
+            call = _Call(method, context)
+            try:
+                self._admit(context)
+                await _write_all(method, respond(call.read(data)), context)
+            except (Exception, asyncio.CancelledError) as error:  # NOTE: as above
+                await call.fail(error)
+
+        self.handlers[method.name] = grpc.unary_stream_rpc_method_handler(serve)
+
+    def _admit(self, context: _Context) -> None:
+        metadata = dict(context.invocation_metadata() or ())
+        if self._token is not None and not hmac.compare_digest(_bytes(metadata.get(TOKEN_KEY, "")), self._token):
+            raise _WrongTokenError("the cluster secret differs")
+        version = metadata.get(VERSION_KEY, "none")
+        if version != str(PROTOCOL_VERSION):
+            raise IncompatiblePeerError(
+                f"the caller speaks protocol {version!r}, this process {PROTOCOL_VERSION}; run the same version of both"
+            )
+        traceparent = metadata.get(TRACE_KEY)
+        incoming_traceparent.set(traceparent if isinstance(traceparent, str) else None)
+
+
+class _Call(Generic[Q, A]):
+    """One call: reads its request, and ends it when something was raised."""
+
+    def __init__(self, method: Method[Q, A], context: _Context) -> None:
+        self._method = method
+        self._context = context
+        self._request_id = "-"
+
+    def read(self, data: bytes) -> Q:
+        request = self._method.request.decode(data)
+        self._request_id = getattr(request, "request_id", "-")
+        return request
+
+    async def fail(self, error: Exception | asyncio.CancelledError) -> NoReturn:
+        """Send `error`, if anyone still listens. What nobody raised on purpose is ours to repair, so it is logged."""
+        task = asyncio.current_task()
+        if self._context.cancelled() or (task is not None and task.cancelling()):
+            raise asyncio.CancelledError from error
+        if isinstance(error, asyncio.CancelledError):  # NOTE: not the caller's doing; gRPC would leave it waiting
+            error = WorkerLostError(f"{self._method.name} was cancelled by the process that served it")
+        if isinstance(error, _WrongTokenError):
+            await self._context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error), ())
+        code = code_of(error)
+        if code is grpc.StatusCode.INTERNAL:
+            logger.error("%s failed; request %s", self._method.name, self._request_id, exc_info=error)
+        await self._context.abort(code, details_of(error), metadata_of(error))
+
+
+class _WrongTokenError(Exception):
+    """The caller is not of this cluster."""
+
+
+async def _write_all(method: Method[Q, A], answers: AsyncIterator[A], context: _Context) -> None:
+    try:
+        async for answer in answers:
+            await context.write(_encoded(method, answer))
+    finally:
+        close = getattr(answers, "aclose", None)
+        if close is not None:
+            await close()
+
+
+def _encoded(method: Method[Q, A], answer: A) -> bytes:
+    try:
+        return method.answer.encode(answer)
+    except InvalidRequestError as error:  # NOTE: our bug, which the caller must not take for its own
+        raise RuntimeError(f"{method.name} has an answer that cannot be sent: {error}") from error
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value

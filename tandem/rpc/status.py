@@ -1,0 +1,116 @@
+"""Errors as gRPC statuses and back, mapped once. What cannot be mapped is our bug and travels as INTERNAL.
+
+An error's class and `retry_after_s` travel in trailing metadata, so that a caller gets the class that was raised. Where
+they are missing the status came from gRPC itself, and is read as the peer being gone, full or of another make.
+"""
+
+import math
+from collections.abc import Iterable
+
+import grpc
+
+from tandem.core import errors
+from tandem.core.errors import (
+    CapacityError,
+    ConfigurationError,
+    EngineStoppedError,
+    IncompatiblePeerError,
+    InvalidRequestError,
+    LocalityUnavailableError,
+    TandemError,
+    TransportError,
+    UnavailableError,
+    WorkerLostError,
+)
+from tandem.rpc.messages import PROTOCOL_VERSION
+
+Metadata = tuple[tuple[str, str], ...]
+
+VERSION_KEY = "tandem-protocol"
+TOKEN_KEY = "tandem-token"
+TRACE_KEY = "traceparent"
+_CLASS_KEY = "tandem-error"
+_RETRY_KEY = "tandem-retry-after-s"
+_MAX_DETAIL_BYTES = 2000
+
+_CODES: dict[type[TandemError], grpc.StatusCode] = {
+    InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
+    ConfigurationError: grpc.StatusCode.FAILED_PRECONDITION,
+    IncompatiblePeerError: grpc.StatusCode.FAILED_PRECONDITION,
+    CapacityError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    UnavailableError: grpc.StatusCode.UNAVAILABLE,
+    EngineStoppedError: grpc.StatusCode.UNAVAILABLE,
+    LocalityUnavailableError: grpc.StatusCode.UNAVAILABLE,
+    TransportError: grpc.StatusCode.ABORTED,
+}
+_CLASSES: dict[str, type[TandemError]] = {
+    name: member
+    for name, member in vars(errors).items()
+    if isinstance(member, type) and issubclass(member, TandemError)
+}
+
+
+def code_of(error: BaseException) -> grpc.StatusCode:
+    """The status that `error` travels as."""
+    return next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), grpc.StatusCode.INTERNAL)
+
+
+def details_of(error: BaseException) -> str:
+    """The message that the caller sees. What was not raised on purpose is not quoted."""
+    text = str(error) if isinstance(error, TandemError) else f"internal error ({type(error).__name__}); see the log"
+    data = text.encode("utf-8", "replace")
+    return data[:_MAX_DETAIL_BYTES].decode("utf-8", "ignore")
+
+
+def metadata_of(error: BaseException) -> Metadata:
+    """What lets the caller raise the same class."""
+    name = next((kind.__name__ for kind in type(error).__mro__ if _CLASSES.get(kind.__name__) is kind), None)
+    if name is None:
+        return ()
+    retry_after_s = getattr(error, "retry_after_s", None)
+    retry = () if retry_after_s is None else ((_RETRY_KEY, repr(float(retry_after_s))),)
+    return ((_CLASS_KEY, name), *retry)
+
+
+def error_from(error: grpc.aio.AioRpcError, address: str, method: str, timeout_s: float | None) -> TandemError:
+    """What the caller of `method` at `address` raises."""
+    trailing = _text_entries(error.trailing_metadata() or ())
+    details = error.details() or ""
+    kind = _CLASSES.get(trailing.get(_CLASS_KEY, ""))
+    if kind is None:
+        return _foreign(error.code(), details, address, method, timeout_s)
+    if issubclass(kind, CapacityError | UnavailableError):
+        return kind(details, _seconds(trailing.get(_RETRY_KEY)))
+    return kind(details)
+
+
+def _foreign(code: grpc.StatusCode, details: str, address: str, method: str, timeout_s: float | None) -> TandemError:
+    """A status that is not from our code."""
+    where = f"{method} at {address}"
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return WorkerLostError(f"{where} did not answer within {timeout_s} s")
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return CapacityError(f"{where} was refused: {details}")
+    if code is grpc.StatusCode.INVALID_ARGUMENT:
+        return InvalidRequestError(f"{where} was refused: {details}")
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return ConfigurationError(f"{address} refused {method}: cluster secret differs; give every process the same")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return IncompatiblePeerError(
+            f"{address} does not answer {method}; this side speaks protocol {PROTOCOL_VERSION} of tandem.rpc.v1, so "
+            "that one is of another version or not what it was taken for"
+        )
+    return WorkerLostError(f"{where} was lost ({code.name}): {details}")
+
+
+def _text_entries(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
+    return {key: value for key, value in metadata if isinstance(value, str)}
+
+
+def _seconds(text: str | None) -> float | None:
+    """Nonsense from a peer is no advice."""
+    try:
+        value = float(text or "nan")
+    except ValueError:
+        return None
+    return value if 0.0 <= value < math.inf else None

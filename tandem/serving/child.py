@@ -1,0 +1,50 @@
+"""A launcher between a supervisor and its child: ties the child to its parent's life, pins it, then becomes it.
+
+Run by path, on the standard library alone, so that it costs milliseconds. Where the kernel offers it (Linux), the child
+is killed when the thread that started it ends, however that ends.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+_PR_SET_PDEATHSIG = 1
+_CANNOT_RUN = 2
+
+
+def launch_command(command: Sequence[str], cpus: Sequence[int] = (), tied: bool = True) -> list[str]:
+    """What to execute so that `command` runs on `cpus` (none: anywhere) and, if `tied`, dies with this process."""
+    parent = str(os.getpid()) if tied else "0"
+    return [sys.executable, "-I", "-S", __file__, parent, ",".join(map(str, cpus)), *command]
+
+
+def _tie_to(parent: int) -> None:
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != parent:  # it died before we asked to be told
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _pin_to(cpus: str) -> None:
+    if hasattr(os, "sched_setaffinity"):
+        with contextlib.suppress(OSError):  # NOTE: a core that went away costs speed, not service
+            os.sched_setaffinity(0, {int(cpu) for cpu in cpus.split(",")})
+
+
+def _become(parent: int, cpus: str, command: list[str]) -> None:
+    if parent:
+        _tie_to(parent)
+    if cpus:
+        _pin_to(cpus)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.stderr.write(f"error: {command[0]} cannot be run: {error}\n")
+        sys.exit(_CANNOT_RUN)
+
+
+if __name__ == "__main__":
+    _become(int(sys.argv[1]), sys.argv[2], sys.argv[3:])

@@ -1,0 +1,52 @@
+"""Runs a command line: settings from flags and environment, then the work; our errors become one line and a code.
+
+Exit codes: 2 for settings and anything else we refuse, 130 for Ctrl-C, 141 when our reader went; bugs keep their
+traceback.
+"""
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, CliApp, SettingsError
+from rich.console import Console
+
+from tandem.core.errors import TandemError, shown
+
+
+class Command(Protocol):
+    """A settings class whose instance can be run."""
+
+    def run(self) -> int: ...
+
+
+def run_command(settings_class: type[BaseSettings], arguments: Sequence[str]) -> int:
+    """Read the settings, run them, and return the exit code. `--help` explains every setting and ends the process."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # NOTE: a terminal that lacks a character must not end an answer
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        command = CliApp.run(settings_class, cli_args=list(arguments), cli_exit_on_error=True)
+        return cast(Command, command).run()
+    except TandemError as error:
+        console.print(f"error: {error}", markup=False)
+    except ValidationError as error:
+        for problem in error.errors():
+            console.print(_setting_problem(problem["loc"], problem["msg"], problem.get("input")), markup=False)
+    except SettingsError as error:
+        console.print(f"error: {error}", markup=False)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whoever read our output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return 2
+
+
+def _setting_problem(location: tuple[int | str, ...], message: str, value: object) -> str:
+    message = message.removeprefix("Value error, ")
+    flag = "--" + ".".join(str(part) for part in location).replace("_", "-")
+    return f"error: {flag}={shown(value)}: {message}" if message != "Field required" else f"error: {flag} is required"

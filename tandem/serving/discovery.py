@@ -1,0 +1,211 @@
+"""Who is there: workers announce themselves every second, routers ask. Owns no connection to a worker.
+
+Invariant: a record that is not announced again vanishes after `TTL_S`, so nobody who died has to be cleaned up. Being
+listed proves nothing: whether a worker lives is what its `watch` says.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from tandem.core.clock import Clock, SystemClock
+from tandem.core.errors import CapacityError, InvalidRequestError, LocalityUnavailableError, TandemError, shown
+from tandem.routing.snapshot import Role
+from tandem.rpc.client import RouterClient
+from tandem.rpc.messages import WorkerAddress, WorkerRecord
+
+TTL_S = 3.0
+ANNOUNCE_INTERVAL_S = 1.0
+MAX_WORKERS = 16_384
+_MAX_CHARACTERS = 512
+_ROUTER_TIMEOUT_S = 1.0
+
+
+class Discovery(Protocol):
+    """Where workers are announced and found. A worker is known by its id; of two incarnations the later stays.
+
+    An implementation outside this process raises `LocalityUnavailableError` from `announce`, `withdraw` and `workers`
+    when it cannot be reached; calling again later is all it takes.
+    """
+
+    async def announce(self, record: WorkerRecord) -> None:
+        """A sign of life; repeated every `ANNOUNCE_INTERVAL_S`."""
+        ...
+
+    async def withdraw(self, record: WorkerRecord) -> None:
+        """Leave at once. A later incarnation's record stays."""
+        ...
+
+    async def workers(self) -> Sequence[WorkerRecord]:
+        """All that were announced during the last `TTL_S`."""
+        ...
+
+    async def close(self) -> None:
+        """Drop the connections."""
+        ...
+
+
+class EmbeddedDiscovery:
+    """`Discovery` in this process: the router's own, fed by `register`.
+
+    Raises (from `announce`):
+        InvalidRequestError: the record cannot be a worker's.
+        CapacityError: `max_workers` others are listed.
+    """
+
+    def __init__(self, clock: Clock | None = None, ttl_s: float = TTL_S, max_workers: int = MAX_WORKERS) -> None:
+        self._clock = clock or SystemClock()
+        self._ttl_s = ttl_s
+        self._max_workers = max_workers
+        self._records: dict[str, tuple[float, WorkerRecord]] = {}
+
+    async def announce(self, record: WorkerRecord) -> None:
+        check_record(record)
+        if record.worker.worker_id not in self._records and len(self._records) >= self._max_workers:
+            self._expire()
+            if len(self._records) >= self._max_workers:
+                raise CapacityError(f"{self._max_workers} workers are registered, which is all this router keeps")
+        self._records[record.worker.worker_id] = (self._clock.now_s() + self._ttl_s, record)
+
+    async def withdraw(self, record: WorkerRecord) -> None:
+        _, known = self._records.get(record.worker.worker_id, (0.0, None))
+        if known is not None and known.worker == record.worker:
+            del self._records[record.worker.worker_id]
+
+    async def workers(self) -> Sequence[WorkerRecord]:
+        self._expire()
+        return [record for _, record in self._records.values()]
+
+    async def close(self) -> None:
+        self._records.clear()
+
+    def _expire(self) -> None:
+        now_s = self._clock.now_s()
+        for worker_id in [name for name, (until_s, _) in self._records.items() if until_s <= now_s]:
+            del self._records[worker_id]
+
+
+class RouterDiscovery:
+    """`Discovery` for workers without Redis: announces to every router. It knows what routers answered last.
+
+    One router that answers is enough; the others learn of the worker when they are back.
+    """
+
+    def __init__(
+        self,
+        routers: Sequence[str],
+        secret: bytes | None = None,
+        *,
+        clock: Clock | None = None,
+        ttl_s: float = TTL_S,
+        timeout_s: float = _ROUTER_TIMEOUT_S,
+    ) -> None:
+        if not routers:
+            raise InvalidRequestError("no router is named; give one host:port or more")
+        self._clients = [RouterClient(address, secret=secret) for address in dict.fromkeys(routers)]
+        self._clock = clock or SystemClock()
+        self._ttl_s = ttl_s
+        self._timeout_s = timeout_s
+        self._answers: list[tuple[float, Sequence[WorkerRecord]]] = [(0.0, ())] * len(self._clients)
+
+    async def announce(self, record: WorkerRecord) -> None:
+        check_record(record)
+        results = await asyncio.gather(*(self._register(number, record) for number in range(len(self._clients))))
+        self._require_one(results)
+
+    async def withdraw(self, record: WorkerRecord) -> None:
+        self._answers = [
+            (until_s, [known for known in records if known.worker != record.worker])
+            for until_s, records in self._answers
+        ]
+        results = await asyncio.gather(*(self._unregister(client, record) for client in self._clients))
+        self._require_one(results)
+
+    async def workers(self) -> Sequence[WorkerRecord]:
+        now_s = self._clock.now_s()
+        fresh = [records for until_s, records in self._answers if until_s > now_s]
+        return list({record.worker.worker_id: record for records in fresh for record in records}.values())
+
+    async def close(self) -> None:
+        await asyncio.gather(*(client.close() for client in self._clients))
+
+    async def _register(self, number: int, record: WorkerRecord) -> TandemError | None:
+        try:
+            records = await self._clients[number].register(record, timeout_s=self._timeout_s)
+        except TandemError as error:
+            return error
+        self._answers[number] = (self._clock.now_s() + self._ttl_s, records)
+        return None
+
+    async def _unregister(self, client: RouterClient, record: WorkerRecord) -> TandemError | None:
+        try:
+            await client.unregister(record, timeout_s=self._timeout_s)
+        except TandemError as error:
+            return error
+        return None
+
+    def _require_one(self, results: Sequence[TandemError | None]) -> None:
+        if None not in results:
+            raise LocalityUnavailableError(f"no router answers: {results[0]}") from results[0]
+
+
+class StaticDiscovery:
+    """`Discovery` of addresses that are known beforehand. Who answers there says itself who it is."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._records = [
+            WorkerRecord(WorkerAddress("", address), role="", model="", pool="") for address in dict.fromkeys(addresses)
+        ]
+
+    async def announce(self, record: WorkerRecord) -> None:
+        """Nothing to do: its address is known."""
+
+    async def withdraw(self, record: WorkerRecord) -> None:
+        """Nothing to do: its address stays known."""
+
+    async def workers(self) -> Sequence[WorkerRecord]:
+        return list(self._records)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def open_discovery(redis: str | None, routers: Sequence[str] = (), secret: bytes | None = None) -> Discovery:
+    """For a worker: Redis when there is a URL, else the routers. Imports only what is chosen.
+
+    Raises:
+        ConfigurationError: the URL is not understood.
+        InvalidRequestError: neither is given.
+    """
+    if redis:
+        from tandem.serving.discovery_redis import RedisDiscovery
+
+        return RedisDiscovery(redis)
+    return RouterDiscovery(routers, secret)
+
+
+def check_record(record: WorkerRecord) -> None:
+    """Refuse what cannot be a worker's record.
+
+    Raises:
+        InvalidRequestError: naming the field.
+    """
+    worker = record.worker
+    texts = {
+        "worker_id": worker.worker_id,
+        "address": worker.address,
+        "incarnation": worker.incarnation,
+        "role": record.role,
+        "model": record.model,
+        "pool": record.pool,
+    }
+    for name, text in texts.items():
+        if len(text) > _MAX_CHARACTERS:
+            raise InvalidRequestError(f"{name}={shown(text)} is too long; use at most {_MAX_CHARACTERS} characters")
+    if not worker.worker_id:
+        raise InvalidRequestError("worker_id is empty; name the worker that registers")
+    host, _, port = worker.address.rpartition(":")
+    if not host or not (port.isdecimal() and 0 < int(port) < 65_536):
+        raise InvalidRequestError(f"address={shown(worker.address)} cannot be called; write host:port")
+    if record.role not in set(Role):
+        raise InvalidRequestError(f"role={shown(record.role)} is no role; use one of {', '.join(Role)}")

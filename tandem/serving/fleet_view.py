@@ -1,0 +1,246 @@
+"""What a router knows of its workers: the last news of each, and what follows from them for routing.
+
+Invariant: `fleet` holds exactly the workers that are ready or draining and whose watch is alive; of one worker id the
+latest incarnation counts, and at one address only who answers there now. Owned by one thread; does no I/O.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tandem.core.clock import Clock
+from tandem.core.errors import CapacityError, InvalidRequestError, shown
+from tandem.routing.calibration import Calibration
+from tandem.routing.fleet import Fleet
+from tandem.routing.snapshot import LinkState, Role
+from tandem.rpc.messages import LinkReport, ModelInfo, WorkerAddress, WorkerListing, WorkerStatus
+
+_LOG = logging.getLogger(__name__)
+
+READY, DRAINING = "ready", "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What block hashes depend on besides tokens and salt, and the `WorkerState.fingerprint`s it occurs with."""
+
+    model_fingerprint: str
+    block_size: int
+    pools: frozenset[str]
+
+
+@dataclass(slots=True)
+class _Worker:
+    """`is_alive`: its watch is open and not silent. `is_replaced`: somebody else answers at its address now."""
+
+    status: WorkerStatus
+    address: str
+    seen_at_s: float
+    is_alive: bool = True
+    is_replaced: bool = False
+    links: tuple[int, tuple[LinkReport, ...]] = (0, ())
+
+
+class FleetView:
+    """Feeds `fleet`, its links and `calibration` with the news of workers, and answers who serves what.
+
+    Args:
+        dead_s: news older than this counts as silence.
+        forget_s: a dead worker stays listed for so long.
+        max_workers: one more is refused.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        calibration: Calibration,
+        clock: Clock,
+        *,
+        dead_s: float = 2.0,
+        forget_s: float = 60.0,
+        max_workers: int = 16_384,
+    ) -> None:
+        self._fleet = fleet
+        self._calibration = calibration
+        self._clock = clock
+        self._dead_s = dead_s
+        self._forget_s = forget_s
+        self._max_workers = max_workers
+        self._workers: dict[str, _Worker] = {}
+        self._at: dict[str, str] = {}
+        self._num_changes = 1
+        self._chains: Mapping[str, Sequence[Chain]] | None = None
+
+    def take(self, address: str, status: WorkerStatus) -> None:
+        """News from the worker that answers at `address`.
+
+        Raises:
+            InvalidRequestError: it contradicts itself.
+            CapacityError: `max_workers` others are known.
+        """
+        worker_id = status.worker.worker_id
+        if not worker_id or status.state.worker_id != worker_id:
+            raise InvalidRequestError(f"{address} calls itself {shown(worker_id)} and {shown(status.state.worker_id)}")
+        known = self._workers.get(worker_id)
+        if known is not None and known.is_alive and known.address != address and known.status.epoch >= status.epoch:
+            return  # NOTE: a second address of the same worker, or an old incarnation that has not ended yet
+        if known is None and len(self._workers) >= self._max_workers:
+            raise CapacityError(f"{self._max_workers} workers are known, which is all a router keeps")
+        self._arrive(address, worker_id)
+        if known is not None and known.status.worker.incarnation != status.worker.incarnation:
+            self._calibration.forget(worker_id)
+            self._leave(worker_id)
+        self._keep(address, status)
+
+    def lose(self, address: str) -> None:
+        """The watch at `address` is broken or silent: who was there gets nothing from now on."""
+        worker_id = self._at.pop(address, None)
+        if worker_id is not None:
+            self._workers[worker_id].is_alive = False
+            self._leave(worker_id)
+
+    def is_alive_at(self, address: str) -> bool:
+        return address in self._at
+
+    def forgettable(self) -> Sequence[tuple[str, str]]:
+        """(Id, address) of workers that were replaced, or are dead for so long that nobody expects them back."""
+        oldest_s = self._clock.now_s() - self._forget_s
+        return [
+            (worker_id, "" if worker.is_replaced else worker.address)
+            for worker_id, worker in self._workers.items()
+            if not worker.is_alive and (worker.is_replaced or worker.seen_at_s < oldest_s)
+        ]
+
+    def forget(self, worker_id: str) -> None:
+        """Drop a dead worker from the list."""
+        worker = self._workers.get(worker_id)
+        if worker is not None and not worker.is_alive:
+            del self._workers[worker_id]
+            self._calibration.forget(worker_id)
+
+    def chains(self, model: str) -> Sequence[Chain]:
+        """Of the workers of this name; more than one while a new version is rolled out."""
+        if self._chains is None:
+            self._chains = _chains_of([worker.status for worker in self._workers.values() if self._is_served(worker)])
+        return self._chains.get(model, ())
+
+    def is_of(self, worker_id: str, chain: Chain) -> bool:
+        """Whether a worker's blocks are named by this chain."""
+        worker = self._workers.get(worker_id)
+        return worker is not None and worker.status.state.fingerprint in chain.pools
+
+    def where(self, worker_id: str) -> WorkerAddress:
+        """Where to call a worker of `fleet`."""
+        worker = self._workers[worker_id]
+        return replace(worker.status.worker, address=worker.address)
+
+    def known_models(self) -> Sequence[str]:
+        """Names that some worker has, be it starting or dead."""
+        return sorted({worker.status.model.name for worker in self._workers.values()})
+
+    def models(self) -> Sequence[ModelInfo]:
+        """What can be served now: at least one decode worker is there. Where workers differ, the narrowest limit."""
+        by_name: dict[str, list[WorkerStatus]] = {}
+        for worker in self._workers.values():
+            if self._is_given_requests(worker):
+                by_name.setdefault(worker.status.model.name, []).append(worker.status)
+        found = [_model_of(by_name[name]) for name in sorted(by_name)]
+        return [model for model in found if model.num_decode]
+
+    def listings(self) -> Sequence[WorkerListing]:
+        """Every worker known, dead ones until they are forgotten."""
+        now_s = self._clock.now_s()
+        return [
+            WorkerListing(
+                status=worker.status, age_s=now_s - worker.seen_at_s, is_alive=self._is_given_requests(worker)
+            )
+            for worker in self._workers.values()
+        ]
+
+    def _arrive(self, address: str, worker_id: str) -> None:
+        """From now on `worker_id` is who answers at `address`, and there only."""
+        former_id = self._at.get(address)
+        if former_id is not None and former_id != worker_id:
+            self.lose(address)
+        for other_id, other in self._workers.items() if former_id != worker_id else ():
+            other.is_replaced |= other.address == address and other_id != worker_id
+        known = self._workers.get(worker_id)
+        if known is not None and known.address != address and self._at.get(known.address) == worker_id:
+            del self._at[known.address]
+        self._at[address] = worker_id
+
+    def _keep(self, address: str, status: WorkerStatus) -> None:
+        worker_id, now_s = status.worker.worker_id, self._clock.now_s()
+        known = self._workers.get(worker_id)
+        if known is None or not known.is_alive or _identity(known.status) != _identity(status):
+            self._num_changes += 1
+            self._chains = None
+        links = known.links if known is not None else (0, ())
+        worker = self._workers[worker_id] = _Worker(status, address, now_s, links=links)
+        self._learn(status)
+        if not self._is_served(worker):
+            self._fleet.remove(worker_id)
+            return
+        self._fleet.report(replace(status.state, draining=status.lifecycle == DRAINING, reported_at_s=now_s))
+        if worker.links != (self._num_changes, status.links):
+            worker.links = (self._num_changes, status.links)
+            self._learn_links(worker_id, status.links)
+
+    def _leave(self, worker_id: str) -> None:
+        self._fleet.remove(worker_id)
+        self._num_changes += 1
+        self._chains = None
+
+    def _learn(self, status: WorkerStatus) -> None:
+        """Calibrate; a measurement that is none is left out."""
+        worker_id, kind = status.worker.worker_id, status.state.kind
+        try:
+            for sample in status.prefill_samples:
+                self._calibration.observe_prefill(worker_id, kind, sample.work, 1000 * sample.duration_s)
+            for step in status.step_samples:
+                self._calibration.observe_step(
+                    worker_id, kind, step.num_running, step.num_context_tokens, 1000 * step.duration_s
+                )
+        except InvalidRequestError as error:
+            _LOG.debug("a sample of worker %s is left out: %s", worker_id, error)
+
+    def _learn_links(self, worker_id: str, links: Iterable[LinkReport]) -> None:
+        """Links from workers that are there; those of others would stay for ever."""
+        for link in links:
+            if self._fleet.standing(link.source_id) is not None and link.bytes_per_s > 0 <= link.latency_s:
+                self._fleet.links.update(link.source_id, worker_id, LinkState(link.bytes_per_s, 1000 * link.latency_s))
+
+    def _is_served(self, worker: _Worker) -> bool:
+        return worker.is_alive and worker.status.lifecycle in (READY, DRAINING)
+
+    def _is_given_requests(self, worker: _Worker) -> bool:
+        is_fresh = self._clock.now_s() - worker.seen_at_s <= self._dead_s
+        return worker.is_alive and is_fresh and worker.status.lifecycle == READY
+
+
+def _identity(status: WorkerStatus) -> tuple[object, ...]:
+    """What `chains` and the fleet's membership depend on."""
+    model = status.model
+    return (status.worker, status.lifecycle, status.state.fingerprint, model.name, model.fingerprint, model.block_size)
+
+
+def _chains_of(statuses: Iterable[WorkerStatus]) -> dict[str, Sequence[Chain]]:
+    pools: dict[str, dict[tuple[str, int], set[str]]] = {}
+    for status in statuses:
+        key = (status.model.fingerprint, status.state.block_size)
+        pools.setdefault(status.model.name, {}).setdefault(key, set()).add(status.state.fingerprint)
+    return {
+        name: [Chain(fingerprint, block_size, frozenset(found)) for (fingerprint, block_size), found in chains.items()]
+        for name, chains in pools.items()
+    }
+
+
+def _model_of(statuses: Sequence[WorkerStatus]) -> ModelInfo:
+    models = [status.model for status in statuses]
+    return replace(
+        models[0],
+        max_model_len=min(model.max_model_len for model in models),
+        vocab_size=min(model.vocab_size for model in models),
+        num_prefill=sum(status.state.role is not Role.DECODE for status in statuses),
+        num_decode=sum(status.state.role is not Role.PREFILL for status in statuses),
+    )

@@ -1,0 +1,163 @@
+"""Watches every worker that discovery names: one open stream of news each, from which life and death follow.
+
+Invariant: a stream that breaks, or is silent for `silence_s`, ends the worker for routing at once; only news bring it
+back. A worker that discovery no longer names stays as long as its stream lives, so an outage of Redis kills nobody.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Protocol
+
+from tandem.core.errors import LocalityUnavailableError, TandemError
+from tandem.rpc.messages import WorkerRecord, WorkerStatus
+from tandem.serving.discovery import MAX_WORKERS, Discovery
+from tandem.serving.fleet_view import FleetView
+
+_LOG = logging.getLogger(__name__)
+
+INTERVAL_S = 0.25
+_FIRST_BACKOFF_S = 0.1
+_MAX_BACKOFF_S = 1.0
+
+
+class Watchable(Protocol):
+    """A client of a worker, as far as watching needs it."""
+
+    def watch(self, interval_s: float) -> AsyncGenerator[WorkerStatus, None]: ...
+
+    async def close(self) -> None: ...
+
+
+class FleetWatch:
+    """Keeps `view` up to date until closed. Everything happens in one event loop.
+
+    Args:
+        discoveries: their workers together are watched.
+        connect: a new client for an address, closed when that address is watched no more.
+        remove: told the id of a worker whose blocks are gone for good; asked again after `LocalityUnavailableError`.
+        silence_s: a stream without news for so long is given up.
+        poll_s: how often discovery is asked.
+    """
+
+    def __init__(
+        self,
+        discoveries: Sequence[Discovery],
+        connect: Callable[[str], Watchable],
+        view: FleetView,
+        remove: Callable[[str], Awaitable[None]],
+        *,
+        silence_s: float = 2.0,
+        poll_s: float = 1.0,
+    ) -> None:
+        self._discoveries = discoveries
+        self._connect = connect
+        self._view = view
+        self._remove = remove
+        self._silence_s = silence_s
+        self._poll_s = poll_s
+        self._streams: dict[str, asyncio.Task[None]] = {}
+        self._wanted = asyncio.Event()
+        self._is_blind = False
+
+    def wake(self) -> None:
+        """Ask discovery now: somebody new is there."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Watch until cancelled; then no stream is left open."""
+        try:
+            while True:
+                self._wanted.clear()
+                await self._poll()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wanted.wait(), self._poll_s)
+        finally:
+            await self._end(list(self._streams))
+
+    async def _poll(self) -> None:
+        self._restart_failed()
+        records = await self._records()
+        for record in records or ():
+            address = record.worker.address
+            if address not in self._streams and len(self._streams) < MAX_WORKERS:
+                self._streams[address] = asyncio.create_task(self._follow(address), name=f"watch {address}")
+        if records is not None:
+            listed = {record.worker.address for record in records}
+            await self._end([a for a in self._streams if a not in listed and not self._view.is_alive_at(a)])
+            await self._forget(records)
+
+    async def _records(self) -> Sequence[WorkerRecord] | None:
+        """Everybody listed; None when that is not known now."""
+        try:
+            lists = [await discovery.workers() for discovery in self._discoveries]
+        except LocalityUnavailableError as error:
+            if not self._is_blind:
+                _LOG.warning("new workers are not seen until discovery answers: %s", error)
+            self._is_blind = True
+            return None
+        if self._is_blind:
+            _LOG.info("discovery answers again")
+        self._is_blind = False
+        return [record for records in lists for record in records]
+
+    async def _forget(self, records: Sequence[WorkerRecord]) -> None:
+        """Drop whoever is dead for good, unless discovery says otherwise: perhaps only this router cannot reach it."""
+        ids = {record.worker.worker_id for record in records}
+        addresses = {record.worker.address for record in records}
+        for worker_id, address in self._view.forgettable():
+            if worker_id in ids or address in addresses:
+                continue
+            try:
+                await self._remove(worker_id)
+            except LocalityUnavailableError:
+                return
+            self._view.forget(worker_id)
+
+    async def _follow(self, address: str) -> None:
+        """Hold a stream open, again and again."""
+        backoff_s = _FIRST_BACKOFF_S
+        client = self._connect(address)
+        try:
+            while True:
+                was_alive = await self._stream(address, client)
+                backoff_s = _FIRST_BACKOFF_S if was_alive else min(2 * backoff_s, _MAX_BACKOFF_S)
+                await asyncio.sleep(backoff_s)
+        finally:
+            self._view.lose(address)
+            await client.close()
+
+    async def _stream(self, address: str, client: Watchable) -> bool:
+        """One stream until it ends; whether it brought news."""
+        reason = "the worker ended it"
+        try:
+            async with contextlib.aclosing(client.watch(INTERVAL_S)) as news:
+                while True:
+                    async with asyncio.timeout(self._silence_s):
+                        status = await anext(news)
+                    self._view.take(address, status)
+        except StopAsyncIteration:
+            pass
+        except TimeoutError:
+            reason = f"silent for {self._silence_s} s"
+        except TandemError as error:
+            reason = str(error)
+        was_alive = self._view.is_alive_at(address)
+        self._view.lose(address)
+        if was_alive:
+            _LOG.warning("the worker at %s is lost: %s", address, reason)
+        return was_alive
+
+    def _restart_failed(self) -> None:
+        """A stream's task that ended on its own has met a bug of ours: say so, and watch that worker anew."""
+        for address in [address for address, task in self._streams.items() if task.done()]:
+            task = self._streams.pop(address)
+            if not task.cancelled():
+                _LOG.error("watching %s failed", address, exc_info=task.exception())
+
+    async def _end(self, addresses: Sequence[str]) -> None:
+        tasks = [self._streams.pop(address) for address in addresses]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

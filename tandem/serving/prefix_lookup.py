@@ -1,0 +1,123 @@
+"""The router's side of the locality index: who holds how much of a prompt's prefix, without ever failing a request.
+
+Invariant: an answer is the index's own, of this moment, or empty; nothing is kept and shown later. An index outside
+this process is asked in threads, so the event loop never waits for it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
+from typing import ParamSpec, TypeVar
+
+from tandem.core.errors import InvalidRequestError, LocalityUnavailableError
+from tandem.core.events import BlockEvent
+from tandem.core.hashing import extend_hashes, root_hash
+from tandem.locality.base import LocalityIndex, LocalityStats, PublishResult
+from tandem.serving.fleet_view import Chain
+
+_LOG = logging.getLogger(__name__)
+_NOTHING: Mapping[str, int] = MappingProxyType({})
+_NUM_THREADS = 4
+_QUICK_EVENTS = 256
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class PrefixLookup:
+    """Asks one index. Used by one event loop.
+
+    Args:
+        is_remote: the index is outside this process; calls may block.
+        timeout_s: a question that takes longer is answered with nothing.
+        write_timeout_s: after this long a removal is given up.
+    """
+
+    def __init__(
+        self, index: LocalityIndex, *, is_remote: bool, timeout_s: float = 0.1, write_timeout_s: float = 3.0
+    ) -> None:
+        self._index = index
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="locality")
+        self._timeout_s = timeout_s
+        self._write_timeout_s = write_timeout_s
+        self._is_away = False
+        self.is_remote = is_remote
+        self.num_unanswered = 0
+
+    async def leading_blocks(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
+        """Per worker, how many leading blocks of this chain it holds; empty when the index does not answer."""
+        if not hashes:
+            return _NOTHING
+        if not self.is_remote:
+            return self._index.leading_blocks(hashes)
+        try:
+            found = await self._in_thread(self._timeout_s, self._index.leading_blocks, hashes)
+        except LocalityUnavailableError as error:
+            self._miss(error)
+            return _NOTHING
+        if self._is_away:
+            self._is_away = False
+            _LOG.info("the locality index answers again")
+        return found
+
+    async def publish(self, worker_id: str, epoch: int, events: Sequence[BlockEvent], sequence: int) -> PublishResult:
+        """A worker's report to the index of this process; long ones do not hold the event loop."""
+        if len(events) <= _QUICK_EVENTS:
+            return self._index.publish(worker_id, epoch, events, sequence)
+        return await self._in_thread(None, self._index.publish, worker_id, epoch, events, sequence)
+
+    async def replace(self, worker_id: str, epoch: int, hashes: Sequence[bytes], sequence: int) -> PublishResult:
+        """A worker's snapshot for the index of this process."""
+        return await self._in_thread(None, self._index.replace, worker_id, epoch, hashes, sequence)
+
+    async def remove_worker(self, worker_id: str) -> None:
+        """Forget what a worker held.
+
+        Raises:
+            LocalityUnavailableError: try again later.
+        """
+        await self._in_thread(self._write_timeout_s, self._index.remove_worker, worker_id)
+
+    async def stats(self) -> LocalityStats:
+        """How full the index is.
+
+        Raises:
+            LocalityUnavailableError: it does not answer.
+        """
+        return await self._in_thread(self._timeout_s, self._index.stats)
+
+    def close(self) -> None:
+        """End the threads. A call that still waits for Redis ends by its own timeout."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _in_thread(
+        self, timeout_s: float | None, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        future = asyncio.get_running_loop().run_in_executor(self._threads, lambda: call(*args, **kwargs))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError as error:
+            raise LocalityUnavailableError(f"the locality index took longer than {timeout_s} s") from error
+
+    def _miss(self, error: LocalityUnavailableError) -> None:
+        self.num_unanswered += 1
+        if not self._is_away:
+            self._is_away = True
+            _LOG.warning("requests are paired without locality until the index answers: %s", error)
+
+
+def chain_hashes(chain: Chain, token_ids: Sequence[int], cache_salt: str) -> Sequence[bytes]:
+    """The hashes of a prompt's full blocks.
+
+    Raises:
+        InvalidRequestError: a token id is out of range.
+    """
+    root = root_hash(model_fingerprint=chain.model_fingerprint, block_size=chain.block_size, salt=cache_salt)
+    hashes: list[bytes] = []
+    try:
+        extend_hashes(root, hashes, token_ids, chain.block_size)
+    except OverflowError as error:
+        raise InvalidRequestError(f"a token id does not fit 32 bits ({error})") from error
+    return hashes

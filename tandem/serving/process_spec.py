@@ -1,0 +1,51 @@
+"""What a supervisor needs to know of a process, and how patient it is with it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpec:
+    """One process.
+
+    Args:
+        name: unique among its supervisor's.
+        argv: program and arguments.
+        env: variables it gets besides the supervisor's own.
+        without_env: variables of the supervisor it must not see.
+        ready_url: answers 200 when it is ready; None = once it has lived for `RestartPolicy.settled_s`.
+        tier: higher tiers are stopped first, each when the one above has ended.
+        cpus: cores it is confined to; empty = any.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    without_env: frozenset[str] = frozenset()
+    ready_url: str | None = None
+    tier: int = 0
+    cpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartPolicy:
+    """How a process that died is started again.
+
+    Args:
+        first_delay_s, max_delay_s: the wait before a start doubles from the one to the other.
+        settled_s: a process that lived this long starts over with the first delay.
+        max_failed_starts: one that was never ready and dies this often is given up, and all with it.
+        grace_s: from asking a process to end until it is killed.
+        probe_s: between two looks at `ready_url`.
+    """
+
+    first_delay_s: float = 0.2
+    max_delay_s: float = 5.0
+    settled_s: float = 30.0
+    max_failed_starts: int = 5
+    grace_s: float = 30.0
+    probe_s: float = 0.1
+
+    def delay_s(self, num_deaths: int) -> float:
+        """The wait after this many deaths in a row, the first being 1."""
+        return float(min(self.max_delay_s, self.first_delay_s * 2.0 ** min(num_deaths - 1, 32)))

@@ -1,0 +1,207 @@
+"""The router: turns what workers report and the index knows into pairings, and answers the router's RPCs.
+
+Invariant: it is on the control path only and keeps nothing that cannot be lost; a replica started a second ago decides
+like any other. Whatever happens to the index or to discovery, a request is paired while somebody alive can serve it.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+
+from tandem.core.clock import Clock, SystemClock
+from tandem.core.errors import (
+    CapacityError,
+    ConfigurationError,
+    InvalidRequestError,
+    TandemError,
+    UnavailableError,
+    shown,
+)
+from tandem.core.events import BlockEvent
+from tandem.locality.base import PublishResult
+from tandem.routing.admission import Refusal, RefusalReason
+from tandem.routing.cost import Prediction
+from tandem.routing.pairing import DecisionRecord, Outcome, Pairer, Pairing
+from tandem.routing.snapshot import RequestShape
+from tandem.routing.standing import num_cached_blocks
+from tandem.rpc.messages import (
+    ModelInfo,
+    PairCall,
+    PairingAnswer,
+    Settlement,
+    WorkerListing,
+    WorkerRecord,
+)
+from tandem.serving.discovery import Discovery
+from tandem.serving.fleet_view import Chain, FleetView
+from tandem.serving.fleet_watch import FleetWatch
+from tandem.serving.prefix_lookup import PrefixLookup, chain_hashes
+from tandem.serving.router_metrics import RouterMetrics
+
+NUM_SPARES = 2
+
+
+class RouterService:
+    """A `RouterHandler`. Used by one event loop; owns none of its parts.
+
+    Args:
+        registry: where `register` goes; None where workers announce themselves in Redis.
+    """
+
+    def __init__(
+        self,
+        view: FleetView,
+        watch: FleetWatch,
+        pairer: Pairer,
+        lookup: PrefixLookup,
+        registry: Discovery | None,
+        metrics: RouterMetrics,
+        clock: Clock | None = None,
+    ) -> None:
+        self._view = view
+        self._watch = watch
+        self._pairer = pairer
+        self._lookup = lookup
+        self._registry = registry
+        self._metrics = metrics
+        self._clock = clock or SystemClock()
+
+    async def pair(self, call: PairCall) -> PairingAnswer:
+        started_s = time.perf_counter()
+        chains = self._view.chains(call.model)
+        if not chains:
+            raise self._nobody(call.model)
+        leading = await self._leading(call, chains)
+        shape = _shape_of(call, chains, leading)
+        answer = self._pairer.pair(shape, self._clock.now_s())
+        duration_s = time.perf_counter() - started_s
+        policy = self._pairer.policy_name
+        if isinstance(answer, Refusal):
+            self._metrics.decided(policy, answer.reason, duration_s)
+            raise _error_of(answer, call.model)
+        self._metrics.decided(policy, "paired", duration_s)
+        return self._answer(shape, answer, policy, duration_s)
+
+    async def settle(self, settlement: Settlement) -> None:
+        outcome = Outcome(
+            queue_ms=settlement.queue_ms,
+            prefill_ms=settlement.prefill_ms,
+            ttft_ms=settlement.ttft_ms,
+            transfer_ms=settlement.transfer_ms,
+        )
+        record = self._pairer.settle(settlement.request_id, outcome)
+        if record is not None:
+            self._metrics.settled(record.ttft_error_ms)
+
+    async def models(self) -> Sequence[ModelInfo]:
+        return self._view.models()
+
+    async def workers(self) -> Sequence[WorkerListing]:
+        return self._view.listings()
+
+    async def register(self, record: WorkerRecord) -> Sequence[WorkerRecord]:
+        registry = self._own_registry()
+        await registry.announce(record)
+        if not self._view.is_alive_at(record.worker.address):
+            self._watch.wake()
+        return await registry.workers()
+
+    async def unregister(self, worker: WorkerRecord) -> None:
+        await self._own_registry().withdraw(worker)
+
+    async def publish(self, worker_id: str, epoch: int, events: Sequence[BlockEvent], sequence: int) -> PublishResult:
+        self._require_own_index()
+        return await self._lookup.publish(worker_id, epoch, events, sequence)
+
+    async def replace(self, worker_id: str, epoch: int, hashes: Sequence[bytes], sequence: int) -> PublishResult:
+        self._require_own_index()
+        return await self._lookup.replace(worker_id, epoch, hashes, sequence)
+
+    def decisions(self) -> Sequence[DecisionRecord]:
+        """The latest decisions, oldest first."""
+        return self._pairer.records()
+
+    async def _leading(self, call: PairCall, chains: Sequence[Chain]) -> Mapping[str, int]:
+        """Per worker, how many leading blocks of the prompt it holds; each version of a model has its own hashes."""
+        if len(chains) == 1:
+            return await self._lookup.leading_blocks(chain_hashes(chains[0], call.token_ids, call.cache_salt))
+        leading: dict[str, int] = {}
+        for chain in chains:
+            found = await self._lookup.leading_blocks(chain_hashes(chain, call.token_ids, call.cache_salt))
+            leading.update({name: count for name, count in found.items() if self._view.is_of(name, chain)})
+        return leading
+
+    def _answer(self, shape: RequestShape, pairing: Pairing, policy: str, duration_s: float) -> PairingAnswer:
+        fleet, where = self._pairer.fleet, self._view.where
+        prefill_id, holder_id = pairing.prefill_id, pairing.fetch_from_id
+        spares: Sequence[str] = ()
+        if prefill_id is not None:
+            spares = fleet.spares(shape, prefill_id, self._clock.now_s(), NUM_SPARES)
+        return PairingAnswer(
+            decode=where(pairing.decode_id),
+            prefill=None if prefill_id is None else where(prefill_id),
+            spares=tuple(map(where, spares)),
+            fetch_from=None if holder_id is None else where(holder_id),
+            num_fetch_blocks=self._num_cached(shape, holder_id),
+            prefill_cached_blocks=self._num_cached(shape, prefill_id),
+            decode_cached_blocks=self._num_cached(shape, pairing.decode_id),
+            predicted_ms=_stages_of(pairing.predicted),
+            policy=policy,
+            decision_s=duration_s,
+        )
+
+    def _num_cached(self, shape: RequestShape, worker_id: str | None) -> int:
+        standing = None if worker_id is None else self._pairer.fleet.standing(worker_id)
+        return 0 if standing is None else num_cached_blocks(shape, standing.worker)
+
+    def _nobody(self, model: str) -> TandemError:
+        """Why nobody serves this name: it is wrong, or its workers are not there now."""
+        known = self._view.known_models()
+        if known and model not in known:
+            return InvalidRequestError(f"model {shown(model)} is not served; use one of {', '.join(known)}")
+        return UnavailableError(f"no worker for model {shown(model)} is alive now", self._pairer.fleet.limits.dead_s)
+
+    def _own_registry(self) -> Discovery:
+        if self._registry is None:
+            raise ConfigurationError("this router finds workers in Redis; start the worker with the same --redis")
+        return self._registry
+
+    def _require_own_index(self) -> None:
+        if self._lookup.is_remote:
+            raise ConfigurationError("this router's locality index is in Redis; start the worker with the same --redis")
+
+
+def _shape_of(call: PairCall, chains: Sequence[Chain], leading: Mapping[str, int]) -> RequestShape:
+    return RequestShape(
+        request_id=call.request_id,
+        num_tokens=len(call.token_ids),
+        num_expected_output=call.num_expected_output,
+        leading_blocks=leading,
+        fingerprints=frozenset[str]().union(*(chain.pools for chain in chains)),
+        session_id=call.session_id,
+        max_ttft_ms=call.max_ttft_ms,
+        max_tpot_ms=call.max_tpot_ms,
+        excluded=frozenset(call.excluded),
+        local_prefill=call.local_prefill,
+    )
+
+
+def _stages_of(predicted: Prediction) -> Mapping[str, float]:
+    return {
+        "queue": predicted.queue_ms,
+        "prefill": predicted.prefill_ms,
+        "fetch": predicted.fetch_ms,
+        "transfer": predicted.transfer_ms,
+        "decode": predicted.decode_ms,
+        "ttft": predicted.ttft_ms,
+        "total": predicted.total_ms,
+    }
+
+
+def _error_of(refusal: Refusal, model: str) -> TandemError:
+    """A refusal as the error that the caller's client sees."""
+    message = f"model {shown(model)}: {refusal.message}"
+    if refusal.reason is RefusalReason.TOO_LONG:
+        return InvalidRequestError(message)
+    if refusal.reason is RefusalReason.NO_WORKER:
+        return UnavailableError(f"no worker for model {shown(model)} is alive and may be chosen", refusal.retry_after_s)
+    return CapacityError(message, refusal.retry_after_s)

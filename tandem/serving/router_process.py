@@ -1,0 +1,161 @@
+"""A router's life: built from settings, serving until told to stop. The only place where its parts meet.
+
+Invariant: whatever was opened is closed again in reverse order, also when starting fails half-way.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from tandem.core.clock import SystemClock
+from tandem.core.errors import LocalityUnavailableError
+from tandem.locality.embedded import EmbeddedIndex
+from tandem.locality.redis import RedisIndex
+from tandem.routing.calibration import Calibration
+from tandem.routing.fleet import Fleet
+from tandem.routing.pairing import Pairer
+from tandem.routing.policies import policy_named
+from tandem.routing.snapshot import Links, LinkState
+from tandem.routing.speed import DecodeSpeed, PrefillSpeed, Speed
+from tandem.rpc.client import WorkerClient
+from tandem.rpc.server import serve_router
+from tandem.serving.discovery import Discovery, EmbeddedDiscovery, StaticDiscovery
+from tandem.serving.discovery_redis import RedisDiscovery
+from tandem.serving.fleet_view import FleetView
+from tandem.serving.fleet_watch import FleetWatch
+from tandem.serving.prefix_lookup import PrefixLookup
+from tandem.serving.router import RouterService
+from tandem.serving.router_metrics import RouterMetrics
+from tandem.serving.router_settings import RouterSettings
+from tandem.telemetry.log import configure_logging
+from tandem.telemetry.metrics_server import serve_metrics
+
+_LOG = logging.getLogger(__name__)
+
+# NOTE: where calibration starts; a kind's first measurements replace it
+_FIRST_SPEED = Speed(PrefillSpeed(2.0, 0.05, 1e-6), DecodeSpeed(5.0, 0.05, 5e-5))
+_FIRST_LINK = LinkState(bytes_per_s=1e9, latency_ms=0.2)
+_GAUGES_INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """A router that serves. `metrics_port` is None when there is no metrics server; `tasks` never end on their own."""
+
+    service: RouterService
+    address: str
+    metrics_port: int | None
+    tasks: tuple[asyncio.Task[None], ...]
+
+
+def run_router(settings: RouterSettings) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code."""
+    configure_logging(settings.log_level, settings.log_format, "router")
+    return asyncio.run(_run(settings))
+
+
+async def _run(settings: RouterSettings) -> int:
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    async with serving_router(settings) as router:
+        _LOG.info("router ready at %s", router.address)
+        stop = asyncio.create_task(_stop_when(stopped))
+        ended, _ = await asyncio.wait((stop, *router.tasks), return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        for task in ended:
+            task.result()  # NOTE: a bug in one of them ends the process, with its traceback
+    return 0
+
+
+async def _stop_when(stopped: asyncio.Event) -> None:
+    await stopped.wait()
+    _LOG.info("router stops")
+
+
+@contextlib.asynccontextmanager
+async def serving_router(settings: RouterSettings) -> AsyncIterator[Router]:
+    """Serve for the time of the block.
+
+    Raises:
+        ConfigurationError: a setting cannot be honoured, or an address cannot be listened at.
+    """
+    clock, metrics = SystemClock(), RouterMetrics()
+    async with contextlib.AsyncExitStack() as opened:
+        calibration = Calibration(_FIRST_SPEED)
+        fleet = Fleet(settings.limits(), Links(_FIRST_LINK), calibration.speed)
+        view = FleetView(fleet, calibration, clock, dead_s=settings.dead_after_s)
+        registry, discoveries = _open_discoveries(settings, opened)
+        lookup = _open_lookup(settings, opened)
+        connect = partial(WorkerClient, secret=settings.secret)
+        watch = FleetWatch(discoveries, connect, view, lookup.remove_worker, silence_s=settings.dead_after_s)
+        pairer = Pairer(fleet, policy_named(settings.policy))
+        service = RouterService(view, watch, pairer, lookup, registry, metrics, clock)
+        tasks = (asyncio.create_task(watch.run()), asyncio.create_task(_show(metrics, view, lookup)))
+        opened.push_async_callback(_end, tasks)
+        port = await _open_metrics(settings, metrics, view, opened)
+        server = await serve_router(service, settings.bind, secret=settings.secret)
+        opened.push_async_callback(server.stop, settings.grace_s)
+        yield Router(service, server.address, port, tasks)
+
+
+async def _show(metrics: RouterMetrics, view: FleetView, lookup: PrefixLookup) -> None:
+    """Keep the gauges up to date; a scrape must not wait for Redis."""
+    while True:
+        metrics.show_workers(view.listings())
+        try:
+            stats = await lookup.stats()
+        except LocalityUnavailableError:
+            stats = None
+        metrics.show_index(stats, lookup.num_unanswered)
+        await asyncio.sleep(_GAUGES_INTERVAL_S)
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _open_lookup(settings: RouterSettings, opened: contextlib.AsyncExitStack) -> PrefixLookup:
+    if settings.redis:
+        remote = RedisIndex(settings.redis, max_block_replicas=settings.max_block_replicas)
+        opened.callback(remote.close)
+        lookup = PrefixLookup(remote, is_remote=True)
+    else:
+        lookup = PrefixLookup(EmbeddedIndex(settings.max_block_replicas), is_remote=False)
+    opened.callback(lookup.close)
+    return lookup
+
+
+def _open_discoveries(
+    settings: RouterSettings, opened: contextlib.AsyncExitStack
+) -> tuple[Discovery | None, list[Discovery]]:
+    """(Where `register` goes, all that name workers)."""
+    registry = None if settings.redis else EmbeddedDiscovery()
+    found: list[Discovery] = [StaticDiscovery(settings.worker_addresses)] if settings.workers else []
+    if registry is not None:
+        found.append(registry)
+    elif settings.redis:
+        found.append(RedisDiscovery(settings.redis))
+    for discovery in found:
+        opened.push_async_callback(discovery.close)
+    return registry, found
+
+
+async def _open_metrics(
+    settings: RouterSettings, metrics: RouterMetrics, view: FleetView, opened: contextlib.AsyncExitStack
+) -> int | None:
+    def health() -> tuple[int, dict[str, object]]:
+        num_alive = sum(listing.is_alive for listing in view.listings())
+        return 200, {"status": "ok", "num_workers": num_alive}
+
+    if settings.metrics_port is None:
+        return None
+    server = await serve_metrics(metrics.registry, settings.host, settings.metrics_port, health)
+    opened.push_async_callback(server.close)
+    return server.port

@@ -1,0 +1,105 @@
+"""What a router is told by flags and `TANDEM_*`. Owns names, units and limits; decides nothing."""
+
+from functools import cached_property
+
+from pydantic import Field, SecretStr, field_validator
+
+from tandem.core.errors import ConfigurationError
+from tandem.locality.base import DEFAULT_MAX_BLOCK_REPLICAS, MIN_BLOCK_REPLICAS
+from tandem.routing.admission import Limits
+from tandem.routing.policies import POLICIES
+from tandem.serving.settings import Settings
+
+
+class RouterSettings(Settings, cli_prog_name="python -m services.router"):
+    """Pairs each request with a prefill and a decode worker. No token passes through it; any number may run."""
+
+    bind: str = Field("127.0.0.1:7800", description="host:port to listen on; port 0 = any free one")
+    redis: str | None = Field(
+        None, description="redis:// URL where workers announce themselves and their blocks; omitted: with this router"
+    )
+    workers: str = Field("", description="workers that do not announce themselves, as host:port,host:port")
+    policy: str = Field("predicted-cost", description=f"who serves a request: {', '.join(POLICIES)}")
+    max_ttft_s: float = Field(
+        60.0, gt=0, description="requests whose first token is predicted to take longer are refused, seconds"
+    )
+    dead_after_s: float = Field(
+        2.0, ge=0.5, le=60, description="a worker silent for this long gets nothing, seconds; news come every 0.25 s"
+    )
+    max_local_tokens: int = Field(
+        512, ge=0, description="a decode worker may compute a prompt itself when it lacks at most so many tokens of it"
+    )
+    max_block_replicas: int = Field(
+        DEFAULT_MAX_BLOCK_REPLICAS,
+        ge=MIN_BLOCK_REPLICAS,
+        description="bound of the locality index: blocks, counted once for each worker that holds them",
+    )
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="HTTP port of /metrics and /health; 0 = any free one; omitted: none"
+    )
+    cluster_secret: SecretStr | None = Field(None, description="shared by all processes; calls without it are refused")
+    grace_s: float = Field(5.0, ge=0, description="after SIGTERM running calls may go on for this long, seconds")
+    log_level: str = Field("info", description="debug, info, warning or error")
+    log_format: str = Field("text", description="text, or json: one object a line")
+
+    @field_validator("bind")
+    @classmethod
+    def _check_bind(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise ValueError("write host:port")
+        return value
+
+    @field_validator("workers")
+    @classmethod
+    def _check_workers(cls, value: str) -> str:
+        for address in filter(None, value.split(",")):
+            host, _, port = address.strip().rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+                raise ValueError(f"{address.strip()!r} is not host:port")
+        return value
+
+    @field_validator("policy")
+    @classmethod
+    def _check_policy(cls, value: str) -> str:
+        if value not in POLICIES:
+            raise ValueError(f"use one of {', '.join(POLICIES)}")
+        return value
+
+    @property
+    def host(self) -> str:
+        """Where to listen, also for metrics; brackets of an IPv6 address left out."""
+        return self.bind.rpartition(":")[0].strip("[]")
+
+    @property
+    def worker_addresses(self) -> tuple[str, ...]:
+        return tuple(address.strip() for address in self.workers.split(",") if address.strip())
+
+    @cached_property
+    def secret(self) -> bytes | None:
+        """The cluster's secret.
+
+        Raises:
+            ConfigurationError: it is empty.
+        """
+        if self.cluster_secret is None:
+            return None
+        value = self.cluster_secret.get_secret_value()
+        if not value:
+            raise ConfigurationError("cluster_secret is empty; omit it or give the one that every process has")
+        return value.encode()
+
+    def limits(self) -> Limits:
+        """What routing tolerates."""
+        return Limits(
+            fresh_s=min(0.75, self.dead_after_s),
+            dead_s=self.dead_after_s,
+            max_ttft_ms=1000 * self.max_ttft_s,
+            max_local_tokens=self.max_local_tokens,
+        )
+
+    def run(self) -> int:
+        """Serve until SIGTERM or SIGINT; returns the exit code."""
+        from tandem.serving.router_process import run_router
+
+        return run_router(self)

@@ -1,0 +1,132 @@
+"""Which processes make up a cluster on one machine, with which flags; starts none of them.
+
+The one place that knows the command lines of the services, so that `tandem up` and tests start the same cluster.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tandem.serving.cores import Share
+from tandem.serving.process_spec import ProcessSpec
+
+LOOPBACK = "127.0.0.1"
+ROUTER, PREFILL, DECODE, GATEWAY = "router", "prefill", "decode", "gateway"
+_TIERS = {ROUTER: 0, PREFILL: 1, DECODE: 2, GATEWAY: 3}  # a higher one uses the lower ones, so it is stopped before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """A cluster.
+
+    Args:
+        model: directory or hub id.
+        served_model_name: what clients ask for.
+        num_prefill: 0 = decode workers compute prompts themselves.
+        host: where gateways listen; everything else listens on the loopback interface.
+        gateway_ports: one gateway each.
+        ports: two for each router and worker, in the order of `specs`.
+        redis: URL; None = routers keep the index and the list of workers.
+        shares: of the machine's cores, one a worker, prefill first.
+        node: makes worker ids unique among machines that share a Redis; "" = not needed.
+        worker_flags: for every worker, besides what follows from the above.
+        flags: more of them, by process name or role.
+        env: variables for every process.
+        without_env: variables of ours that no process must see.
+    """
+
+    model: str
+    served_model_name: str
+    num_prefill: int
+    num_decode: int
+    num_routers: int
+    host: str
+    gateway_ports: tuple[int, ...]
+    ports: tuple[int, ...]
+    shares: tuple[Share, ...]
+    redis: str | None = None
+    transport: str = "auto"
+    node: str = ""
+    worker_flags: tuple[str, ...] = ()
+    flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    without_env: frozenset[str] = frozenset()
+
+    @property
+    def num_workers(self) -> int:
+        return self.num_prefill + self.num_decode
+
+    def specs(self) -> list[ProcessSpec]:
+        """Routers, prefill, decode, gateways."""
+        return [*self._routers(), *self._workers(), *self._gateways()]
+
+    def metrics_url(self, name: str) -> str:
+        """Where a process shows its metrics: a base address."""
+        names = [spec.name for spec in self.specs()]
+        index = names.index(name)
+        first_gateway = self.num_routers + self.num_workers
+        if index >= first_gateway:
+            return self.gateway_url(index - first_gateway)
+        return f"http://{LOOPBACK}:{self.ports[2 * index + 1]}"
+
+    def gateway_url(self, index: int = 0) -> str:
+        """Where a client on this machine finds a gateway."""
+        host = LOOPBACK if self.host in ("", "0.0.0.0") else self.host
+        host = "[::1]" if host == "::" else f"[{host}]" if ":" in host else host
+        return f"http://{host}:{self.gateway_ports[index]}"
+
+    def _routers(self) -> Iterator[ProcessSpec]:
+        for i in range(self.num_routers):
+            flags = ("--bind", self._bind(i), "--metrics-port", str(self.ports[2 * i + 1]), *self._redis_flags())
+            yield self._internal(ROUTER, f"{ROUTER}-{i}", i, flags, Share(1))
+
+    def _workers(self) -> Iterator[ProcessSpec]:
+        roles = [PREFILL] * self.num_prefill + [DECODE] * self.num_decode
+        for i, (role, share) in enumerate(zip(roles, self.shares, strict=True)):
+            name = f"{role}-{i if role == PREFILL else i - self.num_prefill}"
+            yield self._internal(role, name, self.num_routers + i, self._flags_of(name, i, share), share)
+
+    def _flags_of(self, name: str, index: int, share: Share) -> tuple[str, ...]:
+        place = self.num_routers + index
+        return (
+            *("--model", self.model, "--served-model-name", self.served_model_name),
+            *("--bind", self._bind(place), "--metrics-port", str(self.ports[2 * place + 1])),
+            *("--worker-id", f"{name}.{self.node}" if self.node else name, "--transport", self.transport),
+            *(self._redis_flags() or ("--routers", self._router_list())),
+            *("--num-threads", str(share.num_threads)),
+            *self.worker_flags,
+        )
+
+    def _gateways(self) -> Iterator[ProcessSpec]:
+        for i, port in enumerate(self.gateway_ports):
+            name = GATEWAY if len(self.gateway_ports) == 1 else f"{GATEWAY}-{i}"
+            flags = (
+                *("--host", self.host, "--port", str(port), "--routers", self._router_list()),
+                *("--model", self.model, "--served-model-name", self.served_model_name),
+            )
+            yield self._spec(GATEWAY, name, flags, f"{self.gateway_url(i)}/ready", Share(1))
+
+    def _internal(self, role: str, name: str, place: int, flags: tuple[str, ...], share: Share) -> ProcessSpec:
+        return self._spec(role, name, flags, f"http://{LOOPBACK}:{self.ports[2 * place + 1]}/health", share)
+
+    def _spec(self, role: str, name: str, flags: tuple[str, ...], ready_url: str, share: Share) -> ProcessSpec:
+        more = [*self.flags.get(role, ()), *(self.flags.get(name, ()) if name != role else ())]
+        threads = {"OMP_NUM_THREADS": str(share.num_threads), "OPENBLAS_NUM_THREADS": "1"}
+        return ProcessSpec(
+            name=name,
+            argv=(sys.executable, "-m", f"services.{role}", *flags, *more),
+            env={**threads, **self.env},
+            without_env=self.without_env,
+            ready_url=ready_url,
+            tier=_TIERS[role],
+            cpus=share.cpus,
+        )
+
+    def _bind(self, place: int) -> str:
+        return f"{LOOPBACK}:{self.ports[2 * place]}"
+
+    def _router_list(self) -> str:
+        return ",".join(self._bind(i) for i in range(self.num_routers))
+
+    def _redis_flags(self) -> tuple[str, ...]:
+        return () if self.redis is None else ("--redis", self.redis)

@@ -1,0 +1,192 @@
+"""What one worker exports: the `vllm:*` names that dashboards and inference gateways read, and our `tandem_*` ones.
+
+Takes plain values, so that it needs no engine; every metric lives in the registry given. Label values are bounded:
+what a peer can invent never becomes a new time series without limit.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from tandem.core.output import RequestMetrics
+from tandem.core.types import FinishReason
+from tandem.routing.snapshot import WorkerState
+
+_ENGINE = "0"
+_MAX_REASONS = 32
+_LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+_REQUEST_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+_TRANSFER_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+class _Link(Protocol):
+    @property
+    def source_id(self) -> str: ...
+    @property
+    def bytes_per_s(self) -> float: ...
+
+
+class Status(Protocol):
+    """The part of `rpc.messages.WorkerStatus` that is exported; that room lies above this one."""
+
+    @property
+    def state(self) -> WorkerState: ...
+    @property
+    def blocks(self) -> Mapping[str, int]: ...
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def links(self) -> Sequence[_Link]: ...
+
+
+class WorkerMetrics:
+    """A worker's metrics. Not thread-safe for `observe_status`: call it from one thread.
+
+    Args:
+        registry: whose owner serves it.
+        model_name: the served name.
+        max_model_len: bounds the buckets of token counts.
+    """
+
+    def __init__(self, registry: CollectorRegistry, model_name: str, *, max_model_len: int = 1 << 17) -> None:
+        self._registry = registry
+        self._model_name = model_name
+        tokens = tuple(_one_two_five(max_model_len))
+        self._running = self._gauge("num_requests_running", "requests that hold blocks")
+        self._waiting = self._gauge("num_requests_waiting", "requests that queue")
+        self._usage = self._gauge("kv_cache_usage_perc", "share of KV blocks in use, 1 is all")
+        self._prompt_tokens = self._counter("prompt_tokens", "prompt tokens of requests that ended")
+        self._generation_tokens = self._counter("generation_tokens", "tokens generated")
+        self._queries = self._counter("prefix_cache_queries", "prompt tokens looked up in the prefix cache")
+        self._hits = self._counter("prefix_cache_hits", "prompt tokens found in the prefix cache")
+        self._preemptions = self._counter("num_preemptions", "times a request lost its blocks to another")
+        self._ttft = self._histogram("time_to_first_token_seconds", "arrival to first token", _LATENCY_S)
+        self._gap = self._histogram("inter_token_latency_seconds", "between two tokens of a request", _GAP_S)
+        self._tpot = self._histogram("request_time_per_output_token_seconds", "a request's mean gap", _GAP_S)
+        self._queue = self._histogram("request_queue_time_seconds", "arrival to first scheduled", _REQUEST_S)
+        self._prefill = self._histogram("request_prefill_time_seconds", "first scheduled to first token", _REQUEST_S)
+        self._decode = self._histogram("request_decode_time_seconds", "first token to last", _REQUEST_S)
+        self._e2e = self._histogram("e2e_request_latency_seconds", "arrival to last token", _REQUEST_S)
+        self._request_prompt = self._histogram("request_prompt_tokens", "prompt tokens of a request", tokens)
+        self._request_output = self._histogram("request_generation_tokens", "tokens generated for a request", tokens)
+        self._success = Counter(
+            "vllm:request_success",
+            "requests that ended",
+            ["model_name", "engine", "finished_reason"],
+            registry=registry,
+        )
+        self._cache_config = Gauge(
+            "vllm:cache_config_info", "always 1", ["block_size", "num_gpu_blocks", "engine"], registry=registry
+        )
+        self._blocks = Gauge("tandem_kv_blocks", "KV blocks by state", ["state"], registry=registry)
+        self._leases = Gauge("tandem_leases", "leases on this worker's blocks by state", ["state"], registry=registry)
+        self._transfer_s = Histogram(
+            "tandem_transfer_seconds", "duration of a KV transfer", buckets=_TRANSFER_S, registry=registry
+        )
+        self._transfer_bytes = Counter("tandem_transfer_bytes", "KV bytes pulled from peers", registry=registry)
+        self._transfer_failures = Counter(
+            "tandem_transfer_failures", "KV transfers that failed", ["reason"], registry=registry
+        )
+        self._link_rate = Gauge(
+            "tandem_link_bytes_per_second", "measured rate of pulling from a peer", ["source"], registry=registry
+        )
+        self._reasons: set[str] = set()
+
+    def observe_status(self, status: Status) -> None:
+        """Take a worker's news; what it no longer names is no longer exported."""
+        state = status.state
+        self._running.set(max(0, state.num_running - status.num_waiting))
+        self._waiting.set(status.num_waiting)
+        idle = status.blocks.get("free", 0) + status.blocks.get("cached", 0)
+        total = sum(status.blocks.values())
+        self._usage.set(1 - idle / total if total else 0.0)
+        self._cache_config.clear()
+        self._cache_config.labels(str(state.block_size), str(state.num_total_blocks), _ENGINE).set(1)
+        _replace(self._blocks, status.blocks)
+        _replace(self._link_rate, {link.source_id: link.bytes_per_s for link in status.links})
+
+    def observe_leases(self, counts: Mapping[str, int]) -> None:
+        """Leases on this worker's blocks now, by state."""
+        _replace(self._leases, counts)
+
+    def observe_tokens(self, num_tokens: int, gap_s: float | None) -> None:
+        """Tokens that one request just got, `gap_s` after its last; None for its first."""
+        self._generation_tokens.inc(num_tokens)
+        if gap_s is not None and num_tokens > 0:
+            for _ in range(num_tokens):
+                self._gap.observe(gap_s / num_tokens)
+
+    def observe_request(self, metrics: RequestMetrics, finish_reason: FinishReason) -> None:
+        """A request that ended; its generated tokens were counted by `observe_tokens`."""
+        self._success.labels(self._model_name, _ENGINE, finish_reason.value).inc()
+        self._prompt_tokens.inc(metrics.num_prompt_tokens)
+        if metrics.first_scheduled_s is not None:
+            self._queries.inc(metrics.num_prompt_tokens)
+            self._hits.inc(metrics.num_cached_tokens)
+        self._preemptions.inc(metrics.num_preemptions)
+        self._request_prompt.observe(metrics.num_prompt_tokens)
+        self._request_output.observe(metrics.num_output_tokens)
+        arrival_s, scheduled_s = metrics.arrival_s, metrics.first_scheduled_s
+        first_s, last_s = metrics.first_token_s, metrics.last_token_s
+        _observe(self._queue, arrival_s, scheduled_s)
+        _observe(self._prefill, scheduled_s, first_s)
+        _observe(self._ttft, arrival_s, first_s)
+        _observe(self._decode, first_s, last_s)
+        _observe(self._e2e, arrival_s, last_s)
+        if metrics.tpot_s is not None:
+            self._tpot.observe(metrics.tpot_s)
+
+    def observe_transfer(self, num_bytes: int, seconds: float, failure: str | None = None) -> None:
+        """A KV transfer that ended. `failure`: why it moved nothing usable, in a word or two."""
+        if failure is not None:
+            self._transfer_failures.labels(self._bounded(failure)).inc()
+            return
+        self._transfer_s.observe(seconds)
+        self._transfer_bytes.inc(num_bytes)
+
+    def _bounded(self, reason: str) -> str:
+        if reason not in self._reasons and len(self._reasons) >= _MAX_REASONS:
+            return "other"
+        self._reasons.add(reason)
+        return reason
+
+    def _gauge(self, name: str, meaning: str) -> Gauge:
+        return Gauge(f"vllm:{name}", meaning, ["model_name", "engine"], registry=self._registry).labels(
+            self._model_name, _ENGINE
+        )
+
+    def _counter(self, name: str, meaning: str) -> Counter:
+        return Counter(f"vllm:{name}", meaning, ["model_name", "engine"], registry=self._registry).labels(
+            self._model_name, _ENGINE
+        )
+
+    def _histogram(self, name: str, meaning: str, buckets: Sequence[float]) -> Histogram:
+        labels = ["model_name", "engine"]
+        return Histogram(f"vllm:{name}", meaning, labels, buckets=buckets, registry=self._registry).labels(
+            self._model_name, _ENGINE
+        )
+
+
+def _observe(histogram: Histogram, begin_s: float | None, end_s: float | None) -> None:
+    if begin_s is not None and end_s is not None:
+        histogram.observe(end_s - begin_s)
+
+
+def _replace(gauge: Gauge, values: Mapping[str, float]) -> None:
+    gauge.clear()
+    for label, value in values.items():
+        gauge.labels(label).set(value)
+
+
+def _one_two_five(largest: int) -> Iterator[float]:
+    """1, 2, 5, 10, 20, … up to the first that reaches `largest`."""
+    value, magnitude = 0, 1
+    while value < largest:
+        for digit in (1, 2, 5):
+            value = digit * magnitude
+            yield float(value)
+            if value >= largest:
+                return
+        magnitude *= 10

@@ -1,0 +1,52 @@
+"""What the parts of one worker share. Holds no state of its own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tandem.core.clock import Clock
+from tandem.engine.async_engine import AsyncEngine
+from tandem.rpc.messages import Greeting, WorkerAddress
+from tandem.telemetry.engine_metrics import WorkerMetrics
+from tandem.transport.choose import Site
+from tandem.worker.checksums import PageChecksums
+from tandem.worker.leases import LeaseBook
+from tandem.worker.transports import Transports
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerCore:
+    """One worker's engine and surroundings.
+
+    me: this incarnation; its address is where peers call.
+    epoch: grows with every incarnation.
+    compatibility: what must be equal at a peer, by name.
+    block_size, block_bytes, num_blocks: of the pool; `num_blocks` counts the null block.
+    secret: of the cluster, for calls to peers; None = calls carry no token.
+    """
+
+    me: WorkerAddress
+    epoch: int
+    engine: AsyncEngine
+    leases: LeaseBook
+    transports: Transports
+    checksums: PageChecksums
+    metrics: WorkerMetrics
+    site: Site
+    compatibility: Mapping[str, str]
+    block_size: int
+    block_bytes: int
+    num_blocks: int
+    clock: Clock
+    secret: bytes | None = None
+
+    def greeting(self, protocol_version: int) -> Greeting:
+        """Who we are, to a peer."""
+        return Greeting(
+            worker=self.me,
+            epoch=self.epoch,
+            protocol_version=protocol_version,
+            compatibility=self.compatibility,
+            site=self.site.to_fields(),
+            cards=self.transports.cards,
+            num_blocks=self.num_blocks,
+        )

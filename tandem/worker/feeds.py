@@ -1,0 +1,85 @@
+"""Keeps locality indexes up to date with this worker's blocks: one feed into Redis, or one into each router's index."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from tandem.core.errors import LocalityUnavailableError, TandemError
+from tandem.core.events import BlockEvent
+from tandem.locality.base import LocalityIndex, LocalityStats, PublishResult
+from tandem.locality.feed import BlockFeed
+from tandem.rpc.client import RouterClient
+
+FLUSH_INTERVAL_S = 0.2
+CALL_TIMEOUT_S = 2.0
+_Answer = TypeVar("_Answer")
+
+logger = logging.getLogger(__name__)
+
+
+class RouterIndex:
+    """The reporting half of a router's embedded index, called from threads other than the event loop's."""
+
+    def __init__(self, address: str, secret: bytes | None, loop: asyncio.AbstractEventLoop) -> None:
+        self._client = RouterClient(address, secret=secret)
+        self._loop = loop
+
+    def publish(self, worker_id: str, epoch: int, events: Sequence[BlockEvent], sequence: int) -> PublishResult:
+        return self._wait(self._client.publish(worker_id, epoch, events, sequence, timeout_s=CALL_TIMEOUT_S))
+
+    def replace(self, worker_id: str, epoch: int, hashes: Iterable[bytes], sequence: int) -> PublishResult:
+        return self._wait(self._client.replace(worker_id, epoch, list(hashes), sequence, timeout_s=CALL_TIMEOUT_S))
+
+    def leading_blocks(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
+        raise LocalityUnavailableError("a router's index answers only that router")
+
+    def remove_worker(self, worker_id: str) -> None:
+        raise LocalityUnavailableError("a router removes workers from its index by itself")
+
+    def stats(self) -> LocalityStats:
+        raise LocalityUnavailableError("a router's index answers only that router")
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    def _wait(self, call: Coroutine[Any, Any, _Answer]) -> _Answer:
+        try:
+            return asyncio.run_coroutine_threadsafe(call, self._loop).result(2 * CALL_TIMEOUT_S)
+        except LocalityUnavailableError:
+            raise
+        except (TandemError, TimeoutError) as error:
+            raise LocalityUnavailableError(f"the router's index did not take the report: {error}") from error
+
+
+class Feeds:
+    """One `BlockFeed` for each index. `emit` from any thread."""
+
+    def __init__(self, indexes: Sequence[LocalityIndex], worker_id: str, epoch: int) -> None:
+        self._feeds = [BlockFeed(index, worker_id, epoch) for index in indexes]
+
+    def emit(self, event: BlockEvent) -> None:
+        """A `BlockEventSink`."""
+        for feed in self._feeds:
+            feed.emit(event)
+
+    async def run(self) -> None:
+        """Report until cancelled; an index that is away is tried again."""
+        await asyncio.gather(*map(_report, self._feeds))
+
+
+async def _report(feed: BlockFeed) -> None:
+    was_away = False
+    while True:
+        try:
+            result = await asyncio.to_thread(feed.flush)
+        except LocalityUnavailableError as error:
+            if not was_away:
+                logger.warning("the locality index is away, its news are kept: %s", error)
+            was_away = True
+        else:
+            if result is PublishResult.STALE:
+                logger.error("a later incarnation of this worker reports its blocks; this one is silent from now on")
+                return
+            was_away = False
+        await asyncio.sleep(FLUSH_INTERVAL_S)

@@ -1,0 +1,144 @@
+"""Fills the blocks reserved for one request from what peers lease, and counts what may be used.
+
+Invariant: a block counts only after its bytes have arrived, the sampled checksums agree and the source has confirmed
+that the lease held all the while. The reservation stays pinned until every read is over, whatever its outcome.
+"""
+
+import asyncio
+import time
+
+from tandem.core.errors import TandemError, TransportError
+from tandem.core.timeline import Stage
+from tandem.kvcache.block_table import BlockRange
+from tandem.rpc.messages import ConfirmCall, LeaseNews
+from tandem.scheduler.output import KVReserved
+from tandem.transport.transfer import Transfer, TransferState
+from tandem.worker.core import WorkerCore
+from tandem.worker.pins import Pins
+from tandem.worker.source import Source
+
+CONFIRM_TIMEOUT_S = 3.0
+FORMER_OVER_S = 1.0
+_Entry = tuple[int, int]  # KV group, index in the block table
+
+
+class Fetch:
+    """One reservation. Several pulls may run at once, from one source or, after a failure, another."""
+
+    def __init__(self, core: WorkerCore, reserved: KVReserved, timeline: list[Stage]) -> None:
+        self._core = core
+        self._reserved = reserved
+        self._timeline = timeline
+        self._wanted = _entries(reserved.groups)
+        self._writers: dict[_Entry, Transfer] = {}
+        self._pins = Pins(core.engine, reserved.fetch_id)
+
+    @property
+    def num_arrived_tokens(self) -> int:
+        """Leading tokens whose KV may be used."""
+        missing = min((index for _, index in self._wanted), default=None)
+        if missing is None:
+            return self._reserved.num_expected_tokens
+        return max(self._reserved.num_held_tokens, missing * self._core.block_size)
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._wanted
+
+    async def pull(self, source: Source, lease: LeaseNews) -> None:
+        """Read what these leased blocks have of what is still missing.
+
+        Raises:
+            TransportError: the bytes did not arrive, differ, or the lease ended meanwhile. Nothing of it counts.
+            TandemError: the source could not be asked.
+        """
+        offered = _entries(lease.groups)
+        entries = sorted(entry for entry in offered if entry in self._wanted)
+        if not entries:
+            return
+        remote = [offered[entry] for entry in entries]
+        local = [self._wanted[entry] for entry in entries]
+        await self._former_over(entries)
+        started_s, began_s = time.time(), self._core.clock.now_s()
+        try:
+            transfer = source.transport.read(source.peer, remote, local)
+            self._pins.add(transfer)
+            self._writers.update(dict.fromkeys(entries, transfer))
+            await _done(transfer)
+            read_s = self._core.clock.now_s() - began_s
+            await self._confirm(source, lease.lease_id, remote, local)
+        except TandemError as error:
+            self._core.metrics.observe_transfer(0, self._core.clock.now_s() - began_s, type(error).__name__)
+            raise
+        for entry in entries:
+            self._wanted.pop(entry, None)
+        self._core.metrics.observe_transfer(transfer.num_bytes, read_s)
+        self._note(source, transfer.num_bytes, len(entries), started_s, read_s, self._core.clock.now_s() - began_s)
+
+    def close(self) -> None:
+        """No further pull will begin. Once."""
+        self._pins.close()
+
+    async def _former_over(self, entries: list[_Entry]) -> None:
+        """NOTE: a read that failed may still write: until it is over, another into the same blocks could be undone."""
+        for transfer in {id(t): t for entry in entries if (t := self._writers.get(entry)) is not None}.values():
+            if not await asyncio.to_thread(transfer.wait_over, FORMER_OVER_S):
+                raise TransportError("an earlier read that failed may still write to the same blocks")
+
+    async def _confirm(self, source: Source, lease_id: str, remote: list[int], local: list[int]) -> None:
+        """Ask, after the read, whether the lease was valid, and compare checksums of a sample."""
+        sample = self._core.checksums.sample(len(remote))
+        call = ConfirmCall(lease_id=lease_id, checksum_block_ids=tuple(remote[i] for i in sample))
+        answer, ours = await asyncio.gather(
+            source.client.confirm(call, timeout_s=CONFIRM_TIMEOUT_S),
+            asyncio.to_thread(self._core.checksums.of, [local[i] for i in sample]),
+        )
+        name = source.worker.worker_id
+        if not answer.is_valid:
+            raise TransportError(f"lease {lease_id} of worker {name} ended before its blocks had been read")
+        if list(answer.checksums) != ours:
+            raise TransportError(f"blocks read from worker {name} are damaged: checksums {answer.checksums} and {ours}")
+
+    def _note(
+        self, source: Source, num_bytes: int, num_blocks: int, started_s: float, read_s: float, whole_s: float
+    ) -> None:
+        attributes: dict[str, str | int | float] = {
+            "source": source.worker.worker_id,
+            "transport": source.transport.name,
+            "num_blocks": num_blocks,
+            "num_bytes": num_bytes,
+            "gb_per_s": num_bytes / max(read_s, 1e-9) / 1e9,
+        }
+        self._timeline.append(Stage("transfer", self._core.me.worker_id, started_s, whole_s, attributes))
+
+
+async def _done(transfer: Transfer) -> None:
+    """Wait until every byte is in place.
+
+    Raises:
+        TransportError: the read failed.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+
+    def tell() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    def wake(_: Transfer) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(tell)
+
+    transfer.add_done_callback(wake)
+    await future
+    if transfer.state is TransferState.FAILED:
+        assert transfer.error is not None
+        raise transfer.error
+
+
+def _entries(groups: tuple[BlockRange, ...]) -> dict[_Entry, int]:
+    return {
+        (group, found.first_index + offset): block_id
+        for group, found in enumerate(groups)
+        for offset, block_id in enumerate(found.block_ids)
+    }

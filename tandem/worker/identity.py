@@ -1,0 +1,95 @@
+"""What a worker is to others: what must be equal at a peer, what the router needs to know, where its blocks lie."""
+
+import hashlib
+import json
+import platform
+
+import torch
+
+from tandem.core.hashing import HASH_VERSION
+from tandem.engine.resolve import Assembly
+from tandem.kvcache.spec import KVLayout
+from tandem.routing.snapshot import WorkerState
+from tandem.rpc.messages import PROTOCOL_VERSION, ModelInfo
+from tandem.transport.base import MemoryPool
+from tandem.worker.settings import WorkerSettings
+
+
+def compatibility_of(assembly: Assembly) -> dict[str, str]:
+    """Everything that must be equal for two workers' blocks to mean the same, by name."""
+    layout = assembly.arena.layout
+    return {
+        "model": assembly.engine.model.fingerprint,
+        "kv_layout": _words(layout),
+        "block_size": str(layout.block_size),
+        "hash_version": str(HASH_VERSION),
+        "protocol_version": str(PROTOCOL_VERSION),
+    }
+
+
+def pool_of(compatibility: dict[str, str]) -> str:
+    """One name for all of that: workers of the same pool can share blocks."""
+    return hashlib.sha256(json.dumps(compatibility, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def device_name(assembly: Assembly) -> str:
+    """ "cpu" or "cuda:N"."""
+    device = assembly.arena.pages.device
+    return "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"
+
+
+def pool_of_arena(assembly: Assembly) -> MemoryPool:
+    """The arena as transports see it."""
+    arena = assembly.arena
+    return MemoryPool(
+        address=arena.pages.data_ptr(),
+        page_bytes=arena.layout.page_bytes,
+        num_blocks=arena.num_blocks,
+        device=device_name(assembly),
+        owner=arena,
+    )
+
+
+def model_info(settings: WorkerSettings, assembly: Assembly) -> ModelInfo:
+    """What clients can ask for."""
+    engine = assembly.engine
+    return ModelInfo(
+        name=settings.model_name,
+        fingerprint=engine.model.fingerprint,
+        max_model_len=engine.limits.max_model_len,
+        vocab_size=engine.model.vocab_size,
+        block_size=assembly.arena.layout.block_size,
+        sampling_defaults=dict(engine.sampling_defaults),
+    )
+
+
+def blank_state(settings: WorkerSettings, worker_id: str, assembly: Assembly) -> WorkerState:
+    """The worker without any load. Workers of one kind share what is learned of their speed."""
+    engine, layout = assembly.engine, assembly.arena.layout
+    num_blocks = assembly.arena.num_blocks - 1
+    return WorkerState(
+        worker_id=worker_id,
+        role=settings.role,
+        kind=f"{_hardware(assembly)}, {torch.get_num_threads()} threads, {engine.model.fingerprint[:16]}",
+        fingerprint=pool_of(compatibility_of(assembly)),
+        block_size=layout.block_size,
+        block_bytes=layout.page_bytes,
+        chunk_tokens=engine.limits.max_num_batched_tokens,
+        num_total_blocks=num_blocks,
+        num_free_blocks=num_blocks,
+    )
+
+
+def _hardware(assembly: Assembly) -> str:
+    device = assembly.arena.pages.device
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu {platform.machine()}"
+
+
+def _words(layout: KVLayout) -> str:
+    """The layout as one line, which names a difference when two of them are compared."""
+    groups = [
+        f"{len(group.layers)} layers of {group.spec.num_kv_heads} heads x {group.spec.head_dim} {group.spec.dtype}"
+        + ("" if group.spec.window is None else f" window {group.spec.window}")
+        for group in layout.groups
+    ]
+    return f"{layout.page_bytes} bytes: {'; '.join(groups)}"

@@ -1,0 +1,35 @@
+"""A hold of the engine that lasts until nothing can write to its blocks any more."""
+
+import threading
+
+from tandem.engine.async_engine import AsyncEngine
+from tandem.transport.transfer import Transfer
+
+
+class Pins:
+    """Drops the hold `name` once it was closed and every transfer added to it is over. Any thread may call."""
+
+    def __init__(self, engine: AsyncEngine, name: str) -> None:
+        self._engine = engine
+        self._name = name
+        self._lock = threading.Lock()
+        self._num_open = 1
+
+    def add(self, transfer: Transfer) -> None:
+        """A transfer writes to these blocks. Only before `close`."""
+        with self._lock:
+            assert self._num_open, f"{self._name} was dropped before a transfer was added"
+            self._num_open += 1
+        transfer.add_over_callback(lambda _: self._leave())
+
+    def close(self) -> None:
+        """No further transfer will be added. Once."""
+        self._leave()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._num_open -= 1
+            is_over = self._num_open == 0
+        if is_over:
+            name = self._name
+            self._engine.post(lambda engine: engine.kv.drop(name))

@@ -1,0 +1,243 @@
+"""A worker's life: built from settings, announced, serving until told to stop, drained. Where its parts meet.
+
+Invariant: whatever was opened is closed again in reverse order, also when starting fails half-way; it is announced only
+while it can be called.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import signal
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from tandem.core.clock import SystemClock
+from tandem.core.errors import ConfigurationError, LocalityUnavailableError, TandemError
+from tandem.engine.async_engine import AsyncEngine
+from tandem.engine.resolve import Assembly, assemble
+from tandem.locality.base import LocalityIndex
+from tandem.locality.redis import RedisIndex
+from tandem.rpc.messages import WorkerAddress, WorkerRecord
+from tandem.rpc.server import serve_worker
+from tandem.serving.discovery import ANNOUNCE_INTERVAL_S, Discovery, StaticDiscovery, open_discovery
+from tandem.serving.ports import free_ports
+from tandem.telemetry.engine_metrics import WorkerMetrics
+from tandem.telemetry.log import configure_logging
+from tandem.telemetry.metrics_server import serve_metrics
+from tandem.transport.card import Identity
+from tandem.transport.choose import Site
+from tandem.transport.inproc import InprocRegistry
+from tandem.worker.checksums import PageChecksums
+from tandem.worker.core import WorkerCore
+from tandem.worker.feeds import Feeds, RouterIndex
+from tandem.worker.identity import blank_state, compatibility_of, device_name, model_info, pool_of, pool_of_arena
+from tandem.worker.leases import LeaseBook
+from tandem.worker.lifecycle import Lifecycle, LifecycleState
+from tandem.worker.reports import Reports
+from tandem.worker.service import WorkerService
+from tandem.worker.settings import WorkerSettings
+from tandem.worker.sources import Sources
+from tandem.worker.transports import Transports
+
+REPORT_INTERVAL_S = 0.2
+EXPIRE_INTERVAL_S = 0.25
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker that serves. `metrics_port` is None when there is no metrics server."""
+
+    core: WorkerCore
+    lifecycle: Lifecycle
+    reports: Reports
+    metrics_port: int | None
+
+    async def drain(self, grace_s: float) -> bool:
+        """Take no new work and wait for what runs and for leases; whether all of it ended within `grace_s`."""
+        self.lifecycle.drain()
+        deadline_s = self.core.clock.now_s() + grace_s
+        is_idle = await self.lifecycle.until_idle(grace_s)
+        while is_idle and len(self.core.leases) and self.core.clock.now_s() < deadline_s:
+            await asyncio.sleep(0.05)
+        return is_idle and not len(self.core.leases)
+
+
+def run_worker(settings: WorkerSettings) -> int:
+    """Serve until SIGTERM or SIGINT, then drain; the exit code."""
+    configure_logging(settings.log_level, settings.log_format, settings.worker_id or settings.role)
+    return asyncio.run(_run(settings))
+
+
+async def _run(settings: WorkerSettings) -> int:
+    async with serving_worker(settings) as worker:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, worker.lifecycle.drain)
+        me = worker.core.me
+        logger.info("%s worker %s ready at %s", settings.role, me.worker_id, me.address)
+        await worker.lifecycle.until_drained()
+        logger.info("worker %s drains", me.worker_id)
+        if not await worker.drain(settings.grace_s):
+            logger.warning("worker %s stops with work unfinished after %s s", me.worker_id, settings.grace_s)
+    return 0
+
+
+@contextlib.asynccontextmanager
+async def serving_worker(settings: WorkerSettings, registry: InprocRegistry | None = None) -> AsyncIterator[Worker]:
+    """Serve for the time of the block.
+
+    Args:
+        registry: of the workers of this process, where there are several.
+
+    Raises:
+        ConfigurationError: a setting cannot be honoured, or an address cannot be listened at.
+        CheckpointError: the checkpoint cannot be served exactly.
+    """
+    clock, epoch = SystemClock(), time.time_ns() // 1000
+    async with contextlib.AsyncExitStack() as opened:
+        identity_secret, incarnation = settings.card_secret, uuid.uuid4().hex
+        worker_id, bind = settings.worker_id or f"{settings.role}-{incarnation[:8]}", _with_port(settings)
+        me = WorkerAddress(worker_id, settings.advertised(bind), incarnation)
+        feeds = await _open_feeds(settings, me, epoch, opened)
+        assembly = await asyncio.to_thread(assemble, settings.engine_config(), emit=feeds.emit)
+        engine = await opened.enter_async_context(AsyncEngine(assembly.engine))
+        compatibility = compatibility_of(assembly)
+        identity = Identity(compatibility, identity_secret, incarnation)
+        transports = await asyncio.to_thread(_open_transports, settings, assembly, identity, registry)
+        opened.push_async_callback(asyncio.to_thread, transports.close)
+        prometheus = CollectorRegistry()
+        core = WorkerCore(
+            me=me,
+            epoch=epoch,
+            engine=engine,
+            leases=LeaseBook(settings.lease_ttl_s, clock, lambda name: engine.post(lambda e: e.kv.drop(name))),
+            transports=transports,
+            checksums=PageChecksums(assembly.arena, settings.checksum_share),
+            metrics=WorkerMetrics(prometheus, settings.model_name, max_model_len=assembly.engine.limits.max_model_len),
+            site=Site.here(device_name(assembly)),
+            compatibility=compatibility,
+            block_size=assembly.arena.layout.block_size,
+            block_bytes=assembly.arena.layout.page_bytes,
+            num_blocks=assembly.arena.num_blocks,
+            clock=clock,
+            secret=settings.secret,
+        )
+        lifecycle = Lifecycle(me.worker_id)
+        sources = Sources(core)
+        opened.push_async_callback(sources.close)
+        blank, model = blank_state(settings, me.worker_id, assembly), model_info(settings, assembly)
+        reports = Reports(core, lifecycle, blank, model, lambda: sources.links)
+        await reports.refresh()
+        server = await serve_worker(WorkerService(core, sources, lifecycle, reports), bind, secret=settings.secret)
+        opened.push_async_callback(server.stop, 0.0)
+        metrics_port = await _open_metrics(settings, prometheus, lifecycle, opened)
+        discovery = _open_discovery(settings)
+        opened.push_async_callback(discovery.close)
+        record = WorkerRecord(me, str(settings.role), settings.model_name, pool_of(compatibility))
+        tasks = await opened.enter_async_context(asyncio.TaskGroup())  # NOTE: a bug in one of them ends the process
+        for work in (
+            feeds.run(),
+            _refresh(reports, core),
+            _expire(core),
+            _announce(discovery, record, sources),
+        ):
+            opened.callback(tasks.create_task(work).cancel)
+        lifecycle.ready()
+        opened.push_async_callback(_withdraw, discovery, record)
+        yield Worker(core, lifecycle, reports, metrics_port)
+
+
+def _with_port(settings: WorkerSettings) -> str:
+    """What to listen at, with a port: peers and routers are told it before the first call can be taken."""
+    host, _, port = settings.bind.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigurationError(f"bind={settings.bind!r} is not host:port")
+    return f"{host}:{int(port) or free_ports(1, settings.host, random.Random())[0]}"
+
+
+async def _open_feeds(
+    settings: WorkerSettings, me: WorkerAddress, epoch: int, opened: contextlib.AsyncExitStack
+) -> Feeds:
+    """Into Redis where there is one, else into every router's index."""
+    indexes: list[LocalityIndex] = []
+    if settings.redis:
+        remote = RedisIndex(settings.redis)
+        opened.callback(remote.close)
+        indexes.append(remote)
+    else:
+        for address in settings.router_addresses:
+            router = RouterIndex(address, settings.secret, asyncio.get_running_loop())
+            opened.push_async_callback(router.close)
+            indexes.append(router)
+    return Feeds(indexes, me.worker_id, epoch)
+
+
+def _open_transports(
+    settings: WorkerSettings, assembly: Assembly, identity: Identity, registry: InprocRegistry | None
+) -> Transports:
+    advertised = None if settings.advertise is None else settings.advertise.rpartition(":")[0]
+    return Transports(
+        pool_of_arena(assembly),
+        identity,
+        wanted=settings.transport,
+        bind_host=settings.host,
+        advertise_host=advertised,
+        registry=registry,
+    )
+
+
+def _open_discovery(settings: WorkerSettings) -> Discovery:
+    if not settings.redis and not settings.router_addresses:
+        return StaticDiscovery(())
+    return open_discovery(settings.redis, settings.router_addresses, settings.secret)
+
+
+async def _open_metrics(
+    settings: WorkerSettings, registry: CollectorRegistry, lifecycle: Lifecycle, opened: contextlib.AsyncExitStack
+) -> int | None:
+    def health() -> tuple[int, dict[str, object]]:
+        return (200 if lifecycle.state is LifecycleState.READY else 503), {"status": str(lifecycle.state)}
+
+    if settings.metrics_port is None:
+        return None
+    server = await serve_metrics(registry, settings.host, settings.metrics_port, health)
+    opened.push_async_callback(server.close)
+    return server.port
+
+
+async def _refresh(reports: Reports, core: WorkerCore) -> None:
+    """Keep the news fresh; an engine that has failed ends the process, which something else starts anew."""
+    while True:
+        await reports.refresh()
+        core.metrics.observe_status(reports.latest())
+        core.metrics.observe_leases({"valid": len(core.leases), "expired": core.leases.num_expired})
+        await asyncio.sleep(REPORT_INTERVAL_S)
+
+
+async def _expire(core: WorkerCore) -> None:
+    while True:
+        for lease_id in core.leases.expire():
+            logger.warning("lease %s was not renewed within %s s and has ended", lease_id, core.leases.ttl_s)
+        await asyncio.sleep(EXPIRE_INTERVAL_S)
+
+
+async def _announce(discovery: Discovery, record: WorkerRecord, sources: Sources) -> None:
+    """Say that we are there, and meet those who are."""
+    while True:
+        try:
+            await discovery.announce(record)
+            await sources.meet([other.worker for other in await discovery.workers() if other.pool == record.pool])
+        except TandemError as error:
+            logger.warning("not announced: %s", error)
+        await asyncio.sleep(ANNOUNCE_INTERVAL_S)
+
+
+async def _withdraw(discovery: Discovery, record: WorkerRecord) -> None:
+    with contextlib.suppress(LocalityUnavailableError):
+        await discovery.withdraw(record)

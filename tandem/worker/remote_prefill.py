@@ -1,0 +1,129 @@
+"""The decode side of a hand-off: asks a prefill worker for a prompt's KV and first token, and pulls blocks meanwhile.
+
+Failure is a path: when a prefill worker fails, the next one is asked; when none is left, the engine computes what did
+not arrive. The engine hears exactly once that no more KV will come.
+"""
+
+import asyncio
+import logging
+
+from tandem.core.errors import InvalidRequestError, TandemError, TransportError
+from tandem.core.timeline import Stage
+from tandem.rpc.messages import GenerateCall, LeaseNews, PrefillCall, PrefillNews, WorkerAddress
+from tandem.scheduler.output import KVReserved, SampledToken
+from tandem.worker.core import WorkerCore
+from tandem.worker.fetch import Fetch
+from tandem.worker.source import Source
+from tandem.worker.sources import Sources
+
+logger = logging.getLogger(__name__)
+
+
+class RemotePrefill:
+    """One request's. `run` it as a task; cancelling that ends everything it began.
+
+    Args:
+        engine_id: the request's id in our engine.
+        timeline: gets this side's stages, and the prefill worker's.
+    """
+
+    def __init__(
+        self, core: WorkerCore, sources: Sources, call: GenerateCall, engine_id: str, timeline: list[Stage]
+    ) -> None:
+        self._core = core
+        self._sources = sources
+        self._call = call
+        self._engine_id = engine_id
+        self._timeline = timeline
+        self._fetch: asyncio.Future[Fetch] = asyncio.get_running_loop().create_future()
+        self._is_over = False
+        self.num_cached_tokens: int | None = None
+
+    def reserve(self, reserved: KVReserved) -> None:
+        """The engine has blocks for the KV."""
+        fetch = Fetch(self._core, reserved, self._timeline)
+        if self._is_over:
+            fetch.close()
+        else:
+            self._fetch.set_result(fetch)
+
+    async def run(self) -> None:
+        """Get the KV from somebody, or give up; either way the engine goes on."""
+        try:
+            for prefill in filter(None, (self._call.prefill, *self._call.spares)):
+                if await self._succeeds(prefill):
+                    return
+        finally:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._is_over = True
+        num_arrived = 0
+        if self._fetch.done():
+            num_arrived = self._fetch.result().num_arrived_tokens
+            self._fetch.result().close()
+        else:
+            self._fetch.cancel()
+        self._core.engine.kv_arrived(self._engine_id, num_arrived)
+
+    async def _succeeds(self, prefill: WorkerAddress) -> bool:
+        try:
+            await self._get_from(prefill)
+        except TandemError as error:
+            logger.warning("request %s: worker %s failed: %s", self._call.request_id, prefill.worker_id, error)
+            return isinstance(error, InvalidRequestError)  # NOTE: another worker would say the same
+        return True
+
+    async def _get_from(self, prefill: WorkerAddress) -> None:
+        source = await self._sources.connect(prefill)
+        async with source.in_use():
+            pulls: list[asyncio.Task[None]] = []
+            lease_id = None
+            stream = source.client.prefill(self._prefill_call(prefill))
+            try:
+                async for news in stream:
+                    self._note(news)
+                    if news.lease is not None:
+                        lease_id = news.lease.lease_id
+                        source.keep(lease_id)
+                        pulls.append(asyncio.create_task(self._pull(source, news.lease)))
+                await asyncio.gather(*pulls)
+            finally:
+                await _cancel(pulls)
+                await stream.aclose()
+                if lease_id is not None:
+                    source.release(lease_id)
+        if not self._fetch.result().is_complete:
+            raise TransportError(f"worker {prefill.worker_id} leased less than the request needs")
+
+    async def _pull(self, source: Source, lease: LeaseNews) -> None:
+        fetch = await asyncio.shield(self._fetch)
+        await fetch.pull(source, lease)
+
+    def _note(self, news: PrefillNews) -> None:
+        if news.token is not None:
+            self._core.engine.accept_token(self._engine_id, SampledToken(news.token.token_id, news.token.logprobs))
+        if news.num_cached_tokens is not None:
+            self.num_cached_tokens = news.num_cached_tokens
+        self._timeline += news.timeline
+
+    def _prefill_call(self, prefill: WorkerAddress) -> PrefillCall:
+        call = self._call
+        return PrefillCall(
+            request_id=call.request_id,
+            reader=self._core.me,
+            prompt_token_ids=call.prompt_token_ids,
+            params=call.params,
+            output_token_ids=call.output_token_ids,
+            priority=call.priority,
+            cache_salt=call.cache_salt,
+            prefill=prefill,
+            fetch_from=call.fetch_from if prefill == call.prefill else None,
+            num_fetch_blocks=call.num_fetch_blocks,
+        )
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,133 @@
+"""A worker's news for routers: the latest figures of its engine, and samples of what work costs.
+
+Never waits for the engine: figures are those of the last time it was between two steps, at most a step old.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from tandem.engine.engine import Engine
+from tandem.engine.load import EngineLoad, StepStats
+from tandem.routing.snapshot import WorkerState
+from tandem.routing.speed import PrefillWork
+from tandem.rpc.messages import LinkReport, ModelInfo, PrefillSample, StepSample, WorkerStatus
+from tandem.worker.core import WorkerCore
+from tandem.worker.lifecycle import Lifecycle, LifecycleState
+
+MAX_SAMPLES = 64
+
+
+@dataclass(eq=False, slots=True)
+class Receiver:
+    """One who watches, and what was measured since they were last told."""
+
+    report: Callable[["Receiver"], WorkerStatus]
+    samples: deque[StepStats] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
+
+    def latest(self) -> WorkerStatus:
+        """News for this receiver; samples are told once."""
+        return self.report(self)
+
+
+class Reports:
+    """Makes `WorkerStatus`.
+
+    Args:
+        blank: the state of this worker without any figures.
+        model: what it serves.
+        links: what was measured of peers.
+    """
+
+    def __init__(
+        self,
+        core: WorkerCore,
+        lifecycle: Lifecycle,
+        blank: WorkerState,
+        model: ModelInfo,
+        links: Callable[[], tuple[LinkReport, ...]],
+    ) -> None:
+        self.model = model
+        self._core = core
+        self._lifecycle = lifecycle
+        self._blank = blank
+        self._links = links
+        self._load: EngineLoad | None = None
+        self._receivers: set[Receiver] = set()
+
+    async def refresh(self) -> None:
+        """Take the engine's figures when it is next between two steps."""
+        self._load, steps = await self._core.engine.call(_figures)
+        for receiver in self._receivers:
+            receiver.samples.extend(steps)
+
+    def subscribe(self) -> Receiver:
+        receiver = Receiver(self._status)
+        self._receivers.add(receiver)
+        return receiver
+
+    def unsubscribe(self, receiver: Receiver) -> None:
+        self._receivers.discard(receiver)
+
+    def latest(self) -> WorkerStatus:
+        """News without samples."""
+        return self._status(None)
+
+    def _status(self, receiver: Receiver | None) -> WorkerStatus:
+        load = self._load
+        status = WorkerStatus(
+            worker=self._core.me,
+            pid=os.getpid(),
+            epoch=self._core.epoch,
+            lifecycle=str(self._lifecycle.state),
+            state=replace(self._blank, draining=self._lifecycle.state is not LifecycleState.READY),
+            model=self.model,
+            links=self._links(),
+        )
+        if load is None:
+            return status
+        status = replace(
+            status,
+            state=_with_load(status.state, load),
+            blocks={name: getattr(load.usage, name) for name in ("free", "cached", "used", "leased", "pinned")},
+            num_waiting=load.num_waiting,
+        )
+        return status if receiver is None else _with_samples(status, receiver.samples)
+
+
+def _figures(engine: Engine) -> tuple[EngineLoad, list[StepStats]]:
+    return engine.load(), engine.take_step_stats()
+
+
+def _with_load(state: WorkerState, load: EngineLoad) -> WorkerState:
+    return replace(
+        state,
+        num_free_blocks=load.num_unpromised_blocks,
+        num_running=load.num_requests,
+        num_context_tokens=load.num_context_tokens,
+        queued=PrefillWork(load.num_prompts, load.num_prompt_tokens, load.num_prompt_pairs),
+    )
+
+
+def _with_samples(status: WorkerStatus, steps: deque[StepStats]) -> WorkerStatus:
+    """Steps that only computed prompts, and steps that only decoded; mixed ones would tell neither cost."""
+    prompts = [step for step in steps if step.num_prompt_tokens and not step.num_decodes]
+    decodes = [step for step in steps if step.num_decodes and not step.num_prompt_tokens]
+    steps.clear()
+    return replace(
+        status,
+        prefill_samples=tuple(
+            PrefillSample(
+                work=PrefillWork(step.num_prompts, step.num_prompt_tokens, step.num_prompt_pairs),
+                duration_s=step.duration_s,
+            )
+            for step in prompts
+        ),
+        step_samples=tuple(
+            StepSample(
+                num_running=step.num_decodes, num_context_tokens=step.num_context_tokens, duration_s=step.duration_s
+            )
+            for step in decodes
+        ),
+    )

@@ -1,0 +1,262 @@
+"""A worker's answers to the gateway, the router and its peers: `WorkerHandler` over one engine.
+
+Prefill and decode workers are the same: which of its methods a worker is asked for is the router's decision.
+"""
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import replace
+from itertools import count
+
+from tandem.core.errors import CapacityError, TransportError, WorkerLostError
+from tandem.core.hashing import extend_hashes, root_hash
+from tandem.core.output import RequestOutput
+from tandem.core.types import FinishReason
+from tandem.engine.engine import Engine
+from tandem.kvcache.block_table import BlockRange
+from tandem.rpc.messages import (
+    PROTOCOL_VERSION,
+    ChosenToken,
+    ConfirmAnswer,
+    ConfirmCall,
+    GenerateCall,
+    GenerateNews,
+    Greeting,
+    LeaseCall,
+    LeaseNews,
+    PrefillCall,
+    PrefillNews,
+    WorkerAddress,
+    WorkerStatus,
+)
+from tandem.scheduler.output import KVComputed, KVReserved
+from tandem.scheduler.request import Handoff
+from tandem.worker.core import WorkerCore
+from tandem.worker.lifecycle import Lifecycle
+from tandem.worker.prefix_fetch import PrefixFetch, ended
+from tandem.worker.remote_prefill import RemotePrefill
+from tandem.worker.reports import Reports
+from tandem.worker.sources import Sources, check_compatible
+from tandem.worker.stopwatch import Stopwatch
+
+
+class WorkerService:
+    """One worker.
+
+    Args:
+        lifecycle: whether it takes work; `drain` moves it.
+        reports: its news.
+    """
+
+    def __init__(self, core: WorkerCore, sources: Sources, lifecycle: Lifecycle, reports: Reports) -> None:
+        self._core = core
+        self._sources = sources
+        self._lifecycle = lifecycle
+        self._reports = reports
+        self._numbers = count(1)
+
+    async def status(self) -> WorkerStatus:
+        return self._reports.latest()
+
+    async def watch(self, interval_s: float) -> AsyncIterator[WorkerStatus]:
+        receiver = self._reports.subscribe()
+        try:
+            while True:
+                yield receiver.latest()
+                await self._lifecycle.changed_within(interval_s)
+        finally:
+            self._reports.unsubscribe(receiver)
+
+    async def drain(self) -> None:
+        self._lifecycle.drain()
+
+    async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateNews]:
+        self._admit(call.decode)
+        with self._lifecycle.working():
+            news = self._generate(call)
+            try:
+                async for item in news:
+                    yield item
+            finally:
+                await news.aclose()
+
+    async def _generate(self, call: GenerateCall) -> AsyncGenerator[GenerateNews, None]:
+        watch = Stopwatch(self._core.me.worker_id)
+        engine_id = self._engine_id(call.request_id)
+        is_remote = call.prefill is not None and call.params.prompt_logprobs is None
+        num_tokens = len(call.prompt_token_ids) + len(call.output_token_ids)
+        handoff = Handoff(call.output_token_ids, num_expected_tokens=num_tokens if is_remote else 0)
+        remote = RemotePrefill(self._core, self._sources, call, engine_id, watch.stages) if is_remote else None
+        task = None if remote is None else asyncio.create_task(remote.run())
+        stream = self._core.engine.stream(
+            call.prompt_token_ids,
+            call.params,
+            request_id=engine_id,
+            priority=call.priority,
+            cache_salt=call.cache_salt,
+            handoff=handoff,
+        )
+        try:
+            async for news in stream:
+                if isinstance(news, KVReserved):
+                    assert remote is not None
+                    remote.reserve(news)
+                elif isinstance(news, RequestOutput):
+                    yield self._told(call, news, remote, watch)
+        finally:
+            await stream.aclose()
+            await ended(task)
+
+    def _told(
+        self, call: GenerateCall, output: RequestOutput, remote: RemotePrefill | None, watch: Stopwatch
+    ) -> GenerateNews:
+        """What the gateway hears of an output, and what the metrics do."""
+        num_cached = None if remote is None else remote.num_cached_tokens
+        if output.metrics is not None and num_cached is not None:
+            output = replace(output, metrics=replace(output.metrics, num_cached_tokens=num_cached))
+        output = replace(output, request_id=call.request_id)
+        self._core.metrics.observe_tokens(len(output.token_ids), watch.token(output))
+        if not output.finished:
+            return GenerateNews(output, watch.until_first_token(output))
+        if output.metrics is not None and output.finish_reason is not None:
+            self._core.metrics.observe_request(output.metrics, output.finish_reason)
+        return GenerateNews(output, watch.all_stages(output))
+
+    async def prefill(self, call: PrefillCall) -> AsyncIterator[PrefillNews]:
+        self._admit(call.prefill)
+        with self._lifecycle.working():
+            lease_id = uuid.uuid4().hex
+            self._core.leases.open(lease_id, call.reader.worker_id)
+            news = self._prefill(call, lease_id)
+            is_whole = False
+            try:
+                async for item in news:
+                    yield item
+                is_whole = True
+            finally:
+                await news.aclose()
+                if not (is_whole and self._core.leases.is_valid(lease_id)):
+                    self._core.leases.end(lease_id)
+                    # NOTE: what was leased after the lease had ended by its time would be held for ever.
+                    self._core.engine.post(lambda engine: engine.kv.drop(lease_id))
+
+    async def _prefill(self, call: PrefillCall, lease_id: str) -> AsyncGenerator[PrefillNews, None]:
+        watch = Stopwatch(self._core.me.worker_id)
+        engine_id = self._engine_id(call.request_id)
+        num_fetched = call.num_fetch_blocks * self._core.block_size if call.fetch_from is not None else 0
+        tokens = (*call.prompt_token_ids, *call.output_token_ids)
+        handoff = Handoff(
+            call.output_token_ids,
+            num_new_tokens=1,
+            num_expected_tokens=min(num_fetched, (len(tokens) - 1) // self._core.block_size * self._core.block_size),
+            lease_id=lease_id,
+        )
+        task: asyncio.Task[None] | None = None
+        stream = self._core.engine.stream(
+            call.prompt_token_ids,
+            call.params,
+            request_id=engine_id,
+            priority=call.priority,
+            cache_salt=call.cache_salt,
+            handoff=handoff,
+        )
+        try:
+            async for news in stream:
+                if isinstance(news, KVReserved):
+                    assert call.fetch_from is not None
+                    hashes = await self._hashes(tokens[: handoff.num_expected_tokens], call.cache_salt)
+                    fetch = PrefixFetch(self._core, self._sources, engine_id, hashes, watch.stages)
+                    task = asyncio.create_task(fetch.run(call.fetch_from, news))
+                elif isinstance(news, KVComputed):
+                    yield PrefillNews(lease=self._lease_news(news, watch))
+                else:
+                    yield self._chosen(news, watch)
+                    if news.metrics is not None:
+                        stages = watch.all_stages(news)
+                        yield PrefillNews(num_cached_tokens=news.metrics.num_cached_tokens, timeline=stages)
+        finally:
+            await stream.aclose()
+            await ended(task)
+
+    def _lease_news(self, news: KVComputed, watch: Stopwatch) -> LeaseNews:
+        if not self._core.leases.is_valid(news.lease_id):
+            raise TransportError(f"lease {news.lease_id} was not renewed in time; its reader is thought to be gone")
+        watch.chunk(news.num_tokens)
+        return LeaseNews(
+            lease_id=news.lease_id,
+            num_tokens=news.num_tokens,
+            groups=news.groups,
+            is_last=news.is_last,
+            ttl_s=self._core.leases.ttl_s,
+        )
+
+    def _chosen(self, output: RequestOutput, watch: Stopwatch) -> PrefillNews:
+        """The one token, or why there is none."""
+        if output.finish_reason is FinishReason.ERROR:
+            raise CapacityError(f"the prompt could not be computed: {output.stop_reason}")
+        self._core.metrics.observe_tokens(len(output.token_ids), watch.token(output))
+        logprobs = output.logprobs[0] if output.logprobs else None
+        return PrefillNews(token=ChosenToken(output.token_ids[0], logprobs))
+
+    async def greet(self, greeting: Greeting) -> Greeting:
+        check_compatible(self._core.compatibility, greeting)
+        return await asyncio.to_thread(self._core.greeting, PROTOCOL_VERSION)
+
+    async def lease(self, call: LeaseCall) -> LeaseNews:
+        self._lifecycle.require_ready()
+        self._core.leases.open(call.lease_id, call.reader.worker_id)
+        try:
+            num_blocks, groups = await self._core.engine.call(lambda engine: _hold_cached(engine, call))
+        except BaseException:
+            self._core.leases.end(call.lease_id)
+            raise
+        if num_blocks == 0:
+            self._core.leases.end(call.lease_id)
+        num_tokens = num_blocks * self._core.block_size
+        return LeaseNews(
+            lease_id=call.lease_id, num_tokens=num_tokens, groups=groups, is_last=True, ttl_s=self._core.leases.ttl_s
+        )
+
+    async def renew(self, lease_ids: Sequence[str]) -> Sequence[str]:
+        return self._core.leases.renew(lease_ids)
+
+    async def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
+        """NOTE: validity is asked after the pages were read: only then they cannot have been reused before."""
+        if not all(map(self._core.checksums.is_block, call.checksum_block_ids)):
+            return ConfirmAnswer(False)
+        checksums = await asyncio.to_thread(self._core.checksums.of, call.checksum_block_ids)
+        is_valid = self._core.leases.is_valid(call.lease_id)
+        return ConfirmAnswer(is_valid, tuple(checksums) if is_valid else ())
+
+    async def release(self, lease_ids: Sequence[str]) -> None:
+        for lease_id in lease_ids:
+            self._core.leases.end(lease_id)
+
+    def _admit(self, meant: WorkerAddress | None) -> None:
+        """Refuse work that is meant for another incarnation, or that comes too late.
+
+        Raises:
+            WorkerLostError, UnavailableError: naming which.
+        """
+        me = self._core.me
+        if meant is not None and meant.incarnation not in ("", me.incarnation):
+            raise WorkerLostError(
+                f"worker {me.worker_id} at {me.address} is incarnation {me.incarnation} now, not {meant.incarnation}"
+            )
+        self._lifecycle.require_ready()
+
+    def _engine_id(self, request_id: str) -> str:
+        """Unique here: the same request may come twice, and what is left of its first time must not be mistaken."""
+        return f"{request_id[:200]} ({next(self._numbers)})"
+
+    async def _hashes(self, token_ids: Sequence[int], cache_salt: str) -> list[bytes]:
+        model = self._reports.model
+        root = root_hash(model_fingerprint=model.fingerprint, block_size=self._core.block_size, salt=cache_salt)
+        hashes: list[bytes] = []
+        await asyncio.to_thread(extend_hashes, root, hashes, token_ids, self._core.block_size)
+        return hashes
+
+
+def _hold_cached(engine: Engine, call: LeaseCall) -> tuple[int, tuple[BlockRange, ...]]:
+    return engine.kv.hold_cached(call.lease_id, call.block_hashes)

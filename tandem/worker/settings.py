@@ -1,0 +1,114 @@
+"""What a worker is told by flags and `TANDEM_*`. Owns names, units and limits; decides nothing."""
+
+import os
+import socket
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+
+from tandem.core.errors import ConfigurationError
+from tandem.routing.snapshot import Role
+from tandem.serving.settings import EngineSettings
+from tandem.transport.card import MIN_SECRET_BYTES, SINGLE_MACHINE_SECRET
+
+
+class WorkerSettings(EngineSettings):
+    """One prefill or decode worker: an engine, its KV blocks, and the transports that move them."""
+
+    bind: str = Field("127.0.0.1:0", description="host:port for calls; port 0 = any free one; private networks only")
+    advertise: str | None = Field(None, description="host:port that others call, when it differs from bind")
+    worker_id: str | None = Field(
+        None, max_length=200, description="should stay the same over restarts; omitted: a new one"
+    )
+    routers: str = Field("", description="routers to announce to without Redis, as host:port,host:port")
+    redis: str | None = Field(None, description="redis:// URL to announce to, itself and its blocks")
+    served_model_name: str | None = Field(None, description="what clients call it; omitted: the directory's name")
+    transport: str = Field("auto", description="how KV blocks move: auto, nixl, tcp or inproc")
+    lease_ttl_s: float = Field(10.0, ge=1, le=600, description="a lease that its reader does not renew ends, seconds")
+    checksum_share: float = Field(0.02, gt=0, le=1, description="share of the blocks read that are compared; 1 = all")
+    cluster_secret: SecretStr | None = Field(None, description="shared by all processes; calls without it are refused")
+    grace_s: float = Field(120.0, ge=0, description="after SIGTERM running requests may go on for this long, seconds")
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="HTTP port of /metrics and /health; 0 = any free one; omitted: none"
+    )
+    otlp_endpoint: str | None = Field(None, description="OpenTelemetry collector for traces, http://host:4318")
+    log_level: str = Field("info", description="debug, info, warning or error")
+    log_format: str = Field("text", description="text, or json: one object a line")
+
+    @property
+    def role(self) -> Role:
+        """What the router asks this worker for."""
+        return Role.BOTH
+
+    @property
+    def host(self) -> str:
+        """Where to listen; brackets of an IPv6 address left out."""
+        return self.bind.rpartition(":")[0].strip("[]")
+
+    @property
+    def router_addresses(self) -> tuple[str, ...]:
+        return tuple(address.strip() for address in self.routers.split(",") if address.strip())
+
+    @property
+    def model_name(self) -> str:
+        return self.served_model_name or Path(self.model).name
+
+    @cached_property
+    def secret(self) -> bytes | None:
+        """The cluster's secret, for calls.
+
+        Raises:
+            ConfigurationError: it is too short.
+        """
+        if self.cluster_secret is None:
+            return None
+        value = self.cluster_secret.get_secret_value().encode()
+        if len(value) < MIN_SECRET_BYTES:
+            raise ConfigurationError(
+                f"cluster_secret has {len(value)} bytes; use at least {MIN_SECRET_BYTES} random ones"
+            )
+        return value
+
+    @property
+    def card_secret(self) -> bytes:
+        """What peers' cards are sealed with."""
+        return self.secret or SINGLE_MACHINE_SECRET
+
+    def advertised(self, bind: str) -> str:
+        """host:port that others call, given what is listened at.
+
+        Raises:
+            ConfigurationError: bound to a wildcard, which nobody can call.
+        """
+        if self.advertise is not None:
+            return self.advertise
+        if self.host in ("", "0.0.0.0", "::"):
+            raise ConfigurationError(
+                f"bind={self.bind!r} is no address to call; set advertise={socket.gethostname()}:PORT"
+            )
+        return bind
+
+    def run(self) -> int:
+        """Serve until SIGTERM or SIGINT, then drain; returns the exit code."""
+        os.environ.setdefault("UCX_LOG_LEVEL", "error")
+        os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")
+        from tandem.worker.process import run_worker
+
+        return run_worker(self)
+
+
+class PrefillSettings(WorkerSettings, cli_prog_name="python -m services.prefill"):
+    """A prefill worker: computes prompts and leases their KV blocks to decode workers."""
+
+    @property
+    def role(self) -> Role:
+        return Role.PREFILL
+
+
+class DecodeSettings(WorkerSettings, cli_prog_name="python -m services.decode"):
+    """A decode worker: fetches the KV of prompts and generates. It computes a prompt itself where that is quicker."""
+
+    @property
+    def role(self) -> Role:
+        return Role.DECODE

@@ -1,0 +1,168 @@
+"""Connections to peers, one an incarnation: shake hands, choose a transport, connect, measure the link.
+
+Invariant: a peer whose blocks would mean something else is never connected; both sides' values are in the error.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+
+from tandem.core.errors import IncompatiblePeerError, TandemError, TransportError, WorkerLostError
+from tandem.rpc.client import WorkerClient
+from tandem.rpc.messages import PROTOCOL_VERSION, Greeting, LinkReport, WorkerAddress
+from tandem.transport.base import KVTransport, Peer
+from tandem.transport.choose import AUTO, Choice, Site, choose
+from tandem.transport.measure import measure_link
+from tandem.worker.core import WorkerCore
+from tandem.worker.pins import Pins
+from tandem.worker.source import Source
+
+GREETING_TIMEOUT_S = 2.0
+MEASURED_BYTES = 8 << 20
+
+logger = logging.getLogger(__name__)
+
+
+class Sources:
+    """All peers this worker reads from."""
+
+    def __init__(self, core: WorkerCore) -> None:
+        self._core = core
+        self._sources: dict[str, Source] = {}
+        self._connecting: dict[WorkerAddress, asyncio.Task[Source]] = {}
+
+    @property
+    def links(self) -> tuple[LinkReport, ...]:
+        """What was measured, of peers that are not lost."""
+        sources = self._sources.values()
+        return tuple(source.link for source in sources if source.link is not None and not source.is_lost)
+
+    async def connect(self, worker: WorkerAddress) -> Source:
+        """The connection to this incarnation, made when there is none.
+
+        Raises:
+            WorkerLostError: it does not answer, or another incarnation does.
+            IncompatiblePeerError: its blocks mean something else here.
+            TransportError: its blocks cannot be reached.
+            ConfigurationError: no transport can serve this pair.
+        """
+        known = self._sources.get(worker.worker_id)
+        if known is not None and not known.is_lost and worker.incarnation in ("", known.worker.incarnation):
+            return known
+        task = self._connecting.get(worker)
+        if task is None:
+            task = self._connecting[worker] = asyncio.create_task(self._connect(worker))
+            task.add_done_callback(lambda _: self._connecting.pop(worker, None))
+        return await asyncio.shield(task)
+
+    async def meet(self, workers: Sequence[WorkerAddress]) -> None:
+        """Connect to those that are new, so that links are measured before they are needed, and forget the others."""
+        listed = {worker.worker_id for worker in workers}
+        for worker_id in [key for key, source in self._sources.items() if source.is_lost and key not in listed]:
+            await self._sources.pop(worker_id).close()
+        for worker in workers:
+            if worker.worker_id == self._core.me.worker_id:
+                continue
+            try:
+                await self.connect(worker)
+            except TandemError as error:
+                logger.warning("worker %s at %s cannot be read from: %s", worker.worker_id, worker.address, error)
+
+    async def close(self) -> None:
+        tasks = list(self._connecting.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(source.close() for source in self._sources.values()))
+
+    async def _connect(self, worker: WorkerAddress) -> Source:
+        client = WorkerClient(worker.address, secret=self._core.secret)
+        try:
+            theirs = await client.greet(await asyncio.to_thread(self._greeting), timeout_s=GREETING_TIMEOUT_S)
+            self._check(worker, theirs)
+            source = await self._open(client, theirs)
+        except BaseException:
+            await client.close()
+            raise
+        former = self._sources.get(theirs.worker.worker_id)
+        self._sources[theirs.worker.worker_id] = source
+        if former is not None:
+            await former.close()
+        return source
+
+    def _greeting(self) -> Greeting:
+        return self._core.greeting(PROTOCOL_VERSION)
+
+    def _check(self, worker: WorkerAddress, theirs: Greeting) -> None:
+        if worker.incarnation not in ("", theirs.worker.incarnation):
+            raise WorkerLostError(
+                f"worker {worker.worker_id} at {worker.address} is incarnation {theirs.worker.incarnation} now, "
+                f"not {worker.incarnation}"
+            )
+        check_compatible(self._core.compatibility, theirs)
+
+    async def _open(self, client: WorkerClient, theirs: Greeting) -> Source:
+        """Connect by the chosen transport; by tcp where nixl was our own choice and does not get through."""
+        site = Site.from_fields(theirs.site)
+        choice = choose(self._core.site, site, self._core.transports.wanted)
+        try:
+            transport, peer = await self._reach(choice, theirs)
+        except TransportError as error:
+            if choice.name != "nixl" or self._core.transports.wanted != AUTO or "tcp" not in theirs.cards:
+                raise
+            logger.warning("nixl does not reach worker %s, tcp is used: %s", theirs.worker.worker_id, error)
+            choice = choose(self._core.site, site, "tcp")
+            transport, peer = await self._reach(choice, theirs)
+        logger.info("worker %s is read by %s (%s)", theirs.worker.worker_id, choice.path, choice.reason)
+        source = Source(theirs.worker, client, transport, peer)
+        await self._measure(source, choice)
+        return source
+
+    async def _reach(self, choice: Choice, theirs: Greeting) -> tuple[KVTransport, Peer]:
+        transport = self._core.transports.get(choice.name)
+        card = theirs.cards.get(choice.name)
+        if card is None:
+            raise TransportError(
+                f"worker {theirs.worker.worker_id} has not opened {choice.name}, which {choice.reason}"
+            )
+        return transport, await asyncio.to_thread(transport.connect, card)
+
+    async def _measure(self, source: Source, choice: Choice) -> None:
+        """Time a few reads into blocks borrowed for that; without it where there are none to spare."""
+        name = f"measuring {source.worker.worker_id} {source.worker.incarnation}"
+        wanted = min(-(-MEASURED_BYTES // self._core.block_bytes), source.peer.num_blocks - 1)
+        lent = await self._core.engine.call(lambda engine: engine.kv.borrow(name, wanted))
+        pins = Pins(self._core.engine, name)
+        try:
+            if lent:
+                remote = range(1, len(lent) + 1)
+                report = await asyncio.to_thread(
+                    measure_link, source.transport, source.peer, remote, lent, choice.path, on_transfer=pins.add
+                )
+                source.link = LinkReport(
+                    source_id=source.worker.worker_id,
+                    transport=choice.name,
+                    path=str(choice.path),
+                    bytes_per_s=report.gb_per_s * 1e9,
+                    latency_s=report.latency_s,
+                    is_slow=report.is_slow,
+                )
+        finally:
+            pins.close()
+
+
+def check_compatible(ours: Mapping[str, str], theirs: Greeting) -> None:
+    """Refuse a peer whose blocks mean something else here.
+
+    Raises:
+        IncompatiblePeerError: naming every difference with both sides' values.
+    """
+    mismatches = [
+        f"{name}: peer {theirs.compatibility.get(name, '(absent)')!r}, here {ours.get(name, '(absent)')!r}"
+        for name in sorted({*ours, *theirs.compatibility})
+        if ours.get(name) != theirs.compatibility.get(name)
+    ]
+    if theirs.protocol_version != PROTOCOL_VERSION:
+        mismatches.append(f"protocol_version: peer {theirs.protocol_version}, here {PROTOCOL_VERSION}")
+    if mismatches:
+        raise IncompatiblePeerError(f"worker {theirs.worker.worker_id} cannot share blocks: {'; '.join(mismatches)}")

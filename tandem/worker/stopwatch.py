@@ -1,0 +1,63 @@
+"""When things happened to one request in this worker, as stages of its timeline."""
+
+import time
+
+from tandem.core.output import RequestOutput
+from tandem.core.timeline import Stage
+
+
+class Stopwatch:
+    """`stages` may be added to by others who work on the request. Times are the wall clock's."""
+
+    def __init__(self, process: str) -> None:
+        self.stages: list[Stage] = []
+        self._process = process
+        self._arrived_s = time.time()
+        self._chunk_s = self._arrived_s
+        self._num_chunk_tokens = 0
+        self._first_s: float | None = None
+        self._last_s = self._arrived_s
+        self._told_first = False
+
+    def chunk(self, num_tokens: int) -> None:
+        """The prompt has been computed up to here."""
+        now_s = time.time()
+        attributes = {"num_tokens": num_tokens - self._num_chunk_tokens}
+        self.stages.append(Stage("prefill chunk", self._process, self._chunk_s, now_s - self._chunk_s, attributes))
+        self._chunk_s, self._num_chunk_tokens = now_s, num_tokens
+
+    def token(self, output: RequestOutput) -> float | None:
+        """Tokens have come: seconds since those before them, None for the first."""
+        if not output.token_ids:
+            return None
+        now_s = time.time()
+        gap_s = None if self._first_s is None else now_s - self._last_s
+        if self._first_s is None:
+            self._first_s = now_s
+            self.stages.append(Stage("first token", self._process, now_s, 0.0))
+        self._last_s = now_s
+        return gap_s
+
+    def until_first_token(self, output: RequestOutput) -> tuple[Stage, ...]:
+        """The stages so far, with the first token only."""
+        if self._told_first or not output.token_ids:
+            return ()
+        self._told_first = True
+        return tuple(self.stages)
+
+    def all_stages(self, output: RequestOutput) -> tuple[Stage, ...]:
+        """Everything, with the last output: the engine's figures become stages too."""
+        metrics = output.metrics
+        if metrics is None:
+            return tuple(self.stages)
+        attributes: dict[str, str | int | float] = {
+            "num_prompt_tokens": metrics.num_prompt_tokens,
+            "num_cached_tokens": metrics.num_cached_tokens,
+        }
+        if metrics.first_scheduled_s is not None:
+            queued_s = metrics.first_scheduled_s - metrics.arrival_s
+            self.stages.append(Stage("queue", self._process, self._arrived_s, queued_s, attributes))
+        if self._first_s is not None:
+            decoded = {"num_tokens": metrics.num_output_tokens, "num_preemptions": metrics.num_preemptions}
+            self.stages.append(Stage("decode", self._process, self._first_s, self._last_s - self._first_s, decoded))
+        return tuple(sorted(self.stages, key=lambda stage: stage.start_s))

@@ -1,0 +1,106 @@
+"""The transports by which this worker's blocks can be read and by which it reads those of others."""
+
+import logging
+from collections.abc import Callable, Mapping
+
+from tandem.core.errors import ConfigurationError, TransportError
+from tandem.transport.base import KVTransport, MemoryPool
+from tandem.transport.card import Identity
+from tandem.transport.choose import AUTO, TRANSPORTS
+from tandem.transport.inproc import InprocRegistry
+
+logger = logging.getLogger(__name__)
+
+
+class Transports:
+    """All that work here, or the one that was asked for.
+
+    Args:
+        pool: this worker's blocks.
+        identity: who we are.
+        wanted: "auto" or the name of one transport.
+        bind_host: where the tcp transport listens.
+        advertise_host: what peers connect to, when `bind_host` is a wildcard.
+        registry: of the transports of this process; None = no inproc.
+
+    Raises:
+        ConfigurationError: the one asked for, or every one, does not work here.
+    """
+
+    def __init__(
+        self,
+        pool: MemoryPool,
+        identity: Identity,
+        *,
+        wanted: str = AUTO,
+        bind_host: str = "127.0.0.1",
+        advertise_host: str | None = None,
+        registry: InprocRegistry | None = None,
+    ) -> None:
+        if wanted not in (AUTO, *TRANSPORTS):
+            raise ConfigurationError(
+                f"transport={wanted!r} is unknown; choose {AUTO} or one of {', '.join(TRANSPORTS)}"
+            )
+        makers: dict[str, Callable[[], KVTransport]] = {
+            "inproc": lambda: _inproc(pool, identity, registry),
+            "nixl": lambda: _nixl(pool, identity),
+            "tcp": lambda: _tcp(pool, identity, bind_host, advertise_host),
+        }
+        self.wanted = wanted
+        self._opened: dict[str, KVTransport] = {}
+        for name, make in makers.items():
+            if wanted == name or (wanted == AUTO and (name != "inproc" or registry is not None)):
+                self._open(name, make)
+        if not self._opened:
+            raise ConfigurationError("no transport works here; see the warnings above, or install the nixl extra")
+
+    @property
+    def cards(self) -> Mapping[str, bytes]:
+        """By name, what a peer needs to read our blocks. NOTE: asked anew each time, since a fence changes a card."""
+        return {name: transport.card() for name, transport in self._opened.items()}
+
+    def get(self, name: str) -> KVTransport:
+        """The transport of that name.
+
+        Raises:
+            TransportError: it does not work here.
+        """
+        transport = self._opened.get(name)
+        if transport is None:
+            raise TransportError(f"transport {name!r} is not open here; open are {', '.join(self._opened)}")
+        return transport
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._opened
+
+    def close(self) -> None:
+        for transport in self._opened.values():
+            transport.close()
+
+    def _open(self, name: str, make: Callable[[], KVTransport]) -> None:
+        try:
+            self._opened[name] = make()
+        except ConfigurationError as error:
+            if self.wanted == name:
+                raise
+            logger.info("transport %s is not open: %s", name, error)
+
+
+def _inproc(pool: MemoryPool, identity: Identity, registry: InprocRegistry | None) -> KVTransport:
+    from tandem.transport.inproc import InprocTransport
+
+    if registry is None:
+        raise ConfigurationError("transport='inproc' serves workers of one process; this one is alone in its process")
+    return InprocTransport(pool, identity, registry)
+
+
+def _nixl(pool: MemoryPool, identity: Identity) -> KVTransport:
+    from tandem.transport.nixl.transport import NixlTransport
+
+    return NixlTransport(pool, identity)
+
+
+def _tcp(pool: MemoryPool, identity: Identity, bind_host: str, advertise_host: str | None) -> KVTransport:
+    from tandem.transport.tcp.transport import TcpConfig, TcpTransport
+
+    return TcpTransport(pool, identity, TcpConfig(bind_host=bind_host, advertise_host=advertise_host))

@@ -1,0 +1,194 @@
+"""`tandem up` as a user runs it. The services are stubs here: what is tested is what stands around them."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.helpers import stub_service
+from tests.helpers.checkpoints import save_tiny_llama
+
+ROOT = Path(__file__).parents[2]
+ROLES = ("router", "prefill", "decode", "gateway")
+
+
+@dataclass
+class Terminal:
+    """A running `tandem up` and what it has said on both streams."""
+
+    process: subprocess.Popen[str]
+    lines: list[str] = field(default_factory=list)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._changed:
+                self.lines.append(line.rstrip("\n"))
+                self._changed.notify_all()
+
+    def until(self, pattern: str, count: int = 1) -> list[re.Match[str]]:
+        """Wait until `count` lines match."""
+
+        def found() -> list[re.Match[str]]:
+            return [match for line in self.lines if (match := re.search(pattern, line))]
+
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(found()) >= count, 60), "\n".join(self.lines)
+        return found()
+
+    def said(self, pattern: str) -> bool:
+        return any(re.search(pattern, line) for line in self.lines)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("models") / "tiny-llama")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory whose `services` are stubs; `python -m` finds those of its working directory first."""
+    for role in ROLES:
+        (tmp_path / "services" / role).mkdir(parents=True)
+        shutil.copy(stub_service.__file__, tmp_path / "services" / role / "__main__.py")
+    (tmp_path / "services" / "__init__.py").touch()
+    return tmp_path
+
+
+@contextlib.contextmanager
+def running(place: Path, *flags: str | Path, **variables: str) -> Iterator[Terminal]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tandem.cli.main", "up", *map(str, flags)],
+        cwd=place,
+        env=environment | {"PYTHONPATH": str(ROOT)} | variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    terminal = Terminal(process)
+    listener = threading.Thread(target=terminal.listen)
+    listener.start()
+    try:
+        yield terminal
+    finally:
+        process.kill()
+        process.wait()
+        listener.join(10)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def children_of(terminal: Terminal) -> list[psutil.Process]:
+    return psutil.Process(terminal.process.pid).children(recursive=True)
+
+
+def test_it_says_where_it_serves_and_how_it_does_until_ctrl_c(place: Path, checkpoint: Path) -> None:
+    flags = (
+        "--prefill",
+        "2",
+        "--port",
+        "0",
+        "--status-interval-s",
+        "0.05",
+        "--block-size",
+        "32",
+        "--no-prefix-caching",
+    )
+    with running(place, "--model", checkpoint, *flags) as terminal:
+        (match,) = terminal.until(r"^tiny-llama is served at (http://127.0.0.1:\d+)$")
+        assert httpx.get(f"{match[1]}/ready", trust_env=False).status_code == 200
+        assert terminal.until(rf"^curl -N {match[1]}/v1/completions .*\"model\": \"tiny-llama\", \"prompt\"")
+        terminal.until(
+            r"^5 of 5 processes ready · 3 running, 2 waiting · 0 prompt and \d+ output tokens/s · KV decode 25 %$"
+        )
+        (decode,) = terminal.until(r"^decode-0 +\| decode (.*)")
+        assert "--block-size 32 --no-prefix-caching" in decode[1]
+        assert "--served-model-name tiny-llama" in decode[1]
+        children = children_of(terminal)
+        assert len(children) == 5
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.process.wait(30) == 0
+        assert not any(child.is_running() for child in children)
+
+
+def test_what_dies_is_started_again_and_said(place: Path, checkpoint: Path) -> None:
+    with running(place, "--model", checkpoint, "--port", "0", "--status-interval-s", "0.02") as terminal:
+        terminal.until(r"is served at")
+        (match,) = terminal.until(r"^prefill-0 .* pid=(\d+)")
+        os.kill(int(match[1]), signal.SIGKILL)
+        terminal.until(r"prefill-0 died \(SIGKILL\); starting it again in 0\.2 s")
+        terminal.until(r"^3 of 4 processes ready \(not prefill-0\)")
+        terminal.until(r"^prefill-0 .* pid=(\d+)", count=2)
+
+
+def test_no_prefill_workers_means_aggregated(place: Path, checkpoint: Path) -> None:
+    with running(place, "--model", checkpoint, "--port", "0", "--prefill", "0", "--quiet") as terminal:
+        terminal.until(r"is served at")
+        assert not terminal.said(r"^prefill")
+        assert not terminal.said(r"processes ready")
+
+
+def test_a_refused_configuration_ends_it_with_the_message(place: Path, checkpoint: Path) -> None:
+    with running(place, "--model", checkpoint, "--port", "0", TANDEM_STUB_REFUSES="decode") as terminal:
+        assert terminal.process.wait(30) == 2
+        terminal.until(r"error: decode-0 cannot start: error: --block-size=7: no")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--model", "./nowhere"), "'./nowhere' is not a directory"),
+        (("--model", ".", "--cpus", "x"), "cpus='x' names no cores"),
+        (("--model", ".", "--decode", "0"), "--decode"),
+        (("--model", ".", "--transport", "pigeon"), "--transport"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_starts(place: Path, flags: tuple[str, ...], message: str) -> None:
+    with running(place, *flags) as terminal:
+        assert terminal.process.wait(30) == 2
+        terminal.until(re.escape(message))
+        assert len(terminal.lines) == 1
+
+
+def test_its_own_variables_become_flags_and_others_pass_through(place: Path, checkpoint: Path) -> None:
+    variables = {"TANDEM_PREFILL": "0", "TANDEM_DTYPE": "float32", "TANDEM_PORT": "0", "TANDEM_LOG_LEVEL": "debug"}
+    with running(place, "--model", checkpoint, "--quiet", **variables) as terminal:
+        (decode,) = terminal.until(r"^decode-0 +\| decode (.*)")
+        assert "--dtype float32" in decode[1]
+        assert "['TANDEM_LOG_LEVEL']" in decode[1]
+
+
+def test_logs_go_to_a_file_each(place: Path, checkpoint: Path) -> None:
+    with running(place, "--model", checkpoint, "--port", "0", "--log-dir", place / "logs") as terminal:
+        terminal.until(r"is served at")
+        assert {path.name for path in (place / "logs").iterdir()} == {
+            "router-0.log",
+            "prefill-0.log",
+            "decode-0.log",
+            "gateway.log",
+        }
+        assert "--worker-id decode-0" in (place / "logs" / "decode-0.log").read_text()
+        assert not terminal.said(r"^decode-0 +\|")
+
+
+def test_a_killed_terminal_leaves_nothing(place: Path, checkpoint: Path) -> None:
+    with running(place, "--model", checkpoint, "--port", "0") as terminal:
+        terminal.until(r"is served at")
+        children = children_of(terminal)
+        terminal.process.kill()
+        _, alive = psutil.wait_procs(children, timeout=10)
+        assert not alive

@@ -1,0 +1,256 @@
+"""A real cluster for tests: the services' own processes on loopback ports, each to be killed, stopped or restarted.
+
+Leaving the context kills them all. When a test fails inside it, the ends of their logs are added to its error.
+"""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from tandem.serving.child import launch_command
+from tandem.serving.cores import Share
+from tandem.serving.ports import free_ports
+from tandem.serving.process_spec import ProcessSpec
+from tandem.serving.topology import LOOPBACK, Topology
+
+ROOT = Path(__file__).parents[2]
+START_TIMEOUT_S = 90.0
+END_TIMEOUT_S = 30.0
+_POLL_S = 0.02
+_SHOWN_LINES = 40
+
+
+class ClusterProcess:
+    """One process of a cluster. Nobody restarts it but `restart`."""
+
+    def __init__(self, spec: ProcessSpec, directory: Path) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self._log_path = directory / f"{spec.name}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, f"{self.name} was never started"
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it lives, negative for a signal."""
+        assert self._process is not None, f"{self.name} was never started"
+        return self._process.poll()
+
+    def start(self) -> None:
+        """Start it; does not wait until it is ready."""
+        assert self._process is None or self._process.poll() is not None, f"{self.name} runs"
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}
+        environment |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **self.spec.env}
+        # NOTE: the kernel ends a tied child with the thread that started it, so other threads start free ones
+        is_main = threading.current_thread() is threading.main_thread()
+        with self._log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                launch_command(self.spec.argv, self.spec.cpus, tied=is_main),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+                env=environment,
+                process_group=0,
+            )
+
+    def kill(self) -> None:
+        """kill -9; returns when it is gone."""
+        if self._process is not None:
+            for number in (signal.SIGKILL, signal.SIGCONT):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, number)
+            self._process.wait()
+
+    def terminate(self) -> None:
+        """SIGTERM; does not wait for the end."""
+        os.kill(self.pid, signal.SIGTERM)
+
+    def wait(self, timeout_s: float = END_TIMEOUT_S) -> int:
+        """Wait for its end; returns the exit code."""
+        assert self._process is not None
+        return self._process.wait(timeout_s)
+
+    def stop(self) -> None:
+        """SIGSTOP; returns when every thread has stopped."""
+        os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
+
+    def cont(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def restart(self) -> None:
+        """Start it again at the same address, killing it first if it lives; returns when it is ready."""
+        self.kill()
+        self.start()
+        self.wait_ready()
+
+    def is_ready(self) -> bool:
+        assert self.spec.ready_url is not None
+        try:
+            return httpx.get(self.spec.ready_url, timeout=2.0, trust_env=False).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while not self.is_ready():
+            assert self.returncode is None, f"{self.name} ended with {self.returncode}:\n{self.tail()}"
+            assert time.monotonic() < deadline_s, f"{self.name} is not ready in {timeout_s:g} s:\n{self.tail()}"
+            time.sleep(_POLL_S)
+
+    def log(self) -> str:
+        """What all its lives have written."""
+        return self._log_path.read_text(errors="replace") if self._log_path.exists() else ""
+
+    def tail(self) -> str:
+        return "\n".join(self.log().splitlines()[-_SHOWN_LINES:])
+
+
+class Cluster:
+    """A running cluster. Made by `running_cluster`."""
+
+    def __init__(self, topology: Topology, directory: Path) -> None:
+        self.topology = topology
+        self.processes = {spec.name: ClusterProcess(spec, directory) for spec in topology.specs()}
+        self._http = httpx.Client(trust_env=False, timeout=10.0)
+
+    @property
+    def url(self) -> str:
+        """Of the first gateway."""
+        return self.topology.gateway_url()
+
+    @property
+    def model(self) -> str:
+        """The served name."""
+        return self.topology.served_model_name
+
+    def names(self, role: str) -> list[str]:
+        """The processes of a role, in order."""
+        return [name for name in self.processes if name == role or name.startswith(f"{role}-")]
+
+    def start(self) -> None:
+        """Start what does not run; returns when all are ready."""
+        for process in self.processes.values():
+            process.start()
+        for process in self.processes.values():
+            process.wait_ready()
+
+    def close(self) -> None:
+        """Kill them all."""
+        self._http.close()
+        for process in self.processes.values():
+            process.kill()
+
+    def get(self, path: str, gateway: int = 0) -> Any:
+        """The JSON that a gateway answers to GET `path`."""
+        answer = self._http.get(f"{self.topology.gateway_url(gateway)}{path}")
+        answer.raise_for_status()
+        return answer.json()
+
+    def workers(self) -> list[dict[str, Any]]:
+        """What the first gateway says of every process."""
+        listed: list[dict[str, Any]] = self.get("/admin/workers")["workers"]
+        return listed
+
+    def metrics(self, name: str) -> dict[str, dict[tuple[str, ...], float]]:
+        """A process's metrics by sample name and label values in the order of their names."""
+        answer = self._http.get(f"{self.topology.metrics_url(name)}/metrics")
+        answer.raise_for_status()
+        found: dict[str, dict[tuple[str, ...], float]] = {}
+        for family in text_string_to_metric_families(answer.text):
+            for sample in family.samples:
+                labels = tuple(value for _, value in sorted(sample.labels.items()))
+                found.setdefault(sample.name, {})[labels] = sample.value
+        return found
+
+    def blocks(self, name: str) -> dict[str, int]:
+        """A worker's KV blocks by state."""
+        return {state: int(count) for (state,), count in self.metrics(name)["tandem_kv_blocks"].items()}
+
+    def wait(self, predicate: Callable[[], object], timeout_s: float = 10.0) -> None:
+        """Ask until the answer is true; a gateway or worker that cannot be asked counts as false."""
+        deadline_s = time.monotonic() + timeout_s
+        while not _holds(predicate):
+            assert time.monotonic() < deadline_s, f"it does not hold after {timeout_s:g} s"
+            time.sleep(_POLL_S)
+
+    def logs(self) -> str:
+        """The end of every process's log."""
+        return "\n".join(f"--- {name}\n{process.tail()}" for name, process in self.processes.items())
+
+
+@contextlib.contextmanager
+def running_cluster(
+    model: Path,
+    *,
+    prefill: int = 1,
+    decode: int = 1,
+    routers: int = 1,
+    gateways: int = 1,
+    redis: str | None = None,
+    transport: str = "auto",
+    block_size: int = 16,
+    extra: Mapping[str, Sequence[str]] | None = None,
+    env: Mapping[str, str] | None = None,
+    seed: int | None = None,
+) -> Iterator[Cluster]:
+    """A ready cluster for the time of the block.
+
+    Args:
+        extra: more flags, by process name (`decode-0`), role (`decode`), or `worker` for every worker.
+        env: more variables for every process.
+        seed: of the choice of ports; None = another choice each time.
+    """
+    flags = dict(extra or {})
+    ports = free_ports(2 * (routers + prefill + decode) + gateways, LOOPBACK, random.Random(seed))
+    topology = Topology(
+        model=str(model),
+        served_model_name=model.name,
+        num_prefill=prefill,
+        num_decode=decode,
+        num_routers=routers,
+        host=LOOPBACK,
+        gateway_ports=tuple(ports[:gateways]),
+        ports=tuple(ports[gateways:]),
+        shares=tuple(Share(1) for _ in range(prefill + decode)),
+        redis=redis,
+        transport=transport,
+        worker_flags=("--block-size", str(block_size), *flags.pop("worker", ())),
+        flags=flags,
+        env=env or {},
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        cluster = Cluster(topology, Path(directory))
+        try:
+            cluster.start()
+            yield cluster
+        except BaseException as error:
+            error.add_note(cluster.logs())
+            raise
+        finally:
+            cluster.close()
+
+
+def _holds(predicate: Callable[[], object]) -> bool:
+    try:
+        return bool(predicate())
+    except (httpx.HTTPError, KeyError, json.JSONDecodeError):
+        return False

@@ -1,0 +1,136 @@
+import asyncio
+import http.server
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tandem.cli.main import main
+
+REQUEST: dict[str, Any] = {
+    "request_id": "req-1",
+    "model": "demo",
+    "state": "finished",
+    "ttft_s": 0.05,
+    "duration_s": 0.1,
+    "prompt_tokens": 40,
+    "cached_tokens": 32,
+    "output_tokens": 8,
+    "workers": ["prefill-0", "decode-0"],
+    "stages": [
+        {
+            "name": "decode",
+            "process": "decode-0",
+            "start_s": 100.05,
+            "duration_s": 0.05,
+            "attributes": {"num_tokens": 7},
+        },
+        {"name": "pair", "process": "router", "start_s": 100.0, "duration_s": 0.001, "attributes": {"policy": "cost"}},
+        {
+            "name": "transfer",
+            "process": "decode-0",
+            "start_s": 100.01,
+            "duration_s": 0.002,
+            "attributes": {"num_bytes": 4 << 20, "num_blocks": 4, "source": "prefill-0"},
+        },
+        {"name": "first token", "process": "prefill-0", "start_s": 100.05, "duration_s": 0.0, "attributes": {}},
+    ],
+}
+Serve = Callable[[dict[str, tuple[int, bytes]]], str]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Starts an HTTP server of fixed answers; returns its address."""
+    stops: list[Callable[[], None]] = []
+
+    def start(answers: dict[str, tuple[int, bytes]]) -> str:
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                status, body = answers.get(self.path, (404, b"{}"))
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                """Nothing."""
+
+        server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        stops.extend([server.shutdown, thread.join, server.server_close])
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for stop in stops:
+        stop()
+
+
+def test_stages_come_in_order_with_bars_and_figures(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    url = serve({"/admin/requests/req-1": (200, json.dumps(REQUEST).encode())})
+    assert main(["trace", "req-1", "--url", f"{url}/"]) == 0
+    headline, header, *rows = capsys.readouterr().out.splitlines()
+    assert headline == (
+        "req-1 · demo · finished · first token after 50.0 ms · ended after 100.0 ms · 40 prompt tokens · "
+        "32 of them cached · 8 output tokens · workers prefill-0, decode-0"
+    )
+    assert header.split() == ["stage", "process", "start", "ms", "ms", "details"]
+    assert [row.split("  ")[0].strip() for row in rows] == ["pair", "transfer", "decode", "first token"]
+    assert rows[0].rstrip().endswith("policy cost")
+    assert "4.0 MiB, 4 blocks, source prefill-0, 2.10 GB/s" in rows[1]
+    assert [rows[2].split()[i] for i in (2, 3)] == ["50.0", "50.0"]
+    assert [row.count("█") for row in rows] == [0, 0, 12, 0]
+    assert rows[2].index("█") - rows[0].index("▎") == 12
+
+
+def test_an_id_of_any_characters_is_asked_for_as_it_is(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    url = serve({"/admin/requests/a%2Fb%3Fc%20d": (200, json.dumps(REQUEST | {"stages": []}).encode())})
+    assert main(["trace", "a/b?c d", "--url", url]) == 0
+
+
+def test_markup_in_what_clients_chose_is_shown_as_it_is(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    request = REQUEST | {"request_id": "[red]x[/nope]", "stages": [REQUEST["stages"][1] | {"name": "[/b]"}]}
+    url = serve({"/admin/requests/x": (200, json.dumps(request).encode())})
+    assert main(["trace", "x", "--url", url]) == 0
+    out = capsys.readouterr().out
+    assert "[red]x[/nope]" in out
+    assert "[/b]" in out
+
+
+def test_an_unknown_request_is_said_so(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "req-2", "--url", serve({})]) == 2
+    assert "does not know request 'req-2'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (200, b"<html>"),
+        (200, b"[]"),
+        (200, b'{"stages": [{}]}'),
+        (200, b'{"stages": [{"name": "a", "start_s": NaN, "duration_s": 1}]}'),
+        (200, b'{"stages": [{"name": "a", "start_s": 1, "duration_s": 1e999}]}'),
+        (500, b'{"stages": []}'),
+    ],
+)
+def test_what_no_gateway_says_is_refused(
+    serve: Serve, capsys: pytest.CaptureFixture[str], status: int, body: bytes
+) -> None:
+    url = serve({"/admin/requests/req-1": (status, body)})
+    assert main(["trace", "req-1", "--url", url]) == 2
+    assert f"answers {status}, not what a gateway of Tandem says" in capsys.readouterr().err
+
+
+def test_no_gateway_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
+    async def closed_port() -> int:
+        async with await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0) as server:
+            port: int = server.sockets[0].getsockname()[1]
+            return port
+
+    url = f"http://127.0.0.1:{asyncio.run(closed_port())}"
+    assert main(["trace", "req-1", "--url", url]) == 2
+    assert f"no gateway answers at {url}" in capsys.readouterr().err
+    assert main(["trace", "req-1", "--url", "localhost"]) == 2
+    assert "is no HTTP address" in capsys.readouterr().err

@@ -1,0 +1,255 @@
+"""A choice goes on, token by token the same, whichever worker or router is lost; else its client is told."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+
+from tandem.core.errors import CapacityError, EngineStoppedError, InvalidRequestError, TandemError, UnavailableError
+from tandem.core.types import FinishReason
+from tests.helpers.fake_backend import MODEL, FakeCluster, eventually, running_cluster, text_of
+
+SEED, NUM_TOKENS = 5, 10
+RIGHT = text_of(SEED, NUM_TOKENS)
+Story = Callable[[FakeCluster, httpx.AsyncClient], Awaitable[None]]
+
+
+def tell(directory: Path, story: Story, **options: Any) -> None:
+    """Run a story against a cluster of its own."""
+
+    async def run() -> None:
+        async with running_cluster(directory, **options) as cluster:
+            async with httpx.AsyncClient(base_url=cluster.url, timeout=20) as client:
+                await story(cluster, client)
+
+    asyncio.run(run())
+
+
+def body(**more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": "abc", "seed": SEED, "max_tokens": NUM_TOKENS, "stream": True, **more}
+
+
+async def stream(client: httpx.AsyncClient, **more: Any) -> tuple[str, dict[str, Any] | None]:
+    """The text of a streamed answer and the error it ended with; it must end with [DONE]."""
+    response = await client.post("/v1/completions", json=body(**more))
+    assert response.status_code == 200, response.text
+    frames = response.text.removesuffix("\n\n").split("\n\n")
+    assert frames.pop() == "data: [DONE]"
+    values = [orjson.loads(frame.removeprefix("data: ")) for frame in frames]
+    text = "".join(choice["text"] for value in values for choice in value.get("choices", ()))
+    return text, next((value["error"] for value in values if "error" in value), None)
+
+
+def test_a_worker_that_leaves_mid_stream_is_replaced_and_no_token_is_lost_or_repeated(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        first, second = cluster.workers
+        for failure in (UnavailableError("draining"), EngineStoppedError("stopped"), CapacityError("full")):
+            for position in (0, 4, NUM_TOKENS - 1):
+                first.fail_at, first.failure = position, failure
+                assert await stream(client) == (RIGHT, None)
+                assert first.calls[-1].output_token_ids == ()
+                assert len(second.calls[-1].output_token_ids) == position
+                assert cluster.routers[0].calls[-1].excluded == ("decode-0",)
+                assert cluster.routers[0].calls[-1].token_ids[3:] == second.calls[-1].output_token_ids
+
+    tell(tmp_path, story)
+
+
+def test_a_killed_worker_is_replaced_before_and_after_the_first_token(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        first = cluster.workers[0]
+        first.hold_at = 4
+        answer = asyncio.create_task(stream(client))
+        await first.reached.wait()
+        await first.kill()
+        assert await answer == (RIGHT, None)
+        assert await stream(client) == (RIGHT, None)
+        metrics = (await client.get("/metrics")).text
+        assert "tandem_gateway_failovers_total 2.0" in metrics
+
+    tell(tmp_path, story)
+
+
+def test_a_worker_that_stops_without_a_word_is_noticed_within_two_seconds(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        first = cluster.workers[0]
+        first.hold_at = 4
+        answer = asyncio.create_task(stream(client))
+        await first.reached.wait()
+        stalled_s = time.monotonic()
+        first.is_stalled = True
+        assert await answer == (RIGHT, None)
+        assert time.monotonic() - stalled_s < 2.5
+        await eventually(lambda: first.num_open == 0)
+
+    tell(tmp_path, story)
+
+
+def test_a_slow_worker_that_lives_is_left_alone(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        first, second = cluster.workers
+        first.hold_at = 0
+        answer = asyncio.create_task(stream(client))
+        await eventually(lambda: first.num_status >= 4)
+        first.go.set()
+        assert await answer == (RIGHT, None)
+        assert not second.calls
+
+    tell(tmp_path, story, silent_after_s=0.05)
+
+
+def test_a_worker_started_again_in_place_is_lost_for_its_old_streams_and_good_for_new_ones(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        (only,) = cluster.workers
+        only.hold_at = 4
+        answer = asyncio.create_task(stream(client))
+        await only.reached.wait()
+        only.hold_at, only.incarnation = None, "second"
+        assert await answer == (RIGHT, None)
+        assert [call.decode and call.decode.incarnation for call in only.calls] == ["first", "second"]
+
+    tell(tmp_path, story, num_workers=1, silent_after_s=0.05)
+
+
+def test_a_stream_that_ends_early_or_is_aborted_by_its_worker_goes_on_elsewhere(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        first = cluster.workers[0]
+        first.end_early_at = 3
+        assert await stream(client) == (RIGHT, None)
+        first.end_early_at, first.last_reason = None, FinishReason.ABORT
+        assert await stream(client) == (RIGHT, None)
+
+    tell(tmp_path, story)
+
+
+def test_every_choice_moves_on_its_own(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        cluster.workers[0].fail_at = 2
+        response = await client.post("/v1/completions", json=body(stream=False, n=3, prompt=["ab", "cd"]))
+        texts = [choice["text"] for choice in response.json()["choices"]]
+        cluster.workers[0].fail_at = None
+        again = await client.post("/v1/completions", json=body(stream=False, n=3, prompt=["ab", "cd"]))
+        assert texts == [choice["text"] for choice in again.json()["choices"]]
+        assert texts[0] == texts[3] == RIGHT
+        assert len(set(texts)) == 3
+
+    tell(tmp_path, story)
+
+
+def test_when_nobody_is_left_a_late_failure_is_an_error_event_and_an_early_one_a_status(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        (only,) = cluster.workers
+        only.fail_at = 4
+        text, error = await stream(client)
+        assert text == RIGHT[:4]
+        assert error is not None
+        assert error["code"] == "unavailable"
+        only.fail_at = 0
+        response = await client.post("/v1/completions", json=body())
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "2"
+        assert response.json()["error"]["type"] == "service_unavailable_error"
+
+    tell(tmp_path, story, num_workers=1, failover_timeout_s=0.1)
+
+
+def test_attempts_are_bounded(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        for worker in cluster.workers:
+            worker.fail_at = 0
+        response = await client.post("/v1/completions", json=body())
+        assert response.status_code == 503
+        assert [len(worker.calls) for worker in cluster.workers] == [1, 1, 0]
+
+    tell(tmp_path, story, num_workers=3, max_attempts=2)
+
+
+def test_a_full_worker_is_passed_over_and_when_all_are_full_the_answer_is_429(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        first, second = cluster.workers
+        first.refuse = CapacityError("full", 1.2)
+        assert await stream(client) == (RIGHT, None)
+        second.refuse = CapacityError("full", 6.2)
+        started_s = time.monotonic()
+        response = await client.post("/v1/completions", json=body())
+        assert (response.status_code, response.headers["retry-after"]) == (429, "7")
+        assert response.json()["error"]["type"] == "rate_limit_error"
+        assert time.monotonic() - started_s < 1.0
+
+    tell(tmp_path, story)
+
+
+def test_refusals_of_the_router_become_statuses(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        cases: list[tuple[TandemError, int, str | None]] = [
+            (CapacityError("queue is full", 3.4), 429, "4"),
+            (UnavailableError("nobody", 8.0), 503, "8"),
+            (InvalidRequestError("the prompt is too long"), 400, None),
+            (CapacityError("for ever", 1e9), 429, "120"),
+        ]
+        for error, status, retry_after in cases:
+            cluster.routers[0].refuse = error
+            response = await client.post("/v1/completions", json=body())
+            assert response.status_code == status
+            assert response.headers.get("retry-after") == retry_after
+            assert response.json()["error"]["message"] == str(error)
+
+    tell(tmp_path, story)
+
+
+def test_what_a_worker_cannot_go_on_with_is_an_error_and_is_not_tried_elsewhere(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        first, second = cluster.workers
+        first.last_reason = FinishReason.ERROR
+        text, error = await stream(client)
+        assert text == RIGHT[:-1]
+        assert error is not None
+        assert "broken" in error["message"]
+        assert not second.calls
+
+    tell(tmp_path, story)
+
+
+def test_the_next_router_serves_when_one_is_dead_or_silent_and_is_remembered(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        first, second, third = cluster.routers
+        first.is_stalled = True
+        assert await stream(client) == (RIGHT, None)
+        num_asked = len(first.calls)
+        assert await stream(client) == (RIGHT, None)
+        assert len(first.calls) == num_asked
+        assert second.server is not None
+        await second.server.stop(0)
+        assert await stream(client) == (RIGHT, None)
+        assert third.calls
+
+    tell(tmp_path, story, num_routers=3, router_timeout_s=0.2)
+
+
+def test_a_router_that_knows_no_worker_yet_is_not_believed_while_another_does(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        await eventually(lambda: cluster.gateway.gateway.directory.known is not None)
+        cluster.routers[0].workers.clear()
+        assert await stream(client) == (RIGHT, None)
+
+    tell(tmp_path, story, num_routers=2)
+
+
+def test_routers_hear_what_became_of_each_choice(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        settled = cluster.routers[0].settled
+        await client.post("/v1/completions", json=body(n=2), headers={"x-request-id": "mine"})
+        await eventually(lambda: len(settled) == 2)
+        assert {settlement.request_id for settlement in settled} == {"mine/0", "mine/1"}
+        assert all(s.prefill_ms == 2.0 and s.ttft_ms is not None and s.ttft_ms > 0 for s in settled)
+        cluster.workers[0].fail_at = 2
+        await client.post("/v1/completions", json=body(), headers={"x-request-id": "moved"})
+        await eventually(lambda: len(settled) == 3)
+        assert settled[-1].request_id == "moved"
+        assert settled[-1].ttft_ms is None
+
+    tell(tmp_path, story)

@@ -1,0 +1,279 @@
+"""Any value of every message, for hypothesis: zeros, empty texts and missing parts included."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tandem.core.events import BlockEvent, BlockRemoved, BlockStored
+from tandem.core.output import RequestMetrics, RequestOutput
+from tandem.core.sampling_params import SamplingParams
+from tandem.core.timeline import Stage
+from tandem.core.types import FinishReason, TokenLogprobs
+from tandem.kvcache.block_table import BlockRange
+from tandem.locality.base import PublishResult
+from tandem.routing.snapshot import Role, WorkerState
+from tandem.routing.speed import PrefillWork
+from tandem.rpc import methods
+from tandem.rpc.codec_router import BlockReport, BlockSnapshot
+from tandem.rpc.messages import (
+    ChosenToken,
+    ConfirmAnswer,
+    ConfirmCall,
+    GenerateCall,
+    GenerateNews,
+    Greeting,
+    LeaseCall,
+    LeaseNews,
+    LinkReport,
+    ModelInfo,
+    PairCall,
+    PairingAnswer,
+    PrefillCall,
+    PrefillNews,
+    PrefillSample,
+    Settlement,
+    StepSample,
+    WorkerAddress,
+    WorkerListing,
+    WorkerRecord,
+    WorkerStatus,
+)
+from tandem.rpc.methods import Method
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+NAME = TEXT.filter(bool)
+COUNT = st.integers(0, 2**64 - 1)
+SMALL = st.integers(0, 2**32 - 1)
+TOKEN = st.integers(0, 2**31 - 1)
+NUMBER = st.floats(allow_nan=False, allow_infinity=False)
+AMOUNT = st.floats(0, allow_nan=False, allow_infinity=False)
+LOGPROB = st.floats(max_value=0, allow_nan=False)
+HASH = st.binary(min_size=32, max_size=32)
+BOOL = st.booleans()
+
+
+def tuples(entries: st.SearchStrategy[Any], least: int = 0) -> st.SearchStrategy[Any]:
+    return st.lists(entries, min_size=least, max_size=3).map(tuple)
+
+
+def maybe(value: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.none() | value
+
+
+def table(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.dictionaries(TEXT, values, max_size=3)
+
+
+TOKENS = tuples(TOKEN)
+JSON = st.recursive(
+    st.none() | BOOL | st.integers() | NUMBER | TEXT,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXT, inner, max_size=2),
+    max_leaves=4,
+)
+
+ADDRESS = st.builds(WorkerAddress, NAME, TEXT, TEXT)
+PARAMS = st.builds(
+    SamplingParams,
+    max_tokens=maybe(st.integers(10, 2**31 - 1)),
+    min_tokens=st.integers(0, 10),
+    temperature=st.floats(0, 100),
+    top_k=TOKEN,
+    top_p=st.floats(0, 1, exclude_min=True),
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(0, 100, exclude_min=True),
+    presence_penalty=st.floats(-100, 100),
+    frequency_penalty=st.floats(-100, 100),
+    logit_bias=st.dictionaries(TOKEN, st.floats(-100, 100), max_size=3),
+    allowed_token_ids=maybe(tuples(TOKEN, 1)),
+    bad_words=tuples(tuples(TOKEN, 1)),
+    seed=maybe(st.integers(-(2**63), 2**64 - 1)),
+    n=st.integers(1, 128),
+    logprobs=maybe(st.integers(0, 20)),
+    prompt_logprobs=maybe(st.integers(0, 20)),
+    stop=tuples(NAME),
+    stop_token_ids=TOKENS,
+    include_stop_str_in_output=BOOL,
+    ignore_eos=BOOL,
+)
+LOGPROBS = st.builds(TokenLogprobs, TOKEN, LOGPROB, SMALL, tuples(st.tuples(TOKEN, LOGPROB)))
+METRICS = st.builds(RequestMetrics, NUMBER, maybe(NUMBER), maybe(NUMBER), maybe(NUMBER), COUNT, COUNT, COUNT, COUNT)
+OUTPUT = st.builds(
+    RequestOutput,
+    request_id=TEXT,
+    index=SMALL,
+    token_ids=TOKENS,
+    text=TEXT,
+    logprobs=maybe(tuples(LOGPROBS)),
+    prompt_logprobs=maybe(tuples(maybe(LOGPROBS))),
+    finish_reason=maybe(st.sampled_from(FinishReason)),
+    stop_reason=maybe(TOKEN | TEXT),
+    metrics=maybe(METRICS),
+)
+ATTRIBUTE = TEXT | st.integers(-(2**63), 2**63 - 1) | NUMBER
+STAGE = st.builds(Stage, TEXT, TEXT, NUMBER, NUMBER, table(ATTRIBUTE))
+WORK = st.builds(PrefillWork, AMOUNT, AMOUNT, AMOUNT)
+STATE = st.builds(
+    WorkerState,
+    worker_id=NAME,
+    role=st.sampled_from(Role),
+    kind=TEXT,
+    fingerprint=TEXT,
+    block_size=st.integers(1, 1024),
+    block_bytes=st.integers(1, 2**40),
+    chunk_tokens=st.integers(1, 2**31),
+    num_total_blocks=st.integers(1, 2**31),
+    num_free_blocks=COUNT,
+    queued=WORK,
+    num_running=COUNT,
+    num_context_tokens=COUNT,
+    draining=BOOL,
+    reported_at_s=NUMBER,
+)
+MODEL = st.builds(
+    ModelInfo,
+    name=TEXT,
+    fingerprint=TEXT,
+    max_model_len=COUNT,
+    vocab_size=COUNT,
+    block_size=COUNT,
+    sampling_defaults=table(JSON),
+    num_prefill=COUNT,
+    num_decode=COUNT,
+)
+LINK = st.builds(
+    LinkReport, source_id=NAME, transport=TEXT, path=TEXT, bytes_per_s=AMOUNT, latency_s=AMOUNT, is_slow=BOOL
+)
+STATUS = st.builds(
+    WorkerStatus,
+    worker=ADDRESS,
+    pid=COUNT,
+    epoch=COUNT,
+    lifecycle=st.sampled_from(["starting", "ready", "draining", "stopped"]),
+    state=STATE,
+    model=MODEL,
+    blocks=table(COUNT),
+    num_waiting=COUNT,
+    links=tuples(LINK),
+    prefill_samples=tuples(st.builds(PrefillSample, work=WORK, duration_s=AMOUNT)),
+    step_samples=tuples(st.builds(StepSample, num_running=COUNT, num_context_tokens=COUNT, duration_s=AMOUNT)),
+)
+GENERATE_CALL = st.builds(
+    GenerateCall,
+    request_id=NAME,
+    prompt_token_ids=tuples(TOKEN, 1),
+    params=PARAMS,
+    output_token_ids=TOKENS,
+    priority=st.integers(-(2**63), 2**63 - 1),
+    cache_salt=TEXT,
+    decode=maybe(ADDRESS),
+    prefill=maybe(ADDRESS),
+    spares=tuples(ADDRESS),
+    fetch_from=maybe(ADDRESS),
+    num_fetch_blocks=COUNT,
+)
+PREFILL_CALL = st.builds(
+    PrefillCall,
+    request_id=NAME,
+    reader=ADDRESS,
+    prompt_token_ids=tuples(TOKEN, 1),
+    params=PARAMS,
+    output_token_ids=TOKENS,
+    priority=st.integers(-(2**63), 2**63 - 1),
+    cache_salt=TEXT,
+    prefill=maybe(ADDRESS),
+    fetch_from=maybe(ADDRESS),
+    num_fetch_blocks=COUNT,
+)
+LEASE = st.builds(
+    LeaseNews,
+    lease_id=TEXT,
+    num_tokens=COUNT,
+    groups=tuples(st.builds(BlockRange, COUNT, tuples(SMALL))),
+    is_last=BOOL,
+    ttl_s=AMOUNT,
+)
+PREFILL_NEWS = st.builds(
+    PrefillNews, maybe(LEASE), maybe(st.builds(ChosenToken, TOKEN, maybe(LOGPROBS))), maybe(COUNT), tuples(STAGE)
+)
+GREETING = st.builds(
+    Greeting,
+    worker=ADDRESS,
+    epoch=COUNT,
+    protocol_version=SMALL,
+    compatibility=table(TEXT),
+    site=table(TEXT | BOOL),
+    cards=table(st.binary(max_size=8)),
+    num_blocks=COUNT,
+)
+PAIR_CALL = st.builds(
+    PairCall,
+    request_id=NAME,
+    model=TEXT,
+    token_ids=tuples(TOKEN, 1),
+    num_expected_output=COUNT,
+    cache_salt=TEXT,
+    session_id=maybe(TEXT),
+    max_ttft_ms=maybe(NUMBER),
+    max_tpot_ms=maybe(NUMBER),
+    excluded=tuples(TEXT),
+    local_prefill=BOOL,
+)
+PAIRING = st.builds(
+    PairingAnswer,
+    decode=ADDRESS,
+    prefill=maybe(ADDRESS),
+    spares=tuples(ADDRESS),
+    fetch_from=maybe(ADDRESS),
+    num_fetch_blocks=COUNT,
+    prefill_cached_blocks=COUNT,
+    decode_cached_blocks=COUNT,
+    predicted_ms=table(NUMBER),
+    policy=TEXT,
+    decision_s=AMOUNT,
+)
+SETTLEMENT = st.builds(
+    Settlement,
+    request_id=NAME,
+    queue_ms=maybe(NUMBER),
+    prefill_ms=maybe(NUMBER),
+    transfer_ms=maybe(NUMBER),
+    ttft_ms=maybe(NUMBER),
+)
+RECORD = st.builds(WorkerRecord, ADDRESS, st.sampled_from(["prefill", "decode", "both"]), TEXT, TEXT)
+EVENT: st.SearchStrategy[BlockEvent] = st.builds(BlockStored, HASH, maybe(HASH), SMALL) | st.builds(
+    BlockRemoved, HASH, SMALL
+)
+
+# Of every method: its requests and its answers.
+EVERY: dict[Method[Any, Any], tuple[st.SearchStrategy[Any], st.SearchStrategy[Any]]] = {
+    methods.STATUS: (st.none(), STATUS),
+    methods.WATCH: (st.floats(0.001, 3600), STATUS),
+    methods.DRAIN: (st.none(), st.none()),
+    methods.GENERATE: (GENERATE_CALL, st.builds(GenerateNews, OUTPUT, tuples(STAGE))),
+    methods.PREFILL: (PREFILL_CALL, PREFILL_NEWS),
+    methods.GREET: (GREETING, GREETING),
+    methods.LEASE: (st.builds(LeaseCall, reader=ADDRESS, lease_id=NAME, block_hashes=tuples(HASH)), LEASE),
+    methods.RENEW: (tuples(TEXT), tuples(TEXT)),
+    methods.CONFIRM: (
+        st.builds(ConfirmCall, lease_id=NAME, checksum_block_ids=tuples(SMALL)),
+        st.builds(ConfirmAnswer, BOOL, tuples(SMALL)),
+    ),
+    methods.RELEASE: (tuples(TEXT), st.none()),
+    methods.PAIR: (PAIR_CALL, PAIRING),
+    methods.SETTLE: (SETTLEMENT, st.none()),
+    methods.MODELS: (st.none(), tuples(MODEL)),
+    methods.WORKERS: (
+        st.none(),
+        tuples(st.builds(WorkerListing, status=STATUS, age_s=NUMBER, is_alive=BOOL)),
+    ),
+    methods.REGISTER: (RECORD, tuples(RECORD)),
+    methods.UNREGISTER: (RECORD, st.none()),
+    methods.PUBLISH: (
+        st.builds(BlockReport, NAME, COUNT, tuples(EVENT), COUNT),
+        st.sampled_from(PublishResult),
+    ),
+    methods.REPLACE: (
+        st.builds(BlockSnapshot, NAME, COUNT, tuples(HASH), COUNT),
+        st.sampled_from(PublishResult),
+    ),
+}

@@ -1,0 +1,354 @@
+"""Clients against real servers on this machine: answers, errors, cancellation, deadlines and loss."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+
+import grpc
+import pytest
+
+from tandem.core.errors import IncompatiblePeerError, InvalidRequestError, WorkerLostError
+from tandem.core.events import BlockRemoved, BlockStored
+from tandem.locality.base import PublishResult
+from tandem.rpc.client import ClientPool, RouterClient, WorkerClient
+from tandem.rpc.messages import (
+    ConfirmAnswer,
+    ConfirmCall,
+    Greeting,
+    LeaseCall,
+    PairCall,
+    PairingAnswer,
+    PrefillCall,
+    PrefillNews,
+    Settlement,
+    WorkerListing,
+    WorkerRecord,
+)
+from tandem.rpc.server import serve_router, serve_worker
+from tests.unit.rpc.handlers import HERE, LEASE, MODEL, STATUS, Router, Worker, generate_call, run
+
+ANY_PORT = "127.0.0.1:0"
+MORTAL_WORKER = """
+import asyncio
+from tandem.rpc.server import serve_worker
+from tests.unit.rpc.handlers import Worker
+
+async def main():
+    server = await serve_worker(Worker(num_before_silence=1), "127.0.0.1:0")
+    print(server.port, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_every_method_of_a_worker_answers() -> None:
+    async def check() -> None:
+        worker = Worker()
+        server = await serve_worker(worker, ANY_PORT)
+        client = WorkerClient(server.address)
+        greeting = Greeting(
+            worker=HERE, epoch=1, protocol_version=1, compatibility={}, site={"a": True}, cards={}, num_blocks=2
+        )
+        lease_call = LeaseCall(reader=HERE, lease_id="l", block_hashes=(bytes(32),))
+        prefill_call = PrefillCall(
+            request_id="r", reader=HERE, prompt_token_ids=(0,), params=generate_call(seed=0).params
+        )
+        assert await client.status() == STATUS
+        watch = client.watch(0.25)
+        assert await anext(watch) == STATUS
+        await watch.aclose()
+        await client.drain()
+        assert [news.output.token_ids async for news in client.generate(generate_call())] == [(0,), (1,), (2,)]
+        assert [news async for news in client.prefill(prefill_call)] == [
+            PrefillNews(lease=LEASE),
+            PrefillNews(num_cached_tokens=0),
+        ]
+        assert await client.greet(greeting) == greeting
+        assert await client.lease(lease_call) == LEASE
+        assert await client.renew(["a", "b"]) == ("a",)
+        assert await client.confirm(ConfirmCall(lease_id="l", checksum_block_ids=(7,))) == ConfirmAnswer(True, (7,))
+        await client.release(("a",))
+        assert worker.calls == [
+            ("status",),
+            ("watch", 0.25),
+            ("drain",),
+            ("generate", generate_call()),
+            ("prefill", prefill_call),
+            ("greet", greeting),
+            ("lease", lease_call),
+            ("renew", ("a", "b")),
+            ("confirm", ConfirmCall(lease_id="l", checksum_block_ids=(7,))),
+            ("release", ("a",)),
+        ]
+        await client.close()
+        await server.stop()
+
+    run(check)
+
+
+def test_every_method_of_a_router_answers() -> None:
+    async def check() -> None:
+        router = Router()
+        server = await serve_router(router, ANY_PORT)
+        client = RouterClient(server.address)
+        call = PairCall(request_id="r", model="m", token_ids=(0,), num_expected_output=1, session_id="")
+        record = WorkerRecord(HERE, "decode", "m", "")
+        events = (BlockStored(bytes(32), None, 0), BlockRemoved(b"a" * 32, 1))
+        assert await client.pair(call) == PairingAnswer(decode=HERE, predicted_ms={"ttft": 0.0})
+        await client.settle(Settlement(request_id="r", queue_ms=0.0))
+        assert await client.models() == (MODEL,)
+        assert await client.workers() == (WorkerListing(status=STATUS, age_s=0.5, is_alive=True),)
+        assert await client.register(record) == (record, record)
+        await client.unregister(record)
+        assert await client.publish("d0", 3, events, 4) is PublishResult.RESYNC
+        assert await client.replace("d0", 3, [bytes(32)], 4) is PublishResult.STALE
+        assert router.calls == [
+            call,
+            Settlement(request_id="r", queue_ms=0.0),
+            record,
+            ("d0", 3, events, 4),
+            ("d0", 3, (bytes(32),), 4),
+        ]
+        await client.close()
+        await server.stop()
+
+    run(check)
+
+
+@pytest.mark.parametrize("num_before_silence", [0, 2])
+def test_a_stream_that_is_cancelled_here_is_cancelled_there(num_before_silence: int) -> None:
+    async def check() -> None:
+        worker = Worker(num_before_silence=num_before_silence)
+        server = await serve_worker(worker, ANY_PORT)
+        client = WorkerClient(server.address)
+
+        async def consume() -> None:
+            async for _ in client.generate(generate_call()):
+                pass
+
+        task = asyncio.create_task(consume())
+        await worker.started.wait()
+        begin = time.perf_counter()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await worker.cancelled.wait()
+        assert time.perf_counter() - begin < 0.1
+        assert client.is_idle
+        await client.close()
+        await server.stop()
+
+    run(check)
+
+
+def test_a_stream_that_is_closed_here_is_cancelled_there() -> None:
+    async def check() -> None:
+        worker = Worker(num_before_silence=1)
+        server = await serve_worker(worker, ANY_PORT)
+        client = WorkerClient(server.address)
+        stream = client.generate(generate_call())
+        await anext(stream)
+        await worker.started.wait()
+        assert not client.is_idle
+        begin = time.perf_counter()
+        await stream.aclose()
+        await worker.cancelled.wait()
+        assert time.perf_counter() - begin < 0.1
+        await client.close()
+        await server.stop()
+
+    run(check)
+
+
+def test_a_deadline_ends_both_sides() -> None:
+    async def check() -> None:
+        worker = Worker(num_before_silence=0)
+        server = await serve_worker(worker, ANY_PORT)
+        client = WorkerClient(server.address)
+        with pytest.raises(WorkerLostError, match=rf"Release at {server.address} did not answer within 0.1 s"):
+            await client.release(("never",), timeout_s=0.1)
+        await worker.cancelled.wait()
+        with pytest.raises(WorkerLostError, match=r"did not answer within 0.1 s"):
+            await anext(client.generate(generate_call(), timeout_s=0.1))
+        await client.close()
+        await server.stop()
+
+    run(check)
+
+
+def test_a_worker_killed_mid_stream_is_lost_within_a_second() -> None:
+    async def check() -> None:
+        with subprocess.Popen([sys.executable, "-c", MORTAL_WORKER], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            port = int(await asyncio.to_thread(process.stdout.readline))
+            client = WorkerClient(f"127.0.0.1:{port}")
+            stream = client.generate(generate_call())
+            await anext(stream)
+            begin = time.perf_counter()
+            process.send_signal(signal.SIGKILL)
+            with pytest.raises(WorkerLostError, match=f"127.0.0.1:{port}"):
+                await anext(stream)
+            with pytest.raises(WorkerLostError, match=f"127.0.0.1:{port}"):
+                await client.status()
+            assert time.perf_counter() - begin < 1.0
+            await client.close()
+
+    run(check)
+
+
+def test_a_client_finds_a_worker_that_is_back() -> None:
+    async def check() -> None:
+        server = await serve_worker(Worker(), ANY_PORT)
+        client = WorkerClient(server.address)
+        await client.status()
+        await server.stop()
+        with pytest.raises(WorkerLostError):
+            await client.status()
+        server = await serve_worker(Worker(), server.address)
+        begin = time.perf_counter()
+        while True:
+            try:
+                assert await client.status() == STATUS
+                break
+            except WorkerLostError:
+                assert time.perf_counter() - begin < 2.0
+                await asyncio.sleep(0.02)  # between tries, as a caller would
+        await client.close()
+        await server.stop()
+
+    run(check)
+
+
+def test_a_server_that_stops_loses_its_streams() -> None:
+    async def check() -> None:
+        worker = Worker(num_before_silence=1)
+        server = await serve_worker(worker, ANY_PORT)
+        client = WorkerClient(server.address)
+        stream = client.generate(generate_call())
+        await anext(stream)
+        await server.stop()
+        with pytest.raises(WorkerLostError):
+            await anext(stream)
+        await worker.cancelled.wait()
+        await client.close()
+
+    run(check)
+
+
+def test_closing_a_client_fails_its_calls_but_cancels_nobody() -> None:
+    async def check() -> None:
+        worker = Worker(num_before_silence=1)
+        server = await serve_worker(worker, ANY_PORT)
+        client = WorkerClient(server.address)
+        stream = client.generate(generate_call())
+        await anext(stream)
+        following = asyncio.ensure_future(anext(stream))
+        asking = asyncio.ensure_future(client.release(("never",)))
+        await worker.started.wait()
+        await client.close()
+        for waiting in (following, asking):
+            with pytest.raises(WorkerLostError, match="closed the connection"):
+                await waiting
+        with pytest.raises(WorkerLostError, match="closed the connection"):
+            await client.status()
+        await server.stop()
+
+    run(check)
+
+
+def test_what_cannot_be_sent_is_the_callers_fault() -> None:
+    async def check() -> None:
+        client = WorkerClient("127.0.0.1:1")
+        with pytest.raises(InvalidRequestError, match="surrogates not allowed"):
+            await client.release(["\ud800"])
+        with pytest.raises(InvalidRequestError, match="GenerateRequest cannot be sent"):
+            await anext(client.generate(generate_call(prompt=(-1,))))
+        await client.close()
+
+    run(check)
+
+
+def test_a_router_is_not_a_worker() -> None:
+    async def check() -> None:
+        server = await serve_router(Router(), ANY_PORT)
+        client = WorkerClient(server.address)
+        with pytest.raises(IncompatiblePeerError, match=r"does not answer Status; this side speaks protocol 1 "):
+            await client.status()
+        await client.close()
+        await server.stop()
+
+    run(check)
+
+
+def test_nonsense_in_an_answer_is_a_lost_worker() -> None:
+    async def nonsense(data: bytes, context: object) -> bytes:
+        return b"\xff\xff\xff"
+
+    async def check() -> None:
+        server = grpc.aio.server()
+        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(nonsense)
+        service = grpc.method_handlers_generic_handler("tandem.rpc.v1.Worker", {"Status": handler})
+        server.add_generic_rpc_handlers((service,))
+        port = server.add_insecure_port(ANY_PORT)
+        await server.start()
+        client = WorkerClient(f"127.0.0.1:{port}")
+        with pytest.raises(WorkerLostError, match=f"127.0.0.1:{port} answered nonsense"):
+            await client.status()
+        await client.close()
+        await server.stop(None)
+
+    run(check)
+
+
+def test_a_long_prompt_crosses_quickly() -> None:
+    async def check() -> None:
+        worker = Worker()
+        server = await serve_worker(worker, ANY_PORT)
+        client = WorkerClient(server.address)
+        call = generate_call(num_tokens=1, prompt=tuple(range(126_000)))
+        begin = time.perf_counter()
+        async for _ in client.generate(call):
+            pass
+        assert time.perf_counter() - begin < 1.0
+        assert worker.calls == [("generate", call)]
+        await client.close()
+        await server.stop()
+
+    run(check)
+
+
+def test_a_pool_keeps_one_client_for_each_address() -> None:
+    async def check() -> None:
+        pool = ClientPool(WorkerClient)
+        client = pool.get("127.0.0.1:1")
+        assert pool.get("127.0.0.1:1") is client
+        assert pool.get("127.0.0.1:2") is not client
+        await pool.close()
+        with pytest.raises(WorkerLostError, match="closed the connection"):
+            await client.status()
+
+    run(check)
+
+
+def test_a_full_pool_drops_the_idle_client_that_was_not_asked_for_longest() -> None:
+    async def check() -> None:
+        worker = Worker(num_before_silence=1)
+        server = await serve_worker(worker, ANY_PORT)
+        pool = ClientPool(WorkerClient, max_clients=2)
+        busy = pool.get(server.address)
+        stream = busy.generate(generate_call())
+        await anext(stream)
+        idle = pool.get("127.0.0.1:1")
+        pool.get("127.0.0.1:2")
+        assert len(pool) == 2
+        assert pool.get(server.address) is busy
+        with pytest.raises(WorkerLostError, match="closed the connection"):
+            await idle.status()
+        await stream.aclose()
+        await pool.close()
+        await server.stop()
+
+    run(check)

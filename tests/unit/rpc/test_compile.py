@@ -1,0 +1,80 @@
+"""Generating the protobuf modules: done once, done again after a change, and refused clearly."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tandem.core.errors import ConfigurationError
+from tandem.rpc.compile import PACKAGE, ROOT, compile_protos
+
+SECOND_NS = 10**9
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the .proto files alone."""
+    shutil.copytree(ROOT / "proto", tmp_path / "proto")
+    (tmp_path / PACKAGE.parent).mkdir(parents=True)
+    return tmp_path
+
+
+def test_modules_are_made_once(checkout: Path) -> None:
+    assert compile_protos(checkout)
+    made = {path.name for path in (checkout / PACKAGE).iterdir()}
+    files = {f"{name}_pb2{suffix}" for name in ("common", "worker", "router") for suffix in (".py", ".pyi", "_grpc.py")}
+    assert made == files | {"__init__.py"}
+    assert [path.name for path in (checkout / PACKAGE.parent).iterdir()] == ["v1"]
+    assert not compile_protos(checkout)
+    assert compile_protos(checkout, force=True)
+
+
+def test_modules_are_made_again_when_something_changed(checkout: Path) -> None:
+    compile_protos(checkout)
+    proto = checkout / "proto" / PACKAGE / "common.proto"
+    later_ns = (checkout / PACKAGE / "common_pb2.py").stat().st_mtime_ns + SECOND_NS
+    os.utime(proto, ns=(later_ns, later_ns))
+    assert compile_protos(checkout)
+    os.utime(proto, ns=(0, 0))
+    (checkout / PACKAGE / "router_pb2.pyi").unlink()
+    assert compile_protos(checkout)
+
+
+def test_what_this_checkout_has_is_current() -> None:
+    """Otherwise the other tests of this room test something old."""
+    assert not compile_protos()
+
+
+def test_a_bad_proto_is_refused_and_changes_nothing(checkout: Path) -> None:
+    compile_protos(checkout)
+    before = (checkout / PACKAGE / "common_pb2.py").read_bytes()
+    (checkout / "proto" / PACKAGE / "common.proto").write_text("nonsense")
+    with pytest.raises(ConfigurationError, match="protoc refused"):
+        compile_protos(checkout, force=True)
+    assert (checkout / PACKAGE / "common_pb2.py").read_bytes() == before
+
+
+def test_a_place_without_protos_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="run this in a checkout"):
+        compile_protos(tmp_path)
+
+
+def test_missing_tools_are_named(checkout: Path) -> None:
+    script = f"""
+import sys
+from pathlib import Path
+sys.modules["grpc_tools"] = None
+from tandem.rpc.compile import compile_protos
+compile_protos(Path({str(checkout)!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 1
+    assert "install grpcio-tools" in done.stderr
+
+
+def test_the_wire_needs_no_torch() -> None:
+    script = "import tandem.rpc.client, tandem.rpc.server, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)

@@ -1,0 +1,138 @@
+"""Nonsense in a message is refused, and the refusal names the field."""
+
+import math
+import struct
+from typing import Any
+
+import pytest
+
+from tandem.core.errors import InvalidRequestError
+from tandem.rpc import methods
+from tandem.rpc.form import pack_token_ids, unpack_token_ids
+from tandem.rpc.v1 import common_pb2, router_pb2, worker_pb2
+
+ADDRESS = common_pb2.WorkerAddress(worker_id="w", address="h:1")
+PARAMS = worker_pb2.SamplingParams()
+TOKEN = pack_token_ids((1,))
+
+
+def generate(**changes: Any) -> worker_pb2.GenerateRequest:
+    fields: dict[str, Any] = {"request_id": "r", "prompt_token_ids": TOKEN, "params": PARAMS}
+    return worker_pb2.GenerateRequest(**(fields | changes))
+
+
+def status(**changes: Any) -> common_pb2.WorkerStatus:
+    state = {"worker_id": "w", "role": 1, "block_size": 1, "block_bytes": 1, "chunk_tokens": 1, "num_total_blocks": 1}
+    fields: dict[str, Any] = {"worker": ADDRESS, "lifecycle": 2, "model": common_pb2.ModelInfo()}
+    fields["state"] = common_pb2.WorkerState(**(state | changes.pop("state", {})))
+    return common_pb2.WorkerStatus(**(fields | changes))
+
+
+def answer(**output: Any) -> worker_pb2.GenerateResponse:
+    return worker_pb2.GenerateResponse(output=worker_pb2.RequestOutput(**output))
+
+
+def stage(**fields: Any) -> worker_pb2.GenerateResponse:
+    output = worker_pb2.RequestOutput()
+    return worker_pb2.GenerateResponse(output=output, timeline=[worker_pb2.Stage(**fields)])
+
+
+GENERATE, NEWS = methods.GENERATE.request, methods.GENERATE.answer
+STATUS = methods.STATUS.answer
+PAIR, PUBLISH = methods.PAIR.request, methods.PUBLISH.request
+NONSENSE = [
+    (GENERATE, generate(request_id=""), "request_id is empty"),
+    (GENERATE, generate(prompt_token_ids=b""), "prompt_token_ids has 0 token ids"),
+    (GENERATE, generate(prompt_token_ids=b"abc"), "prompt_token_ids has 3 bytes"),
+    (GENERATE, generate(output_token_ids=struct.pack("<I", 2**31)), f"output_token_ids={2**31} is not a token id"),
+    (GENERATE, generate(params=None), "params is missing"),
+    (GENERATE, generate(params=worker_pb2.SamplingParams(temperature=math.nan)), "temperature=nan"),
+    (GENERATE, generate(params=worker_pb2.SamplingParams(n=0)), "n=0"),
+    (GENERATE, generate(params=worker_pb2.SamplingParams(stop=[""])), "stop holds ''"),
+    (GENERATE, generate(params=worker_pb2.SamplingParams(top_k=2**31)), "top_k"),
+    (GENERATE, generate(spares=[common_pb2.WorkerAddress()]), "worker_id is empty"),
+    (methods.WATCH.request, worker_pb2.WatchRequest(), "interval_s=0.0"),
+    (methods.WATCH.request, worker_pb2.WatchRequest(interval_s=math.nan), "interval_s=nan"),
+    (methods.CONFIRM.request, worker_pb2.ConfirmRequest(), "lease_id is empty"),
+    (methods.LEASE.request, worker_pb2.LeaseRequest(reader=ADDRESS, lease_id="l", block_hashes=b"x"), "block_hashes"),
+    (methods.LEASE.request, worker_pb2.LeaseRequest(lease_id="l"), "reader is missing"),
+    (methods.GREET.request, worker_pb2.GreetRequest(), "greeting is missing"),
+    (
+        methods.GREET.request,
+        worker_pb2.GreetRequest(greeting=worker_pb2.Greeting(worker=ADDRESS, site={"a": worker_pb2.SiteField()})),
+        "site field 'a'",
+    ),
+    (NEWS, worker_pb2.GenerateResponse(), "output is missing"),
+    (NEWS, answer(finish_reason=9), "finish_reason=9 is unknown"),
+    (NEWS, answer(token_ids=[2**31]), "token_ids"),
+    (NEWS, answer(metrics=worker_pb2.RequestMetrics(first_token_s=math.inf)), "first_token_s=inf"),
+    (
+        NEWS,
+        answer(logprobs=worker_pb2.TokenLogprobsList(positions=[worker_pb2.TokenLogprobs(logprob=math.nan)])),
+        "logprob=nan",
+    ),
+    (
+        NEWS,
+        answer(logprobs=worker_pb2.TokenLogprobsList(positions=[worker_pb2.TokenLogprobs(top_token_ids=[1])])),
+        "top_logprobs has 0 entries for 1",
+    ),
+    (NEWS, stage(start_s=math.nan), "start_s=nan"),
+    (NEWS, stage(attributes={"a": worker_pb2.Attribute()}), "attribute 'a'"),
+    (STATUS, worker_pb2.StatusResponse(), "status is missing"),
+    (STATUS, worker_pb2.StatusResponse(status=status(lifecycle=0)), "lifecycle=0 is unknown"),
+    (STATUS, worker_pb2.StatusResponse(status=status(state={"role": 7})), "role=7 is unknown"),
+    (STATUS, worker_pb2.StatusResponse(status=status(state={"block_size": 0})), "block_size=0"),
+    (STATUS, worker_pb2.StatusResponse(status=status(state={"reported_at_s": math.nan})), "reported_at_s=nan"),
+    (
+        STATUS,
+        worker_pb2.StatusResponse(status=status(links=[common_pb2.LinkReport(source_id="a", latency_s=-1.0)])),
+        "latency_s=-1.0",
+    ),
+    *(
+        (
+            STATUS,
+            worker_pb2.StatusResponse(status=status(model=common_pb2.ModelInfo(sampling_defaults=text))),
+            "sampling_defaults|number",
+        )
+        for text in (b"{", b"[]", b"\xff", b'{"a":NaN}', b'{"a":1e999}', b'{"a":' + b"[" * 100_000, b"9" * 5000)
+    ),
+    (PAIR, router_pb2.PairRequest(request_id="r"), "token_ids has 0"),
+    (PAIR, router_pb2.PairRequest(request_id="r", token_ids=TOKEN, max_ttft_ms=math.nan), "max_ttft_ms=nan"),
+    (PUBLISH, router_pb2.PublishRequest(), "worker_id is empty"),
+    (
+        PUBLISH,
+        router_pb2.PublishRequest(worker_id="w", events=[router_pb2.BlockEvent(block_hash=b"x")]),
+        "block_hash has 1 bytes",
+    ),
+    (
+        PUBLISH,
+        router_pb2.PublishRequest(worker_id="w", events=[router_pb2.BlockEvent(block_hash=bytes(32), parent_hash=b"")]),
+        "parent_hash has 0 bytes",
+    ),
+    (methods.PUBLISH.answer, router_pb2.PublishResponse(), "result=0 is unknown"),
+]
+
+
+@pytest.mark.parametrize(("form", "message", "words"), NONSENSE)
+def test_nonsense_is_named(form: Any, message: Any, words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        form.decode(message.SerializeToString())
+
+
+def test_what_the_tests_start_from_is_no_nonsense() -> None:
+    assert GENERATE.decode(generate().SerializeToString()).prompt_token_ids == (1,)
+    assert STATUS.decode(worker_pb2.StatusResponse(status=status()).SerializeToString()).worker.worker_id == "w"
+
+
+def test_what_is_not_said_has_its_default() -> None:
+    """An empty SamplingParams means the defaults, and a zero that was said stays zero."""
+    params = GENERATE.decode(generate().SerializeToString()).params
+    assert (params.temperature, params.seed, params.logprobs) == (1.0, None, None)
+    given = worker_pb2.SamplingParams(temperature=0.0, seed=0, logprobs=0)
+    params = GENERATE.decode(generate(params=given).SerializeToString()).params
+    assert (params.temperature, params.seed, params.logprobs) == (0.0, 0, 0)
+
+
+def test_token_ids_are_packed_little_endian() -> None:
+    assert pack_token_ids((1, 2**31 - 1)) == b"\x01\x00\x00\x00\xff\xff\xff\x7f"
+    assert unpack_token_ids("ids", b"\x01\x00\x00\x00\xff\xff\xff\x7f") == (1, 2**31 - 1)

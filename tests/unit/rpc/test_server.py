@@ -1,0 +1,268 @@
+"""The edge of a server: who is let in, what becomes of errors, and what a hostile caller can do."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import pytest
+
+from tandem.core.errors import (
+    CapacityError,
+    CheckpointError,
+    ConfigurationError,
+    CorruptCheckpointError,
+    EngineStoppedError,
+    IncompatiblePeerError,
+    InvalidRequestError,
+    LocalityUnavailableError,
+    TandemError,
+    TransportError,
+    UnavailableError,
+    WorkerLostError,
+)
+from tandem.rpc.client import WorkerClient
+from tandem.rpc.methods import ROUTER_SERVICE, WORKER_SERVICE
+from tandem.rpc.server import RpcServer, serve_router, serve_worker
+from tandem.rpc.v1 import worker_pb2, worker_pb2_grpc
+from tests.unit.rpc.handlers import Router, Worker, generate_call, run
+from tests.unit.rpc.strategies import EVERY
+
+ANY_PORT = "127.0.0.1:0"
+VERSION = (("tandem-protocol", "1"),)
+GARBAGE = b"\xff\xff\xff"
+ERRORS = [
+    InvalidRequestError("temperature=-1 ☃\nsecond line"),
+    ConfigurationError("a"),
+    CheckpointError("b"),
+    CorruptCheckpointError("c"),
+    CapacityError("d", 2.5),
+    CapacityError("d", 0.0),
+    CapacityError("d"),
+    EngineStoppedError("e"),
+    UnavailableError("f", 1.25),
+    WorkerLostError("g"),
+    LocalityUnavailableError("h"),
+    TransportError("i"),
+    IncompatiblePeerError("j"),
+    TandemError("k"),
+]
+
+
+async def fails_with(server: RpcServer, path: str, data: bytes, metadata: Any = VERSION) -> tuple[Any, str]:
+    """The status and message with which a raw call ends."""
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        stream: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(path)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in stream(data, metadata=metadata, timeout=5.0):
+                pass
+    return caught.value.code(), caught.value.details() or ""
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_every_error_crosses_as_itself(error: TandemError) -> None:
+    async def check() -> None:
+        server = await serve_worker(Worker(raises=error), ANY_PORT)
+        client = WorkerClient(server.address)
+        for answer in (client.status(), anext(client.generate(generate_call()))):
+            with pytest.raises(TandemError) as caught:
+                await answer
+            assert type(caught.value) is type(error)
+            assert str(caught.value) == str(error)
+            assert getattr(caught.value, "retry_after_s", None) == getattr(error, "retry_after_s", None)
+        await client.close()
+        await server.stop()
+
+    run(check)
+
+
+def test_a_bug_in_a_handler_is_logged_with_the_request_and_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    async def check() -> None:
+        server = await serve_worker(Worker(raises=ZeroDivisionError("secret detail")), ANY_PORT)
+        client = WorkerClient(server.address)
+        with pytest.raises(WorkerLostError, match=r"INTERNAL.*ZeroDivisionError") as caught:
+            await anext(client.generate(generate_call()))
+        assert "secret detail" not in str(caught.value)
+        assert server.address in str(caught.value)
+        await client.close()
+        await server.stop()
+
+    with caplog.at_level(logging.ERROR):
+        run(check)
+    (record,) = caplog.records
+    assert "r1" in record.getMessage()
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], ZeroDivisionError)
+
+
+def test_an_answer_that_cannot_be_sent_is_not_the_callers_fault(caplog: pytest.LogCaptureFixture) -> None:
+    class Careless(Worker):
+        async def renew(self, lease_ids: Sequence[str]) -> Sequence[str]:
+            return ["\ud800"]
+
+    async def check() -> None:
+        server = await serve_worker(Careless(), ANY_PORT)
+        client = WorkerClient(server.address)
+        with pytest.raises(WorkerLostError, match="INTERNAL"):
+            await client.renew([])
+        await client.close()
+        await server.stop()
+
+    run(check)
+    assert "cannot be sent" in caplog.text
+
+
+def test_a_handler_that_was_cancelled_from_within_ends_the_call() -> None:
+    async def check() -> None:
+        server = await serve_worker(Worker(raises=asyncio.CancelledError()), ANY_PORT)
+        client = WorkerClient(server.address)
+        with pytest.raises(WorkerLostError, match="Status was cancelled by the process"):
+            await client.status(timeout_s=2.0)
+        with pytest.raises(WorkerLostError, match="Generate was cancelled by the process"):
+            await anext(client.generate(generate_call(), timeout_s=2.0))
+        await client.close()
+        await server.stop()
+
+    run(check)
+
+
+@pytest.mark.parametrize("method", EVERY, ids=lambda method: method.name)
+def test_garbage_is_refused_by_every_method(method: Any) -> None:
+    async def check() -> None:
+        worker, router = Worker(), Router()
+        servers = {
+            WORKER_SERVICE: await serve_worker(worker, ANY_PORT),
+            ROUTER_SERVICE: await serve_router(router, ANY_PORT),
+        }
+        code, details = await fails_with(servers[method.service], method.path, GARBAGE)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert f"3 bytes are not a {method.name}Request" in details
+        assert worker.calls == router.calls == []
+        for server in servers.values():
+            await server.stop()
+
+    run(check)
+
+
+def test_another_protocol_version_is_refused_by_name() -> None:
+    async def check() -> None:
+        server = await serve_worker(Worker(), ANY_PORT)
+        for metadata, spoken in (((("tandem-protocol", "2"),), "'2'"), ((), "'none'")):
+            code, details = await fails_with(server, "/tandem.rpc.v1.Worker/Status", b"", metadata)
+            assert code is grpc.StatusCode.FAILED_PRECONDITION
+            assert f"speaks protocol {spoken}, this process 1" in details
+        await server.stop()
+
+    run(check)
+
+
+def test_only_the_cluster_is_let_in() -> None:
+    async def check() -> None:
+        worker = Worker()
+        server = await serve_worker(worker, ANY_PORT, secret=b"ours")
+        for secret in (None, b"theirs"):
+            stranger = WorkerClient(server.address, secret=secret)
+            for answer in (stranger.status(), anext(stranger.generate(generate_call()))):
+                with pytest.raises(ConfigurationError, match="cluster secret differs"):
+                    await answer
+            await stranger.close()
+        assert worker.calls == []
+        client = WorkerClient(server.address, secret=b"ours")
+        await client.status()
+        await client.close()
+        code, _ = await fails_with(server, "/tandem.rpc.v1.Worker/Status", b"", (*VERSION, ("tandem-token", "")))
+        assert code is grpc.StatusCode.UNAUTHENTICATED
+        await server.stop()
+
+    run(check)
+
+
+def test_a_server_without_a_secret_lets_everyone_in() -> None:
+    async def check() -> None:
+        server = await serve_worker(Worker(), ANY_PORT)
+        client = WorkerClient(server.address, secret=b"ours")
+        await client.status()
+        await client.close()
+        await server.stop()
+
+    run(check)
+
+
+def test_handlers_see_the_trace_of_their_own_call() -> None:
+    async def check() -> None:
+        worker = Worker()
+        server = await serve_worker(worker, ANY_PORT)
+        traces = iter(["00-a", "00-b"])
+        traced = WorkerClient(server.address, metadata_source=lambda: [("traceparent", next(traces))])
+        plain = WorkerClient(server.address)
+        await traced.status()
+        await plain.status()
+        await anext(stream := traced.generate(generate_call()))
+        await stream.aclose()
+        assert worker.traceparents == ["00-a", None, "00-b"]
+        await traced.close()
+        await plain.close()
+        await server.stop()
+
+    run(check)
+
+
+def test_a_taken_port_is_named() -> None:
+    async def check() -> None:
+        server = await serve_worker(Worker(), ANY_PORT)
+        assert server.address == f"127.0.0.1:{server.port}"
+        with pytest.raises(ConfigurationError, match=f"cannot listen on {server.address}"):
+            await serve_worker(Worker(), server.address)
+        await server.stop()
+
+    run(check)
+
+
+def test_a_stop_with_grace_lets_calls_finish() -> None:
+    class Slow(Worker):
+        def __init__(self) -> None:
+            super().__init__()
+            self.go_on = asyncio.Event()
+
+        async def renew(self, lease_ids: Sequence[str]) -> Sequence[str]:
+            self.started.set()
+            await self.go_on.wait()
+            return lease_ids
+
+    async def check() -> None:
+        worker = Slow()
+        server = await serve_worker(worker, ANY_PORT)
+        client = WorkerClient(server.address)
+        asking = asyncio.ensure_future(client.renew(["a"]))
+        await worker.started.wait()
+        stopping = asyncio.ensure_future(server.stop(10.0))
+        with pytest.raises(WorkerLostError):
+            await client.status()
+        worker.go_on.set()
+        assert await asking == ("a",)
+        await stopping
+        await client.close()
+
+    run(check)
+
+
+def test_a_caller_with_a_generated_stub_is_understood() -> None:
+    """Someone else's client, made from the .proto files alone."""
+
+    async def check() -> None:
+        server = await serve_worker(Worker(), ANY_PORT)
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
+            answer = await stub.Status(worker_pb2.StatusRequest(), metadata=VERSION)
+            assert answer.status.worker.worker_id == "d0"
+            call = worker_pb2.GenerateRequest(
+                request_id="r",
+                prompt_token_ids=b"\x01\x00\x00\x00",
+                params=worker_pb2.SamplingParams(max_tokens=1),
+            )
+            outputs = [news.output async for news in stub.Generate(call, metadata=VERSION)]
+            assert [list(output.token_ids) for output in outputs] == [[0]]
+        await server.stop()
+
+    run(check)

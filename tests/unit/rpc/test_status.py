@@ -1,0 +1,78 @@
+"""How statuses that are not from our code are read, and what of an error fits into one."""
+
+from typing import Any
+
+import grpc
+import pytest
+
+from tandem.core.errors import (
+    CapacityError,
+    ConfigurationError,
+    IncompatiblePeerError,
+    InvalidRequestError,
+    TandemError,
+    TransportError,
+    WorkerLostError,
+)
+from tandem.rpc.status import code_of, details_of, error_from, metadata_of
+
+Code = grpc.StatusCode
+
+
+def received(code: grpc.StatusCode, *trailing: tuple[str, str], details: str = "why") -> TandemError:
+    metadata: Any = grpc.aio.Metadata(*trailing)
+    return error_from(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, details), "h:1", "Status", 5.0)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "words"),
+    [
+        (Code.UNAVAILABLE, WorkerLostError, "Status at h:1 was lost"),
+        (Code.CANCELLED, WorkerLostError, "h:1"),
+        (Code.INTERNAL, WorkerLostError, "h:1"),
+        (Code.UNKNOWN, WorkerLostError, "h:1"),
+        (Code.DEADLINE_EXCEEDED, WorkerLostError, "did not answer within 5.0 s"),
+        (Code.RESOURCE_EXHAUSTED, CapacityError, "h:1"),
+        (Code.INVALID_ARGUMENT, InvalidRequestError, "why"),
+        (Code.UNAUTHENTICATED, ConfigurationError, "cluster secret differs"),
+        (Code.UNIMPLEMENTED, IncompatiblePeerError, "protocol 1"),
+    ],
+)
+def test_a_status_of_grpc_itself(code: grpc.StatusCode, kind: type[TandemError], words: str) -> None:
+    error = received(code)
+    assert type(error) is kind
+    assert words in str(error)
+
+
+def test_a_class_that_is_not_known_is_read_by_its_status() -> None:
+    assert type(received(Code.ABORTED, ("tandem-error", "KeyboardInterrupt"))) is WorkerLostError
+    assert type(received(Code.INVALID_ARGUMENT, ("tandem-error", "reprlib"))) is InvalidRequestError
+
+
+@pytest.mark.parametrize("advice", ["", "soon", "nan", "inf", "-1", "1e999"])
+def test_nonsense_is_no_advice(advice: str) -> None:
+    error = received(Code.UNAVAILABLE, ("tandem-error", "CapacityError"), ("tandem-retry-after-s", advice))
+    assert isinstance(error, CapacityError)
+    assert error.retry_after_s is None
+
+
+def test_a_class_from_elsewhere_travels_as_its_nearest_known_one() -> None:
+    class SlowLinkError(TransportError):
+        pass
+
+    error = SlowLinkError("x")
+    assert code_of(error) is Code.ABORTED
+    assert metadata_of(error) == (("tandem-error", "TransportError"),)
+
+
+def test_a_long_message_is_cut_between_characters() -> None:
+    text = details_of(InvalidRequestError("☃" * 5000))
+    assert set(text) == {"☃"}
+    assert 1990 < len(text.encode()) <= 2000
+    assert details_of(InvalidRequestError("a\ud800b")) == "a?b"
+
+
+def test_what_was_not_raised_on_purpose_is_not_quoted() -> None:
+    assert code_of(KeyError("key")) is Code.INTERNAL
+    assert metadata_of(KeyError("key")) == ()
+    assert "'key'" not in details_of(KeyError("key"))

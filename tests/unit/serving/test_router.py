@@ -1,0 +1,404 @@
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tandem.core.clock import ManualClock
+from tandem.core.errors import (
+    CapacityError,
+    ConfigurationError,
+    InvalidRequestError,
+    LocalityUnavailableError,
+    UnavailableError,
+)
+from tandem.core.events import BlockEvent, BlockStored
+from tandem.core.hashing import extend_hashes, root_hash
+from tandem.locality.base import LocalityStats, PublishResult
+from tandem.locality.embedded import EmbeddedIndex
+from tandem.routing.admission import Limits
+from tandem.routing.calibration import Calibration
+from tandem.routing.fleet import Fleet
+from tandem.routing.pairing import Pairer
+from tandem.routing.policies import PredictedCost
+from tandem.routing.snapshot import Links, Role
+from tandem.rpc.client import WorkerClient
+from tandem.rpc.messages import PairCall, Settlement
+from tandem.serving.discovery import EmbeddedDiscovery
+from tandem.serving.fleet_view import FleetView
+from tandem.serving.fleet_watch import FleetWatch
+from tandem.serving.prefix_lookup import PrefixLookup
+from tandem.serving.router import RouterService
+from tandem.serving.router_metrics import RouterMetrics
+from tests.unit.routing.builders import FAST, LINK, queue_of
+from tests.unit.serving.stub_workers import model, record, status
+
+P, D = Role.PREFILL, Role.DECODE
+PROMPT = tuple(range(2000))
+
+
+class AwayIndex:
+    """An index that cannot be reached."""
+
+    def leading_blocks(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
+        raise LocalityUnavailableError("away")
+
+    def publish(self, worker_id: str, epoch: int, events: Sequence[BlockEvent], sequence: int) -> PublishResult:
+        raise LocalityUnavailableError("away")
+
+    def replace(self, worker_id: str, epoch: int, hashes: object, sequence: int) -> PublishResult:
+        raise LocalityUnavailableError("away")
+
+    def remove_worker(self, worker_id: str) -> None:
+        raise LocalityUnavailableError("away")
+
+    def stats(self) -> LocalityStats:
+        raise LocalityUnavailableError("away")
+
+
+class Routing:
+    """A router whose workers' news are given by hand."""
+
+    def __init__(self, is_away: bool = False, limits: Limits | None = None) -> None:
+        self.clock = ManualClock(100.0)
+        calibration = Calibration(FAST)
+        self.fleet = Fleet(limits or Limits(), Links(LINK), calibration.speed)
+        self.view = FleetView(self.fleet, calibration, self.clock)
+        self.index = EmbeddedIndex()
+        self.lookup = PrefixLookup(AwayIndex() if is_away else self.index, is_remote=is_away)
+        self.registry = EmbeddedDiscovery(self.clock)
+        self.watch = FleetWatch([self.registry], WorkerClient, self.view, self.lookup.remove_worker)
+        self.metrics = RouterMetrics()
+        self.service = RouterService(
+            self.view,
+            self.watch,
+            Pairer(self.fleet, PredictedCost()),
+            self.lookup,
+            None if is_away else self.registry,
+            self.metrics,
+            self.clock,
+        )
+
+    def has(self, *names: str, **state: Any) -> None:
+        """Workers p0, d1, b0… by the first letter of their name."""
+        roles = {"p": P, "d": D, "b": Role.BOTH}
+        for name in names:
+            self.view.take(f"{name}:1", status(name, roles[name[0]], **state))
+
+    def holds(self, worker_id: str, hashes: list[bytes]) -> None:
+        self.index.replace(worker_id, 1, hashes, 0)
+
+    def sample(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(name, labels)
+
+
+def hashes_of(
+    token_ids: Sequence[int], fingerprint: str = "weights", block_size: int = 16, salt: str = ""
+) -> list[bytes]:
+    hashes: list[bytes] = []
+    root = root_hash(model_fingerprint=fingerprint, block_size=block_size, salt=salt)
+    extend_hashes(root, hashes, token_ids, block_size)
+    return hashes
+
+
+def call(**changes: Any) -> PairCall:
+    fields: dict[str, Any] = {"request_id": "r", "model": "m", "token_ids": PROMPT, "num_expected_output": 100}
+    return PairCall(**{**fields, **changes})
+
+
+@asynccontextmanager
+async def routing(*names: str, **options: Any) -> AsyncIterator[Routing]:
+    made = Routing(**options)
+    made.has(*names)
+    try:
+        yield made
+    finally:
+        made.lookup.close()
+
+
+def run(scenario: Coroutine[None, None, None]) -> None:
+    asyncio.run(scenario)
+
+
+def test_an_answer_says_who_where_and_what_to_expect() -> None:
+    async def scenario() -> None:
+        async with routing("p0", "p1", "p2", "p3", "d0") as router:
+            router.holds("p1", hashes_of(PROMPT[:800]))
+            router.holds("d0", hashes_of(PROMPT[:160]))
+            answer = await router.service.pair(call())
+            assert answer.prefill is not None
+            assert (answer.prefill.worker_id, answer.prefill.address, answer.prefill.incarnation) == ("p1", "p1:1", "1")
+            assert (answer.decode.worker_id, answer.decode.address) == ("d0", "d0:1")
+            assert (answer.prefill_cached_blocks, answer.decode_cached_blocks) == (50, 10)
+            assert len(answer.spares) == 2
+            assert {spare.worker_id for spare in answer.spares} < {"p0", "p2", "p3"}
+            assert set(answer.predicted_ms) == {"queue", "prefill", "fetch", "transfer", "decode", "ttft", "total"}
+            assert 0 < answer.predicted_ms["ttft"] < answer.predicted_ms["total"]
+            assert answer.policy == "predicted cost"
+            assert answer.decision_s > 0
+
+    run(scenario())
+
+
+def test_spares_are_alive_of_the_same_pool_not_excluded_and_the_least_busy_first() -> None:
+    async def scenario() -> None:
+        async with routing("p0", "d0") as router:
+            router.has("p1", queued=queue_of(3000))
+            router.has("p2", queued=queue_of(1000))
+            router.has("p3", queued=queue_of(9000))
+            router.has("p4", fingerprint="other")
+            router.has("p5")
+            router.view.take("p6:1", status("p6", lifecycle="draining"))
+            router.has("p7")
+            router.view.lose("p7:1")
+            answer = await router.service.pair(call(excluded=("p5",)))
+            assert answer.prefill is not None
+            assert answer.prefill.worker_id == "p0"
+            assert [spare.worker_id for spare in answer.spares] == ["p2", "p1"]
+
+    run(scenario())
+
+
+def test_a_prefix_elsewhere_is_fetched_when_that_is_cheaper() -> None:
+    async def scenario() -> None:
+        async with routing("p0", "d0") as router:
+            router.holds("d0", hashes_of(PROMPT))
+            answer = await router.service.pair(call(token_ids=PROMPT + PROMPT))
+            assert answer.prefill is not None
+            assert answer.fetch_from is not None
+            assert (answer.fetch_from.worker_id, answer.fetch_from.address) == ("d0", "d0:1")
+            assert answer.num_fetch_blocks == 125
+            assert answer.prefill_cached_blocks == 0
+
+    run(scenario())
+
+
+def test_the_salt_and_the_models_version_decide_what_counts_as_cached() -> None:
+    async def scenario() -> None:
+        async with routing("p0", "d0") as router:
+            router.holds("p0", hashes_of(PROMPT, salt="tenant"))
+            assert (await router.service.pair(call(cache_salt="tenant"))).prefill_cached_blocks == 124
+            assert (await router.service.pair(call(cache_salt=""))).prefill_cached_blocks == 0
+            router.holds("p0", hashes_of(PROMPT, "other weights"))
+            assert (await router.service.pair(call())).prefill_cached_blocks == 0
+
+    run(scenario())
+
+
+def test_versions_of_a_model_are_never_mixed_and_each_counts_its_own_blocks() -> None:
+    async def scenario() -> None:
+        async with routing() as router:
+            for version, names in (("v1", ("p1", "d1")), ("v2", ("p2", "d2"))):
+                router.has(*names, served=model(fingerprint=version), fingerprint=f"pool {version}")
+            router.holds("p2", hashes_of(PROMPT, "v2"))
+            router.holds("p1", hashes_of(PROMPT, "v2"))
+            answer = await router.service.pair(call())
+            assert answer.prefill is not None
+            assert (answer.prefill.worker_id, answer.decode.worker_id) == ("p2", "d2")
+            assert answer.spares == ()
+            router.view.lose("d2:1")
+            answer = await router.service.pair(call())
+            assert answer.prefill is not None
+            assert (answer.prefill.worker_id, answer.decode.worker_id) == ("p1", "d1")
+            assert answer.prefill_cached_blocks == 0
+
+    run(scenario())
+
+
+def test_other_models_workers_are_never_chosen() -> None:
+    async def scenario() -> None:
+        async with routing("d0") as router:
+            router.has("p1", "d1", served=model("other"), fingerprint="other pool")
+            for number in range(5):
+                answer = await router.service.pair(call(request_id=str(number)))
+                assert (answer.prefill, answer.decode.worker_id) == (None, "d0")
+
+    run(scenario())
+
+
+def test_without_prefill_workers_decode_computes_prompts_of_any_length() -> None:
+    async def scenario() -> None:
+        async with routing("d0", "p0", limits=Limits(max_local_tokens=0)) as router:
+            assert (await router.service.pair(call())).prefill is not None
+            router.view.lose("p0:1")
+            answer = await router.service.pair(call())
+            assert (answer.prefill, answer.spares, answer.decode.worker_id) == (None, (), "d0")
+
+    run(scenario())
+
+
+def test_local_prefill_is_obeyed_whatever_it_costs() -> None:
+    async def scenario() -> None:
+        async with routing("p0", "p1", "d0", limits=Limits(max_local_tokens=0)) as router:
+            router.holds("p0", hashes_of(PROMPT))
+            answer = await router.service.pair(call(local_prefill=True))
+            assert (answer.prefill, answer.fetch_from, answer.spares) == (None, None, ())
+            assert answer.decode.worker_id == "d0"
+
+    run(scenario())
+
+
+def test_the_excluded_get_nothing() -> None:
+    async def scenario() -> None:
+        async with routing("p0", "p1", "d0", "d1") as router:
+            answer = await router.service.pair(call(excluded=("p0", "d1")))
+            assert answer.prefill is not None
+            assert (answer.prefill.worker_id, answer.decode.worker_id, answer.spares) == ("p1", "d0", ())
+            with pytest.raises(UnavailableError) as refused:
+                await router.service.pair(call(excluded=("d0", "d1")))
+            assert refused.value.retry_after_s
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("names", "lifecycle", "expected"),
+    [
+        ((), "ready", UnavailableError),
+        (("p0",), "ready", UnavailableError),
+        (("d0",), "starting", UnavailableError),
+        (("d0",), "draining", UnavailableError),
+    ],
+)
+def test_nobody_there_is_said_with_when_to_ask_again(
+    names: tuple[str, ...], lifecycle: str, expected: type[UnavailableError]
+) -> None:
+    async def scenario() -> None:
+        async with routing() as router:
+            router.has(*names, lifecycle=lifecycle)
+            with pytest.raises(expected, match="'m'") as refused:
+                await router.service.pair(call())
+            assert refused.value.retry_after_s == 2.0
+
+    run(scenario())
+
+
+def test_an_unknown_model_is_the_callers_mistake_and_a_dead_one_is_not() -> None:
+    async def scenario() -> None:
+        async with routing("d0") as router:
+            with pytest.raises(InvalidRequestError, match="'wrong' is not served; use one of m"):
+                await router.service.pair(call(model="wrong"))
+            router.view.lose("d0:1")
+            with pytest.raises(UnavailableError):
+                await router.service.pair(call())
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("state", "changes", "expected", "reason"),
+    [
+        ({"num_total_blocks": 10, "num_free_blocks": 10}, {}, InvalidRequestError, "too_long"),
+        ({"num_free_blocks": 10, "num_running": 4, "num_context_tokens": 4000}, {}, CapacityError, "no_blocks"),
+        ({"queued": queue_of(10**6)}, {}, CapacityError, "queue"),
+        ({"queued": queue_of(10_000)}, {"max_ttft_ms": 100.0}, CapacityError, "queue"),
+    ],
+)
+def test_refusals_are_errors_of_their_kind(
+    state: dict[str, Any], changes: dict[str, Any], expected: type[Exception], reason: str
+) -> None:
+    async def scenario() -> None:
+        async with routing() as router:
+            router.has("d0", **state)
+            with pytest.raises(expected) as refused:
+                await router.service.pair(call(**changes))
+            assert (getattr(refused.value, "retry_after_s", None) is not None) == (expected is CapacityError)
+            assert router.sample("tandem_router_decisions_total", policy="predicted cost", outcome=reason) == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("changes", [{"token_ids": ()}, {"token_ids": (2**31,) * 16}, {"num_expected_output": 0}])
+def test_calls_that_make_no_sense_are_refused(changes: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with routing("d0") as router:
+            with pytest.raises(InvalidRequestError):
+                await router.service.pair(call(**changes))
+
+    run(scenario())
+
+
+def test_an_index_that_is_away_costs_locality_only_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with routing("p0", "d0", is_away=True) as router:
+            for number in range(3):
+                answer = await router.service.pair(call(request_id=str(number)))
+                assert answer.prefill_cached_blocks == 0
+            assert router.lookup.num_unanswered == 3
+
+    run(scenario())
+    assert len(caplog.records) == 1
+
+
+def test_outcomes_correct_the_count_of_what_runs_and_show_the_error() -> None:
+    async def scenario() -> None:
+        async with routing("p0", "d0") as router:
+            answer = await router.service.pair(call())
+            standing = router.fleet.standing("d0")
+            assert standing is not None
+            assert standing.num_running == 1
+            await router.service.settle(Settlement(request_id="r", ttft_ms=answer.predicted_ms["ttft"] + 25.0))
+            await router.service.settle(Settlement(request_id="never seen"))
+            standing = router.fleet.standing("d0")
+            assert standing is not None
+            assert standing.num_running == 0
+            assert router.sample("tandem_router_prediction_error_ms_count") == 1
+            assert router.sample("tandem_router_prediction_error_ms_bucket", le="10.0") == 0
+            assert router.sample("tandem_router_prediction_error_ms_bucket", le="30.0") == 1
+            (decision,) = router.service.decisions()
+            assert decision.ttft_error_ms == pytest.approx(25.0)
+
+    run(scenario())
+
+
+def test_workers_report_to_the_routers_own_index_and_list() -> None:
+    async def scenario() -> None:
+        async with routing("p0", "d0") as router:
+            hashes = hashes_of(PROMPT)
+            assert await router.service.publish("p0", 1, [], 1) is PublishResult.RESYNC
+            assert await router.service.replace("p0", 1, hashes[:10], 1) is PublishResult.APPLIED
+            events = [BlockStored(block_hash, None, 0) for block_hash in hashes[10:20]]
+            assert await router.service.publish("p0", 1, events, 2) is PublishResult.APPLIED
+            many = [BlockStored(hashlib.sha256(bytes([i % 256, i // 256])).digest(), None, 0) for i in range(1000)]
+            assert await router.service.publish("p0", 1, many, 3) is PublishResult.APPLIED
+            assert (await router.service.pair(call())).prefill_cached_blocks == 20
+            await router.lookup.remove_worker("p0")
+            assert (await router.service.pair(call())).prefill_cached_blocks == 0
+            assert list(await router.service.register(record("p0"))) == [record("p0")]
+            await router.service.unregister(record("p0"))
+            assert list(await router.registry.workers()) == []
+
+    run(scenario())
+
+
+def test_with_redis_the_routers_own_index_and_list_are_not_there() -> None:
+    async def scenario() -> None:
+        async with routing("p0", is_away=True) as router:
+            for refused in (
+                router.service.register(record("p0")),
+                router.service.unregister(record("p0")),
+                router.service.publish("p0", 1, [], 1),
+                router.service.replace("p0", 1, [], 1),
+            ):
+                with pytest.raises(ConfigurationError, match="--redis"):
+                    await refused
+
+    run(scenario())
+
+
+def test_a_request_paired_again_is_counted_once() -> None:
+    async def scenario() -> None:
+        async with routing("p0", "d0", "d1") as router:
+            first = await router.service.pair(call())
+            again = await router.service.pair(call(excluded=(first.decode.worker_id,)))
+            assert again.decode != first.decode
+            running = {}
+            for name in ("p0", "d0", "d1"):
+                standing = router.fleet.standing(name)
+                assert standing is not None
+                running[name] = standing.num_running
+            assert running == {"p0": 1, first.decode.worker_id: 0, again.decode.worker_id: 1}
+
+    run(scenario())

@@ -1,0 +1,190 @@
+import os
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tandem.core.output import RequestMetrics
+from tandem.core.types import FinishReason
+from tandem.routing.snapshot import Role, WorkerState
+from tandem.rpc.messages import LinkReport, ModelInfo, WorkerAddress, WorkerStatus
+from tandem.telemetry.engine_metrics import WorkerMetrics
+
+LABELS = (("engine", "0"), ("model_name", "demo"))
+
+
+def status(
+    *, blocks: dict[str, int], num_accepted: int = 0, num_waiting: int = 0, links: tuple[str, ...] = ()
+) -> WorkerStatus:
+    state = WorkerState(
+        worker_id="decode-0",
+        role=Role.DECODE,
+        kind="cpu",
+        fingerprint="f",
+        block_size=16,
+        block_bytes=1024,
+        chunk_tokens=512,
+        num_total_blocks=100,
+        num_free_blocks=60,
+        num_running=num_accepted,
+    )
+    model = ModelInfo(name="demo", fingerprint="f", max_model_len=4096, vocab_size=10, block_size=16)
+    return WorkerStatus(
+        worker=WorkerAddress("decode-0", "127.0.0.1:1"),
+        pid=os.getpid(),
+        epoch=1,
+        lifecycle="ready",
+        state=state,
+        model=model,
+        blocks=blocks,
+        num_waiting=num_waiting,
+        links=tuple(
+            LinkReport(source_id=name, transport="tcp", path="tcp", bytes_per_s=5e8, latency_s=1e-4, is_slow=False)
+            for name in links
+        ),
+    )
+
+
+def exported(registry: CollectorRegistry) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def finished(**changes: float | int | None) -> RequestMetrics:
+    fields: dict[str, float | int | None] = {
+        "arrival_s": 10.0,
+        "first_scheduled_s": 10.5,
+        "first_token_s": 12.0,
+        "last_token_s": 15.0,
+        "num_prompt_tokens": 40,
+        "num_output_tokens": 4,
+        "num_cached_tokens": 32,
+        "num_preemptions": 2,
+    }
+    return RequestMetrics(**(fields | changes))  # type: ignore[arg-type]
+
+
+def test_a_status_becomes_gauges() -> None:
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry, "demo")
+    blocks = {"free": 50, "cached": 20, "used": 15, "leased": 10, "pinned": 5}
+    metrics.observe_status(status(blocks=blocks, num_accepted=7, num_waiting=3, links=("prefill-0",)))
+    found = exported(registry)
+    assert found["vllm:num_requests_running", LABELS] == 4
+    assert found["vllm:num_requests_waiting", LABELS] == 3
+    assert abs(found["vllm:kv_cache_usage_perc", LABELS] - 0.3) < 1e-9
+    assert found["vllm:cache_config_info", (("block_size", "16"), ("engine", "0"), ("num_gpu_blocks", "100"))] == 1
+    assert {state: found["tandem_kv_blocks", (("state", state),)] for state in blocks} == blocks
+    assert found["tandem_link_bytes_per_second", (("source", "prefill-0"),)] == 5e8
+
+
+def test_links_and_states_that_are_gone_are_not_exported() -> None:
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry, "demo")
+    metrics.observe_status(status(blocks={"free": 1, "used": 1}, links=("prefill-0", "prefill-1")))
+    metrics.observe_status(status(blocks={"free": 2}, links=("prefill-1",)))
+    names = [key for key in exported(registry) if key[0] in ("tandem_kv_blocks", "tandem_link_bytes_per_second")]
+    assert sorted(names) == [
+        ("tandem_kv_blocks", (("state", "free"),)),
+        ("tandem_link_bytes_per_second", (("source", "prefill-1"),)),
+    ]
+
+
+def test_a_request_is_counted_and_timed_by_stage() -> None:
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry, "demo")
+    metrics.observe_request(finished(), FinishReason.STOP)
+    found = exported(registry)
+    assert found["vllm:request_success_total", (*LABELS[:1], ("finished_reason", "stop"), *LABELS[1:])] == 1
+    counted = {
+        "prompt_tokens": 40,
+        "prefix_cache_queries": 40,
+        "prefix_cache_hits": 32,
+        "num_preemptions": 2,
+    }
+    assert {name: found[f"vllm:{name}_total", LABELS] for name in counted} == counted
+    timed = {
+        "request_queue_time_seconds": 0.5,
+        "request_prefill_time_seconds": 1.5,
+        "time_to_first_token_seconds": 2.0,
+        "request_decode_time_seconds": 3.0,
+        "e2e_request_latency_seconds": 5.0,
+        "request_time_per_output_token_seconds": 1.0,
+        "request_prompt_tokens": 40,
+        "request_generation_tokens": 4,
+    }
+    assert {name: found[f"vllm:{name}_sum", LABELS] for name in timed} == timed
+
+
+def test_a_request_that_never_ran_is_not_timed() -> None:
+    registry = CollectorRegistry()
+    unscheduled = finished(first_scheduled_s=None, first_token_s=None, last_token_s=None, num_output_tokens=0)
+    WorkerMetrics(registry, "demo").observe_request(unscheduled, FinishReason.ABORT)
+    found = exported(registry)
+    assert found["vllm:e2e_request_latency_seconds_count", LABELS] == 0
+    assert found["vllm:request_queue_time_seconds_count", LABELS] == 0
+    assert found["vllm:prefix_cache_queries_total", LABELS] == 0
+
+
+def test_tokens_of_one_step_share_its_gap() -> None:
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry, "demo")
+    metrics.observe_tokens(1, None)
+    metrics.observe_tokens(2, 0.5)
+    found = exported(registry)
+    assert found["vllm:generation_tokens_total", LABELS] == 3
+    assert found["vllm:inter_token_latency_seconds_count", LABELS] == 2
+    assert found["vllm:inter_token_latency_seconds_sum", LABELS] == 0.5
+
+
+def test_transfers_count_bytes_or_their_failure() -> None:
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry, "demo")
+    metrics.observe_transfer(4096, 0.25)
+    metrics.observe_transfer(4096, 0.25, "expired lease")
+    found = exported(registry)
+    assert found["tandem_transfer_bytes_total", ()] == 4096
+    assert found["tandem_transfer_seconds_count", ()] == 1
+    assert found["tandem_transfer_failures_total", (("reason", "expired lease"),)] == 1
+
+
+def test_reasons_that_a_peer_invents_are_bounded() -> None:
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry, "demo")
+    for i in range(100):
+        metrics.observe_transfer(0, 0.0, f"reason {i}")
+    metrics.observe_transfer(0, 0.0, "reason 0")
+    reasons = {key[1][0][1]: value for key, value in exported(registry).items() if key[0].endswith("failures_total")}
+    assert len(reasons) == 33
+    assert reasons["other"] == 68
+    assert reasons["reason 0"] == 2
+
+
+def test_leases_by_state() -> None:
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry, "demo")
+    metrics.observe_leases({"active": 2, "expired": 1})
+    metrics.observe_leases({"active": 1})
+    assert {key[1]: value for key, value in exported(registry).items() if key[0] == "tandem_leases"} == {
+        (("state", "active"),): 1
+    }
+
+
+def test_two_workers_live_in_one_process() -> None:
+    first, second = CollectorRegistry(), CollectorRegistry()
+    metrics = WorkerMetrics(first, "demo")
+    WorkerMetrics(second, "demo")
+    metrics.observe_tokens(5, None)
+    assert exported(second)["vllm:generation_tokens_total", LABELS] == 0
+
+
+def test_token_buckets_reach_the_longest_prompt() -> None:
+    registry = CollectorRegistry()
+    WorkerMetrics(registry, "demo", max_model_len=300)
+    bounds = [
+        float(dict(labels)["le"]) for name, labels in exported(registry) if name == "vllm:request_prompt_tokens_bucket"
+    ]
+    assert sorted(bounds) == [1, 2, 5, 10, 20, 50, 100, 200, 500, float("inf")]

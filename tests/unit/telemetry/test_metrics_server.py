@@ -1,0 +1,157 @@
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from tandem.core.errors import ConfigurationError
+from tandem.telemetry.metrics_server import MetricsServer, serve_metrics
+
+HOST = "127.0.0.1"
+
+
+def with_server(act: Callable[[MetricsServer], Awaitable[Any]], client_timeout_s: float = 5.0) -> Any:
+    """What `act` returns, beside a server of one counter at 7 that says 503."""
+
+    async def main() -> Any:
+        registry = CollectorRegistry()
+        Counter("tandem_things", "things", registry=registry).inc(7)
+        server = await serve_metrics(
+            registry, HOST, 0, lambda: (503, {"state": "draining"}), client_timeout_s=client_timeout_s
+        )
+        try:
+            return await act(server)
+        finally:
+            await server.close()
+
+    return asyncio.run(asyncio.wait_for(main(), 30))
+
+
+async def exchange(server: MetricsServer, request: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection(HOST, server.port)
+    try:
+        writer.write(request)
+        return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+        await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+
+
+def answer(request: bytes) -> tuple[bytes, bytes]:
+    head, _, body = with_server(lambda server: exchange(server, request)).partition(b"\r\n\r\n")
+    return head, body
+
+
+def test_metrics_are_prometheus_text() -> None:
+    head, body = answer(b"GET /metrics?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    assert b"text/plain; version=0.0.4" in head
+    assert f"Content-Length: {len(body)}".encode() in head
+    assert b"tandem_things_total 7.0" in body
+
+
+def test_health_is_what_the_process_says() -> None:
+    head, body = answer(b"GET /health HTTP/1.0\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert json.loads(body) == {"state": "draining"}
+
+
+def test_head_has_no_body() -> None:
+    head, body = answer(b"HEAD /metrics HTTP/1.1\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert body == b""
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET /secret HTTP/1.1\r\n\r\n", b"404"),
+        (b"POST /metrics HTTP/1.1\r\n\r\n", b"405"),
+        (b"\x16\x03\x01\x02\x00\r\n\r\n", b"400"),
+        (b"GET /metrics\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nX: " + b"a" * 100_000 + b"\r\n\r\n", b"431"),
+    ],
+)
+def test_garbage_gets_a_status(request_bytes: bytes, status: bytes) -> None:
+    head, _ = answer(request_bytes)
+    assert head.split(b" ")[1] == status
+
+
+def test_an_endless_head_is_cut_off() -> None:
+    async def act(server: MetricsServer) -> bytes:
+        reader, writer = await asyncio.open_connection(HOST, server.port)
+        try:
+            for _ in range(1000):
+                writer.write(b"a" * 1000)
+                await writer.drain()
+            return await reader.read()
+        except ConnectionError:
+            return b"cut"
+        finally:
+            writer.transport.abort()
+
+    said = with_server(act)
+    assert said == b"cut" or b" 431 " in said
+
+
+def test_a_client_that_goes_away_leaves_the_server_well() -> None:
+    async def act(server: MetricsServer) -> bytes:
+        for sent in (b"", b"GET /met"):
+            _, writer = await asyncio.open_connection(HOST, server.port)
+            writer.write(sent)
+            writer.transport.abort()
+        return await exchange(server, b"GET /metrics HTTP/1.1\r\n\r\n")
+
+    assert b"200 OK" in with_server(act)
+
+
+def test_a_silent_client_is_dropped() -> None:
+    async def act(server: MetricsServer) -> bytes:
+        return await exchange(server, b"GET /metrics HTTP/1.1\r\n")
+
+    assert with_server(act, client_timeout_s=0.1) == b""
+
+
+def test_silent_clients_cannot_take_all_connections() -> None:
+    async def act(server: MetricsServer) -> bytes:
+        writers = [(await asyncio.open_connection(HOST, server.port))[1] for _ in range(64)]
+        try:
+            refused = await exchange(server, b"GET /metrics HTTP/1.1\r\n\r\n")
+        finally:
+            for writer in writers:
+                writer.transport.abort()
+        assert b" 503 " in refused or refused == b""
+        while b"200 OK" not in (said := await exchange(server, b"GET /metrics HTTP/1.1\r\n\r\n")):
+            await asyncio.sleep(0)
+        return said
+
+    assert b"tandem_things_total" in with_server(act)
+
+
+def test_closing_drops_who_is_connected() -> None:
+    async def act(server: MetricsServer) -> bytes:
+        reader, writer = await asyncio.open_connection(HOST, server.port)
+        await exchange(server, b"GET /metrics HTTP/1.1\r\n\r\n")  # the first connection has been accepted before
+        await server.close()
+        try:
+            return await reader.read()
+        except ConnectionError:
+            return b""
+        finally:
+            writer.transport.abort()
+
+    assert with_server(act) == b""
+
+
+def test_a_port_that_is_taken_is_refused_by_name() -> None:
+    with socket.socket() as taken:
+        taken.bind((HOST, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"{HOST}:{port}.*--metrics-port"):
+            asyncio.run(serve_metrics(CollectorRegistry(), HOST, port, lambda: (200, {})))
