@@ -4,6 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= demo/tandem-demo
+PREFILL ?= 1
+DECODE ?= 1
+PORT ?= 8000
+REDIS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup proto run test test-all lint type arch fmt bench clean redis-server
@@ -23,8 +27,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(BIN)/python -m tandem.kernels.native.build || echo "the compiled CPU kernels cannot be built here; PyTorch computes instead"
 	@touch $@
 
-run: setup ## chat with the demo checkpoint (or MODEL=DIR)
-	@$(BIN)/tandem chat --model $(MODEL)
+run: setup ## serve the demo checkpoint over HTTP: [MODEL=DIR] [PREFILL=1] [DECODE=1] [PORT=8000] [REDIS=redis://HOST]
+	@$(BIN)/tandem up --model $(MODEL) --prefill $(PREFILL) --decode $(DECODE) --port $(PORT) $(if $(REDIS),--redis $(REDIS)) $(ARGS)
 
 # Tests want a real Redis; where it may, this installs one.
 redis-server:

@@ -9,7 +9,7 @@ import psutil
 
 
 class ForeignLoad:
-    """Mean number of cores that other processes kept busy since construction."""
+    """Mean number of cores that other processes kept busy since construction; those we started are not others."""
 
     def __init__(self) -> None:
         self._started_s = time.perf_counter()
@@ -36,5 +36,10 @@ def _busy_s() -> float:
 
 
 def _own_s() -> float:
-    times = os.times()
-    return times.user + times.system
+    """Of this process and everything it has started."""
+    total_s = 0.0
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            total_s += times.user + times.system
+    return total_s

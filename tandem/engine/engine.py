@@ -24,7 +24,7 @@ from tandem.engine.randomness import choice_seed
 from tandem.engine.text_stream import TextPiece, TextStream
 from tandem.engine.validation import check_handoff, check_names, check_params, encode_prompt
 from tandem.kvcache.manager import KVCacheManager, KVCacheUsage
-from tandem.scheduler.output import KVNews, SampledToken, ScheduledRequest, SchedulerOutput
+from tandem.scheduler.output import KVNews, KVReserved, SampledToken, ScheduledRequest, SchedulerOutput
 from tandem.scheduler.request import WHOLE, Handoff, Request
 from tandem.scheduler.scheduler import Scheduler, SchedulerCounters
 from tandem.text.tokenizer import Tokenizer
@@ -277,6 +277,9 @@ class Engine:
 
     def _pass_on_news(self) -> None:
         for news in self._scheduler.take_news():
+            choice = self._choices[news.request_id]
+            if isinstance(news, KVReserved) and choice.first_scheduled_s is None:
+                choice.first_scheduled_s = self._clock.now_s()  # NOTE: it queues no longer, it waits for its KV
             if self.on_kv_news is not None:
                 self.on_kv_news(news)
 
