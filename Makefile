@@ -60,5 +60,5 @@ bench: setup ## the engine beside transformers and the hardware's floor; JSON un
 	$(BIN)/python -m bench.engine $(ARGS)
 
 clean: ## remove everything that was generated
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) tandem/rpc/v1 build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

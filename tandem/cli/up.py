@@ -47,7 +47,7 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
     cpus: str = Field("auto", description="cores for the workers as 0-3,8; auto: all of ours; any: confine nobody")
     log_dir: Path | None = Field(None, description="directory of one log file a process; omitted: standard error")
     status_interval_s: float = Field(10.0, gt=0, description="time between two lines about health and rates, seconds")
-    grace_s: float = Field(40.0, ge=0, description="time that processes get to finish what runs on Ctrl-C, seconds")
+    stop_timeout_s: float = Field(40.0, ge=0, description="on Ctrl-C each process may go on for this long, seconds")
     quiet: bool = Field(False, description="no lines about health and rates")
 
     def run(self) -> int:
@@ -93,7 +93,9 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
         return tuple(flags)
 
     async def _serve(self, topology: Topology, output: ProcessOutput, has_chat: bool) -> int:
-        supervisor = Supervisor(topology.specs(), output.line, output.report, RestartPolicy(grace_s=self.grace_s))
+        supervisor = Supervisor(
+            topology.specs(), output.line, output.report, RestartPolicy(grace_s=self.stop_timeout_s)
+        )
         output.on_closed(supervisor.stop)
         speaking = asyncio.create_task(self._speak(supervisor, topology, has_chat))
         try:
@@ -109,9 +111,9 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
         _say(f"\n{topology.served_model_name} is served at {url}\n{_curl(url, topology.served_model_name, has_chat)}\n")
         if not self.quiet:
             status = ClusterStatus(url, supervisor)
-            while True:
+            while not supervisor.is_stopping:
                 line = await status.news()
-                if line is not None:
+                if line is not None and not supervisor.is_stopping:
                     _say(line)
                 await asyncio.sleep(self.status_interval_s)
 

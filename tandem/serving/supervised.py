@@ -146,20 +146,20 @@ class Supervised:
     @contextlib.asynccontextmanager
     async def _spawned(self) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
         read_end, write_end = os.pipe()
-        try:
-            self._process = await asyncio.create_subprocess_exec(
-                *launch_command(self.spec.argv, self.spec.cpus),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=write_end,
-                stderr=write_end,
-                env=self._environment(),
-                process_group=0,
-            )
-        except BaseException:
-            os.close(read_end)
-            raise
-        finally:
-            os.close(write_end)
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(os.close, read_end)
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *launch_command(self.spec.argv, self.spec.cpus),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=write_end,
+                    stderr=write_end,
+                    env=self._environment(),
+                    process_group=0,
+                )
+            finally:
+                os.close(write_end)
+            on_failure.pop_all()
         if self._stopping.is_set():  # asked for between the decision to start and the start
             self._signal_group(signal.SIGKILL)
         try:

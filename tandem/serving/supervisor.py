@@ -38,6 +38,10 @@ class Supervisor:
         self._stopping = asyncio.Event()
         self._was_killed = False
 
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping.is_set()
+
     async def run(self) -> int:
         """Supervise until SIGINT, SIGTERM, SIGHUP, `stop`, or a process that cannot start. A second SIGINT kills.
 

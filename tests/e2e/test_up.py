@@ -1,4 +1,4 @@
-"""`tandem up` as a user runs it. The services are stubs here: what is tested is what stands around them."""
+"""`tandem up` as a user runs it: once with the real services, else with stubs, to test what stands around them."""
 
 import contextlib
 import os
@@ -18,6 +18,7 @@ import pytest
 
 from tests.helpers import stub_service
 from tests.helpers.checkpoints import save_tiny_llama
+from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 ROOT = Path(__file__).parents[2]
 ROLES = ("router", "prefill", "decode", "gateway")
@@ -123,6 +124,24 @@ def test_it_says_where_it_serves_and_how_it_does_until_ctrl_c(place: Path, check
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.process.wait(30) == 0
         assert not any(child.is_running() for child in children)
+
+
+def test_a_real_cluster_answers_can_be_traced_and_stops(tmp_path: Path) -> None:
+    model = write_byte_tokenizer(save_tiny_llama(tmp_path / "tiny", vocab_size=NUM_TOKENS, eos_token_id=NUM_TOKENS - 1))
+    flags = ("--port", "0", "--quiet", "--kv-cache-gib", "0.02", "--num-threads", "1", "--no-native-kernels")
+    with running(ROOT, "--model", model, *flags) as terminal:
+        (match,) = terminal.until(r"^tiny is served at (http://.*)$")
+        (curl,) = terminal.until(r"^curl .*")
+        answer = subprocess.run(["/bin/sh", "-c", f"{curl[0]} -sS --noproxy '*' -D -"], capture_output=True, text=True)
+        assert '"content"' in answer.stdout, answer
+        assert "data: [DONE]" in answer.stdout
+        (request_id,) = re.findall(r"^x-request-id: (\S+)", answer.stdout, flags=re.MULTILINE)
+        command = [sys.executable, "-m", "tandem.cli.main", "trace", request_id, "--url", match[1]]
+        trace = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        assert re.search(r"^pair +gateway ", trace.stdout, flags=re.MULTILINE), trace
+        assert re.search(r"^decode +decode-0 ", trace.stdout, flags=re.MULTILINE), trace
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.process.wait(60) == 0, terminal.lines
 
 
 def test_what_dies_is_started_again_and_said(place: Path, checkpoint: Path) -> None:

@@ -10,7 +10,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MAX_LINES = 400
 # NOTE: each is an edge where anything may come from someone else's code, and says so beside it.
-BROAD_EXCEPTS = {"tandem/engine/async_engine.py", "tandem/text/tokenizer.py"}
+BROAD_EXCEPTS = {
+    "tandem/engine/async_engine.py",
+    "tandem/rpc/server.py",
+    "tandem/text/tokenizer.py",
+    "tandem/worker/service.py",
+    "tandem/worker/sources.py",
+}
 
 
 def tracked(pattern: str) -> list[Path]:
@@ -43,7 +49,7 @@ def test_no_file_has_grown_a_second_noun(modules: dict[str, str]) -> None:
 
 def test_broad_excepts_are_at_known_edges(modules: dict[str, str]) -> None:
     product = {name: source for name, source in modules.items() if name.startswith(("tandem/", "services/"))}
-    broad = re.compile(r"except (Base)?Exception\b|except:")
+    broad = re.compile(r"except \(?(Base)?Exception\b|except:")
     assert {name for name, source in product.items() if broad.search(source)} == BROAD_EXCEPTS
 
 

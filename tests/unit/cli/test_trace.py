@@ -27,7 +27,13 @@ REQUEST: dict[str, Any] = {
             "duration_s": 0.05,
             "attributes": {"num_tokens": 7},
         },
-        {"name": "pair", "process": "router", "start_s": 100.0, "duration_s": 0.001, "attributes": {"policy": "cost"}},
+        {
+            "name": "pair",
+            "process": "router",
+            "start_s": 100.0,
+            "duration_s": 0.001,
+            "attributes": {"policy": "cost", "decision_ms": 0.6, "predicted_queue_ms": 0.0},
+        },
         {
             "name": "transfer",
             "process": "decode-0",
@@ -78,7 +84,7 @@ def test_stages_come_in_order_with_bars_and_figures(serve: Serve, capsys: pytest
     )
     assert header.split() == ["stage", "process", "start", "ms", "ms", "details"]
     assert [row.split("  ")[0].strip() for row in rows] == ["pair", "transfer", "decode", "first token"]
-    assert rows[0].rstrip().endswith("policy cost")
+    assert rows[0].rstrip().endswith("  policy cost, decision 0.6 ms")
     assert "4.0 MiB, 4 blocks, source prefill-0, 2.10 GB/s" in rows[1]
     assert [rows[2].split()[i] for i in (2, 3)] == ["50.0", "50.0"]
     assert [row.count("█") for row in rows] == [0, 0, 12, 0]

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 import pytest
 
 from tandem.core.clock import SystemClock
-from tandem.core.errors import LocalityUnavailableError
+from tandem.core.errors import LocalityUnavailableError, WorkerLostError
 from tandem.routing.admission import Limits
 from tandem.routing.calibration import Calibration
 from tandem.routing.fleet import Fleet
@@ -53,7 +53,8 @@ class Watched:
         self.listed = Listed()
         self.removed: list[str] = []
         self.index_is_away = False
-        self.watch = FleetWatch([self.listed], WorkerClient, self.view, self._remove, silence_s=SILENCE_S, poll_s=0.02)
+        self.clients: list[WorkerClient] = []
+        self.watch = FleetWatch([self.listed], self._connect, self.view, self._remove, silence_s=SILENCE_S, poll_s=0.02)
 
     def lists(self, *addresses: str) -> None:
         self.listed.records = [record(f"name of {address}", address=address) for address in addresses]
@@ -68,6 +69,10 @@ class Watched:
         """Discovery was asked, and its answer acted upon."""
         num_asked = self.listed.num_asked
         await eventually(lambda: self.listed.num_asked >= num_asked + 2)
+
+    def _connect(self, address: str) -> WorkerClient:
+        self.clients.append(WorkerClient(address))
+        return self.clients[-1]
 
     async def _remove(self, worker_id: str) -> None:
         if self.index_is_away:
@@ -102,6 +107,9 @@ def test_listed_workers_are_watched_and_streams_end_with_the_watch() -> None:
                 d.tell(status("d", Role.DECODE, lifecycle="draining"))
                 await eventually(lambda: watched.incarnations() == {"p": "1"})
             await eventually(lambda: p.num_watchers == d.num_watchers == 0)
+            for client in watched.clients:
+                with pytest.raises(WorkerLostError, match="closed"):
+                    await client.status()
 
     run(scenario)
 

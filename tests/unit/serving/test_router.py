@@ -33,7 +33,7 @@ from tandem.serving.prefix_lookup import PrefixLookup
 from tandem.serving.router import RouterService
 from tandem.serving.router_metrics import RouterMetrics
 from tests.unit.routing.builders import FAST, LINK, queue_of
-from tests.unit.serving.stub_workers import model, record, status
+from tests.unit.serving.stub_workers import StubWorker, eventually, model, record, serving_worker, status
 
 P, D = Role.PREFILL, Role.DECODE
 PROMPT = tuple(range(2000))
@@ -69,7 +69,7 @@ class Routing:
         self.index = EmbeddedIndex()
         self.lookup = PrefixLookup(AwayIndex() if is_away else self.index, is_remote=is_away)
         self.registry = EmbeddedDiscovery(self.clock)
-        self.watch = FleetWatch([self.registry], WorkerClient, self.view, self.lookup.remove_worker)
+        self.watch = FleetWatch([self.registry], WorkerClient, self.view, self.lookup.remove_worker, poll_s=600.0)
         self.metrics = RouterMetrics()
         self.service = RouterService(
             self.view,
@@ -369,6 +369,20 @@ def test_workers_report_to_the_routers_own_index_and_list() -> None:
             assert list(await router.service.register(record("p0"))) == [record("p0")]
             await router.service.unregister(record("p0"))
             assert list(await router.registry.workers()) == []
+
+    run(scenario())
+
+
+def test_a_worker_that_registers_is_watched_at_once() -> None:
+    async def scenario() -> None:
+        async with routing() as router, serving_worker(StubWorker(status("d0", D))) as server:
+            task = asyncio.create_task(router.watch.run())
+            await router.service.register(record("other", address="127.0.0.1:1"))
+            await asyncio.sleep(0)
+            await router.service.register(record("d0", address=server.address))
+            await eventually(lambda: [one.is_alive for one in router.view.listings()] == [True])
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     run(scenario())
 

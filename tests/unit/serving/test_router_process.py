@@ -150,6 +150,17 @@ def hold_prompt(url: str) -> None:
         index.replace("d0", 1, chain_hashes(Chain("weights", 16, frozenset()), CALL.token_ids, ""), 0)
 
 
+def test_when_a_router_has_ended_nothing_of_it_is_left() -> None:
+    async def scenario() -> None:
+        address = "127.0.0.1:0"
+        for _ in range(2):
+            async with serving_router(router_settings(bind=address)) as router:
+                address = router.address
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run(scenario())
+
+
 def test_an_address_that_is_taken_is_refused_and_nothing_stays_open() -> None:
     async def scenario() -> None:
         async with serving_router(router_settings()) as router:

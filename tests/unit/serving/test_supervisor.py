@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -342,6 +343,24 @@ def test_many_lives_leave_no_file_descriptor_open() -> None:
     policy = RestartPolicy(first_delay_s=0.001, max_delay_s=0.001, max_failed_starts=20)
     assert supervise([shell("a", "exit 1")], policy=policy)[0] == 1
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.skipif(shutil.which("setsid") is None, reason="there is no setsid here")
+def test_a_pipe_that_a_runaway_holds_open_is_closed_here() -> None:
+    async def act(observed: Observed) -> None:
+        await observed.until(lambda: len(observed.lines) == 2)
+        pid = observed.by_name["a"].pid
+        assert pid is not None
+        before = len(os.listdir("/proc/self/fd"))
+        os.kill(pid, signal.SIGKILL)
+        await observed.until(lambda: len(observed.lines) == 4)
+        after = len(os.listdir("/proc/self/fd"))
+        for _, runaway in observed.lines[0], observed.lines[2]:
+            os.kill(int(runaway), signal.SIGKILL)  # fails where it was not alive any more
+        assert after == before
+
+    script = f"setsid sleep 60 & echo $!; sleep 0.1; echo up; {WAIT_FOR_EVER}"
+    assert supervise([shell("a", script)], act)[0] == 0
 
 
 def test_variables_are_added_and_withheld(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,7 @@ def test_closing_drops_who_is_connected() -> None:
         finally:
             writer.transport.abort()
 
-    assert with_server(act) == b""
+    assert with_server(act, client_timeout_s=1000.0) == b""
 
 
 def test_a_port_that_is_taken_is_refused_by_name() -> None:

@@ -199,6 +199,13 @@ def test_a_collector_receives_otlp(collector: tuple[str, Queue[tuple[str, bytes]
     assert [v.string_value for v in values["gen_ai.response.finish_reasons"].array_value.values] == ["stop", "length"]
 
 
+def test_a_seed_is_an_attribute_where_spans_can_carry_it() -> None:
+    """Attributes are signed 64-bit integers; seeds go up to 2**64 - 1."""
+    assert request_attributes("chat", "demo", SamplingParams(seed=5))["gen_ai.request.seed"] == 5
+    assert "gen_ai.request.seed" not in request_attributes("chat", "demo", SamplingParams(seed=2**63))
+    assert "gen_ai.request.seed" not in request_attributes("chat", "demo", SamplingParams())
+
+
 def test_a_collector_that_is_away_holds_up_nobody() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
