@@ -276,6 +276,8 @@ def test_garbage_is_ignored_and_said_once(redis_server: RedisServer, caplog: pyt
                 plain.hset(KEY, f"garbage {number}", garbage)
         for _ in range(3):
             assert list(await discovery.workers()) == [record("p0")]
+        with contextlib.closing(redis_server.client()) as plain:
+            assert all(b"%d|" % until in value for value in plain.hvals(KEY))
 
     with caplog.at_level(logging.WARNING):
         redis_scenario(redis_server, scenario)

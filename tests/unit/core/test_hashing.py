@@ -50,6 +50,14 @@ def test_only_full_blocks_are_hashed_and_each_covers_all_before_it() -> None:
     assert chain(b"r", [1, 2])[0] != chain(b"s", [1, 2])[0]
 
 
+@pytest.mark.parametrize("wrong", [2**31, -(2**31) - 1])
+def test_what_does_not_fit_is_refused(wrong: int) -> None:
+    hashes: list[bytes] = []
+    with pytest.raises(OverflowError):
+        extend_hashes(b"r", hashes, [1, wrong], 2)
+    assert hashes == []
+
+
 def test_extending_step_by_step_equals_hashing_at_once() -> None:
     token_ids = list(range(11))
     hashes: list[bytes] = []

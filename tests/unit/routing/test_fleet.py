@@ -102,3 +102,34 @@ def test_first_turns_differ_between_replicas() -> None:
             fleet.report(worker(worker_id))
         first.add(min(ids, key=lambda worker_id: known(fleet, worker_id).turn))
     assert len(first) > 3
+
+
+def test_several_pools_may_serve_a_request_and_no_other() -> None:
+    fleet = Fleet(Limits(), Links(LINK), SPEEDS.__getitem__)
+    for name in ("a", "b", "c"):
+        fleet.report(worker(name, fingerprint=f"pool {name}"))
+    pools = fleet.pools(request(fingerprints=frozenset({"pool a", "pool c", "gone"})))
+    assert [list(pool.everyone) for pool in pools] == [["a"], ["c"]]
+    assert list(fleet.pools(request(fingerprints=frozenset()))) == []
+
+
+def test_spares_wait_least_first_and_could_serve_it_too() -> None:
+    fleet = fleet_of("p", "d")
+    fleet.report(worker("long", queued=queue_of(9000)))
+    fleet.report(worker("short", queued=queue_of(1000)))
+    fleet.report(worker("middle", queued=queue_of(4000)))
+    fleet.report(worker("small", num_total_blocks=9))
+    fleet.report(worker("draining", draining=True))
+    fleet.report(worker("failed"))
+    fleet.report(worker("elsewhere", fingerprint="other"))
+    shape = request(2000, excluded=frozenset({"failed"}))
+    assert fleet.spares(shape, "p", 0.0, 2) == ["short", "middle"]
+    assert fleet.spares(shape, "p", 0.0, 9) == ["short", "middle", "long"]
+    assert fleet.spares(shape, "p", 2.5, 9) == []
+
+
+def test_a_request_that_decode_must_prefill_has_no_prefill_candidates() -> None:
+    fleet = fleet_of("p", "d")
+    (pool,) = fleet.pools(request())
+    assert list(fleet.candidates(request(local_prefill=True), pool, 0.0).prefill) == []
+    assert len(fleet.candidates(request(local_prefill=True), pool, 0.0).decode) == 1
