@@ -28,6 +28,7 @@ from tandem.rpc.messages import (
     PairingAnswer,
     PrefillCall,
     PrefillNews,
+    ProcessInfo,
     Settlement,
     WorkerListing,
     WorkerRecord,
@@ -103,6 +104,9 @@ class RouterClient(_Client):
 
     async def settle(self, settlement: Settlement, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
         await self._link.ask(methods.SETTLE, settlement, timeout_s)
+
+    async def describe(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> ProcessInfo:
+        return await self._link.ask(methods.DESCRIBE, None, timeout_s)
 
     async def models(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Sequence[ModelInfo]:
         return await self._link.ask(methods.MODELS, None, timeout_s)

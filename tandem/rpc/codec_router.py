@@ -31,7 +31,7 @@ from tandem.rpc.form import (
     unpack_hashes,
     unpack_token_ids,
 )
-from tandem.rpc.messages import ModelInfo, PairCall, PairingAnswer, Settlement, WorkerListing, WorkerRecord
+from tandem.rpc.messages import ModelInfo, PairCall, PairingAnswer, ProcessInfo, Settlement, WorkerListing, WorkerRecord
 from tandem.rpc.v1 import router_pb2 as pb
 
 _RESULTS = Names(
@@ -76,6 +76,7 @@ def put_pair_call(call: PairCall) -> pb.PairRequest:
         max_tpot_ms=call.max_tpot_ms,
         excluded=call.excluded,
         local_prefill=call.local_prefill,
+        fingerprint=call.fingerprint,
     )
 
 
@@ -91,6 +92,7 @@ def take_pair_call(message: pb.PairRequest) -> PairCall:
         max_tpot_ms=maybe_finite(message, "max_tpot_ms"),
         excluded=tuple(message.excluded),
         local_prefill=message.local_prefill,
+        fingerprint=message.fingerprint if message.HasField("fingerprint") else None,
     )
 
 
@@ -106,6 +108,7 @@ def put_pairing(answer: PairingAnswer) -> pb.PairResponse:
         predicted_ms=answer.predicted_ms,
         policy=answer.policy,
         decision_s=answer.decision_s,
+        fingerprint=answer.fingerprint,
     )
 
 
@@ -121,7 +124,16 @@ def take_pairing(message: pb.PairResponse) -> PairingAnswer:
         predicted_ms={stage: finite(stage, value) for stage, value in message.predicted_ms.items()},
         policy=message.policy,
         decision_s=not_negative("decision_s", message.decision_s),
+        fingerprint=message.fingerprint,
     )
+
+
+def put_process(info: ProcessInfo) -> pb.DescribeResponse:
+    return pb.DescribeResponse(pid=info.pid, incarnation=info.incarnation, lifecycle=info.lifecycle)
+
+
+def take_process(message: pb.DescribeResponse) -> ProcessInfo:
+    return ProcessInfo(pid=message.pid, incarnation=message.incarnation, lifecycle=message.lifecycle)
 
 
 def put_settlement(settlement: Settlement) -> pb.SettleRequest:

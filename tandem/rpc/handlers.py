@@ -22,6 +22,7 @@ from tandem.rpc.messages import (
     PairingAnswer,
     PrefillCall,
     PrefillNews,
+    ProcessInfo,
     Settlement,
     WorkerListing,
     WorkerRecord,
@@ -55,7 +56,7 @@ class WorkerHandler(Protocol):
         ...
 
     def prefill(self, call: PrefillCall) -> AsyncIterator[PrefillNews]:
-        """Compute a prompt and lease its blocks; the caller going away aborts it and ends its lease. Raises as above."""
+        """Compute a prompt and lease its blocks; its caller going away ends both. Raises as `generate`."""
         ...
 
     async def greet(self, greeting: Greeting) -> Greeting:
@@ -98,6 +99,10 @@ class RouterHandler(Protocol):
 
     async def settle(self, settlement: Settlement) -> None:
         """Learn what became of a request."""
+        ...
+
+    async def describe(self) -> ProcessInfo:
+        """Who this router is."""
         ...
 
     async def models(self) -> Sequence[ModelInfo]:

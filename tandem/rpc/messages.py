@@ -1,4 +1,4 @@
-"""What processes say to each other, as frozen values. `codec` turns them into protobuf; nobody else sees that.
+"""What processes say to each other, as frozen values. the codecs turn them into protobuf; nobody else sees that.
 
 Token ids, block ids and counts are plain integers, times are seconds, sizes bytes, rates bytes per second.
 """
@@ -42,6 +42,7 @@ class PairCall:
         num_expected_output: tokens it will probably still generate.
         excluded: ids of workers that just failed it.
         local_prefill: decode must compute the prompt itself.
+        fingerprint: of the model that began it (`PairingAnswer.fingerprint`); another could not continue exactly.
     """
 
     request_id: str
@@ -54,6 +55,7 @@ class PairCall:
     max_tpot_ms: float | None = None
     excluded: tuple[str, ...] = ()
     local_prefill: bool = False
+    fingerprint: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,7 @@ class PairingAnswer:
         prefill_cached_blocks, decode_cached_blocks: leading blocks each side is thought to hold.
         predicted_ms: by stage: queue, prefill, fetch, transfer, decode, ttft, total.
         decision_s: what deciding took in the router, hashing and the index included.
+        fingerprint: of the model.
     """
 
     decode: WorkerAddress
@@ -79,6 +82,16 @@ class PairingAnswer:
     predicted_ms: Mapping[str, float] = field(default_factory=dict)
     policy: str = ""
     decision_s: float = 0.0
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessInfo:
+    """Who a process is, for operators. `incarnation` differs for every start."""
+
+    pid: int
+    incarnation: str
+    lifecycle: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

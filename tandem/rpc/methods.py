@@ -26,6 +26,7 @@ from tandem.rpc.messages import (
     PairingAnswer,
     PrefillCall,
     PrefillNews,
+    ProcessInfo,
     Settlement,
     WorkerListing,
     WorkerRecord,
@@ -128,6 +129,11 @@ SETTLE: Method[Settlement, None] = _router(
     "Settle",
     Form(router_pb2.SettleRequest, codec_router.put_settlement, codec_router.take_settlement),
     _nothing(router_pb2.SettleResponse),
+)
+DESCRIBE: Method[None, ProcessInfo] = _router(
+    "Describe",
+    _nothing(router_pb2.DescribeRequest),
+    Form(router_pb2.DescribeResponse, codec_router.put_process, codec_router.take_process),
 )
 MODELS: Method[None, Sequence[ModelInfo]] = _router(
     "Models",

@@ -76,6 +76,7 @@ async def serve_router(handler: RouterHandler, bind: str, *, secret: bytes | Non
     service = _Service(secret)
     service.unary(methods.PAIR, handler.pair)
     service.unary(methods.SETTLE, handler.settle)
+    service.unary(methods.DESCRIBE, lambda _: handler.describe())
     service.unary(methods.MODELS, lambda _: handler.models())
     service.unary(methods.WORKERS, lambda _: handler.workers())
     service.unary(methods.REGISTER, handler.register)

@@ -134,6 +134,10 @@ class FleetView:
         worker = self._workers[worker_id]
         return replace(worker.status.worker, address=worker.address)
 
+    def model_fingerprint(self, worker_id: str) -> str:
+        """Of the model that a worker of `fleet` serves."""
+        return self._workers[worker_id].status.model.fingerprint
+
     def known_models(self) -> Sequence[str]:
         """Names that some worker has, be it starting or dead."""
         return sorted({worker.status.model.name for worker in self._workers.values()})

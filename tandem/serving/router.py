@@ -4,7 +4,9 @@ Invariant: it is on the control path only and keeps nothing that cannot be lost;
 like any other. Whatever happens to the index or to discovery, a request is paired while somebody alive can serve it.
 """
 
+import os
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 
 from tandem.core.clock import Clock, SystemClock
@@ -27,6 +29,7 @@ from tandem.rpc.messages import (
     ModelInfo,
     PairCall,
     PairingAnswer,
+    ProcessInfo,
     Settlement,
     WorkerListing,
     WorkerRecord,
@@ -64,12 +67,15 @@ class RouterService:
         self._registry = registry
         self._metrics = metrics
         self._clock = clock or SystemClock()
+        self._incarnation = uuid.uuid4().hex
 
     async def pair(self, call: PairCall) -> PairingAnswer:
         started_s = time.perf_counter()
         chains = self._view.chains(call.model)
         if not chains:
             raise self._nobody(call.model)
+        if call.fingerprint is not None:
+            chains = [chain for chain in chains if chain.model_fingerprint == call.fingerprint]
         leading = await self._leading(call, chains)
         shape = _shape_of(call, chains, leading)
         answer = self._pairer.pair(shape, self._clock.now_s())
@@ -91,6 +97,9 @@ class RouterService:
         record = self._pairer.settle(settlement.request_id, outcome)
         if record is not None:
             self._metrics.settled(record.ttft_error_ms)
+
+    async def describe(self) -> ProcessInfo:
+        return ProcessInfo(pid=os.getpid(), incarnation=self._incarnation, lifecycle="ready")
 
     async def models(self) -> Sequence[ModelInfo]:
         return self._view.models()
@@ -147,6 +156,7 @@ class RouterService:
             predicted_ms=_stages_of(pairing.predicted),
             policy=policy,
             decision_s=duration_s,
+            fingerprint=self._view.model_fingerprint(pairing.decode_id),
         )
 
     def _num_cached(self, shape: RequestShape, worker_id: str | None) -> int:

@@ -23,6 +23,7 @@ from tandem.rpc.messages import (
     PairingAnswer,
     PrefillCall,
     PrefillNews,
+    ProcessInfo,
     Settlement,
     WorkerAddress,
     WorkerListing,
@@ -136,6 +137,9 @@ class Router:
 
     async def settle(self, settlement: Settlement) -> None:
         self.calls.append(settlement)
+
+    async def describe(self) -> ProcessInfo:
+        return ProcessInfo(pid=7, incarnation="i", lifecycle="ready")
 
     async def models(self) -> Sequence[ModelInfo]:
         return (MODEL,)

@@ -31,6 +31,7 @@ from tandem.rpc.messages import (
     PrefillCall,
     PrefillNews,
     PrefillSample,
+    ProcessInfo,
     Settlement,
     StepSample,
     WorkerAddress,
@@ -217,6 +218,7 @@ PAIR_CALL = st.builds(
     max_tpot_ms=maybe(NUMBER),
     excluded=tuples(TEXT),
     local_prefill=BOOL,
+    fingerprint=maybe(TEXT),
 )
 PAIRING = st.builds(
     PairingAnswer,
@@ -230,6 +232,7 @@ PAIRING = st.builds(
     predicted_ms=table(NUMBER),
     policy=TEXT,
     decision_s=AMOUNT,
+    fingerprint=TEXT,
 )
 SETTLEMENT = st.builds(
     Settlement,
@@ -261,6 +264,7 @@ EVERY: dict[Method[Any, Any], tuple[st.SearchStrategy[Any], st.SearchStrategy[An
     methods.RELEASE: (tuples(TEXT), st.none()),
     methods.PAIR: (PAIR_CALL, PAIRING),
     methods.SETTLE: (SETTLEMENT, st.none()),
+    methods.DESCRIBE: (st.none(), st.builds(ProcessInfo, pid=COUNT, incarnation=TEXT, lifecycle=TEXT)),
     methods.MODELS: (st.none(), tuples(MODEL)),
     methods.WORKERS: (
         st.none(),

@@ -22,6 +22,7 @@ from tandem.rpc.messages import (
     PairingAnswer,
     PrefillCall,
     PrefillNews,
+    ProcessInfo,
     Settlement,
     WorkerListing,
     WorkerRecord,
@@ -99,6 +100,7 @@ def test_every_method_of_a_router_answers() -> None:
         events = (BlockStored(bytes(32), None, 0), BlockRemoved(b"a" * 32, 1))
         assert await client.pair(call) == PairingAnswer(decode=HERE, predicted_ms={"ttft": 0.0})
         await client.settle(Settlement(request_id="r", queue_ms=0.0))
+        assert await client.describe() == ProcessInfo(pid=7, incarnation="i", lifecycle="ready")
         assert await client.models() == (MODEL,)
         assert await client.workers() == (WorkerListing(status=STATUS, age_s=0.5, is_alive=True),)
         assert await client.register(record) == (record, record)

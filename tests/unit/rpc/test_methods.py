@@ -100,7 +100,7 @@ def _described(method: Method[Any, Any]) -> tuple[str, str, str, str]:
 WIRE_NAMES = {"GenerateCall": "GenerateRequest", "GenerateNews": "GenerateResponse", "PrefillCall": "PrefillRequest"}
 WIRE_NAMES |= {"PrefillNews": "PrefillResponse", "LeaseCall": "LeaseRequest", "ConfirmCall": "ConfirmRequest"}
 WIRE_NAMES |= {"ConfirmAnswer": "ConfirmResponse", "PairCall": "PairRequest", "PairingAnswer": "PairResponse"}
-WIRE_NAMES |= {"Settlement": "SettleRequest"}
+WIRE_NAMES |= {"Settlement": "SettleRequest", "ProcessInfo": "DescribeResponse"}
 
 
 def test_no_field_is_left_behind() -> None:
