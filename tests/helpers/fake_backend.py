@@ -1,62 +1,36 @@
-"""A router and decode workers behind real gRPC servers, answering by a script: what a gateway sees of a cluster.
-
-Every worker draws the same letters for a seed, so a choice that moves between workers has one right text.
-"""
+"""A router and decode workers behind real gRPC servers with a gateway before them: what a client sees of a cluster."""
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import httpx
+from openai import AsyncOpenAI
 
 from tandem.core.errors import InvalidRequestError, TandemError, UnavailableError
 from tandem.core.events import BlockEvent
-from tandem.core.output import RequestMetrics, RequestOutput
-from tandem.core.randomness import uniform
-from tandem.core.sampling_params import SamplingParams
-from tandem.core.timeline import Stage
-from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.gateway.server import RunningGateway, serving_gateway
 from tandem.gateway.settings import GatewaySettings
 from tandem.locality.base import PublishResult
-from tandem.routing.snapshot import Role, WorkerState
 from tandem.rpc.messages import (
-    ConfirmAnswer,
-    ConfirmCall,
-    GenerateCall,
-    GenerateNews,
-    Greeting,
-    LeaseCall,
-    LeaseNews,
     ModelInfo,
     PairCall,
     PairingAnswer,
-    PrefillCall,
-    PrefillNews,
+    ProcessInfo,
     Settlement,
-    WorkerAddress,
     WorkerListing,
     WorkerRecord,
-    WorkerStatus,
 )
 from tandem.rpc.server import RpcServer, serve_router, serve_worker
 from tandem.text.tokenizer import Tokenizer
-from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
+from tests.helpers.fake_worker import MAX_MODEL_LEN, MODEL, FakeWorker, model_info, status_of, text_of
+from tests.helpers.tokenizers import write_byte_tokenizer
 
-MODEL = "tiny"
-MAX_MODEL_LEN = 4096
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
-
-
-def letter(seed: int, position: int) -> str:
-    """What every worker says at this place."""
-    return _LETTERS[int(uniform(seed, position) * len(_LETTERS))]
-
-
-def text_of(seed: int, num_tokens: int) -> str:
-    """A whole answer."""
-    return "".join(letter(seed, position) for position in range(num_tokens))
+__all__ = ["MAX_MODEL_LEN", "MODEL", "FakeWorker", "model_info", "text_of"]
 
 
 async def eventually(holds: Callable[[], bool], timeout_s: float = 5.0) -> None:
@@ -64,155 +38,6 @@ async def eventually(holds: Callable[[], bool], timeout_s: float = 5.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not holds():
             await asyncio.sleep(0.002)
-
-
-@dataclass(eq=False)
-class FakeWorker:
-    """A decode worker. Its script:
-
-    refuse: raised instead of serving.
-    fail_at, failure: raised before the token of this position.
-    hold_at: silent before the token of this position until `go` is set; `reached` tells that it is there.
-    is_stalled: answers nothing at all, as a stopped process.
-    burst: tokens a message.
-    """
-
-    worker_id: str
-    tokenizer: Tokenizer
-    incarnation: str = "first"
-    refuse: TandemError | None = None
-    fail_at: int | None = None
-    failure: TandemError = field(default_factory=lambda: UnavailableError("draining"))
-    hold_at: int | None = None
-    is_stalled: bool = False
-    burst: int = 1
-    end_early_at: int | None = None
-    last_reason: FinishReason | None = None
-    calls: list[GenerateCall] = field(default_factory=list)
-    num_open: int = 0
-    cancelled_at_s: list[float] = field(default_factory=list)
-    num_status: int = 0
-    go: asyncio.Event = field(default_factory=asyncio.Event)
-    reached: asyncio.Event = field(default_factory=asyncio.Event)
-    server: RpcServer | None = None
-
-    @property
-    def address(self) -> WorkerAddress:
-        assert self.server is not None
-        return WorkerAddress(self.worker_id, self.server.address, self.incarnation)
-
-    async def kill(self) -> None:
-        """As far as callers can tell, kill -9."""
-        assert self.server is not None
-        await self.server.stop(0)
-
-    async def status(self) -> WorkerStatus:
-        self.num_status += 1
-        if self.is_stalled:
-            await asyncio.Event().wait()
-        return status_of(self)
-
-    async def watch(self, interval_s: float) -> AsyncIterator[WorkerStatus]:
-        while True:
-            yield await self.status()
-            await asyncio.sleep(interval_s)
-
-    async def drain(self) -> None: ...
-
-    async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateNews]:
-        self.calls.append(call)
-        self.num_open += 1
-        try:
-            async for news in self._script(call):
-                yield news
-        except asyncio.CancelledError:
-            self.cancelled_at_s.append(time.monotonic())
-            raise
-        finally:
-            self.num_open -= 1
-
-    async def _script(self, call: GenerateCall) -> AsyncIterator[GenerateNews]:
-        if self.refuse is not None:
-            raise self.refuse
-        assert call.params.seed is not None
-        assert call.params.n == 1
-        num_tokens = call.params.max_tokens or 8
-        position = len(call.output_token_ids)
-        arrival_s = time.monotonic()
-        while position < num_tokens:
-            if self.is_stalled or self.hold_at == position:
-                self.reached.set()
-                await self.go.wait()
-            if self.fail_at == position:
-                raise self.failure
-            if self.end_early_at == position:
-                return
-            end = min(position + self.burst, num_tokens)
-            yield GenerateNews(*self._news(call, position, end, num_tokens, arrival_s))
-            position = end
-
-    def _news(
-        self, call: GenerateCall, start: int, end: int, num_tokens: int, arrival_s: float
-    ) -> tuple[RequestOutput, tuple[Stage, ...]]:
-        seed = call.params.seed or 0
-        text = "".join(letter(seed, position) for position in range(start, end))
-        token_ids = tuple(self.token_id(character) for character in text)
-        is_first, is_last = start == len(call.output_token_ids), end == num_tokens
-        reason = (self.last_reason or FinishReason.LENGTH) if is_last else None
-        logprobs = None
-        if call.params.logprobs is not None:
-            logprobs = tuple(self._scored(token_id, call.params.logprobs) for token_id in token_ids)
-        of_prompt: tuple[TokenLogprobs | None, ...] | None = None
-        if call.params.prompt_logprobs is not None and is_first:
-            top = call.params.prompt_logprobs
-            of_prompt = (None, *(self._scored(token_id, top) for token_id in call.prompt_token_ids[1:]))
-        metrics = RequestMetrics(
-            arrival_s, arrival_s, arrival_s, time.monotonic(), len(call.prompt_token_ids), end, 3, 0
-        )
-        output = RequestOutput(
-            call.request_id,
-            0,
-            token_ids,
-            text,
-            logprobs,
-            of_prompt,
-            reason,
-            "broken" if reason in (FinishReason.ERROR, FinishReason.ABORT) else None,
-            metrics if is_last else None,
-        )
-        now_s = time.time()
-        stages = (
-            Stage("queue", self.worker_id, now_s - 0.004, 0.001),
-            Stage("prefill", self.worker_id, now_s - 0.003, 0.002, {"num_tokens": len(call.prompt_token_ids)}),
-            Stage("transfer", self.worker_id, now_s - 0.001, 0.001, {"num_bytes": 4096}),
-        )
-        return output, stages if is_first or is_last else ()
-
-    def token_id(self, character: str) -> int:
-        found = self.tokenizer.token_id(character)
-        assert found is not None
-        return found
-
-    def _scored(self, token_id: int, num_top: int) -> TokenLogprobs:
-        top = tuple((self.token_id(_LETTERS[rank]), -1.0 - rank) for rank in range(num_top))
-        return TokenLogprobs(token_id, -0.5, 1, top)
-
-    def prefill(self, call: PrefillCall) -> AsyncIterator[PrefillNews]:
-        raise InvalidRequestError(f"{call.request_id}: this is a decode worker")
-
-    async def greet(self, greeting: Greeting) -> Greeting:
-        return greeting
-
-    async def lease(self, call: LeaseCall) -> LeaseNews:
-        return LeaseNews(lease_id=call.lease_id, num_tokens=0, groups=(), is_last=True, ttl_s=1.0)
-
-    async def renew(self, lease_ids: Sequence[str]) -> Sequence[str]:
-        return lease_ids
-
-    async def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
-        return ConfirmAnswer(is_valid=False)
-
-    async def release(self, lease_ids: Sequence[str]) -> None: ...
 
 
 @dataclass(eq=False)
@@ -240,11 +65,20 @@ class FakeRouter:
         if not free:
             raise UnavailableError("no live decode worker is left", 2.0)
         return PairingAnswer(
-            decode=free[0].address, predicted_ms={"ttft": 12.5}, policy="first", decode_cached_blocks=1
+            decode=free[0].address,
+            fingerprint="f" * 32,
+            predicted_ms={"ttft": 12.5},
+            policy="first",
+            decode_cached_blocks=1,
         )
 
     async def settle(self, settlement: Settlement) -> None:
         self.settled.append(settlement)
+
+    async def describe(self) -> ProcessInfo:
+        if self.is_stalled:
+            await asyncio.Event().wait()
+        return ProcessInfo(pid=os.getpid(), incarnation="first", lifecycle="ready")
 
     async def models(self) -> Sequence[ModelInfo]:
         if self.is_stalled:
@@ -252,6 +86,8 @@ class FakeRouter:
         return [model_info(len(self.workers), self.sampling_defaults)] if self.workers else []
 
     async def listings(self) -> Sequence[WorkerListing]:
+        if self.is_stalled:
+            await asyncio.Event().wait()
         return [WorkerListing(status=status_of(worker), age_s=0.1, is_alive=True) for worker in self.workers]
 
     async def register(self, record: WorkerRecord) -> Sequence[WorkerRecord]:
@@ -266,55 +102,19 @@ class FakeRouter:
         raise InvalidRequestError(worker_id)
 
 
-class _RouterHandler:
+class RouterFace:
     """`FakeRouter` under the handler's names: its `workers` is a list here and a method there."""
 
     def __init__(self, fake: FakeRouter) -> None:
         self.pair = fake.pair
         self.settle = fake.settle
+        self.describe = fake.describe
         self.models = fake.models
         self.workers = fake.listings
         self.register = fake.register
         self.unregister = fake.unregister
         self.publish = fake.publish
         self.replace = fake.replace
-
-
-def model_info(num_decode: int = 1, sampling_defaults: dict[str, float] | None = None) -> ModelInfo:
-    return ModelInfo(
-        name=MODEL,
-        fingerprint="f" * 32,
-        max_model_len=MAX_MODEL_LEN,
-        vocab_size=NUM_TOKENS,
-        block_size=16,
-        sampling_defaults=sampling_defaults or {},
-        num_decode=num_decode,
-    )
-
-
-def status_of(worker: FakeWorker) -> WorkerStatus:
-    state = WorkerState(
-        worker_id=worker.worker_id,
-        role=Role.DECODE,
-        kind="fake",
-        fingerprint="f" * 32,
-        block_size=16,
-        block_bytes=4096,
-        chunk_tokens=512,
-        num_total_blocks=100,
-        num_free_blocks=90,
-        num_running=worker.num_open,
-    )
-    return WorkerStatus(
-        worker=worker.address,
-        pid=4242,
-        epoch=7,
-        lifecycle="ready",
-        state=state,
-        model=model_info(),
-        blocks={"free": 80, "cached": 10, "used": 10, "leased": 0, "pinned": 0},
-        num_waiting=1,
-    )
 
 
 @dataclass(eq=False)
@@ -332,9 +132,12 @@ class FakeCluster:
         return self.gateway.url
 
 
+Story = Callable[[FakeCluster, httpx.AsyncClient], Awaitable[None]]
+
+
 @contextlib.asynccontextmanager
 async def running_cluster(
-    directory: Path, num_workers: int = 2, num_routers: int = 1, **settings: object
+    directory: Path, num_workers: int = 2, num_routers: int = 1, **settings: Any
 ) -> AsyncIterator[FakeCluster]:
     """Workers, routers that know them all, and a gateway before them, for the time of the block."""
     write_byte_tokenizer(directory)
@@ -346,7 +149,7 @@ async def running_cluster(
             stack.push_async_callback(worker.server.stop, 0)
         routers = [FakeRouter(list(workers)) for _ in range(num_routers)]
         for router in routers:
-            router.server = await serve_router(_RouterHandler(router), "127.0.0.1:0")
+            router.server = await serve_router(RouterFace(router), "127.0.0.1:0")
             stack.push_async_callback(router.server.stop, 0)
         addresses = ",".join(router.server.address for router in routers if router.server is not None)
         options: dict[str, object] = {"port": 0, "drain_timeout_s": 5.0, "served_model_name": MODEL, **settings}
@@ -355,6 +158,21 @@ async def running_cluster(
         yield FakeCluster(routers, workers, directory, gateway, finished)
 
 
-def greedy(num_tokens: int, seed: int = 0) -> SamplingParams:
-    """Options for calling a worker directly."""
-    return SamplingParams(max_tokens=num_tokens, seed=seed)
+def tell(directory: Path, story: Story, **options: Any) -> None:
+    """Run a story against a cluster of its own, with a client of its gateway."""
+
+    async def run() -> None:
+        async with (
+            running_cluster(directory, **options) as cluster,
+            httpx.AsyncClient(base_url=cluster.url, timeout=20) as client,
+        ):
+            await story(cluster, client)
+
+    asyncio.run(run())
+
+
+def sdk(cluster: FakeCluster, is_strict: bool = True) -> AsyncOpenAI:
+    """The official client, which retries nothing; strict: it refuses what its types do not know."""
+    return AsyncOpenAI(
+        base_url=f"{cluster.url}/v1", api_key="none", max_retries=0, _strict_response_validation=is_strict, timeout=20
+    )

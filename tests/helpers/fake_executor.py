@@ -2,7 +2,10 @@
 
 Given a layout it also keeps a pretend arena: every computed position writes what its KV would stand for, and every
 step first proves that all positions its queries see hold exactly that. So a block reused too early is caught when read.
+`FakeExecutor.write` and `read` stand for transfers, which touch blocks whenever they like.
 """
+
+from collections.abc import Sequence
 
 from tandem.core.types import FinishReason
 from tandem.kvcache.spec import KVLayout
@@ -10,6 +13,7 @@ from tandem.scheduler.output import ExecutorOutput, SampledToken, ScheduledReque
 from tandem.scheduler.request import Request
 
 VOCAB_SIZE = 97
+Content = tuple[int, int]  # KV group, what a position's KV stands for
 
 
 def fake_token(seed: int, position: int) -> int:
@@ -30,6 +34,14 @@ def fake_answer(request: Request) -> tuple[list[int], FinishReason]:
             return tokens, FinishReason.STOP
         if len(tokens) == request.max_tokens:
             return tokens, FinishReason.LENGTH
+
+
+def kv_of(hash_root: bytes, token_ids: Sequence[int], group: int) -> list[Content]:
+    """What the KV of each token would stand for: everything before it, and itself."""
+    contents = [hash(hash_root)]
+    for token_id in token_ids:
+        contents.append(hash((contents[-1], token_id)))
+    return [(group, content) for content in contents[1:]]
 
 
 class FakeExecutor:
@@ -57,6 +69,16 @@ class FakeExecutor:
         return ExecutorOutput(
             {item.request.request_id: self._sample(item) for item in step.scheduled if item.samples}, {}
         )
+
+    def write(self, block_id: int, content: Sequence[Content | None]) -> None:
+        """A transfer fills a block; None leaves what is there."""
+        for offset, held in enumerate(content):
+            if held is not None:
+                self._arena[block_id, offset] = held
+
+    def read(self, block_id: int, block_size: int) -> list[Content | None]:
+        """What a block holds, token by token."""
+        return [self._arena.get((block_id, offset)) for offset in range(block_size)]
 
     def _sample(self, item: ScheduledRequest) -> SampledToken:
         if item.request.request_id in self._failing:

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +10,10 @@ import orjson
 
 from tandem.core.errors import CapacityError, EngineStoppedError, InvalidRequestError, TandemError, UnavailableError
 from tandem.core.types import FinishReason
-from tests.helpers.fake_backend import MODEL, FakeCluster, eventually, running_cluster, text_of
+from tests.helpers.fake_backend import MODEL, FakeCluster, eventually, tell, text_of
 
 SEED, NUM_TOKENS = 5, 10
 RIGHT = text_of(SEED, NUM_TOKENS)
-Story = Callable[[FakeCluster, httpx.AsyncClient], Awaitable[None]]
-
-
-def tell(directory: Path, story: Story, **options: Any) -> None:
-    """Run a story against a cluster of its own."""
-
-    async def run() -> None:
-        async with running_cluster(directory, **options) as cluster:
-            async with httpx.AsyncClient(base_url=cluster.url, timeout=20) as client:
-                await story(cluster, client)
-
-    asyncio.run(run())
 
 
 def body(**more: Any) -> dict[str, Any]:
@@ -54,6 +41,7 @@ def test_a_worker_that_leaves_mid_stream_is_replaced_and_no_token_is_lost_or_rep
                 assert first.calls[-1].output_token_ids == ()
                 assert len(second.calls[-1].output_token_ids) == position
                 assert cluster.routers[0].calls[-1].excluded == ("decode-0",)
+                assert cluster.routers[0].calls[-1].fingerprint == ("f" * 32 if position else None)
                 assert cluster.routers[0].calls[-1].token_ids[3:] == second.calls[-1].output_token_ids
 
     tell(tmp_path, story)
@@ -122,6 +110,7 @@ def test_a_stream_that_ends_early_or_is_aborted_by_its_worker_goes_on_elsewhere(
         assert await stream(client) == (RIGHT, None)
         first.end_early_at, first.last_reason = None, FinishReason.ABORT
         assert await stream(client) == (RIGHT, None)
+        assert [len(call.output_token_ids) for call in cluster.workers[1].calls] == [3, NUM_TOKENS - 1]
 
     tell(tmp_path, story)
 

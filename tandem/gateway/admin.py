@@ -1,0 +1,97 @@
+"""What operators see: every process of the cluster, and where a request's time went. Reads only.
+
+Figures come from the routers, which hear from each worker four times a second; a router that is away is listed as such.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tandem.gateway.errors import RequestError
+from tandem.gateway.gateway import Gateway
+from tandem.gateway.history import DEFAULT_SIZE, PROCESS
+from tandem.gateway.routers import RouterListing
+from tandem.rpc.messages import WorkerListing
+
+
+async def list_processes(gateway: Gateway, address: str) -> dict[str, Any]:
+    """`GET /admin/workers`. `address`: where this gateway is being asked."""
+    listings = await gateway.listings()
+    own = {
+        "role": PROCESS,
+        "worker_id": PROCESS,
+        "pid": os.getpid(),
+        "address": address,
+        "incarnation": gateway.incarnation,
+        "state": "draining" if gateway.admission.is_closed else "ready",
+        "is_alive": True,
+        "age_s": 0.0,
+        "num_running": gateway.admission.num_open,
+    }
+    return {"workers": [own, *map(_router, listings), *map(_worker, _latest(listings))]}
+
+
+def find_request(gateway: Gateway, request_id: str) -> dict[str, Any]:
+    """`GET /admin/requests/{request_id}`; the id of an OpenAI answer finds it too.
+
+    Raises:
+        RequestError: it is unknown or was forgotten.
+    """
+    for prefix in ("", "chatcmpl-", "cmpl-"):
+        record = gateway.history.find(request_id.removeprefix(prefix))
+        if record is not None:
+            return record.as_json()
+    raise RequestError(
+        f"request {request_id[:128]!r} is unknown here; this gateway keeps its last {DEFAULT_SIZE}",
+        status=404,
+        code="not_found",
+    )
+
+
+def _router(listing: RouterListing) -> dict[str, Any]:
+    process = listing.process
+    return {
+        "role": "router",
+        "worker_id": f"router@{listing.address}",
+        "pid": None if process is None else process.pid,
+        "address": listing.address,
+        "incarnation": None if process is None else process.incarnation,
+        "state": "away" if process is None else process.lifecycle,
+        "is_alive": listing.problem is None,
+        "problem": listing.problem,
+        "num_workers": len(listing.workers),
+    }
+
+
+def _latest(listings: Sequence[RouterListing]) -> Iterator[WorkerListing]:
+    """Each worker once, by the router that heard of it last."""
+    found: dict[str, WorkerListing] = {}
+    for worker in (worker for listing in listings for worker in listing.workers):
+        worker_id = worker.status.worker.worker_id
+        if worker_id not in found or worker.age_s < found[worker_id].age_s:
+            found[worker_id] = worker
+    return (found[worker_id] for worker_id in sorted(found))
+
+
+def _worker(listing: WorkerListing) -> dict[str, Any]:
+    status, state = listing.status, listing.status.state
+    return {
+        "role": state.role.value,
+        "worker_id": status.worker.worker_id,
+        "pid": status.pid,
+        "address": status.worker.address,
+        "incarnation": status.worker.incarnation,
+        "epoch": status.epoch,
+        "state": status.lifecycle,
+        "is_alive": listing.is_alive,
+        "age_s": round(listing.age_s, 3),
+        "model": status.model.name,
+        "blocks": dict(status.blocks),
+        "block_size": state.block_size,
+        "num_running": state.num_running,
+        "num_waiting": status.num_waiting,
+        "num_context_tokens": state.num_context_tokens,
+        "queued_tokens": state.queued.num_tokens,
+        "links": [asdict(link) for link in status.links],
+    }

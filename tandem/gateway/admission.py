@@ -1,0 +1,48 @@
+"""How many requests a gateway serves at once. Invariant: never more than its limit; what is past it is told to wait."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tandem.core.errors import CapacityError, UnavailableError
+
+
+class Admission:
+    """Counts the requests being served. Owned by one event loop."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._is_closed = False
+        self.num_open = 0
+
+    @contextmanager
+    def place(self) -> Iterator[Callable[[], None]]:
+        """A place for the time of the block, or until the yielded function is called.
+
+        Raises:
+            CapacityError: all are taken.
+            UnavailableError: this gateway is stopping.
+        """
+        if self._is_closed:
+            raise UnavailableError("this gateway is stopping; another one serves", 1.0)
+        if self.num_open >= self._limit:
+            raise CapacityError(f"this gateway serves {self._limit} requests already; try again", 1.0)
+        self.num_open += 1
+        held = [True]
+
+        def free() -> None:
+            if held:
+                held.clear()
+                self.num_open -= 1
+
+        try:
+            yield free
+        finally:
+            free()
+
+    def close(self) -> None:
+        """Take no more."""
+        self._is_closed = True
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed

@@ -1,0 +1,183 @@
+"""One generating request over ASGI: body in, dialect and core in the middle, frames or one body out.
+
+Invariant: errors before the first byte are HTTP statuses, later ones are an error event; a client that leaves cancels
+everything behind it at once; nothing is cut silently.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tandem.core.errors import TandemError
+from tandem.gateway.body import ClientLeftError, read_body, wait_until_left
+from tandem.gateway.dialect import Asked, Dialect
+from tandem.gateway.edge import header_of, request_id_of
+from tandem.gateway.errors import Problem, problem_of
+from tandem.gateway.gateway import Gateway
+from tandem.gateway.history import RequestRecord
+from tandem.gateway.server_timing import server_timing
+from tandem.gateway.serving import ServeStream
+from tandem.telemetry.gen_ai import request_attributes, response_attributes
+from tandem.telemetry.tracing import Span
+
+JSON = "application/json"
+_STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+
+_logger = logging.getLogger(__name__)
+
+
+class Answer(Response):
+    """What an endpoint returns: it reads the body itself and serves it when called.
+
+    NOTE: a `Response`, because that is what the web framework passes the connection to.
+    """
+
+    def __init__(self, gateway: Gateway, dialect: Dialect) -> None:
+        super().__init__()
+        self._gateway = gateway
+        self._dialect = dialect
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = _Exchange(self._gateway, self._dialect, request_id_of(scope), send)
+        try:
+            body = await read_body(receive, header_of(scope, b"content-length"), self._gateway.max_body_bytes)
+        except ClientLeftError:
+            return
+        except TandemError as error:
+            await exchange.refuse(error)
+            return
+        name = f"POST {scope['path']}"
+        work = asyncio.create_task(exchange.serve(body, name, header_of(scope, b"traceparent")), name="exchange")
+        gone = asyncio.create_task(wait_until_left(receive), name="disconnect")
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            if exchange.has_ended:  # NOTE: the end of a response, too, is reported as the client's leaving
+                await asyncio.wait((work,))
+            elif not work.done():
+                self._gateway.metrics.disconnects.inc()
+        finally:
+            work.cancel()
+            gone.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+        if not work.cancelled():
+            work.result()
+
+
+class _Exchange:
+    """The life of one request, from its body to the last byte."""
+
+    def __init__(self, gateway: Gateway, dialect: Dialect, request_id: str, send: Send) -> None:
+        self._gateway = gateway
+        self._dialect = dialect
+        self._request_id = request_id
+        self._send = send
+        self._has_begun = False
+        self.has_ended = False
+        self._asked: Asked | None = None
+        self._record: RequestRecord | None = None
+
+    async def serve(self, body: bytes, name: str, traceparent: str | None) -> None:
+        """Answer; raises only for our own bugs, after the client was told."""
+        with self._gateway.tracing.span(name, traceparent) as span:
+            try:
+                async with asyncio.timeout(self._gateway.request_timeout_s):
+                    with self._gateway.admission.place() as free:
+                        await self._serve(body, span, free)
+            except (TandemError, TimeoutError) as error:
+                self._close_record("error", str(error) or "timeout")
+                await self.refuse(error)
+            except asyncio.CancelledError:
+                self._close_record("abort", "the client left")
+                raise
+            except Exception as error:  # the edge of a request: its client must be told, and the log
+                self._close_record("error", f"{type(error).__name__}: {error}")
+                _logger.exception("request %s failed by a bug", self._request_id)
+                await self.refuse(error)
+
+    async def refuse(self, error: BaseException) -> None:
+        """Say what went wrong, in whichever way is still open."""
+        problem = problem_of(error)
+        self._gateway.metrics.rejected(problem.code)
+        if self._has_begun:
+            assert self._asked is not None
+            await self._send_body(self._asked.writer.failed(problem), is_last=True)
+        else:
+            await self._send_head(problem.status, {"content-type": JSON, **problem.headers})
+            await self._send_body(self._dialect.problem(problem), is_last=True)
+        _log_problem(self._request_id, problem)
+
+    async def _serve(self, body: bytes, span: Span, free: Callable[[], None]) -> None:
+        """NOTE: its place is free before the client has the last byte, and may send its next request."""
+        gateway = self._gateway
+        record = self._record = gateway.history.open(self._request_id, gateway.model.name, time.time())
+        record.kind = self._dialect.kind
+        with record.timed("tokenise"):
+            asked = self._asked = await self._dialect.read(body, self._request_id)
+        record.num_choices = len(asked.request.choices)
+        span.set(request_attributes(self._dialect.kind, asked.request.model, asked.request.choices[0].params))
+        async with gateway.open(asked.request, record) as stream:
+            if asked.is_stream:
+                gateway.metrics.open_streams.inc()
+                try:
+                    await self._stream(stream, asked, record, free)
+                finally:
+                    gateway.metrics.open_streams.dec()
+            else:
+                await self._whole(stream, asked, record, free)
+        self._finish_span(span, asked, record)
+
+    async def _stream(self, stream: ServeStream, asked: Asked, record: RequestRecord, free: Callable[[], None]) -> None:
+        """NOTE: headers wait for the first news, so that whatever fails before it has a status."""
+        while batch := await stream.take():
+            for news in batch:
+                asked.results[news.index].take(news)
+            if not self._has_begun:
+                await self._send_head(200, _STREAM_HEADERS | {"server-timing": server_timing(record.stages())})
+            if frames := asked.writer.chunk(batch):
+                await self._send_body(frames, is_last=False)
+        free()
+        await self._send_body(asked.writer.end(), is_last=True)
+
+    async def _whole(self, stream: ServeStream, asked: Asked, record: RequestRecord, free: Callable[[], None]) -> None:
+        while batch := await stream.take():
+            for news in batch:
+                asked.results[news.index].take(news)
+        free()
+        body = asked.writer.whole()
+        timing = server_timing(record.stages())
+        await self._send_head(200, {"content-type": JSON, "content-length": str(len(body)), "server-timing": timing})
+        await self._send_body(body, is_last=True)
+
+    async def _send_head(self, status: int, headers: Mapping[str, str]) -> None:
+        self._has_begun = True
+        encoded = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": encoded})
+
+    async def _send_body(self, body: bytes, *, is_last: bool) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+        self.has_ended |= is_last
+
+    def _close_record(self, state: str, error: str | None) -> None:
+        if self._record is not None:
+            self._record.close(state, error)
+
+    def _finish_span(self, span: Span, asked: Asked, record: RequestRecord) -> None:
+        reasons = [str(result.finish_reason) for result in asked.results]
+        num_prompt = sum(result.num_prompt_tokens for result in asked.results)
+        num_output = sum(result.num_output_tokens for result in asked.results)
+        num_cached = sum(result.num_cached_tokens for result in asked.results)
+        span.set(response_attributes(self._request_id, reasons, num_prompt, num_output, num_cached))
+        self._gateway.tracing.export_stages(record.own_stages(), span.traceparent)
+
+
+def _log_problem(request_id: str, problem: Problem) -> None:
+    level = logging.WARNING if problem.status >= 500 else logging.INFO
+    _logger.log(level, "request %s is refused with %d: %s", request_id, problem.status, problem.message)

@@ -1,0 +1,123 @@
+"""The routes: which path is answered by what. Errors of every path have OpenAI's shape."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from tandem import __version__
+from tandem.core.errors import TandemError, UnavailableError
+from tandem.gateway.admin import find_request, list_processes
+from tandem.gateway.answer import JSON, Answer
+from tandem.gateway.dialect import Dialect
+from tandem.gateway.edge import Edge
+from tandem.gateway.errors import Problem, http_problem, problem_of
+from tandem.gateway.gateway import Gateway
+from tandem.gateway.openai.chat import ChatDialect
+from tandem.gateway.openai.completions import CompletionDialect
+from tandem.gateway.openai.fields import ChatBody, CompletionBody, GenerateBody
+from tandem.gateway.openai.frames import error_body
+from tandem.gateway.openai.models import list_models, one_model
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def build_app(gateway: Gateway) -> ASGIApp:
+    """The whole HTTP surface over a started gateway."""
+    app = FastAPI(title="Tandem", version=__version__, redirect_slashes=False)
+    _add_generating(app, gateway, "/v1/chat/completions", ChatDialect(gateway.surroundings), ChatBody)
+    _add_generating(app, gateway, "/v1/completions", CompletionDialect(gateway.surroundings), CompletionBody)
+    _add_models(app, gateway)
+    _add_health(app, gateway)
+    _add_admin(app, gateway)
+    _add_error_handlers(app)
+    return Edge(app, gateway.ids)
+
+
+def _add_generating(app: FastAPI, gateway: Gateway, path: str, dialect: Dialect, body: type[GenerateBody]) -> None:
+    schema = body.model_json_schema(ref_template=f"#/components/schemas/{{model}}{dialect.kind}")
+    schema.pop("$defs", None)
+    schema["properties"]["stream_options"] = {"type": "object", "nullable": True}
+    documented = {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}
+
+    @app.post(path, openapi_extra=documented, name=dialect.kind, tags=["OpenAI"])
+    async def generate() -> Response:
+        return Answer(gateway, dialect)
+
+
+def _add_models(app: FastAPI, gateway: Gateway) -> None:
+    @app.get("/v1/models", tags=["OpenAI"])
+    async def models() -> Response:
+        return JSONResponse(list_models(gateway.model, gateway.directory.known))
+
+    @app.get("/v1/models/{model_id:path}", tags=["OpenAI"])
+    async def model(model_id: str) -> Response:
+        return JSONResponse(one_model(model_id, gateway.model, gateway.directory.known))
+
+
+def _add_health(app: FastAPI, gateway: Gateway) -> None:
+    @app.get("/health", tags=["operations"])
+    async def health() -> Response:
+        """This process lives."""
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/ready", tags=["operations"])
+    async def ready() -> Response:
+        """A router answers and a decode worker is alive."""
+        if gateway.admission.is_closed:
+            raise UnavailableError("this gateway is stopping", 1.0)
+        info = await gateway.directory.ask()
+        if not info.num_decode:
+            raise UnavailableError(f"no live decode worker serves {info.name!r}", 1.0)
+        return JSONResponse({"status": "ready", "num_prefill": info.num_prefill, "num_decode": info.num_decode})
+
+    @app.get("/version", tags=["operations"])
+    async def version() -> Response:
+        return JSONResponse({"version": __version__})
+
+    @app.get("/metrics", tags=["operations"])
+    async def metrics() -> Response:
+        return Response(gateway.metrics.text(), headers={"content-type": METRICS_TYPE})
+
+
+def _add_admin(app: FastAPI, gateway: Gateway) -> None:
+    @app.get("/admin/workers", tags=["operations"])
+    async def workers(request: Request) -> Response:
+        """Every process of the cluster."""
+        host, port = request.scope.get("server") or ("", None)
+        return JSONResponse(await list_processes(gateway, f"{host}:{port}"))
+
+    @app.get("/admin/requests/{request_id}", tags=["operations"])
+    async def timeline(request_id: str) -> Response:
+        """Where a recent request's time went."""
+        return JSONResponse(find_request(gateway, request_id))
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    async def on_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        problem = http_problem(error.status_code, request.url.path, request.method)
+        return _as_response(problem, dict(error.headers or {}))
+
+    async def on_invalid(request: Request, error: Exception) -> Response:
+        return _as_response(http_problem(400, request.url.path, request.method))
+
+    async def on_bug(_: Request, error: Exception) -> Response:
+        """NOTE: the framework raises it again behind us, and `Edge` logs it."""
+        return _as_response(problem_of(error))
+
+    async def on_ours(_: Request, error: Exception) -> Response:
+        return _as_response(problem_of(error))
+
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(TandemError, on_ours)
+    app.add_exception_handler(Exception, on_bug)
+
+
+def _as_response(problem: Problem, headers: dict[str, Any] | None = None) -> Response:
+    return Response(error_body(problem), problem.status, {**(headers or {}), **problem.headers}, JSON)

@@ -1,0 +1,74 @@
+"""The seam between an API's words and the shared core: a dialect reads bodies, its writer puts news into words.
+
+An implementation keeps no state between requests and talks to no other process.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tandem.gateway.directory import ModelDirectory
+from tandem.gateway.errors import Problem
+from tandem.gateway.model import ServedModel
+from tandem.gateway.request import ChoiceNews, ChoiceResult, ServeRequest
+
+
+class Writer(Protocol):
+    """One answer in a dialect's words. `results`, shared with the caller, have taken a batch before it is written."""
+
+    def chunk(self, batch: Sequence[ChoiceNews]) -> bytes:
+        """Frames of a stream for this news; may be empty."""
+        ...
+
+    def end(self) -> bytes:
+        """The last frames of a stream that ended well."""
+        ...
+
+    def failed(self, problem: Problem) -> bytes:
+        """The last frames of a stream that did not."""
+        ...
+
+    def whole(self) -> bytes:
+        """The body of an answer that is not streamed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A body, understood: what to serve and how to say it. `results`: one a choice, in order."""
+
+    request: ServeRequest
+    results: tuple[ChoiceResult, ...]
+    writer: Writer
+    is_stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may ask for."""
+
+    max_choices: int
+    max_messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a dialect may look at."""
+
+    model: ServedModel
+    directory: ModelDirectory
+    limits: Limits
+
+
+class Dialect(Protocol):
+    """One endpoint that generates. `kind`: chat or text_completion."""
+
+    kind: str
+
+    async def read(self, body: bytes, request_id: str) -> Asked:
+        """Raises InvalidRequestError naming the field that is wrong; UnavailableError when no worker is known."""
+        ...
+
+    def problem(self, problem: Problem) -> bytes:
+        """The body of an error."""
+        ...

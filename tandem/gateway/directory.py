@@ -1,0 +1,69 @@
+"""What the routers say of the served model: context length, vocabulary, sampling defaults. Kept fresh by a task.
+
+Invariant: requests never wait for a router here once an answer is known; a stale answer is better than none.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from tandem.core.errors import TandemError, UnavailableError
+from tandem.gateway.routers import Routers
+from tandem.rpc.messages import ModelInfo
+
+REFRESH_S = 1.0
+
+_logger = logging.getLogger(__name__)
+
+
+class ModelDirectory:
+    """The model `name` as its workers describe it."""
+
+    def __init__(self, routers: Routers, name: str) -> None:
+        self._routers = routers
+        self._name = name
+        self._info: ModelInfo | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="model directory")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def known(self) -> ModelInfo | None:
+        """What was last said."""
+        return self._info
+
+    async def info(self) -> ModelInfo:
+        """What is known, or what a router says now.
+
+        Raises:
+            UnavailableError: no router answers, or none knows a worker that serves the model.
+        """
+        return self._info or await self.ask()
+
+    async def ask(self) -> ModelInfo:
+        """What a router says now; raises as `info`."""
+        found = await self._routers.models()
+        mine = [info for info in found if info.name == self._name]
+        if not mine:
+            raise UnavailableError(self._missing(found), 1.0)
+        self._info = max(mine, key=lambda info: info.num_decode)
+        return self._info
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self.ask()
+            except TandemError as error:
+                _logger.debug("the routers do not describe %s: %s", self._name, error)
+            await asyncio.sleep(REFRESH_S)
+
+    def _missing(self, found: Sequence[ModelInfo]) -> str:
+        others = ", ".join(sorted({info.name for info in found}))
+        hint = f"; the workers serve {others}, so give --served-model-name" if others else ""
+        return f"no live worker serves {self._name!r}{hint}"

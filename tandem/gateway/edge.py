@@ -1,0 +1,75 @@
+"""The outermost ASGI layer: every request gets its id, every response carries it, every bug becomes a 500 in JSON.
+
+Pure ASGI, so that a client's leaving reaches those inside. Never reads a body.
+"""
+
+import logging
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tandem.gateway.errors import problem_of
+from tandem.gateway.openai.frames import error_body
+from tandem.gateway.request_ids import RequestIds
+from tandem.telemetry.log import request_context
+
+_STATE_KEY = "tandem.request_id"
+
+_logger = logging.getLogger(__name__)
+
+
+class Edge:
+    """Wraps `app`."""
+
+    def __init__(self, app: ASGIApp, ids: RequestIds) -> None:
+        self._app = app
+        self._ids = ids
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = self._ids.claim(header_of(scope, b"x-request-id") or header_of(scope, b"request-id"))
+        scope[_STATE_KEY] = request_id
+        guarded = _Guarded(send, request_id)
+        try:
+            with request_context(request_id):
+                await self._serve(scope, receive, guarded)
+        finally:
+            self._ids.release(request_id)
+
+    async def _serve(self, scope: Scope, receive: Receive, guarded: "_Guarded") -> None:
+        try:
+            await self._app(scope, receive, guarded)
+        except Exception as error:  # the edge of the process: whatever it is, the client gets an answer
+            _logger.exception("%s %s failed", scope["method"], scope["path"])
+            if not guarded.has_begun:
+                headers = [(b"content-type", b"application/json")]
+                await guarded({"type": "http.response.start", "status": 500, "headers": headers})
+                await guarded({"type": "http.response.body", "body": error_body(problem_of(error))})
+
+
+class _Guarded:
+    """`send` that adds the request's id to the response's headers."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._id = request_id.encode("ascii")
+        self.has_begun = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.has_begun = True
+            own = [(b"x-request-id", self._id), (b"request-id", self._id)]
+            message = {**message, "headers": [*message.get("headers", ()), *own]}
+        await self._send(message)
+
+
+def header_of(scope: Scope, name: bytes) -> str | None:
+    """The first header of this name."""
+    found = next((value for key, value in scope["headers"] if key == name), None)
+    return None if found is None else found.decode("latin-1")
+
+
+def request_id_of(scope: Scope) -> str:
+    """What `Edge` called this request."""
+    return str(scope[_STATE_KEY])

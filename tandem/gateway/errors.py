@@ -1,0 +1,84 @@
+"""What went wrong, as HTTP says it: the one mapping from `core.errors` to status, type and code.
+
+Dialects write a `Problem` in their own shape. Nothing here knows a dialect's JSON.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from tandem.core.errors import CapacityError, EngineStoppedError, InvalidRequestError, TandemError, UnavailableError
+
+MAX_RETRY_AFTER_S = 120  # clients give up at once when told to wait longer
+_NAMED_FIELD = re.compile(r"([a-z][a-z_]*)(?:=|\[| (?:names|holds|has|is|entry|key)\b)")
+
+
+class RequestError(InvalidRequestError):
+    """A request refused by the gateway itself, with what OpenAI's clients expect beside the message.
+
+    Args:
+        param: the field that is wrong.
+        code: a word for programs, as `model_not_found`.
+        status: 400, or a more exact one: 404, 405, 413.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An error for a client. `retry_after_s`: whole seconds, when trying again can help."""
+
+    status: int
+    kind: str
+    code: str
+    message: str
+    param: str | None = None
+    retry_after_s: int | None = None
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+
+
+def problem_of(error: BaseException) -> Problem:
+    """How a client is told of `error`; of what we did not raise on purpose it learns nothing."""
+    if isinstance(error, InvalidRequestError):
+        return _refusal(error)
+    if isinstance(error, CapacityError):
+        return Problem(429, "rate_limit_error", "capacity_exceeded", str(error), None, _seconds(error.retry_after_s))
+    if isinstance(error, UnavailableError):
+        return Problem(503, "service_unavailable_error", "unavailable", str(error), None, _seconds(error.retry_after_s))
+    if isinstance(error, EngineStoppedError):
+        return Problem(503, "service_unavailable_error", "unavailable", str(error), None, 1)
+    if isinstance(error, TimeoutError):
+        return Problem(504, "timeout_error", "timeout", "the request took longer than this server allows")
+    if isinstance(error, TandemError):
+        return Problem(500, "server_error", "internal_error", str(error))
+    return Problem(500, "server_error", "internal_error", "the server failed on this request; its log says why")
+
+
+def http_problem(status: int, path: str, method: str) -> Problem:
+    """For what never reached a dialect."""
+    if status == 404:
+        return Problem(404, "invalid_request_error", "not_found", f"there is nothing at {path}; /docs lists what is")
+    if status == 405:
+        return Problem(405, "invalid_request_error", "method_not_allowed", f"{path} does not take {method}; see /docs")
+    return Problem(status, "invalid_request_error", "bad_request", HTTPStatus(status).phrase)
+
+
+def _refusal(error: InvalidRequestError) -> Problem:
+    if isinstance(error, RequestError):
+        return Problem(error.status, "invalid_request_error", error.code or "invalid_value", str(error), error.param)
+    named = _NAMED_FIELD.match(str(error))
+    return Problem(400, "invalid_request_error", "invalid_value", str(error), named.group(1) if named else None)
+
+
+def _seconds(retry_after_s: float | None) -> int:
+    return min(MAX_RETRY_AFTER_S, max(1, math.ceil(retry_after_s or 1.0)))

@@ -1,0 +1,142 @@
+"""The latest requests and where their time went, for operators. Invariant: bounded; the oldest is forgotten first.
+
+Holds figures and worker ids, never prompts or answers.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tandem.core.timeline import Stage
+from tandem.gateway.request import ChoiceEnd
+
+PROCESS = "gateway"
+DEFAULT_SIZE = 1000
+MAX_STAGES = 512
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request as the gateway saw it, and what workers said of it."""
+
+    request_id: str
+    model: str
+    started_s: float
+    kind: str = ""
+    state: str = "running"
+    num_choices: int = 0
+    duration_s: float | None = None
+    error: str | None = None
+    ends: dict[int, ChoiceEnd] = field(default_factory=dict)
+    workers: list[str] = field(default_factory=list)
+    _own: list[Stage] = field(default_factory=list)
+    _workers: dict[int, list[Stage]] = field(default_factory=dict)
+
+    def add(self, stage: Stage) -> None:
+        """A stage in this process."""
+        if len(self._own) < MAX_STAGES:
+            self._own.append(stage)
+
+    def close(self, state: str, error: str | None = None, wall: Callable[[], float] = time.time) -> None:
+        """It has ended; the first word on how counts."""
+        if self.state == "running":
+            self.state, self.error = state, error
+            self.duration_s = wall() - self.started_s
+
+    def add_early(self, index: int, stages: Sequence[Stage]) -> None:
+        """What a worker says of a choice before its end."""
+        known = self._workers.setdefault(index, [])
+        known.extend(stages[: MAX_STAGES - len(known)])
+
+    def end_choice(self, end: ChoiceEnd) -> None:
+        """A choice has ended; its whole timeline replaces what came early."""
+        self.ends[end.index] = end
+        if end.stages:
+            self._workers[end.index] = list(end.stages[:MAX_STAGES])
+
+    def own_stages(self) -> Sequence[Stage]:
+        """Those of this process."""
+        return self._own
+
+    def stages(self) -> list[Stage]:
+        """Everything known, in the order it began; workers' stages of several choices say whose they are."""
+        found = list(self._own)
+        for index, stages in self._workers.items():
+            found += stages if self.num_choices < 2 else [_of_choice(stage, index) for stage in stages]
+        return sorted(found, key=lambda stage: stage.start_s)
+
+    @contextmanager
+    def timed(self, name: str, wall: Callable[[], float] = time.time) -> Iterator[dict[str, str | int | float]]:
+        """Record the block as a stage of the gateway; what is put into the yielded dict becomes its attributes."""
+        start_s = wall()
+        attributes: dict[str, str | int | float] = {}
+        try:
+            yield attributes
+        finally:
+            self.add(Stage(name, PROCESS, start_s, wall() - start_s, attributes))
+
+    def as_json(self) -> dict[str, Any]:
+        ends = [self.ends[index] for index in sorted(self.ends)]
+        return {
+            "request_id": self.request_id,
+            "model": self.model,
+            "kind": self.kind,
+            "state": self.state,
+            "error": self.error,
+            "started_s": self.started_s,
+            "duration_s": self.duration_s,
+            "ttft_s": min((end.ttft_s for end in ends if end.ttft_s is not None), default=None),
+            "workers": self.workers,
+            "num_choices": self.num_choices,
+            "num_failovers": sum(end.num_failovers for end in ends),
+            "prompt_tokens": sum(end.num_prompt_tokens for end in ends),
+            "output_tokens": sum(end.num_output_tokens for end in ends),
+            "cached_tokens": sum(end.metrics.num_cached_tokens for end in ends if end.metrics is not None),
+            "choices": [_end_as_json(end) for end in ends],
+            "stages": [_stage_as_json(stage) for stage in self.stages()],
+        }
+
+
+class RequestHistory:
+    """The last `size` requests by id. Owned by one event loop."""
+
+    def __init__(self, size: int = DEFAULT_SIZE) -> None:
+        self._size = size
+        self._records: OrderedDict[str, RequestRecord] = OrderedDict()
+
+    def open(self, request_id: str, model: str, started_s: float) -> RequestRecord:
+        """A new record; one of the same id that has ended is forgotten."""
+        self._records.pop(request_id, None)
+        record = self._records[request_id] = RequestRecord(request_id, model, started_s)
+        if len(self._records) > self._size:
+            self._records.popitem(last=False)
+        return record
+
+    def find(self, request_id: str) -> RequestRecord | None:
+        return self._records.get(request_id)
+
+
+def _of_choice(stage: Stage, index: int) -> Stage:
+    return Stage(stage.name, stage.process, stage.start_s, stage.duration_s, {**stage.attributes, "choice": index})
+
+
+def _stage_as_json(stage: Stage) -> Mapping[str, Any]:
+    return asdict(stage)
+
+
+def _end_as_json(end: ChoiceEnd) -> Mapping[str, Any]:
+    metrics = end.metrics
+    return {
+        "index": end.index,
+        "finish_reason": end.reason,
+        "error": end.error,
+        "prompt_tokens": end.num_prompt_tokens,
+        "output_tokens": end.num_output_tokens,
+        "cached_tokens": 0 if metrics is None else metrics.num_cached_tokens,
+        "num_preemptions": 0 if metrics is None else metrics.num_preemptions,
+        "num_failovers": end.num_failovers,
+        "ttft_s": end.ttft_s,
+    }

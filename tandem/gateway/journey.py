@@ -1,0 +1,242 @@
+"""One choice from its pairing to its last token, over as many workers as it takes.
+
+Invariant: the client's tokens are those of one worker that never failed: whoever continues is given everything that was
+generated. Attempts and the time spent looking for another worker are bounded. Never writes to a client.
+"""
+
+import asyncio
+import logging
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from tandem.core.clock import Clock
+from tandem.core.errors import CapacityError, EngineStoppedError, TandemError, UnavailableError, WorkerLostError
+from tandem.core.output import RequestMetrics, RequestOutput
+from tandem.core.timeline import Stage
+from tandem.core.types import FinishReason
+from tandem.gateway.history import RequestRecord
+from tandem.gateway.metrics import GatewayMetrics
+from tandem.gateway.news_queue import NewsQueue
+from tandem.gateway.request import Choice, ChoiceEnd, ChoiceNews, ServeRequest
+from tandem.gateway.routers import PAUSE_S, Routers
+from tandem.gateway.stalls import StallWatch
+from tandem.rpc.client import ClientPool, WorkerClient
+from tandem.rpc.messages import GenerateCall, GenerateNews, PairCall, PairingAnswer, WorkerAddress
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """What a journey needs of the gateway it starts from."""
+
+    routers: Routers
+    workers: ClientPool[WorkerClient]
+    stalls: StallWatch
+    metrics: GatewayMetrics
+    clock: Clock
+    max_attempts: int
+    failover_timeout_s: float
+
+
+class Journey:
+    """Serves `choice` of `request`; `run` once, from its own task."""
+
+    def __init__(
+        self, ways: Ways, request: ServeRequest, choice: Choice, record: RequestRecord, queue: NewsQueue
+    ) -> None:
+        self._ways = ways
+        self._request = request
+        self._choice = choice
+        self._record = record
+        self._queue = queue
+        self._started_s = ways.clock.now_s()
+        self._token_ids: list[int] = []
+        self._has_prompt_logprobs = False
+        self._first_s: float | None = None
+        self._last_s: float | None = None
+        self._failed: list[WorkerAddress] = []
+        self._failure: TandemError | None = None
+        self._final: RequestOutput | None = None
+        self._stages: tuple[Stage, ...] = ()
+        self._fingerprint: str | None = None
+        self.router: str | None = None
+
+    async def run(self) -> None:
+        """Serve until the last token.
+
+        Raises:
+            TandemError: it cannot be served, or not to its end.
+        """
+        while self._final is None:
+            pairing = await self._pair()
+            try:
+                await self._follow(pairing)
+            except (CapacityError, UnavailableError, EngineStoppedError) as error:
+                if self._final is None:
+                    self._give_up_on(pairing.decode, error)
+
+    def end(self, error: BaseException | None) -> ChoiceEnd:
+        """What became of it; `error`: what ended the request, None for a client that left."""
+        final = self._final
+        reason = final.finish_reason if final is not None else None
+        stopped = FinishReason.ABORT if error is None else FinishReason.ERROR
+        return ChoiceEnd(
+            index=self._choice.index,
+            reason=reason or stopped,
+            num_prompt_tokens=len(self._choice.prompt_token_ids),
+            num_output_tokens=len(self._token_ids),
+            num_failovers=len(self._failed),
+            ttft_s=None if self._first_s is None else self._first_s - self._started_s,
+            metrics=self._metrics(),
+            stages=self._stages,
+            error=None if error is None or reason is not None else str(error),
+        )
+
+    def _metrics(self) -> RequestMetrics | None:
+        return None if self._final is None else self._final.metrics
+
+    async def _pair(self) -> PairingAnswer:
+        """Whom to go to. Once a worker was lost, one that has room is waited for a little."""
+        is_lost = isinstance(self._failure, (UnavailableError, EngineStoppedError))
+        give_up_s = self._ways.clock.now_s() + (self._ways.failover_timeout_s if is_lost else 0.0)
+        while True:
+            try:
+                return await self._ask_router()
+            except (CapacityError, UnavailableError) as error:
+                if self._ways.clock.now_s() >= give_up_s:
+                    raise self._refusal(error) from error
+            await asyncio.sleep(PAUSE_S)
+
+    async def _ask_router(self) -> PairingAnswer:
+        excluded = tuple({worker.worker_id for worker in self._failed})
+        with self._record.timed("pair") as attributes:
+            try:
+                self.router, answer = await self._ways.routers.pair(self._pair_call(excluded))
+            except UnavailableError:
+                if not excluded:
+                    raise
+                self.router, answer = await self._ways.routers.pair(self._pair_call(()))
+                if answer.decode in self._failed:
+                    raise
+            attributes.update(_described(answer))
+        self._fingerprint = answer.fingerprint or None
+        self._record.workers.append(answer.decode.worker_id)
+        return answer
+
+    def _pair_call(self, excluded: tuple[str, ...]) -> PairCall:
+        return PairCall(
+            request_id=self._choice.request_id,
+            model=self._request.model,
+            token_ids=self._choice.prompt_token_ids + tuple(self._token_ids),
+            num_expected_output=max(1, self._request.num_expected_output - len(self._token_ids)),
+            cache_salt=self._request.cache_salt,
+            session_id=self._request.session_id,
+            excluded=excluded,
+            local_prefill=self._request.local_prefill,
+            fingerprint=self._fingerprint if self._token_ids else None,
+        )
+
+    def _refusal(self, error: TandemError) -> TandemError:
+        """NOTE: when all that was found was full, that is the answer, not that nobody else is there."""
+        return self._failure if isinstance(self._failure, CapacityError) else error
+
+    async def _follow(self, pairing: PairingAnswer) -> None:
+        """Take a worker's news until it ends the stream; WorkerLostError when it dies, stalls or stops early."""
+        worker = pairing.decode
+        client = self._ways.workers.get(worker.address)
+        timeout = asyncio.timeout(None)
+        with self._ways.stalls.listen(worker, timeout) as listening:
+            try:
+                async with timeout, aclosing(client.generate(self._call(pairing), timeout_s=None)) as stream:
+                    async for news in stream:
+                        listening.heard_s = self._ways.clock.now_s()
+                        await self._take(news, listening.heard_s, worker)
+            except TimeoutError:
+                raise WorkerLostError(listening.lost or f"worker {worker.worker_id} went silent") from None
+        if self._final is None:
+            raise WorkerLostError(f"worker {worker.worker_id} at {worker.address} ended the stream early")
+
+    def _call(self, pairing: PairingAnswer) -> GenerateCall:
+        return GenerateCall(
+            request_id=self._choice.request_id,
+            prompt_token_ids=self._choice.prompt_token_ids,
+            params=self._choice.params,
+            output_token_ids=tuple(self._token_ids),
+            priority=self._request.priority,
+            cache_salt=self._request.cache_salt,
+            decode=pairing.decode,
+            prefill=pairing.prefill,
+            spares=pairing.spares,
+            fetch_from=pairing.fetch_from,
+            num_fetch_blocks=pairing.num_fetch_blocks,
+        )
+
+    async def _take(self, news: GenerateNews, now_s: float, worker: WorkerAddress) -> None:
+        output = news.output
+        if output.finish_reason is FinishReason.ABORT:
+            raise WorkerLostError(f"worker {worker.worker_id} aborted the request: {output.stop_reason or 'no reason'}")
+        if output.finish_reason is FinishReason.ERROR:
+            raise TandemError(f"worker {worker.worker_id} failed on the request: {output.stop_reason}")
+        await self._queue.put(self._as_news(output))
+        # NOTE: noted only once the client will get it: when the line above is interrupted, both never happened.
+        self._has_prompt_logprobs |= output.prompt_logprobs is not None
+        if output.token_ids:
+            self._note_tokens(output.token_ids, now_s)
+        if output.finished:
+            self._final, self._stages = output, news.timeline
+        elif news.timeline:
+            self._record.add_early(self._choice.index, news.timeline)
+
+    def _note_tokens(self, token_ids: tuple[int, ...], now_s: float) -> None:
+        if self._first_s is None or self._last_s is None:
+            self._first_s = now_s
+            self._ways.metrics.observe_first(now_s - self._started_s)
+        else:
+            self._ways.metrics.observe_tokens(len(token_ids), now_s - self._last_s)
+        self._last_s = now_s
+        self._token_ids += token_ids
+
+    def _as_news(self, output: RequestOutput) -> ChoiceNews:
+        return ChoiceNews(
+            self._choice.index,
+            output.token_ids,
+            output.text,
+            output.logprobs,
+            None if self._has_prompt_logprobs else output.prompt_logprobs,
+            output.finish_reason,
+            output.stop_reason,
+            0 if output.metrics is None else output.metrics.num_cached_tokens,
+        )
+
+    def _give_up_on(self, worker: WorkerAddress, error: TandemError) -> None:
+        """Count the failure; raises `error` when it was the last attempt."""
+        self._failed.append(worker)
+        self._failure = error
+        _logger.warning(
+            "%s: worker %s failed after %d tokens: %s",
+            self._choice.request_id,
+            worker.worker_id,
+            len(self._token_ids),
+            error,
+        )
+        with self._record.timed("failover") as attributes:
+            attributes.update(worker=worker.worker_id, num_tokens=len(self._token_ids), error=str(error)[:200])
+        if len(self._failed) >= self._ways.max_attempts:
+            raise error
+        self._ways.metrics.failovers.inc()
+
+
+def _described(answer: PairingAnswer) -> dict[str, str | int | float]:
+    """A pairing as attributes of its stage."""
+    described: dict[str, str | int | float] = {
+        "decode": answer.decode.worker_id,
+        "prefill": answer.decode.worker_id if answer.prefill is None else answer.prefill.worker_id,
+        "policy": answer.policy,
+        "prefill_cached_blocks": answer.prefill_cached_blocks,
+        "decode_cached_blocks": answer.decode_cached_blocks,
+        "decision_ms": round(answer.decision_s * 1000, 3),
+    }
+    if answer.fetch_from is not None:
+        described |= {"fetch_from": answer.fetch_from.worker_id, "num_fetch_blocks": answer.num_fetch_blocks}
+    return described | {f"predicted_{name}_ms": round(value, 3) for name, value in answer.predicted_ms.items()}

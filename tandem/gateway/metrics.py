@@ -1,0 +1,83 @@
+"""What a gateway counts: the `vllm:*` names that dashboards read, and its own `tandem_gateway_*`.
+
+One registry an instance, so that two gateways can live in one process. Never reads a clock.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from tandem.core.types import FinishReason
+from tandem.gateway.request import ChoiceEnd
+
+_TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+_GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
+_LIFE_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
+_TOKENS = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
+_LABELS = ("model_name", "engine")
+
+
+class GatewayMetrics:
+    """Counters of one gateway that serves one model."""
+
+    def __init__(self, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self._values = (model_name, "0")
+        self._ttft = self._histogram("vllm:time_to_first_token_seconds", "request taken to first token", _TTFT_S)
+        self._gap = self._histogram("vllm:inter_token_latency_seconds", "time between tokens", _GAP_S)
+        self._per_token = self._histogram(
+            "vllm:request_time_per_output_token_seconds", "mean time between a request's tokens", _GAP_S
+        )
+        self._life = self._histogram("vllm:e2e_request_latency_seconds", "request taken to its end", _LIFE_S)
+        self._prompt = self._histogram("vllm:request_prompt_tokens", "prompt tokens of a request", _TOKENS)
+        self._output = self._histogram("vllm:request_generation_tokens", "tokens generated for a request", _TOKENS)
+        self._num_prompt = self._counter("vllm:prompt_tokens_total", "prompt tokens of requests that ended")
+        self._num_output = self._counter("vllm:generation_tokens_total", "tokens generated")
+        self.running = Gauge(
+            "vllm:num_requests_running", "choices being served", _LABELS, registry=self.registry
+        ).labels(*self._values)
+        success = Counter(
+            "vllm:request_success_total", "choices that ended", (*_LABELS, "finished_reason"), registry=self.registry
+        )
+        self._success = {reason: success.labels(*self._values, reason.value) for reason in FinishReason}
+        self.failovers = Counter(
+            "tandem_gateway_failovers_total", "choices that went on to another worker", registry=self.registry
+        )
+        self._rejected = Counter(
+            "tandem_gateway_rejected_total", "requests answered with an error", ("reason",), registry=self.registry
+        )
+        self.open_streams = Gauge("tandem_gateway_open_streams", "answers being streamed", registry=self.registry)
+        self.disconnects = Counter(
+            "tandem_gateway_disconnects_total", "clients that left before their answer's end", registry=self.registry
+        )
+
+    def observe_first(self, ttft_s: float) -> None:
+        self._ttft.observe(ttft_s)
+
+    def observe_tokens(self, num_tokens: int, gap_s: float) -> None:
+        """Tokens that came together count as evenly spaced."""
+        for _ in range(num_tokens):
+            self._gap.observe(gap_s / num_tokens)
+
+    def observe_end(self, end: ChoiceEnd, duration_s: float) -> None:
+        """A choice has ended, one way or another."""
+        self._success[end.reason].inc()
+        self._num_prompt.inc(end.num_prompt_tokens)
+        self._num_output.inc(end.num_output_tokens)
+        if end.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._prompt.observe(end.num_prompt_tokens)
+            self._output.observe(end.num_output_tokens)
+            self._life.observe(duration_s)
+            if end.ttft_s is not None and end.num_output_tokens > 1:
+                self._per_token.observe((duration_s - end.ttft_s) / (end.num_output_tokens - 1))
+
+    def rejected(self, code: str) -> None:
+        self._rejected.labels(code).inc()
+
+    def text(self) -> bytes:
+        """What /metrics answers."""
+        return generate_latest(self.registry)
+
+    def _histogram(self, name: str, meaning: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, meaning, _LABELS, buckets=buckets, registry=self.registry).labels(*self._values)
+
+    def _counter(self, name: str, meaning: str) -> Counter:
+        return Counter(name, meaning, _LABELS, registry=self.registry).labels(*self._values)

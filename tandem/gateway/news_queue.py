@@ -1,0 +1,42 @@
+"""News of all choices of one request on its way from their tasks to the client's. Invariant: bounded; order is kept."""
+
+import asyncio
+
+from tandem.gateway.request import ChoiceNews
+
+MAX_NEWS = 2048
+
+
+class NewsQueue:
+    """Many writers, one reader, who takes all there is at once. Owned by one event loop."""
+
+    def __init__(self) -> None:
+        self._news: list[ChoiceNews] = []
+        self._error: BaseException | None = None
+        self._has_news = asyncio.Event()
+        self._has_room = asyncio.Event()
+
+    async def put(self, news: ChoiceNews) -> None:
+        """Waits while the reader, a slow client, is far behind."""
+        while len(self._news) >= MAX_NEWS:
+            self._has_room.clear()
+            await self._has_room.wait()
+        self._news.append(news)
+        self._has_news.set()
+
+    def fail(self, error: BaseException) -> None:
+        """The reader gets `error` after what is here; the first error counts."""
+        self._error = self._error or error
+        self._has_news.set()
+
+    async def take(self) -> list[ChoiceNews]:
+        """At least one piece of news, or raises what `fail` was given."""
+        await self._has_news.wait()
+        if not self._news:
+            assert self._error is not None
+            raise self._error
+        news, self._news = self._news, []
+        if self._error is None:
+            self._has_news.clear()
+        self._has_room.set()
+        return news

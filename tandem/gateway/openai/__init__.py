@@ -1,0 +1,1 @@
+"""OpenAI's dialect: chat completions, completions and the list of models."""

@@ -1,0 +1,203 @@
+"""`/v1/completions`: prompts as text or token ids in, their continuations out, echoed and scored when asked for."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from tandem.core.sampling_params import SamplingParams
+from tandem.core.types import TokenLogprobs
+from tandem.gateway.dialect import Asked, Surroundings
+from tandem.gateway.errors import Problem, RequestError
+from tandem.gateway.model import check_length
+from tandem.gateway.openai.envelope import Envelope, check_model
+from tandem.gateway.openai.fields import CompletionBody, read_body
+from tandem.gateway.openai.frames import error_body, error_frames, frame
+from tandem.gateway.openai.logprobs import completion_logprobs, prompt_logprobs
+from tandem.gateway.openai.sampling import check_num_choices, expected_output, make_choices, read_params
+from tandem.gateway.openai.usage import finish_reason
+from tandem.gateway.request import ChoiceNews, ChoiceResult, ServeRequest
+from tandem.rpc.messages import ModelInfo
+from tandem.text.tokenizer import Tokenizer
+
+DEFAULT_MAX_TOKENS = 16  # as OpenAI has it
+
+
+class CompletionDialect:
+    """Reads completion bodies."""
+
+    kind = "text_completion"
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._around = surroundings
+
+    async def read(self, body: bytes, request_id: str) -> Asked:
+        """Raises as `Dialect.read`."""
+        asked, model = read_body(CompletionBody, body), self._around.model
+        check_model(asked.model, model.name)
+        prompts = _prompts(asked)
+        check_num_choices(len(prompts), asked.n, self._around.limits.max_choices)
+        info = await self._around.directory.info()
+        if asked.prompt_logprobs is not None and asked.stream:
+            raise RequestError("prompt_logprobs is not for stream=true", param="prompt_logprobs")
+        params = _params(asked, info, model.tokenizer)
+        token_ids = [await self._encode(prompt, asked, info) for prompt in prompts]
+        request = ServeRequest(
+            request_id=request_id,
+            model=model.name,
+            choices=make_choices(request_id, token_ids, params),
+            num_expected_output=expected_output(params),
+            priority=asked.priority or 0,
+            cache_salt=asked.cache_salt or "",
+            session_id=asked.prompt_cache_key,
+            local_prefill=params.prompt_logprobs is not None,
+        )
+        is_stream = bool(asked.stream)
+        results = tuple(ChoiceResult(len(choice.prompt_token_ids), not is_stream) for choice in request.choices)
+        envelope = Envelope.of(asked, f"cmpl-{request_id}", "text_completion", info, results, params.n)
+        sources = [Source(prompt, ids, model.tokenizer) for prompt, ids in zip(prompts, token_ids, strict=True)]
+        return Asked(request, results, CompletionWriter(envelope, asked, model.tokenizer, sources), is_stream)
+
+    def problem(self, problem: Problem) -> bytes:
+        return error_body(problem)
+
+    async def _encode(self, prompt: str | list[int], asked: CompletionBody, info: ModelInfo) -> list[int]:
+        if isinstance(prompt, str):
+            add_special_tokens = asked.add_special_tokens is not False
+            return await self._around.model.encode(prompt, info.max_model_len, add_special_tokens=add_special_tokens)
+        for token_id in check_length(prompt, info.max_model_len):
+            if not 0 <= token_id < info.vocab_size:
+                raise RequestError(
+                    f"prompt token {token_id} is not an id from 0 to {info.vocab_size - 1}", param="prompt"
+                )
+        return prompt
+
+
+def _params(asked: CompletionBody, info: ModelInfo, tokenizer: Tokenizer) -> SamplingParams:
+    """NOTE: an echo with logprobs needs the prompt's, which are computed with the request."""
+    max_tokens = DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
+    params = read_params(asked, info, tokenizer, max_tokens=max_tokens, logprobs=asked.logprobs)
+    if not asked.echo or asked.logprobs is None:
+        return params
+    return replace(params, prompt_logprobs=max(asked.logprobs, asked.prompt_logprobs or 0))
+
+
+class Source:
+    """A prompt, as its echo needs it."""
+
+    __slots__ = ("_given", "_tokenizer", "token_ids")
+
+    def __init__(self, given: str | list[int], token_ids: Sequence[int], tokenizer: Tokenizer) -> None:
+        self._given = given
+        self._tokenizer = tokenizer
+        self.token_ids = token_ids
+
+    @property
+    def text(self) -> str:
+        if isinstance(self._given, str):
+            return self._given
+        return self._tokenizer.decode(self.token_ids, skip_special_tokens=False)
+
+
+class CompletionWriter:
+    """Writes the answers to one or several prompts."""
+
+    def __init__(
+        self, envelope: Envelope, asked: CompletionBody, tokenizer: Tokenizer, sources: Sequence[Source]
+    ) -> None:
+        self._envelope = envelope
+        self._tokenizer = tokenizer
+        self._sources = sources
+        self._has_echo = bool(asked.echo)
+        self._has_logprobs = asked.logprobs is not None
+        self._has_prompt_logprobs = asked.prompt_logprobs is not None
+        self._has_token_ids = bool(asked.return_token_ids)
+        self._offsets: dict[int, int] = {}
+
+    def chunk(self, batch: Sequence[ChoiceNews]) -> bytes:
+        return b"".join(map(self._frame, batch))
+
+    def end(self) -> bytes:
+        return self._envelope.last_frames()
+
+    def failed(self, problem: Problem) -> bytes:
+        return error_frames(problem)
+
+    def whole(self) -> bytes:
+        results = self._envelope.results
+        return orjson.dumps(self._envelope.whole([self._choice(index, result) for index, result in enumerate(results)]))
+
+    def _source(self, index: int) -> Source:
+        return self._sources[index // self._envelope.num_per_prompt]
+
+    def _choice(self, index: int, result: ChoiceResult) -> dict[str, Any]:
+        source = self._source(index)
+        scores = None
+        if self._has_logprobs:
+            scores = self._logprobs(index, result.token_ids, result.logprobs, result.prompt_logprobs)
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": source.text + result.text if self._has_echo else result.text,
+            "logprobs": scores,
+            "finish_reason": finish_reason(result.finish_reason),
+            "stop_reason": result.stop_reason,
+        }
+        if self._has_prompt_logprobs and result.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(self._tokenizer, result.prompt_logprobs)
+        if self._has_token_ids:
+            choice |= {"token_ids": result.token_ids, "prompt_token_ids": source.token_ids}
+        return choice
+
+    def _frame(self, news: ChoiceNews) -> bytes:
+        is_first = news.index not in self._offsets
+        source = self._source(news.index)
+        text = source.text + news.text if self._has_echo and is_first else news.text
+        scores = None
+        if self._has_logprobs:
+            scores = self._logprobs(news.index, news.token_ids, news.logprobs or (), news.prompt_logprobs)
+        self._offsets.setdefault(news.index, 0)
+        if not (text or news.finish_reason or (news.token_ids and (scores or self._has_token_ids))):
+            return b""
+        choice: dict[str, Any] = {
+            "index": news.index,
+            "text": text,
+            "logprobs": scores,
+            "finish_reason": finish_reason(news.finish_reason),
+        }
+        if news.finish_reason is not None:
+            choice["stop_reason"] = news.stop_reason
+        if self._has_token_ids:
+            choice["token_ids"] = news.token_ids
+            if is_first:
+                choice["prompt_token_ids"] = source.token_ids
+        return frame(self._envelope.chunk([choice]))
+
+    def _logprobs(
+        self,
+        index: int,
+        token_ids: Sequence[int],
+        entries: Sequence[TokenLogprobs],
+        of_prompt: Sequence[TokenLogprobs | None] | None,
+    ) -> dict[str, Any]:
+        """Of these tokens; of the prompt's too when this is where the echo is."""
+        offset = self._offsets.get(index, 0)
+        scored: Sequence[TokenLogprobs | None] = entries
+        if self._has_echo and index not in self._offsets:
+            token_ids = [*self._source(index).token_ids, *token_ids]
+            scored = [*(of_prompt or ()), *entries]
+        value = completion_logprobs(self._tokenizer, token_ids, scored, offset)
+        self._offsets[index] = offset + sum(map(len, value["tokens"]))
+        return value
+
+
+def _prompts(asked: CompletionBody) -> list[str | list[int]]:
+    """One entry a prompt."""
+    given = asked.prompt
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise RequestError("prompt is empty; give text, token ids, or lists of them", param="prompt")
+    if isinstance(given[0], int):
+        return [[token_id for token_id in given if isinstance(token_id, int)]]
+    return [prompt for prompt in given if isinstance(prompt, (str, list))]

@@ -1,0 +1,165 @@
+"""Which fields OpenAI's bodies have, and which of those that we do not act on are harmless.
+
+Invariant: a field that would change the answer is acted on or refused by name, never ignored. Fields that are harmless:
+they name, bill, store or speed up, or hold the value that means "nothing special".
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tandem.core.errors import shown
+from tandem.gateway.errors import RequestError
+
+# Accepted whatever they hold.
+HARMLESS = frozenset(
+    {
+        "user",
+        "metadata",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "parallel_tool_calls",
+        "prediction",
+        "spaces_between_special_tokens",
+        "request_id",
+    }
+)
+# Accepted with these values, which ask for nothing.
+HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none",),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "store": (False,),
+    "verbosity": ("medium",),
+    "best_of": (1,),
+    "suffix": ("",),
+    "skip_special_tokens": (True,),
+    "use_beam_search": (False,),
+    "continue_final_message": (False,),
+    "reasoning_effort": ("none",),
+}
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class StreamOptions(_Body):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class GenerateBody(_Body):
+    """What chat and completions share. None = not said; ranges are checked by `SamplingParams`."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    top_k: int | None = Field(None, description="0 or -1: all")
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    prompt_logprobs: int | None = None
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="smaller is served first")
+    cache_salt: str | None = Field(None, max_length=256, description="prompts share cached KV only within a salt")
+    prompt_cache_key: str | None = Field(None, max_length=256, description="requests of one key prefer one worker")
+    return_token_ids: bool | None = None
+
+
+class ChatBody(GenerateBody):
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    add_special_tokens: bool | None = Field(None, description="whether the template's text gets a bos; default false")
+
+
+class CompletionBody(GenerateBody):
+    prompt: str | list[int] | list[str] | list[list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+    add_special_tokens: bool | None = Field(None, description="whether a text prompt gets a bos; default true")
+
+
+AnyBody = TypeVar("AnyBody", bound=GenerateBody)
+
+
+def read_body(kind: type[AnyBody], body: bytes) -> AnyBody:
+    """The body as `kind`.
+
+    Raises:
+        RequestError: it is not a JSON object, a field has the wrong type, or one cannot be honoured; it is named.
+    """
+    try:
+        parsed = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
+    if not isinstance(parsed, dict):
+        raise RequestError(f"the body is a JSON {type(parsed).__name__}; an object is expected", code="invalid_json")
+    try:
+        found = kind.model_validate(parsed)
+    except ValidationError as error:
+        raise _wrong(error) from error
+    _check_extra(found.model_extra or {})
+    if found.stream_options is not None:
+        _check_stream_options(found)
+    return found
+
+
+def _check_extra(extra: Mapping[str, Any]) -> None:
+    for name, value in extra.items():
+        if value is None or name in HARMLESS or value in HARMLESS_VALUES.get(name, ()):
+            continue
+        if name == "tools" and extra.get("tool_choice") == "none":
+            continue
+        raise RequestError(
+            f"{shown(name)[1:-1]}={shown(value)} is not supported by this server, and ignoring it would change the "
+            "answer; leave it out",
+            param=name[:128],
+            code="unsupported_parameter",
+        )
+
+
+def _check_stream_options(body: GenerateBody) -> None:
+    assert body.stream_options is not None
+    if not body.stream:
+        raise RequestError("stream_options is only for stream=true", param="stream_options")
+    if body.stream_options.model_extra:
+        name = next(iter(body.stream_options.model_extra))
+        raise RequestError(f"stream_options has no {shown(name)}", param="stream_options", code="unknown_parameter")
+
+
+def _wrong(error: ValidationError) -> RequestError:
+    """The first field that is wrong, by the name its sender gave it, and all that it may be instead."""
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    param = str(first["loc"][0])[:128] if first["loc"] else None
+    if first["type"] == "missing":
+        return RequestError(f"{param} is missing", param=param, code="missing_required_parameter")
+    where = f"{param}" + "".join(f"[{part}]" for part in first["loc"][1:] if isinstance(part, int))
+    wanted = dict.fromkeys(problem["msg"] for problem in problems if problem["loc"][:1] == first["loc"][:1])
+    return RequestError(f"{where}={shown(first['input'])}: {'; or: '.join(wanted)}", param=param, code="invalid_type")

@@ -1,0 +1,34 @@
+"""Server-sent events and bodies in OpenAI's shape. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from tandem.gateway.errors import Problem
+
+DONE = b"data: [DONE]\n\n"
+
+
+def frame(value: Mapping[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def error_value(problem: Problem) -> Mapping[str, Any]:
+    return {
+        "error": {
+            "message": problem.message,
+            "type": problem.kind,
+            "param": problem.param,
+            "code": problem.code,
+        }
+    }
+
+
+def error_body(problem: Problem) -> bytes:
+    return orjson.dumps(error_value(problem))
+
+
+def error_frames(problem: Problem) -> bytes:
+    """How a stream that broke ends: clients raise on the first frame, and stop reading at the second."""
+    return frame(error_value(problem)) + DONE

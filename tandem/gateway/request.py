@@ -1,0 +1,105 @@
+"""A request as every dialect means it: token lists to continue, and what comes back of each. Plain values."""
+
+from dataclasses import dataclass, field
+
+from tandem.core.output import RequestMetrics
+from tandem.core.sampling_params import SamplingParams
+from tandem.core.timeline import Stage
+from tandem.core.types import FinishReason, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer to one prompt. `params`: `n` is 1 and `seed` is set, so that any worker draws the same tokens."""
+
+    index: int
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeRequest:
+    """What the core serves.
+
+    Args:
+        choices: answers wanted, in the order of their index.
+        local_prefill: the decode worker must compute the prompt itself, as prompt logprobs need.
+        num_expected_output: tokens an answer probably has.
+    """
+
+    request_id: str
+    model: str
+    choices: tuple[Choice, ...]
+    num_expected_output: int
+    priority: int = 0
+    cache_salt: str = ""
+    session_id: str | None = None
+    local_prefill: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceNews:
+    """What is new of one choice, as `RequestOutput` says it; the last has a finish reason."""
+
+    index: int
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class ChoiceResult:
+    """What one choice amounts to so far. `keep=False` counts only, which is all a stream needs."""
+
+    num_prompt_tokens: int
+    keep: bool
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def take(self, news: ChoiceNews) -> None:
+        self.num_output_tokens += len(news.token_ids)
+        self.num_cached_tokens = max(self.num_cached_tokens, news.num_cached_tokens)
+        self.finish_reason = news.finish_reason or self.finish_reason
+        self.stop_reason = news.stop_reason if news.stop_reason is not None else self.stop_reason
+        if self.keep:
+            self.texts.append(news.text)
+            self.token_ids += news.token_ids
+            self.logprobs += news.logprobs or ()
+            self.prompt_logprobs = self.prompt_logprobs or news.prompt_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEnd:
+    """How a choice ended, for metrics and the request's history.
+
+    Args:
+        reason: stop, length, abort or error.
+        error: what ended it early.
+        stages: its whole timeline, of the worker that finished it.
+        ttft_s: from the gateway taking the request to its first token.
+    """
+
+    index: int
+    reason: FinishReason
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_failovers: int
+    ttft_s: float | None
+    metrics: RequestMetrics | None = None
+    stages: tuple[Stage, ...] = ()
+    error: str | None = None

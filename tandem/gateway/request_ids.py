@@ -1,0 +1,32 @@
+"""Names of requests: the client's where it is sane, else a fresh one. Invariant: no two live requests share one."""
+
+import uuid
+
+MAX_CHARACTERS = 128
+
+
+class RequestIds:
+    """The ids in use now. Owned by one event loop."""
+
+    def __init__(self) -> None:
+        self._live: set[str] = set()
+
+    def claim(self, wanted: str | None) -> str:
+        """`wanted`, if it is sane and free; with a suffix when it is taken; a fresh one otherwise. `release` it."""
+        if wanted is None or not is_sane(wanted):
+            wanted = f"req-{uuid.uuid4().hex}"
+        elif wanted in self._live:
+            wanted = f"{wanted}~{uuid.uuid4().hex[:8]}"
+        self._live.add(wanted)
+        return wanted
+
+    def release(self, request_id: str) -> None:
+        self._live.discard(request_id)
+
+
+def is_sane(wanted: str) -> bool:
+    """Whether a client's id may go into headers, logs and other processes: short, visible ASCII.
+
+    NOTE: no `/`, which is how the choices of one request are told apart.
+    """
+    return 0 < len(wanted) <= MAX_CHARACTERS and all("!" <= c <= "~" and c != "/" for c in wanted)

@@ -1,0 +1,166 @@
+"""A gateway's process: listens, serves, and on SIGTERM stops accepting, finishes its streams and ends with 0.
+
+Invariant: a stream that is still open when the time for draining is over gets an error event, not a cut.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import uvicorn
+
+from tandem.core.clock import SystemClock
+from tandem.core.errors import ConfigurationError
+from tandem.gateway.app import build_app
+from tandem.gateway.gateway import Gateway
+from tandem.gateway.model import ServedModel
+from tandem.gateway.settings import GatewaySettings
+from tandem.telemetry.log import configure_logging
+from tandem.telemetry.tracing import Tracing
+
+LAST_WORDS_S = 1.0  # for error events to reach their clients once draining is over
+_BACKLOG = 2048
+_KEEP_ALIVE_S = 65
+
+_logger = logging.getLogger(__name__)
+
+
+class GatewayServer(uvicorn.Server):
+    """Uvicorn that leaves signals to its owner. `stop` begins draining; again, it ends at once."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def stop(self) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+class RunningGateway:
+    """A gateway that listens at `url`."""
+
+    def __init__(self, gateway: Gateway, server: GatewayServer, url: str) -> None:
+        self.gateway = gateway
+        self.url = url
+        self._server = server
+
+    def stop(self) -> None:
+        """Take no more requests and finish what runs; called again: end at once."""
+        if not self.gateway.admission.is_closed:
+            _logger.info("gateway stops taking requests")
+        self.gateway.admission.close()
+        self._server.stop()
+
+
+def run_gateway(settings: GatewaySettings) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code."""
+    configure_logging(settings.log_level, settings.log_format, "gateway")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_run(settings))
+
+
+async def _run(settings: GatewaySettings) -> int:
+    async with serving_gateway(settings) as (running, finished):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, running.stop)
+        _logger.info("gateway ready at %s", running.url)
+        await finished.wait()
+        _logger.info("gateway stops")
+    return 0
+
+
+@contextlib.asynccontextmanager
+async def serving_gateway(settings: GatewaySettings) -> AsyncIterator[tuple[RunningGateway, asyncio.Event]]:
+    """Serve for the time of the block, or until stopped, which the event tells.
+
+    Raises:
+        ConfigurationError: the address cannot be listened at, or a setting cannot be honoured.
+        CheckpointError: the model's tokenizer cannot be used.
+    """
+    model = await asyncio.to_thread(ServedModel.load, settings.model, settings.served_model_name, int(time.time()))
+    tracing = Tracing.configure("gateway", settings.otlp_endpoint)
+    with contextlib.closing(_listen(settings.host, settings.port)) as listener:
+        gateway = Gateway(settings, model, SystemClock(), tracing)
+        server = GatewayServer(_uvicorn_config(settings, gateway))
+        running = RunningGateway(gateway, server, _url(settings.host, listener))
+        finished = asyncio.Event()
+        gateway.start()
+        task = asyncio.create_task(_serve(server, listener, finished), name="http server")
+        drain = asyncio.create_task(_drain(running, server, settings.drain_timeout_s), name="drain")
+        try:
+            yield running, finished
+        finally:
+            running.stop()
+            await task
+            drain.cancel()
+            await asyncio.gather(drain, return_exceptions=True)
+            await gateway.close()
+            await asyncio.to_thread(tracing.close)
+
+
+async def _serve(server: GatewayServer, listener: socket.socket, finished: asyncio.Event) -> None:
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        finished.set()
+
+
+async def _drain(running: RunningGateway, server: GatewayServer, timeout_s: float) -> None:
+    """Once stopping began, give streams their time, then end them with an error."""
+    while not server.should_exit:
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(timeout_s)
+    running.gateway.fail_open("this gateway is stopping; send the request again")
+
+
+def _uvicorn_config(settings: GatewaySettings, gateway: Gateway) -> uvicorn.Config:
+    return uvicorn.Config(
+        build_app(gateway),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(settings.drain_timeout_s + LAST_WORDS_S) + 1,
+        backlog=_BACKLOG,
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Raises ConfigurationError naming the address that is taken or does not exist."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # NOTE: with its protocol named, or asyncio leaves Nagle's algorithm on and each small frame waits 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host.strip("[]"), port))
+        listener.listen(_BACKLOG)  # NOTE: here, so that whoever was told the address can connect
+    except OSError as error:
+        listener.close()
+        raise ConfigurationError(
+            f"cannot listen at {host}:{port} ({error}); choose another --host or --port"
+        ) from error
+    return listener
+
+
+def _url(host: str, listener: socket.socket) -> str:
+    name = host.strip("[]")
+    shown = f"[{name}]" if ":" in name else name
+    return f"http://{shown}:{listener.getsockname()[1]}"
+
+
+def _loop_factory() -> "type[asyncio.AbstractEventLoop] | None":
+    """uvloop where there is one."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.Loop

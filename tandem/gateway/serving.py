@@ -1,0 +1,99 @@
+"""The core that every dialect shares: a `ServeRequest` in, its choices' news out, whatever happens to workers.
+
+Invariant: leaving a stream, for whatever reason, ends every call behind it and settles every choice once.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+
+from tandem.core.errors import UnavailableError
+from tandem.gateway.history import RequestRecord
+from tandem.gateway.journey import Journey, Ways
+from tandem.gateway.news_queue import NewsQueue
+from tandem.gateway.request import ChoiceNews, ServeRequest
+from tandem.gateway.settler import Settler
+
+LINGER_S = 1.0  # for workers to say good-bye after their last token
+
+
+class ServeStream:
+    """One request being served, as `async with`; `take` until it returns nothing."""
+
+    def __init__(
+        self,
+        ways: Ways,
+        settler: Settler,
+        open_streams: "set[ServeStream]",
+        request: ServeRequest,
+        record: RequestRecord,
+    ) -> None:
+        self._ways = ways
+        self._settler = settler
+        self._open_streams = open_streams
+        self._request = request
+        self._record = record
+        self._queue = NewsQueue()
+        self._num_unfinished = len(request.choices)
+        self._journeys = [Journey(ways, request, choice, record, self._queue) for choice in request.choices]
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_settled = False
+        self._started_s = ways.clock.now_s()
+
+    async def __aenter__(self) -> "ServeStream":
+        self._open_streams.add(self)
+        self._ways.metrics.running.inc(len(self._journeys))
+        self._tasks = [asyncio.create_task(journey.run(), name="journey") for journey in self._journeys]
+        for task in self._tasks:
+            task.add_done_callback(self._note_failure)
+        return self
+
+    async def take(self) -> Sequence[ChoiceNews]:
+        """What is new; empty when every choice has ended.
+
+        Raises:
+            TandemError: a choice cannot be served, or not to its end.
+        """
+        if not self._num_unfinished:
+            return ()
+        news = await self._queue.take()
+        self._num_unfinished -= sum(item.finish_reason is not None for item in news)
+        if not self._num_unfinished:
+            self._settle(None)
+        return news
+
+    def fail(self, reason: str) -> None:
+        """End it with an error that its client is told."""
+        self._queue.fail(UnavailableError(reason, 1.0))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if not self._num_unfinished:
+                await asyncio.wait(self._tasks, timeout=LINGER_S)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            if not self._is_settled:
+                self._settle(None if isinstance(error, asyncio.CancelledError) else error)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _note_failure(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._queue.fail(error)
+
+    def _settle(self, error: BaseException | None) -> None:
+        """NOTE: done before the client gets the last news, so that it can ask for the request's history at once."""
+        self._is_settled = True
+        self._open_streams.discard(self)
+        self._ways.metrics.running.dec(len(self._journeys))
+        duration_s = self._ways.clock.now_s() - self._started_s
+        if not self._num_unfinished:
+            self._record.close("done")
+        for journey, choice in zip(self._journeys, self._request.choices, strict=True):
+            end = journey.end(error)
+            self._record.end_choice(end)
+            self._ways.metrics.observe_end(end, duration_s)
+            if journey.router is not None:
+                self._settler.add(journey.router, choice.request_id, end)

@@ -1,0 +1,74 @@
+"""What a gateway is told by flags and `TANDEM_*`. Owns names, units and limits; decides nothing."""
+
+from functools import cached_property
+
+from pydantic import Field, SecretStr, field_validator
+
+from tandem.core.errors import ConfigurationError
+from tandem.serving.settings import Settings
+
+
+class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
+    """HTTP in, router and decode workers behind: the process that clients talk to. Computes nothing itself."""
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 = any free one")
+    routers: str = Field(
+        "127.0.0.1:7800", description="routers as host:port,host:port; the next serves when one is away"
+    )
+    model: str = Field(description="directory or hub id of the tokenizer and chat template that the workers serve")
+    served_model_name: str | None = Field(
+        None, description="name that clients ask for and workers serve; omitted: the directory's name"
+    )
+    max_concurrent_requests: int = Field(1024, ge=1, le=65536, description="HTTP requests served at once; past it 429")
+    max_choices: int = Field(256, ge=1, le=4096, description="prompts times n of one request")
+    max_messages: int = Field(8192, ge=1, description="messages of one chat request")
+    max_body_mib: float = Field(32.0, gt=0, le=1024, description="longest request body, MiB")
+    request_timeout_s: float = Field(1800.0, gt=0, description="longest life of a request, seconds; past it 504")
+    router_timeout_s: float = Field(0.5, gt=0, description="a router silent for this long is away, seconds")
+    silent_after_s: float = Field(
+        0.75, gt=0, description="a stream silent for this long has its worker asked for a sign of life, seconds"
+    )
+    worker_timeout_s: float = Field(1.0, gt=0, description="a worker asked for a sign of life answers in this, seconds")
+    max_attempts: int = Field(4, ge=1, le=64, description="workers tried for one choice before it fails")
+    failover_timeout_s: float = Field(
+        2.0, ge=0, description="how long another worker is looked for when one is lost, seconds"
+    )
+    drain_timeout_s: float = Field(30.0, ge=0, description="after SIGTERM streams may go on for this long, seconds")
+    cluster_secret: SecretStr | None = Field(None, description="shared by all processes; calls without it are refused")
+    log_level: str = Field("info", description="debug, info, warning or error")
+    log_format: str = Field("text", description="text, or json: one object a line")
+    otlp_endpoint: str | None = Field(None, description="URL that OpenTelemetry spans are sent to; omitted: none")
+
+    @field_validator("routers")
+    @classmethod
+    def _check_routers(cls, value: str) -> str:
+        for address in value.split(","):
+            host, _, port = address.strip().rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+                raise ValueError(f"{address.strip()!r} is not host:port")
+        return value
+
+    @property
+    def router_addresses(self) -> tuple[str, ...]:
+        return tuple(address.strip() for address in self.routers.split(","))
+
+    @cached_property
+    def secret(self) -> bytes | None:
+        """The cluster's secret.
+
+        Raises:
+            ConfigurationError: it is empty.
+        """
+        if self.cluster_secret is None:
+            return None
+        value = self.cluster_secret.get_secret_value()
+        if not value:
+            raise ConfigurationError("cluster_secret is empty; omit it or give the one that every process has")
+        return value.encode()
+
+    def run(self) -> int:
+        """Serve until SIGTERM or SIGINT; returns the exit code."""
+        from tandem.gateway.server import run_gateway
+
+        return run_gateway(self)

@@ -1,0 +1,69 @@
+"""Tells routers what became of requests, behind the clients' backs. Invariant: bounded; when a router is away, its
+news is dropped: it forgets requests by itself.
+"""
+
+import asyncio
+import logging
+
+from tandem.core.errors import TandemError
+from tandem.gateway.request import ChoiceEnd
+from tandem.gateway.routers import Routers
+from tandem.rpc.messages import Settlement
+
+MAX_WAITING = 4096
+NUM_SENDERS = 4
+
+_logger = logging.getLogger(__name__)
+
+
+class Settler:
+    """`add` from the event loop; a few tasks send."""
+
+    def __init__(self, routers: Routers) -> None:
+        self._routers = routers
+        self._waiting: asyncio.Queue[tuple[str, Settlement]] = asyncio.Queue(MAX_WAITING)
+        self._senders: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._senders = [asyncio.create_task(self._run(), name="settler") for _ in range(NUM_SENDERS)]
+
+    async def close(self, timeout_s: float = 1.0) -> None:
+        """Send what waits, if that is quick."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._waiting.join()
+        except TimeoutError:
+            _logger.warning("%d settlements were not taken by their routers", self._waiting.qsize())
+        for sender in self._senders:
+            sender.cancel()
+        await asyncio.gather(*self._senders, return_exceptions=True)
+
+    def add(self, router: str, request_id: str, end: ChoiceEnd) -> None:
+        if not self._waiting.full():
+            self._waiting.put_nowait((router, settlement_of(request_id, end)))
+
+    async def _run(self) -> None:
+        while True:
+            router, settlement = await self._waiting.get()
+            try:
+                await self._routers.settle(router, settlement)
+            except TandemError as error:
+                _logger.debug("router %s did not take a settlement: %s", router, error)
+            finally:
+                self._waiting.task_done()
+
+
+def settlement_of(request_id: str, end: ChoiceEnd) -> Settlement:
+    """What was measured, milliseconds. A request that failed over says nothing: it would teach wrong figures."""
+    if end.num_failovers:
+        return Settlement(request_id=request_id)
+    total_ms: dict[str, float] = {}
+    for stage in end.stages:
+        total_ms[stage.name] = total_ms.get(stage.name, 0.0) + 1000 * stage.duration_s
+    return Settlement(
+        request_id=request_id,
+        queue_ms=total_ms.get("queue"),
+        prefill_ms=total_ms.get("prefill"),
+        transfer_ms=total_ms.get("transfer"),
+        ttft_ms=None if end.ttft_s is None else 1000 * end.ttft_s,
+    )

@@ -1,0 +1,95 @@
+"""Workers that went silent: who streams from one that no longer lives is told within silence plus answer time.
+
+Invariant: a slow worker that answers is left alone, however long it says nothing. Asks each suspect once at a time,
+never decides where a request goes next.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tandem.core.clock import Clock
+from tandem.core.errors import TandemError, WorkerLostError
+from tandem.rpc.client import ClientPool, WorkerClient
+from tandem.rpc.messages import WorkerAddress
+
+CHECKS_PER_SILENCE = 4
+
+
+class Listening:
+    """One stream from one worker. `heard` on every news; `lost` says why its timeout was made to pass."""
+
+    __slots__ = ("_timeout", "heard_s", "lost", "worker")
+
+    def __init__(self, worker: WorkerAddress, timeout: asyncio.Timeout, now_s: float) -> None:
+        self.worker = worker
+        self.heard_s = now_s
+        self.lost: str | None = None
+        self._timeout = timeout
+
+    def end(self, reason: str) -> None:
+        """Interrupt whoever waits for this stream, by TimeoutError; once."""
+        if self.lost is not None:
+            return
+        self.lost = reason
+        self._timeout.reschedule(asyncio.get_running_loop().time())
+
+
+class StallWatch:
+    """Watches the streams of one event loop."""
+
+    def __init__(self, pool: ClientPool[WorkerClient], clock: Clock, silent_after_s: float, timeout_s: float) -> None:
+        self._pool = pool
+        self._clock = clock
+        self._silent_after_s = silent_after_s
+        self._timeout_s = timeout_s
+        self._streams: set[Listening] = set()
+        self._asked: dict[WorkerAddress, asyncio.Task[None]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="stall watch")
+
+    async def close(self) -> None:
+        tasks = [task for task in (self._task, *self._asked.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @contextmanager
+    def listen(self, worker: WorkerAddress, timeout: asyncio.Timeout) -> Iterator[Listening]:
+        """Watch a stream for the time of the block, which runs under `timeout`."""
+        stream = Listening(worker, timeout, self._clock.now_s())
+        self._streams.add(stream)
+        try:
+            yield stream
+        finally:
+            self._streams.discard(stream)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._silent_after_s / CHECKS_PER_SILENCE)
+            silent_since_s = self._clock.now_s() - self._silent_after_s
+            for worker in {stream.worker for stream in self._streams if stream.heard_s <= silent_since_s}:
+                if worker not in self._asked:
+                    self._asked[worker] = asyncio.create_task(self._ask(worker), name="sign of life")
+
+    async def _ask(self, worker: WorkerAddress) -> None:
+        asked_s = self._clock.now_s()
+        try:
+            status = await self._pool.get(worker.address).status(timeout_s=self._timeout_s)
+        except WorkerLostError as error:
+            self._end(worker, asked_s, f"worker {worker.worker_id} at {worker.address} went silent: {error}")
+        except TandemError:  # whoever can refuse, lives
+            pass
+        else:
+            if worker.incarnation not in ("", status.worker.incarnation):
+                self._end(worker, asked_s, f"worker {worker.worker_id} at {worker.address} was started again")
+        finally:
+            del self._asked[worker]
+
+    def _end(self, worker: WorkerAddress, asked_s: float, reason: str) -> None:
+        """Those that heard of it meanwhile are left alone."""
+        for stream in self._streams:
+            if stream.worker == worker and stream.heard_s < asked_s:
+                stream.end(reason)

@@ -1,0 +1,279 @@
+"""What clients see of one request: real SDKs in strict mode, errors, disconnects, limits, draining."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import orjson
+import pytest
+
+from tests.helpers.fake_backend import MAX_MODEL_LEN, MODEL, FakeCluster, eventually, sdk, tell, text_of
+
+MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
+CHAT = {"model": MODEL, "messages": MESSAGES, "seed": 1, "max_tokens": 6}
+COMPLETION = {"model": MODEL, "prompt": "abc", "seed": 1, "max_tokens": 6}
+
+
+def test_requests_without_a_seed_differ_and_can_still_move(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        cluster.workers[0].fail_at = 3
+        asked = {"model": MODEL, "prompt": "abc", "max_tokens": 20}
+        answers = [(await client.post("/v1/completions", json=asked)).json() for _ in range(2)]
+        seeds = [call.params.seed for call in cluster.workers[0].calls]
+        assert seeds == [call.params.seed for call in cluster.workers[1].calls]
+        assert [answer["choices"][0]["text"] for answer in answers] == [text_of(seed or 0, 20) for seed in seeds]
+        assert seeds[0] != seeds[1]
+
+    tell(tmp_path, story)
+
+
+def test_what_cannot_be_honoured_is_refused_by_name(tmp_path: Path) -> None:
+    image = [{"type": "image_url", "image_url": {"url": "x"}}]
+    chats: list[tuple[dict[str, Any], int, str | None]] = [
+        ({"tools": [{"type": "function"}]}, 400, "tools"),
+        ({"response_format": {"type": "json_object"}}, 400, "response_format"),
+        ({"reasoning_effort": "high"}, 400, "reasoning_effort"),
+        ({"guided_json": {}}, 400, "guided_json"),
+        ({"messages": []}, 400, "messages"),
+        ({"messages": "hi"}, 400, "messages"),
+        ({"messages": [{"role": "user", "content": image}]}, 400, "messages[0].content[0]"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, 400, "messages[0]"),
+        ({"model": "other"}, 404, "model"),
+        ({"temperature": -1}, 400, "temperature"),
+        ({"temperature": "hot"}, 400, "temperature"),
+        ({"n": 129}, 400, "n"),
+        ({"n": 9999}, 400, "n"),
+        ({"top_logprobs": 2}, 400, "top_logprobs"),
+        ({"max_tokens": 4, "max_completion_tokens": 5}, 400, "max_completion_tokens"),
+        ({"logit_bias": {"x": 1}}, 400, "logit_bias"),
+        ({"allowed_token_ids": [99999]}, 400, "allowed_token_ids"),
+        ({"stream_options": {"include_usage": True}}, 400, "stream_options"),
+    ]
+    completions: list[tuple[dict[str, Any], int, str | None]] = [
+        ({"prompt": ""}, 400, "prompt"),
+        ({"prompt": []}, 400, "prompt"),
+        ({"prompt": [70000]}, 400, "prompt"),
+        ({"prompt": [-1]}, 400, "prompt"),
+        ({"prompt": "a" * MAX_MODEL_LEN}, 400, "prompt"),
+        ({"prompt": ["a"] * 300}, 400, "prompt"),
+        ({"suffix": "end"}, 400, "suffix"),
+        ({"max_tokens": 0}, 400, "max_tokens"),
+        ({"best_of": 3}, 400, "best_of"),
+    ]
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        for path, base, cases in (
+            ("/v1/chat/completions", CHAT, chats),
+            ("/v1/completions", COMPLETION, completions),
+        ):
+            for more, status, param in cases:
+                for is_stream in (False, True):
+                    if is_stream and "stream_options" in more:
+                        continue
+                    response = await client.post(path, json={**base, "stream": is_stream, **more})
+                    assert response.status_code == status, (more, response.text[:300])
+                    error = response.json()["error"]
+                    assert error["param"] == param, (more, error)
+                    assert set(error) == {"message", "type", "param", "code"}
+        assert not any(worker.calls for worker in cluster.workers)
+
+    tell(tmp_path, story)
+
+
+def test_bodies_that_are_no_request_are_refused_in_json(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        bodies: list[bytes] = [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"model": "\\ud800"}', b"[" * 5000, b"{}"]
+        for content in bodies:
+            response = await client.post("/v1/chat/completions", content=content)
+            assert response.status_code == 400, content[:20]
+            assert response.json()["error"]["type"] == "invalid_request_error"
+        long = await client.post("/v1/completions", content=b"x" * 20_000)
+        assert (long.status_code, long.json()["error"]["code"]) == (413, "request_too_large")
+
+        async def chunks() -> Any:
+            for _ in range(20):
+                yield b"x" * 1000
+
+        assert (await client.post("/v1/completions", content=chunks())).status_code == 413
+        assert (await client.get("/v1/chat/completions")).status_code == 405
+        assert (await client.get("/v1/nothing")).json()["error"]["code"] == "not_found"
+        assert (await client.get("/v1/models/other")).status_code == 404
+
+    tell(tmp_path, story, max_body_mib=0.01)
+
+
+def test_the_sdk_raises_what_happened(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        async with sdk(cluster) as api:
+            with pytest.raises(openai.NotFoundError):
+                await api.chat.completions.create(model="other", messages=MESSAGES)
+            cluster.workers[0].fail_at = 2
+            stream = await api.chat.completions.create(
+                model=MODEL, messages=MESSAGES, seed=1, max_tokens=6, stream=True
+            )
+            with pytest.raises(openai.APIError, match="draining"):
+                [chunk async for chunk in stream]
+
+    tell(tmp_path, story, num_workers=1, max_attempts=1)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("hold_at", [0, 3])
+def test_a_client_that_leaves_frees_its_worker_at_once(tmp_path: Path, is_stream: bool, hold_at: int) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        (worker,) = cluster.workers
+        worker.hold_at = hold_at
+        host, port = cluster.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        content = orjson.dumps({**CHAT, "n": 2, "stream": is_stream})
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+        writer.write(head.encode() + content)
+        await eventually(lambda: worker.num_open == 2)
+        await worker.reached.wait()
+        left_s = time.monotonic()
+        writer.close()
+        await writer.wait_closed()
+        await eventually(lambda: worker.num_open == 0)
+        assert len(worker.cancelled_at_s) == 2
+        assert max(worker.cancelled_at_s) - left_s < 0.1
+        await eventually(lambda: cluster.gateway.gateway.admission.num_open == 0)
+        await eventually(lambda: len(cluster.routers[0].settled) == 2)
+        metrics = (await client.get("/metrics")).text
+        assert 'finished_reason="abort",model_name="tiny"} 2.0' in metrics
+        assert "tandem_gateway_disconnects_total 1.0" in metrics
+        assert 'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0' in metrics
+
+    tell(tmp_path, story, num_workers=1)
+
+
+def test_a_client_that_leaves_while_it_sends_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        host, port = cluster.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+        assert (await client.get("/health")).status_code == 200
+        assert not cluster.workers[0].calls
+
+    tell(tmp_path, story)
+
+
+def test_beyond_its_limit_a_gateway_says_when_to_come_back(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        worker = cluster.workers[0]
+        worker.hold_at = 0
+        running = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT))
+        await worker.reached.wait()
+        refused = await client.post("/v1/chat/completions", json=CHAT)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        worker.go.set()
+        assert (await running).status_code == 200
+        assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+        assert 'rejected_total{reason="capacity_exceeded"} 1.0' in (await client.get("/metrics")).text
+
+    tell(tmp_path, story, max_concurrent_requests=1)
+
+
+def test_a_request_that_takes_too_long_is_ended_and_says_so(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        worker = cluster.workers[0]
+        worker.hold_at = 0
+        assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 504
+        worker.hold_at = 2
+        late = await client.post("/v1/chat/completions", json=CHAT | {"stream": True})
+        assert '"code":"timeout"' in late.text
+        assert late.text.endswith("data: [DONE]\n\n")
+        await eventually(lambda: worker.num_open == 0)
+
+    tell(tmp_path, story, request_timeout_s=0.3)
+
+
+def test_ids_and_stages_come_back_in_headers_and_under_admin(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        trace = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+        response = await client.post(
+            "/v1/chat/completions", json=CHAT, headers={"x-request-id": "my-id", "traceparent": trace}
+        )
+        assert response.headers["x-request-id"] == response.headers["request-id"] == "my-id"
+        stages = {part.split(";")[0].strip() for part in response.headers["server-timing"].split(",")}
+        assert stages >= {"tokenise", "pair", "queue", "prefill", "transfer"}
+        found = (await client.get("/admin/requests/my-id")).json()
+        assert found["state"] == "done"
+        assert {stage["name"] for stage in found["stages"]} >= {"tokenise", "pair", "prefill"}
+        assert (await client.get(f"/admin/requests/{response.json()['id']}")).json() == found
+        bad = await client.post("/v1/chat/completions", json=CHAT, headers={"x-request-id": "a" * 129})
+        assert bad.headers["x-request-id"].startswith("req-")
+        assert cluster.workers[0].calls[0].request_id == "my-id"
+        assert cluster.workers[0].traces == [trace, None]
+        assert (await client.get("/admin/requests/unknown")).status_code == 404
+        assert "request-id" in (await client.get("/nothing")).headers
+
+    tell(tmp_path, story)
+
+
+def test_a_request_is_settled_before_its_client_has_the_last_word(tmp_path: Path) -> None:
+    """However long the worker takes to close its stream."""
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        worker = cluster.workers[0]
+        worker.is_slow_to_leave = True
+        await client.post("/v1/chat/completions", json=CHAT | {"stream": True}, headers={"x-request-id": "my-id"})
+        found = (await client.get("/admin/requests/my-id")).json()
+        assert (found["state"], found["output_tokens"], worker.num_open) == ("done", 6, 1)
+        await eventually(lambda: len(cluster.routers[0].settled) == 1)
+        worker.go.set()
+        await eventually(lambda: cluster.gateway.gateway.admission.num_open == 0)
+        assert not worker.cancelled_at_s
+        assert "tandem_gateway_disconnects_total 0.0" in (await client.get("/metrics")).text
+
+    tell(tmp_path, story)
+
+
+def test_two_live_requests_never_share_an_id(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        worker = cluster.workers[0]
+        worker.hold_at = 0
+        headers = {"x-request-id": "same"}
+        both = [asyncio.create_task(client.post("/v1/completions", json=COMPLETION, headers=headers)) for _ in "ab"]
+        await eventually(lambda: worker.num_open == 2)
+        worker.go.set()
+        ids = {(await answer).headers["x-request-id"] for answer in both}
+        assert len(ids) == 2
+        assert "same" in ids
+
+    tell(tmp_path, story)
+
+
+def test_a_stopping_gateway_finishes_its_streams_and_refuses_new_ones(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        worker = cluster.workers[0]
+        worker.hold_at = 3
+        running = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT | {"stream": True}))
+        await worker.reached.wait()
+        cluster.gateway.stop()
+        worker.go.set()
+        assert (await running).text.endswith("data: [DONE]\n\n")
+        await asyncio.wait_for(cluster.finished.wait(), 5)
+        with pytest.raises(httpx.ConnectError):
+            await client.get("/health")
+
+    tell(tmp_path, story)
+
+
+def test_a_stream_that_outlives_draining_ends_with_an_error(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        worker = cluster.workers[0]
+        worker.hold_at = 3
+        running = asyncio.create_task(client.post("/v1/chat/completions", json=CHAT | {"stream": True}))
+        await worker.reached.wait()
+        cluster.gateway.stop()
+        assert "is stopping" in (await running).text
+        await asyncio.wait_for(cluster.finished.wait(), 5)
+        await eventually(lambda: worker.num_open == 0)
+
+    tell(tmp_path, story, drain_timeout_s=0.2)

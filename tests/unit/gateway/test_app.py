@@ -1,0 +1,121 @@
+"""Every path besides the generating ones: health, readiness, models, metrics, admin, documents."""
+
+import os
+from pathlib import Path
+
+import httpx
+from openai import AsyncOpenAI
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.helpers.fake_backend import MAX_MODEL_LEN, MODEL, FakeCluster, eventually, tell
+
+COMPLETION = {"model": MODEL, "prompt": "abc", "seed": 1, "max_tokens": 6}
+
+
+def test_ready_follows_routers_and_workers_while_health_does_not(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        (router,) = cluster.routers
+        assert (await client.get("/ready")).json() == {"status": "ready", "num_prefill": 0, "num_decode": 2}
+        router.workers.clear()
+        gone = await client.get("/ready")
+        assert gone.status_code == 503
+        assert "no live worker serves 'tiny'" in gone.json()["error"]["message"]
+        router.workers += cluster.workers
+        assert (await client.get("/ready")).status_code == 200
+        router.is_stalled = True
+        assert (await client.get("/ready")).status_code == 503
+        assert (await client.get("/health")).json() == {"status": "ok"}
+
+    tell(tmp_path, story, router_timeout_s=0.2)
+
+
+def test_a_model_that_no_worker_serves_is_unavailable_and_the_hint_names_what_is(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        response = await client.post("/v1/completions", json=COMPLETION | {"model": "mine"})
+        assert response.status_code == 503
+        assert "the workers serve tiny" in response.json()["error"]["message"]
+
+    tell(tmp_path, story, served_model_name="mine")
+
+
+def test_the_model_is_named_after_its_directory_where_no_name_is_given(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        assert (await client.get("/v1/models")).json()["data"][0]["id"] == tmp_path.name
+
+    tell(tmp_path, story, served_model_name=None)
+
+
+def test_models_serve_both_kinds_of_client(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        await eventually(lambda: cluster.gateway.gateway.directory.known is not None)
+        listed = (await client.get("/v1/models")).json()
+        assert (listed["object"], listed["has_more"], listed["first_id"]) == ("list", False, MODEL)
+        (entry,) = listed["data"]
+        assert (entry["object"], entry["type"], entry["lifecycle"]) == ("model", "model", "active")
+        assert entry["max_model_len"] == MAX_MODEL_LEN
+        assert (await client.get(f"/v1/models/{MODEL}")).json() == entry
+        async with AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key="x", _strict_response_validation=True) as api:
+            assert [model.id async for model in api.models.list()] == [MODEL]
+            assert (await api.models.retrieve(MODEL)).owned_by == "tandem"
+
+    tell(tmp_path, story)
+
+
+def test_admin_lists_every_process(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        cluster.routers[1].is_stalled = True
+        listed = (await client.get("/admin/workers")).json()["workers"]
+        assert [entry["role"] for entry in listed] == ["gateway", "router", "router", "decode", "decode"]
+        gateway, router, away, worker, _ = listed
+        assert (gateway["pid"], gateway["state"]) == (os.getpid(), "ready")
+        assert f"http://{gateway['address']}" == cluster.url
+        assert (router["is_alive"], router["pid"], router["state"]) == (True, os.getpid(), "ready")
+        assert (away["is_alive"], away["pid"], away["state"]) == (False, None, "away")
+        assert (worker["worker_id"], worker["pid"], worker["incarnation"]) == ("decode-0", 4242, "first")
+        assert (worker["state"], worker["blocks"]["free"], worker["links"]) == ("ready", 80, [])
+
+    tell(tmp_path, story, num_routers=2, router_timeout_s=0.2)
+
+
+def test_metrics_count_what_was_served_under_the_names_that_dashboards_read(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        for _ in range(2):
+            await client.post("/v1/completions", json=COMPLETION)
+        text = (await client.get("/metrics")).text
+        samples = {
+            sample.name: sample
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.labels.get("finished_reason") in (None, "length")
+        }
+        expected = {
+            "vllm:time_to_first_token_seconds_count": 2,
+            "vllm:inter_token_latency_seconds_count": 10,
+            "vllm:e2e_request_latency_seconds_count": 2,
+            "vllm:prompt_tokens_total": 6,
+            "vllm:generation_tokens_total": 12,
+            "vllm:request_prompt_tokens_sum": 6,
+            "vllm:request_generation_tokens_sum": 12,
+            "vllm:request_success_total": 2,
+            "vllm:num_requests_running": 0,
+            "tandem_gateway_open_streams": 0,
+            "tandem_gateway_disconnects_total": 0,
+        }
+        assert {name: samples[name].value for name in expected} == expected
+        assert samples["vllm:prompt_tokens_total"].labels == {"model_name": MODEL, "engine": "0"}
+
+    tell(tmp_path, story)
+
+
+def test_documents_describe_the_bodies(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        described = (await client.get("/openapi.json")).json()["paths"]
+        schema = described["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert {"messages", "temperature", "cache_salt"} <= schema["properties"].keys()
+        assert schema["required"] == ["model", "messages"]
+        assert "$ref" not in str(schema)
+        assert {"/health", "/ready", "/version", "/metrics", "/admin/workers", "/v1/models"} <= described.keys()
+        assert (await client.get("/docs")).status_code == 200
+        assert (await client.get("/version")).json()["version"]
+
+    tell(tmp_path, story)

@@ -1,0 +1,58 @@
+"""Each error has its status; what was not raised on purpose tells a client nothing."""
+
+import pytest
+
+from tandem.core.errors import (
+    CapacityError,
+    EngineStoppedError,
+    InvalidRequestError,
+    TandemError,
+    TransportError,
+    UnavailableError,
+    WorkerLostError,
+)
+from tandem.gateway.errors import RequestError, problem_of
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "retry_after_s"),
+    [
+        (InvalidRequestError("temperature=9 must be less"), 400, None),
+        (RequestError("no such model", status=404), 404, None),
+        (CapacityError("full"), 429, 1),
+        (CapacityError("full", 0.0), 429, 1),
+        (CapacityError("full", 2.01), 429, 3),
+        (CapacityError("full", 5000.0), 429, 120),
+        (UnavailableError("nobody", 4.0), 503, 4),
+        (WorkerLostError("died"), 503, 1),
+        (EngineStoppedError("stopped"), 503, 1),
+        (TimeoutError(), 504, None),
+        (TransportError("blocks"), 500, None),
+        (TandemError("odd"), 500, None),
+    ],
+)
+def test_each_error_has_its_status(error: Exception, status: int, retry_after_s: int | None) -> None:
+    problem = problem_of(error)
+    assert (problem.status, problem.retry_after_s) == (status, retry_after_s)
+    assert problem.headers == ({} if retry_after_s is None else {"retry-after": str(retry_after_s)})
+
+
+def test_a_bug_keeps_its_secrets() -> None:
+    problem = problem_of(KeyError("password"))
+    assert problem.status == 500
+    assert "password" not in problem.message
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ("temperature=9 must be a finite number", "temperature"),
+        ("logit_bias[4]=300 must be", "logit_bias"),
+        ("logit_bias names token 9", "logit_bias"),
+        ("stop holds '', but", "stop"),
+        ("bad_words entry has 5", "bad_words"),
+        ("the prompt is too long", None),
+    ],
+)
+def test_the_field_is_found_in_the_message(message: str, param: str | None) -> None:
+    assert problem_of(InvalidRequestError(message)).param == param

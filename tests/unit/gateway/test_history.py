@@ -1,0 +1,44 @@
+"""The ring of recent requests: bounded, in order, with each choice's stages."""
+
+from tandem.core.timeline import Stage
+from tandem.core.types import FinishReason
+from tandem.gateway.history import MAX_STAGES, RequestHistory
+from tandem.gateway.request import ChoiceEnd
+
+
+def end(index: int, *stages: Stage) -> ChoiceEnd:
+    return ChoiceEnd(index, FinishReason.STOP, 3, 4, 1, 0.5, None, stages)
+
+
+def test_the_oldest_is_forgotten_first() -> None:
+    history = RequestHistory(2)
+    for name in ("a", "b", "c"):
+        history.open(name, "m", 1.0)
+    assert history.find("a") is None
+    assert history.find("c") is not None
+
+
+def test_a_whole_timeline_replaces_what_came_early_and_stages_are_in_order() -> None:
+    record = RequestHistory().open("a", "m", 1.0)
+    record.num_choices = 2
+    early = Stage("queue", "d", 3.0, 0.1)
+    record.add_early(0, [early])
+    record.add_early(1, [early])
+    record.add(Stage("pair", "gateway", 1.0, 0.1))
+    record.end_choice(end(0, Stage("prefill", "d", 2.0, 0.2), early))
+    names = [(stage.name, stage.attributes.get("choice")) for stage in record.stages()]
+    assert names == [("pair", None), ("prefill", 0), ("queue", 0), ("queue", 1)]
+    found = record.as_json()
+    assert (found["prompt_tokens"], found["num_failovers"], found["ttft_s"]) == (3, 1, 0.5)
+    assert found["choices"][0]["finish_reason"] == "stop"
+
+
+def test_the_first_word_on_its_end_counts_and_stages_are_bounded() -> None:
+    record = RequestHistory().open("a", "m", 1.0)
+    record.close("done", wall=lambda: 3.5)
+    record.close("error", "later")
+    assert (record.state, record.error, record.duration_s) == ("done", None, 2.5)
+    for _ in range(MAX_STAGES + 1):
+        record.add(Stage("x", "gateway", 1.0, 0.0))
+        record.add_early(0, [Stage("y", "d", 1.0, 0.0)])
+    assert len(record.stages()) == 2 * MAX_STAGES

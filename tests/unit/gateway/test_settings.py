@@ -1,0 +1,37 @@
+"""Settings come from flags and variables, and nonsense is refused by name."""
+
+import pytest
+from pydantic import ValidationError
+from pydantic_settings import CliApp
+
+from tandem.core.errors import ConfigurationError
+from tandem.gateway.settings import GatewaySettings
+
+
+class _Read(GatewaySettings):
+    """As from a command line, but it does not serve."""
+
+    def run(self) -> int:
+        return 0
+
+
+def read(*arguments: str) -> GatewaySettings:
+    return CliApp.run(_Read, cli_args=["--model", "m", *arguments])
+
+
+def test_flags_are_read() -> None:
+    settings = read("--routers", "a:1, b:2", "--port", "0", "--drain-timeout-s", "2.5", "--cluster-secret", "s")
+    assert settings.router_addresses == ("a:1", "b:2")
+    assert (settings.port, settings.drain_timeout_s, settings.secret) == (0, 2.5, b"s")
+    assert read().secret is None
+
+
+@pytest.mark.parametrize("routers", ["", "a", "a:", ":1", "a:b", "a:1,,b:2", "a:70000"])
+def test_routers_must_be_addresses(routers: str) -> None:
+    with pytest.raises(ValidationError, match="routers"):
+        read("--routers", routers)
+
+
+def test_an_empty_secret_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="cluster_secret"):
+        _ = read("--cluster-secret", "").secret
