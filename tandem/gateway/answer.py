@@ -175,7 +175,7 @@ class _Exchange:
         num_output = sum(result.num_output_tokens for result in asked.results)
         num_cached = sum(result.num_cached_tokens for result in asked.results)
         span.set(response_attributes(self._request_id, reasons, num_prompt, num_output, num_cached))
-        self._gateway.tracing.export_stages(record.own_stages(), span.traceparent)
+        self._gateway.tracing.export_stages(record.stages(), span.traceparent)
 
 
 def _log_problem(request_id: str, problem: Problem) -> None:

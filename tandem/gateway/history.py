@@ -57,10 +57,6 @@ class RequestRecord:
         if end.stages:
             self._workers[end.index] = list(end.stages[:MAX_STAGES])
 
-    def own_stages(self) -> Sequence[Stage]:
-        """Those of this process."""
-        return self._own
-
     def stages(self) -> list[Stage]:
         """Everything known, in the order it began; workers' stages of several choices say whose they are."""
         found = list(self._own)

@@ -52,7 +52,10 @@ class WorkerSettings(EngineSettings):
 
     @property
     def model_name(self) -> str:
-        return self.served_model_name or Path(self.model).name
+        if self.served_model_name is not None:
+            return self.served_model_name
+        path = Path(self.model).expanduser()
+        return path.absolute().name if path.is_dir() else self.model
 
     @cached_property
     def secret(self) -> bytes | None:

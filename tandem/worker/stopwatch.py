@@ -9,8 +9,10 @@ from tandem.core.timeline import Stage
 class Stopwatch:
     """`stages` may be added to by others who work on the request. Times are the wall clock's."""
 
-    def __init__(self, process: str) -> None:
+    def __init__(self, process: str, before_first_token: str) -> None:
+        """`before_first_token`: what the time from leaving the queue to the first token is called."""
         self.stages: list[Stage] = []
+        self._before_first_token = before_first_token
         self._process = process
         self._arrived_s = time.time()
         self._chunk_s = self._arrived_s
@@ -57,6 +59,9 @@ class Stopwatch:
         if metrics.first_scheduled_s is not None:
             queued_s = metrics.first_scheduled_s - metrics.arrival_s
             self.stages.append(Stage("queue", self._process, self._arrived_s, queued_s, attributes))
+            if metrics.first_token_s is not None:
+                began_s, took_s = self._arrived_s + queued_s, metrics.first_token_s - metrics.first_scheduled_s
+                self.stages.append(Stage(self._before_first_token, self._process, began_s, max(0.0, took_s)))
         if self._first_s is not None:
             decoded = {"num_tokens": metrics.num_output_tokens, "num_preemptions": metrics.num_preemptions}
             self.stages.append(Stage("decode", self._process, self._first_s, self._last_s - self._first_s, decoded))
