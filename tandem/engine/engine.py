@@ -191,7 +191,11 @@ class Engine:
         ]
 
     def accept_token(self, request_id: str, token: SampledToken) -> list[RequestOutput]:
-        """Take a request's next token, chosen by the worker that computes its KV. Nothing when it is not wanted."""
+        """Take a request's next token, chosen by the worker that computes its KV. Nothing when it is not wanted, or no
+        token of this model.
+        """
+        if not 0 <= token.token_id < self._model.vocab_size:
+            return []
         request = self._scheduler.take_token(request_id, token.token_id)
         return [] if request is None else [self._take_token(self._choices[request_id], token, self._clock.now_s())]
 

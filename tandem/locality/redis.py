@@ -174,8 +174,8 @@ def _connect(url: str, timeout_s: float) -> Redis:
     try:
         return Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=retry)
     except ValueError as error:
-        shown_url = url.rpartition("@")[2]  # NOTE: what stands before may be a password
-        raise ConfigurationError(f"Redis URL {shown_url!r} is not understood ({error}); write redis://host:port") from error
+        where = url.rpartition("@")[2]  # NOTE: what stands before may be a password
+        raise ConfigurationError(f"Redis URL {where!r} is not understood ({error}); write redis://host:port") from error
 
 
 def _load_scripts() -> dict[str, bytes]:

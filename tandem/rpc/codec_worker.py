@@ -90,6 +90,7 @@ def put_prefill_call(call: PrefillCall) -> pb.PrefillRequest:
         prefill=put_maybe_address(call.prefill),
         fetch_from=put_maybe_address(call.fetch_from),
         num_fetch_blocks=call.num_fetch_blocks,
+        lease_id=call.lease_id,
     )
 
 
@@ -105,6 +106,7 @@ def take_prefill_call(message: pb.PrefillRequest) -> PrefillCall:
         prefill=maybe_address(message, "prefill"),
         fetch_from=maybe_address(message, "fetch_from"),
         num_fetch_blocks=message.num_fetch_blocks,
+        lease_id=message.lease_id,
     )
 
 

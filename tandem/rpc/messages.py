@@ -256,7 +256,11 @@ class LeaseNews:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillCall:
-    """Compute a prompt, lease its blocks to `reader`, choose one token. Fields as in `GenerateCall`."""
+    """Compute a prompt, lease its blocks to `reader`, choose one token. Fields as in `GenerateCall`.
+
+    Args:
+        lease_id: so that a reader can end a lease of which no news has reached it; empty = the worker chooses.
+    """
 
     request_id: str
     reader: WorkerAddress
@@ -268,6 +272,7 @@ class PrefillCall:
     prefill: WorkerAddress | None = None
     fetch_from: WorkerAddress | None = None
     num_fetch_blocks: int = 0
+    lease_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,6 +290,9 @@ class Scheduler:
             self._fetching[request.request_id] = request
             self._sharing.reserve(request, num_held_tokens)
             return True
+        if request.num_expected_tokens:
+            self._sharing.reserve_nothing(request, num_held_tokens)
+            request.num_expected_tokens = 0
         request.state = RequestState.RUNNING
         request.num_computed_tokens = num_held_tokens
         insort(self._running, request, key=_order)

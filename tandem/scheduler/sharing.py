@@ -4,6 +4,7 @@ Invariant: a reserved block is pinned until its transfer is over, a leased one u
 the request.
 """
 
+from tandem.kvcache.block_table import BlockRange
 from tandem.kvcache.manager import HoldKind, KVCacheManager
 from tandem.scheduler.output import KVComputed, KVNews, KVReserved
 from tandem.scheduler.request import Request
@@ -21,11 +22,13 @@ class KVSharing:
         """Give a request, just opened, all blocks of the KV it expects, pinned."""
         expected = request.num_expected_tokens
         groups = self._kv.reserve(request.request_id, expected, min(expected, request.num_tokens - 1))
-        self._num_fetches += 1
-        fetch_id = f"fetch {self._num_fetches}"
+        fetch_id = self._tell_reserved(request, num_held_tokens, groups)
         for group in groups:
             self._kv.hold(fetch_id, group.block_ids, HoldKind.PINNED)
-        self._news.append(KVReserved(request.request_id, fetch_id, num_held_tokens, expected, groups))
+
+    def reserve_nothing(self, request: Request, num_held_tokens: int) -> None:
+        """Tell that all KV a request expects is here already."""
+        self._tell_reserved(request, num_held_tokens, tuple(BlockRange(0, ()) for _ in self._kv.layout.groups))
 
     def lease_computed(self, request: Request) -> None:
         """Lease the blocks that have become whole; the last one, part full, when the cursor has caught up."""
@@ -40,6 +43,12 @@ class KVSharing:
         request.num_leased_blocks = end
         num_tokens = request.num_tokens if is_last else end * block_size
         self._news.append(KVComputed(request.request_id, lease_id, num_tokens, groups, is_last))
+
+    def _tell_reserved(self, request: Request, num_held_tokens: int, groups: tuple[BlockRange, ...]) -> str:
+        self._num_fetches += 1
+        fetch_id, expected = f"fetch {self._num_fetches}", request.num_expected_tokens
+        self._news.append(KVReserved(request.request_id, fetch_id, num_held_tokens, expected, groups))
+        return fetch_id
 
     def take_news(self) -> list[KVNews]:
         """What was reserved and leased since the last call."""

@@ -7,6 +7,7 @@ from tandem.core.clock import Clock
 from tandem.engine.async_engine import AsyncEngine
 from tandem.rpc.messages import Greeting, WorkerAddress
 from tandem.telemetry.engine_metrics import WorkerMetrics
+from tandem.telemetry.tracing import Tracing
 from tandem.transport.choose import Site
 from tandem.worker.checksums import PageChecksums
 from tandem.worker.leases import LeaseBook
@@ -31,8 +32,10 @@ class WorkerCore:
     transports: Transports
     checksums: PageChecksums
     metrics: WorkerMetrics
+    tracing: Tracing
     site: Site
     compatibility: Mapping[str, str]
+    vocab_size: int
     block_size: int
     block_bytes: int
     num_blocks: int

@@ -6,6 +6,7 @@ that the lease held all the while. The reservation stays pinned until every read
 
 import asyncio
 import time
+from collections.abc import Mapping
 
 from tandem.core.errors import TandemError, TransportError
 from tandem.core.timeline import Stage
@@ -30,6 +31,7 @@ class Fetch:
         self._reserved = reserved
         self._timeline = timeline
         self._wanted = _entries(reserved.groups)
+        self._claimed: set[_Entry] = set()
         self._writers: dict[_Entry, Transfer] = {}
         self._pins = Pins(core.engine, reserved.fetch_id)
 
@@ -53,9 +55,24 @@ class Fetch:
             TandemError: the source could not be asked.
         """
         offered = _entries(lease.groups)
-        entries = sorted(entry for entry in offered if entry in self._wanted)
+        if any(index * self._core.block_size >= lease.num_tokens for _, index in offered):
+            raise TransportError(f"lease {lease.lease_id} names blocks beyond its {lease.num_tokens} tokens")
+        entries = sorted(entry for entry in offered if entry in self._wanted and entry not in self._claimed)
         if not entries:
             return
+        self._claimed.update(entries)  # NOTE: a block may be offered twice; a second read could undo a confirmed one
+        try:
+            await self._read(source, lease.lease_id, entries, offered)
+        finally:
+            self._claimed.difference_update(entries)
+        for entry in entries:
+            del self._wanted[entry]
+
+    def close(self) -> None:
+        """No further pull will begin. Once."""
+        self._pins.close()
+
+    async def _read(self, source: Source, lease_id: str, entries: list[_Entry], offered: Mapping[_Entry, int]) -> None:
         remote = [offered[entry] for entry in entries]
         local = [self._wanted[entry] for entry in entries]
         await self._former_over(entries)
@@ -66,18 +83,12 @@ class Fetch:
             self._writers.update(dict.fromkeys(entries, transfer))
             await _done(transfer)
             read_s = self._core.clock.now_s() - began_s
-            await self._confirm(source, lease.lease_id, remote, local)
+            await self._confirm(source, lease_id, remote, local)
         except TandemError as error:
             self._core.metrics.observe_transfer(0, self._core.clock.now_s() - began_s, type(error).__name__)
             raise
-        for entry in entries:
-            self._wanted.pop(entry, None)
         self._core.metrics.observe_transfer(transfer.num_bytes, read_s)
         self._note(source, transfer.num_bytes, len(entries), started_s, read_s, self._core.clock.now_s() - began_s)
-
-    def close(self) -> None:
-        """No further pull will begin. Once."""
-        self._pins.close()
 
     async def _former_over(self, entries: list[_Entry]) -> None:
         """NOTE: a read that failed may still write: until it is over, another into the same blocks could be undone."""

@@ -6,7 +6,7 @@ Whatever goes wrong costs a recompute: the engine hears exactly once that no mor
 import asyncio
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from tandem.core.errors import TandemError, TransportError
 from tandem.core.timeline import Stage
@@ -23,39 +23,43 @@ logger = logging.getLogger(__name__)
 
 
 class PrefixFetch:
-    """Gets the blocks of a chain of hashes for one request."""
+    """Gets the blocks of a chain of hashes for one request, into what the engine has reserved for them."""
 
-    def __init__(
-        self, core: WorkerCore, sources: Sources, engine_id: str, hashes: Sequence[bytes], timeline: list[Stage]
-    ) -> None:
+    def __init__(self, core: WorkerCore, sources: Sources, reserved: KVReserved, timeline: list[Stage]) -> None:
         self._core = core
         self._sources = sources
-        self._engine_id = engine_id
-        self._hashes = tuple(hashes)
-        self._timeline = timeline
+        self._engine_id = reserved.request_id
+        self._fetch = Fetch(core, reserved, timeline)
 
-    async def run(self, holder: WorkerAddress, reserved: KVReserved) -> None:
+    def start(self, holder: WorkerAddress, hashes: Callable[[], Awaitable[Sequence[bytes]]]) -> "asyncio.Task[None]":
         """Fill the reservation from `holder`, or give up; either way the engine goes on."""
-        fetch = Fetch(self._core, reserved, self._timeline)
+        task = asyncio.create_task(self._run(holder, hashes))
+        task.add_done_callback(self._finish)  # NOTE: also comes when the task was cancelled before it could begin
+        return task
+
+    def _finish(self, _: object) -> None:
+        self._fetch.close()
+        self._core.engine.kv_arrived(self._engine_id, self._fetch.num_arrived_tokens)
+
+    async def _run(self, holder: WorkerAddress, hashes: Callable[[], Awaitable[Sequence[bytes]]]) -> None:
+        if self._fetch.is_complete:
+            return
         try:
             source = await self._sources.connect(holder)
             async with source.in_use():
-                await self._get_from(source, fetch)
+                await self._get_from(source, tuple(await hashes()))
         except TandemError as error:
             logger.warning("request %s: no prefix from worker %s: %s", self._engine_id, holder.worker_id, error)
-        finally:
-            fetch.close()
-            self._core.engine.kv_arrived(self._engine_id, fetch.num_arrived_tokens)
 
-    async def _get_from(self, source: Source, fetch: Fetch) -> None:
+    async def _get_from(self, source: Source, hashes: tuple[bytes, ...]) -> None:
         lease_id = uuid.uuid4().hex
-        call = LeaseCall(reader=self._core.me, lease_id=lease_id, block_hashes=self._hashes)
+        call = LeaseCall(reader=self._core.me, lease_id=lease_id, block_hashes=hashes)
         source.keep(lease_id)
         try:
             lease = await source.client.lease(call, timeout_s=LEASE_TIMEOUT_S)
             if lease.num_tokens == 0:
                 raise TransportError(f"worker {source.worker.worker_id} does not hold the prefix (any more)")
-            await fetch.pull(source, lease)
+            await self._fetch.pull(source, lease)
         finally:
             source.release(lease_id)
 

@@ -29,6 +29,7 @@ from tandem.serving.ports import free_ports
 from tandem.telemetry.engine_metrics import WorkerMetrics
 from tandem.telemetry.log import configure_logging
 from tandem.telemetry.metrics_server import serve_metrics
+from tandem.telemetry.tracing import Tracing
 from tandem.transport.card import Identity
 from tandem.transport.choose import Site
 from tandem.transport.inproc import InprocRegistry
@@ -112,6 +113,8 @@ async def serving_worker(settings: WorkerSettings, registry: InprocRegistry | No
         transports = await asyncio.to_thread(_open_transports, settings, assembly, identity, registry)
         opened.push_async_callback(asyncio.to_thread, transports.close)
         prometheus = CollectorRegistry()
+        tracing = Tracing.configure(me.worker_id, settings.otlp_endpoint)
+        opened.push_async_callback(asyncio.to_thread, tracing.close)
         core = WorkerCore(
             me=me,
             epoch=epoch,
@@ -120,8 +123,10 @@ async def serving_worker(settings: WorkerSettings, registry: InprocRegistry | No
             transports=transports,
             checksums=PageChecksums(assembly.arena, settings.checksum_share),
             metrics=WorkerMetrics(prometheus, settings.model_name, max_model_len=assembly.engine.limits.max_model_len),
+            tracing=tracing,
             site=Site.here(device_name(assembly)),
             compatibility=compatibility,
+            vocab_size=assembly.engine.model.vocab_size,
             block_size=assembly.arena.layout.block_size,
             block_bytes=assembly.arena.layout.page_bytes,
             num_blocks=assembly.arena.num_blocks,

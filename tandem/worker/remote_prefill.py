@@ -6,6 +6,8 @@ not arrive. The engine hears exactly once that no more KV will come.
 
 import asyncio
 import logging
+import uuid
+from contextlib import aclosing
 
 from tandem.core.errors import InvalidRequestError, TandemError, TransportError
 from tandem.core.timeline import Stage
@@ -71,30 +73,35 @@ class RemotePrefill:
             await self._get_from(prefill)
         except TandemError as error:
             logger.warning("request %s: worker %s failed: %s", self._call.request_id, prefill.worker_id, error)
-            return isinstance(error, InvalidRequestError)  # NOTE: another worker would say the same
+            # NOTE: another worker would say the same, or has nothing to add
+            return isinstance(error, InvalidRequestError) or self._is_complete
         return True
 
     async def _get_from(self, prefill: WorkerAddress) -> None:
         source = await self._sources.connect(prefill)
-        async with source.in_use():
+        lease_id = uuid.uuid4().hex
+        async with source.in_use(), aclosing(source.client.prefill(self._prefill_call(prefill, lease_id))) as stream:
             pulls: list[asyncio.Task[None]] = []
-            lease_id = None
-            stream = source.client.prefill(self._prefill_call(prefill))
             try:
                 async for news in stream:
                     self._note(news)
                     if news.lease is not None:
-                        lease_id = news.lease.lease_id
+                        if news.lease.lease_id != lease_id:
+                            raise TransportError(f"worker {prefill.worker_id} gave another lease than {lease_id}")
                         source.keep(lease_id)
                         pulls.append(asyncio.create_task(self._pull(source, news.lease)))
                 await asyncio.gather(*pulls)
             finally:
-                await _cancel(pulls)
-                await stream.aclose()
-                if lease_id is not None:
+                try:
+                    await _cancel(pulls)
+                finally:  # NOTE: we may be cancelled in the line above, when the first token was the only one
                     source.release(lease_id)
-        if not self._fetch.result().is_complete:
+        if not self._is_complete:
             raise TransportError(f"worker {prefill.worker_id} leased less than the request needs")
+
+    @property
+    def _is_complete(self) -> bool:
+        return self._fetch.done() and self._fetch.result().is_complete
 
     async def _pull(self, source: Source, lease: LeaseNews) -> None:
         fetch = await asyncio.shield(self._fetch)
@@ -102,12 +109,14 @@ class RemotePrefill:
 
     def _note(self, news: PrefillNews) -> None:
         if news.token is not None:
+            if news.token.token_id >= self._core.vocab_size:
+                raise TransportError(f"token {news.token.token_id} is not among the model's {self._core.vocab_size}")
             self._core.engine.accept_token(self._engine_id, SampledToken(news.token.token_id, news.token.logprobs))
         if news.num_cached_tokens is not None:
             self.num_cached_tokens = news.num_cached_tokens
         self._timeline += news.timeline
 
-    def _prefill_call(self, prefill: WorkerAddress) -> PrefillCall:
+    def _prefill_call(self, prefill: WorkerAddress, lease_id: str) -> PrefillCall:
         call = self._call
         return PrefillCall(
             request_id=call.request_id,
@@ -120,6 +129,7 @@ class RemotePrefill:
             prefill=prefill,
             fetch_from=call.fetch_from if prefill == call.prefill else None,
             num_fetch_blocks=call.num_fetch_blocks,
+            lease_id=lease_id,
         )
 
 

@@ -4,17 +4,21 @@ Prefill and decode workers are the same: which of its methods a worker is asked 
 """
 
 import asyncio
+import re
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
-from tandem.core.errors import CapacityError, TransportError, WorkerLostError
+from tandem.core.errors import CapacityError, InvalidRequestError, TransportError, WorkerLostError, shown
 from tandem.core.hashing import extend_hashes, root_hash
 from tandem.core.output import RequestOutput
 from tandem.core.types import FinishReason
 from tandem.engine.engine import Engine
 from tandem.kvcache.block_table import BlockRange
+from tandem.rpc.context import incoming_traceparent
 from tandem.rpc.messages import (
     PROTOCOL_VERSION,
     ChosenToken,
@@ -32,6 +36,7 @@ from tandem.rpc.messages import (
 )
 from tandem.scheduler.output import KVComputed, KVReserved
 from tandem.scheduler.request import Handoff
+from tandem.telemetry.log import request_context
 from tandem.worker.core import WorkerCore
 from tandem.worker.lifecycle import Lifecycle
 from tandem.worker.prefix_fetch import PrefixFetch, ended
@@ -39,6 +44,8 @@ from tandem.worker.remote_prefill import RemotePrefill
 from tandem.worker.reports import Reports
 from tandem.worker.sources import Sources, check_compatible
 from tandem.worker.stopwatch import Stopwatch
+
+_LEASE_ID = re.compile("[0-9a-f]{32}")
 
 
 class WorkerService:
@@ -73,7 +80,7 @@ class WorkerService:
 
     async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateNews]:
         self._admit(call.decode)
-        with self._lifecycle.working():
+        with self._lifecycle.working(), self._traced("generate", call.request_id):
             news = self._generate(call)
             try:
                 async for item in news:
@@ -82,9 +89,9 @@ class WorkerService:
                 await news.aclose()
 
     async def _generate(self, call: GenerateCall) -> AsyncGenerator[GenerateNews, None]:
-        watch = Stopwatch(self._core.me.worker_id)
-        engine_id = self._engine_id(call.request_id)
         is_remote = call.prefill is not None and call.params.prompt_logprobs is None
+        watch = Stopwatch(self._core.me.worker_id, "wait for kv" if is_remote else "prefill")
+        engine_id = self._engine_id(call.request_id)
         num_tokens = len(call.prompt_token_ids) + len(call.output_token_ids)
         handoff = Handoff(call.output_token_ids, num_expected_tokens=num_tokens if is_remote else 0)
         remote = RemotePrefill(self._core, self._sources, call, engine_id, watch.stages) if is_remote else None
@@ -125,9 +132,9 @@ class WorkerService:
 
     async def prefill(self, call: PrefillCall) -> AsyncIterator[PrefillNews]:
         self._admit(call.prefill)
-        with self._lifecycle.working():
-            lease_id = uuid.uuid4().hex
-            self._core.leases.open(lease_id, call.reader.worker_id)
+        with self._lifecycle.working(), self._traced("prefill", call.request_id):
+            lease_id = call.lease_id or uuid.uuid4().hex
+            self._require_free(lease_id)
             news = self._prefill(call, lease_id)
             is_whole = False
             try:
@@ -142,7 +149,7 @@ class WorkerService:
                     self._core.engine.post(lambda engine: engine.kv.drop(lease_id))
 
     async def _prefill(self, call: PrefillCall, lease_id: str) -> AsyncGenerator[PrefillNews, None]:
-        watch = Stopwatch(self._core.me.worker_id)
+        watch = Stopwatch(self._core.me.worker_id, "prefill")
         engine_id = self._engine_id(call.request_id)
         num_fetched = call.num_fetch_blocks * self._core.block_size if call.fetch_from is not None else 0
         tokens = (*call.prompt_token_ids, *call.output_token_ids)
@@ -153,6 +160,7 @@ class WorkerService:
             lease_id=lease_id,
         )
         task: asyncio.Task[None] | None = None
+        is_leased = False
         stream = self._core.engine.stream(
             call.prompt_token_ids,
             call.params,
@@ -165,14 +173,18 @@ class WorkerService:
             async for news in stream:
                 if isinstance(news, KVReserved):
                     assert call.fetch_from is not None
-                    hashes = await self._hashes(tokens[: handoff.num_expected_tokens], call.cache_salt)
-                    fetch = PrefixFetch(self._core, self._sources, engine_id, hashes, watch.stages)
-                    task = asyncio.create_task(fetch.run(call.fetch_from, news))
+                    shared = tokens[: handoff.num_expected_tokens]
+                    fetch = PrefixFetch(self._core, self._sources, news, watch.stages)
+                    task = fetch.start(call.fetch_from, partial(self._hashes, shared, call.cache_salt))
                 elif isinstance(news, KVComputed):
+                    if not is_leased:  # NOTE: not before, since nobody can renew what they do not know of
+                        self._core.leases.open(lease_id, call.reader.worker_id)
+                        is_leased = True
                     yield PrefillNews(lease=self._lease_news(news, watch))
                 else:
                     yield self._chosen(news, watch)
-                    if news.metrics is not None:
+                    if news.metrics is not None and news.finish_reason is not None:
+                        self._core.metrics.observe_request(news.metrics, news.finish_reason)
                         stages = watch.all_stages(news)
                         yield PrefillNews(num_cached_tokens=news.metrics.num_cached_tokens, timeline=stages)
         finally:
@@ -205,6 +217,7 @@ class WorkerService:
 
     async def lease(self, call: LeaseCall) -> LeaseNews:
         self._lifecycle.require_ready()
+        self._require_free(call.lease_id)
         self._core.leases.open(call.lease_id, call.reader.worker_id)
         try:
             num_blocks, groups = await self._core.engine.call(lambda engine: _hold_cached(engine, call))
@@ -245,6 +258,24 @@ class WorkerService:
                 f"worker {me.worker_id} at {me.address} is incarnation {me.incarnation} now, not {meant.incarnation}"
             )
         self._lifecycle.require_ready()
+
+    @contextmanager
+    def _traced(self, name: str, request_id: str) -> Iterator[None]:
+        """A span of its caller's trace, and the request's id on every line that is logged."""
+        attributes = {"tandem.request_id": request_id}
+        with self._core.tracing.span(name, incoming_traceparent.get(), attributes), request_context(request_id):
+            yield
+
+    def _require_free(self, lease_id: str) -> None:
+        """Refuse a reader's name for a lease that could be that of another of the engine's holds.
+
+        Raises:
+            InvalidRequestError, CapacityError: it is not in the form of a lease's name, or is one's.
+        """
+        if not _LEASE_ID.fullmatch(lease_id):
+            raise InvalidRequestError(f"lease_id={shown(lease_id)} must be 32 hexadecimal digits")
+        if self._core.leases.is_valid(lease_id):
+            raise CapacityError(f"lease_id={shown(lease_id)} is taken; choose another", 0.0)
 
     def _engine_id(self, request_id: str) -> str:
         """Unique here: the same request may come twice, and what is left of its first time must not be mistaken."""

@@ -48,7 +48,9 @@ class Source:
             self._num_users -= 1
             if self._num_users == 0 and self._pings is not None:
                 pings, self._pings = self._pings, None
-                pings.cancel()
+                if not self.is_lost:  # NOTE: else they are disconnecting, which is waited for
+                    pings.cancel()
+                await asyncio.gather(pings, return_exceptions=True)
 
     def keep(self, lease_id: str) -> None:
         """Renew a lease from now on."""

@@ -6,6 +6,7 @@ Invariant: a peer whose blocks would mean something else is never connected; bot
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import count
 
 from tandem.core.errors import IncompatiblePeerError, TandemError, TransportError, WorkerLostError
 from tandem.rpc.client import WorkerClient
@@ -19,6 +20,7 @@ from tandem.worker.source import Source
 
 GREETING_TIMEOUT_S = 2.0
 MEASURED_BYTES = 8 << 20
+MEASURED_SHARE = 8  # at most one of so many blocks
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +32,7 @@ class Sources:
         self._core = core
         self._sources: dict[str, Source] = {}
         self._connecting: dict[WorkerAddress, asyncio.Task[Source]] = {}
+        self._numbers = count(1)
 
     @property
     def links(self) -> tuple[LinkReport, ...]:
@@ -76,7 +79,7 @@ class Sources:
         await asyncio.gather(*(source.close() for source in self._sources.values()))
 
     async def _connect(self, worker: WorkerAddress) -> Source:
-        client = WorkerClient(worker.address, secret=self._core.secret)
+        client = WorkerClient(worker.address, secret=self._core.secret, metadata_source=self._core.tracing.metadata)
         try:
             theirs = await client.greet(await asyncio.to_thread(self._greeting), timeout_s=GREETING_TIMEOUT_S)
             self._check(worker, theirs)
@@ -129,11 +132,12 @@ class Sources:
 
     async def _measure(self, source: Source, choice: Choice) -> None:
         """Time a few reads into blocks borrowed for that; without it where there are none to spare."""
-        name = f"measuring {source.worker.worker_id} {source.worker.incarnation}"
-        wanted = min(-(-MEASURED_BYTES // self._core.block_bytes), source.peer.num_blocks - 1)
-        lent = await self._core.engine.call(lambda engine: engine.kv.borrow(name, wanted))
+        name = f"measuring {source.worker.worker_id} {next(self._numbers)}"
+        most = -(-self._core.num_blocks // MEASURED_SHARE)  # NOTE: or a small pool would look full to routers meanwhile
+        wanted = min(-(-MEASURED_BYTES // self._core.block_bytes), source.peer.num_blocks - 1, most)
         pins = Pins(self._core.engine, name)
         try:
+            lent = await self._core.engine.call(lambda engine: engine.kv.borrow(name, wanted))
             if lent:
                 remote = range(1, len(lent) + 1)
                 report = await asyncio.to_thread(

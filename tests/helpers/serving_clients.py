@@ -70,24 +70,15 @@ def body_of(ask: Ask, model: str, *, stream: bool = False) -> dict[str, Any]:
 
 def complete(cluster: Cluster, ask: Ask, *, stream: bool = False) -> tuple[str, list[Reply]]:
     """(Request id, a reply for each choice)."""
-    with (
-        httpx.Client(trust_env=False, timeout=TIMEOUT_S) as client,
-        client.stream("POST", f"{cluster.url}/v1/completions", json=body_of(ask, cluster.model, stream=stream)) as got,
-    ):
-        text = got.read().decode()
-        assert got.status_code == 200, text
-        pieces = _frames(text) if stream else [json.loads(text)]
-        drafts = [_Draft() for _ in range(ask.params.n)]
-        for choice in (choice for piece in pieces for choice in piece["choices"]):
-            drafts[choice["index"]].add(choice)
-        return got.headers["x-request-id"], [draft.reply() for draft in drafts]
+    with _client() as client:
+        return _complete(client, cluster, ask, stream)
 
 
 def complete_all(cluster: Cluster, asks: Sequence[Ask], num_at_once: int) -> tuple[list[str], list[list[Reply]]]:
     """All of them, `num_at_once` at a time, every other as a stream: their ids, their replies."""
-    with ThreadPoolExecutor(num_at_once) as pool:
+    with _client() as client, ThreadPoolExecutor(num_at_once) as pool:
         streams = [index % 2 == 1 for index in range(len(asks))]
-        done = list(pool.map(lambda ask, stream: complete(cluster, ask, stream=stream), asks, streams))
+        done = list(pool.map(lambda ask, stream: _complete(client, cluster, ask, stream), asks, streams))
     return [request_id for request_id, _ in done], [replies for _, replies in done]
 
 
@@ -121,6 +112,21 @@ def is_idle(cluster: Cluster) -> bool:
     alive = [name for name in names if cluster.processes[name].returncode is None]
     blocks = [cluster.blocks(name) for name in alive]
     return all(each["used"] == each["leased"] == each["pinned"] == 0 for each in blocks)
+
+
+def _client() -> httpx.Client:
+    return httpx.Client(trust_env=False, timeout=TIMEOUT_S)
+
+
+def _complete(client: httpx.Client, cluster: Cluster, ask: Ask, stream: bool) -> tuple[str, list[Reply]]:
+    body = body_of(ask, cluster.model, stream=stream)
+    got = client.post(f"{cluster.url}/v1/completions", json=body)
+    assert got.status_code == 200, got.text
+    pieces = _frames(got.text) if stream else [got.json()]
+    drafts = [_Draft() for _ in range(ask.params.n)]
+    for choice in (choice for piece in pieces for choice in piece["choices"]):
+        drafts[choice["index"]].add(choice)
+    return got.headers["x-request-id"], [draft.reply() for draft in drafts]
 
 
 def _frames(text: str) -> list[dict[str, Any]]:

@@ -140,7 +140,8 @@ class Middleman:
         real: the worker behind it.
         change: what becomes of each news of a prefill.
         change_lease, change_confirm, change_greeting: what becomes of those answers.
-        after: asked at the end of a prefill's stream.
+        before_confirm: done when a read is over, before the worker is asked.
+        silent: names of methods that never answer.
         calls: names of methods that were called, in order.
     """
 
@@ -149,6 +150,7 @@ class Middleman:
     change_lease: Callable[[LeaseNews], LeaseNews] = lambda lease: lease
     change_confirm: Callable[[ConfirmAnswer], ConfirmAnswer] = lambda answer: answer
     change_greeting: Callable[[Greeting], Greeting] = lambda greeting: greeting
+    before_confirm: Callable[[ConfirmCall], None] = lambda call: None
     silent: set[str] = field(default_factory=set)
     calls: list[str] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
@@ -196,6 +198,7 @@ class Middleman:
 
     async def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
         await self._note("confirm")
+        self.before_confirm(call)
         return self.change_confirm(await self.real.confirm(call))
 
     async def release(self, lease_ids: Sequence[str]) -> None:

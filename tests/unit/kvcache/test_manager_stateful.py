@@ -1,4 +1,4 @@
-"""Random open/grow/commit/close against `BlockOracle`, for every kind of layout."""
+"""Random open/grow/commit/close against `BlockOracle`, for every kind of layout, with leases and pins by others."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tandem.core.hashing import extend_hashes
-from tandem.kvcache.manager import KVCacheManager
+from tandem.kvcache.manager import HoldKind, KVCacheManager
 from tandem.kvcache.spec import KVLayout
 from tests.helpers.layouts import BLOCK_SIZE, layout_of
 from tests.helpers.oracles import BlockOracle
@@ -35,6 +35,7 @@ class Owner:
     num_computed: int
     num_promised: int
     shares: bool
+    fetch: str | None = None
     hashes: list[bytes] = field(default_factory=list)
 
     def extend(self, count: int) -> None:
@@ -53,21 +54,36 @@ class BlockAccounting(RuleBasedStateMachine):
         )
         self.owners: dict[str, Owner] = {}
         self.contents: dict[int, tuple[int, bytes]] = {}
+        self.holds: dict[str, HoldKind] = {}
         self.num_opened = 0
         self.any_outgrew = False
+        self.any_held = False
 
     def pick(self, index: int) -> str:
         return sorted(self.owners)[index % len(self.owners)]
 
-    @rule(token_ids=prompts)
-    def open(self, token_ids: list[int]) -> None:
+    def follow_hold(self, name: str, kind: HoldKind) -> None:
+        """Tell the oracle what is held under `name`."""
+        block_ids = list(self.manager._holds[name].block_ids)
+        self.oracle.receive_all()
+        self.oracle.held[name] = [block_ids]
+        self.oracle.idle = [b for b in self.oracle.idle if b not in block_ids]
+        self.holds[name] = kind
+        self.any_held = True
+
+    def new_name(self, kind: str) -> str:
+        self.num_opened += 1
+        return f"{kind}{self.num_opened}"
+
+    @rule(token_ids=prompts, expects=st.booleans())
+    def open(self, token_ids: list[int], expects: bool) -> None:
         owner = Owner(token_ids, 0, len(token_ids), shares=False)
         owner.extend(0)
         match = self.manager.match(owner.hashes, len(token_ids))
         assert match.num_blocks == self.oracle.longest_match(owner.hashes, len(token_ids))
         self.check_matched_content(match.block_ids, owner.hashes)
         fits = self.manager.can_open(match, len(token_ids))
-        assert fits or self.owners or not self.manager.fits(len(token_ids)), "one owner alone was refused"
+        assert fits or self.owners or self.holds or not self.manager.fits(len(token_ids)), "one owner alone was refused"
         if not fits:
             return
         name, self.num_opened = f"owner{self.num_opened}", self.num_opened + 1
@@ -77,19 +93,101 @@ class BlockAccounting(RuleBasedStateMachine):
         owner.shares = any(held[block_id] for blocks in match.block_ids for block_id in blocks)
         self.owners[name] = owner
         self.oracle.hold(name, table.groups)
+        if expects:
+            self.reserve(name, owner)
+
+    def reserve(self, name: str, owner: Owner) -> None:
+        """Its KV comes from elsewhere: all blocks at once, pinned."""
+        table, others = self.manager._tables[name], self.oracle.referenced()
+        num_matched = owner.num_computed // BLOCK_SIZE
+        ranges = self.manager.reserve(name, len(owner.token_ids), len(owner.token_ids) - 1)
+        self.oracle.hold(name, table.groups)
+        owner.fetch = self.new_name("fetch")
+        self.check_room(table.groups, len(owner.token_ids) - 1, len(owner.token_ids))
+        for found, blocks in zip(ranges, table.groups, strict=True):
+            assert found.first_index >= num_matched
+            assert found.block_ids == tuple(b for b in blocks[num_matched:] if b), "not what is to be filled"
+            assert not any(others[b] for b in found.block_ids), "a block that someone holds is to be filled"
+            self.manager.hold(owner.fetch, found.block_ids, HoldKind.PINNED)
+        self.follow_hold(owner.fetch, HoldKind.PINNED)
+
+    @precondition(lambda self: any(owner.fetch for owner in self.owners.values()))
+    @rule(index=st.integers(0, 100), num_missing=st.integers(0, 3), is_over=st.booleans())
+    def arrive(self, index: int, num_missing: int, is_over: bool) -> None:
+        """All KV has come, or some is missing and the owner starts over; its transfer may not be over yet."""
+        waiting = sorted(name for name, owner in self.owners.items() if owner.fetch)
+        name = waiting[index % len(waiting)]
+        owner = self.owners[name]
+        fetch, owner.fetch = owner.fetch, None
+        end = max(owner.num_computed, len(owner.token_ids) - 1 - num_missing * BLOCK_SIZE)
+        self.commit(name, owner, end)
+        if num_missing:
+            self.close(sorted(self.owners).index(name))
+        if is_over and fetch is not None and fetch in self.holds:
+            self.drop(sorted(self.holds).index(fetch))
 
     @precondition(lambda self: self.owners)
+    @rule(index=st.integers(0, 100), start=st.integers(0, 4), length=st.integers(1, 9))
+    def lease(self, index: int, start: int, length: int) -> None:
+        name = self.pick(index)
+        table, owner = self.manager._tables[name], self.owners[name]
+        lease, end = self.new_name("lease"), min(start + length, table.num_blocks)
+        ranges = self.manager.lease(name, len(owner.token_ids), start, end, lease)
+        for group, found, blocks in zip(self.layout.groups, ranges, table.groups, strict=True):
+            needed = group.spec.first_visible(len(owner.token_ids) - 1) // BLOCK_SIZE
+            assert found.block_ids == tuple(b for b in blocks[max(start, needed) : max(start, end)] if b)
+        if any(found.block_ids for found in ranges):
+            self.follow_hold(lease, HoldKind.LEASED)
+
+    @rule(token_ids=prompts)
+    def lease_cached(self, token_ids: list[int]) -> None:
+        """A peer asks for what is cached of a chain."""
+        hashes: list[bytes] = []
+        extend_hashes(ROOT, hashes, token_ids, BLOCK_SIZE)
+        name, unpromised = self.new_name("lease"), self.manager.num_unpromised
+        num_blocks, ranges = self.manager.hold_cached(name, hashes)
+        longest = self.oracle.longest_match(hashes, len(hashes) * BLOCK_SIZE + 1)
+        assert num_blocks in (0, longest)
+        assert unpromised - self.manager.num_unpromised >= 0
+        if num_blocks:
+            self.check_matched_content(
+                tuple((0,) * found.first_index + found.block_ids for found in ranges), hashes[:num_blocks]
+            )
+            self.follow_hold(name, HoldKind.LEASED)
+
+    @rule(count=st.integers(0, 30))
+    def borrow(self, count: int) -> None:
+        others, unpromised = self.oracle.referenced(), self.manager.num_unpromised
+        name = self.new_name("scratch")
+        block_ids = self.manager.borrow(name, count)
+        assert len(set(block_ids)) == len(block_ids) == min(count, unpromised)
+        assert not any(others[b] for b in block_ids)
+        for block_id in block_ids:
+            self.contents[block_id] = (-1, b"scratch")
+        self.follow_hold(name, HoldKind.PINNED)
+
+    @precondition(lambda self: self.holds)
+    @rule(index=st.integers(0, 100))
+    def drop(self, index: int) -> None:
+        name = sorted(self.holds)[index % len(self.holds)]
+        del self.holds[name]
+        self.manager.drop(name)
+        self.manager.drop(name)
+        self.oracle.close(name)
+
+    @precondition(lambda self: any(not owner.fetch for owner in self.owners.values()))
     @rule(index=st.integers(0, 100), chunk=st.integers(1, MAX_CHUNK), commits=st.integers(0, 9))
     def advance(self, index: int, chunk: int, commits: int) -> None:
         """A step: grow, and mostly commit. Not committing is what an abort during the step looks like."""
-        name = self.pick(index)
+        ready = sorted(name for name, owner in self.owners.items() if not owner.fetch)
+        name = ready[index % len(ready)]
         owner = self.owners[name]
         end = min(owner.num_computed + chunk, len(owner.token_ids))
         if end == owner.num_computed:
             owner.extend(1)
             end += 1
         if not self.grow(name, owner, end) or commits == 0:
-            self.close(index)
+            self.close(sorted(self.owners).index(name))
         else:
             self.commit(name, owner, end)
 
@@ -137,12 +235,12 @@ class BlockAccounting(RuleBasedStateMachine):
         self.manager.close(name)
         self.oracle.close(name)
         if not self.owners:
-            self.any_outgrew = False
+            self.any_outgrew = self.any_held = False
 
     @property
     def sharing_breaks_promises(self) -> bool:
-        """A shared block that leaves one owner's window does not come back to the pool."""
-        return any(owner.shares for owner in self.owners.values()) and any(
+        """A shared block that leaves one owner's window does not come back to the pool, nor does one that is held."""
+        return (self.any_held or any(owner.shares for owner in self.owners.values())) and any(
             group.spec.window is not None for group in self.layout.groups
         )
 
@@ -163,9 +261,15 @@ class BlockAccounting(RuleBasedStateMachine):
     def accounts_agree(self) -> None:
         self.manager.check()
         usage, oracle = self.manager.usage, self.oracle
-        assert usage.used == len(oracle.referenced())
+        pinned = {b for name, kind in self.holds.items() if kind is HoldKind.PINNED for b in oracle.held[name][0]}
+        held = {b for name in self.holds for b in oracle.held[name][0]}
+        assert usage.pinned == len(pinned)
+        assert usage.leased == len(held - pinned)
+        assert usage.used + usage.leased + usage.pinned == len(oracle.referenced())
         assert usage.cached == len(oracle.idle) == len(set(oracle.idle))
-        assert usage.free + usage.cached + usage.used == usage.total == NUM_BLOCKS
+        states = (usage.free, usage.cached, usage.used, usage.leased, usage.pinned)
+        assert sum(states) == usage.total == NUM_BLOCKS
+        assert min(states) >= 0
 
     @invariant()
     def in_flight_is_what_owners_will_compute(self) -> None:
@@ -182,6 +286,11 @@ class BlockAccounting(RuleBasedStateMachine):
         for _ in list(self.owners):
             self.close(0)
         assert self.manager.usage.used == 0
+        for _ in list(self.holds):
+            self.drop(0)
+        usage = self.manager.usage
+        assert (usage.used, usage.leased, usage.pinned) == (0, 0, 0)
+        assert self.manager.num_unpromised == NUM_BLOCKS
 
 
 class FullAttention(BlockAccounting):

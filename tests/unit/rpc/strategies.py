@@ -184,6 +184,7 @@ PREFILL_CALL = st.builds(
     prefill=maybe(ADDRESS),
     fetch_from=maybe(ADDRESS),
     num_fetch_blocks=COUNT,
+    lease_id=TEXT,
 )
 LEASE = st.builds(
     LeaseNews,

@@ -1,0 +1,284 @@
+"""Prefill and decode in processes of their own give the tokens that one engine gives, and transformers.
+
+Real processes, gRPC, transports and Redis; every block that moves is compared. Each cluster serves one of the model
+families, so that together they cover families, transports, block sizes, topologies and both locality indexes.
+"""
+
+import contextlib
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from tandem.core.sampling_params import SamplingParams
+from tandem.core.timeline import Stage
+from tandem.rpc.messages import GenerateCall, PairCall
+from tests.helpers.checkpoints import BUILDERS
+from tests.helpers.cluster import Cluster, running_cluster
+from tests.helpers.mixes import EOS, expected, random_mix, random_prompt, transformers_greedy
+from tests.helpers.redis_server import running_redis
+from tests.helpers.serving_clients import (
+    Ask,
+    Reply,
+    addresses,
+    complete,
+    complete_all,
+    generate_at,
+    is_idle,
+    pair,
+    timeline,
+)
+from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
+
+NUM_ASKS = 28
+NUM_AT_ONCE = 8
+WORKER_FLAGS = (
+    *("--dtype", "float32", "--kv-cache-gib", "0.01", "--max-model-len", "256"),
+    *("--max-num-batched-tokens", "64", "--max-num-running", "32", "--checksum-share", "1"),
+)
+NO_LOCAL_PREFILL = ("--max-local-tokens", "0")
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, seed=1)
+SAMPLED = SamplingParams(temperature=1.2, top_p=0.95, max_tokens=24, ignore_eos=True, seed=77)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A cluster and the family it serves."""
+
+    family: str
+    prefill: int
+    decode: int
+    transport: str = "nixl"
+    block_size: int = 16
+    redis: bool = False
+    router_flags: Sequence[str] = NO_LOCAL_PREFILL
+
+    @contextlib.contextmanager
+    def running(self, model: Path) -> Iterator[Cluster]:
+        with contextlib.ExitStack() as opened:
+            redis = opened.enter_context(running_redis()).url if self.redis else None
+            yield opened.enter_context(
+                running_cluster(
+                    model,
+                    prefill=self.prefill,
+                    decode=self.decode,
+                    redis=redis,
+                    transport=self.transport,
+                    block_size=self.block_size,
+                    extra={"worker": WORKER_FLAGS, "router": self.router_flags},
+                )
+            )
+
+
+ANYBODY = (*NO_LOCAL_PREFILL, "--policy", "random")
+SETUPS = {
+    "1p1d-nixl-16": Setup("llama", 1, 1),
+    "2p2d-tcp-32-redis": Setup("qwen3", 2, 2, "tcp", 32, True, ANYBODY),
+    "3p1d-nixl-16-redis": Setup("gemma3", 3, 1, "nixl", 16, True),
+    "aggregated-32": Setup("gemma3", 0, 1, "auto", 32),
+    "1p1d-as-it-comes": Setup("mistral", 1, 1, "auto", router_flags=()),
+}
+DISAGGREGATED = [name for name, setup in SETUPS.items() if setup.prefill and setup.router_flags]
+BY_COST = [name for name in DISAGGREGATED if SETUPS[name].router_flags is NO_LOCAL_PREFILL]
+
+
+@dataclass(frozen=True)
+class Running:
+    """A cluster that runs."""
+
+    setup: Setup
+    model: Path
+    cluster: Cluster
+
+    def expect_idle(self) -> None:
+        self.cluster.wait(lambda: is_idle(self.cluster), 1.0)
+
+
+@dataclass
+class Models:
+    """Checkpoints and what each must answer, made once."""
+
+    directory: Path
+    _replies: dict[str, tuple[list[Ask], list[list[Reply]]]] = field(default_factory=dict)
+
+    def path(self, family: str) -> Path:
+        path = self.directory / family
+        if not path.exists():
+            BUILDERS[family](path, vocab_size=NUM_TOKENS, eos_token_id=EOS)
+            write_byte_tokenizer(path)
+        return path
+
+    def mix(self, family: str) -> tuple[list[Ask], list[list[Reply]]]:
+        if family not in self._replies:
+            asks = random_mix(self.path(family), 3, NUM_ASKS)
+            self._replies[family] = asks, expected(self.path(family), asks)
+        return self._replies[family]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def anything(request: pytest.FixtureRequest, models: Models) -> Iterator[Running]:
+    """The cluster that a test names."""
+    setup: Setup = SETUPS[request.param]
+    path = models.path(setup.family)
+    with setup.running(path) as cluster:
+        yield Running(setup, path, cluster)
+
+
+@pytest.fixture
+def running(anything: Running) -> Iterator[Running]:
+    """A cluster that does nothing yet, and in the end nothing any more."""
+    anything.expect_idle()
+    try:
+        yield anything
+    except BaseException as error:
+        error.add_note(anything.cluster.logs())
+        raise
+    anything.expect_idle()
+
+
+@pytest.mark.parametrize("anything", SETUPS, indirect=True)
+def test_a_random_mix(running: Running, models: Models) -> None:
+    """Everything at once over HTTP: each request as if it were alone, and its KV really came from a prefill worker."""
+    asks, wanted = models.mix(running.setup.family)
+    request_ids, got = complete_all(running.cluster, asks, NUM_AT_ONCE)
+    assert {i: replies for i, replies in enumerate(got) if replies != wanted[i]} == {}
+    sources = set()
+    is_always_moved = running.setup.prefill > 0 and bool(running.setup.router_flags)
+    for request_id, replies in zip(request_ids, got, strict=True):
+        stages = timeline(running.cluster, request_id)
+        assert _computed_at(stages) <= set(running.cluster.names("prefill"))
+        if is_always_moved and len(replies[0].token_ids) > 1:  # NOTE: one token needs no KV in decode
+            assert _sources(stages), stages
+        sources |= _sources(stages)
+    if running.setup.router_flags is ANYBODY:
+        assert len(sources) == running.setup.prefill * running.setup.decode
+
+
+def test_what_was_expected_is_what_transformers_says(models: Models) -> None:
+    """The greedy, plain ones of the mix."""
+    for family in sorted({setup.family for setup in SETUPS.values()}):
+        asks, wanted = models.mix(family)
+        plain = [i for i, ask in enumerate(asks) if _is_plain(ask.params)]
+        assert len(plain) > 5
+        told = transformers_greedy(models.path(family), [asks[i] for i in plain])
+        assert [wanted[i][0].token_ids for i in plain] == told
+
+
+@pytest.mark.parametrize("anything", DISAGGREGATED, indirect=True)
+def test_answers_of_one_token_leave_nothing_behind(running: Running) -> None:
+    """They end while decode hears the last of prefill: it was cancelled when it was about to release the lease, which
+    then held its blocks for its whole time.
+    """
+    rng = random.Random(12)
+    asks = [Ask(random_prompt(rng, 40), replace(GREEDY, max_tokens=1)) for _ in range(150)]
+    _, replies = complete_all(running.cluster, asks, NUM_AT_ONCE)
+    assert {len(reply.token_ids) for (reply,) in replies} == {1}
+
+
+@pytest.mark.parametrize("anything", DISAGGREGATED, indirect=True)
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("held_by_decode", [False, True], ids=["", "decode"])
+@pytest.mark.parametrize("held_by_prefill", [False, True], ids=["", "prefill"])
+def test_prefixes_that_either_side_holds(
+    running: Running, params: SamplingParams, held_by_prefill: bool, held_by_decode: bool
+) -> None:
+    """Workers chosen by the test: what decode holds is not sent again, what prefill holds not computed again."""
+    workers = addresses(running.cluster)
+    prefill, decode = workers["prefill-0"], workers["decode-0"]
+    rng = random.Random(f"{params} {held_by_prefill} {held_by_decode}")
+    ask = Ask(random_prompt(rng, 150), params)
+    first = Ask(ask.prompt[:100], replace(params, max_tokens=1))
+    for worker in [prefill] * held_by_prefill + [decode] * held_by_decode:
+        generate_at(_call(first, decode=worker))
+    reply, stages = generate_at(replace(_call(ask, decode=decode), prefill=prefill))
+    assert [reply] == expected(running.model, [ask])[0]
+    num_held = 96  # NOTE: whole blocks of 100 tokens, with either block size
+    (queue,) = [stage for stage in stages if stage.name == "queue" and stage.process == prefill.worker_id]
+    assert queue.attributes["num_cached_tokens"] == num_held * held_by_prefill
+    num_lacking = 150 - num_held * held_by_decode
+    num_groups = _num_groups(running.setup.family)
+    num_blocks = _num_blocks(stages, decode.worker_id, prefill.worker_id)
+    least, most = (n * -(-num_lacking // running.setup.block_size) for n in (1, num_groups))
+    assert least <= num_blocks <= most
+
+
+@pytest.mark.parametrize("anything", DISAGGREGATED, indirect=True)
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_prefill_fetches_what_decode_generated(running: Running, params: SamplingParams) -> None:
+    """The second turn of a conversation, by workers that the test chose: prefill computes only what is new."""
+    workers = addresses(running.cluster)
+    prefill, decode = workers[running.cluster.names("prefill")[-1]], workers["decode-0"]
+    rng = random.Random(f"turns {params}")
+    first = Ask(random_prompt(rng, 70), replace(params, max_tokens=60))
+    told, _ = generate_at(replace(_call(first, decode=decode), prefill=prefill))
+    second = Ask(first.prompt + told.token_ids + random_prompt(rng, 40), params)
+    call = replace(_call(second, decode=decode), prefill=prefill, fetch_from=decode)
+    reply, stages = generate_at(replace(call, num_fetch_blocks=128 // running.setup.block_size))
+    assert [[told], [reply]] == expected(running.model, [first, second])
+    assert _num_blocks(stages, prefill.worker_id, decode.worker_id) > 0
+    assert _num_blocks(stages, decode.worker_id, prefill.worker_id) > 0
+    computed = [stage.attributes["num_tokens"] for stage in stages if stage.name == "prefill chunk"]
+    assert sum(map(int, computed)) == 170
+
+
+@pytest.mark.parametrize("anything", BY_COST, indirect=True)
+def test_second_turn_over_http(running: Running) -> None:
+    """The router sees by itself that fetching is quicker than computing, once it knows what decode holds."""
+    cluster = running.cluster
+    first = Ask(random_prompt(random.Random(8), 20), replace(GREEDY, max_tokens=180))
+    _, (told,) = complete(cluster, first)
+    second = Ask(first.prompt + told.token_ids + (3, 4), SAMPLED)
+    question = PairCall(request_id="question", model=cluster.model, token_ids=second.prompt, num_expected_output=24)
+    cluster.wait(lambda: pair(cluster, question).num_fetch_blocks >= 10)
+    request_id, (reply,) = complete(cluster, second, stream=True)
+    assert [[told], [reply]] == expected(running.model, [first, second])
+    stages = timeline(cluster, request_id)
+    (paired,) = [stage for stage in stages if stage.name == "pair"]
+    prefill_id = str(paired.attributes["prefill"])
+    assert paired.attributes["fetch_from"] == "decode-0"
+    assert _num_blocks(stages, prefill_id, "decode-0") >= 10
+    assert _num_blocks(stages, "decode-0", prefill_id) > 0
+
+
+def _call(ask: Ask, **chosen: object) -> GenerateCall:
+    call = GenerateCall(request_id="direct", prompt_token_ids=ask.prompt, params=ask.params)
+    return replace(call, **chosen)  # type: ignore[arg-type]
+
+
+def _is_plain(params: SamplingParams) -> bool:
+    return params == replace(GREEDY, max_tokens=params.max_tokens, seed=params.seed)
+
+
+def _num_groups(family: str) -> int:
+    """Kinds of attention layers: each has blocks of its own."""
+    return {"gemma3": 2}.get(family, 1)
+
+
+def _transfers(stages: Sequence[Stage]) -> list[Stage]:
+    return [stage for stage in stages if stage.name == "transfer" and int(stage.attributes["num_blocks"]) > 0]
+
+
+def _computed_at(stages: Sequence[Stage]) -> set[str]:
+    """Who computed (some of) the prompt."""
+    return {stage.process for stage in stages if stage.name == "prefill chunk"}
+
+
+def _sources(stages: Sequence[Stage]) -> set[tuple[str, str]]:
+    """(Prefill worker, decode worker) of each transfer of a prompt that a prefill worker computed."""
+    computed_at = _computed_at(stages)
+    found = {(str(stage.attributes["source"]), stage.process) for stage in _transfers(stages)}
+    return {(source, process) for source, process in found if source in computed_at and source.startswith("prefill-")}
+
+
+def _num_blocks(stages: Sequence[Stage], reader_id: str, source_id: str) -> int:
+    found: list[Mapping[str, str | int | float]] = [
+        stage.attributes for stage in _transfers(stages) if stage.process == reader_id
+    ]
+    return sum(int(attributes["num_blocks"]) for attributes in found if attributes["source"] == source_id)

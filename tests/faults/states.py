@@ -1,0 +1,94 @@
+"""States of the protocol, each reached by watching for it, never by waiting for a while."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tests.faults.scene import Scene
+from tests.faults.streams import PATIENCE_S, Answer, Asked
+
+
+class State(StrEnum):
+    """How far a request is."""
+
+    QUEUED = "queued"
+    COMPUTING = "between chunks"
+    TRANSFER = "transfer under way"
+    FIRST = "after the first token"
+    DECODING = "mid-decode"
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A request in some state, those that were needed to bring it there, and who serves it."""
+
+    answer: Answer
+    others: tuple[Answer, ...]
+    prefill: str
+    decode: str
+
+    def answers(self) -> tuple[Answer, ...]:
+        return (self.answer, *self.others)
+
+
+NUM_BLOCKERS = 3
+NUM_DECODED = 12
+
+
+@contextmanager
+def staged(scene: Scene, state: State, asked: Asked, gateway: int = 0) -> Iterator[Staged]:
+    """Bring a request into a state and hang up on everybody at the end."""
+    asked = asked.salted(scene.new_salt())
+    if state is State.TRANSFER:
+        scene.warm_prefill(asked)
+    others = tuple(scene.ask(asked.salted(""), gateway) for _ in range(NUM_BLOCKERS if state is State.QUEUED else 0))
+    for other in others:
+        _paired(scene, other, gateway)
+    answer = scene.ask(asked, gateway)
+    try:
+        pairing = _paired(scene, answer, gateway)
+        found = Staged(answer, others, pairing["prefill"], pairing["decode"])
+        assert found.prefill != found.decode, "decode computes this prompt itself"
+        _ARRIVED[state](scene, found)
+        yield found
+    finally:
+        for each in (answer, *others):
+            each.hang_up()
+
+
+def _paired(scene: Scene, answer: Answer, gateway: int) -> dict[str, str]:
+    found: list[dict[str, str]] = []
+
+    def is_paired() -> bool:
+        with suppress(StopIteration):
+            found.append(scene.pairing(answer, gateway))
+        return bool(found)
+
+    scene.cluster.wait(is_paired, PATIENCE_S)
+    return found[-1]
+
+
+def _until(scene: Scene, staged: Staged, metric: Callable[[], float]) -> None:
+    scene.cluster.wait(lambda: metric() > 0, PATIENCE_S)
+    assert not staged.answer.pieces, "it has got a token before it was seen in this state"
+
+
+def _until_queued(scene: Scene, staged: Staged) -> None:
+    def num_waiting() -> float:
+        return sum(scene.cluster.metrics(staged.prefill)["vllm:num_requests_waiting"].values())
+
+    _until(scene, staged, num_waiting)
+
+
+def _until_computing(scene: Scene, staged: Staged) -> None:
+    _until(scene, staged, lambda: scene.cluster.blocks(staged.prefill)["leased"])
+
+
+_ARRIVED: dict[State, Callable[[Scene, Staged], None]] = {
+    State.QUEUED: _until_queued,
+    State.COMPUTING: _until_computing,
+    State.TRANSFER: lambda _, staged: staged.answer.wait(1),
+    State.FIRST: lambda _, staged: staged.answer.wait(1),
+    State.DECODING: lambda _, staged: staged.answer.wait(NUM_DECODED),
+}

@@ -1,0 +1,27 @@
+"""One tiny checkpoint for all of a worker's tests."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.checkpoints import BUILDERS
+from tests.helpers.handoffs import PROMPT, alone
+from tests.helpers.tokenizers import write_byte_tokenizer
+from tests.helpers.workers import GREEDY
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_byte_tokenizer(BUILDERS["llama"](tmp_path_factory.mktemp("worker-llama")))
+
+
+@pytest.fixture(scope="session")
+def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Windowed and full KV groups."""
+    return write_byte_tokenizer(BUILDERS["gemma3"](tmp_path_factory.mktemp("worker-gemma3")))
+
+
+@pytest.fixture(scope="session")
+def expected(llama: Path) -> list[int]:
+    """The greedy answer to the hand-off prompt."""
+    return alone(llama, PROMPT, GREEDY)

@@ -1,0 +1,75 @@
+"""Leases end once: by release, by time, or with their reader."""
+
+import pytest
+
+from tandem.core.clock import ManualClock
+from tandem.core.errors import CapacityError
+from tandem.worker.leases import LeaseBook
+
+
+def book_of() -> tuple[LeaseBook, ManualClock, list[str]]:
+    clock, ended = ManualClock(), list[str]()
+    return LeaseBook(10.0, clock, ended.append), clock, ended
+
+
+def test_a_lease_is_valid_until_its_time_is_over_and_ends_once() -> None:
+    book, clock, ended = book_of()
+    book.open("a", "reader")
+    clock.advance(9.9)
+    assert book.is_valid("a")
+    clock.advance(0.1)
+    assert not book.is_valid("a")
+    assert book.expire() == []
+    book.end("a")
+    assert ended == ["a"]
+    assert (len(book), book.num_expired) == (0, 1)
+
+
+def test_renewing_prolongs_and_tells_what_has_ended() -> None:
+    book, clock, ended = book_of()
+    book.open("a", "reader")
+    book.open("b", "reader")
+    clock.advance(8)
+    assert book.renew(["a", "never"]) == ["never"]
+    clock.advance(8)
+    assert book.renew(["a", "b"]) == ["b"]
+    assert ended == ["b"]
+
+
+def test_a_release_before_the_end_leaves_nothing_to_expire() -> None:
+    book, clock, ended = book_of()
+    book.open("a", "reader")
+    book.end("a")
+    book.end("a")
+    clock.advance(100)
+    assert book.expire() == []
+    assert (ended, book.num_expired) == (["a"], 0)
+
+
+def test_expiry_ends_only_what_is_over() -> None:
+    book, clock, ended = book_of()
+    book.open("a", "reader")
+    clock.advance(5)
+    book.open("b", "reader")
+    clock.advance(5)
+    assert book.expire() == ["a"] == ended
+    assert book.is_valid("b")
+
+
+def test_a_reader_that_is_gone_takes_its_leases_along() -> None:
+    book, _, ended = book_of()
+    for name, reader in (("a", "x"), ("b", "y"), ("c", "x")):
+        book.open(name, reader)
+    book.end_of_reader("x")
+    assert sorted(ended) == ["a", "c"]
+    assert book.is_valid("b")
+
+
+def test_an_id_cannot_be_taken_twice() -> None:
+    book, _, ended = book_of()
+    book.open("a", "x")
+    with pytest.raises(CapacityError, match="taken"):
+        book.open("a", "y")
+    book.end_of_reader("y")
+    assert book.is_valid("a")
+    assert ended == []

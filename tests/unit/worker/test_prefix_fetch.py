@@ -1,0 +1,160 @@
+"""A prefill worker that takes a prefix from the peer that holds it, or computes it after all."""
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tandem.core.output import RequestOutput
+from tandem.rpc.messages import ConfirmAnswer, GenerateCall, LeaseNews, PrefillCall, WorkerAddress
+from tandem.scheduler.output import KVReserved
+from tandem.scheduler.request import Handoff
+from tandem.worker.prefix_fetch import PrefixFetch, ended
+from tandem.worker.sources import Sources
+from tests.helpers.workers import (
+    GREEDY,
+    Pair,
+    at_rest,
+    front_of,
+    generated,
+    pair_of,
+    prompt_of,
+    until,
+)
+
+PROMPT = prompt_of(90)
+HELD = PROMPT[:60]  # seven whole blocks
+
+
+def call_of(pair: Pair, holder: WorkerAddress | None = None, **fields: object) -> PrefillCall:
+    values = {"request_id": "r", "reader": pair.decode.core.me, "prompt_token_ids": PROMPT, "params": GREEDY, **fields}
+    holder = holder or pair.decode.core.me
+    return PrefillCall(fetch_from=holder, num_fetch_blocks=7, **values)  # type: ignore[arg-type]
+
+
+async def first_token(pair: Pair, call: PrefillCall) -> int:
+    async with asyncio.timeout(10):
+        news = [one async for one in pair.to_prefill.prefill(call)]
+    leases = [one.lease for one in news if one.lease is not None]
+    await pair.to_prefill.release([leases[0].lease_id])
+    (token,) = [one.token.token_id for one in news if one.token is not None]
+    return token
+
+
+async def held_by_decode(pair: Pair) -> int:
+    """Serves the prefix there; returns the token that follows the whole prompt."""
+    await generated(pair.to_decode, GenerateCall(request_id="h", prompt_token_ids=HELD, params=GREEDY))
+    whole = GenerateCall(request_id="w", prompt_token_ids=PROMPT, params=GREEDY, cache_salt="apart")
+    return (await generated(pair.to_decode, whole))[0]
+
+
+async def num_fetched(pair: Pair) -> int:
+    return (await pair.prefill.core.engine.call(lambda engine: engine.counters)).num_fetched_tokens
+
+
+@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+def test_a_prefix_is_fetched_and_the_rest_computed(llama: Path, transport: str) -> None:
+    async def main() -> None:
+        async with pair_of(llama, transport=transport) as pair:
+            expected = await held_by_decode(pair)
+            assert await first_token(pair, call_of(pair)) == expected
+            assert await num_fetched(pair) == 56
+            await at_rest(pair.prefill, pair.decode, timeout_s=1)
+            assert await first_token(pair, call_of(pair)) == expected
+            assert await num_fetched(pair) == 56, "what is here already was fetched again"
+            await at_rest(pair.prefill, pair.decode, timeout_s=1)
+
+    asyncio.run(main())
+
+
+def test_a_prefix_that_is_gone_is_computed(llama: Path) -> None:
+    async def main() -> None:
+        async with pair_of(llama) as pair:
+            token = await first_token(pair, call_of(pair))
+            assert await num_fetched(pair) == 0
+            assert token == await held_by_decode(pair)
+            await at_rest(pair.prefill, pair.decode, timeout_s=1)
+
+    asyncio.run(main())
+
+
+def test_a_holder_that_is_not_there_costs_a_recomputation(llama: Path) -> None:
+    async def main() -> None:
+        async with pair_of(llama) as pair:
+            expected = await held_by_decode(pair)
+            gone = WorkerAddress("gone", "127.0.0.1:1", "x")
+            assert await first_token(pair, call_of(pair, gone)) == expected
+            await at_rest(pair.prefill, pair.decode, timeout_s=1)
+
+    asyncio.run(main())
+
+
+def beyond(lease: LeaseNews) -> LeaseNews:
+    groups = tuple(replace(group, block_ids=tuple(i + 10**6 for i in group.block_ids)) for group in lease.groups)
+    return replace(lease, groups=groups)
+
+
+@pytest.mark.parametrize("lie", ["beyond", "damaged", "ended", "half"])
+def test_a_holder_that_lies_costs_a_recomputation(llama: Path, lie: str) -> None:
+    async def main() -> None:
+        async with pair_of(llama) as pair, front_of(pair.decode) as front:
+            expected = await held_by_decode(pair)
+            if lie == "beyond":
+                front.handler.change_lease = beyond
+            if lie == "half":
+                front.handler.change_lease = lambda lease: replace(lease, num_tokens=24)
+            if lie == "damaged":
+                front.handler.change_confirm = lambda answer: replace(answer, checksums=(0,) * len(answer.checksums))
+            if lie == "ended":
+                front.handler.change_confirm = lambda answer: ConfirmAnswer(False)
+            assert await first_token(pair, call_of(pair, front.worker)) == expected
+            assert await num_fetched(pair) == 0
+            await at_rest(pair.prefill, pair.decode, timeout_s=1)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("silent", ["greet", "lease", "confirm"])
+def test_a_reader_that_leaves_during_a_fetch_frees_all(llama: Path, silent: str) -> None:
+    async def main() -> None:
+        async with pair_of(llama) as pair, front_of(pair.decode, silent={silent}) as front:
+            await held_by_decode(pair)
+            async with aclosing(pair.to_prefill.prefill(call_of(pair, front.worker))) as stream:
+                task = asyncio.ensure_future(anext(stream))
+                await until(lambda: was_called(front.handler.calls, silent), silent)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            await at_rest(pair.prefill, pair.decode, timeout_s=1)
+
+    asyncio.run(main())
+
+
+async def was_called(calls: list[str], name: str) -> bool:
+    return name in calls
+
+
+@pytest.mark.parametrize("patience", range(3))
+def test_a_fetch_that_is_cancelled_before_it_begins_gives_its_reservation_back(llama: Path, patience: int) -> None:
+    """Its blocks stayed pinned for ever: nothing of a task that is cancelled at once runs, its `finally` neither."""
+
+    async def main() -> None:
+        async with pair_of(llama) as pair:
+            core = pair.prefill.core
+            stream = core.engine.stream(PROMPT, GREEDY, handoff=Handoff(num_expected_tokens=56))
+            reserved = await anext(stream)
+            assert isinstance(reserved, KVReserved)
+            task = PrefixFetch(core, Sources(core), reserved, []).start(pair.decode.core.me, no_hashes)
+            for _ in range(patience):
+                await asyncio.sleep(0)
+            await ended(task)
+            told = [news.token_ids for news in [one async for one in stream] if isinstance(news, RequestOutput)]
+            assert len(told) == GREEDY.max_tokens, "the engine did not hear that no KV will come"
+            await at_rest(pair.prefill, timeout_s=1)
+
+    asyncio.run(main())
+
+
+async def no_hashes() -> list[bytes]:
+    return []

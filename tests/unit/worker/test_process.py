@@ -1,0 +1,267 @@
+"""A worker's life: what it tells others while it lives, and a clean end."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tandem.core.errors import ConfigurationError, UnavailableError, WorkerLostError
+from tandem.core.hashing import extend_hashes, root_hash
+from tandem.engine.engine import Engine
+from tandem.locality.redis import RedisIndex
+from tandem.rpc.client import RouterClient, WorkerClient
+from tandem.rpc.messages import GenerateCall, PairCall, WorkerStatus
+from tandem.serving.ports import free_ports
+from tandem.serving.router_process import serving_router
+from tandem.serving.router_settings import RouterSettings
+from tandem.worker.process import Worker, serving_worker
+from tandem.worker.settings import DecodeSettings
+from tests.helpers.redis_server import running_redis
+from tests.helpers.workers import GREEDY, LONG, at_rest, generated, is_at_rest, pair_of, prompt_of, settings_of, until
+
+ROOT = Path(__file__).parents[3]
+PROMPT = prompt_of(60)
+CALL = GenerateCall(request_id="g", prompt_token_ids=PROMPT, params=GREEDY)
+
+
+@contextlib.asynccontextmanager
+async def one_worker(path: Path, **settings: object) -> AsyncIterator[tuple[Worker, WorkerClient]]:
+    settings = {"transport": "tcp", **settings}
+    async with serving_worker(settings_of(DecodeSettings, path, "d0", **settings)) as worker:
+        client = WorkerClient(worker.core.me.address)
+        try:
+            yield worker, client
+        finally:
+            await client.close()
+
+
+def hashes_of(worker: Worker) -> list[bytes]:
+    hashes: list[bytes] = []
+    root = root_hash(model_fingerprint=worker.reports.model.fingerprint, block_size=8, salt="")
+    extend_hashes(root, hashes, PROMPT, 8)
+    return hashes
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------
+
+
+def test_news_are_of_the_engine_as_it_was_between_two_steps(llama: Path) -> None:
+    async def main() -> None:
+        async with one_worker(llama) as (worker, client):
+            engine = worker.core.engine
+            total = (await client.status()).state.num_total_blocks
+            await engine.call(lambda e: e.kv.borrow("taken", total - 2))
+            waiting = asyncio.create_task(generated(client, CALL))
+            await until(lambda: has_waiting(worker), "a waiting request")
+            await worker.reports.refresh()
+            news = await client.status()
+            assert news.blocks == {"free": 2, "cached": 0, "used": 0, "leased": 0, "pinned": total - 2}
+            assert (news.num_waiting, news.state.num_running, news.state.num_context_tokens) == (1, 1, 60)
+            assert (news.state.queued.num_requests, news.state.queued.num_tokens) == (1, 60)
+            assert news.state.queued.num_pairs == 60 * 30
+            assert news.state.num_free_blocks == 2
+            await engine.call(lambda e: e.kv.drop("taken"))
+            await waiting
+            await worker.reports.refresh()
+            news = await client.status()
+            assert (news.state.num_running, news.state.queued.num_tokens) == (0, 0)
+            assert news.blocks["cached"] == 8
+            assert news.state.num_free_blocks == total
+
+    asyncio.run(main())
+
+
+async def has_waiting(worker: Worker) -> bool:
+    return await worker.core.engine.call(lambda engine: engine.num_waiting) == 1
+
+
+def test_what_is_promised_is_not_free(llama: Path) -> None:
+    async def main() -> None:
+        async with one_worker(llama, max_num_batched_tokens=8, max_num_running=8) as (worker, _):
+            stream = worker.core.engine.stream(PROMPT, LONG)
+            seen: list[tuple[int, int]] = []
+
+            def look(engine: Engine) -> None:
+                load = engine.load()
+                seen.append((load.num_unpromised_blocks, load.usage.free))
+
+            task = asyncio.ensure_future(anext(stream))
+            while not task.done():
+                await worker.core.engine.call(look)
+            await stream.aclose()
+            await at_rest(worker)
+            assert any(unpromised < free for unpromised, free in seen), "promises were not taken off"
+
+    asyncio.run(main())
+
+
+def test_status_is_told_while_the_engine_is_in_a_long_step(llama: Path) -> None:
+    async def main() -> None:
+        async with one_worker(llama) as (worker, client):
+            over = threading.Event()
+
+            def long_step(_: Engine) -> None:
+                over.wait(10)
+
+            worker.core.engine.post(long_step)
+            try:
+                async with asyncio.timeout(2):
+                    for _ in range(5):
+                        assert (await client.status(timeout_s=1)).lifecycle == "ready"
+                    assert await client.renew(["x"], timeout_s=1)
+                    news = client.watch(0.01)
+                    for _ in range(3):
+                        await anext(news)
+                    await news.aclose()
+            finally:
+                over.set()
+
+    asyncio.run(main())
+
+
+def test_each_watcher_is_told_every_sample_once(llama: Path) -> None:
+    async def main() -> None:
+        async with one_worker(llama) as (worker, client):
+            first, second = worker.reports.subscribe(), worker.reports.subscribe()
+            await generated(client, CALL)
+            await worker.reports.refresh()
+            told: list[WorkerStatus] = [first.latest(), second.latest()]
+            assert told[0].prefill_samples == told[1].prefill_samples
+            assert sum(sample.work.num_tokens for sample in told[0].prefill_samples) == 60
+            assert [sample.num_context_tokens for sample in told[0].step_samples] == list(range(61, 70))
+            assert not first.latest().prefill_samples
+            worker.reports.unsubscribe(first)
+            assert not worker.reports.latest().step_samples
+
+    asyncio.run(main())
+
+
+# --- feeds ------------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_are_reported_to_redis(llama: Path) -> None:
+    async def main() -> None:
+        with running_redis() as server:
+            async with one_worker(llama, redis=server.url) as (worker, client):
+                await generated(client, CALL)
+                index = RedisIndex(server.url)
+
+                async def is_known() -> bool:
+                    return dict(await asyncio.to_thread(index.leading_blocks, hashes_of(worker))) == {"d0": 7}
+
+                await until(is_known, "the prompt's blocks in Redis")
+                server.client().flushall()
+                await until(is_known, "the blocks again after Redis lost everything")
+                index.close()
+
+    asyncio.run(main())
+
+
+def test_blocks_are_reported_to_a_router_and_again_when_it_comes_back(llama: Path) -> None:
+    async def main() -> None:
+        port = free_ports(1, "127.0.0.1", random.Random())[0]
+        bind = f"127.0.0.1:{port}"
+        async with one_worker(llama, routers=bind, served_model_name="m") as (worker, client):
+            await generated(client, CALL)
+            for when in ("first", "back"):
+                async with serving_router(RouterSettings.model_validate({"bind": bind})):
+                    router = RouterClient(bind)
+                    await until(lambda r=router: knows(r), f"the blocks at the router ({when})", 10)  # type: ignore[misc]
+                    await router.close()
+            assert await is_at_rest(worker)
+
+    asyncio.run(main())
+
+
+async def knows(router: RouterClient) -> bool:
+    call = PairCall(request_id="p", model="m", token_ids=PROMPT, num_expected_output=5, local_prefill=True)
+    try:
+        return (await router.pair(call)).decode_cached_blocks == 7
+    except (UnavailableError, WorkerLostError):
+        return False
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+def test_draining_waits_for_what_runs(llama: Path) -> None:
+    async def main() -> None:
+        async with pair_of(llama) as pair:
+            stream = pair.to_decode.generate(
+                GenerateCall(request_id="r", prompt_token_ids=PROMPT, params=LONG, prefill=pair.prefill.core.me)
+            )
+            tokens = list((await anext(stream)).output.token_ids)
+            draining = asyncio.create_task(pair.decode.drain(10))
+            tokens += [t async for news in stream for t in news.output.token_ids]
+            assert len(tokens) == LONG.max_tokens
+            assert await draining
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
+def test_draining_gives_up_when_its_grace_is_over(llama: Path) -> None:
+    async def main() -> None:
+        async with one_worker(llama) as (worker, _):
+            assert await worker.drain(0), "idle, yet not drained"
+            with worker.lifecycle.working():
+                assert not await worker.drain(0.05)
+
+    asyncio.run(main())
+
+
+def test_nothing_is_left_open_when_starting_fails(llama: Path) -> None:
+    """Warnings are errors: a socket or coroutine that is left over fails this."""
+
+    async def main() -> None:
+        async with one_worker(llama) as (worker, _):
+            with pytest.raises(ConfigurationError, match="cannot listen"):
+                async with one_worker(llama, bind=worker.core.me.address):
+                    raise AssertionError("two workers at one address")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+def test_sigterm_lets_a_request_finish_and_exits_cleanly(llama: Path, role: str) -> None:
+    async def main() -> None:
+        port = free_ports(1, "127.0.0.1", random.Random())[0]
+        command = [sys.executable, "-m", f"services.{role}", "--model", str(llama), "--bind", f"127.0.0.1:{port}"]
+        command += ["--device", "cpu", "--kv-cache-gib", "0.002", "--num-threads", "1", "--transport", "tcp"]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=ROOT, env={**environment, "PYTHONPATH": str(ROOT)}, stderr=asyncio.subprocess.PIPE
+        )
+        client = WorkerClient(f"127.0.0.1:{port}")
+        try:
+            await until(lambda: answers(client), "the process", 60)
+            stream = client.generate(GenerateCall(request_id="r", prompt_token_ids=PROMPT, params=LONG))
+            tokens = list((await anext(stream)).output.token_ids)
+            process.send_signal(signal.SIGTERM)
+            tokens += [t async for news in stream for t in news.output.token_ids]
+            assert len(tokens) == LONG.max_tokens
+            _, log = await asyncio.wait_for(process.communicate(), 15)
+            assert process.returncode == 0, log.decode()
+            assert b"Traceback" not in log, log.decode()
+            assert b"drains" in log
+        finally:
+            await client.close()
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()
+
+    asyncio.run(main())
+
+
+async def answers(client: WorkerClient) -> bool:
+    try:
+        return (await client.status()).lifecycle == "ready"
+    except WorkerLostError:
+        return False

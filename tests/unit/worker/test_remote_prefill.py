@@ -1,0 +1,215 @@
+"""A hand-off over real gRPC: same tokens, and nothing held on either side, whatever the prefill worker does."""
+
+import asyncio
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from tandem.core.sampling_params import SamplingParams
+from tandem.rpc.messages import GenerateCall
+from tests.helpers.handoffs import PROMPT, Gate, alone, call_of
+from tests.helpers.workers import (
+    GREEDY,
+    LONG,
+    SAMPLED,
+    Pair,
+    at_rest,
+    front_of,
+    generated,
+    pair_of,
+    prompt_of,
+    until,
+)
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(("model", "transport"), [("llama", "inproc"), ("gemma3", "tcp"), ("llama", "nixl")])
+def test_tokens_are_those_of_one_engine(
+    model: str, transport: str, params: SamplingParams, request: pytest.FixtureRequest
+) -> None:
+    path: Path = request.getfixturevalue(model)
+    prompts = [prompt_of(n, seed=n) for n in (1, 8, 33, 90)]
+
+    async def main() -> None:
+        async with pair_of(path, transport=transport) as pair:
+            calls = [
+                call_of(pair, request_id=str(len(prompt)), prompt_token_ids=prompt, params=params) for prompt in prompts
+            ]
+            answers = await asyncio.gather(*(generated(pair.to_decode, call) for call in calls))
+            assert answers == [alone(path, prompt, params) for prompt in prompts]
+            counters = await pair.decode.core.engine.call(lambda engine: engine.counters)
+            assert counters.num_fetched_tokens == sum(map(len, prompts))
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
+def test_an_answer_begun_elsewhere_continues(llama: Path, expected: list[int]) -> None:
+    async def main() -> None:
+        async with pair_of(llama) as pair:
+            call = call_of(pair, output_token_ids=tuple(expected[:4]))
+            assert await generated(pair.to_decode, call) == expected[4:]
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
+def test_a_lease_ends_when_the_kv_turns_out_to_be_here_already(llama: Path) -> None:
+    """Nobody told the hand-off that nothing was missing: it kept its lease to the answer's end."""
+
+    async def main() -> None:
+        prompt = PROMPT[:64]  # whole blocks: with the first token known, all of it can come from the cache
+        async with pair_of(llama, max_num_running=1) as pair:
+            await generated(pair.to_decode, GenerateCall(request_id="c", prompt_token_ids=prompt, params=GREEDY))
+            engine = pair.decode.core.engine
+            running = engine.stream(prompt_of(20, seed=9), LONG, request_id="first")
+            await anext(running)
+            over = threading.Event()
+            call = call_of(pair, prompt_token_ids=prompt, params=LONG)
+            stream = pair.to_decode.generate(call)
+            first = list((await anext(stream)).output.token_ids)
+            assert len(first) == 1
+            assert await engine.call(lambda e: e.num_waiting) == 1, "the other ended too soon for this test"
+            await running.aclose()
+            second = list((await anext(stream)).output.token_ids)
+            await engine.call(lambda e: None)
+            assert second
+            assert await engine.call(lambda e: e.counters.num_fetched_tokens) == 0
+            engine.post(lambda e: wait_for(over))
+            try:
+                await at_rest(pair.prefill, timeout_s=2)
+            finally:
+                over.set()
+            rest = [t async for news in stream for t in news.output.token_ids]
+            assert [*first, *second, *rest] == alone(llama, prompt, LONG)
+            await at_rest(pair.prefill, pair.decode, timeout_s=1)
+
+    asyncio.run(main())
+
+
+def wait_for(event: threading.Event) -> None:
+    event.wait(10)
+
+
+# --- the client leaves ------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_is_renewed_while_its_prefill_goes_on(llama: Path, expected: list[int]) -> None:
+    async def main() -> None:
+        gate = Gate(3)
+        async with pair_of(llama, lease_ttl_s=1) as pair, front_of(pair.prefill, change=gate) as front:
+            task = asyncio.create_task(generated(pair.to_decode, call_of(pair, front.worker)))
+            await asyncio.wait([task], timeout=1.6)
+            assert gate.reached.is_set()
+            gate.opened.set()
+            assert await task == expected
+            counters = await pair.decode.core.engine.call(lambda engine: engine.counters)
+            assert counters.num_fetched_tokens == len(PROMPT)
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("number", "num_tokens_told"), [(1, 0), (2, 0), (3, 0), (4, 0), (5, 1)], ids=lambda value: str(value)
+)
+def test_a_client_that_leaves_before_the_kv_is_there_frees_all(
+    llama: Path, expected: list[int], number: int, num_tokens_told: int
+) -> None:
+    """Three chunks, the token, the timeline: whichever is missing when the client goes."""
+
+    async def main() -> None:
+        gate = Gate(number)
+        async with pair_of(llama) as pair, front_of(pair.prefill, change=gate) as front:
+            stream = pair.to_decode.generate(call_of(pair, front.worker))
+            told: list[int] = []
+
+            async def listen() -> None:
+                async for news in stream:
+                    told.extend(news.output.token_ids)
+
+            listening = asyncio.create_task(listen())
+            async with asyncio.timeout(5):
+                await gate.reached.wait()
+            await until(lambda: is_told(told, num_tokens_told), "the first token")
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+            await at_rest(pair.prefill, pair.decode, timeout_s=1)
+            gate.opened.set()
+            assert await generated(pair.to_decode, call_of(pair, salt="next")) == expected
+
+    asyncio.run(main())
+
+
+async def is_told(told: list[int], number: int) -> bool:
+    return len(told) == number
+
+
+def test_a_client_that_leaves_before_admission_frees_all(llama: Path, expected: list[int]) -> None:
+    async def main() -> None:
+        async with pair_of(llama) as pair:
+            engine = pair.decode.core.engine
+            await pair.to_prefill.status()
+            await engine.call(lambda e: e.kv.borrow("taken", 10_000))
+            task = asyncio.create_task(generated(pair.to_decode, call_of(pair)))
+            await until(lambda: is_leasing(pair), "the lease of a request that waits")
+            await leave(task)
+            await engine.call(lambda e: e.kv.drop("taken"))
+            await at_rest(pair.prefill, pair.decode, timeout_s=1)
+            assert await generated(pair.to_decode, call_of(pair)) == expected
+
+    asyncio.run(main())
+
+
+async def is_leasing(pair: Pair) -> bool:
+    usage = await pair.prefill.core.engine.call(lambda engine: engine.kv_usage)
+    return usage.leased == -(-len(PROMPT) // 8) and usage.used == 0
+
+
+async def leave(task: "asyncio.Task[list[int]]") -> None:
+    task.cancel()
+    assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
+
+
+def test_a_client_that_leaves_during_decode_frees_all(llama: Path) -> None:
+    async def main() -> None:
+        async with pair_of(llama) as pair:
+            stream = pair.to_decode.generate(call_of(pair, params=LONG))
+            num_told = 0
+            async for news in stream:
+                num_told += len(news.output.token_ids)
+                if num_told >= 3:
+                    break
+            await stream.aclose()
+            await at_rest(pair.prefill, pair.decode, timeout_s=1)
+
+    asyncio.run(main())
+
+
+def test_many_clients_leave_at_random_moments(llama: Path, expected: list[int]) -> None:
+    async def main() -> None:
+        async with pair_of(llama, prefill={"max_num_batched_tokens": 16}) as pair:
+            generator = random.Random(3)
+            prompts = [prompt_of(generator.randint(1, 120), seed=seed % 7) for seed in range(40)]
+            for start in range(0, len(prompts), 8):
+                tasks = [
+                    asyncio.create_task(
+                        generated(pair.to_decode, call_of(pair, request_id=str(i), prompt_token_ids=prompts[i]))
+                    )
+                    for i in range(start, start + 8)
+                ]
+                for task in tasks:
+                    for _ in range(generator.randrange(25)):
+                        await asyncio.sleep(0)
+                    if generator.random() < 0.8:
+                        task.cancel()
+                for index, result in enumerate(await asyncio.gather(*tasks, return_exceptions=True)):
+                    assert isinstance(result, asyncio.CancelledError) or result == alone(
+                        llama, prompts[start + index], GREEDY
+                    )
+            await at_rest(pair.prefill, pair.decode, timeout_s=1)
+            assert await generated(pair.to_decode, call_of(pair)) == expected
+
+    asyncio.run(main())

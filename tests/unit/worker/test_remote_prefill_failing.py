@@ -1,0 +1,152 @@
+"""A prefill worker that fails, is silent, of another make or damaged: the request goes on, and nothing stays held."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tandem.core.errors import IncompatiblePeerError, WorkerLostError
+from tandem.rpc.messages import ConfirmCall, Greeting
+from tests.helpers.handoffs import PROMPT, Gate, call_of
+from tests.helpers.workers import (
+    at_rest,
+    front_of,
+    generated,
+    pair_of,
+)
+
+
+@pytest.mark.parametrize("number", [1, 2, 4, 5])
+def test_a_prefill_worker_that_ends_in_the_middle_costs_a_recomputation(
+    llama: Path, expected: list[int], number: int
+) -> None:
+    async def main() -> None:
+        gate = Gate(number)
+        async with pair_of(llama, lease_ttl_s=1) as pair, front_of(pair.prefill, change=gate) as front:
+            task = asyncio.create_task(generated(pair.to_decode, call_of(pair, front.worker)))
+            async with asyncio.timeout(5):
+                await gate.reached.wait()
+            await front.server.stop(0.0)
+            assert await task == expected
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("number", [1, 2, 4, 5])
+def test_the_next_prefill_worker_takes_over(llama: Path, expected: list[int], number: int) -> None:
+    async def main() -> None:
+        gate = Gate(number)
+        async with pair_of(llama, lease_ttl_s=1) as pair, front_of(pair.prefill, "p1", change=gate) as front:
+            call = call_of(pair, front.worker, spares=(pair.prefill.core.me,))
+            task = asyncio.create_task(generated(pair.to_decode, call))
+            async with asyncio.timeout(5):
+                await gate.reached.wait()
+            await front.server.stop(0.0)
+            assert await task == expected
+            counters = await pair.decode.core.engine.call(lambda engine: engine.counters)
+            assert counters.num_fetched_tokens == len(PROMPT)
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("silent", [{"greet"}, {"prefill", "renew"}, {"confirm", "renew"}], ids=str)
+def test_a_prefill_worker_that_never_answers_is_given_up(llama: Path, expected: list[int], silent: set[str]) -> None:
+    async def main() -> None:
+        async with pair_of(llama, lease_ttl_s=1) as pair, front_of(pair.prefill, silent=silent) as front:
+            async with asyncio.timeout(4):
+                assert await generated(pair.to_decode, call_of(pair, front.worker)) == expected
+            assert await generated(pair.to_decode, call_of(pair, salt="next")) == expected
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
+def test_a_lease_that_ends_during_a_slow_prefill_is_never_used(llama: Path, expected: list[int]) -> None:
+    async def main() -> None:
+        gate = Gate(3)
+        async with pair_of(llama) as pair, front_of(pair.prefill, change=gate) as front:
+            task = asyncio.create_task(generated(pair.to_decode, call_of(pair, front.worker)))
+            async with asyncio.timeout(5):
+                await gate.reached.wait()
+            (lease_id,) = pair.prefill.core.leases._leases
+            pair.prefill.core.leases.end(lease_id)
+            gate.opened.set()
+            assert await task == expected
+            counters = await pair.decode.core.engine.call(lambda engine: engine.counters)
+            assert counters.num_fetched_tokens == 0, "what came under an ended lease was used"
+            await at_rest(pair.prefill, pair.decode, timeout_s=1)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("model", "another"), ("block_size", "32"), ("kv_layout", "float16"), ("hash_version", "0")]
+)
+def test_a_worker_of_another_make_is_refused_with_both_values(
+    llama: Path, expected: list[int], caplog: pytest.LogCaptureFixture, name: str, value: str
+) -> None:
+    def other(greeting: Greeting) -> Greeting:
+        return replace(greeting, compatibility={**greeting.compatibility, name: value})
+
+    async def main() -> None:
+        async with pair_of(llama) as pair, front_of(pair.prefill, change_greeting=other) as front:
+            assert await generated(pair.to_decode, call_of(pair, front.worker)) == expected
+            assert front.handler.calls == ["greet"], "it was asked for more than who it is"
+            ours = pair.decode.core.compatibility[name]
+            assert f"{name}: peer {value!r}, here {ours!r}" in caplog.text
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
+def test_a_worker_refuses_a_reader_of_another_make(llama: Path) -> None:
+    async def main() -> None:
+        async with pair_of(llama) as pair:
+            ours = pair.decode.core.greeting(1)
+            with pytest.raises(IncompatiblePeerError, match="model: peer 'another'"):
+                await pair.to_prefill.greet(replace(ours, compatibility={**ours.compatibility, "model": "another"}))
+            with pytest.raises(IncompatiblePeerError, match="protocol_version: peer 99"):
+                await pair.to_prefill.greet(replace(ours, protocol_version=99))
+
+    asyncio.run(main())
+
+
+def test_another_incarnation_is_not_asked(llama: Path, expected: list[int], caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with pair_of(llama) as pair:
+            former = replace(pair.prefill.core.me, incarnation="former")
+            assert await generated(pair.to_decode, call_of(pair, former)) == expected
+            assert "not former" in caplog.text
+            with pytest.raises(WorkerLostError, match="not former"):
+                await generated(
+                    pair.to_decode, call_of(pair, decode=replace(pair.decode.core.me, incarnation="former"))
+                )
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
+# --- damaged bytes ----------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_block_is_found_and_computed_again(llama: Path, expected: list[int]) -> None:
+    """One bit of the source's page differs from what was read of it."""
+
+    async def main() -> None:
+        async with pair_of(llama) as pair, front_of(pair.prefill) as front:
+            pages = pair.prefill.core.checksums._pages.view(torch.uint8)
+
+            def flip(call: ConfirmCall) -> None:
+                pages[call.checksum_block_ids[-1]].view(-1)[-1] ^= 1
+
+            front.handler.before_confirm = flip
+            assert await generated(pair.to_decode, call_of(pair, front.worker)) == expected
+            counters = await pair.decode.core.engine.call(lambda engine: engine.counters)
+            assert counters.num_fetched_tokens == 0
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())

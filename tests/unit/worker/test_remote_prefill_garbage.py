@@ -1,0 +1,151 @@
+"""A prefill worker that sends garbage costs a recomputation and nothing else."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tandem.kvcache.block_table import BlockRange
+from tandem.rpc.messages import ChosenToken, PrefillNews
+from tests.helpers.handoffs import PROMPT, call_of
+from tests.helpers.workers import (
+    at_rest,
+    front_of,
+    generated,
+    pair_of,
+)
+
+
+def with_blocks(news: PrefillNews, change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> PrefillNews:
+    assert news.lease is not None
+    groups = tuple(BlockRange(group.first_index, change(group.block_ids)) for group in news.lease.groups)
+    return replace(news, lease=replace(news.lease, groups=groups))
+
+
+class Lies:
+    """What a broken prefill worker may say instead of the truth, by name."""
+
+    @staticmethod
+    async def out_of_range(news: PrefillNews) -> Sequence[PrefillNews]:
+        return [news if news.lease is None else with_blocks(news, lambda ids: tuple(i + 10**6 for i in ids))]
+
+    @staticmethod
+    async def largest_ids(news: PrefillNews) -> Sequence[PrefillNews]:
+        return [news if news.lease is None else with_blocks(news, lambda ids: (2**32 - 1,) * len(ids))]
+
+    @staticmethod
+    async def null_block(news: PrefillNews) -> Sequence[PrefillNews]:
+        return [news if news.lease is None else with_blocks(news, lambda ids: (0, *ids[1:]))]
+
+    @staticmethod
+    async def duplicates(news: PrefillNews) -> Sequence[PrefillNews]:
+        return [news if news.lease is None else with_blocks(news, lambda ids: (ids[0],) * len(ids))]
+
+    @staticmethod
+    async def huge_lists(news: PrefillNews) -> Sequence[PrefillNews]:
+        return [news if news.lease is None else with_blocks(news, lambda ids: tuple(range(1, 100_000)))]
+
+    @staticmethod
+    async def more_groups(news: PrefillNews) -> Sequence[PrefillNews]:
+        if news.lease is None:
+            return [news]
+        return [replace(news, lease=replace(news.lease, groups=news.lease.groups * 3))]
+
+    @staticmethod
+    async def no_groups(news: PrefillNews) -> Sequence[PrefillNews]:
+        return [news if news.lease is None else replace(news, lease=replace(news.lease, groups=()))]
+
+    @staticmethod
+    async def shifted(news: PrefillNews) -> Sequence[PrefillNews]:
+        if news.lease is None:
+            return [news]
+        groups = tuple(BlockRange(group.first_index + 2**31, group.block_ids) for group in news.lease.groups)
+        return [replace(news, lease=replace(news.lease, groups=groups))]
+
+    @staticmethod
+    async def tokens_go_backwards(news: PrefillNews) -> Sequence[PrefillNews]:
+        if news.lease is None:
+            return [news]
+        return [replace(news, lease=replace(news.lease, num_tokens=200 - news.lease.num_tokens, is_last=True))]
+
+    @staticmethod
+    async def no_last_chunk(news: PrefillNews) -> Sequence[PrefillNews]:
+        return [] if news.lease is not None and news.lease.is_last else [news]
+
+    @staticmethod
+    async def no_chunk(news: PrefillNews) -> Sequence[PrefillNews]:
+        return [] if news.lease is not None else [news]
+
+    @staticmethod
+    async def nothing(news: PrefillNews) -> Sequence[PrefillNews]:
+        return []
+
+    @staticmethod
+    async def no_token(news: PrefillNews) -> Sequence[PrefillNews]:
+        return [] if news.token is not None else [news]
+
+    @staticmethod
+    async def two_tokens(news: PrefillNews) -> Sequence[PrefillNews]:
+        return [news] if news.token is None else [news, replace(news, token=ChosenToken(7)), news]
+
+    @staticmethod
+    async def unknown_token(news: PrefillNews) -> Sequence[PrefillNews]:
+        return [news] if news.token is None else [replace(news, token=ChosenToken(199))]
+
+    @staticmethod
+    async def huge_token(news: PrefillNews) -> Sequence[PrefillNews]:
+        return [news] if news.token is None else [replace(news, token=ChosenToken(2**31 - 1))]
+
+    @staticmethod
+    async def everything_twice(news: PrefillNews) -> Sequence[PrefillNews]:
+        return [news, news]
+
+    @staticmethod
+    async def other_lease(news: PrefillNews) -> Sequence[PrefillNews]:
+        return [news if news.lease is None else replace(news, lease=replace(news.lease, lease_id="of somebody else"))]
+
+    @staticmethod
+    async def new_lease_each_time(news: PrefillNews) -> Sequence[PrefillNews]:
+        if news.lease is None:
+            return [news]
+        return [replace(news, lease=replace(news.lease, lease_id=f"lease up to {news.lease.num_tokens}"))]
+
+
+LIES = [name for name in vars(Lies) if not name.startswith("_")]
+HARMLESS = {"tokens_go_backwards", "no_token", "two_tokens", "everything_twice", "more_groups"}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_garbage_costs_a_recomputation_and_nothing_else(llama: Path, expected: list[int], name: str) -> None:
+    async def main() -> None:
+        # NOTE: a lease of which the reader was never told ends by its time
+        async with pair_of(llama, lease_ttl_s=1) as pair, front_of(pair.prefill, change=getattr(Lies, name)) as front:
+            assert await generated(pair.to_decode, call_of(pair, front.worker)) == expected
+            await at_rest(pair.prefill, pair.decode)
+            counters = await pair.decode.core.engine.call(lambda engine: engine.counters)
+            assert (counters.num_fetched_tokens >= len(PROMPT) - 1) == (name in HARMLESS)
+            assert await generated(pair.to_decode, call_of(pair, salt="again")) == expected
+
+    asyncio.run(main())
+
+
+def test_chunks_may_come_in_any_order(llama: Path, expected: list[int]) -> None:
+    async def main() -> None:
+        kept: list[PrefillNews] = []
+
+        async def reversed_chunks(news: PrefillNews) -> Sequence[PrefillNews]:
+            if news.lease is None:
+                return [news]
+            kept.append(news)
+            return kept[::-1] if news.lease.is_last else []
+
+        async with pair_of(llama) as pair, front_of(pair.prefill, change=reversed_chunks) as front:
+            assert await generated(pair.to_decode, call_of(pair, front.worker)) == expected
+            assert len(kept) > 2
+            counters = await pair.decode.core.engine.call(lambda engine: engine.counters)
+            assert counters.num_fetched_tokens == len(PROMPT)
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())

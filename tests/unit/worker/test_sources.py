@@ -1,0 +1,121 @@
+"""Connections to peers: one an incarnation, measured once, given up when the peer is silent."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tandem.core.errors import IncompatiblePeerError, TandemError, TransportError, WorkerLostError
+from tandem.rpc.messages import ConfirmCall, WorkerAddress
+from tandem.worker.source import Source
+from tandem.worker.sources import Sources, check_compatible
+from tests.helpers.workers import at_rest, front_of, pair_of, until
+
+
+def test_those_who_ask_at_once_share_one_connection_that_is_measured(llama: Path) -> None:
+    async def main() -> None:
+        async with pair_of(llama) as pair, front_of(pair.prefill) as front:
+            sources = Sources(pair.decode.core)
+            first, second = await asyncio.gather(sources.connect(front.worker), sources.connect(front.worker))
+            assert first is second is await sources.connect(replace(front.worker, incarnation=""))
+            assert front.handler.calls == ["greet"]
+            (link,) = sources.links
+            assert (link.source_id, link.transport) == ("p0", "inproc")
+            assert link.bytes_per_s > 0
+            await sources.close()
+            assert first.is_lost
+            assert sources.links == ()
+            await at_rest(pair.prefill, pair.decode, timeout_s=1)
+
+    asyncio.run(main())
+
+
+def test_measuring_takes_no_block_that_was_promised(llama: Path) -> None:
+    async def main() -> None:
+        async with pair_of(llama) as pair:
+            engine = pair.decode.core.engine
+            await engine.call(lambda e: e.kv.borrow("taken", 10_000))
+            sources = Sources(pair.decode.core)
+            source = await sources.connect(pair.prefill.core.me)
+            assert source.link is None
+            await sources.close()
+            assert (await engine.call(lambda e: e.kv_usage)).pinned == (await engine.call(lambda e: e.kv_usage)).total
+
+    asyncio.run(main())
+
+
+def test_a_silent_peer_is_lost_to_everybody_who_waits_for_it(llama: Path) -> None:
+    async def main() -> None:
+        silent = {"renew", "confirm"}
+        async with pair_of(llama) as pair, front_of(pair.prefill, silent=silent) as front:
+            sources = Sources(pair.decode.core)
+            source = await sources.connect(front.worker)
+            async with asyncio.timeout(3), source.in_use():
+                with pytest.raises(WorkerLostError):
+                    await source.client.confirm(ConfirmCall(lease_id="l"), timeout_s=30)
+            assert source.is_lost
+            with pytest.raises(TransportError):
+                source.transport.read(source.peer, [1], [1])
+            front.handler.silent.clear()
+            assert await sources.connect(front.worker) is not source
+            await sources.close()
+
+    asyncio.run(main())
+
+
+def test_a_peer_that_nobody_uses_is_left_alone(llama: Path) -> None:
+    async def main() -> None:
+        async with pair_of(llama) as pair, front_of(pair.prefill) as front:
+            sources = Sources(pair.decode.core)
+            source = await sources.connect(front.worker)
+            source.keep("lease")
+            async with source.in_use():
+                await until(lambda: is_kept(source, 0), "the peer's word that it knows no such lease", 3)
+            source.release("lease")
+            await until(lambda: was_called(front.handler.calls, "release"), "the release")
+            await sources.close()
+            assert source._pings is None
+
+    asyncio.run(main())
+
+
+async def is_kept(source: Source, number: int) -> bool:
+    return len(source._leases) == number
+
+
+async def was_called(calls: list[str], name: str) -> bool:
+    return name in calls
+
+
+def test_those_who_are_not_there_do_not_stop_the_meeting(llama: Path) -> None:
+    async def main() -> None:
+        async with pair_of(llama) as pair:
+            sources = Sources(pair.decode.core)
+            gone = WorkerAddress("gone", "127.0.0.1:1", "x")
+            await sources.meet([gone, pair.decode.core.me, pair.prefill.core.me])
+            assert [link.source_id for link in sources.links] == ["p0"]
+            source = await sources.connect(pair.prefill.core.me)
+            await source.lose()
+            assert sources.links == ()
+            await sources.meet([])
+            with pytest.raises(TandemError):
+                await sources.connect(gone)
+            await sources.close()
+
+    asyncio.run(main())
+
+
+def test_every_difference_is_named_with_both_values(llama: Path) -> None:
+    async def main() -> None:
+        async with pair_of(llama) as pair:
+            theirs = pair.prefill.core.greeting(1)
+            check_compatible(pair.decode.core.compatibility, theirs)
+            other = replace(theirs, compatibility={"model": "m", "extra": "e"}, protocol_version=7)
+            with pytest.raises(IncompatiblePeerError) as raised:
+                check_compatible({"model": "n", "block_size": "8"}, other)
+            for words in ("model: peer 'm', here 'n'", "extra: peer 'e', here '(absent)'", "protocol_version: peer 7"):
+                assert words in str(raised.value)
+            assert "block_size: peer '(absent)', here '8'" in str(raised.value)
+
+    asyncio.run(main())
