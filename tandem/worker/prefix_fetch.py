@@ -49,7 +49,7 @@ class PrefixFetch:
             async with source.in_use():
                 await self._get_from(source, tuple(await hashes()))
         except TandemError as error:
-            logger.warning("request %s: no prefix from worker %s: %s", self._engine_id, holder.worker_id, error)
+            logger.info("request %s: no prefix from worker %s: %s", self._engine_id, holder.worker_id, error)
 
     async def _get_from(self, source: Source, hashes: tuple[bytes, ...]) -> None:
         lease_id = uuid.uuid4().hex
