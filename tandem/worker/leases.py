@@ -5,18 +5,11 @@ lease is confirmed after a read has read what it was promised. Used by one threa
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from tandem.core.clock import Clock
 from tandem.core.errors import CapacityError
 
 MAX_LEASES = 65_536
-
-
-@dataclass(slots=True)
-class _Lease:
-    reader_id: str
-    ends_s: float
 
 
 class LeaseBook:
@@ -32,54 +25,49 @@ class LeaseBook:
         self.ttl_s = ttl_s
         self._clock = clock
         self._on_end = on_end
-        self._leases: dict[str, _Lease] = {}
+        self._ends_s: dict[str, float] = {}
         self.num_expired = 0
 
     def __len__(self) -> int:
-        return len(self._leases)
+        return len(self._ends_s)
 
-    def open(self, lease_id: str, reader_id: str) -> None:
+    def open(self, lease_id: str) -> None:
         """Begin a lease.
 
         Raises:
             CapacityError: there are too many, or this id is taken.
         """
-        if len(self._leases) >= MAX_LEASES or lease_id in self._leases:
+        if len(self._ends_s) >= MAX_LEASES or lease_id in self._ends_s:
             raise CapacityError(f"lease {lease_id!r} cannot be given: its id is taken or {MAX_LEASES} are open", 1.0)
-        self._leases[lease_id] = _Lease(reader_id, self._clock.now_s() + self.ttl_s)
+        self._ends_s[lease_id] = self._clock.now_s() + self.ttl_s
 
     def is_valid(self, lease_id: str) -> bool:
         """Whether it has not ended; one whose time is over ends here."""
-        lease = self._leases.get(lease_id)
-        if lease is not None and lease.ends_s <= self._clock.now_s():
+        ends_s = self._ends_s.get(lease_id)
+        if ends_s is not None and ends_s <= self._clock.now_s():
             self._expire(lease_id)
             return False
-        return lease is not None
+        return ends_s is not None
 
     def renew(self, lease_ids: Iterable[str]) -> list[str]:
         """Prolong leases; returns those that have ended or never were."""
         invalid = []
         for lease_id in lease_ids:
             if self.is_valid(lease_id):
-                self._leases[lease_id].ends_s = self._clock.now_s() + self.ttl_s
+                self._ends_s[lease_id] = self._clock.now_s() + self.ttl_s
             else:
                 invalid.append(lease_id)
         return invalid
 
     def end(self, lease_id: str) -> None:
         """End a lease now; ending it again does nothing."""
-        if self._leases.pop(lease_id, None) is not None:
+        if self._ends_s.pop(lease_id, None) is not None:
             self._on_end(lease_id)
-
-    def end_of_reader(self, reader_id: str) -> None:
-        """End all leases of a reader that is known to be gone."""
-        for lease_id in [key for key, lease in self._leases.items() if lease.reader_id == reader_id]:
-            self.end(lease_id)
 
     def expire(self) -> list[str]:
         """End those whose time is over; returns them."""
         now_s = self._clock.now_s()
-        expired = [lease_id for lease_id, lease in self._leases.items() if lease.ends_s <= now_s]
+        expired = [lease_id for lease_id, ends_s in self._ends_s.items() if ends_s <= now_s]
         for lease_id in expired:
             self._expire(lease_id)
         return expired

@@ -12,6 +12,7 @@ import signal
 import time
 import uuid
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
@@ -47,6 +48,7 @@ from tandem.worker.transports import Transports
 
 REPORT_INTERVAL_S = 0.2
 EXPIRE_INTERVAL_S = 0.25
+NUM_THREADS = 32
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +79,8 @@ def run_worker(settings: WorkerSettings) -> int:
 
 
 async def _run(settings: WorkerSettings) -> int:
+    # NOTE: the default has a few threads a core, which calls to routers that are away could take up
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="worker"))
     async with serving_worker(settings) as worker:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, worker.lifecycle.drain)

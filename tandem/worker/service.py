@@ -178,7 +178,7 @@ class WorkerService:
                     task = fetch.start(call.fetch_from, partial(self._hashes, shared, call.cache_salt))
                 elif isinstance(news, KVComputed):
                     if not is_leased:  # NOTE: not before, since nobody can renew what they do not know of
-                        self._core.leases.open(lease_id, call.reader.worker_id)
+                        self._core.leases.open(lease_id)
                         is_leased = True
                     yield PrefillNews(lease=self._lease_news(news, watch))
                 else:
@@ -218,7 +218,7 @@ class WorkerService:
     async def lease(self, call: LeaseCall) -> LeaseNews:
         self._lifecycle.require_ready()
         self._require_free(call.lease_id)
-        self._core.leases.open(call.lease_id, call.reader.worker_id)
+        self._core.leases.open(call.lease_id)
         try:
             num_blocks, groups = await self._core.engine.call(lambda engine: _hold_cached(engine, call))
         except BaseException:

@@ -14,7 +14,7 @@ def book_of() -> tuple[LeaseBook, ManualClock, list[str]]:
 
 def test_a_lease_is_valid_until_its_time_is_over_and_ends_once() -> None:
     book, clock, ended = book_of()
-    book.open("a", "reader")
+    book.open("a")
     clock.advance(9.9)
     assert book.is_valid("a")
     clock.advance(0.1)
@@ -27,8 +27,8 @@ def test_a_lease_is_valid_until_its_time_is_over_and_ends_once() -> None:
 
 def test_renewing_prolongs_and_tells_what_has_ended() -> None:
     book, clock, ended = book_of()
-    book.open("a", "reader")
-    book.open("b", "reader")
+    book.open("a")
+    book.open("b")
     clock.advance(8)
     assert book.renew(["a", "never"]) == ["never"]
     clock.advance(8)
@@ -38,7 +38,7 @@ def test_renewing_prolongs_and_tells_what_has_ended() -> None:
 
 def test_a_release_before_the_end_leaves_nothing_to_expire() -> None:
     book, clock, ended = book_of()
-    book.open("a", "reader")
+    book.open("a")
     book.end("a")
     book.end("a")
     clock.advance(100)
@@ -48,28 +48,18 @@ def test_a_release_before_the_end_leaves_nothing_to_expire() -> None:
 
 def test_expiry_ends_only_what_is_over() -> None:
     book, clock, ended = book_of()
-    book.open("a", "reader")
+    book.open("a")
     clock.advance(5)
-    book.open("b", "reader")
+    book.open("b")
     clock.advance(5)
     assert book.expire() == ["a"] == ended
     assert book.is_valid("b")
 
 
-def test_a_reader_that_is_gone_takes_its_leases_along() -> None:
-    book, _, ended = book_of()
-    for name, reader in (("a", "x"), ("b", "y"), ("c", "x")):
-        book.open(name, reader)
-    book.end_of_reader("x")
-    assert sorted(ended) == ["a", "c"]
-    assert book.is_valid("b")
-
-
 def test_an_id_cannot_be_taken_twice() -> None:
     book, _, ended = book_of()
-    book.open("a", "x")
+    book.open("a")
     with pytest.raises(CapacityError, match="taken"):
-        book.open("a", "y")
-    book.end_of_reader("y")
+        book.open("a")
     assert book.is_valid("a")
     assert ended == []
