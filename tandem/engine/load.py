@@ -12,13 +12,14 @@ from tandem.scheduler.request import Request, RequestState
 class EngineLoad:
     """Accepted and not finished.
 
-    num_waiting: of `num_requests`, those without blocks.
+    num_waiting, num_awaiting_kv: of `num_requests`, those without blocks, those whose prompt comes from elsewhere.
     num_prompts, num_prompt_tokens, num_prompt_pairs: prompts still to compute here, their missing tokens, and the
     query-key pairs attention has to visit for those. num_unpromised_blocks: free or evictable, and promised to nobody.
     """
 
     num_requests: int
     num_waiting: int
+    num_awaiting_kv: int
     num_context_tokens: int
     num_prompts: int
     num_prompt_tokens: int
@@ -41,11 +42,12 @@ class StepStats:
 
 def load_of(requests: Iterable[Request], kv: KVCacheManager) -> EngineLoad:
     """The sum over `requests`."""
-    num_requests = num_waiting = num_context = num_prompts = num_tokens = 0
+    num_requests = num_waiting = num_awaiting_kv = num_context = num_prompts = num_tokens = 0
     num_pairs = 0.0
     for request in requests:
         num_requests += 1
         num_waiting += request.state is RequestState.WAITING
+        num_awaiting_kv += request.num_expected_tokens > 0 and request.state is not RequestState.RUNNING
         num_context += request.num_tokens
         computed = max(request.num_computed_tokens, min(request.num_expected_tokens, request.num_tokens - 1))
         missing = request.num_tokens - computed
@@ -56,6 +58,7 @@ def load_of(requests: Iterable[Request], kv: KVCacheManager) -> EngineLoad:
     return EngineLoad(
         num_requests=num_requests,
         num_waiting=num_waiting,
+        num_awaiting_kv=num_awaiting_kv,
         num_context_tokens=num_context,
         num_prompts=num_prompts,
         num_prompt_tokens=num_tokens,

@@ -96,5 +96,8 @@ def step_parts_ms(request: RequestShape, speed: DecodeSpeed) -> tuple[float, flo
 
 
 def stall_ms(decode: Standing, prefill_ms: float) -> float:
-    """What a prompt computed beside a decode batch takes from each request in it; a step's overhead they pay anyway."""
-    return decode.num_running * max(0.0, prefill_ms - decode.speed.prefill.ms_per_request)
+    """What a prompt computed beside a decode batch takes from each request in it; a step's overhead they pay anyway.
+    Requests that wait for their KV are not in it yet.
+    """
+    num_delayed = max(0, decode.num_running - decode.num_awaiting_kv)
+    return num_delayed * max(0.0, prefill_ms - decode.speed.prefill.ms_per_request)

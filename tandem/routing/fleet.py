@@ -27,6 +27,7 @@ class _Delta:
     num_running: int = 0
     num_context_tokens: int = 0
     num_blocks: int = 0
+    num_awaiting_kv: int = 0
 
 
 @dataclass(slots=True)
@@ -171,7 +172,7 @@ class Fleet:
             return
         self._add(choice.prefill, request.request_id, replace(serving, work=work, num_blocks=0))
         if request.decode_id is None:
-            self._add(choice.decode, request.request_id, serving)
+            self._add(choice.decode, request.request_id, replace(serving, num_awaiting_kv=1))
 
     def over(self, request_id: str, worker_ids: Iterable[str]) -> None:
         """A request has ended or moved on: count it no longer where the reports have not taken over."""
@@ -210,6 +211,7 @@ def standing_of(
         num_running=state.num_running,
         num_context_tokens=state.num_context_tokens,
         num_free_blocks=state.num_free_blocks,
+        num_awaiting_kv=state.num_awaiting_kv,
         turn=turn,
     )
     for delta in deltas:
@@ -231,6 +233,7 @@ def _with_delta(standing: Standing, delta: _Delta) -> Standing:
         num_running=num_running,
         num_context_tokens=num_context_tokens,
         num_free_blocks=max(0, standing.num_free_blocks - delta.num_blocks),
+        num_awaiting_kv=standing.num_awaiting_kv + delta.num_awaiting_kv,
     )
 
 

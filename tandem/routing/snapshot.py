@@ -28,6 +28,7 @@ _LEAST = {
     "num_free_blocks": 0,
     "num_running": 0,
     "num_context_tokens": 0,
+    "num_awaiting_kv": 0,
 }
 
 
@@ -41,6 +42,7 @@ class WorkerState:
     num_free_blocks: free or evictable, and not promised to a request that waits.
     queued: prompt work accepted and not computed yet.
     num_running, num_context_tokens: requests accepted and not finished, and their tokens in context.
+    num_awaiting_kv: of `num_running`, those whose prompt another worker computes: they do not decode yet.
     reported_at_s: when the report arrived here.
     """
 
@@ -56,6 +58,7 @@ class WorkerState:
     queued: PrefillWork = NO_WORK
     num_running: int = 0
     num_context_tokens: int = 0
+    num_awaiting_kv: int = 0
     draining: bool = False
     reported_at_s: float = 0.0
 

@@ -18,7 +18,8 @@ class Standing:
     joined_step_ms: a decode step with one request more, whose context is not counted yet.
     free_at_s: when its queue of prompts will be empty.
     stale_from_s: from when its report is too old to be taken at its word.
-    queued, num_running, num_context_tokens, num_free_blocks: the report's figures with in-flight requests added.
+    queued, num_running, num_context_tokens, num_free_blocks, num_awaiting_kv: the report's figures with in-flight
+        requests added.
     turn: when it was last chosen; among equals the lowest goes first, so nobody is preferred for ever. Unique.
     """
 
@@ -34,6 +35,7 @@ class Standing:
     num_running: int
     num_context_tokens: int
     num_free_blocks: int
+    num_awaiting_kv: int = 0
     turn: int = 0
 
     def wait_ms(self, now_s: float) -> float:

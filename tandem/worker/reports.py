@@ -105,6 +105,7 @@ def _with_load(state: WorkerState, load: EngineLoad) -> WorkerState:
         state,
         num_free_blocks=load.num_unpromised_blocks,
         num_running=load.num_requests,
+        num_awaiting_kv=load.num_awaiting_kv,
         num_context_tokens=load.num_context_tokens,
         queued=PrefillWork(load.num_prompts, load.num_prompt_tokens, load.num_prompt_pairs),
     )

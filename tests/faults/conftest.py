@@ -20,6 +20,7 @@ from tests.faults.streams import Asked, Known, asked_of
 from tests.helpers.cluster import Cluster, ClusterProcess, running_cluster
 from tests.helpers.redis_server import RedisServer, running_redis
 
+ROUTER_FLAGS = ("--max-local-tokens", "512")  # NOTE: so that the prompts here have a prefill worker
 _MATRIX = pytest.StashKey[Matrix]()
 _CLUSTER = pytest.StashKey[Cluster]()
 
@@ -76,7 +77,7 @@ def running_scene(pytestconfig: pytest.Config, slow_model: Path, redis: RedisSer
         routers=2,
         gateways=2,
         redis=redis.url,
-        extra={"worker": WORKER_FLAGS},
+        extra={"worker": WORKER_FLAGS, "router": ROUTER_FLAGS},
     ) as cluster:
         pytestconfig.stash[_CLUSTER] = cluster
         running = Scene(cluster, redis)
@@ -88,7 +89,8 @@ def running_scene(pytestconfig: pytest.Config, slow_model: Path, redis: RedisSer
 def running_small_scene(
     request: pytest.FixtureRequest, pytestconfig: pytest.Config, slow_model: Path
 ) -> Iterator[Scene]:
-    with running_cluster(slow_model, transport=request.param, extra={"worker": WORKER_FLAGS}) as cluster:
+    extra = {"worker": WORKER_FLAGS, "router": ROUTER_FLAGS}
+    with running_cluster(slow_model, transport=request.param, extra=extra) as cluster:
         pytestconfig.stash[_CLUSTER] = cluster
         running = Scene(cluster)
         running.heal()

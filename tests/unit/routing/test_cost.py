@@ -1,6 +1,6 @@
 import pytest
 
-from tandem.routing.cost import exposed_ms, predict
+from tandem.routing.cost import exposed_ms, predict, stall_ms
 from tandem.routing.snapshot import Links, LinkState, Role
 from tandem.routing.speed import PrefillWork
 from tandem.routing.standing import Choice
@@ -70,3 +70,10 @@ def test_an_old_report_costs_its_age() -> None:
     old = standing(worker("d", Role.DECODE))
     found = predict(request(), Choice(standing(worker("p", reported_at_s=1.0)), old), LINKS, 1.5)
     assert found.staleness_ms == pytest.approx(750)
+
+
+def test_those_who_wait_for_their_kv_are_not_delayed_by_a_prompt() -> None:
+    """A prompt computed by decode was thought to delay requests whose own prompts another worker still computed."""
+    busy = standing(worker("d0", Role.DECODE, num_running=5))
+    waiting = standing(worker("d0", Role.DECODE, num_running=5, num_awaiting_kv=4))
+    assert stall_ms(waiting, 100.0) == pytest.approx(stall_ms(busy, 100.0) / 5)

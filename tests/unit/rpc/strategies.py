@@ -127,6 +127,7 @@ STATE = st.builds(
     queued=WORK,
     num_running=COUNT,
     num_context_tokens=COUNT,
+    num_awaiting_kv=COUNT,
     draining=BOOL,
     reported_at_s=NUMBER,
 )
