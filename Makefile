@@ -8,6 +8,7 @@ PREFILL ?= 1
 DECODE ?= 1
 PORT ?= 8000
 REDIS ?=
+BENCH ?= engine
 
 .DEFAULT_GOAL := help
 .PHONY: help setup proto run test test-all lint type arch fmt bench clean redis-server
@@ -56,8 +57,8 @@ fmt: setup ## format in place
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## the engine beside transformers and the hardware's floor; JSON under bench/results
-	$(BIN)/python -m bench.engine $(ARGS)
+bench: setup ## BENCH=engine (default), disaggregation, transfer, pairing, locality, routing or cancel_recovery; ARGS=--save keeps the JSON
+	$(BIN)/python -m bench.$(BENCH) $(ARGS)
 
 clean: ## remove everything that was generated
 	rm -rf $(VENV) tandem/rpc/v1 build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
