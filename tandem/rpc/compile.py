@@ -4,8 +4,10 @@ Generated code is made where it runs and never committed. A run whose outputs ar
 """
 
 import os
+import subprocess
+import sys
 import tempfile
-from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 from tandem.core.errors import ConfigurationError
@@ -42,16 +44,16 @@ def _is_current(sources: list[Path], package: Path) -> bool:
 
 
 def _run_protoc(include: Path, sources: list[Path], out: str) -> None:
-    try:
-        protoc = import_module("grpc_tools.protoc")
-    except ImportError as error:
+    """NOTE: in a process of its own: protoc's library crashes one that has loaded certain others, torch among them."""
+    if find_spec("grpc_tools") is None:
         raise ConfigurationError(
-            f"the protobuf modules cannot be generated: {error}; install grpcio-tools, or run `make setup`"
-        ) from error
+            "the protobuf modules cannot be generated without grpc_tools; install grpcio-tools, or run `make setup`"
+        )
     outputs = (f"--python_out={out}", f"--pyi_out={out}", f"--grpc_python_out={out}")
-    code = protoc.main(["protoc", f"-I{include}", *outputs, *map(str, sources)])
-    if code != 0:
-        raise ConfigurationError(f"protoc refused {include}: it ended with status {code} and said why above")
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{include}", *outputs, *map(str, sources)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ConfigurationError(f"protoc refused {include}: {done.stderr.strip() or done.returncode}")
 
 
 def _install(made: Path, package: Path) -> None:

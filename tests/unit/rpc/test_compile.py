@@ -32,6 +32,18 @@ def test_modules_are_made_once(checkout: Path) -> None:
     assert compile_protos(checkout, force=True)
 
 
+def test_modules_are_made_beside_libraries_that_crash_protoc(checkout: Path) -> None:
+    """protoc's library, loaded into a process that had loaded torch and others, ended the whole test run."""
+    script = f"""
+import torch, sys
+from pathlib import Path
+from tandem.rpc.compile import compile_protos
+assert compile_protos(Path({str(checkout)!r}))
+assert not any(name.startswith("grpc_tools") for name in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
 def test_modules_are_made_again_when_something_changed(checkout: Path) -> None:
     compile_protos(checkout)
     proto = checkout / "proto" / PACKAGE / "common.proto"
