@@ -91,13 +91,16 @@ def refuse_full(request: RequestShape, decodes: Iterable[Standing]) -> Refusal:
 
 
 def refuse_late(request: RequestShape, candidates: Candidates) -> Refusal:
-    """The queues are too long: ask again when the shortest has drained to what is tolerated."""
-    soonest_ms = min(
-        worker.wait_ms(candidates.now_s)
-        + worker.speed.prefill.prompt_ms(request.num_tokens, num_cached_tokens(request, worker.worker))
+    """The queues are too long: ask again when the shortest has drained to what is tolerated, or altogether where the
+    prompt by itself takes longer than that.
+    """
+    soonest_ms, prompt_ms = min(
+        (worker.wait_ms(candidates.now_s) + prompt_ms, prompt_ms)
         for worker in (*candidates.prefill, *candidates.decode)
+        for prompt_ms in [worker.speed.prefill.prompt_ms(request.num_tokens, num_cached_tokens(request, worker.worker))]
     )
-    excess_s = (soonest_ms - candidates.max_ttft_ms) / 1000
+    tolerated_ms = candidates.max_ttft_ms if request.max_ttft_ms is not None else max(candidates.max_ttft_ms, prompt_ms)
+    excess_s = (soonest_ms - tolerated_ms) / 1000
     message = f"the first token is {soonest_ms / 1000:.1f} s away; {candidates.max_ttft_ms / 1000:.1f} s are tolerated"
     return Refusal(RefusalReason.QUEUE, max(_MIN_RETRY_S, excess_s), message)
 

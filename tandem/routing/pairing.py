@@ -15,7 +15,7 @@ from tandem.routing.fleet import Fleet
 from tandem.routing.policies import RoutingPolicy
 from tandem.routing.search import cheapest
 from tandem.routing.snapshot import RequestShape
-from tandem.routing.standing import Candidates, Choice, num_blocks_of
+from tandem.routing.standing import Candidates, Choice, num_blocks_of, num_cached_tokens
 
 DEFAULT_MAX_RECORDS = 4096
 
@@ -115,6 +115,16 @@ class Pairer:
 
     def _place(self, request: RequestShape, roomy: Sequence[Candidates]) -> Pairing | Refusal:
         """The cheapest of the pools' choices."""
+        best = self._cheapest(request, roomy)
+        if best is None and request.max_ttft_ms is None:
+            best = self._cheapest(request, [without_queue(request, found) for found in roomy])
+        if best is None:
+            return min((refuse_late(request, found) for found in roomy), key=lambda no: no.retry_after_s or 0.0)
+        choice, predicted = best
+        self.fleet.sent(request, choice, roomy[0].now_s)
+        return _pairing(choice, predicted)
+
+    def _cheapest(self, request: RequestShape, roomy: Sequence[Candidates]) -> tuple[Choice, Prediction] | None:
         best: tuple[Choice, Prediction] | None = None
         for candidates in roomy:
             choice = self._policy.choose(request, candidates) or cheapest(request, candidates)
@@ -122,16 +132,21 @@ class Pairer:
                 predicted = predict(request, choice, candidates.links, candidates.now_s)
                 if best is None or predicted.total_ms < best[1].total_ms:
                     best = choice, predicted
-        if best is None:
-            return min((refuse_late(request, found) for found in roomy), key=lambda no: no.retry_after_s or 0.0)
-        choice, predicted = best
-        self.fleet.sent(request, choice, roomy[0].now_s)
-        return _pairing(choice, predicted)
+        return best
 
     def _refuse_all(self, request: RequestShape, now_s: float) -> Refusal:
         if self.fleet.is_served(request, now_s):
             return refuse_long(request)
         return refuse_dead(request, self.fleet.limits.dead_s)
+
+
+def without_queue(request: RequestShape, candidates: Candidates) -> Candidates:
+    """With a limit that lets a worker without a queue take the request, however long its prompt takes by itself: asking
+    again later would not make that shorter.
+    """
+    workers = candidates.prefill or candidates.decode
+    alone_ms = min(w.speed.prefill.prompt_ms(request.num_tokens, num_cached_tokens(request, w.worker)) for w in workers)
+    return replace(candidates, max_ttft_ms=max(candidates.max_ttft_ms, alone_ms))
 
 
 def with_room(request: RequestShape, candidates: Candidates) -> Candidates:

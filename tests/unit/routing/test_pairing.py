@@ -170,3 +170,14 @@ def test_limits_that_contradict_each_other_are_refused() -> None:
         Limits(fresh_s=1.0, dead_s=0.5)
     with pytest.raises(ConfigurationError, match="max_ttft_ms"):
         Limits(max_ttft_ms=0.0)
+
+
+def test_a_prompt_that_takes_longer_than_is_tolerated_is_taken_by_a_worker_without_a_queue() -> None:
+    """It was refused for ever on an idle system, with a time to try again that could not help."""
+    limits = Limits(max_ttft_ms=100.0, dead_s=60.0)
+    assert paired(pairer_of(worker("p"), worker("d", D), limits=limits), num_tokens=50_000).prefill_id == "p"
+    busy = pairer_of(worker("p", queued=queue_of(10_000)), worker("d", D, queued=queue_of(10_000)), limits=limits)
+    no = refused(busy, num_tokens=50_000)
+    assert no.reason is RefusalReason.QUEUE
+    assert no.retry_after_s is not None
+    assert paired(busy, no.retry_after_s + 1e-3, num_tokens=50_000)
