@@ -234,7 +234,9 @@ def main() -> None:
     rows: list[Row] = []
     if lengths:
         longest = str(max(lengths) + 64)
-        with running(SPLIT, model, ("--max-model-len", longest), TANDEM_MAX_LOCAL_TOKENS="0") as url:
+        with running(
+            SPLIT, model, ("--max-model-len", longest), TANDEM_MAX_LOCAL_TOKENS="0", TANDEM_MAX_TTFT_S="600"
+        ) as url:
             rows += asyncio.run(transfer_rows(url, vocab_size, lengths, options.rounds))
     if options.throughput_rounds:
         rows += throughput_rows(model, vocab_size, (AGGREGATED, SPLIT, SHARED), options.throughput_rounds)
