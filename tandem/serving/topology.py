@@ -112,10 +112,11 @@ class Topology:
     def _spec(self, role: str, name: str, flags: tuple[str, ...], ready_url: str, share: Share) -> ProcessSpec:
         more = [*self.flags.get(role, ()), *(self.flags.get(name, ()) if name != role else ())]
         threads = {"OMP_NUM_THREADS": str(share.num_threads), "OPENBLAS_NUM_THREADS": "1"}
+        quiet = {"GRPC_VERBOSITY": "NONE"}  # NOTE: its library prints a line for every connection that ends
         return ProcessSpec(
             name=name,
             argv=(sys.executable, "-m", f"services.{role}", *flags, *more),
-            env={**threads, **self.env},
+            env={**threads, **quiet, **self.env},
             without_env=self.without_env,
             ready_url=ready_url,
             tier=_TIERS[role],
