@@ -73,8 +73,8 @@ def circumstances() -> dict[str, Any]:
     """Date, commit, hardware and versions of this run."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "git_sha": _git("rev-parse", "HEAD"),
-        "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "git_sha": _git("rev-parse", "HEAD") or "unknown",
+        "git_dirty": _git("status", "--porcelain", "--untracked-files=no") != "",
         "cpu": _cpu_model(),
         "num_cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -87,7 +87,7 @@ def circumstances() -> dict[str, Any]:
 
 def _git(*arguments: str) -> str:
     found = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent, check=False)
-    return found.stdout.strip() or "unknown"
+    return found.stdout.strip() if found.returncode == 0 else "unknown"
 
 
 def _cpu_model() -> str:

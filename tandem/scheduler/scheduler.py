@@ -62,11 +62,6 @@ class Scheduler:
         return len(self._running)
 
     @property
-    def num_fetching(self) -> int:
-        """Requests that own blocks and wait for KV from elsewhere."""
-        return len(self._fetching)
-
-    @property
     def has_work(self) -> bool:
         return bool(self._requests)
 

@@ -62,10 +62,3 @@ class PrefixFetch:
             await self._fetch.pull(source, lease)
         finally:
             source.release(lease_id)
-
-
-async def ended(task: "asyncio.Task[None] | None") -> None:
-    """Cancel a task if it still runs, and wait for it."""
-    if task is not None:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)

@@ -17,6 +17,7 @@ from tandem.worker.core import WorkerCore
 from tandem.worker.fetch import Fetch
 from tandem.worker.source import Source
 from tandem.worker.sources import Sources
+from tandem.worker.tasks import ended
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ class RemotePrefill:
                 await asyncio.gather(*pulls)
             finally:
                 try:
-                    await _cancel(pulls)
+                    await ended(*pulls)
                 finally:  # NOTE: we may be cancelled in the line above, when the first token was the only one
                     source.release(lease_id)
         if not self._is_complete:
@@ -131,9 +132,3 @@ class RemotePrefill:
             num_fetch_blocks=call.num_fetch_blocks,
             lease_id=lease_id,
         )
-
-
-async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -16,6 +16,7 @@ from tandem.core.errors import CapacityError, InvalidRequestError, TransportErro
 from tandem.core.hashing import extend_hashes, root_hash
 from tandem.core.output import RequestOutput
 from tandem.core.types import FinishReason
+from tandem.engine.async_engine import EngineNews
 from tandem.engine.engine import Engine
 from tandem.kvcache.block_table import BlockRange
 from tandem.rpc.context import incoming_traceparent
@@ -39,11 +40,12 @@ from tandem.scheduler.request import Handoff
 from tandem.telemetry.log import request_context
 from tandem.worker.core import WorkerCore
 from tandem.worker.lifecycle import Lifecycle
-from tandem.worker.prefix_fetch import PrefixFetch, ended
+from tandem.worker.prefix_fetch import PrefixFetch
 from tandem.worker.remote_prefill import RemotePrefill
 from tandem.worker.reports import Reports
 from tandem.worker.sources import Sources, check_compatible
 from tandem.worker.stopwatch import Stopwatch
+from tandem.worker.tasks import ended
 
 _LEASE_ID = re.compile("[0-9a-f]{32}")
 
@@ -95,15 +97,8 @@ class WorkerService:
         num_tokens = len(call.prompt_token_ids) + len(call.output_token_ids)
         handoff = Handoff(call.output_token_ids, num_expected_tokens=num_tokens if is_remote else 0)
         remote = RemotePrefill(self._core, self._sources, call, engine_id, watch.stages) if is_remote else None
-        task = None if remote is None else asyncio.create_task(remote.run())
-        stream = self._core.engine.stream(
-            call.prompt_token_ids,
-            call.params,
-            request_id=engine_id,
-            priority=call.priority,
-            cache_salt=call.cache_salt,
-            handoff=handoff,
-        )
+        tasks = [] if remote is None else [asyncio.create_task(remote.run())]
+        stream = self._stream(call, engine_id, handoff)
         try:
             async for news in stream:
                 if isinstance(news, KVReserved):
@@ -113,7 +108,7 @@ class WorkerService:
                     yield self._told(call, news, remote, watch)
         finally:
             await stream.aclose()
-            await ended(task)
+            await ended(*tasks)
 
     def _told(
         self, call: GenerateCall, output: RequestOutput, remote: RemotePrefill | None, watch: Stopwatch
@@ -159,23 +154,16 @@ class WorkerService:
             num_expected_tokens=min(num_fetched, (len(tokens) - 1) // self._core.block_size * self._core.block_size),
             lease_id=lease_id,
         )
-        task: asyncio.Task[None] | None = None
+        tasks: list[asyncio.Task[None]] = []
         is_leased = False
-        stream = self._core.engine.stream(
-            call.prompt_token_ids,
-            call.params,
-            request_id=engine_id,
-            priority=call.priority,
-            cache_salt=call.cache_salt,
-            handoff=handoff,
-        )
+        stream = self._stream(call, engine_id, handoff)
         try:
             async for news in stream:
                 if isinstance(news, KVReserved):
                     assert call.fetch_from is not None
                     shared = tokens[: handoff.num_expected_tokens]
                     fetch = PrefixFetch(self._core, self._sources, news, watch.stages)
-                    task = fetch.start(call.fetch_from, partial(self._hashes, shared, call.cache_salt))
+                    tasks.append(fetch.start(call.fetch_from, partial(self._hashes, shared, call.cache_salt)))
                 elif isinstance(news, KVComputed):
                     if not is_leased:  # NOTE: not before, since nobody can renew what they do not know of
                         self._core.leases.open(lease_id)
@@ -189,7 +177,19 @@ class WorkerService:
                         yield PrefillNews(num_cached_tokens=news.metrics.num_cached_tokens, timeline=stages)
         finally:
             await stream.aclose()
-            await ended(task)
+            await ended(*tasks)
+
+    def _stream(
+        self, call: GenerateCall | PrefillCall, engine_id: str, handoff: Handoff
+    ) -> AsyncGenerator[EngineNews, None]:
+        return self._core.engine.stream(
+            call.prompt_token_ids,
+            call.params,
+            request_id=engine_id,
+            priority=call.priority,
+            cache_salt=call.cache_salt,
+            handoff=handoff,
+        )
 
     def _lease_news(self, news: KVComputed, watch: Stopwatch) -> LeaseNews:
         if not self._core.leases.is_valid(news.lease_id):
@@ -221,7 +221,7 @@ class WorkerService:
         self._core.leases.open(call.lease_id)
         try:
             num_blocks, groups = await self._core.engine.call(lambda engine: _hold_cached(engine, call))
-        except BaseException:
+        except BaseException:  # NOTE: a caller that leaves cancels this, and nobody would end the lease
             self._core.leases.end(call.lease_id)
             raise
         if num_blocks == 0:

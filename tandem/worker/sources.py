@@ -84,7 +84,7 @@ class Sources:
             theirs = await client.greet(await asyncio.to_thread(self._greeting), timeout_s=GREETING_TIMEOUT_S)
             self._check(worker, theirs)
             source = await self._open(client, theirs)
-        except BaseException:
+        except BaseException:  # NOTE: cancelled too, the client must be closed
             await client.close()
             raise
         former = self._sources.get(theirs.worker.worker_id)

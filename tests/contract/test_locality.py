@@ -18,7 +18,6 @@ from tandem.core.clock import ManualClock
 from tandem.core.errors import ConfigurationError, InvalidRequestError, LocalityUnavailableError
 from tandem.core.events import BlockEvent, BlockRemoved, BlockStored
 from tandem.locality.base import LocalityIndex, PublishResult
-from tandem.locality.connect import open_index
 from tandem.locality.embedded import EmbeddedIndex
 from tandem.locality.redis import RedisIndex
 from tests.helpers.redis_server import RedisServer, running_redis
@@ -698,9 +697,8 @@ def test_a_prefix_without_a_hash_tag_is_refused(prefix: str) -> None:
         RedisIndex("redis://127.0.0.1:1", prefix=prefix)
 
 
-def test_an_index_is_opened_by_its_url(redis_server: RedisServer) -> None:
-    assert isinstance(open_index(None), EmbeddedIndex)
-    assert isinstance(open_index(""), EmbeddedIndex)
-    assert isinstance(open_index(redis_server.url), RedisIndex)
-    with pytest.raises(ConfigurationError, match="http://"):
-        open_index("http://127.0.0.1")
+@pytest.mark.parametrize("url", ["http://127.0.0.1", "http://user:a-password@127.0.0.1"])
+def test_a_url_that_is_not_redis_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"127\.0\.0\.1.*write redis://") as refusal:
+        RedisIndex(url)
+    assert "a-password" not in str(refusal.value)

@@ -182,3 +182,30 @@ def test_opening_twice_is_a_bug() -> None:
     opened(manager, "a", [1])
     with pytest.raises(AssertionError, match="already owns"):
         opened(manager, "a", [1])
+
+
+def test_cached_blocks_that_others_were_promised_are_not_leased() -> None:
+    """A peer's lease on idle blocks would take them from a request that was admitted with them."""
+    manager = manager_of(4, None)
+    opened(manager, "done", [1] * 8)
+    compute(manager, "done", [1] * 8)
+    manager.close("done")
+    opened(manager, "running", [2] * 12)
+    assert manager.num_unpromised == 1
+    assert manager.hold_cached("lease", chain([1] * 8)) == (0, ())
+    assert manager.usage.leased == 0
+    num_blocks, _ = manager.hold_cached("lease", chain([1] * 4))
+    assert num_blocks == manager.usage.leased == 1
+    compute(manager, "running", [2] * 12)
+    manager.check()
+
+
+def test_a_reservation_redeems_its_promise() -> None:
+    """Counting reserved blocks as still to come would shut out others for as long as the request waits for its KV."""
+    manager = manager_of(8, None)
+    opened(manager, "waits", [1] * 16)
+    assert manager.num_unpromised == 4
+    manager.reserve("waits", 16, 15)
+    assert manager.num_unpromised == 4
+    opened(manager, "other", [2] * 16)
+    manager.check()

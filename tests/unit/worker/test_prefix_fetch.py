@@ -11,8 +11,9 @@ from tandem.core.output import RequestOutput
 from tandem.rpc.messages import ConfirmAnswer, GenerateCall, LeaseNews, PrefillCall, WorkerAddress
 from tandem.scheduler.output import KVReserved
 from tandem.scheduler.request import Handoff
-from tandem.worker.prefix_fetch import PrefixFetch, ended
+from tandem.worker.prefix_fetch import PrefixFetch
 from tandem.worker.sources import Sources
+from tandem.worker.tasks import ended
 from tests.helpers.workers import (
     GREEDY,
     Pair,
