@@ -1,0 +1,1 @@
+"""The planner as a process of its own: `python -m services.planner`."""

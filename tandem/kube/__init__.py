@@ -1,0 +1,1 @@
+"""The Kubernetes API, as far as Tandem uses it. The only room that knows the `kubernetes` client."""

@@ -1,0 +1,1 @@
+"""Load on a gateway as users make it, measured from their side: `tandem load`."""
