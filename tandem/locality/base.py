@@ -82,7 +82,10 @@ class LocalityIndex(Protocol):
         ...
 
     def leading_blocks(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
-        """For each worker that holds the first block of this chain, how many leading blocks it holds without a gap.
+        """For each worker that holds the first block of this chain, how many leading blocks it holds.
+
+        Workers evict a chain from its end, so one that holds a block holds those before it; past a chain's first
+        blocks an index may rely on that, and overstate a worker that has a gap.
 
         Raises:
             InvalidRequestError: for a hash that is not one.

@@ -21,9 +21,10 @@ from tandem.locality.base import (
     check_report,
     net_changes,
 )
-from tandem.locality.holders import HolderTable, pack, unpack
+from tandem.locality.holders import NOBODY, HolderTable, pack, unpack
 
 _KEYS_PER_TURN = 512
+_FIRST_BLOCKS = 16
 
 
 @dataclass(slots=True)
@@ -79,7 +80,7 @@ class EmbeddedIndex:
     def leading_blocks(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
         check_hashes(hashes)
         with self._lock:
-            return self._walk(hashes)
+            return self._walk(hashes) if hashes else {}
 
     def remove_worker(self, worker_id: str) -> None:
         with self._lock:
@@ -140,27 +141,54 @@ class EmbeddedIndex:
                 self._table.put(key, after[before, held])
 
     def _walk(self, hashes: Sequence[bytes]) -> dict[str, int]:
-        """Follow the chain until the last worker drops out, then make the blocks that counted young."""
-        racing: set[int] | None = None
-        leading: dict[int, int] = {}
-        aged: list[tuple[bytes, bytes]] = []
-        previous = None
-        table, has_old = self._table, self._table.has_old
-        for index, block_hash in enumerate(hashes):
+        """Follow the chain until the last worker drops out: block by block at its start and, while some blocks are old,
+        to its end, which makes the blocks that counted young. Else by leaps: whoever holds a block has those before it.
+        """
+        table, leading = self._table, dict[int, int]()
+        racing = self._visible(table.get(hashes[0][:KEY_BYTES]))
+        num_checked = len(hashes) if table.has_old else _FIRST_BLOCKS
+        position = self._step(hashes[:num_checked], racing, leading) if racing else 0
+        while racing and position < len(hashes):
+            position = self._leap(hashes, position, racing)
+            if position < len(hashes):
+                self._narrow(racing, table.get(hashes[position][:KEY_BYTES]), position, leading)
+        leading.update(dict.fromkeys(racing, len(hashes)))
+        return {self._owners[slot]: count for slot, count in leading.items()}
+
+    def _step(self, hashes: Sequence[bytes], racing: set[int], leading: dict[int, int]) -> int:
+        """Look at every block until nobody races; how many were looked at."""
+        table, previous, aged = self._table, NOBODY, list[tuple[bytes, bytes]]()
+        for position, block_hash in enumerate(hashes):
             key = block_hash[:KEY_BYTES]
             holders = table.get(key)
             if holders is not previous:
-                stayed = self._visible(holders) if racing is None else racing.intersection(unpack(holders))
-                leading.update(dict.fromkeys((racing or set()) - stayed, index))
-                racing, previous = stayed, holders
+                self._narrow(racing, holders, position, leading)
+                previous = holders
                 if not racing:
                     break
-            if has_old and table.is_old(key):
+            if table.is_old(key):
                 aged.append((key, holders))
-        leading.update(dict.fromkeys(racing or (), len(hashes)))
         for key, holders in aged:
             table.put(key, self._pruned(holders))
-        return {self._owners[slot]: count for slot, count in leading.items()}
+        return len(hashes)
+
+    def _leap(self, hashes: Sequence[bytes], position: int, racing: set[int]) -> int:
+        """The first block from `position` on that one of `racing` lacks, found by doubling steps and then by halves."""
+        get, leap = self._table.get, _FIRST_BLOCKS
+        first, beyond = position, len(hashes)
+        while first < beyond:
+            probe = min(first + leap, beyond) - 1
+            if racing.issubset(unpack(get(hashes[probe][:KEY_BYTES]))):
+                first, leap = probe + 1, 2 * leap
+            else:
+                beyond, leap = probe, max(1, (probe - first) // 2)
+        return first
+
+    def _narrow(self, racing: set[int], holders: bytes, position: int, leading: dict[int, int]) -> None:
+        """Whoever is not among the holders of block `position` has dropped out there."""
+        lost = racing.difference(unpack(holders))
+        racing -= lost
+        leading.update(dict.fromkeys(lost, position))
 
     def _visible(self, holders: bytes) -> set[int]:
         slots = (slot for slot in unpack(holders) if slot in self._owners)

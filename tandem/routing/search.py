@@ -78,8 +78,9 @@ class _Search:
         """Complete each plan of one prefill worker with the decode worker that suits it."""
         request, links, candidates = self._request, self._candidates.links, self._candidates
         prefill = candidates.prefill[index]
-        for plan in self._plans(prefill):
-            spent_ms = plan.ttft_ms + prefill.staleness_ms(candidates.now_s)
+        stale_ms = prefill.staleness_ms(candidates.now_s)
+        for plan in self._plans(prefill, stale_ms + decodes[0][0]):
+            spent_ms = plan.ttft_ms + stale_ms
             for bound_ms, _, number in decodes:
                 if spent_ms + bound_ms >= self._best_ms:
                     break
@@ -179,24 +180,25 @@ class _Search:
         num_blocks = (min(longer) - num_held) // prefill.worker.block_size
         return prefill_ms, num_blocks * prefill.worker.block_bytes, speed.prompt_ms(num_tokens, max(longer))
 
-    def _plans(self, prefill: Standing) -> Iterator[_Plan]:
-        """Compute what is missing, or fetch some of it from a peer first; only what is in time."""
+    def _plans(self, prefill: Standing, further_ms: float) -> Iterator[_Plan]:
+        """Compute what is missing, or fetch some of it from a peer first; only what is in time, and may still be the
+        cheapest when `further_ms` are the least that follow.
+        """
         num_tokens, speed, max_ttft_ms = self._request.num_tokens, prefill.speed.prefill, self._candidates.max_ttft_ms
-        wait_ms = prefill.wait_ms(self._candidates.now_s)
-        prefill_ms = speed.prompt_ms(num_tokens, self._held(prefill))
-        if wait_ms + prefill_ms <= max_ttft_ms:
+        wait_ms, num_held = prefill.wait_ms(self._candidates.now_s), self._held(prefill)
+        prefill_ms = speed.prompt_ms(num_tokens, num_held)
+        if wait_ms + prefill_ms <= max_ttft_ms and wait_ms + prefill_ms + further_ms < self._best_ms:
             yield _Plan(None, wait_ms + prefill_ms, prefill_ms)
-        for holder, num_held in self._more(prefill):
+        for holder, num_more in self._sources:
+            if num_more <= num_held:
+                continue
+            prefill_ms = speed.prompt_ms(num_tokens, num_more)
+            if wait_ms + prefill_ms + further_ms >= self._best_ms:
+                continue
             link = self._candidates.links.between(holder.worker_id, prefill.worker_id)
             start_ms = max(wait_ms, full_fetch_ms(self._request, prefill, holder, link))
-            prefill_ms = speed.prompt_ms(num_tokens, num_held)
             if start_ms + prefill_ms <= max_ttft_ms:
                 yield _Plan(holder, start_ms + prefill_ms, prefill_ms)
-
-    def _more(self, prefill: Standing) -> Iterator[tuple[Standing, int]]:
-        """Sources that hold more of the prefix than `prefill`, with their cached tokens."""
-        num_held = self._held(prefill)
-        return ((holder, num_more) for holder, num_more in self._sources if num_more > num_held)
 
     def _held(self, standing: Standing) -> int:
         return num_cached_tokens(self._request, standing.worker)

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -128,11 +129,25 @@ def test_only_leading_blocks_count(index: LocalityIndex) -> None:
     blocks = chain("a", 1500)
     index.replace("whole", 1, blocks, 0)
     index.replace("start", 1, blocks[:40], 0)
-    index.replace("gap", 1, blocks[:700] + blocks[701:], 0)
+    index.replace("gap", 1, blocks[:7] + blocks[8:], 0)
     index.replace("tail", 1, blocks[1:], 0)
-    assert index.leading_blocks(blocks) == {"whole": 1500, "start": 40, "gap": 700}
-    assert index.leading_blocks(blocks[:30]) == {"whole": 30, "start": 30, "gap": 30}
+    assert index.leading_blocks(blocks) == {"whole": 1500, "start": 40, "gap": 7}
+    assert index.leading_blocks(blocks[:30]) == {"whole": 30, "start": 30, "gap": 7}
     assert index.leading_blocks(blocks[1:3]) == {"whole": 2, "start": 2, "gap": 2, "tail": 2}
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 18, 47, 48, 700, 1500])
+def test_every_prefix_is_counted_to_its_last_block(index: LocalityIndex, length: int) -> None:
+    blocks, source = chain("a", length), random.Random(length)
+    ends = {1, 2, 15, 16, 17, 31, 47, 48, 49, length - 1, length} | {source.randint(1, length) for _ in range(20)}
+    held = {f"p{end}": end for end in ends if 1 <= end <= length}
+    for worker_id, end in held.items():
+        index.replace(worker_id, 1, blocks[:end], 0)
+    assert index.leading_blocks(blocks) == held
+    assert index.leading_blocks(blocks + chain("b", 40)) == held
+    for worker_id, end in held.items():
+        index.publish(worker_id, 1, removed(blocks[end // 2 : end]), 1)
+    assert index.leading_blocks(blocks) == {name: end // 2 for name, end in held.items() if end > 1}
 
 
 def test_events_apply_in_order(index: LocalityIndex) -> None:

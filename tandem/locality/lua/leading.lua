@@ -1,5 +1,6 @@
--- How many leading blocks of a chain each worker holds. Reads ever larger parts of the chain, stops when the last
--- worker has dropped out, and makes the blocks that counted young. ARGV: packed hashes, half of the bound.
+-- How many leading blocks of a chain each worker holds. Reads ever larger parts of the chain until the last worker has
+-- dropped out, and makes the blocks that counted young. While no block is old it reads only the first part and then
+-- leaps: whoever holds a block has those before it. ARGV: packed hashes, half of the bound.
 local HASH_BYTES, FIRST_PART, LARGEST_PART = 32, 16, 512
 local packed, half = ARGV[1], tonumber(ARGV[2])
 local state = open()
@@ -59,9 +60,10 @@ local function keep_young(fields, values, is_old, matched)
   end
 end
 
-local position, part, previous = 0, FIRST_PART, nil
-repeat
-  local fields = unpack_fields(packed, HASH_BYTES, position, math.min(part, total - position))
+-- Look at every block from `position` on, `count` of them at most.
+local previous
+local function step(position, count)
+  local fields = unpack_fields(packed, HASH_BYTES, position, math.min(count, total - position))
   local values, is_old = read(state, fields)
   local matched = #fields
   for i = 1, #fields do
@@ -76,8 +78,48 @@ repeat
     end
   end
   if state.old > 0 then keep_young(fields, values, is_old, matched) end
-  position, part = position + #fields, math.min(part * 2, LARGEST_PART)
-until num_racing == 0 or position == total
+  return position + #fields
+end
+
+local function holders_of(position)
+  local first = position * HASH_BYTES + 1
+  return redis.call('HGET', YOUNG, string.sub(packed, first, first + KEY_BYTES - 1)) or ''
+end
+
+local function all_hold(position)
+  local holders = holders_of(position)
+  if holders == previous then return true end
+  local set = holder_set(holders)
+  for slot in pairs(racing) do
+    if not set[slot] then return false end
+  end
+  previous = holders
+  return true
+end
+
+-- The first block from `position` on that a racing worker lacks, found by doubling steps and then by halves.
+local function leap(position)
+  local first, beyond, size = position, total, FIRST_PART
+  while first < beyond do
+    local probe = math.min(first + size, beyond) - 1
+    if all_hold(probe) then
+      first, size = probe + 1, size * 2
+    else
+      beyond, size = probe, math.max(1, math.floor((probe - first) / 2))
+    end
+  end
+  return first
+end
+
+local position, part = step(0, FIRST_PART), FIRST_PART * 2
+while num_racing > 0 and position < total do
+  if state.old > 0 then
+    position, part = step(position, part), math.min(part * 2, LARGEST_PART)
+  else
+    position = leap(position)
+    if position < total then narrow(holders_of(position), position) end
+  end
+end
 for _, id in pairs(racing) do leading[id] = total end
 
 if #aged_fields > 0 and may_grow(state) then
