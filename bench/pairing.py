@@ -3,8 +3,9 @@
     python -m bench.pairing [--workers 64] [--blocks 1000000] [--prompt-tokens 12000] [--save]
 
 Half of the workers prefill, half decode; every prompt is held in part by eight of them, so that there is something to
-weigh. The index is the embedded one, then one in a real redis-server. Percentiles are taken in each of several rounds
-and the median round is shown.
+weigh. The prompts are ones that the router has seen, as in conversations; hashing is also shown for new ones. The index
+is the embedded one, then one in a real redis-server. Percentiles are taken in each of several rounds and the median
+round is shown.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import asyncio
 import random
 import statistics
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -30,9 +32,10 @@ from tandem.routing.snapshot import Links, LinkState, RequestShape, Role, Worker
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, PrefillWork, Speed
 from tandem.rpc.client import WorkerClient
 from tandem.rpc.messages import ModelInfo, PairCall, WorkerAddress, WorkerStatus
+from tandem.serving.chain_hasher import ChainHasher
 from tandem.serving.fleet_view import Chain, FleetView
 from tandem.serving.fleet_watch import FleetWatch
-from tandem.serving.prefix_lookup import PrefixLookup, chain_hashes
+from tandem.serving.prefix_lookup import PrefixLookup
 from tandem.serving.router import RouterService
 from tandem.serving.router_metrics import RouterMetrics
 from tests.helpers.redis_server import running_redis
@@ -42,6 +45,7 @@ BLOCK_SIZE = 16
 NUM_PROMPTS = 100
 NUM_HOLDERS = 8
 FOREVER_S = 1e6
+ASKED_PER_REPORT = 50  # 200 requests a second
 SPEED = Speed(PrefillSpeed(2.0, 0.05, 1e-6), DecodeSpeed(5.0, 0.05, 5e-5))
 
 
@@ -64,21 +68,19 @@ class Bench:
         limits = Limits(fresh_s=FOREVER_S, dead_s=FOREVER_S, forget_s=FOREVER_S)
         self._fleet = Fleet(limits, Links(LinkState(1e9, 0.2)), calibration.speed)
         self._view = FleetView(self._fleet, calibration, self._clock, dead_s=FOREVER_S)
+        self._hasher, self._stranger = ChainHasher(), ChainHasher(max_stretches=1)
         self._lookup = PrefixLookup(index, is_remote=is_remote, timeout_s=5.0)
         self._pairer = Pairer(self._fleet, PredictedCost())
         watch = FleetWatch([], WorkerClient, self._view, self._lookup.remove_worker)
         self._router = RouterService(self._view, watch, self._pairer, self._lookup, None, RouterMetrics(), self._clock)
         self._names = [f"worker-{i}" for i in range(size.num_workers)]
-        for i, name in enumerate(self._names):
-            self._view.take(f"{name}:1", self._status(name, Role.PREFILL if i % 2 else Role.DECODE))
+        self._report()
         for source in self._names:
             for reader in self._names:
                 if source != reader:
                     self._fleet.links.update(source, reader, LinkState(self._random.choice([1e9, 1e10, 4e10]), 0.1))
         self._chain: Chain = self._view.chains("m")[0]
-        self._prompts = [
-            tuple(self._random.randrange(150_000) for _ in range(size.num_prompt_tokens)) for _ in range(NUM_PROMPTS)
-        ]
+        self._prompts = [self._prompt() for _ in range(NUM_PROMPTS)]
         self._fill(index)
 
     def close(self) -> None:
@@ -87,6 +89,7 @@ class Bench:
     async def round(self, num_asked: int) -> dict[str, list[float]]:
         """Seconds of each part of each decision."""
         parts: dict[str, list[float]] = {
+            "hashing, never seen": [],
             "hashing": [],
             "index": [],
             "decision": [],
@@ -94,14 +97,19 @@ class Bench:
             "all": [],
         }
         for number in range(num_asked):
+            if number % ASKED_PER_REPORT == 0:
+                self._report()
             tokens = self._prompts[number % NUM_PROMPTS]
+            fresh = self._prompt()
+            fresh_s = time.perf_counter()
+            self._stranger.hashes(self._chain, fresh)
             began_s = time.perf_counter()
-            hashes = chain_hashes(self._chain, tokens, "")
+            hashes = self._hasher.hashes(self._chain, tokens)
             hashed_s = time.perf_counter()
             leading = await self._lookup.leading_blocks(hashes)
             found_s = time.perf_counter()
             shape = RequestShape(
-                request_id=str(number), num_tokens=len(tokens), num_expected_output=200, leading_blocks=leading
+                request_id=f"decided {number}", num_tokens=len(tokens), num_expected_output=200, leading_blocks=leading
             )
             self._pairer.pair(shape, self._clock.now_s())
             decided_s = time.perf_counter()
@@ -111,17 +119,27 @@ class Bench:
             answer = await self._router.pair(call)
             parts["all"].append(time.perf_counter() - started_s)
             assert answer.prefill_cached_blocks or answer.num_fetch_blocks or answer.prefill is None
+            parts["hashing, never seen"].append(began_s - fresh_s)
             parts["hashing"].append(hashed_s - began_s)
             parts["index"].append(found_s - hashed_s)
             parts["decision"].append(decided_s - found_s)
             parts["index and decision"].append(decided_s - hashed_s)
         return parts
 
+    def _prompt(self) -> "array[int]":
+        """As the wire brings it."""
+        return array("I", (self._random.randrange(150_000) for _ in range(self._size.num_prompt_tokens)))
+
+    def _report(self) -> None:
+        """News of every worker, as they come four times a second."""
+        for i, name in enumerate(self._names):
+            self._view.take(f"{name}:1", self._status(name, Role.PREFILL if i % 2 else Role.DECODE))
+
     def _fill(self, index: LocalityIndex) -> None:
         filler = self._size.num_blocks // self._size.num_workers
         held = {name: [self._random.randbytes(32) for _ in range(filler)] for name in self._names}
         for prompt in self._prompts:
-            hashes = chain_hashes(self._chain, prompt, "")
+            hashes = self._hasher.hashes(self._chain, prompt)
             for name in self._random.sample(self._names, NUM_HOLDERS):
                 held[name] += hashes[: self._random.choice([len(hashes), len(hashes) // 2, 50])]
         for name, hashes in held.items():

@@ -7,6 +7,7 @@ tenant who could forge a collision could read another's cache. Changing the enco
 
 import hashlib
 import struct
+from array import array
 from collections.abc import Sequence
 
 HASH_VERSION = 1
@@ -33,11 +34,17 @@ def extend_hashes(root: bytes, hashes: list[bytes], token_ids: Sequence[int], bl
     first, last = len(hashes) * block_size, len(token_ids) // block_size * block_size
     if first >= last:
         return
-    try:
-        encoded = struct.pack(f"{last - first}i", *token_ids[first:last])  # NOTE: half the time of an array
-    except struct.error as error:
-        raise OverflowError(f"a token id is no 32-bit integer: {error}") from error
+    encoded = _encoded(token_ids[first:last])
     parent = hashes[-1] if hashes else root
     for start in range(0, len(encoded), 4 * block_size):
         parent = hashlib.sha256(parent + encoded[start : start + 4 * block_size]).digest()
         hashes.append(parent)
+
+
+def _encoded(token_ids: Sequence[int]) -> bytes:
+    if isinstance(token_ids, array) and token_ids.typecode in "iI":
+        return token_ids.tobytes()
+    try:
+        return struct.pack(f"{len(token_ids)}i", *token_ids)  # NOTE: half the time of making an array
+    except struct.error as error:
+        raise OverflowError(f"a token id is no 32-bit integer: {error}") from error

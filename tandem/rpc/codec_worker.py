@@ -65,9 +65,9 @@ def put_generate_call(call: GenerateCall) -> pb.GenerateRequest:
 def take_generate_call(message: pb.GenerateRequest) -> GenerateCall:
     return GenerateCall(
         request_id=not_empty("request_id", message.request_id),
-        prompt_token_ids=unpack_token_ids("prompt_token_ids", message.prompt_token_ids, least=1),
+        prompt_token_ids=tuple(unpack_token_ids("prompt_token_ids", message.prompt_token_ids, least=1)),
         params=take_params(required(message, "params")),
-        output_token_ids=unpack_token_ids("output_token_ids", message.output_token_ids),
+        output_token_ids=tuple(unpack_token_ids("output_token_ids", message.output_token_ids)),
         priority=message.priority,
         cache_salt=message.cache_salt,
         decode=maybe_address(message, "decode"),
@@ -98,9 +98,9 @@ def take_prefill_call(message: pb.PrefillRequest) -> PrefillCall:
     return PrefillCall(
         request_id=not_empty("request_id", message.request_id),
         reader=take_address(required(message, "reader")),
-        prompt_token_ids=unpack_token_ids("prompt_token_ids", message.prompt_token_ids, least=1),
+        prompt_token_ids=tuple(unpack_token_ids("prompt_token_ids", message.prompt_token_ids, least=1)),
         params=take_params(required(message, "params")),
-        output_token_ids=unpack_token_ids("output_token_ids", message.output_token_ids),
+        output_token_ids=tuple(unpack_token_ids("output_token_ids", message.output_token_ids)),
         priority=message.priority,
         cache_salt=message.cache_salt,
         prefill=maybe_address(message, "prefill"),

@@ -134,7 +134,7 @@ def pack_token_ids(ids: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
-def unpack_token_ids(field: str, data: bytes, *, least: int = 0) -> tuple[int, ...]:
+def unpack_token_ids(field: str, data: bytes, *, least: int = 0) -> "array[int]":
     """Undo `pack_token_ids`; `least` is how many there must be."""
     if len(data) % _TOKEN_BYTES:
         raise InvalidRequestError(f"{field} has {len(data)} bytes; each token id takes {_TOKEN_BYTES}")
@@ -145,7 +145,7 @@ def unpack_token_ids(field: str, data: bytes, *, least: int = 0) -> tuple[int, .
         token_id(field, max(packed))
     if len(packed) < least:
         raise InvalidRequestError(f"{field} has {len(packed)} token ids; at least {least} is needed")
-    return tuple(packed)
+    return packed
 
 
 def pack_hashes(hashes: Sequence[bytes]) -> bytes:

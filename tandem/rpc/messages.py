@@ -3,7 +3,7 @@
 Token ids, block ids and counts are plain integers, times are seconds, sizes bytes, rates bytes per second.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,8 @@ class PairCall:
 
     Args:
         model: served name.
-        token_ids: the prompt, and what was generated already when a request continues elsewhere.
+        token_ids: the prompt, and what was generated already when a request continues elsewhere. A router gets an
+            `array`, just as the wire brought it: it hashes them and looks at none.
         num_expected_output: tokens it will probably still generate.
         excluded: ids of workers that just failed it.
         local_prefill: decode must compute the prompt itself.
@@ -47,7 +48,7 @@ class PairCall:
 
     request_id: str
     model: str
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     num_expected_output: int
     cache_salt: str = ""
     session_id: str | None = None

@@ -11,11 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import ParamSpec, TypeVar
 
-from tandem.core.errors import InvalidRequestError, LocalityUnavailableError
+from tandem.core.errors import LocalityUnavailableError
 from tandem.core.events import BlockEvent
-from tandem.core.hashing import extend_hashes, root_hash
 from tandem.locality.base import LocalityIndex, LocalityStats, PublishResult
-from tandem.serving.fleet_view import Chain
 
 _LOG = logging.getLogger(__name__)
 _NOTHING: Mapping[str, int] = MappingProxyType({})
@@ -106,18 +104,3 @@ class PrefixLookup:
         if not self._is_away:
             self._is_away = True
             _LOG.warning("requests are paired without locality until the index answers: %s", error)
-
-
-def chain_hashes(chain: Chain, token_ids: Sequence[int], cache_salt: str) -> Sequence[bytes]:
-    """The hashes of a prompt's full blocks.
-
-    Raises:
-        InvalidRequestError: a token id is out of range.
-    """
-    root = root_hash(model_fingerprint=chain.model_fingerprint, block_size=chain.block_size, salt=cache_salt)
-    hashes: list[bytes] = []
-    try:
-        extend_hashes(root, hashes, token_ids, chain.block_size)
-    except OverflowError as error:
-        raise InvalidRequestError(f"a token id does not fit 32 bits ({error})") from error
-    return hashes

@@ -34,10 +34,11 @@ from tandem.rpc.messages import (
     WorkerListing,
     WorkerRecord,
 )
+from tandem.serving.chain_hasher import ChainHasher
 from tandem.serving.discovery import Discovery
 from tandem.serving.fleet_view import Chain, FleetView
 from tandem.serving.fleet_watch import FleetWatch
-from tandem.serving.prefix_lookup import PrefixLookup, chain_hashes
+from tandem.serving.prefix_lookup import PrefixLookup
 from tandem.serving.router_metrics import RouterMetrics
 
 NUM_SPARES = 2
@@ -67,6 +68,7 @@ class RouterService:
         self._registry = registry
         self._metrics = metrics
         self._clock = clock or SystemClock()
+        self._hasher = ChainHasher()
         self._incarnation = uuid.uuid4().hex
 
     async def pair(self, call: PairCall) -> PairingAnswer:
@@ -132,10 +134,10 @@ class RouterService:
     async def _leading(self, call: PairCall, chains: Sequence[Chain]) -> Mapping[str, int]:
         """Per worker, how many leading blocks of the prompt it holds; each version of a model has its own hashes."""
         if len(chains) == 1:
-            return await self._lookup.leading_blocks(chain_hashes(chains[0], call.token_ids, call.cache_salt))
+            return await self._lookup.leading_blocks(self._hasher.hashes(chains[0], call.token_ids, call.cache_salt))
         leading: dict[str, int] = {}
         for chain in chains:
-            found = await self._lookup.leading_blocks(chain_hashes(chain, call.token_ids, call.cache_salt))
+            found = await self._lookup.leading_blocks(self._hasher.hashes(chain, call.token_ids, call.cache_salt))
             leading.update({name: count for name, count in found.items() if self._view.is_of(name, chain)})
         return leading
 

@@ -1,5 +1,6 @@
 """Any value of every message, for hypothesis: zeros, empty texts and missing parts included."""
 
+from array import array
 from typing import Any
 
 from hypothesis import strategies as st
@@ -212,7 +213,7 @@ PAIR_CALL = st.builds(
     PairCall,
     request_id=NAME,
     model=TEXT,
-    token_ids=tuples(TOKEN, 1),
+    token_ids=tuples(TOKEN, 1).map(lambda ids: array("I", ids)),
     num_expected_output=COUNT,
     cache_salt=TEXT,
     session_id=maybe(TEXT),

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from array import array
 
 import grpc
 import pytest
@@ -33,6 +34,7 @@ from tests.unit.rpc.handlers import HERE, LEASE, MODEL, STATUS, Router, Worker, 
 ANY_PORT = "127.0.0.1:0"
 MORTAL_WORKER = """
 import asyncio
+from array import array
 from tandem.rpc.server import serve_worker
 from tests.unit.rpc.handlers import Worker
 
@@ -95,7 +97,7 @@ def test_every_method_of_a_router_answers() -> None:
         router = Router()
         server = await serve_router(router, ANY_PORT)
         client = RouterClient(server.address)
-        call = PairCall(request_id="r", model="m", token_ids=(0,), num_expected_output=1, session_id="")
+        call = PairCall(request_id="r", model="m", token_ids=array("I", [0]), num_expected_output=1, session_id="")
         record = WorkerRecord(HERE, "decode", "m", "")
         events = (BlockStored(bytes(32), None, 0), BlockRemoved(b"a" * 32, 1))
         assert await client.pair(call) == PairingAnswer(decode=HERE, predicted_ms={"ttft": 0.0})

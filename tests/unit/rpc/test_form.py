@@ -135,4 +135,4 @@ def test_what_is_not_said_has_its_default() -> None:
 
 def test_token_ids_are_packed_little_endian() -> None:
     assert pack_token_ids((1, 2**31 - 1)) == b"\x01\x00\x00\x00\xff\xff\xff\x7f"
-    assert unpack_token_ids("ids", b"\x01\x00\x00\x00\xff\xff\xff\x7f") == (1, 2**31 - 1)
+    assert list(unpack_token_ids("ids", b"\x01\x00\x00\x00\xff\xff\xff\x7f")) == [1, 2**31 - 1]

@@ -6,15 +6,16 @@ from collections.abc import Coroutine, Iterator
 
 import pytest
 
-from tandem.core.errors import InvalidRequestError, LocalityUnavailableError
+from tandem.core.errors import LocalityUnavailableError
 from tandem.locality.redis import RedisIndex
+from tandem.serving.chain_hasher import ChainHasher
 from tandem.serving.fleet_view import Chain
-from tandem.serving.prefix_lookup import PrefixLookup, chain_hashes
+from tandem.serving.prefix_lookup import PrefixLookup
 from tests.helpers.redis_server import RedisServer, running_redis
 from tests.unit.serving.stub_workers import PATIENT_S
 
 CHAIN = Chain("weights", 16, frozenset({"pool"}))
-HASHES = chain_hashes(CHAIN, range(320), "")
+HASHES = ChainHasher().hashes(CHAIN, range(320))
 
 
 @pytest.fixture
@@ -69,9 +70,3 @@ def test_the_event_loop_goes_on_while_redis_thinks(server: RedisServer) -> None:
             assert time.monotonic() - started_s < 2.0
 
     run(scenario())
-
-
-def test_a_token_that_is_none_is_the_callers_mistake() -> None:
-    with pytest.raises(InvalidRequestError):
-        chain_hashes(CHAIN, [2**31] * 16, "")
-    assert chain_hashes(CHAIN, [2**31] * 15, "") == []

@@ -18,9 +18,9 @@ from tandem.locality.redis import RedisIndex
 from tandem.routing.snapshot import Role
 from tandem.rpc.client import RouterClient
 from tandem.rpc.messages import PairCall, PairingAnswer, WorkerStatus
+from tandem.serving.chain_hasher import ChainHasher
 from tandem.serving.discovery import Discovery, open_discovery
 from tandem.serving.fleet_view import Chain
-from tandem.serving.prefix_lookup import chain_hashes
 from tandem.serving.router_process import serving_router
 from tests.helpers.redis_server import running_redis
 from tests.unit.serving.stub_workers import PATIENT_S, StubWorker, record, router_settings, serving_worker, status
@@ -147,7 +147,7 @@ def test_redis_dies_and_serving_goes_on_and_locality_comes_back() -> None:
 def hold_prompt(url: str) -> None:
     """Tell the index that the decode worker holds the prompt's blocks."""
     with contextlib.closing(RedisIndex(url)) as index:
-        index.replace("d0", 1, chain_hashes(Chain("weights", 16, frozenset()), CALL.token_ids, ""), 0)
+        index.replace("d0", 1, ChainHasher().hashes(Chain("weights", 16, frozenset()), CALL.token_ids), 0)
 
 
 def test_when_a_router_has_ended_nothing_of_it_is_left() -> None:

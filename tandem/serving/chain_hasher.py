@@ -1,0 +1,73 @@
+"""Block hashes of prompts, where most prompts begin like one seen lately: what was hashed once is looked up.
+
+Invariant: an answer equals `core.hashing`'s. A stretch of tokens is found by its own bytes and the hash before it,
+which covers model, tenant and everything earlier, so nobody learns from its speed what another tenant asked.
+"""
+
+from array import array
+from collections.abc import Sequence
+
+from tandem.core.errors import InvalidRequestError
+from tandem.core.hashing import extend_hashes, root_hash
+from tandem.serving.fleet_view import Chain
+
+BLOCKS_PER_STRETCH = 32
+DEFAULT_MAX_STRETCHES = 8192  # NOTE: of 512 tokens each where blocks have 16; about 4.5 kB each
+
+
+class ChainHasher:
+    """Remembers `max_stretches` or somewhat fewer. Used by one thread."""
+
+    def __init__(self, max_stretches: int = DEFAULT_MAX_STRETCHES) -> None:
+        self._half = max(1, max_stretches // 2)
+        self._young: dict[tuple[bytes, bytes], list[bytes]] = {}
+        self._old: dict[tuple[bytes, bytes], list[bytes]] = {}
+
+    def __len__(self) -> int:
+        """Stretches remembered."""
+        return len(self._young) + len(self._old)
+
+    def hashes(self, chain: Chain, token_ids: Sequence[int], cache_salt: str = "") -> list[bytes]:
+        """The hashes of a prompt's full blocks.
+
+        Raises:
+            InvalidRequestError: a token id is out of range.
+        """
+        parent = root_hash(model_fingerprint=chain.model_fingerprint, block_size=chain.block_size, salt=cache_salt)
+        hashes: list[bytes] = []
+        num_tokens = BLOCKS_PER_STRETCH * chain.block_size
+        tokens = _packed(token_ids)
+        for start in range(0, len(tokens), num_tokens):
+            hashes += self._stretch(parent, tokens[start : start + num_tokens], chain.block_size)
+            if hashes:
+                parent = hashes[-1]
+        return hashes
+
+    def _stretch(self, parent: bytes, tokens: "array[int]", block_size: int) -> list[bytes]:
+        """The hashes of some blocks after `parent`. A prompt's last, shorter stretch is not worth remembering."""
+        if len(tokens) < BLOCKS_PER_STRETCH * block_size:
+            return _hashed(parent, tokens, block_size)
+        key = (parent, tokens.tobytes())
+        found = self._young.get(key)
+        if found is None:
+            found = self._old.pop(key, None) or _hashed(parent, tokens, block_size)
+            if len(self._young) >= self._half:
+                self._old, self._young = self._young, {}
+            self._young[key] = found
+        return found
+
+
+def _hashed(parent: bytes, tokens: "array[int]", block_size: int) -> list[bytes]:
+    hashes: list[bytes] = []
+    extend_hashes(parent, hashes, tokens, block_size)
+    return hashes
+
+
+def _packed(token_ids: Sequence[int]) -> "array[int]":
+    """As the wire brings them already."""
+    if isinstance(token_ids, array) and token_ids.typecode == "I":
+        return token_ids
+    try:
+        return array("i", token_ids)
+    except OverflowError as error:
+        raise InvalidRequestError(f"a token id does not fit 32 bits ({error})") from error
