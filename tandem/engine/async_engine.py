@@ -6,6 +6,7 @@ The thread alone touches the engine. A caller that stops iterating, for whatever
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -49,6 +50,7 @@ class AsyncEngine:
         self._streams: dict[str, _Stream] = {}
         self._failure: str | None = "the engine has not been started"
         self._was_started = False
+        self._busy_since_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="tandem-engine", daemon=True)
 
     async def __aenter__(self) -> "AsyncEngine":
@@ -71,6 +73,11 @@ class AsyncEngine:
         if self._was_started:
             self._inbox.put(_STOP)
             self._thread.join()
+
+    def busy_s(self) -> float:
+        """For how long its thread has been at the present turn: a step and what callers asked for. 0 when it waits."""
+        since_s = self._busy_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
 
     async def generate(
         self,
@@ -222,6 +229,7 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while self._serve_inbox():
+                self._busy_since_s = time.monotonic()
                 self._dispatch(self._engine.step())
             for request_id in self._streams:
                 self._engine.abort(request_id)
@@ -237,7 +245,9 @@ class AsyncEngine:
         """
         is_idle = self._engine.is_stalled or not self._engine.has_work
         for _ in range(max(self._inbox.qsize(), is_idle)):
+            self._busy_since_s = None
             action = self._inbox.get()
+            self._busy_since_s = time.monotonic()
             if action is _STOP:
                 return False
             action()
@@ -275,6 +285,7 @@ class AsyncEngine:
         between.
         """
         self._failure = reason
+        self._busy_since_s = None
         for stream in self._streams.values():
             self._tell(stream, [EngineStoppedError(reason)])
         self._streams.clear()

@@ -34,9 +34,5 @@ class PageChecksums:
         """One checksum a block; takes about a millisecond for each 2 MB and lets other threads run."""
         return [self._of_page(self._pages[block_id]) for block_id in block_ids]
 
-    def is_block(self, block_id: int) -> bool:
-        """Whether the pool has this block, the null block left out."""
-        return 0 < block_id < self._pages.shape[0]
-
     def _of_page(self, page: torch.Tensor) -> int:
         return zlib.crc32(page.cpu().numpy().data)

@@ -1,15 +1,22 @@
-"""Who may read our blocks, and until when. Knows no blocks: the engine holds those under the lease's name.
+"""Who may read which of our blocks, and until when. The engine holds them under the lease's name.
 
 Invariant: while a lease is valid its hold is in place, without interruption since it was opened. So a reader whose
 lease is confirmed after a read has read what it was promised. Used by one thread, the event loop's.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from tandem.core.clock import Clock
 from tandem.core.errors import CapacityError
 
 MAX_LEASES = 65_536
+
+
+@dataclass(slots=True)
+class _Lease:
+    ends_s: float
+    block_ids: set[int] = field(default_factory=set)
 
 
 class LeaseBook:
@@ -25,11 +32,11 @@ class LeaseBook:
         self.ttl_s = ttl_s
         self._clock = clock
         self._on_end = on_end
-        self._ends_s: dict[str, float] = {}
+        self._leases: dict[str, _Lease] = {}
         self.num_expired = 0
 
     def __len__(self) -> int:
-        return len(self._ends_s)
+        return len(self._leases)
 
     def open(self, lease_id: str) -> None:
         """Begin a lease.
@@ -37,37 +44,47 @@ class LeaseBook:
         Raises:
             CapacityError: there are too many, or this id is taken.
         """
-        if len(self._ends_s) >= MAX_LEASES or lease_id in self._ends_s:
+        if len(self._leases) >= MAX_LEASES or lease_id in self._leases:
             raise CapacityError(f"lease {lease_id!r} cannot be given: its id is taken or {MAX_LEASES} are open", 1.0)
-        self._ends_s[lease_id] = self._clock.now_s() + self.ttl_s
+        self._leases[lease_id] = _Lease(self._clock.now_s() + self.ttl_s)
+
+    def grant(self, lease_id: str, block_ids: Iterable[int]) -> None:
+        """These may be read under it too. Without effect when it has ended."""
+        if (lease := self._leases.get(lease_id)) is not None:
+            lease.block_ids.update(block_ids)
+
+    def covers(self, lease_id: str, block_ids: Iterable[int]) -> bool:
+        """Whether all of them may be read under it."""
+        lease = self._leases.get(lease_id)
+        return lease is not None and lease.block_ids.issuperset(block_ids)
 
     def is_valid(self, lease_id: str) -> bool:
         """Whether it has not ended; one whose time is over ends here."""
-        ends_s = self._ends_s.get(lease_id)
-        if ends_s is not None and ends_s <= self._clock.now_s():
+        lease = self._leases.get(lease_id)
+        if lease is not None and lease.ends_s <= self._clock.now_s():
             self._expire(lease_id)
             return False
-        return ends_s is not None
+        return lease is not None
 
     def renew(self, lease_ids: Iterable[str]) -> list[str]:
         """Prolong leases; returns those that have ended or never were."""
         invalid = []
         for lease_id in lease_ids:
             if self.is_valid(lease_id):
-                self._ends_s[lease_id] = self._clock.now_s() + self.ttl_s
+                self._leases[lease_id].ends_s = self._clock.now_s() + self.ttl_s
             else:
                 invalid.append(lease_id)
         return invalid
 
     def end(self, lease_id: str) -> None:
         """End a lease now; ending it again does nothing."""
-        if self._ends_s.pop(lease_id, None) is not None:
+        if self._leases.pop(lease_id, None) is not None:
             self._on_end(lease_id)
 
     def expire(self) -> list[str]:
         """End those whose time is over; returns them."""
         now_s = self._clock.now_s()
-        expired = [lease_id for lease_id, ends_s in self._ends_s.items() if ends_s <= now_s]
+        expired = [lease_id for lease_id, lease in self._leases.items() if lease.ends_s <= now_s]
         for lease_id in expired:
             self._expire(lease_id)
         return expired

@@ -7,6 +7,7 @@ while it can be called.
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import signal
 import time
@@ -46,6 +47,7 @@ from tandem.worker.settings import WorkerSettings
 from tandem.worker.sources import Sources
 from tandem.worker.transports import Transports
 
+EXIT_STUCK = 70  # EX_SOFTWARE of sysexits.h
 REPORT_INTERVAL_S = 0.2
 EXPIRE_INTERVAL_S = 0.25
 NUM_THREADS = 32
@@ -154,6 +156,7 @@ async def serving_worker(settings: WorkerSettings, registry: InprocRegistry | No
             feeds.run(),
             _refresh(reports, core),
             _expire(core),
+            _guard(engine, settings.max_step_s),
             _announce(discovery, record, sources),
         ):
             opened.callback(tasks.create_task(work).cancel)
@@ -227,6 +230,15 @@ async def _refresh(reports: Reports, core: WorkerCore) -> None:
         core.metrics.observe_status(reports.latest())
         core.metrics.observe_leases({"valid": len(core.leases), "expired": core.leases.num_expired})
         await asyncio.sleep(REPORT_INTERVAL_S)
+
+
+async def _guard(engine: AsyncEngine, max_step_s: float) -> None:
+    """End the process when the engine hangs: its event loop would go on telling everybody that it lives."""
+    while True:
+        await asyncio.sleep(min(1.0, max_step_s / 4))
+        if (busy_s := engine.busy_s()) > max_step_s:
+            logger.critical("the engine has been busy with one step for %.0f s: this process ends at once", busy_s)
+            os._exit(EXIT_STUCK)  # NOTE: an orderly end would wait for the engine
 
 
 async def _expire(core: WorkerCore) -> None:

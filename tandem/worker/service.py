@@ -194,6 +194,7 @@ class WorkerService:
     def _lease_news(self, news: KVComputed, watch: Stopwatch) -> LeaseNews:
         if not self._core.leases.is_valid(news.lease_id):
             raise TransportError(f"lease {news.lease_id} was not renewed in time; its reader is thought to be gone")
+        self._core.leases.grant(news.lease_id, (block_id for group in news.groups for block_id in group.block_ids))
         watch.chunk(news.num_tokens)
         return LeaseNews(
             lease_id=news.lease_id,
@@ -226,6 +227,7 @@ class WorkerService:
             raise
         if num_blocks == 0:
             self._core.leases.end(call.lease_id)
+        self._core.leases.grant(call.lease_id, (block_id for group in groups for block_id in group.block_ids))
         num_tokens = num_blocks * self._core.block_size
         return LeaseNews(
             lease_id=call.lease_id, num_tokens=num_tokens, groups=groups, is_last=True, ttl_s=self._core.leases.ttl_s
@@ -236,7 +238,7 @@ class WorkerService:
 
     async def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
         """NOTE: validity is asked after the pages were read: only then they cannot have been reused before."""
-        if not all(map(self._core.checksums.is_block, call.checksum_block_ids)):
+        if not self._core.leases.covers(call.lease_id, call.checksum_block_ids):
             return ConfirmAnswer(False)
         checksums = await asyncio.to_thread(self._core.checksums.of, call.checksum_block_ids)
         is_valid = self._core.leases.is_valid(call.lease_id)

@@ -2,22 +2,45 @@
 
 import os
 import socket
+from collections.abc import Iterable
 from functools import cached_property
+from ipaddress import ip_address
 from pathlib import Path
 
-from pydantic import Field, SecretStr
+import psutil
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 from tandem.core.errors import ConfigurationError
 from tandem.routing.snapshot import Role
 from tandem.serving.settings import EngineSettings
 from tandem.transport.card import MIN_SECRET_BYTES, SINGLE_MACHINE_SECRET
 
+AUTO = "auto"
+_IP_FAMILIES = (socket.AF_INET, socket.AF_INET6)
+
+
+def first_address(addresses: Iterable[str]) -> str | None:
+    """The first that other machines may call, IPv4 before IPv6; None when there is none.
+
+    NOTE: a link-local one means nothing without the interface's name, which differs from machine to machine.
+    """
+    parsed = sorted((ip_address(address.partition("%")[0]) for address in addresses), key=lambda each: each.version)
+    callable_ones = (each for each in parsed if not (each.is_loopback or each.is_link_local or each.is_unspecified))
+    return next(map(str, callable_ones), None)
+
+
+def _own_addresses() -> list[str]:
+    interfaces = psutil.net_if_addrs().values()
+    return [entry.address for entries in interfaces for entry in entries if entry.family in _IP_FAMILIES]
+
 
 class WorkerSettings(EngineSettings):
     """One prefill or decode worker: an engine, its KV blocks, and the transports that move them."""
 
     bind: str = Field("127.0.0.1:0", description="host:port for calls; port 0 = any free one; private networks only")
-    advertise: str | None = Field(None, description="host:port that others call, when it differs from bind")
+    advertise: str | None = Field(
+        None, description="host:port that others call, when it differs from bind; auto: this machine's first address"
+    )
     worker_id: str | None = Field(
         None, max_length=200, description="should stay the same over restarts; omitted: a new one"
     )
@@ -29,12 +52,28 @@ class WorkerSettings(EngineSettings):
     checksum_share: float = Field(0.02, gt=0, le=1, description="share of the blocks read that are compared; 1 = all")
     cluster_secret: SecretStr | None = Field(None, description="shared by all processes; calls without it are refused")
     grace_s: float = Field(120.0, ge=0, description="after SIGTERM running requests may go on for this long, seconds")
+    max_step_s: float = Field(
+        120.0, gt=0, description="an engine busy with one step for longer is stuck, and its process ends, seconds"
+    )
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="HTTP port of /metrics and /health; 0 = any free one; omitted: none"
     )
     otlp_endpoint: str | None = Field(None, description="OpenTelemetry collector for traces, http://host:4318")
     log_level: str = Field("info", description="debug, info, warning or error")
     log_format: str = Field("text", description="text, or json: one object a line")
+
+    @field_validator("advertise")
+    @classmethod
+    def _resolve_auto(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value != AUTO:
+            return value
+        port = str(info.data.get("bind", "")).rpartition(":")[2]
+        if not port.strip("0"):
+            raise ValueError("needs bind with a port other than 0, such as 0.0.0.0:7900")
+        host = first_address(_own_addresses())
+        if host is None:
+            raise ValueError("this machine has no address but loopback ones; write host:port")
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     @property
     def role(self) -> Role:

@@ -37,8 +37,3 @@ def test_a_share_is_compared_at_least_one(share: float, count: int, expected: in
 def test_another_sample_is_taken_each_time() -> None:
     checksums = PageChecksums(arena_of(), 0.02)
     assert len({tuple(checksums.sample(50)) for _ in range(200)}) > 30
-
-
-def test_only_real_blocks_are_blocks() -> None:
-    checksums = PageChecksums(arena_of(), 1.0)
-    assert [checksums.is_block(i) for i in (-1, 0, 1, 4, 5)] == [False, False, True, True, False]

@@ -63,3 +63,19 @@ def test_an_id_cannot_be_taken_twice() -> None:
         book.open("a")
     assert book.is_valid("a")
     assert ended == []
+
+
+def test_a_lease_covers_what_was_granted_while_it_lasts() -> None:
+    book, clock, _ = book_of()
+    book.open("a")
+    book.open("b")
+    book.grant("a", [1, 2])
+    book.grant("a", [3])
+    assert [book.covers("a", ids) for ids in ([], [1, 3], [1, 4])] == [True, True, False]
+    assert not book.covers("b", [1])
+    book.end("a")
+    book.grant("a", [1])
+    assert not book.covers("a", [])
+    clock.advance(10)
+    assert book.expire() == ["b"]
+    assert not book.covers("b", [])

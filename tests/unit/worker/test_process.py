@@ -21,7 +21,7 @@ from tandem.rpc.messages import GenerateCall, PairCall, WorkerStatus
 from tandem.serving.ports import free_ports
 from tandem.serving.router_process import serving_router
 from tandem.serving.router_settings import RouterSettings
-from tandem.worker.process import Worker, serving_worker
+from tandem.worker.process import EXIT_STUCK, Worker, serving_worker
 from tandem.worker.settings import DecodeSettings
 from tests.helpers.redis_server import running_redis
 from tests.helpers.workers import GREEDY, LONG, at_rest, generated, is_at_rest, pair_of, prompt_of, settings_of, until
@@ -256,6 +256,45 @@ def test_sigterm_lets_a_request_finish_and_exits_cleanly(llama: Path, role: str)
             if process.returncode is None:
                 process.kill()
                 await process.communicate()
+
+    asyncio.run(main())
+
+
+HANGING = """
+import asyncio, sys, time
+from pathlib import Path
+from tandem.worker.process import serving_worker
+from tandem.worker.settings import DecodeSettings
+from tests.helpers.workers import settings_of
+
+async def main():
+    settings = settings_of(DecodeSettings, Path(sys.argv[1]), "d0", transport="tcp", max_step_s=0.5)
+    async with serving_worker(settings) as worker:
+        worker.core.engine.post(lambda engine: time.sleep(600))
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_an_engine_that_hangs_ends_its_process(llama: Path) -> None:
+    """Its event loop would go on answering, and nobody would take over."""
+
+    async def main() -> None:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", HANGING, str(llama)),
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            _, log = await asyncio.wait_for(process.communicate(), 60)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()
+        assert process.returncode == EXIT_STUCK, log.decode()
+        assert b"busy with one step" in log
 
     asyncio.run(main())
 

@@ -72,7 +72,7 @@ def test_a_lease_that_ends_during_a_slow_prefill_is_never_used(llama: Path, expe
             task = asyncio.create_task(generated(pair.to_decode, call_of(pair, front.worker)))
             async with asyncio.timeout(5):
                 await gate.reached.wait()
-            (lease_id,) = pair.prefill.core.leases._ends_s
+            (lease_id,) = pair.prefill.core.leases._leases
             pair.prefill.core.leases.end(lease_id)
             gate.opened.set()
             assert await task == expected

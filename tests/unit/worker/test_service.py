@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -201,13 +202,19 @@ def test_a_lease_cannot_take_the_name_of_a_transfer(llama: Path, lease_id: str) 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("block_id", [0, 10**6, 2**32 - 1])
-def test_checksums_are_of_our_own_blocks_only(llama: Path, block_id: int) -> None:
+@pytest.mark.parametrize("stray", [0, 10**6, 2**32 - 1, None])
+def test_checksums_are_of_the_leases_own_blocks_only(llama: Path, stray: int | None) -> None:
+    """None: a block of the same worker's that another request owns."""
+
     async def main() -> None:
         async with pair_of(llama) as pair:
+            (others,) = await pair.prefill.core.engine.call(lambda e: e.kv.borrow("another", 1))
             *_, last, _, _ = await prefilled(pair, call_of())
             assert last.lease is not None
-            call = ConfirmCall(lease_id=last.lease.lease_id, checksum_block_ids=(1, block_id))
+            leased = last.lease.groups[0].block_ids
+            call = ConfirmCall(lease_id=last.lease.lease_id, checksum_block_ids=leased)
+            assert (await pair.to_prefill.confirm(call)).is_valid
+            call = replace(call, checksum_block_ids=(*leased, others if stray is None else stray))
             assert await pair.to_prefill.confirm(call) == ConfirmAnswer(False)
 
     asyncio.run(main())
