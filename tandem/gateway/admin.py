@@ -12,7 +12,7 @@ from tandem.gateway.errors import RequestError
 from tandem.gateway.gateway import Gateway
 from tandem.gateway.history import DEFAULT_SIZE, PROCESS
 from tandem.gateway.routers import RouterListing
-from tandem.rpc.messages import WorkerListing
+from tandem.rpc.messages import Decision, WorkerListing
 
 
 async def list_processes(gateway: Gateway, address: str) -> dict[str, Any]:
@@ -32,6 +32,11 @@ async def list_processes(gateway: Gateway, address: str) -> dict[str, Any]:
     return {"workers": [own, *map(_router, listings), *map(_worker, _latest(listings))]}
 
 
+async def list_decisions(gateway: Gateway, num_latest: int) -> dict[str, Any]:
+    """`GET /admin/decisions`: who was paired with whom, what that was predicted to take and what it took."""
+    return {"decisions": [_decision(*item) for item in await gateway.routers.decisions(num_latest)]}
+
+
 def find_request(gateway: Gateway, request_id: str) -> dict[str, Any]:
     """`GET /admin/requests/{request_id}`; the id of an OpenAI answer finds it too.
 
@@ -47,6 +52,12 @@ def find_request(gateway: Gateway, request_id: str) -> dict[str, Any]:
         status=404,
         code="not_found",
     )
+
+
+def _decision(router: str, decision: Decision) -> dict[str, Any]:
+    predicted, measured = decision.predicted_ms.get("ttft"), decision.measured_ms.get("ttft")
+    error = None if predicted is None or measured is None else round(measured - predicted, 3)
+    return {"router": router, **asdict(decision), "ttft_error_ms": error}
 
 
 def _router(listing: RouterListing) -> dict[str, Any]:

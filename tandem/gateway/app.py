@@ -1,8 +1,8 @@
 """The routes: which path is answered by what. Errors of every path have OpenAI's shape."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -10,8 +10,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tandem import __version__
-from tandem.core.errors import TandemError, UnavailableError
-from tandem.gateway.admin import find_request, list_processes
+from tandem.core.errors import InvalidRequestError, TandemError, UnavailableError, shown
+from tandem.gateway.admin import find_request, list_decisions, list_processes
 from tandem.gateway.answer import JSON, Answer
 from tandem.gateway.dialect import Dialect
 from tandem.gateway.edge import Edge
@@ -91,6 +91,11 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
         host, port = request.scope.get("server") or ("", None)
         return JSONResponse(await list_processes(gateway, f"{host}:{port}"))
 
+    @app.get("/admin/decisions", tags=["operations"])
+    async def decisions(last: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
+        """The latest pairings of the routers, oldest first, with what was predicted and what was measured."""
+        return JSONResponse(await list_decisions(gateway, last))
+
     @app.get("/admin/requests/{request_id}", tags=["operations"])
     async def timeline(request_id: str) -> Response:
         """Where a recent request's time went."""
@@ -103,8 +108,11 @@ def _add_error_handlers(app: FastAPI) -> None:
         problem = http_problem(error.status_code, request.url.path, request.method)
         return _as_response(problem, dict(error.headers or {}))
 
-    async def on_invalid(request: Request, error: Exception) -> Response:
-        return _as_response(http_problem(400, request.url.path, request.method))
+    async def on_invalid(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"][1:]))
+        return _as_response(problem_of(InvalidRequestError(f"{name}={shown(first['input'])}: {first['msg']}")))
 
     async def on_bug(_: Request, error: Exception) -> Response:
         """NOTE: the framework raises it again behind us, and `Edge` logs it."""

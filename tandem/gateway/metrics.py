@@ -44,10 +44,19 @@ class GatewayMetrics:
         self._rejected = Counter(
             "tandem_gateway_rejected_total", "requests answered with an error", ("reason",), registry=self.registry
         )
+        self._arrivals = self._own_counter("arrivals", "choices that arrived, those refused later among them")
+        self._arrived_tokens = self._own_counter("arrived_prompt_tokens", "prompt tokens of choices that arrived")
+        self._queries = self._own_counter("prefix_cache_queries", "prompt tokens of choices that a worker finished")
+        self._hits = self._own_counter("prefix_cache_hits", "of those, the tokens that needed no prefill")
         self.open_streams = Gauge("tandem_gateway_open_streams", "answers being streamed", registry=self.registry)
         self.disconnects = Counter(
             "tandem_gateway_disconnects_total", "clients that left before their answer's end", registry=self.registry
         )
+
+    def observe_arrival(self, num_prompt_tokens: int) -> None:
+        """A choice is about to be paired with workers."""
+        self._arrivals.inc()
+        self._arrived_tokens.inc(num_prompt_tokens)
 
     def observe_first(self, ttft_s: float) -> None:
         self._ttft.observe(ttft_s)
@@ -62,6 +71,9 @@ class GatewayMetrics:
         self._success[end.reason].inc()
         self._num_prompt.inc(end.num_prompt_tokens)
         self._num_output.inc(end.num_output_tokens)
+        if end.metrics is not None:
+            self._queries.inc(end.num_prompt_tokens)
+            self._hits.inc(end.metrics.num_cached_tokens)
         if end.reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._prompt.observe(end.num_prompt_tokens)
             self._output.observe(end.num_output_tokens)
@@ -81,3 +93,6 @@ class GatewayMetrics:
 
     def _counter(self, name: str, meaning: str) -> Counter:
         return Counter(name, meaning, _LABELS, registry=self.registry).labels(*self._values)
+
+    def _own_counter(self, name: str, meaning: str) -> Counter:
+        return Counter(f"tandem_gateway_{name}_total", meaning, registry=self.registry)

@@ -12,7 +12,7 @@ from typing import TypeVar
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError, UnavailableError, WorkerLostError
 from tandem.rpc.client import ClientPool, RouterClient
-from tandem.rpc.messages import ModelInfo, PairCall, PairingAnswer, ProcessInfo, Settlement, WorkerListing
+from tandem.rpc.messages import Decision, ModelInfo, PairCall, PairingAnswer, ProcessInfo, Settlement, WorkerListing
 
 PAUSE_S = 0.1
 
@@ -73,6 +73,20 @@ class Routers:
     async def listings(self) -> Sequence[RouterListing]:
         """What every router says of the workers."""
         return await asyncio.gather(*map(self._listing, self.addresses))
+
+    async def decisions(self, num_latest: int) -> Sequence[tuple[str, Decision]]:
+        """The latest decisions of every router that answers, each with that router's address, oldest first."""
+        lists = await asyncio.gather(*(self._decisions(address, num_latest) for address in self.addresses))
+        found = [item for items in lists for item in items]
+        return sorted(found, key=lambda item: -item[1].age_s)[-num_latest:]
+
+    async def _decisions(self, address: str, num_latest: int) -> Sequence[tuple[str, Decision]]:
+        try:
+            decisions = await self._pool.get(address).decisions(num_latest, timeout_s=self._timeout_s)
+        except TandemError as error:
+            _logger.debug("router %s does not tell its decisions: %s", address, error)
+            return []
+        return [(address, decision) for decision in decisions]
 
     async def _listing(self, address: str) -> RouterListing:
         try:

@@ -43,6 +43,8 @@ class ServeStream:
     async def __aenter__(self) -> "ServeStream":
         self._open_streams.add(self)
         self._ways.metrics.running.inc(len(self._journeys))
+        for choice in self._request.choices:
+            self._ways.metrics.observe_arrival(len(choice.prompt_token_ids))
         self._tasks = [asyncio.create_task(journey.run(), name="journey") for journey in self._journeys]
         for task in self._tasks:
             task.add_done_callback(self._note_failure)

@@ -18,6 +18,7 @@ from tandem.rpc.link import Link, MetadataSource
 from tandem.rpc.messages import (
     ConfirmAnswer,
     ConfirmCall,
+    Decision,
     GenerateCall,
     GenerateNews,
     Greeting,
@@ -113,6 +114,9 @@ class RouterClient(_Client):
 
     async def workers(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Sequence[WorkerListing]:
         return await self._link.ask(methods.WORKERS, None, timeout_s)
+
+    async def decisions(self, num_latest: int, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Sequence[Decision]:
+        return await self._link.ask(methods.DECISIONS, num_latest, timeout_s)
 
     async def register(
         self, record: WorkerRecord, *, timeout_s: float | None = DEFAULT_TIMEOUT_S

@@ -31,7 +31,16 @@ from tandem.rpc.form import (
     unpack_hashes,
     unpack_token_ids,
 )
-from tandem.rpc.messages import ModelInfo, PairCall, PairingAnswer, ProcessInfo, Settlement, WorkerListing, WorkerRecord
+from tandem.rpc.messages import (
+    Decision,
+    ModelInfo,
+    PairCall,
+    PairingAnswer,
+    ProcessInfo,
+    Settlement,
+    WorkerListing,
+    WorkerRecord,
+)
 from tandem.rpc.v1 import router_pb2 as pb
 
 _RESULTS = Names(
@@ -42,6 +51,9 @@ _RESULTS = Names(
         PublishResult.STALE: pb.PUBLISH_RESULT_STALE,
     },
 )
+
+
+MAX_DECISIONS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +194,52 @@ def put_listings(listings: Sequence[WorkerListing]) -> pb.WorkersResponse:
 
 def take_listings(message: pb.WorkersResponse) -> Sequence[WorkerListing]:
     return tuple(map(_take_listing, message.workers))
+
+
+def put_num_latest(num_latest: int) -> pb.DecisionsRequest:
+    return pb.DecisionsRequest(num_latest=num_latest)
+
+
+def take_num_latest(message: pb.DecisionsRequest) -> int:
+    if not 1 <= message.num_latest <= MAX_DECISIONS:
+        raise InvalidRequestError(f"num_latest={message.num_latest} is out of range; use 1 to {MAX_DECISIONS}")
+    return message.num_latest
+
+
+def _put_decision(decision: Decision) -> pb.Decision:
+    return pb.Decision(
+        request_id=decision.request_id,
+        age_s=decision.age_s,
+        policy=decision.policy,
+        prefill_id=decision.prefill_id,
+        decode_id=decision.decode_id,
+        fetch_from_id=decision.fetch_from_id,
+        refusal=decision.refusal,
+        predicted_ms=decision.predicted_ms,
+        measured_ms=decision.measured_ms,
+    )
+
+
+def _take_decision(message: pb.Decision) -> Decision:
+    return Decision(
+        request_id=message.request_id,
+        age_s=finite("age_s", message.age_s),
+        policy=message.policy,
+        prefill_id=message.prefill_id if message.HasField("prefill_id") else None,
+        decode_id=message.decode_id if message.HasField("decode_id") else None,
+        fetch_from_id=message.fetch_from_id if message.HasField("fetch_from_id") else None,
+        refusal=message.refusal,
+        predicted_ms={stage: finite(stage, value) for stage, value in message.predicted_ms.items()},
+        measured_ms={stage: finite(stage, value) for stage, value in message.measured_ms.items()},
+    )
+
+
+def put_decisions(decisions: Sequence[Decision]) -> pb.DecisionsResponse:
+    return pb.DecisionsResponse(decisions=map(_put_decision, decisions))
+
+
+def take_decisions(message: pb.DecisionsResponse) -> Sequence[Decision]:
+    return tuple(map(_take_decision, message.decisions))
 
 
 def _put_record(record: WorkerRecord) -> pb.WorkerRecord:

@@ -12,6 +12,7 @@ from tandem.locality.base import PublishResult
 from tandem.rpc.messages import (
     ConfirmAnswer,
     ConfirmCall,
+    Decision,
     GenerateCall,
     GenerateNews,
     Greeting,
@@ -111,6 +112,10 @@ class RouterHandler(Protocol):
 
     async def workers(self) -> Sequence[WorkerListing]:
         """Every worker known, dead ones until they are forgotten."""
+        ...
+
+    async def decisions(self, num_latest: int) -> Sequence[Decision]:
+        """The latest decisions of this router, oldest first, with what became of them."""
         ...
 
     async def register(self, record: WorkerRecord) -> Sequence[WorkerRecord]:

@@ -107,6 +107,28 @@ class Settlement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One decision of a router's, and what became of it.
+
+    Args:
+        age_s: since it was taken.
+        prefill_id: None = decode computes the prompt, or it was refused.
+        decode_id: None = it was refused, `refusal` says why.
+        predicted_ms, measured_ms: by stage; a stage that was not reached, or not yet, has no measured time.
+    """
+
+    request_id: str
+    age_s: float
+    policy: str
+    prefill_id: str | None = None
+    decode_id: str | None = None
+    fetch_from_id: str | None = None
+    refusal: str = ""
+    predicted_ms: Mapping[str, float] = field(default_factory=dict)
+    measured_ms: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
     """A model that some live worker serves."""
 

@@ -16,6 +16,7 @@ from tandem.rpc.form import Form, required
 from tandem.rpc.messages import (
     ConfirmAnswer,
     ConfirmCall,
+    Decision,
     GenerateCall,
     GenerateNews,
     Greeting,
@@ -144,6 +145,11 @@ WORKERS: Method[None, Sequence[WorkerListing]] = _router(
     "Workers",
     _nothing(router_pb2.WorkersRequest),
     Form(router_pb2.WorkersResponse, codec_router.put_listings, codec_router.take_listings),
+)
+DECISIONS: Method[int, Sequence[Decision]] = _router(
+    "Decisions",
+    Form(router_pb2.DecisionsRequest, codec_router.put_num_latest, codec_router.take_num_latest),
+    Form(router_pb2.DecisionsResponse, codec_router.put_decisions, codec_router.take_decisions),
 )
 REGISTER: Method[WorkerRecord, Sequence[WorkerRecord]] = _router(
     "Register",

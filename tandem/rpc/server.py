@@ -79,6 +79,7 @@ async def serve_router(handler: RouterHandler, bind: str, *, secret: bytes | Non
     service.unary(methods.DESCRIBE, lambda _: handler.describe())
     service.unary(methods.MODELS, lambda _: handler.models())
     service.unary(methods.WORKERS, lambda _: handler.workers())
+    service.unary(methods.DECISIONS, handler.decisions)
     service.unary(methods.REGISTER, handler.register)
     service.unary(methods.UNREGISTER, handler.unregister)
     service.unary(methods.PUBLISH, lambda call: handler.publish(call.worker_id, call.epoch, call.events, call.sequence))

@@ -8,6 +8,7 @@ import os
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import (
@@ -26,6 +27,7 @@ from tandem.routing.pairing import DecisionRecord, Outcome, Pairer, Pairing
 from tandem.routing.snapshot import RequestShape
 from tandem.routing.standing import num_cached_blocks
 from tandem.rpc.messages import (
+    Decision,
     ModelInfo,
     PairCall,
     PairingAnswer,
@@ -127,9 +129,9 @@ class RouterService:
         self._require_own_index()
         return await self._lookup.replace(worker_id, epoch, hashes, sequence)
 
-    def decisions(self) -> Sequence[DecisionRecord]:
-        """The latest decisions, oldest first."""
-        return self._pairer.records()
+    async def decisions(self, num_latest: int) -> Sequence[Decision]:
+        now_s = self._clock.now_s()
+        return [_decision_of(record, now_s) for record in self._pairer.records()[-num_latest:]]
 
     async def _leading(self, call: PairCall, chains: Sequence[Chain]) -> Mapping[str, int]:
         """Per worker, how many leading blocks of the prompt it holds; each version of a model has its own hashes."""
@@ -194,6 +196,26 @@ def _shape_of(call: PairCall, chains: Sequence[Chain], leading: Mapping[str, int
         max_tpot_ms=call.max_tpot_ms,
         excluded=frozenset(call.excluded),
         local_prefill=call.local_prefill,
+    )
+
+
+def _decision_of(record: DecisionRecord, now_s: float) -> Decision:
+    measured = {} if record.outcome is None else asdict(record.outcome)
+    decision = Decision(
+        request_id=record.request_id,
+        age_s=now_s - record.decided_at_s,
+        policy=record.policy,
+        measured_ms={name.removesuffix("_ms"): value for name, value in measured.items() if value is not None},
+    )
+    answer = record.answer
+    if isinstance(answer, Refusal):
+        return replace(decision, refusal=answer.message)
+    return replace(
+        decision,
+        prefill_id=answer.prefill_id,
+        decode_id=answer.decode_id,
+        fetch_from_id=answer.fetch_from_id,
+        predicted_ms=_stages_of(answer.predicted),
     )
 
 

@@ -17,6 +17,7 @@ from tandem.gateway.server import RunningGateway, serving_gateway
 from tandem.gateway.settings import GatewaySettings
 from tandem.locality.base import PublishResult
 from tandem.rpc.messages import (
+    Decision,
     ModelInfo,
     PairCall,
     PairingAnswer,
@@ -44,7 +45,7 @@ async def eventually(holds: Callable[[], bool], timeout_s: float = 5.0) -> None:
 class FakeRouter:
     """Pairs with the first worker of `workers` that is not excluded; `refuse` is raised instead.
 
-    is_stalled: answers nothing at all. `settled` gets every settlement.
+    is_stalled: answers nothing at all. `settled` gets every settlement, `decided` is what it tells.
     """
 
     workers: list[FakeWorker]
@@ -53,6 +54,7 @@ class FakeRouter:
     sampling_defaults: dict[str, float] = field(default_factory=dict)
     calls: list[PairCall] = field(default_factory=list)
     settled: list[Settlement] = field(default_factory=list)
+    decided: list[Decision] = field(default_factory=list)
     server: RpcServer | None = None
 
     async def pair(self, call: PairCall) -> PairingAnswer:
@@ -90,6 +92,11 @@ class FakeRouter:
             await asyncio.Event().wait()
         return [WorkerListing(status=status_of(worker), age_s=0.1, is_alive=True) for worker in self.workers]
 
+    async def decisions(self, num_latest: int) -> Sequence[Decision]:
+        if self.is_stalled:
+            await asyncio.Event().wait()
+        return self.decided[-num_latest:]
+
     async def register(self, record: WorkerRecord) -> Sequence[WorkerRecord]:
         return [record]
 
@@ -111,6 +118,7 @@ class RouterFace:
         self.describe = fake.describe
         self.models = fake.models
         self.workers = fake.listings
+        self.decisions = fake.decisions
         self.register = fake.register
         self.unregister = fake.unregister
         self.publish = fake.publish

@@ -7,6 +7,8 @@ import httpx
 from openai import AsyncOpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
+from tandem.core.errors import CapacityError
+from tandem.rpc.messages import Decision
 from tests.helpers.fake_backend import MAX_MODEL_LEN, MODEL, FakeCluster, eventually, tell
 
 COMPLETION = {"model": MODEL, "prompt": "abc", "seed": 1, "max_tokens": 6}
@@ -77,6 +79,35 @@ def test_admin_lists_every_process(tmp_path: Path) -> None:
     tell(tmp_path, story, num_routers=2, router_timeout_s=0.2)
 
 
+def test_admin_lists_the_decisions_of_every_router(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        early = Decision(request_id="early", age_s=9.0, policy="first", refusal="all are full")
+        late = Decision(
+            request_id="late",
+            age_s=1.0,
+            policy="first",
+            prefill_id="p0",
+            decode_id="d0",
+            predicted_ms={"ttft": 12.0},
+            measured_ms={"ttft": 15.5},
+        )
+        cluster.routers[0].decided = [late]
+        cluster.routers[1].decided = [early]
+        cluster.routers[2].is_stalled = True
+        told = (await client.get("/admin/decisions")).json()["decisions"]
+        assert [entry["request_id"] for entry in told] == ["early", "late"]
+        assert [entry["refusal"] for entry in told] == ["all are full", ""]
+        assert [entry["ttft_error_ms"] for entry in told] == [None, 3.5]
+        assert told[0]["router"] != told[1]["router"]
+        assert (await client.get("/admin/decisions?last=1")).json()["decisions"] == told[1:]
+        for wrong in ("0", "1001", "many"):
+            answer = await client.get(f"/admin/decisions?last={wrong}")
+            assert answer.status_code == 400
+            assert f"last='{wrong}'" in answer.json()["error"]["message"]
+
+    tell(tmp_path, story, num_routers=3, router_timeout_s=0.2)
+
+
 def test_metrics_count_what_was_served_under_the_names_that_dashboards_read(tmp_path: Path) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
         for _ in range(2):
@@ -98,11 +129,30 @@ def test_metrics_count_what_was_served_under_the_names_that_dashboards_read(tmp_
             "vllm:request_generation_tokens_sum": 12,
             "vllm:request_success_total": 2,
             "vllm:num_requests_running": 0,
+            "tandem_gateway_arrivals_total": 2,
+            "tandem_gateway_arrived_prompt_tokens_total": 6,
+            "tandem_gateway_prefix_cache_queries_total": 6,
+            "tandem_gateway_prefix_cache_hits_total": 6,
             "tandem_gateway_open_streams": 0,
             "tandem_gateway_disconnects_total": 0,
         }
         assert {name: samples[name].value for name in expected} == expected
         assert samples["vllm:prompt_tokens_total"].labels == {"model_name": MODEL, "engine": "0"}
+
+    tell(tmp_path, story)
+
+
+def test_what_is_refused_or_ends_early_has_arrived_too(tmp_path: Path) -> None:
+    """Planners count demand: what was turned away is a part of it, and of its cache hits nothing is known."""
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        for worker in cluster.workers:
+            worker.refuse = CapacityError("full")
+        assert (await client.post("/v1/completions", json=COMPLETION | {"n": 2})).status_code == 429
+        text = (await client.get("/metrics")).text
+        assert "tandem_gateway_arrivals_total 2.0" in text
+        assert "tandem_gateway_arrived_prompt_tokens_total 6.0" in text
+        assert "tandem_gateway_prefix_cache_queries_total 0.0" in text
 
     tell(tmp_path, story)
 

@@ -13,6 +13,7 @@ from tandem.rpc.context import incoming_traceparent
 from tandem.rpc.messages import (
     ConfirmAnswer,
     ConfirmCall,
+    Decision,
     GenerateCall,
     GenerateNews,
     Greeting,
@@ -146,6 +147,9 @@ class Router:
 
     async def workers(self) -> Sequence[WorkerListing]:
         return (WorkerListing(status=STATUS, age_s=0.5, is_alive=True),)
+
+    async def decisions(self, num_latest: int) -> Sequence[Decision]:
+        return [Decision(request_id="r", age_s=0.5, policy="first")] * num_latest
 
     async def register(self, record: WorkerRecord) -> Sequence[WorkerRecord]:
         return (record, record)

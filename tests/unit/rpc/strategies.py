@@ -20,6 +20,7 @@ from tandem.rpc.messages import (
     ChosenToken,
     ConfirmAnswer,
     ConfirmCall,
+    Decision,
     GenerateCall,
     GenerateNews,
     Greeting,
@@ -209,6 +210,18 @@ GREETING = st.builds(
     cards=table(st.binary(max_size=8)),
     num_blocks=COUNT,
 )
+DECISION = st.builds(
+    Decision,
+    request_id=TEXT,
+    age_s=NUMBER,
+    policy=TEXT,
+    prefill_id=maybe(TEXT),
+    decode_id=maybe(TEXT),
+    fetch_from_id=maybe(TEXT),
+    refusal=TEXT,
+    predicted_ms=table(NUMBER),
+    measured_ms=table(NUMBER),
+)
 PAIR_CALL = st.builds(
     PairCall,
     request_id=NAME,
@@ -273,6 +286,7 @@ EVERY: dict[Method[Any, Any], tuple[st.SearchStrategy[Any], st.SearchStrategy[An
         st.none(),
         tuples(st.builds(WorkerListing, status=STATUS, age_s=NUMBER, is_alive=BOOL)),
     ),
+    methods.DECISIONS: (st.integers(1, 4096), tuples(DECISION)),
     methods.REGISTER: (RECORD, tuples(RECORD)),
     methods.UNREGISTER: (RECORD, st.none()),
     methods.PUBLISH: (

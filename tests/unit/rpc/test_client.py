@@ -17,6 +17,7 @@ from tandem.rpc.client import ClientPool, RouterClient, WorkerClient
 from tandem.rpc.messages import (
     ConfirmAnswer,
     ConfirmCall,
+    Decision,
     Greeting,
     LeaseCall,
     PairCall,
@@ -105,6 +106,9 @@ def test_every_method_of_a_router_answers() -> None:
         assert await client.describe() == ProcessInfo(pid=7, incarnation="i", lifecycle="ready")
         assert await client.models() == (MODEL,)
         assert await client.workers() == (WorkerListing(status=STATUS, age_s=0.5, is_alive=True),)
+        assert await client.decisions(2) == (Decision(request_id="r", age_s=0.5, policy="first"),) * 2
+        with pytest.raises(InvalidRequestError, match="num_latest=0"):
+            await client.decisions(0)
         assert await client.register(record) == (record, record)
         await client.unregister(record)
         assert await client.publish("d0", 3, events, 4) is PublishResult.RESYNC

@@ -347,8 +347,14 @@ def test_outcomes_correct_the_count_of_what_runs_and_show_the_error() -> None:
             assert router.sample("tandem_router_prediction_error_ms_count") == 1
             assert router.sample("tandem_router_prediction_error_ms_bucket", le="10.0") == 0
             assert router.sample("tandem_router_prediction_error_ms_bucket", le="30.0") == 1
-            (decision,) = router.service.decisions()
-            assert decision.ttft_error_ms == pytest.approx(25.0)
+            with pytest.raises(InvalidRequestError):
+                await router.service.pair(call(request_id="long", token_ids=(1,) * 10**7))
+            decision, refused = await router.service.decisions(2)
+            assert (decision.prefill_id, decision.decode_id, decision.refusal) == ("p0", "d0", "")
+            assert decision.measured_ms["ttft"] - decision.predicted_ms["ttft"] == pytest.approx(25.0)
+            assert (refused.request_id, refused.decode_id) == ("long", None)
+            assert "tokens" in refused.refusal
+            assert [one.request_id for one in await router.service.decisions(1)] == ["long"]
 
     run(scenario())
 
