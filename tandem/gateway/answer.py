@@ -110,8 +110,9 @@ class _Exchange:
             assert self._asked is not None
             await self._send_body(self._asked.writer.failed(problem), is_last=True)
         else:
-            await self._send_head(problem.status, {"content-type": JSON, **problem.headers})
-            await self._send_body(self._dialect.problem(problem), is_last=True)
+            status, body = self._dialect.problem(problem, self._request_id)
+            await self._send_head(status, {"content-type": JSON, **problem.headers})
+            await self._send_body(body, is_last=True)
         _log_problem(self._request_id, problem)
 
     async def _serve(self, body: bytes, span: Span, free: Callable[[], None]) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -13,24 +14,31 @@ from tandem import __version__
 from tandem.core.errors import InvalidRequestError, TandemError, UnavailableError, shown
 from tandem.gateway.admin import find_request, list_decisions, list_processes
 from tandem.gateway.answer import JSON, Answer
+from tandem.gateway.anthropic.dialect import MessagesDialect, count_tokens
+from tandem.gateway.anthropic.fields import MessagesBody, PromptBody
+from tandem.gateway.body import ClientLeftError, read_body
 from tandem.gateway.dialect import Dialect
-from tandem.gateway.edge import Edge
+from tandem.gateway.edge import Edge, header_of, request_id_of
 from tandem.gateway.errors import Problem, http_problem, problem_of
 from tandem.gateway.gateway import Gateway
 from tandem.gateway.openai.chat import ChatDialect
 from tandem.gateway.openai.completions import CompletionDialect
-from tandem.gateway.openai.fields import ChatBody, CompletionBody, GenerateBody
-from tandem.gateway.openai.frames import error_body
+from tandem.gateway.openai.fields import ChatBody, CompletionBody
 from tandem.gateway.openai.models import list_models, one_model
+from tandem.gateway.refusal import refusal_of
 
+CLIENT_LEFT = 499  # which nobody receives
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def build_app(gateway: Gateway) -> ASGIApp:
     """The whole HTTP surface over a started gateway."""
     app = FastAPI(title="Tandem", version=__version__, redirect_slashes=False)
-    _add_generating(app, gateway, "/v1/chat/completions", ChatDialect(gateway.surroundings), ChatBody)
-    _add_generating(app, gateway, "/v1/completions", CompletionDialect(gateway.surroundings), CompletionBody)
+    around = gateway.surroundings
+    _add_generating(app, gateway, "/v1/chat/completions", ChatDialect(around), ChatBody, "OpenAI")
+    _add_generating(app, gateway, "/v1/completions", CompletionDialect(around), CompletionBody, "OpenAI")
+    _add_generating(app, gateway, "/v1/messages", MessagesDialect(around), MessagesBody, "Anthropic")
+    _add_count(app, gateway)
     _add_models(app, gateway)
     _add_health(app, gateway)
     _add_admin(app, gateway)
@@ -38,15 +46,35 @@ def build_app(gateway: Gateway) -> ASGIApp:
     return Edge(app, gateway.ids)
 
 
-def _add_generating(app: FastAPI, gateway: Gateway, path: str, dialect: Dialect, body: type[GenerateBody]) -> None:
-    schema = body.model_json_schema(ref_template=f"#/components/schemas/{{model}}{dialect.kind}")
-    schema.pop("$defs", None)
-    schema["properties"]["stream_options"] = {"type": "object", "nullable": True}
-    documented = {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}
-
-    @app.post(path, openapi_extra=documented, name=dialect.kind, tags=["OpenAI"])
+def _add_generating(
+    app: FastAPI, gateway: Gateway, path: str, dialect: Dialect, body: type[BaseModel], tag: str
+) -> None:
+    @app.post(path, openapi_extra=_documented(body, dialect.kind), name=dialect.kind, tags=[tag])
     async def generate() -> Response:
         return Answer(gateway, dialect)
+
+
+def _add_count(app: FastAPI, gateway: Gateway) -> None:
+    @app.post("/v1/messages/count_tokens", openapi_extra=_documented(PromptBody, "count"), tags=["Anthropic"])
+    async def count(request: Request) -> Response:
+        """Tokens that a message's prompt would have."""
+        declared = header_of(request.scope, b"content-length")
+        with gateway.admission.place():
+            try:
+                body = await read_body(request.receive, declared, gateway.max_body_bytes)
+            except ClientLeftError:
+                return Response(status_code=CLIENT_LEFT)
+            return Response(await count_tokens(body, gateway.surroundings), media_type=JSON)
+
+
+def _documented(body: type[BaseModel], kind: str) -> dict[str, Any]:
+    """A body that we read ourselves, for the OpenAPI document."""
+    schema = body.model_json_schema(ref_template=f"#/components/schemas/{{model}}{kind}")
+    schema.pop("$defs", None)
+    for name in ("stream_options", "cache_control"):
+        if name in schema["properties"]:
+            schema["properties"][name] = {"type": "object", "nullable": True}
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}
 
 
 def _add_models(app: FastAPI, gateway: Gateway) -> None:
@@ -106,26 +134,24 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         problem = http_problem(error.status_code, request.url.path, request.method)
-        return _as_response(problem, dict(error.headers or {}))
+        return _as_response(request, problem, dict(error.headers or {}))
 
-    async def on_invalid(_: Request, error: Exception) -> Response:
+    async def on_invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"][1:]))
-        return _as_response(problem_of(InvalidRequestError(f"{name}={shown(first['input'])}: {first['msg']}")))
+        return _as_response(request, problem_of(InvalidRequestError(f"{name}={shown(first['input'])}: {first['msg']}")))
 
-    async def on_bug(_: Request, error: Exception) -> Response:
-        """NOTE: the framework raises it again behind us, and `Edge` logs it."""
-        return _as_response(problem_of(error))
-
-    async def on_ours(_: Request, error: Exception) -> Response:
-        return _as_response(problem_of(error))
+    async def on_any(request: Request, error: Exception) -> Response:
+        """NOTE: the framework raises a bug again behind us, and `Edge` logs it."""
+        return _as_response(request, problem_of(error))
 
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_invalid)
-    app.add_exception_handler(TandemError, on_ours)
-    app.add_exception_handler(Exception, on_bug)
+    app.add_exception_handler(TandemError, on_any)
+    app.add_exception_handler(Exception, on_any)
 
 
-def _as_response(problem: Problem, headers: dict[str, Any] | None = None) -> Response:
-    return Response(error_body(problem), problem.status, {**(headers or {}), **problem.headers}, JSON)
+def _as_response(request: Request, problem: Problem, headers: dict[str, Any] | None = None) -> Response:
+    status, body = refusal_of(problem, request.url.path, request_id_of(request.scope))
+    return Response(body, status, {**(headers or {}), **problem.headers}, JSON)

@@ -61,7 +61,7 @@ class Surroundings:
 
 
 class Dialect(Protocol):
-    """One endpoint that generates. `kind`: chat or text_completion."""
+    """One endpoint that generates. `kind`: chat, text_completion or messages."""
 
     kind: str
 
@@ -69,6 +69,6 @@ class Dialect(Protocol):
         """Raises InvalidRequestError naming the field that is wrong; UnavailableError when no worker is known."""
         ...
 
-    def problem(self, problem: Problem) -> bytes:
-        """The body of an error."""
+    def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
+        """The HTTP status and body of an error."""
         ...

@@ -8,7 +8,7 @@ import logging
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tandem.gateway.errors import problem_of
-from tandem.gateway.openai.frames import error_body
+from tandem.gateway.refusal import refusal_of
 from tandem.gateway.request_ids import RequestIds
 from tandem.telemetry.log import request_context
 
@@ -43,9 +43,10 @@ class Edge:
         except Exception as error:  # the edge of the process: whatever it is, the client gets an answer
             _logger.exception("%s %s failed", scope["method"], scope["path"])
             if not guarded.has_begun:
+                status, body = refusal_of(problem_of(error), scope["path"], request_id_of(scope))
                 headers = [(b"content-type", b"application/json")]
-                await guarded({"type": "http.response.start", "status": 500, "headers": headers})
-                await guarded({"type": "http.response.body", "body": error_body(problem_of(error))})
+                await guarded({"type": "http.response.start", "status": status, "headers": headers})
+                await guarded({"type": "http.response.body", "body": body})
 
 
 class _Guarded:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tandem.core.errors import shown
 from tandem.gateway.errors import RequestError
 from tandem.models.hub import resolve_model_path
 from tandem.text.chat_template import ChatTemplate
@@ -32,6 +33,16 @@ class ServedModel:
         path = resolve_model_path(path_or_hub_id)
         served = name or _directory_name(path_or_hub_id, path)
         return cls(served, Tokenizer.load(path), ChatTemplate.find(path), created_s)
+
+    def require(self, name: str) -> None:
+        """Raises RequestError, which becomes 404, for a model that is not served here."""
+        if name != self.name:
+            raise RequestError(
+                f"the model {shown(name)} does not exist here; this server has {self.name!r}",
+                param="model",
+                code="model_not_found",
+                status=404,
+            )
 
     async def encode(self, text: str, max_model_len: int, *, add_special_tokens: bool) -> list[int]:
         """The ids of `text`, counted before and after.

@@ -9,14 +9,15 @@ from typing import Any
 
 import orjson
 
+from tandem.gateway.choices import check_num_choices, expected_output, make_choices
 from tandem.gateway.dialect import Asked, Surroundings
 from tandem.gateway.errors import Problem, RequestError
-from tandem.gateway.openai.envelope import Envelope, check_model
+from tandem.gateway.openai.envelope import Envelope
 from tandem.gateway.openai.fields import ChatBody, read_body
 from tandem.gateway.openai.frames import error_body, error_frames, frame
 from tandem.gateway.openai.logprobs import chat_logprobs, prompt_logprobs
 from tandem.gateway.openai.messages import read_messages
-from tandem.gateway.openai.sampling import check_num_choices, expected_output, make_choices, read_params
+from tandem.gateway.openai.sampling import read_params
 from tandem.gateway.openai.usage import finish_reason
 from tandem.gateway.request import ChoiceNews, ChoiceResult, ServeRequest
 from tandem.text.tokenizer import Tokenizer
@@ -33,7 +34,7 @@ class ChatDialect:
     async def read(self, body: bytes, request_id: str) -> Asked:
         """Raises as `Dialect.read`."""
         asked, model = read_body(ChatBody, body), self._around.model
-        check_model(asked.model, model.name)
+        model.require(asked.model)
         check_num_choices(1, asked.n, self._around.limits.max_choices)
         messages = read_messages(asked.messages, self._around.limits.max_messages)
         info = await self._around.directory.info()
@@ -55,8 +56,8 @@ class ChatDialect:
         envelope = Envelope.of(asked, f"chatcmpl-{request_id}", "chat.completion", info, results, params.n)
         return Asked(request, results, ChatWriter(envelope, asked, model.tokenizer, token_ids), is_stream)
 
-    def problem(self, problem: Problem) -> bytes:
-        return error_body(problem)
+    def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
+        return problem.status, error_body(problem)
 
 
 class ChatWriter:

@@ -8,14 +8,15 @@ import orjson
 
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import TokenLogprobs
+from tandem.gateway.choices import check_num_choices, expected_output, make_choices
 from tandem.gateway.dialect import Asked, Surroundings
 from tandem.gateway.errors import Problem, RequestError
 from tandem.gateway.model import check_length
-from tandem.gateway.openai.envelope import Envelope, check_model
+from tandem.gateway.openai.envelope import Envelope
 from tandem.gateway.openai.fields import CompletionBody, read_body
 from tandem.gateway.openai.frames import error_body, error_frames, frame
 from tandem.gateway.openai.logprobs import completion_logprobs, prompt_logprobs
-from tandem.gateway.openai.sampling import check_num_choices, expected_output, make_choices, read_params
+from tandem.gateway.openai.sampling import read_params
 from tandem.gateway.openai.usage import finish_reason
 from tandem.gateway.request import ChoiceNews, ChoiceResult, ServeRequest
 from tandem.rpc.messages import ModelInfo
@@ -35,7 +36,7 @@ class CompletionDialect:
     async def read(self, body: bytes, request_id: str) -> Asked:
         """Raises as `Dialect.read`."""
         asked, model = read_body(CompletionBody, body), self._around.model
-        check_model(asked.model, model.name)
+        model.require(asked.model)
         prompts = _prompts(asked)
         check_num_choices(len(prompts), asked.n, self._around.limits.max_choices)
         info = await self._around.directory.info()
@@ -59,8 +60,8 @@ class CompletionDialect:
         sources = [Source(prompt, ids, model.tokenizer) for prompt, ids in zip(prompts, token_ids, strict=True)]
         return Asked(request, results, CompletionWriter(envelope, asked, model.tokenizer, sources), is_stream)
 
-    def problem(self, problem: Problem) -> bytes:
-        return error_body(problem)
+    def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
+        return problem.status, error_body(problem)
 
     async def _encode(self, prompt: str | list[int], asked: CompletionBody, info: ModelInfo) -> list[int]:
         if isinstance(prompt, str):

@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.core.errors import shown
-from tandem.gateway.errors import RequestError
 from tandem.gateway.openai.fields import GenerateBody
 from tandem.gateway.openai.frames import DONE, frame
 from tandem.gateway.openai.usage import usage_of
@@ -74,14 +72,3 @@ class Envelope:
 
     def _usage(self) -> dict[str, Any]:
         return usage_of(self.results, self.num_per_prompt)
-
-
-def check_model(asked: str, served: str) -> None:
-    """Raises RequestError, which becomes 404, for a model that is not served here."""
-    if asked != served:
-        raise RequestError(
-            f"the model {shown(asked)} does not exist here; this server has {served!r}",
-            param="model",
-            code="model_not_found",
-            status=404,
-        )

@@ -7,11 +7,11 @@ they name, bill, store or speed up, or hold the value that means "nothing specia
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from tandem.core.errors import shown
 from tandem.gateway.errors import RequestError
+from tandem.gateway.parse import parse_body
 
 # Accepted whatever they hold.
 HARMLESS = frozenset(
@@ -114,16 +114,7 @@ def read_body(kind: type[AnyBody], body: bytes) -> AnyBody:
     Raises:
         RequestError: it is not a JSON object, a field has the wrong type, or one cannot be honoured; it is named.
     """
-    try:
-        parsed = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
-    if not isinstance(parsed, dict):
-        raise RequestError(f"the body is a JSON {type(parsed).__name__}; an object is expected", code="invalid_json")
-    try:
-        found = kind.model_validate(parsed)
-    except ValidationError as error:
-        raise _wrong(error) from error
+    found = parse_body(kind, body)
     _check_extra(found.model_extra or {})
     if found.stream_options is not None:
         _check_stream_options(found)
@@ -151,15 +142,3 @@ def _check_stream_options(body: GenerateBody) -> None:
     if body.stream_options.model_extra:
         name = next(iter(body.stream_options.model_extra))
         raise RequestError(f"stream_options has no {shown(name)}", param="stream_options", code="unknown_parameter")
-
-
-def _wrong(error: ValidationError) -> RequestError:
-    """The first field that is wrong, by the name its sender gave it, and all that it may be instead."""
-    problems = error.errors(include_url=False)
-    first = problems[0]
-    param = str(first["loc"][0])[:128] if first["loc"] else None
-    if first["type"] == "missing":
-        return RequestError(f"{param} is missing", param=param, code="missing_required_parameter")
-    where = f"{param}" + "".join(f"[{part}]" for part in first["loc"][1:] if isinstance(part, int))
-    wanted = dict.fromkeys(problem["msg"] for problem in problems if problem["loc"][:1] == first["loc"][:1])
-    return RequestError(f"{where}={shown(first['input'])}: {'; or: '.join(wanted)}", param=param, code="invalid_type")

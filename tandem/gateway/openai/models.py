@@ -4,7 +4,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tandem.gateway.model import ServedModel
-from tandem.gateway.openai.envelope import check_model
 from tandem.rpc.messages import ModelInfo
 
 
@@ -21,7 +20,7 @@ def list_models(model: ServedModel, info: ModelInfo | None) -> dict[str, Any]:
 
 def one_model(model_id: str, model: ServedModel, info: ModelInfo | None) -> dict[str, Any]:
     """Raises RequestError, which becomes 404, for another id."""
-    check_model(model_id, model.name)
+    model.require(model_id)
     return _entry(model, info)
 
 

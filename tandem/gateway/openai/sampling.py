@@ -1,23 +1,14 @@
-"""OpenAI's sampling fields, and the engine extras beside them, as `SamplingParams` and choices.
+"""OpenAI's sampling fields, and the engine extras beside them, as `SamplingParams`."""
 
-Invariant: every choice has a seed before it leaves the gateway, so that any worker draws the same tokens.
-"""
-
-import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tandem.core.errors import shown
-from tandem.core.randomness import choice_seed
 from tandem.core.sampling_params import MAX_LIST_TOKENS, SamplingParams, validate_for_vocab
 from tandem.gateway.errors import RequestError
 from tandem.gateway.openai.fields import GenerateBody
-from tandem.gateway.request import Choice
 from tandem.rpc.messages import ModelInfo
 from tandem.text.tokenizer import Tokenizer
-
-EXPECTED_OUTPUT_TOKENS = 256  # of an answer whose length nobody knows
 
 _SAME_NAME = (
     "min_tokens",
@@ -53,35 +44,6 @@ def read_params(
     params = SamplingParams(**{**info.sampling_defaults, **{k: v for k, v in own.items() if v is not None}})
     validate_for_vocab(params, info.vocab_size)
     return params
-
-
-def make_choices(request_id: str, prompts: Sequence[Sequence[int]], params: SamplingParams) -> tuple[Choice, ...]:
-    """`params.n` answers to each prompt. A request without a seed gets one nobody can foresee."""
-    seed = random.SystemRandom().getrandbits(63) if params.seed is None else params.seed
-    each = [replace(params, n=1, seed=choice_seed(seed, index)) for index in range(params.n)]
-    is_single = len(prompts) * params.n == 1
-    choices: list[Choice] = []
-    for token_ids in map(tuple, prompts):
-        for own in each:
-            index = len(choices)
-            choices.append(Choice(index, request_id if is_single else f"{request_id}/{index}", token_ids, own))
-    return tuple(choices)
-
-
-def expected_output(params: SamplingParams) -> int:
-    """Tokens an answer probably has."""
-    if params.ignore_eos and params.max_tokens is not None:
-        return params.max_tokens
-    return min(params.max_tokens or EXPECTED_OUTPUT_TOKENS, EXPECTED_OUTPUT_TOKENS)
-
-
-def check_num_choices(num_prompts: int, n: int | None, max_choices: int) -> None:
-    """Counted before anything is encoded."""
-    if num_prompts * (n or 1) > max_choices:
-        raise RequestError(
-            f"{num_prompts} prompts with n={shown(n or 1)} are more than {max_choices} answers; send several requests",
-            param="prompt" if num_prompts > 1 else "n",
-        )
 
 
 def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:

@@ -100,7 +100,7 @@ def test_extras_of_the_engine_reach_the_worker_over_the_models_defaults(tmp_path
         assert (params.stop, params.stop_token_ids, params.logit_bias) == (("zz",), (9,), {7: -2.0})
         assert len(params.bad_words) == 2
         assert (call.priority, call.cache_salt, pair.cache_salt, pair.session_id) == (-3, "tenant", "tenant", "session")
-        assert (pair.num_expected_output, pair.token_ids) == (6, call.prompt_token_ids)
+        assert (pair.num_expected_output, tuple(pair.token_ids)) == (6, call.prompt_token_ids)
 
     tell(tmp_path, story)
 

@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 
 from tandem.core.errors import InvalidRequestError
-from tandem.core.randomness import choice_seed
 from tandem.core.sampling_params import SamplingParams
 from tandem.gateway.openai.fields import GenerateBody
-from tandem.gateway.openai.sampling import check_num_choices, expected_output, make_choices, read_params
+from tandem.gateway.openai.sampling import read_params
 from tandem.text.tokenizer import Tokenizer
 from tests.helpers.fake_backend import model_info
 from tests.helpers.tokenizers import write_byte_tokenizer
@@ -52,28 +51,3 @@ def test_bad_words_are_banned_at_the_start_and_after_a_space(tokenizer: Tokenize
 def test_nonsense_is_refused(tokenizer: Tokenizer, fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError):
         params(tokenizer, **fields)
-
-
-def test_each_choice_of_each_prompt_has_its_seed_and_name() -> None:
-    choices = make_choices("r", [[1], [2, 3]], SamplingParams(n=2, seed=7))
-    assert [choice.request_id for choice in choices] == ["r/0", "r/1", "r/2", "r/3"]
-    assert [choice.params.seed for choice in choices] == [7, choice_seed(7, 1)] * 2
-    assert [choice.prompt_token_ids for choice in choices] == [(1,), (1,), (2, 3), (2, 3)]
-    assert {choice.params.n for choice in choices} == {1}
-    (single,) = make_choices("r", [[1]], SamplingParams())
-    assert single.request_id == "r"
-    assert single.params.seed is not None
-
-
-def test_answers_are_counted_before_anything_is_encoded() -> None:
-    check_num_choices(4, 2, 8)
-    with pytest.raises(InvalidRequestError, match="more than 8"):
-        check_num_choices(5, 2, 8)
-
-
-@pytest.mark.parametrize(
-    ("max_tokens", "ignore_eos", "expected"),
-    [(None, False, 256), (9, False, 9), (5000, False, 256), (5000, True, 5000)],
-)
-def test_an_answers_length_is_guessed(max_tokens: int | None, ignore_eos: bool, expected: int) -> None:
-    assert expected_output(SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)) == expected

@@ -1,0 +1,43 @@
+"""Server-sent events and error bodies in Anthropic's shape. Pure.
+
+Every event has its name twice: clients drop one without its `event:` line.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from tandem.gateway.errors import Problem
+
+OVERLOADED = 529  # what Anthropic says where others say 503
+_KINDS = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def frame(value: Mapping[str, Any]) -> bytes:
+    return f"event: {value['type']}\n".encode() + b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def status_of(problem: Problem) -> int:
+    return OVERLOADED if problem.status == 503 else problem.status
+
+
+def error_value(problem: Problem) -> dict[str, Any]:
+    kind = _KINDS.get(problem.status, "invalid_request_error" if problem.status < 500 else "api_error")
+    error: dict[str, Any] = {"type": kind, "message": problem.message}
+    if problem.code == "thread_unsupported_request":
+        error["details"] = {"error_code": problem.code}  # NOTE: the SDK's tool runner goes on without threads
+    return {"type": "error", "error": error}
+
+
+def error_body(problem: Problem, request_id: str) -> bytes:
+    return orjson.dumps({**error_value(problem), "request_id": request_id})

@@ -1,0 +1,41 @@
+"""JSON bodies as pydantic models, the same in every dialect. Invariant: what is wrong is named, with what it may be."""
+
+from typing import TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from tandem.core.errors import shown
+from tandem.gateway.errors import RequestError
+
+AnyBody = TypeVar("AnyBody", bound=BaseModel)
+
+
+def parse_body(kind: type[AnyBody], body: bytes) -> AnyBody:
+    """The body as `kind`.
+
+    Raises:
+        RequestError: it is not a JSON object, or a field has the wrong type; it is named.
+    """
+    try:
+        parsed = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
+    if not isinstance(parsed, dict):
+        raise RequestError(f"the body is a JSON {type(parsed).__name__}; an object is expected", code="invalid_json")
+    try:
+        return kind.model_validate(parsed)
+    except ValidationError as error:
+        raise _wrong(error) from error
+
+
+def _wrong(error: ValidationError) -> RequestError:
+    """The first field that is wrong, by the name its sender gave it, and all that it may be instead."""
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    param = str(first["loc"][0])[:128] if first["loc"] else None
+    if first["type"] == "missing":
+        return RequestError(f"{param} is missing", param=param, code="missing_required_parameter")
+    where = f"{param}" + "".join(f"[{part}]" for part in first["loc"][1:] if isinstance(part, int))
+    wanted = dict.fromkeys(problem["msg"] for problem in problems if problem["loc"][:1] == first["loc"][:1])
+    return RequestError(f"{where}={shown(first['input'])}: {'; or: '.join(wanted)}", param=param, code="invalid_type")
