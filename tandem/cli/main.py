@@ -12,7 +12,9 @@ from tandem.serving.command import run_command
 
 VERBS = {
     "up": ("tandem.cli.up", "Up", "serve a model on this machine: gateway, router, prefill and decode workers"),
+    "load": ("tandem.cli.load", "Load", "load-test a gateway: closed loop, open loop or a trace, with goodput"),
     "trace": ("tandem.cli.trace", "Trace", "show where one request's time went"),
+    "plan": ("tandem.cli.plan", "Plan", "say how many workers a workload needs, what users would get and the cost"),
     "generate": ("tandem.cli.generate", "Generate", "answer prompts from the command line or a JSONL file"),
     "chat": ("tandem.cli.chat", "Chat", "talk with a model in the terminal"),
 }

@@ -1,0 +1,52 @@
+"""The shape of the model that a command line names: a built-in shape, a model directory, or a Hugging Face name.
+
+Reads `config.json` and nothing else: a plan needs no weights and no torch.
+"""
+
+from pathlib import Path
+
+import huggingface_hub
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+from tandem.core.errors import CheckpointError, ConfigurationError, shown
+from tandem.models.fields import read_json_object
+from tandem.planning.shape import ModelShape
+from tandem.planning.shape_catalogue import find_shape, shape_names
+from tandem.planning.shape_reader import read_shape
+
+_CONFIG = "config.json"
+
+
+def named_shape(name: str, weight_bits: int, kv_bits: int) -> ModelShape:
+    """The shape called `name`, or of the model in that directory or repository.
+
+    Raises:
+        ConfigurationError: the name is none of them.
+        CheckpointError: it is a model that cannot be read, or not planned for.
+    """
+    if name.lower() in shape_names():
+        return find_shape(name, weight_bits=weight_bits, kv_bits=kv_bits)
+    directory = Path(name).expanduser()
+    if directory.is_dir():
+        file, called = directory / _CONFIG, directory.resolve().name
+    else:
+        file, called = _downloaded(name), name
+    return read_shape(read_json_object(file), called, weight_bits=weight_bits, kv_bits=kv_bits)
+
+
+def _downloaded(name: str) -> Path:
+    """The `config.json` of a Hugging Face repository, fetched or cached."""
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise ConfigurationError(
+            f"--model={shown(name)} is neither a directory, nor a Hugging Face name (OWNER/NAME), nor a built-in "
+            f"shape: {', '.join(shape_names())}"
+        )
+    try:
+        return Path(huggingface_hub.hf_hub_download(name, _CONFIG))
+    except HFValidationError as error:
+        raise ConfigurationError(f"--model={shown(name)} is no Hugging Face name ({error})") from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise CheckpointError(
+            f"the {_CONFIG} of {shown(name)} cannot be fetched from the Hugging Face hub ({error}); check the name and "
+            f"the network, give a model directory, or name a built-in shape: {', '.join(shape_names())}"
+        ) from error

@@ -1,0 +1,139 @@
+"""`tandem plan`: what it takes to serve a workload: hardware, model, lengths, rate and objectives to pools and cost.
+
+Owns the flags (each also a TANDEM_PLAN_* variable) and the exit code; `tandem.planning` does the arithmetic. Needs no
+network for built-in shapes, no weights, no torch.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field, field_validator
+from rich.console import Console
+
+from tandem.cli.model_shape import named_shape
+from tandem.cli.plan_figure import check_figure, save_roofline
+from tandem.cli.plan_json import study_as_json
+from tandem.cli.plan_report import WIDTH, marks, print_study, roofs
+from tandem.core.errors import ConfigurationError
+from tandem.loadtest.text_lengths import parse_lengths
+from tandem.planning.hardware import find_accelerator, find_link
+from tandem.planning.profile import Profile, draw_profile, sample_profile
+from tandem.planning.roofline import TYPICAL, Assumptions, Roofline
+from tandem.planning.shape import ModelShape
+from tandem.planning.sizing import Goals, Site
+from tandem.planning.study import Study, study
+from tandem.serving.settings import Settings
+from tandem.workload.trace import TraceRequest, read_trace
+
+_CANNOT_BE_MET = 1
+_DEFAULT_RATE = 1.0
+
+
+class Plan(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN_", cli_shortcuts={"as-json": "json"}):
+    """Say how many prefill and decode workers a workload needs, what its users would get, and what it costs.
+
+    Times are predicted from data sheets and the shares of them that are usually reached (--mfu, --mbu): replace these
+    by what you measure. Ends with 1 when no number of workers meets the objectives; the reason is printed.
+    """
+
+    model: str = Field(description="built-in shape as qwen3-8b, model directory, or Hugging Face name")
+    hardware: str = Field("h100", description="of prefill workers; change values as in h100,usd=1.9 or cpu,gb=32")
+    accelerators: int = Field(1, ge=1, le=64, description="of one prefill worker: its layers are split over them")
+    decode_hardware: str | None = Field(None, description="of decode workers; omitted: as prefill")
+    decode_accelerators: int | None = Field(None, ge=1, le=64, description="of one decode worker; omitted: as prefill")
+    link: str = Field(
+        "rdma-400g", description="between a prefill and a decode worker, as tcp-25g or rdma-400g,share=0.6"
+    )
+
+    input_tokens: str = Field("2000", description="prompt tokens: N, LEAST-MOST or lognormal:MEDIAN,P90,MOST")
+    output_tokens: str = Field("300", description="tokens of an answer, written likewise")
+    trace: Path | None = Field(None, description="lengths, and the mean rate, of a Mooncake .jsonl or Azure .csv")
+    prefix_hit: float = Field(0.0, ge=0, lt=1, description="share of prompt tokens that some prefix cache holds")
+    rate: list[float] = Field([], description="requests a second; several, as 2,5,9: one plan for each, as of hours")
+
+    ttft_ms: float = Field(1000.0, gt=0, description="objective: time to the first token, milliseconds")
+    tpot_ms: float = Field(50.0, gt=0, description="objective: mean time of each further token, milliseconds")
+    slo_share: float = Field(0.95, ge=0.5, lt=1, description="share of requests that shall meet each objective")
+    max_use: float = Field(0.85, gt=0, lt=1, description="of prefill workers' time and decode workers' KV")
+    max_running: int = Field(256, ge=1, description="requests that a decode worker runs at once")
+    chunk_tokens: int = Field(2048, ge=1, description="prompt tokens of one step, after which KV is handed on")
+
+    weight_bits: int = Field(16, ge=1, le=32, description="of one weight in memory")
+    kv_bits: int = Field(16, ge=1, le=32, description="of one number of KV in memory and on the link")
+    products_8bit: bool = Field(False, description="matrix products run at the hardware's 8-bit rate")
+    mfu: float = Field(TYPICAL.mfu, gt=0, le=1, description="share of the peak FLOP/s that prompts reach")
+    mbu: float = Field(TYPICAL.mbu, gt=0, le=1, description="share of the peak bandwidth that decode steps reach")
+    reserve_share: float = Field(TYPICAL.reserve_share, ge=0, lt=1, description="of memory, for neither weights nor KV")
+
+    as_json: bool = Field(False, description="print every figure as JSON instead of tables")
+    figure: Path | None = Field(None, description="draw the roofline to this .svg, .png or .pdf; needs matplotlib")
+
+    @field_validator("input_tokens", "output_tokens")
+    @classmethod
+    def _check_lengths(cls, value: str) -> str:
+        try:
+            parse_lengths(value)
+        except ConfigurationError as error:
+            raise ValueError(str(error)) from error
+        return value
+
+    def run(self) -> int:
+        """Print the plan; returns the exit code."""
+        if self.figure:
+            check_figure(self.figure)
+        found = self._study()
+        if self.figure:
+            save_roofline(self.figure, found.site.prefill.shape.name, roofs(found), marks(found))
+        if self.as_json:
+            sys.stdout.write(json.dumps(study_as_json(found), indent=2) + "\n")
+        else:
+            print_study(Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH), found)
+        return _CANNOT_BE_MET if any(choice.apart.problems for choice in found.choices) else 0
+
+    def _study(self) -> Study:
+        shape = named_shape(self.model, self.weight_bits, self.kv_bits)
+        recorded = list(read_trace(self.trace)) if self.trace else []
+        prefill = self._roofline(shape, self.hardware, self.accelerators)
+        decode = self._roofline(
+            shape, self.decode_hardware or self.hardware, self.decode_accelerators or self.accelerators
+        )
+        site = Site(
+            prefill=prefill,
+            decode=decode,
+            link=find_link(self.link),
+            profile=self._profile(recorded),
+            goals=self._goals(),
+        )
+        return study(site, self.rate or [_mean_rate(recorded)])
+
+    def _roofline(self, shape: ModelShape, hardware: str, num_accelerators: int) -> Roofline:
+        assumptions = Assumptions(
+            mfu=self.mfu, mbu=self.mbu, reserve_share=self.reserve_share, products_8bit=self.products_8bit
+        )
+        return Roofline(shape, find_accelerator(hardware), num_accelerators, assumptions)
+
+    def _profile(self, recorded: Sequence[TraceRequest]) -> Profile:
+        if recorded:
+            lengths = ((request.num_prompt_tokens, request.num_output_tokens) for request in recorded)
+            return sample_profile(lengths, self.prefix_hit)
+        return draw_profile(parse_lengths(self.input_tokens), parse_lengths(self.output_tokens), self.prefix_hit)
+
+    def _goals(self) -> Goals:
+        return Goals(
+            ttft_ms=self.ttft_ms,
+            tpot_ms=self.tpot_ms,
+            share=self.slo_share,
+            max_use=self.max_use,
+            max_running=self.max_running,
+            chunk_tokens=self.chunk_tokens,
+        )
+
+
+def _mean_rate(recorded: Sequence[TraceRequest]) -> float:
+    """Of a trace; one request a second where there is none."""
+    if not recorded:
+        return _DEFAULT_RATE
+    span_s = recorded[-1].arrival_s - recorded[0].arrival_s
+    return len(recorded) / span_s if span_s > 0 else _DEFAULT_RATE

@@ -1,0 +1,74 @@
+"""A study as JSON: every figure that the tables show and the assumptions behind them. Infinite figures are null."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from tandem.planning.roofline import Roofline
+from tandem.planning.shape import ModelShape
+from tandem.planning.sizing import Sizing
+from tandem.planning.study import Study
+
+
+def study_as_json(study: Study) -> Mapping[str, Any]:
+    """Plain values; times in milliseconds, sizes in bytes, as the field names say."""
+    site = study.site
+    value = {
+        "model": _model(site.prefill.shape),
+        "workload": {
+            "mean_prompt_tokens": site.profile.mean_prompt,
+            "mean_output_tokens": site.profile.mean_output,
+            "longest_tokens": site.profile.longest,
+            "prefix_hit": site.profile.prefix_hit,
+        },
+        "goals": asdict(site.goals),
+        "assumptions": asdict(site.prefill.assumptions),
+        "link": asdict(site.link),
+        "workers": {"prefill": _worker(site.prefill, study.prefill), "decode": _worker(site.decode, study.decode)},
+        "hand_off": asdict(study.hand_off),
+        "fits": study.fits,
+        "rates": [
+            {
+                "rate_per_s": choice.apart.rate_per_s,
+                "disaggregated": _sizing(choice.apart, study),
+                "aggregated": {"hardware": choice.together_roofline.hardware.name, **_sizing(choice.together, study)},
+            }
+            for choice in study.choices
+        ],
+    }
+    return {name: _finite(one) for name, one in value.items()}
+
+
+def _model(shape: ModelShape) -> dict[str, Any]:
+    return {
+        "name": shape.name,
+        "num_parameters": shape.num_parameters,
+        "weight_bytes": shape.weight_bytes,
+        "kv_bytes_per_token": shape.kv_bytes_per_token,
+        "num_layers": shape.num_layers,
+        "max_tokens": shape.max_tokens,
+    }
+
+
+def _worker(roofline: Roofline, facts: Any) -> dict[str, Any]:
+    return {**asdict(facts), "speed": asdict(roofline.speed), "accelerator": asdict(roofline.hardware)}
+
+
+def _sizing(sizing: Sizing, study: Study) -> dict[str, Any]:
+    profile = study.site.profile
+    return {
+        **asdict(sizing),
+        "num_accelerators": sizing.num_accelerators,
+        "usd_per_hour": sizing.usd_per_hour,
+        "usd_per_million_output_tokens": sizing.usd_per_million(profile.mean_output),
+        "usd_per_million_tokens": sizing.usd_per_million(profile.mean_prompt + profile.mean_output),
+    }
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

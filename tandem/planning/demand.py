@@ -1,0 +1,88 @@
+"""What users have asked for lately and may ask for soon: forecasts of rates, slow means of lengths.
+
+Owns the memory of past traffic; knows nothing of workers. Prompt tokens are forecast by themselves, because long
+prompts come in bursts that a mean length would hide.
+"""
+
+import math
+from dataclasses import dataclass
+
+from tandem.planning.capacity import Load
+from tandem.planning.forecast import Expected, Forecast, ForecastSettings
+from tandem.planning.observation import Traffic
+
+_UNKNOWN_OUTPUT = 256.0
+
+
+@dataclass(slots=True)
+class _Mean:
+    """Tokens over requests, older ones weighing less."""
+
+    tokens: float = 0.0
+    requests: float = 0.0
+
+    def add(self, tokens: float, requests: float, kept: float) -> None:
+        self.tokens = kept * self.tokens + tokens
+        self.requests = kept * self.requests + requests
+
+    def value(self, unknown: float) -> float:
+        return self.tokens / self.requests if self.requests > 0 else unknown
+
+
+class Demand:
+    """Feed it every window once, in order."""
+
+    def __init__(self, settings: ForecastSettings) -> None:
+        self._memory_s = settings.memory_s / 3
+        self._requests = Forecast(settings)
+        self._missing = Forecast(settings)
+        self._prompt = _Mean()
+        self._cached = _Mean()
+        self._output = _Mean()
+        self._known: dict[float, tuple[Expected, Expected]] = {}
+
+    def observe(self, traffic: Traffic, now_s: float) -> None:
+        if traffic.duration_s <= 0:
+            return
+        kept = math.exp(-traffic.duration_s / self._memory_s)
+        num_missing = max(0, traffic.num_prompt_tokens - traffic.num_cached_tokens)
+        self._prompt.add(traffic.num_prompt_tokens, traffic.num_requests, kept)
+        self._cached.add(traffic.num_cached_tokens, traffic.num_requests, kept)
+        self._output.add(traffic.num_output_tokens, traffic.num_finished, kept)
+        self._known.clear()
+        self._requests.observe(now_s, traffic.duration_s, traffic.num_requests / traffic.duration_s)
+        self._missing.observe(now_s, traffic.duration_s, num_missing / traffic.duration_s)
+
+    def now(self) -> Load:
+        """The last minute's."""
+        requests, missing = self._expect(0.0)
+        return self._load(requests.level, missing.level)
+
+    def arriving(self, horizon_s: float) -> Load:
+        """If all goes on as it does."""
+        requests, missing = self._expect(horizon_s)
+        return self._load(requests.mean, missing.mean)
+
+    def at_most(self, horizon_s: float) -> Load:
+        """What the pools must bear until then."""
+        requests, missing = self._expect(horizon_s)
+        return self._load(requests.upper, missing.upper)
+
+    def _expect(self, horizon_s: float) -> tuple[Expected, Expected]:
+        """Of requests and of tokens to compute; each horizon is worked out once a window."""
+        found = self._known.get(horizon_s)
+        if found is None:
+            found = self._known[horizon_s] = self._requests.expect(horizon_s), self._missing.expect(horizon_s)
+        return found
+
+    def _load(self, requests_per_s: float, missing_per_s: float) -> Load:
+        """As many prompts as their tokens make at the mean length, or as there are requests."""
+        prompt = self._prompt.value(0.0)
+        mean = max(0.0, prompt - self._cached.value(0.0))
+        missing = min(max(prompt, 1.0), missing_per_s / requests_per_s) if requests_per_s > 0 else mean
+        return Load(
+            requests_per_s=requests_per_s,
+            num_prompt_tokens=max(prompt, missing),
+            num_missing_tokens=missing,
+            num_output_tokens=self._output.value(_UNKNOWN_OUTPUT),
+        )

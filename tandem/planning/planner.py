@@ -1,0 +1,182 @@
+"""The planner: as many replicas as the objectives need at the demand to come, and the reason in words.
+
+Growing is at once, for the demand that may come while a replica starts. Shrinking waits until the remaining replicas
+would have borne everything of the recent past with some comfort. Between the two needs nothing changes, so a steady
+load settles. Deterministic: it reads no clock, and remembers only what it was told.
+"""
+
+from collections import deque
+from dataclasses import dataclass, replace
+
+from tandem.planning.capacity import DecodeCapacity, Load, PrefillCapacity
+from tandem.planning.demand import Demand
+from tandem.planning.observation import Observation, Plan, PoolState
+from tandem.planning.pace import Pace
+from tandem.planning.planner_settings import PlannerSettings
+from tandem.planning.pools import Prospect
+from tandem.planning.reasons import Change, explain, warn
+from tandem.routing.speed import DecodeSpeed, PrefillSpeed, Speed
+
+_MOST_PATIENCE = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """Replicas needed at one moment: the fewest that do, and the fewest that do with comfort."""
+
+    at_s: float
+    least: int
+    comfortable: int
+
+
+class Holding:
+    """One pool's hysteresis. After a shrinking that had to be taken back at once it waits longer before the next."""
+
+    def __init__(self, hold_s: float) -> None:
+        self._hold_s = hold_s
+        self._needs: deque[_Need] = deque()
+        self._shrunk_at_s: float | None = None
+        self._started_at_s: float | None = None
+        self._patience = 1.0
+
+    def decide(self, need: _Need, num_wanted: int, startup_s: float) -> int:
+        """Replicas wanted from now on."""
+        hold_s = max(self._hold_s, 2 * startup_s) * self._patience
+        self._started_at_s = need.at_s if self._started_at_s is None else self._started_at_s
+        self._needs.append(need)
+        while self._needs[0].at_s < need.at_s - hold_s:
+            self._needs.popleft()
+        if need.least > num_wanted:
+            self._regret(need.at_s, max(self._hold_s, 2 * startup_s))
+            return need.least
+        if need.at_s - self._started_at_s < hold_s:
+            return num_wanted
+        enough = max(past.comfortable for past in self._needs)
+        if enough < num_wanted:
+            if self._shrunk_at_s is not None and need.at_s - self._shrunk_at_s >= hold_s:
+                self._patience = max(1.0, self._patience / 2)
+            self._shrunk_at_s = need.at_s
+        return min(num_wanted, enough)
+
+    def _regret(self, at_s: float, soon_s: float) -> None:
+        """Growing soon after a shrinking: the shrinking was a mistake."""
+        if self._shrunk_at_s is not None and at_s - self._shrunk_at_s < soon_s:
+            self._patience = min(_MOST_PATIENCE, 2 * self._patience)
+        self._shrunk_at_s = None
+
+
+class SloPlanner:
+    """A `ScalingPolicy`. `prior` prices the workers of a pool whose speed nobody has measured yet."""
+
+    def __init__(
+        self, settings: PlannerSettings, prior_prefill: Speed | None = None, prior_decode: Speed | None = None
+    ) -> None:
+        self._settings = settings
+        self._prior_prefill = prior_prefill
+        self._prior_decode = prior_decode or prior_prefill
+        self._demand = Demand(settings.forecast)
+        self._pace = Pace(settings.warmup_s)
+        self._prefill = Holding(settings.hold_s)
+        self._decode = Holding(settings.hold_s)
+
+    def plan(self, observation: Observation) -> Plan:
+        """Call it once for every window, in order."""
+        self._demand.observe(observation.traffic, observation.now_s)
+        prefill_speed = observation.prefill.speed or self._prior_prefill
+        decode_speed = observation.decode.speed or self._prior_decode
+        if prefill_speed is None or decode_speed is None:
+            return self._unknown(observation)
+        self._pace.observe(observation, prefill_speed.prefill, decode_speed.decode)
+        prefill = self._prospect(observation, prefill_speed.prefill, decode_speed.decode, observation.prefill)
+        decode = self._prospect(observation, prefill_speed.prefill, decode_speed.decode, observation.decode)
+        return self._decide(observation, prefill, decode)
+
+    def _decide(self, observation: Observation, prefill: Prospect, decode: Prospect) -> Plan:
+        settings = self._settings
+        now_s, had = observation.now_s, (observation.prefill.num_wanted, observation.decode.num_wanted)
+        num_prefill = self._prefill.decide(
+            _Need(now_s, prefill.prefill_need(), prefill.prefill_need(settings.comfort)),
+            _bounded(had[0], settings.min_prefill, settings.max_prefill),
+            self._startup_s(observation.prefill),
+        )
+        num_decode = self._decode.decide(
+            _Need(now_s, decode.decode_need(), decode.decode_need(settings.comfort)),
+            _bounded(had[1], settings.min_decode, settings.max_decode),
+            self._startup_s(observation.decode),
+        )
+        both = replace(prefill, load=_heavier(prefill, decode))
+        wanted = (num_prefill, num_decode)
+        if settings.max_accelerators is not None and settings.accelerators(*wanted) > settings.max_accelerators:
+            num_prefill, num_decode = both.best_within(settings.max_accelerators)
+        change = Change(
+            had=had,
+            wanted=wanted,
+            given=(num_prefill, num_decode),
+            load=self._demand.now(),
+            prospect=both,
+            horizon_s=self._horizon_s(observation.prefill),
+            before=both.outlook(max(1, had[0]), max(1, had[1])),
+            after=both.outlook(num_prefill, num_decode),
+        )
+        return Plan(
+            num_prefill=num_prefill,
+            num_decode=num_decode,
+            reason=explain(change),
+            now=change.before,
+            then=change.after,
+            warnings=warn(change),
+        )
+
+    def _prospect(
+        self, observation: Observation, prefill: PrefillSpeed, decode: DecodeSpeed, pool: PoolState
+    ) -> Prospect:
+        """Demand as it may be when a replica of `pool` that is asked for now is ready."""
+        settings = self._settings
+        horizon_s = self._horizon_s(pool)
+        decoding = observation.decode
+        prospect = Prospect(
+            settings=settings,
+            load=self._demand.at_most(horizon_s),
+            prefill=PrefillCapacity(prefill, settings.variation, settings.share),
+            decode=DecodeCapacity(
+                self._pace.slowed(decode), decoding.kv_tokens, decoding.max_running, settings.variation, settings.share
+            ),
+            pace=self._pace.prefill,
+        )
+        offered = prospect.at(self._demand.arriving(horizon_s)).offered
+        return replace(prospect, backlog_ms=self._backlog_ms(observation.prefill, offered, horizon_s))
+
+    def _backlog_ms(self, pool: PoolState, offered: float, horizon_s: float) -> float:
+        """What will wait at the horizon: what waits now and arrives, less what ready and coming replicas get done."""
+        startup_s = self._startup_s(pool)
+        coming = sorted(max(0.0, min(horizon_s, startup_s - so_far_s)) for so_far_s in pool.starting_s)
+        backlog_ms, at_s, num_ready = pool.queued_ms / self._pace.prefill, 0.0, pool.num_ready
+        for until_s in (*coming, horizon_s):
+            backlog_ms = max(0.0, backlog_ms + 1000 * (until_s - at_s) * (offered - num_ready))
+            at_s, num_ready = until_s, num_ready + 1
+        return backlog_ms
+
+    def _horizon_s(self, pool: PoolState) -> float:
+        return self._startup_s(pool) + self._settings.interval_s
+
+    def _startup_s(self, pool: PoolState) -> float:
+        return self._settings.startup_s if pool.startup_s is None else pool.startup_s
+
+    def _unknown(self, observation: Observation) -> Plan:
+        settings = self._settings
+        reason = "nothing is known of the workers' speed yet; the pools stay as they are"
+        return Plan(
+            num_prefill=_bounded(observation.prefill.num_wanted, settings.min_prefill, settings.max_prefill),
+            num_decode=_bounded(observation.decode.num_wanted, settings.min_decode, settings.max_decode),
+            reason=reason,
+            warnings=(reason,),
+        )
+
+
+def _heavier(prefill: Prospect, decode: Prospect) -> Load:
+    """Of the two horizons' loads."""
+    return prefill.load if prefill.load.requests_per_s >= decode.load.requests_per_s else decode.load
+
+
+def _bounded(num_replicas: int, least: int, most: int) -> int:
+    return max(least, min(most, num_replicas))

@@ -1,0 +1,138 @@
+"""How good pools of given sizes would be, and which sizes are best: the search behind a plan. Pure.
+
+`Prospect` prices any pair of sizes at one demand. Sizes are the fewest that meet both objectives, or, where a budget is
+too small, those that make the worse of both objectives' ratios best.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from tandem.planning.capacity import Batch, DecodeCapacity, Load, PrefillCapacity
+from tandem.planning.observation import Outlook
+from tandem.planning.planner_settings import PlannerSettings
+
+_LEAST_WAIT_SHARE = 0.25  # NOTE: where a long prompt alone takes the whole objective, waits are still kept short
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """Demand against capacity.
+
+    load: what users ask for. prefill, decode: what one worker of each pool can do.
+    pace: how fast prefill workers have proved to be; 1 = as their speed says.
+    backlog_ms: prompt work that will wait already when a change takes effect, of the whole pool.
+    """
+
+    settings: PlannerSettings
+    load: Load
+    prefill: PrefillCapacity
+    decode: DecodeCapacity
+    pace: float = 1.0
+    backlog_ms: float = 0.0
+
+    @property
+    def service_ms(self) -> float:
+        return self.prefill.service_ms(self.load) / self.pace
+
+    @property
+    def offered(self) -> float:
+        """Prefill workers kept busy by what arrives."""
+        return self.load.requests_per_s * self.service_ms / 1000
+
+    @property
+    def own_ms(self) -> float:
+        return self.prefill.own_ms(self.service_ms)
+
+    def ttft_ms(self, num_prefill: int) -> float:
+        return self.prefill.ttft_ms(num_prefill, self.offered, self.service_ms, self._late_ms(num_prefill))
+
+    def batch(self, num_decode: int) -> Batch:
+        return self.decode.batch(num_decode, self.load, min(self.settings.ttft_ms, self.own_ms) / 1000)
+
+    def outlook(self, num_prefill: int, num_decode: int) -> Outlook:
+        """What users would get from pools of these sizes."""
+        batch = self.batch(num_decode)
+        ttft_ms = self.ttft_ms(num_prefill)
+        tpot_ms = math.inf if batch.use > 1 else batch.tpot_ms
+        return Outlook(
+            ttft_ms=ttft_ms,
+            tpot_ms=tpot_ms,
+            prefill_use=self.offered / num_prefill,
+            decode_use=batch.use,
+            meets_slo=ttft_ms <= self.settings.ttft_ms and tpot_ms <= self.settings.tpot_ms,
+        )
+
+    def prefill_need(self, comfort: float = 1.0) -> int:
+        """The fewest prefill workers, at least the minimum, that keep `comfort` of every limit."""
+        settings = self.settings
+        budget_ms = comfort * max(settings.ttft_ms - self.own_ms, _LEAST_WAIT_SHARE * settings.ttft_ms)
+        drained = self.offered + self.backlog_ms / 1000 / settings.drain_s
+
+        def suffices(num: int) -> bool:
+            if max(self.offered / settings.max_use / comfort, drained) > num:
+                return False
+            return self.prefill.wait_ms(num, self.offered, self.service_ms) <= budget_ms
+
+        return _fewest(suffices, settings.min_prefill, settings.max_prefill)
+
+    def decode_need(self, comfort: float = 1.0) -> int:
+        """The fewest decode workers, likewise."""
+        settings = self.settings
+
+        def suffices(num: int) -> bool:
+            batch = self.batch(num)
+            return batch.tpot_ms <= comfort * settings.tpot_ms and batch.use <= comfort * settings.max_use
+
+        return _fewest(suffices, settings.min_decode, settings.max_decode)
+
+    def strain(self, num_prefill: int, num_decode: int) -> tuple[float, ...]:
+        """The worse objective's ratio first; pools that cannot keep up are worse than any that can."""
+        prefill = _strain(self.ttft_ms(num_prefill), self.settings.ttft_ms, self.offered / num_prefill)
+        batch = self.batch(num_decode)
+        demand = self._decode_demand(num_decode) if math.isinf(batch.tpot_ms) else batch.use
+        decode = _strain(batch.tpot_ms if batch.use <= 1 else math.inf, self.settings.tpot_ms, demand)
+        return max(prefill, decode), min(prefill, decode)
+
+    def best_within(self, max_accelerators: int) -> tuple[int, int]:
+        """The least strained sizes that the budget allows; of equals the smallest."""
+        settings = self.settings
+        pairs = _pairs(settings, max_accelerators)
+        return min(pairs, key=lambda pair: (self.strain(*pair), settings.accelerators(*pair), pair))
+
+    def at(self, load: Load, backlog_ms: float | None = None) -> "Prospect":
+        """The same pools at another demand."""
+        return replace(self, load=load, backlog_ms=self.backlog_ms if backlog_ms is None else backlog_ms)
+
+    def _late_ms(self, num_prefill: int) -> float:
+        """Backlog that is still there when it should be worked off."""
+        spare = max(0.0, num_prefill - self.offered)
+        return max(0.0, self.backlog_ms - 1000 * spare * self.settings.drain_s)
+
+    def _decode_demand(self, num_decode: int) -> float:
+        """Tokens wanted over the most that the workers give; above 1 by definition where there is no steady state."""
+        speed, load = self.decode.speed, self.load
+        growth = speed.ms_per_request + speed.ms_per_context_token * load.num_context_tokens
+        return load.requests_per_s * load.num_output_tokens * growth / 1000 / num_decode
+
+
+def _strain(latency_ms: float, objective_ms: float, use: float) -> float:
+    return latency_ms / objective_ms if math.isfinite(latency_ms) else 1e6 * max(1.0, use)
+
+
+def _fewest(suffices: Callable[[int], bool], least: int, most: int) -> int:
+    """By bisection: one worker more never makes it worse. `most` when nothing suffices."""
+    while least < most:
+        middle = (least + most) // 2
+        least, most = (least, middle) if suffices(middle) else (middle + 1, most)
+    return least
+
+
+def _pairs(settings: PlannerSettings, max_accelerators: int) -> Iterable[tuple[int, int]]:
+    """Every size of prefill with the largest decode pool that is left; a smaller one is never less strained."""
+    for num_prefill in range(settings.min_prefill, settings.max_prefill + 1):
+        left = max_accelerators - num_prefill * settings.prefill_accelerators
+        num_decode = min(settings.max_decode, left // settings.decode_accelerators)
+        if num_decode < settings.min_decode:
+            return
+        yield num_prefill, num_decode

@@ -1,0 +1,69 @@
+"""Shapes of models that people plan for, by name, so that a plan needs neither a checkpoint nor a network.
+
+Each is the part of its published `config.json` that `shape_reader` reads. `dense-30b` is made up: Qwen3-32B with 58
+layers instead of 64, which has 30 billion parameters.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from tandem.core.errors import ConfigurationError, shown
+from tandem.planning.shape import ModelShape
+from tandem.planning.shape_reader import read_shape
+
+_COLUMNS = (
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+    "tie_word_embeddings",
+)
+_NO_WINDOW = {"sliding_window": None}
+_ROWS: Mapping[str, tuple[object, ...]] = MappingProxyType(
+    {
+        "qwen3-0.6b": ("qwen3", 1024, 3072, 28, 16, 8, 128, 151_936, 40_960, True),
+        "qwen3-4b": ("qwen3", 2560, 9728, 36, 32, 8, 128, 151_936, 40_960, True),
+        "qwen3-8b": ("qwen3", 4096, 12_288, 36, 32, 8, 128, 151_936, 40_960, False),
+        "qwen3-14b": ("qwen3", 5120, 17_408, 40, 40, 8, 128, 151_936, 40_960, False),
+        "qwen3-32b": ("qwen3", 5120, 25_600, 64, 64, 8, 128, 151_936, 40_960, False),
+        "qwen3-30b-a3b": ("qwen3_moe", 2048, 6144, 48, 32, 4, 128, 151_936, 40_960, False),
+        "qwen2.5-7b": ("qwen2", 3584, 18_944, 28, 28, 4, 128, 152_064, 32_768, False),
+        "llama-3-8b": ("llama", 4096, 14_336, 32, 32, 8, 128, 128_256, 131_072, False),
+        "llama-3-70b": ("llama", 8192, 28_672, 80, 64, 8, 128, 128_256, 131_072, False),
+        "mistral-7b": ("mistral", 4096, 14_336, 32, 32, 8, 128, 32_768, 32_768, False),
+        "mixtral-8x7b": ("mixtral", 4096, 14_336, 32, 32, 8, 128, 32_000, 32_768, False),
+        "gemma-3-27b": ("gemma3_text", 5376, 21_504, 62, 32, 16, 128, 262_208, 131_072, True),
+        "dense-30b": ("qwen3", 5120, 25_600, 58, 64, 8, 128, 151_936, 40_960, False),
+    }
+)
+_MORE: Mapping[str, Mapping[str, object]] = MappingProxyType(
+    {
+        "qwen3-30b-a3b": {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+        "mistral-7b": _NO_WINDOW,
+        "mixtral-8x7b": {"num_local_experts": 8, "num_experts_per_tok": 2},
+        "gemma-3-27b": {"sliding_window": 1024},
+    }
+)
+
+
+def shape_names() -> tuple[str, ...]:
+    """In the order of their families."""
+    return tuple(_ROWS)
+
+
+def find_shape(name: str, *, weight_bits: int = 16, kv_bits: int = 16) -> ModelShape:
+    """The shape of that name, in any case.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    known = name.lower()
+    if known not in _ROWS:
+        raise ConfigurationError(f"no shape is called {shown(name)}; choose one of {', '.join(_ROWS)}")
+    config = {**dict(zip(_COLUMNS, _ROWS[known], strict=True)), **_MORE.get(known, {})}
+    return read_shape(config, known, weight_bits=weight_bits, kv_bits=kv_bits)

@@ -1,0 +1,69 @@
+"""Everything that a plan answers, for one site at one rate or several: workers in figures, pools, the alternative."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.core.errors import ConfigurationError
+from tandem.planning.aggregated import size_aggregated
+from tandem.planning.pool_sizing import size_pools
+from tandem.planning.roofline import HandOff, Roofline
+from tandem.planning.sizing import Site, Sizing
+from tandem.planning.worker_facts import WorkerFacts, worker_facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Pools for one rate. `together`: workers that do both instead, of the cheaper of the two kinds."""
+
+    apart: Sizing
+    together: Sizing
+    together_roofline: Roofline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """One site. `choices` are in the order of the rates; the hand-off is of the longest prompt that goals speak of."""
+
+    site: Site
+    prefill: WorkerFacts
+    decode: WorkerFacts
+    hand_off: HandOff
+    choices: Sequence[Choice]
+
+    @property
+    def peak(self) -> Choice:
+        """That of the highest rate."""
+        return max(self.choices, key=lambda choice: choice.apart.rate_per_s)
+
+    @property
+    def fits(self) -> bool:
+        """Whether both kinds of workers hold the model and its longest request; sizes mean nothing otherwise."""
+        longest = self.site.profile.longest
+        return all(
+            roofline.kv_memory_bytes >= roofline.shape.kv_bytes(longest)
+            for roofline in (self.site.prefill, self.site.decode)
+        )
+
+
+def study(site: Site, rates_per_s: Sequence[float]) -> Study:
+    """Plan for each of the rates.
+
+    Raises:
+        ConfigurationError: there is none, or one is not above zero.
+    """
+    if not rates_per_s or not all(0 < rate < 1e6 for rate in rates_per_s):
+        raise ConfigurationError(f"rates {list(rates_per_s)}: give one or more, each above zero requests a second")
+    return Study(
+        site=site,
+        prefill=worker_facts(site.prefill, site.profile, site.goals),
+        decode=worker_facts(site.decode, site.profile, site.goals),
+        hand_off=site.hand_off(site.profile.prompt_at(site.goals.share)),
+        choices=[_choose(site, rate) for rate in rates_per_s],
+    )
+
+
+def _choose(site: Site, rate_per_s: float) -> Choice:
+    kinds = [site.prefill] if site.decode == site.prefill else [site.prefill, site.decode]
+    together = [(size_aggregated(kind, site.profile, site.goals, rate_per_s), kind) for kind in kinds]
+    sizing, kind = min(together, key=lambda pair: (len(pair[0].problems), pair[0].usd_per_hour))
+    return Choice(apart=size_pools(site, rate_per_s), together=sizing, together_roofline=kind)

@@ -1,0 +1,187 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.cli.main import main
+
+DEMO = Path(__file__).parents[3] / "demo" / "tandem-demo"
+QWEN = ["plan", "--model", "qwen3-8b"]
+
+
+def plan_json(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> dict[str, Any]:
+    assert main([*QWEN, "--json", *arguments]) == code
+    value: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return value
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """First column of each line that has cells, and the cells."""
+    found = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("   ") if cell.strip()]
+        if len(cells) > 1:
+            found[cells[0]] = cells[1:]
+    return found
+
+
+def test_the_published_arithmetic_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Qwen3-8B at 40k tokens on an H100: 147 KB a token, 6 GB, 22 GB swept, 6.6 ms; prefill 0.76 s where the products
+    run at 8 bits and 1.04 s where they do not.
+    """
+    arguments = [*QWEN, "--input-tokens", "40000", "--output-tokens", "500", "--ttft-ms", "3000"]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    found = rows(out)
+    assert "147 KB of KV per token" in out
+    assert found["KV of a prompt of 40,000 tokens"] == ["5.90 GB", "5.90 GB"]
+    assert found["its prefill: at best, likely"] == ["1.04 s, 1.89 s"]
+    assert found["swept by a step after it"] == ["22.3 GB"]
+    assert found["that step: at best, likely"][0].startswith("6.7 ms")
+    assert found["ridge, FLOP per byte"] == ["295", "295"]
+    assert main([*arguments, "--products-8bit"]) == 0
+    assert rows(capsys.readouterr().out)["its prefill: at best, likely"][0].startswith("758 ms")
+
+
+def test_pools_latencies_cost_and_the_alternative_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--rate", "2,20", "--decode-hardware", "h200", "--prefix-hit", "0.5", "--slo-share", "0.9"]
+    assert main([*QWEN, *arguments]) == 0
+    out = capsys.readouterr().out
+    value = plan_json(capsys, *arguments)
+    peak = value["rates"][1]
+    found = rows(out)
+    pools = (peak["disaggregated"]["prefill"], peak["disaggregated"]["decode"], peak["aggregated"]["prefill"])
+    assert found["workers"] == [str(pool["num_workers"]) for pool in pools]
+    assert found["what asks for so many"] == [pool["limit"] for pool in pools]
+    assert found["cost an hour"] == [f"${pool['usd_per_hour']:.2f}" for pool in pools]
+    assert "TTFT: mean, p90" in found
+    assert found["2"][2] == str(value["rates"][0]["disaggregated"]["num_accelerators"])
+    assert "plan for 20 requests/s:" in out
+    assert "workers that do both can meet it:" in out
+    picture = [line for line in out.splitlines() if "┤" in line]
+    assert len(picture) == 13
+    assert {"P", "d", "D", "·", "─"} <= set("".join(picture))
+    assert "1 x h200: 989 TFLOP/s, 4.8 TB/s, ridge at 206 FLOP per byte" in out
+
+
+def test_json_has_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    value = plan_json(capsys, "--rate", "5", "--mfu", "0.4")
+    assert value["assumptions"]["mfu"] == 0.4
+    assert value["model"]["kv_bytes_per_token"] == 147_456
+    assert value["workers"]["decode"]["kv_tokens"] > 300_000
+    speed = value["workers"]["prefill"]["speed"]["prefill"]
+    assert speed["ms_per_token"] == pytest.approx(1000 * 2 * 6.9458e9 / 989e12 / 0.4, rel=0.001)
+    sizing = value["rates"][0]["disaggregated"]
+    assert sizing["ttft"]["high_ms"] <= 1000
+    assert sizing["problems"] == []
+    assert value["fits"] is True
+
+
+def test_what_cannot_be_met_ends_with_one_and_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*QWEN, "--input-tokens", "40000", "--ttft-ms", "500"]) == 1
+    out = capsys.readouterr().out
+    assert "cannot be met: TTFT 500 ms cannot be met by any number of prefill workers" in out
+    assert "workers that do both" not in out
+    assert main([*QWEN, "--output-tokens", "2", "--tpot-ms", "7.5"]) == 1
+    out = capsys.readouterr().out
+    assert "the hand-off adds 8.2 ms to each token" in out
+    assert "workers that do both can meet it: 8 of 1 x h100" in out
+    value = plan_json(capsys, "--input-tokens", "40000", "--ttft-ms", "500", code=1)
+    assert len(value["rates"][0]["disaggregated"]["problems"]) == 1
+
+
+def test_a_model_that_does_not_fit_gets_no_pools(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "llama-3-70b"]) == 1
+    out = capsys.readouterr().out
+    assert "cannot hold llama-3-70b" in out
+    assert "pools at" not in out
+    assert main(["plan", "--model", "llama-3-70b", "--accelerators", "4", "--ttft-ms", "2000"]) == 0
+    assert "4 x h100" in capsys.readouterr().out
+
+
+def test_a_model_directory_and_a_hardware_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", "--model", str(DEMO), "--hardware", "cpu,tflops=0.1,gb-per-s=20,gb=8,usd=0.2"]
+    assert main([*arguments, "--input-tokens", "500-1500", "--rate", "3", "--link", "tcp-10g"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("tandem-demo: 3.4 M parameters, 6.8 MB at 16 bits, 2 KB of KV per token")
+    assert "100 GFLOP/s, 20 GB/s, ridge at 5 FLOP per byte" in out
+
+
+def test_a_trace_gives_lengths_and_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.csv"
+    lines = [f"2023-11-16 18:00:{second:02d}.0000000,{1000 + 100 * second},50" for second in range(0, 41, 2)]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]) + "\n")
+    value = plan_json(capsys, "--trace", str(trace))
+    assert value["workload"]["mean_prompt_tokens"] == 3000
+    assert value["workload"]["longest_tokens"] == 5050
+    assert value["rates"][0]["rate_per_s"] == pytest.approx(21 / 40)
+
+
+def test_requests_beyond_the_model_are_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*QWEN, "--input-tokens", "60000", "--ttft-ms", "9000"]) == 0
+    assert "the longest request has 60,300 tokens, qwen3-8b is made for 40,960" in capsys.readouterr().out
+
+
+def test_the_figure_is_the_same_every_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    first, second = tmp_path / "a.svg", tmp_path / "b.svg"
+    for path in (first, second):
+        assert main([*QWEN, "--figure", str(path)]) == 0
+    capsys.readouterr()
+    assert first.read_bytes() == second.read_bytes()
+    assert "FLOP per byte" in first.read_text()
+    assert "prefill of the mean prompt, 2,000 tokens" in first.read_text()
+    assert main([*QWEN, "--figure", str(tmp_path / "none" / "a.svg")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "gpt-5"], "--model='gpt-5' is neither a directory, nor a Hugging Face name"),
+        (["--model", "/no/such"], "nor a built-in shape: qwen3-0.6b"),
+        (["--hardware", "abacus"], "hardware 'abacus' is not known; choose one of h100"),
+        (["--decode-hardware", "h100,gb=x"], "'gb=x' is not above zero; write gb=NUMBER"),
+        (["--link", "string"], "link 'string' is not known; choose one of nvlink"),
+        (["--input-tokens", "many"], "--input-tokens='many'"),
+        (["--output-tokens", "0"], "--output-tokens='0': Fixed lengths need num_tokens >= 1"),
+        (["--rate", "0"], "each above zero requests a second"),
+        (["--ttft-ms", "-1"], "--ttft-ms="),
+        (["--prefix-hit", "1"], "--prefix-hit="),
+        (["--mfu", "2"], "--mfu="),
+        (["--trace", "no.csv"], "'no.csv' cannot be read"),
+        (["--figure", "roof.gif"], "end the name with one of .svg, .png, .pdf"),
+    ],
+)
+def test_bad_input_is_named_with_the_remedy(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*QWEN, *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_cannot_be_planned_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", str(tmp_path)]) == 2
+    assert "config.json cannot be read" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    assert main(["plan", "--model", str(tmp_path)]) == 2
+    assert 'model_type="mamba" is not served; supported: llama, mistral' in capsys.readouterr().err
+
+
+def test_it_runs_without_torch_and_says_what_a_missing_network_means() -> None:
+    """In a process of its own: the hub library reads its environment when it is imported."""
+    code = "import sys, tandem.cli.main as m; c = m.main(sys.argv[1:]); sys.exit(99 if 'torch' in sys.modules else c)"
+    run = subprocess.run(
+        [sys.executable, "-c", code, "plan", "--model", "nobody/nothing"],
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 2
+    assert "config.json of 'nobody/nothing' cannot be fetched" in run.stderr
+    assert "or name a built-in shape: qwen3-0.6b" in run.stderr

@@ -1,0 +1,53 @@
+import subprocess
+import sys
+
+import pytest
+
+from tandem.core.errors import ConfigurationError
+from tandem.planning.shape_catalogue import find_shape, shape_names
+
+# As their model cards say, in billions; norms and biases, which planning leaves out, are below 0.1 %.
+PUBLISHED = {
+    "qwen3-0.6b": 0.596,
+    "qwen3-4b": 4.02,
+    "qwen3-8b": 8.19,
+    "qwen3-14b": 14.8,
+    "qwen3-32b": 32.8,
+    "qwen3-30b-a3b": 30.5,
+    "qwen2.5-7b": 7.62,
+    "llama-3-8b": 8.03,
+    "llama-3-70b": 70.6,
+    "mistral-7b": 7.25,
+    "mixtral-8x7b": 46.7,
+    "gemma-3-27b": 27.0,
+    "dense-30b": 30.0,
+}
+
+
+@pytest.mark.parametrize("name", shape_names())
+def test_shapes_have_the_published_number_of_parameters(name: str) -> None:
+    assert find_shape(name.upper()).num_parameters / 1e9 == pytest.approx(PUBLISHED[name], rel=0.006)
+
+
+def test_mixtures_multiply_a_token_by_few_of_them() -> None:
+    """3.3 and 12.9 billion active parameters, the input table included."""
+    for name, active in (("qwen3-30b-a3b", 3.35), ("mixtral-8x7b", 12.9)):
+        shape = find_shape(name)
+        assert (shape.num_active_parameters + shape.num_table_parameters) / 1e9 == pytest.approx(active, rel=0.01)
+
+
+def test_local_layers_of_gemma_keep_a_window() -> None:
+    shape = find_shape("gemma-3-27b")
+    assert (shape.num_layers, shape.num_full_layers) == (62, 10)
+    assert set(shape.windows) == {None, 1024}
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(ConfigurationError, match=r"no shape is called 'gpt-2'; choose one of qwen3-0\.6b"):
+        find_shape("gpt-2")
+
+
+def test_planning_needs_no_torch() -> None:
+    modules = "study, tandem.planning.shape_catalogue, tandem.planning.hardware"
+    code = f"import tandem.planning.{modules}, sys; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

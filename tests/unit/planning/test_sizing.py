@@ -1,0 +1,39 @@
+import pytest
+
+from tandem.core.errors import ConfigurationError
+from tandem.planning.hardware import find_accelerator, find_link
+from tandem.planning.profile import Profile
+from tandem.planning.roofline import Roofline
+from tandem.planning.shape_catalogue import find_shape
+from tandem.planning.sizing import Goals, Site
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"ttft_ms": 0.0}, "ttft_ms=0; an objective"),
+        ({"tpot_ms": float("inf")}, "tpot_ms=inf"),
+        ({"share": 1.0}, "share=1; use a share"),
+        ({"max_use": 0.0}, "max_use=0"),
+        ({"max_link_use": 1.5}, "max_link_use=1.5"),
+        ({"max_running": 0}, "max_running=0, chunk_tokens=2048"),
+        ({"chunk_tokens": 0}, "chunk_tokens=0"),
+    ],
+)
+def test_goals_that_nothing_can_meet_are_refused(wrong: dict[str, float], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Goals(**{"ttft_ms": 100.0, "tpot_ms": 10.0, **wrong})  # type: ignore[arg-type]
+
+
+def test_the_link_carries_the_kv_of_every_prompt() -> None:
+    """Cached prompts too: a decode worker may hold none of them."""
+    roofline = Roofline(find_shape("qwen3-8b"), find_accelerator("h100"))
+    site = Site(
+        prefill=roofline,
+        decode=roofline,
+        link=find_link("rdma-400g"),
+        profile=Profile([(1000, 1), (3000, 1)], prefix_hit=0.5),
+        goals=Goals(ttft_ms=100, tpot_ms=10),
+    )
+    assert site.link_bytes_per_s(10) == pytest.approx(10 * 2000 * 147_456)
+    assert site.hand_off(3000).num_bytes == 3000 * 147_456
