@@ -6,6 +6,7 @@ Invariant: whatever was opened is closed again in reverse order, also when start
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -138,13 +139,25 @@ def _open_discoveries(
     """(Where `register` goes, all that name workers)."""
     registry = None if settings.redis else EmbeddedDiscovery()
     found: list[Discovery] = [StaticDiscovery(settings.worker_addresses)] if settings.workers else []
-    if registry is not None:
-        found.append(registry)
-    elif settings.redis:
+    found_by = settings.found_by
+    if found_by == "kubernetes":  # NOTE: `register` is answered, for workers to learn of each other; it names nobody
+        found.append(_open_kubernetes(settings))
+    elif found_by == "redis" and settings.redis:
         found.append(RedisDiscovery(settings.redis))
+    elif registry is not None:
+        found.append(registry)
     for discovery in found:
         opened.push_async_callback(discovery.close)
     return registry, found
+
+
+def _open_kubernetes(settings: RouterSettings) -> Discovery:
+    from tandem.kube.access import find_access
+    from tandem.kube.api import open_api
+    from tandem.serving.discovery_kubernetes import KubernetesDiscovery
+
+    api = open_api(find_access(os.environ), settings.kubernetes_namespace or "")
+    return KubernetesDiscovery(api, settings.kubernetes_selector)
 
 
 async def _open_metrics(

@@ -1,6 +1,7 @@
 """What a router is told by flags and `TANDEM_*`. Owns names, units and limits; decides nothing."""
 
 from functools import cached_property
+from typing import Literal
 
 from pydantic import Field, SecretStr, field_validator
 
@@ -17,6 +18,19 @@ class RouterSettings(Settings, cli_prog_name="python -m services.router"):
     bind: str = Field("127.0.0.1:7800", description="host:port to listen on; port 0 = any free one")
     redis: str | None = Field(
         None, description="redis:// URL where workers announce themselves and their blocks; omitted: with this router"
+    )
+    discovery: Literal["auto", "announce", "redis", "kubernetes"] = Field(
+        "auto",
+        description="how workers are found: announce (they tell this router), redis (they tell Redis) or kubernetes"
+        " (ready pods); auto: redis where there is a URL, else announce",
+    )
+    kubernetes_namespace: str | None = Field(
+        None, description="where the workers' pods are; omitted: where this pod is, or the kubeconfig's"
+    )
+    kubernetes_selector: str = Field(
+        "app.kubernetes.io/name=tandem,tandem.dev/role",
+        min_length=1,
+        description="labels of the workers' pods; each is called at its container port named grpc",
     )
     workers: str = Field("", description="workers that do not announce themselves, as host:port,host:port")
     policy: str = Field("predicted-cost", description=f"who serves a request: {', '.join(POLICIES)}")
@@ -65,6 +79,23 @@ class RouterSettings(Settings, cli_prog_name="python -m services.router"):
         if value not in POLICIES:
             raise ValueError(f"use one of {', '.join(POLICIES)}")
         return value
+
+    @property
+    def found_by(self) -> str:
+        """How workers are found, "auto" resolved.
+
+        Raises:
+            ConfigurationError: that does not go together with `redis`.
+        """
+        if self.discovery == "auto":
+            return "redis" if self.redis else "announce"
+        if self.discovery == "redis" and not self.redis:
+            raise ConfigurationError("discovery=redis needs the URL of a Redis; give --redis")
+        if self.discovery == "announce" and self.redis:
+            raise ConfigurationError(
+                "discovery=announce finds nobody beside --redis, where workers announce themselves; use redis or auto"
+            )
+        return self.discovery
 
     @property
     def host(self) -> str:

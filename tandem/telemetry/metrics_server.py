@@ -24,7 +24,11 @@ _JSON = "application/json"
 
 
 class MetricsServer:
-    """Answers GET /metrics (Prometheus text) and /health (JSON). Made by `serve_metrics`."""
+    """Answers GET /metrics (Prometheus text), /health and /live (JSON). Made by `serve_metrics`.
+
+    /health says whether requests should be sent here; /live is 200 while the process can answer at all, also while it
+    starts or drains: who is restarted for draining loses streams.
+    """
 
     def __init__(self, registry: CollectorRegistry, health: Health, client_timeout_s: float) -> None:
         self._registry = registry
@@ -89,7 +93,9 @@ class MetricsServer:
         if path == b"/health":
             status, body = self._health()
             return _response(HTTPStatus(status), _JSON, json.dumps(body).encode(), with_body)
-        return _response(HTTPStatus.NOT_FOUND, _JSON, b'{"error": "there are /metrics and /health"}', with_body)
+        if path == b"/live":
+            return _response(HTTPStatus.OK, _JSON, b'{"status": "alive"}', with_body)
+        return _response(HTTPStatus.NOT_FOUND, _JSON, b'{"error": "there are /metrics, /health and /live"}', with_body)
 
 
 async def serve_metrics(

@@ -13,10 +13,14 @@ import pytest
 
 from tandem.core.clock import ManualClock
 from tandem.core.errors import ConfigurationError, InvalidRequestError, LocalityUnavailableError
+from tandem.kube.api import open_api
+from tandem.kube.pod_watch import WatchTerms
 from tandem.rpc.messages import WorkerAddress, WorkerRecord
 from tandem.serving.discovery import Discovery, EmbeddedDiscovery, RouterDiscovery
+from tandem.serving.discovery_kubernetes import KubernetesDiscovery
 from tandem.serving.discovery_redis import RedisDiscovery
 from tandem.serving.router_process import serving_router
+from tests.helpers.kube_fake import running_fake
 from tests.helpers.redis_server import RedisServer, running_redis
 from tests.unit.serving.stub_workers import PATIENT_S, record, router_settings
 
@@ -86,6 +90,22 @@ async def in_redis(server: RedisServer) -> AsyncIterator[Backend]:
         yield Backend(open_one, expire)
 
 
+@contextlib.asynccontextmanager
+async def in_kubernetes() -> AsyncIterator[Backend]:
+    """For whom announcing is nothing: its own tests have what else it promises."""
+    async with running_fake() as fake, contextlib.AsyncExitStack() as opened:
+
+        def open_one() -> Discovery:
+            discovery = KubernetesDiscovery(open_api(fake.access(), timeout_s=PATIENT_S), "app", first_wait_s=PATIENT_S)
+            opened.push_async_callback(discovery.close)
+            return discovery
+
+        async def expire() -> None:
+            raise NotImplementedError
+
+        yield Backend(open_one, expire)
+
+
 Scenario = Callable[[Backend], Coroutine[None, None, None]]
 Run = Callable[[Scenario], None]
 
@@ -96,6 +116,8 @@ def run(request: pytest.FixtureRequest) -> Run:
         async def main() -> None:
             if request.param == "redis":
                 opening = in_redis(request.getfixturevalue("redis_server"))
+            elif request.param == "kubernetes":
+                opening = in_kubernetes()
             else:
                 opening = embedded() if request.param == "embedded" else through_routers()
             async with opening as backend:
@@ -112,6 +134,7 @@ async def seen(discovery: Discovery, own: WorkerRecord) -> Sequence[WorkerRecord
     return sorted(await discovery.workers(), key=lambda known: known.worker.worker_id)
 
 
+@pytest.mark.parametrize("run", ["embedded", "routers", "redis", "kubernetes"], indirect=True)
 def test_at_first_nobody_is_there(run: Run) -> None:
     async def scenario(backend: Backend) -> None:
         assert list(await backend.open().workers()) == []
@@ -201,6 +224,40 @@ def test_nonsense_is_refused(run: Run, wrong: WorkerRecord) -> None:
         assert list(await discovery.workers()) == []
 
     run(scenario)
+
+
+# --- what only Kubernetes can do to us
+
+
+def test_an_api_server_that_is_away_is_said_and_a_new_one_is_used() -> None:
+    async def scenario() -> None:
+        async with running_fake() as fake:
+            terms = WatchTerms(first_backoff_s=0.02, max_backoff_s=0.1)
+            discovery = KubernetesDiscovery(open_api(fake.access()), "app", terms, first_wait_s=PATIENT_S)
+            labels = {"app": "tandem", "tandem.dev/role": "decode"}
+            fake.put_pod("d0", ip="10.0.0.1", labels=labels)
+            wanted = WorkerRecord(WorkerAddress("d0", "10.0.0.1:7900"), role="decode", model="", pool="")
+            assert list(await discovery.workers()) == [wanted]
+            await fake.stop()
+            async with asyncio.timeout(PATIENT_S):
+                with pytest.raises(LocalityUnavailableError, match="pods in namespace 'default'"):
+                    await until(discovery, [])
+                await discovery.announce(wanted)
+                fake.put_pod("d0", ip="10.0.0.1", labels=labels, ready=False)
+                await fake.start()
+                while True:
+                    with contextlib.suppress(LocalityUnavailableError):
+                        await until(discovery, [])
+                        break
+                    await asyncio.sleep(0.01)
+            await discovery.close()
+
+    asyncio.run(scenario())
+
+
+async def until(discovery: Discovery, wanted: Sequence[WorkerRecord]) -> None:
+    while await discovery.workers() != wanted:
+        await asyncio.sleep(0.01)
 
 
 # --- what only Redis can do to us

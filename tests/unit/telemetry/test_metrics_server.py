@@ -61,6 +61,13 @@ def test_health_is_what_the_process_says() -> None:
     assert json.loads(body) == {"state": "draining"}
 
 
+def test_a_process_that_drains_is_alive() -> None:
+    """Or Kubernetes would restart it for draining."""
+    head, body = answer(b"GET /live HTTP/1.1\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert json.loads(body) == {"status": "alive"}
+
+
 def test_head_has_no_body() -> None:
     head, body = answer(b"HEAD /metrics HTTP/1.1\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200")

@@ -1,0 +1,217 @@
+"""The calls Tandem makes to the Kubernetes API, in one namespace. Values in, values out; no policy, no retries.
+
+Every call raises a `KubeError` that names verb, resource, namespace and remedy; none blocks the event loop, and each
+can be cancelled at any time.
+"""
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from tandem.core.errors import ConfigurationError, shown
+from tandem.kube import read
+from tandem.kube.access import Access
+from tandem.kube.call import Call
+from tandem.kube.errors import BadAnswerError, ExpiredError, RefusedError, error_of
+from tandem.kube.lease import Lease, lease_body, lease_of
+from tandem.kube.pod import Pod, PodEvent, PodList, pod_of, version_of
+
+_T = TypeVar("_T")
+
+_PAGE = 500
+_MERGE = "application/merge-patch+json"
+_GRACE_S = 10.0
+_KINDS = {"ADDED": "added", "MODIFIED": "modified", "DELETED": "deleted"}
+
+
+class Wire(Protocol):
+    """HTTP to an API server; raises only `KubeError` and `ConfigurationError`."""
+
+    async def ask(
+        self,
+        call: Call,
+        *,
+        query: Sequence[tuple[str, str]] = (),
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "",
+    ) -> Mapping[str, Any]: ...
+
+    def follow(
+        self, call: Call, *, query: Sequence[tuple[str, str]], silence_s: float
+    ) -> AsyncGenerator[Mapping[str, Any], None]: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How many replicas a Deployment wants and has."""
+
+    name: str
+    num_wanted: int
+    num_existing: int
+    resource_version: str
+
+
+class KubeApi:
+    """Everything is in `namespace`. Made by `open_api`; used and closed in one event loop.
+
+    Args:
+        page: pods are listed in portions of so many.
+    """
+
+    def __init__(self, wire: Wire, namespace: str, *, page: int = _PAGE) -> None:
+        self._wire = wire
+        self._page = page
+        self.namespace = namespace
+
+    async def list_pods(self, selector: str) -> PodList:
+        """All pods that `selector` chooses, as in `kubectl get -l`, as they are now."""
+        call = Call("list", "pods", self.namespace)
+        query = [("labelSelector", selector), ("limit", str(self._page))]
+        try:
+            return await self._listed(call, query)
+        except ExpiredError:  # NOTE: the list changed too much between two pages: ask for it in one
+            return await self._listed(call, query[:1])
+
+    async def watch_pods(self, selector: str, resource_version: str, watch_s: float) -> AsyncGenerator[PodEvent, None]:
+        """What happens to them after `resource_version`, until the server ends it after `watch_s`.
+
+        A server that dies without a word is noticed some seconds later than it should have ended.
+
+        Raises:
+            ExpiredError: the server has forgotten `resource_version`; list again.
+        """
+        assert resource_version, "a watch without a version would begin anywhere"
+        call = Call("watch", "pods", self.namespace)
+        query = [
+            ("watch", "true"),
+            ("labelSelector", selector),
+            ("resourceVersion", resource_version),
+            ("allowWatchBookmarks", "true"),
+            ("timeoutSeconds", str(max(1, round(watch_s)))),
+        ]
+        async with contextlib.aclosing(self._wire.follow(call, query=query, silence_s=watch_s + _GRACE_S)) as events:
+            async for event in events:
+                yield _understood(call, _event_of, (call, event))
+
+    async def get_pod(self, name: str) -> Pod:
+        return await self._ask(Call("get", "pods", self.namespace, name), pod_of)
+
+    async def evict_pod(self, name: str) -> None:
+        """Ask a pod to end, with its own grace period.
+
+        Raises:
+            EvictionBlockedError: a PodDisruptionBudget forbids it now.
+        """
+        call = Call("create", "pods/eviction", self.namespace, name)
+        body = {"kind": "Eviction", "metadata": {"name": name, "namespace": self.namespace}}
+        try:
+            await self._wire.ask(call, body={"apiVersion": "policy/v1", **body})
+        except RefusedError:  # NOTE: before Kubernetes 1.22 there is no policy/v1
+            await self._wire.ask(call, body={"apiVersion": "policy/v1beta1", **body})
+
+    async def read_scale(self, deployment: str) -> Scale:
+        return await self._ask(Call("get", "deployments/scale", self.namespace, deployment, "apps"), _scale_of)
+
+    async def write_scale(self, deployment: str, num_replicas: int, resource_version: str = "") -> Scale:
+        """Want so many replicas.
+
+        Args:
+            resource_version: of the `Scale` this follows from; "" = whatever it is now.
+
+        Raises:
+            ConflictError: it is no longer at `resource_version`.
+        """
+        call = Call("patch", "deployments/scale", self.namespace, deployment, "apps")
+        meta = {"metadata": {"resourceVersion": resource_version}} if resource_version else {}
+        return await self._ask(call, _scale_of, {**meta, "spec": {"replicas": num_replicas}}, _MERGE)
+
+    async def read_lease(self, name: str) -> Lease:
+        return await self._ask(self._lease_call("get", name), lease_of)
+
+    async def create_lease(self, lease: Lease) -> Lease:
+        """Raises `ConflictError` when there is one of this name."""
+        return await self._ask(self._lease_call("create", lease.name), lease_of, lease_body(lease))
+
+    async def replace_lease(self, lease: Lease) -> Lease:
+        """Raises `ConflictError` when it is no longer at `lease.resource_version`."""
+        assert lease.resource_version, "without a version this would overwrite what somebody else wrote"
+        return await self._ask(self._lease_call("update", lease.name), lease_of, lease_body(lease))
+
+    async def close(self) -> None:
+        await self._wire.close()
+
+    def _lease_call(self, verb: str, name: str) -> Call:
+        return Call(verb, "leases", self.namespace, name, "coordination.k8s.io")
+
+    async def _ask(
+        self,
+        call: Call,
+        parse: Callable[[Mapping[str, Any]], _T],
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "",
+    ) -> _T:
+        return _understood(call, parse, (await self._wire.ask(call, body=body, content_type=content_type),))
+
+    async def _listed(self, call: Call, query: Sequence[tuple[str, str]]) -> PodList:
+        pods: list[Pod] = []
+        following = ""
+        while True:
+            page = await self._wire.ask(call, query=[*query, *([("continue", following)] if following else [])])
+            found, following, version = _understood(call, _page_of, (page,))
+            pods += found
+            if not following:
+                return PodList(tuple(pods), version)
+
+
+def open_api(access: Access, namespace: str = "", *, timeout_s: float = 10.0) -> KubeApi:
+    """A way to the API server; nothing is sent yet. `namespace` "" is where `access` is, else "default".
+
+    Raises:
+        ConfigurationError: the `kubernetes` package is not installed, or the kubeconfig is wrong.
+    """
+    try:
+        from tandem.kube.connection import Connection, namespace_of
+    except ImportError as error:
+        raise ConfigurationError(
+            f"the Kubernetes API needs a package that is not installed ({error}); run: pip install 'tandem[kubernetes]'"
+        ) from error
+    return KubeApi(Connection(access, timeout_s=timeout_s), namespace or namespace_of(access) or "default")
+
+
+def _understood(call: Call, parse: Callable[..., _T], arguments: tuple[Any, ...]) -> _T:
+    try:
+        return parse(*arguments)
+    except ValueError as error:
+        raise BadAnswerError(call, f"{error}; check the address") from error
+
+
+def _page_of(page: Mapping[str, Any]) -> tuple[list[Pod], str, str]:
+    """(Pods, what to ask for the next page with, the list's version)."""
+    if not str(page.get("kind", "")).endswith("List"):
+        raise ValueError(f"kind={shown(page.get('kind'))} is no list")
+    following = read.text(read.mapping(page, "metadata"), "continue")
+    return [pod_of(item) for item in read.items(page, "items")], following, version_of(page)
+
+
+def _event_of(call: Call, event: Mapping[str, Any]) -> PodEvent:
+    kind, found = read.text(event, "type", None), read.mapping(event, "object")
+    if kind == "ERROR":  # NOTE: so a watch says 410, inside an answer that began with 200
+        raise error_of(call, read.number(found, "code", 500), found)
+    if kind == "BOOKMARK":
+        return PodEvent("bookmark", None, version_of(found))
+    if kind not in _KINDS:
+        raise ValueError(f"type={shown(kind)} is no event")
+    return PodEvent(_KINDS[kind], pod_of(found), version_of(found))
+
+
+def _scale_of(found: Mapping[str, Any]) -> Scale:
+    meta, spec, status = read.mapping(found, "metadata"), read.mapping(found, "spec"), read.mapping(found, "status")
+    return Scale(
+        name=read.text(meta, "name", None),
+        num_wanted=read.number(spec, "replicas"),
+        num_existing=read.number(status, "replicas"),
+        resource_version=read.text(meta, "resourceVersion"),
+    )

@@ -1,0 +1,105 @@
+"""Who may lead, decided from what a Lease says and this process's own clock. Pure: no I/O, no wall clock, no waiting.
+
+Invariant: a leader stops believing in itself `renew_deadline_s` after it *asked* for its last good renewal, and nobody
+else takes the lease before it has seen it unchanged for `lease_s`, which is longer. So two never lead at one time, as
+long as their clocks run equally fast; what they show does not matter.
+"""
+
+import math
+from dataclasses import dataclass
+
+from tandem.core.errors import ConfigurationError
+from tandem.kube.lease import Lease
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseTerms:
+    """Seconds.
+
+    Args:
+        lease_s: unchanged for so long, a lease may be taken by another.
+        renew_deadline_s: without a renewal for so long, its holder stops leading.
+        retry_s: how often to renew, or to look whether it is free.
+    """
+
+    lease_s: float = 15.0
+    renew_deadline_s: float = 10.0
+    retry_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.retry_s < self.renew_deadline_s < self.lease_s:
+            raise ConfigurationError(
+                f"a lease of {self.lease_s:g} s with retry_s={self.retry_s:g} and"
+                f" renew_deadline_s={self.renew_deadline_s:g} could have two holders; use 0 < retry < deadline < lease"
+            )
+
+
+class Candidate:
+    """One who wants to lead. `identity` must be of this process alone: a restarted pod is somebody else."""
+
+    def __init__(self, identity: str, terms: LeaseTerms) -> None:
+        assert identity
+        self.identity = identity
+        self.terms = terms
+        self._known: Lease | None = None
+        self._known_since_s = 0.0
+        self._leads_until_s = float("-inf")
+
+    def remaining_s(self, now_s: float) -> float:
+        """For how long it surely leads from now on; 0 = it does not."""
+        return max(0.0, self._leads_until_s - now_s)
+
+    def saw(self, lease: Lease, now_s: float) -> None:
+        """What the server says now. Another's name on it ends our own time at once."""
+        if lease != self._known:
+            self._known, self._known_since_s = lease, now_s
+        if lease.holder != self.identity:
+            self.lost()
+
+    def bid(self, now_s: float, wall_s: float) -> Lease | None:
+        """What to write in place of what was seen last, to lead on or to begin to; None while it is another's."""
+        known = self._known
+        assert known is not None, "look at the lease first"
+        if known.holder == self.identity:
+            return self._written(known, known.acquired_s, wall_s, known.num_transitions)
+        # NOTE: its holder's own duration counts, should it have longer terms than we
+        term_s = max(self.terms.lease_s, known.duration_s)
+        if known.holder and now_s - self._known_since_s < term_s:
+            return None
+        return self._written(known, wall_s, wall_s, known.num_transitions + 1)
+
+    def first_bid(self, name: str, wall_s: float) -> Lease:
+        """What to create when there is no lease."""
+        return self._written(Lease(name=name, holder="", duration_s=0), wall_s, wall_s, 0)
+
+    def won(self, written: Lease, asked_s: float, now_s: float) -> None:
+        """The server took our bid, which was sent at `asked_s`."""
+        self._known, self._known_since_s = written, now_s
+        self._leads_until_s = asked_s + self.terms.renew_deadline_s
+
+    def lost(self) -> None:
+        """It leads no more, from now on."""
+        self._leads_until_s = float("-inf")
+
+    def resignation(self) -> Lease | None:
+        """What to write so that the next one need not wait; None when the lease is not ours."""
+        if self._known is None or self._known.holder != self.identity:
+            return None
+        return Lease(
+            name=self._known.name,
+            holder="",
+            duration_s=1,
+            num_transitions=self._known.num_transitions,
+            resource_version=self._known.resource_version,
+        )
+
+    def _written(self, known: Lease, acquired_s: float | None, wall_s: float, num_transitions: int) -> Lease:
+        return Lease(
+            name=known.name,
+            holder=self.identity,
+            duration_s=math.ceil(self.terms.lease_s),
+            acquired_s=acquired_s,
+            renewed_s=wall_s,
+            num_transitions=num_transitions,
+            resource_version=known.resource_version,
+        )

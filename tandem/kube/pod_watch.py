@@ -1,0 +1,130 @@
+"""A list of pods kept up to date: listed once, then followed. Says by itself when it is not to be trusted.
+
+Invariant: `pods` is what the server said at one moment plus everything since; after anything that might have lost an
+event (410, a broken or silent stream, garbage) it is listed anew. `failure` is None only while that holds.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tandem.core.clock import Clock, SystemClock
+from tandem.kube.errors import ExpiredError, KubeError
+from tandem.kube.pod import Pod, PodEvent, PodList
+
+_LOG = logging.getLogger(__name__)
+
+
+class Pods(Protocol):
+    """The part of `KubeApi` that is needed."""
+
+    async def list_pods(self, selector: str) -> PodList: ...
+    def watch_pods(self, selector: str, resource_version: str, watch_s: float) -> AsyncGenerator[PodEvent, None]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchTerms:
+    """Seconds.
+
+    Args:
+        watch_s: the server ends a watch after so long; how late a dead connection is noticed follows from it.
+        relist_s: everything is listed anew this often, whatever happens.
+        first_backoff_s, max_backoff_s: between attempts while it fails, doubled each time.
+    """
+
+    watch_s: float = 30.0
+    relist_s: float = 600.0
+    first_backoff_s: float = 0.2
+    max_backoff_s: float = 10.0
+
+
+class PodWatch:
+    """The pods of one selector. `run` must be running for it to know anything.
+
+    `tried` is set once the first list came or failed.
+    """
+
+    def __init__(
+        self,
+        api: Pods,
+        selector: str,
+        terms: WatchTerms | None = None,
+        *,
+        clock: Clock | None = None,
+        jitter: random.Random | None = None,
+    ) -> None:
+        self._api = api
+        self._selector = selector
+        self._terms = terms or WatchTerms()
+        self._clock = clock or SystemClock()
+        self._jitter = jitter or random.Random()
+        self._pods: dict[str, Pod] = {}
+        self._version = ""
+        self.tried = asyncio.Event()
+        self.failure: KubeError | None = None
+
+    @property
+    def pods(self) -> Sequence[Pod]:
+        """Everything known, be it up to date or not; empty before the first list."""
+        return list(self._pods.values())
+
+    async def run(self) -> None:
+        """Keep it up to date until cancelled."""
+        num_failures = 0
+        while True:
+            try:
+                await self._list()
+                num_failures = 0
+                await self._follow()
+            except ExpiredError as error:
+                _LOG.debug("%s; listing again", error)
+            except KubeError as error:
+                self._complain(error)
+                num_failures += 1
+            await asyncio.sleep(self._pause_s(num_failures))
+
+    async def _list(self) -> None:
+        found = await self._api.list_pods(self._selector)
+        self._pods = {pod.name: pod for pod in found.pods}
+        self._version = found.resource_version
+        if self.failure is not None:
+            _LOG.info("the Kubernetes API lists pods again")
+        self.failure = None
+        self.tried.set()
+
+    async def _follow(self) -> None:
+        """Watch after watch, each from where the last one ended, until it is time to list again."""
+        until_s = self._clock.now_s() + self._jittered(self._terms.relist_s)
+        while self._clock.now_s() < until_s:
+            watch = self._api.watch_pods(self._selector, self._version, self._jittered(self._terms.watch_s))
+            async with contextlib.aclosing(watch) as events:
+                async for event in events:
+                    self._take(event)
+            await asyncio.sleep(self._pause_s(0))  # NOTE: a server that ends watches at once is not asked in a loop
+
+    def _take(self, event: PodEvent) -> None:
+        self._version = event.resource_version
+        if event.pod is None:
+            return
+        if event.kind == "deleted":
+            self._pods.pop(event.pod.name, None)
+        else:
+            self._pods[event.pod.name] = event.pod
+
+    def _complain(self, error: KubeError) -> None:
+        if self.failure is None:
+            _LOG.warning("pods are not followed until the Kubernetes API answers: %s", error)
+        self.failure = error
+        self.tried.set()
+
+    def _pause_s(self, num_failures: int) -> float:
+        longest_s = self._terms.first_backoff_s * 2.0 ** min(num_failures, 16)
+        pause_s = self._jittered(min(longest_s, self._terms.max_backoff_s))
+        return max(pause_s, (self.failure.retry_after_s or 0.0) if self.failure is not None else 0.0)
+
+    def _jittered(self, seconds: float) -> float:
+        return seconds * self._jitter.uniform(0.75, 1.0)

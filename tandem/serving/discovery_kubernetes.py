@@ -1,0 +1,78 @@
+"""Discovery through the Kubernetes API: the ready pods of a selector are the workers. Announcing is not needed there.
+
+Invariant: a pod is listed while it is ready (readiness gates included) and was not told to end; a worker that leaves
+the list keeps its watch while it lives, so draining is seen to its end. While the API is away nothing is claimed.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from tandem.core.errors import LocalityUnavailableError
+from tandem.kube.api import KubeApi
+from tandem.kube.pod import Pod
+from tandem.kube.pod_watch import PodWatch, WatchTerms
+from tandem.rpc.messages import WorkerAddress, WorkerRecord
+
+ROLE_LABEL, MODEL_LABEL = "tandem.dev/role", "tandem.dev/model"
+PORT = "grpc"
+
+
+class KubernetesDiscovery:
+    """`Discovery` for routers. Begins to list when first asked; owns `api` and closes it.
+
+    Args:
+        first_wait_s: how long the first question may wait for the first list.
+    """
+
+    def __init__(
+        self, api: KubeApi, selector: str, terms: WatchTerms | None = None, *, first_wait_s: float = 1.0
+    ) -> None:
+        self._api = api
+        self._watch = PodWatch(api, selector, terms)
+        self._first_wait_s = first_wait_s
+        self._task: asyncio.Task[None] | None = None
+
+    async def announce(self, record: WorkerRecord) -> None:
+        """Nothing to do: Kubernetes knows its pods."""
+
+    async def withdraw(self, record: WorkerRecord) -> None:
+        """Nothing to do: a pod that ends is no longer ready."""
+
+    async def workers(self) -> Sequence[WorkerRecord]:
+        await self._listing()
+        if self._watch.failure is not None:
+            raise LocalityUnavailableError(str(self._watch.failure)) from self._watch.failure
+        if not self._watch.tried.is_set():
+            raise LocalityUnavailableError("the Kubernetes API has not listed the pods yet; it is tried again")
+        records = [record_of(pod) for pod in self._watch.pods]
+        return [record for record in records if record is not None]
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._api.close()
+
+    async def _listing(self) -> None:
+        """Make sure that it is running, and give the first list a moment."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._watch.run(), name="pods")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._watch.tried.wait(), self._first_wait_s)
+        if self._task.done():
+            self._task.result()  # NOTE: it never ends but by a bug or settings that cannot work; this raises them
+
+
+def record_of(pod: Pod) -> WorkerRecord | None:
+    """The worker in a pod, under the pod's name; None while it cannot be given requests."""
+    port = pod.ports.get(PORT)
+    if not pod.ip or port is None or not pod.ready or pod.deleting:
+        return None
+    address = f"[{pod.ip}]:{port}" if ":" in pod.ip else f"{pod.ip}:{port}"
+    return WorkerRecord(
+        WorkerAddress(pod.name, address),
+        role=pod.labels.get(ROLE_LABEL, ""),
+        model=pod.labels.get(MODEL_LABEL, ""),
+        pool="",
+    )
