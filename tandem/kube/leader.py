@@ -118,13 +118,24 @@ class LeaderElection:
         candidate.won(made, asked_s, self._clock.now_s())
 
     async def _resign(self) -> None:
-        resignation = self._candidate.resignation()
+        """NOTE: what was written last may be later than what we know: a renewal cannot be called back."""
         self._candidate.lost()
         self._tell()
-        if resignation is not None:
-            with contextlib.suppress(KubeError, TimeoutError):
-                async with asyncio.timeout(self._candidate.terms.retry_s):
-                    await self._leases.replace_lease(resignation)
+        with contextlib.suppress(KubeError, TimeoutError):
+            async with asyncio.timeout(self._candidate.terms.retry_s):
+                while not await self._has_let_go():
+                    pass
+
+    async def _has_let_go(self) -> bool:
+        self._candidate.saw(await self._leases.read_lease(self._lease_name), self._clock.now_s())
+        resignation = self._candidate.resignation()
+        if resignation is None:
+            return True
+        try:
+            await self._leases.replace_lease(resignation)
+        except ConflictError:
+            return False
+        return True
 
     def _complain(self, error: Exception) -> None:
         reason = str(error) or "the API took too long"

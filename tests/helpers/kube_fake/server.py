@@ -82,6 +82,10 @@ class KubeFake:
     def num_replicas(self, deployment: str, namespace: str = "default") -> int:
         return int(self.store.get(("deployments", namespace, deployment))["spec"]["replicas"])
 
+    def holder(self, lease: str, namespace: str = "default") -> str:
+        """Who holds a lease; "" = nobody."""
+        return str(self.store.get(("leases", namespace, lease))["spec"].get("holderIdentity", ""))
+
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         try:
             asked = asked_of(request)

@@ -226,3 +226,58 @@ def test_stopping_during_an_outage_is_no_error() -> None:
 def test_no_two_processes_are_the_same_candidate() -> None:
     assert own_identity("pod") != own_identity("pod")
     assert own_identity("pod").startswith("pod_")
+
+
+def test_a_renewal_that_lands_while_it_resigns_is_taken_back_too() -> None:
+    """Cancelled in the middle of a renewal, it does not know of what the server has written."""
+
+    async def main() -> None:
+        leases, clock = MemoryLeases(), ManualClock(100.0)
+        one = election(leases, clock)
+        await one.round()
+        assert one.is_leader
+        reads = 0
+
+        def renewal_lands() -> None:
+            nonlocal reads
+            reads += 1
+            if reads == 2:  # between its reading and its writing
+                leases.take("a")
+
+        running = asyncio.create_task(one.run())
+        await asyncio.sleep(0)
+        leases.before = renewal_lands
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert leases.lease is not None
+        assert (leases.lease.holder, one.is_leader) == ("", False)
+
+    asyncio.run(main())
+
+
+class HangingLeases(MemoryLeases):
+    """Creates, and never says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = asyncio.Event()
+
+    async def create_lease(self, lease: Lease) -> Lease:
+        made = await super().create_lease(lease)
+        self.made.set()
+        await asyncio.Event().wait()
+        return made
+
+
+def test_a_lease_made_by_a_call_that_was_cut_is_let_go_of() -> None:
+    async def main() -> None:
+        leases = HangingLeases()
+        one = election(leases, ManualClock(100.0))
+        running = asyncio.create_task(one.run())
+        await leases.made.wait()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert leases.lease is not None
+        assert leases.lease.holder == ""
+
+    asyncio.run(main())

@@ -1,0 +1,152 @@
+"""The planner's round: look, plan, act, tell; again after the interval.
+
+Invariant: whatever fails outside, the next round comes; a bug of ours ends the process, which is started again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from tandem.core.clock import Clock
+from tandem.planning.observation import Plan, ScalingPolicy
+from tandem.scaling.decision import Decision, as_json, error_ms
+from tandem.scaling.hand import Hand
+from tandem.scaling.metrics import PlannerMetrics
+from tandem.scaling.observer import Sight
+from tandem.scaling.targets import Leadership
+
+_LOG = logging.getLogger(__name__)
+_MOST_ROUND_S = 60.0
+
+
+class Looker(Protocol):
+    """Who sees everything; `Observer` does."""
+
+    async def look(self) -> Sight: ...
+
+
+class ControlLoop:
+    """Owns the last decision. `mode` is only told."""
+
+    def __init__(
+        self,
+        observer: Looker,
+        policy: ScalingPolicy,
+        hand: Hand,
+        leadership: Leadership,
+        metrics: PlannerMetrics,
+        clock: Clock,
+        *,
+        interval_s: float,
+        mode: str,
+    ) -> None:
+        self._observer = observer
+        self._policy = policy
+        self._hand = hand
+        self._leadership = leadership
+        self._metrics = metrics
+        self._clock = clock
+        self._interval_s = interval_s
+        self._mode = mode
+        self._started_s = clock.now_s()
+        self._looked_at_s = self._started_s
+        self._said: tuple[object, ...] = ()
+        self._problems: frozenset[str] = frozenset()
+        self.sight: Sight | None = None
+        self.last: Decision | None = None
+
+    async def run(self) -> None:
+        """Round after round until cancelled, each beginning an interval after the one before began."""
+        while True:
+            began_s = self._clock.now_s()
+            await self.round()
+            await asyncio.sleep(max(0.1 * self._interval_s, self._interval_s - (self._clock.now_s() - began_s)))
+
+    async def round(self) -> Decision | None:
+        """One round; None when too little was seen to plan with."""
+        sight = self.sight = await self._observer.look()
+        self._metrics.saw(sight, self._leadership.is_leader)
+        self._tell_problems(sight.problems)
+        decision = None
+        if sight.observation is not None:
+            decision = await self._decide(sight, self._policy.plan(sight.observation))
+        self._looked_at_s = self._clock.now_s()
+        return decision
+
+    def health(self) -> tuple[int, dict[str, object]]:
+        """For /health: 503 when rounds have stopped coming."""
+        age_s = self._clock.now_s() - self._looked_at_s
+        is_stuck = age_s > 3 * self._interval_s + _MOST_ROUND_S
+        return 503 if is_stuck else 200, {
+            "status": "stuck" if is_stuck else "ok",
+            "mode": self._mode,
+            "is_leader": self._leadership.is_leader,
+            "last_look_s": round(age_s, 3),
+            "has_plan": self.last is not None,
+        }
+
+    def page(self) -> dict[str, object]:
+        """For /plan: the last decision, and what was seen since."""
+        sight, last = self.sight, self.last
+        said: dict[str, Any] = {
+            "mode": self._mode,
+            "is_leader": self._leadership.is_leader,
+            "problems": [] if sight is None else list(sight.problems),
+            "plan": None,
+        }
+        if last is not None:
+            said |= _page_of(last)
+        return said
+
+    async def _decide(self, sight: Sight, plan: Plan) -> Decision:
+        before = None if self.last is None else self.last.plan.now
+        actions = await self._hand.apply(plan, sight)
+        decision = Decision(
+            sight=sight,
+            plan=plan,
+            actions=actions,
+            is_leader=self._leadership.is_leader,
+            ttft_error_ms=error_ms(sight.ttft.share_ms, None if before is None else before.ttft_ms),
+            tpot_error_ms=error_ms(sight.tpot.share_ms, None if before is None else before.tpot_ms),
+        )
+        self.last = decision
+        self._metrics.decided(decision)
+        self._tell(decision)
+        return decision
+
+    def _tell(self, decision: Decision) -> None:
+        """One line a decision; at info when it is another one than before."""
+        plan = decision.plan
+        said = (*((one.num_before, one.num_planned, one.outcome) for one in decision.actions), *plan.warnings)
+        level = logging.DEBUG if said == self._said else logging.INFO
+        self._said = said
+        extra = {
+            "prefill": plan.num_prefill,
+            "decode": plan.num_decode,
+            "outcomes": ",".join(one.outcome for one in decision.actions),
+            "warnings": "; ".join(plan.warnings),
+        }
+        _LOG.log(level, "%s", decision.words, extra=extra)
+
+    def _tell_problems(self, problems: Sequence[str]) -> None:
+        """Each once while it lasts."""
+        now = frozenset(problems)
+        for problem in problems:
+            if problem not in self._problems:
+                _LOG.warning("%s", problem)
+        if self._problems and not now:
+            _LOG.info("everything is seen again")
+        self._problems = now
+
+
+def _page_of(decision: Decision) -> Mapping[str, Any]:
+    sight = decision.sight
+    return {
+        "at_s": sight.at_s,
+        "plan": as_json(decision.plan),
+        "actions": as_json(decision.actions),
+        "measured": as_json({"ttft": sight.ttft, "tpot": sight.tpot}),
+        "prediction_error": {"ttft_ms": decision.ttft_error_ms, "tpot_ms": decision.tpot_error_ms},
+        "observation": as_json(sight.observation),
+    }

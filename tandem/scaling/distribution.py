@@ -1,0 +1,79 @@
+"""A histogram as it is exported: how many measurements were at most so large, and what all of them add up to.
+
+Values only. The difference of two is what was measured between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tandem.core.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """`counts[i]` measurements were at most `bounds[i]`; the last bound is infinite."""
+
+    bounds: tuple[float, ...] = ()
+    counts: tuple[float, ...] = ()
+    total: float = 0.0
+
+    def __post_init__(self) -> None:
+        is_ordered = all(low < high for low, high in pairwise(self.bounds))
+        is_cumulative = all(low <= high for low, high in pairwise(self.counts)) and min(self.counts, default=0.0) >= 0
+        is_closed = not self.bounds or self.bounds[-1] == math.inf
+        if len(self.bounds) != len(self.counts) or not (is_ordered and is_cumulative and is_closed):
+            raise InvalidRequestError("a histogram's buckets are not cumulative up to +Inf")
+
+    @property
+    def num_samples(self) -> float:
+        return self.counts[-1] if self.counts else 0.0
+
+    @property
+    def mean(self) -> float | None:
+        """None = nothing was measured."""
+        return self.total / self.num_samples if self.num_samples else None
+
+    def quantile(self, share: float) -> float | None:
+        """What `share` of the measurements did not exceed, linear inside a bucket; at most the last finite bound."""
+        target = share * self.num_samples
+        if not self.num_samples:
+            return None
+        low, num_below = 0.0, 0.0
+        for bound, count in zip(self.bounds, self.counts, strict=True):
+            if count >= target and count > num_below:
+                return low if bound == math.inf else low + (bound - low) * (target - num_below) / (count - num_below)
+            low, num_below = bound, count
+        return low
+
+    def since(self, earlier: Distribution) -> Distribution:
+        """What was measured after `earlier`; everything when the buckets are others or counting began anew."""
+        if self.bounds != earlier.bounds or self.num_samples < earlier.num_samples:
+            return self
+        counts = [late - early for late, early in zip(self.counts, earlier.counts, strict=True)]
+        return Distribution(self.bounds, _cumulative(counts), max(0.0, self.total - earlier.total))
+
+    def scaled(self, factor: float) -> Distribution:
+        return Distribution(self.bounds, tuple(count * factor for count in self.counts), self.total * factor)
+
+    def __add__(self, other: Distribution) -> Distribution:
+        """Both together. Of different buckets (two versions) the fuller one stands for both."""
+        if self.bounds != other.bounds:
+            return self if self.num_samples >= other.num_samples else other
+        counts = tuple(left + right for left, right in zip(self.counts, other.counts, strict=True))
+        return Distribution(self.bounds, counts, self.total + other.total)
+
+
+NOTHING = Distribution()
+
+
+def _cumulative(counts: Sequence[float]) -> tuple[float, ...]:
+    """NOTE: a scrape may see a histogram half updated, which makes a difference dip by one."""
+    most, found = 0.0, []
+    for count in counts:
+        most = max(most, count)
+        found.append(most)
+    return tuple(found)

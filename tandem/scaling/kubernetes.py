@@ -1,0 +1,86 @@
+"""`ScaleTargets` and gateways in Kubernetes: Deployments' scale subresource, and pods by label.
+
+Only asks and writes; whether to write is decided elsewhere. Every failure is a `KubeError` that names verb, resource
+and remedy.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tandem.core.errors import UnavailableError
+from tandem.kube.api import KubeApi
+from tandem.kube.pod import Pod
+from tandem.scaling.targets import Pool, PoolReplicas, Replica
+
+_ENDED = ("Succeeded", "Failed")
+_HTTP_PORT = "http"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolName:
+    """A pool in Kubernetes. `selector` chooses its pods; None = they are not looked at."""
+
+    deployment: str
+    selector: str | None = None
+
+
+class KubernetesTargets:
+    """`ScaleTargets` of two Deployments."""
+
+    def __init__(self, api: KubeApi, names: Mapping[Pool, PoolName]) -> None:
+        self._api = api
+        self._names = dict(names)
+
+    async def read(self, pool: Pool) -> PoolReplicas:
+        name = self._names[pool]
+        scale = await self._api.read_scale(name.deployment)
+        if name.selector is None:
+            return PoolReplicas(num_wanted=scale.num_wanted)
+        pods = (await self._api.list_pods(name.selector)).pods
+        return PoolReplicas(num_wanted=scale.num_wanted, replicas=[_replica(pod) for pod in pods if _is_there(pod)])
+
+    async def write(self, pool: Pool, num_replicas: int, seen: PoolReplicas) -> None:
+        """NOTE: a Deployment's version changes with its status too; so the number is compared, and then the version."""
+        deployment = self._names[pool].deployment
+        now = await self._api.read_scale(deployment)
+        if now.num_wanted != seen.num_wanted:
+            raise UnavailableError(
+                f"Deployment {deployment} was scaled from {seen.num_wanted} to {now.num_wanted} by somebody else"
+            )
+        await self._api.write_scale(deployment, num_replicas, now.resource_version)
+
+
+class GatewayPods:
+    """Finds gateways by their pods' labels."""
+
+    def __init__(self, api: KubeApi, selector: str) -> None:
+        self._api = api
+        self._selector = selector
+
+    async def find(self) -> Sequence[str]:
+        """host:port of each that takes requests.
+
+        Raises:
+            KubeError: the API cannot be asked.
+            UnavailableError: none is there, or one has no port named http.
+        """
+        pods = [pod for pod in (await self._api.list_pods(self._selector)).pods if pod.ip and pod.ready]
+        if not pods:
+            raise UnavailableError(f"no pod of {self._selector!r} is ready; is it the gateways' label selector?")
+        for pod in pods:
+            if _HTTP_PORT not in pod.ports:
+                raise UnavailableError(f"pod {pod.name} has no container port named {_HTTP_PORT}; name it so")
+        return [_address(pod) for pod in pods]
+
+
+def _replica(pod: Pod) -> Replica:
+    return Replica(name=pod.name, created_s=pod.created_s or 0.0, ready_s=pod.ready_s if pod.ready else None)
+
+
+def _is_there(pod: Pod) -> bool:
+    return not pod.deleting and pod.phase not in _ENDED
+
+
+def _address(pod: Pod) -> str:
+    host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
+    return f"{host}:{pod.ports[_HTTP_PORT]}"

@@ -1,0 +1,78 @@
+"""The workers that routers list, as a `Discovery`: so the planner watches them as a router does, wherever they are.
+
+Only reads; who lives is decided by the watch on each of them.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from tandem.core.errors import LocalityUnavailableError, TandemError
+from tandem.rpc.client import RouterClient
+from tandem.rpc.messages import WorkerListing, WorkerRecord
+
+_TIMEOUT_S = 2.0
+_FRESH_S = 5.0
+
+
+class ListedWorkers:
+    """Asks every router; one that answers is enough.
+
+    Args:
+        model: served name of the workers that count; None = all.
+    """
+
+    def __init__(
+        self,
+        routers: Sequence[str],
+        model: str | None = None,
+        secret: bytes | None = None,
+        timeout_s: float = _TIMEOUT_S,
+    ) -> None:
+        self._clients = [RouterClient(address, secret=secret) for address in dict.fromkeys(routers)]
+        self._model = model
+        self._timeout_s = timeout_s
+        self.problem: str | None = None
+
+    async def workers(self) -> Sequence[WorkerRecord]:
+        """Those that some router has heard of lately. `problem` then says in words why this may be nobody.
+
+        Raises:
+            LocalityUnavailableError: no router answers.
+        """
+        answers = await asyncio.gather(*map(self._ask, self._clients))
+        listings = [answer for answer in answers if not isinstance(answer, TandemError)]
+        if not listings:
+            self.problem = f"no router answers: {answers[0]}"
+            raise LocalityUnavailableError(self.problem)
+        self.problem = None
+        latest: dict[str, WorkerListing] = {}
+        for listing in (one for listed in listings for one in listed if self._counts(one)):
+            worker_id = listing.status.worker.worker_id
+            if worker_id not in latest or listing.age_s < latest[worker_id].age_s:
+                latest[worker_id] = listing
+        return [_record(listing) for listing in latest.values()]
+
+    async def announce(self, record: WorkerRecord) -> None:
+        """Nothing to do: workers announce themselves."""
+
+    async def withdraw(self, record: WorkerRecord) -> None:
+        """Nothing to do: workers leave by themselves."""
+
+    async def close(self) -> None:
+        await asyncio.gather(*(client.close() for client in self._clients))
+
+    async def _ask(self, client: RouterClient) -> Sequence[WorkerListing] | TandemError:
+        try:
+            return await client.workers(timeout_s=self._timeout_s)
+        except TandemError as error:
+            return error
+
+    def _counts(self, listing: WorkerListing) -> bool:
+        status = listing.status
+        is_ours = self._model is None or status.model.name == self._model
+        return is_ours and listing.age_s <= _FRESH_S and bool(status.worker.address)
+
+
+def _record(listing: WorkerListing) -> WorkerRecord:
+    status = listing.status
+    return WorkerRecord(status.worker, role=status.state.role, model=status.model.name, pool=status.state.fingerprint)

@@ -1,0 +1,170 @@
+"""Puts together what the planner is told: gateways' counters, the workers' own news, and the replicas asked for.
+
+Invariant: what could not be seen is said, never guessed: `Sight.problems` names it, and without traffic or without
+workers of a pool there is no observation at all. Raises nothing for what others do.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tandem.core.clock import Clock
+from tandem.core.errors import TandemError
+from tandem.planning.observation import Observation, PoolState
+from tandem.scaling.distribution import Distribution
+from tandem.scaling.scrape import GatewayScraper
+from tandem.scaling.startups import Startups
+from tandem.scaling.targets import Pool, PoolReplicas, ScaleTargets
+from tandem.scaling.traffic import TrafficMeter, Window
+from tandem.scaling.workers import PoolLoad, WorkerWatch
+
+_READ_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """Milliseconds of a window: the mean, and what the objective's share of the requests did not exceed."""
+
+    mean_ms: float | None = None
+    share_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """One look at everything.
+
+    Args:
+        at_s: seconds since 1970.
+        observation: None = too little was seen to plan with.
+        replicas: of the pools whose replicas were read.
+        problems: in words, what was not seen; then no pool may shrink.
+        ttft, tpot: as the gateways measured them.
+    """
+
+    at_s: float
+    observation: Observation | None
+    replicas: Mapping[Pool, PoolReplicas]
+    problems: tuple[str, ...] = ()
+    ttft: Latency = Latency()
+    tpot: Latency = Latency()
+
+
+class Observer:
+    """Looks when asked to.
+
+    Args:
+        wall_s: seconds since 1970.
+        max_running: requests that one worker runs at once.
+        share: of the requests that objectives are for.
+        read_timeout_s: for the replicas of a pool.
+    """
+
+    def __init__(
+        self,
+        scraper: GatewayScraper,
+        workers: WorkerWatch,
+        targets: ScaleTargets,
+        clock: Clock,
+        wall_s: Callable[[], float],
+        *,
+        max_running: int,
+        share: float,
+        read_timeout_s: float = _READ_TIMEOUT_S,
+    ) -> None:
+        self._scraper = scraper
+        self._workers = workers
+        self._targets = targets
+        self._clock = clock
+        self._wall_s = wall_s
+        self._max_running = max_running
+        self._share = share
+        self._read_timeout_s = read_timeout_s
+        self._meter = TrafficMeter()
+        self._startups = {pool: Startups() for pool in Pool}
+
+    async def look(self) -> Sight:
+        """Everything as it is now; traffic is what came since the last look."""
+        problems: list[str] = []
+        replicas = await self._read_replicas(problems)
+        scrape = await self._scraper.scrape()
+        now_s, wall_s = self._clock.now_s(), self._wall_s()
+        window = self._meter.take(now_s, wall_s, scrape.counts)
+        loads = self._workers.loads()
+        pools = {pool: self._pool(pool, loads[pool], replicas.get(pool), wall_s) for pool in Pool}
+        problems += [*scrape.problems, *filter(None, [self._workers.problem])]
+        problems += filter(None, (_unseen(pool, loads[pool], replicas.get(pool)) for pool in Pool))
+        sight = Sight(at_s=wall_s, observation=None, replicas=replicas, problems=tuple(problems))
+        return sight if window is None else self._with_window(sight, now_s, window, pools)
+
+    def _with_window(self, sight: Sight, now_s: float, window: Window, pools: Mapping[Pool, PoolState]) -> Sight:
+        ttft, tpot = self._latency(window.ttft), self._latency(window.tpot)
+        sight = replace(sight, ttft=ttft, tpot=tpot)
+        if not all(state.num_ready for state in pools.values()):
+            return sight
+        observation = Observation(
+            now_s=now_s,
+            traffic=window.traffic,
+            prefill=pools[Pool.PREFILL],
+            decode=pools[Pool.DECODE],
+            ttft_ms=ttft.mean_ms,
+            tpot_ms=tpot.mean_ms,
+        )
+        return replace(sight, observation=observation)
+
+    async def _read_replicas(self, problems: list[str]) -> Mapping[Pool, PoolReplicas]:
+        found = await asyncio.gather(*(self._read(pool, problems) for pool in Pool))
+        known = {pool: replicas for pool, replicas in zip(Pool, found, strict=True) if replicas is not None}
+        for pool, replicas in known.items():
+            self._startups[pool].take(replicas.replicas or ())
+        return known
+
+    async def _read(self, pool: Pool, problems: list[str]) -> PoolReplicas | None:
+        try:
+            async with asyncio.timeout(self._read_timeout_s):
+                return await self._targets.read(pool)
+        except TimeoutError:
+            problems.append(f"the {pool} pool's replicas could not be read in {self._read_timeout_s:g} s")
+        except TandemError as error:
+            problems.append(str(error))
+        return None
+
+    def _pool(self, pool: Pool, load: PoolLoad, replicas: PoolReplicas | None, wall_s: float) -> PoolState:
+        return PoolState(
+            num_wanted=load.num_ready if replicas is None else replicas.num_wanted,
+            num_ready=load.num_ready,
+            starting_s=() if replicas is None else _starting_s(replicas, load.num_ready, wall_s),
+            speed=load.speed,
+            kv_tokens=load.kv_tokens,
+            max_running=self._max_running,
+            num_waiting=load.num_waiting,
+            num_running=load.num_running,
+            num_context_tokens=load.num_context_tokens,
+            queued_ms=load.queued_ms,
+            startup_s=self._startups[pool].typical_s,
+        )
+
+    def _latency(self, seconds: Distribution) -> Latency:
+        mean_s, share_s = seconds.mean, seconds.quantile(self._share)
+        return Latency(
+            mean_ms=None if mean_s is None else 1000 * mean_s, share_ms=None if share_s is None else 1000 * share_s
+        )
+
+
+def _starting_s(replicas: PoolReplicas, num_ready: int, wall_s: float) -> Sequence[float]:
+    """For how long each replica starts: the youngest are those that do not work yet, and some may not even exist."""
+    existing = replicas.replicas or ()
+    youngest = sorted(max(0.0, wall_s - replica.created_s) for replica in existing)
+    num_starting = max(0, len(existing) - num_ready)
+    num_missing = max(0, replicas.num_wanted - max(num_ready, len(existing)))
+    return (*youngest[:num_starting], *(0.0,) * num_missing)
+
+
+def _unseen(pool: Pool, load: PoolLoad, replicas: PoolReplicas | None) -> str | None:
+    """Why the workers seen may not be all that work."""
+    if not load.num_ready:
+        return f"no {pool} worker is seen to be ready"
+    existing = () if replicas is None or replicas.replicas is None else replicas.replicas
+    num_ready = sum(replica.ready_s is not None for replica in existing)
+    if num_ready > load.num_ready:
+        return f"{num_ready} pods of the {pool} workers are ready, of which {load.num_ready} are seen"
+    return None

@@ -1,0 +1,92 @@
+"""The planner's brain, set up as the operator asked: objectives, bounds, and what a worker's speed is guessed from."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from tandem.core.errors import ConfigurationError, shown
+from tandem.planning.hardware import find_accelerator
+from tandem.planning.observation import ScalingPolicy
+from tandem.planning.planner import SloPlanner
+from tandem.planning.planner_settings import PlannerSettings as Objectives
+from tandem.planning.roofline import worker_speed
+from tandem.planning.shape import ModelShape
+from tandem.planning.shape_catalogue import find_shape
+from tandem.planning.shape_reader import read_shape
+from tandem.routing.speed import Speed
+from tandem.scaling.hand import Bounds, PoolBounds
+from tandem.scaling.settings import PlannerSettings
+from tandem.scaling.targets import Pool
+
+
+def policy_of(settings: PlannerSettings) -> ScalingPolicy:
+    """Who decides."""
+    return SloPlanner(
+        Objectives(
+            ttft_ms=settings.ttft_ms,
+            tpot_ms=settings.tpot_ms,
+            share=settings.slo_share,
+            min_prefill=settings.min_prefill,
+            max_prefill=settings.max_prefill,
+            min_decode=settings.min_decode,
+            max_decode=settings.max_decode,
+            prefill_accelerators=settings.prefill_accelerators,
+            decode_accelerators=settings.decode_accelerators,
+            max_accelerators=settings.max_accelerators,
+            hold_s=settings.hold_s,
+            warmup_s=settings.warmup_s,
+            startup_s=settings.startup_s,
+            interval_s=settings.interval_s,
+        )
+    )
+
+
+def bounds_of(settings: PlannerSettings) -> Bounds:
+    """What no decision may exceed."""
+    return Bounds(
+        pools={
+            Pool.PREFILL: PoolBounds(
+                least=settings.min_prefill, most=settings.max_prefill, num_accelerators=settings.prefill_accelerators
+            ),
+            Pool.DECODE: PoolBounds(
+                least=settings.min_decode, most=settings.max_decode, num_accelerators=settings.decode_accelerators
+            ),
+        },
+        max_step_up=settings.max_step_up,
+        max_step_down=settings.max_step_down,
+        max_accelerators=settings.max_accelerators,
+    )
+
+
+def guessed_speeds(settings: PlannerSettings) -> Mapping[Pool, Speed]:
+    """What each pool's workers can do by their data sheet; nothing for pools whose hardware is not said.
+
+    Raises:
+        ConfigurationError: there is no such model or hardware.
+        CheckpointError: the model's config.json describes none.
+    """
+    if settings.model is None:
+        return {}
+    shape = _shape_of(settings.model)
+    hardware = {
+        Pool.PREFILL: (settings.prefill_hardware, settings.prefill_accelerators),
+        Pool.DECODE: (settings.decode_hardware, settings.decode_accelerators),
+    }
+    return {
+        pool: worker_speed(shape, find_accelerator(name), num_accelerators=num_accelerators)
+        for pool, (name, num_accelerators) in hardware.items()
+        if name is not None
+    }
+
+
+def _shape_of(model: str) -> ModelShape:
+    path = Path(model).expanduser() / "config.json"
+    if not path.is_file():
+        return find_shape(model)
+    try:
+        config = json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigurationError(f"model={shown(model)}: its config.json is no JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigurationError(f"model={shown(model)}: its config.json is no object")
+    return read_shape(config, path.parent.name)

@@ -1,0 +1,161 @@
+"""What the planner is told by flags and `TANDEM_*`. Owns names, units and limits; decides nothing."""
+
+from functools import cached_property
+from typing import Literal
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from tandem.core.errors import ConfigurationError
+from tandem.serving.settings import Settings
+
+
+class PlannerSettings(Settings, cli_prog_name="python -m services.planner"):
+    """Watches prefill and decode workers, and says how many replicas of each pool are wanted, or sees to it."""
+
+    mode: Literal["advise", "act"] = Field(
+        "advise", description="advise: only say what it would do; act: write the replicas of both Deployments"
+    )
+    interval_s: float = Field(10.0, ge=0.2, le=600, description="time from one decision to the next, seconds")
+
+    ttft_ms: float = Field(1000.0, gt=0, description="objective of the time to the first token, milliseconds")
+    tpot_ms: float = Field(50.0, gt=0, description="objective of the time per output token, milliseconds")
+    slo_share: float = Field(
+        0.95, ge=0.5, lt=1, description="share of the requests that objectives are for: 0.95 = p95"
+    )
+    min_prefill: int = Field(1, ge=1, description="prefill replicas: never fewer")
+    max_prefill: int = Field(8, ge=1, description="prefill replicas: never more")
+    min_decode: int = Field(1, ge=1, description="decode replicas: never fewer")
+    max_decode: int = Field(8, ge=1, description="decode replicas: never more")
+    prefill_accelerators: int = Field(1, ge=1, description="accelerators of one prefill replica")
+    decode_accelerators: int = Field(1, ge=1, description="accelerators of one decode replica")
+    max_accelerators: int | None = Field(None, ge=2, description="of both pools together; omitted: no such limit")
+    max_step_up: int = Field(16, ge=1, description="replicas that one decision may add to a pool")
+    max_step_down: int = Field(2, ge=1, description="replicas that one decision may take from a pool")
+    hold_s: float = Field(180.0, ge=0, description="a pool shrinks when fewer have been enough for this long, seconds")
+    yield_s: float = Field(
+        300.0, ge=0, description="a pool that somebody else scales is left alone for this long, then twice; seconds"
+    )
+    startup_s: float = Field(
+        60.0, ge=0, le=3600, description="how long a replica takes to be ready, until that was measured; seconds"
+    )
+    warmup_s: float = Field(
+        10.0, ge=0, le=600, description="a worker's measurements of its first so many seconds do not count"
+    )
+    max_num_running: int = Field(256, ge=1, description="requests that one decode worker runs at once, as it was told")
+
+    model: str | None = Field(
+        None, description="shape or checkpoint from which speeds are guessed until measured, as of `tandem plan`"
+    )
+    prefill_hardware: str | None = Field(None, description="accelerator of prefill workers, as of `tandem plan`")
+    decode_hardware: str | None = Field(None, description="accelerator of decode workers, as of `tandem plan`")
+    served_model_name: str | None = Field(None, description="count only workers of this model; omitted: all")
+
+    routers: str = Field("127.0.0.1:7800", description="routers that know the workers, as host:port,host:port")
+    gateways: str = Field(
+        "", description="gateways as host:port,host:port; every address of a name is asked (a headless Service's)"
+    )
+    gateway_selector: str | None = Field(
+        None, description="label selector of the gateways' pods, whose port named http is asked; besides gateways"
+    )
+
+    kubernetes_namespace: str | None = Field(
+        None, description="of pods and Deployments; omitted: that of this pod or of KUBECONFIG"
+    )
+    prefill_deployment: str | None = Field(None, description="Deployment of the prefill workers")
+    decode_deployment: str | None = Field(None, description="Deployment of the decode workers")
+    prefill_selector: str | None = Field(
+        None, description="label selector of the prefill workers' pods; omitted: replicas that start are not seen"
+    )
+    decode_selector: str | None = Field(
+        None, description="label selector of the decode workers' pods; omitted: replicas that start are not seen"
+    )
+    lease_name: str = Field("tandem-planner", description="Lease that makes one of several planners act")
+    lease_s: float = Field(
+        15.0, ge=3, le=600, description="a planner that falls silent is replaced after this, seconds"
+    )
+    planner_id: str | None = Field(None, description="this planner's name in the Lease; omitted: host name and chance")
+
+    host: str = Field("127.0.0.1", description="address to serve /metrics, /health and /plan at")
+    metrics_port: int | None = Field(
+        7951, ge=0, le=65535, description="HTTP port of /metrics, /health and /plan; 0 = any free one"
+    )
+    cluster_secret: SecretStr | None = Field(None, description="shared by all processes; calls without it are refused")
+    log_level: str = Field("info", description="debug, info, warning or error")
+    log_format: str = Field("text", description="text, or json: one object a line")
+
+    @field_validator("routers", "gateways")
+    @classmethod
+    def _check_addresses(cls, value: str) -> str:
+        for address in filter(None, (part.strip() for part in value.split(","))):
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) < 65536 or "/" in address:
+                raise ValueError(f"{address!r} is not host:port")
+        return value
+
+    @model_validator(mode="after")
+    def _check_together(self) -> "PlannerSettings":
+        """NOTE: no `ValueError`, whose message would be given to one flag."""
+        problem = self._bounds_problem() or self._reach_problem()
+        if problem is not None:
+            raise ConfigurationError(problem)
+        return self
+
+    def _bounds_problem(self) -> str | None:
+        for pool in ("prefill", "decode"):
+            least, most = getattr(self, f"min_{pool}"), getattr(self, f"max_{pool}")
+            if least > most:
+                return f"min_{pool}={least} is above max_{pool}={most}; lower one or raise the other"
+        fewest = self.min_prefill * self.prefill_accelerators + self.min_decode * self.decode_accelerators
+        if self.max_accelerators is not None and fewest > self.max_accelerators:
+            return f"max_accelerators={self.max_accelerators} is too few: min_prefill and min_decode need {fewest}"
+        return None
+
+    def _reach_problem(self) -> str | None:
+        if not self.router_addresses:
+            return "routers is empty; name one host:port or more"
+        if not self.gateway_addresses and not self.gateway_selector:
+            return "no gateway is named; give gateways=host:port or gateway_selector"
+        if (self.prefill_deployment is None) != (self.decode_deployment is None):
+            return "one Deployment is named; give both prefill_deployment and decode_deployment, or neither"
+        if self.mode == "act" and self.prefill_deployment is None:
+            return "mode='act' needs prefill_deployment and decode_deployment; or use mode=advise"
+        if (self.model is None) != (self.prefill_hardware is None and self.decode_hardware is None):
+            return "guessing speeds needs model, and prefill_hardware or decode_hardware or both; or none of them"
+        return None
+
+    @property
+    def router_addresses(self) -> tuple[str, ...]:
+        return _split(self.routers)
+
+    @property
+    def gateway_addresses(self) -> tuple[str, ...]:
+        return _split(self.gateways)
+
+    @property
+    def needs_kubernetes(self) -> bool:
+        """Whether anything is asked of a Kubernetes API."""
+        return self.prefill_deployment is not None or bool(self.gateway_selector)
+
+    @cached_property
+    def secret(self) -> bytes | None:
+        """The cluster's secret.
+
+        Raises:
+            ConfigurationError: it is empty.
+        """
+        if self.cluster_secret is None:
+            return None
+        value = self.cluster_secret.get_secret_value()
+        if not value:
+            raise ConfigurationError("cluster_secret is empty; omit it or give the one that every process has")
+        return value.encode()
+
+    def run(self) -> int:
+        """Plan until SIGTERM or SIGINT; returns the exit code."""
+        from tandem.scaling.process import run_planner
+
+        return run_planner(self)
+
+
+def _split(addresses: str) -> tuple[str, ...]:
+    return tuple(address.strip() for address in addresses.split(",") if address.strip())

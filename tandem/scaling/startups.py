@@ -1,0 +1,42 @@
+"""How long replicas take from being made to being ready, learned from those that were seen to get there.
+
+Invariant: a replica counts once, for its first time only: one that was unready for a moment later has not started.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+
+from tandem.scaling.targets import Replica
+
+_MEMORY = 16
+_MOST_S = 3600.0
+
+
+class Startups:
+    """One pool's. Call `take` for every look at its replicas."""
+
+    def __init__(self) -> None:
+        self._durations_s: deque[float] = deque(maxlen=_MEMORY)
+        self._starting: frozenset[str] = frozenset()
+        self._known: frozenset[str] | None = None
+
+    @property
+    def typical_s(self) -> float | None:
+        """The median of the last ones; None = none was seen."""
+        return median(self._durations_s) if self._durations_s else None
+
+    def take(self, replicas: Sequence[Replica]) -> None:
+        """NOTE: of those that were ready when first seen, only one that is new since the last look just started."""
+        for replica in replicas:
+            is_new = self._known is not None and replica.name not in self._known
+            if replica.ready_s is not None and (replica.name in self._starting or is_new):
+                duration_s = replica.ready_s - replica.created_s
+                if 0 <= duration_s <= _MOST_S:
+                    self._durations_s.append(duration_s)
+        self._starting = frozenset(one.name for one in replicas if one.ready_s is None and self._is_first(one.name))
+        self._known = frozenset(replica.name for replica in replicas)
+
+    def _is_first(self, name: str) -> bool:
+        """Whether it has never been ready, as far as was seen."""
+        return self._known is None or name not in self._known or name in self._starting

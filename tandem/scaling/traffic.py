@@ -1,0 +1,94 @@
+"""From the counters of many gateways to what arrived between two looks at them.
+
+Invariant: counting begins at a gateway's first sight, so one that appears is no burst; one that restarts loses nothing
+of what it counted since; one that could not be asked for a while has what it counted spread over that while.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tandem.planning.observation import Traffic
+from tandem.scaling.distribution import Distribution
+from tandem.scaling.gateway_counts import GatewayCounts
+
+FORGET_S = 900.0
+_CLOCK_TOLERANCE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What all gateways counted in a time. `ttft` and `tpot` are of what reached its first token or its end in it."""
+
+    traffic: Traffic
+    ttft: Distribution
+    tpot: Distribution
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    now_s: float
+    wall_s: float
+    counts: GatewayCounts
+
+
+class TrafficMeter:
+    """Call `take` once for every look at the gateways."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Seen] = {}
+        self._last_s: float | None = None
+
+    def take(self, now_s: float, wall_s: float, counts: Mapping[str, GatewayCounts]) -> Window | None:
+        """What was counted since the last look.
+
+        Args:
+            now_s, wall_s: of a clock that never goes back, and of the wall's, which gateways date their start by.
+            counts: by address, of those that answered.
+
+        Returns:
+            None as long as nobody was seen twice.
+        """
+        last_s, self._last_s = self._last_s, now_s
+        grown = [
+            self._growth(self._seen.get(address), found, now_s, now_s if last_s is None else last_s)
+            for address, found in counts.items()
+        ]
+        for address, found in counts.items():
+            self._seen[address] = _Seen(now_s, wall_s, found)
+        self._seen = {address: seen for address, seen in self._seen.items() if now_s - seen.now_s <= FORGET_S}
+        known = [growth for growth in grown if growth is not None]
+        if last_s is None or not known or now_s <= last_s:
+            return None
+        return _window(now_s - last_s, sum(known, GatewayCounts()))
+
+    def _growth(self, seen: _Seen | None, found: GatewayCounts, now_s: float, last_s: float) -> GatewayCounts | None:
+        """What one gateway adds to the window; None at its first sight."""
+        if seen is None or now_s <= seen.now_s:
+            return None
+        if not found.began_anew_after(seen.counts):
+            growth = found.since(seen.counts)
+        elif found.born_s is None or found.born_s >= seen.wall_s - _CLOCK_TOLERANCE_S:
+            growth = found
+        else:
+            return None  # NOTE: older than our last look: another gateway that answers at the same address
+        return growth.scaled(min(1.0, (now_s - last_s) / (now_s - seen.now_s)))
+
+
+def _window(duration_s: float, counts: GatewayCounts) -> Window:
+    # NOTE: a refused call either never became a choice, or is among those that failed
+    num_turned_away = max(0.0, counts.num_refused - counts.num_failed)
+    num_requests = counts.num_arrivals + num_turned_away
+    num_tokens = counts.num_arrived_tokens
+    if counts.num_arrivals:
+        num_tokens *= num_requests / counts.num_arrivals
+    share = counts.num_cached_tokens / counts.num_looked_up_tokens if counts.num_looked_up_tokens else 0.0
+    traffic = Traffic(
+        duration_s=duration_s,
+        num_requests=round(num_requests),
+        num_rejected=round(counts.num_refused),
+        num_prompt_tokens=round(num_tokens),
+        num_cached_tokens=round(num_tokens * min(1.0, share)),
+        num_finished=round(counts.num_ended),
+        num_output_tokens=round(counts.num_output_tokens),
+    )
+    return Window(traffic, counts.ttft, counts.tpot)
