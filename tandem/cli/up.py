@@ -17,7 +17,7 @@ from pydantic import Field
 
 from tandem.cli.cluster_status import ClusterStatus
 from tandem.cli.process_output import ProcessOutput
-from tandem.models.hub import resolve_model_path
+from tandem.models.hub import resolve_model_path, served_name
 from tandem.serving.cores import parse_cpus, share_cores
 from tandem.serving.ports import free_ports
 from tandem.serving.process_spec import RestartPolicy
@@ -66,7 +66,7 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
         port = self.port or ports[-1]
         return Topology(
             model=str(path),
-            served_model_name=self.served_model_name or _name_of(self.model),
+            served_model_name=self.served_model_name or served_name(self.model),
             num_prefill=self.prefill,
             num_decode=self.decode,
             num_routers=self.routers,
@@ -129,12 +129,6 @@ def _curl(url: str, model: str, has_chat: bool) -> str:
     route = "chat/completions" if has_chat else "completions"
     body = f'{{"model": "{model}", {asked}, "stream": true}}'
     return f"curl -N {url}/v1/{route} -H 'content-type: application/json' -d {shlex.quote(body)}"
-
-
-def _name_of(model: str) -> str:
-    """A directory's name, or the hub id."""
-    path = Path(model).expanduser()
-    return path.resolve().name if path.is_dir() else model
 
 
 def _own_cpus() -> Sequence[int]:

@@ -3,12 +3,11 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from tandem.core.errors import shown
 from tandem.gateway.errors import RequestError
-from tandem.models.hub import resolve_model_path
+from tandem.models.hub import resolve_model_path, served_name
 from tandem.text.chat_template import ChatTemplate
 from tandem.text.tokenizer import Tokenizer
 
@@ -30,9 +29,8 @@ class ServedModel:
     @classmethod
     def load(cls, path_or_hub_id: str, name: str | None, created_s: int) -> "ServedModel":
         """Raises CheckpointError where there is no such directory or its tokenizer cannot be used."""
-        path = resolve_model_path(path_or_hub_id)
-        served = name or _directory_name(path_or_hub_id, path)
-        return cls(served, Tokenizer.load(path), ChatTemplate.find(path), created_s)
+        path = resolve_model_path(path_or_hub_id, has_weights=False)
+        return cls(name or served_name(path_or_hub_id), Tokenizer.load(path), ChatTemplate.find(path), created_s)
 
     def require(self, name: str) -> None:
         """Raises RequestError, which becomes 404, for a model that is not served here."""
@@ -95,8 +93,3 @@ def _too_long(what: str, max_model_len: int) -> RequestError:
         param="prompt",
         code="context_length_exceeded",
     )
-
-
-def _directory_name(asked: str, path: Path) -> str:
-    """NOTE: a hub id's directory is named after a commit, so the id itself is better."""
-    return path.absolute().name if Path(asked).expanduser().is_dir() else asked

@@ -5,12 +5,12 @@ import socket
 from collections.abc import Iterable
 from functools import cached_property
 from ipaddress import ip_address
-from pathlib import Path
 
 import psutil
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 from tandem.core.errors import ConfigurationError
+from tandem.models.hub import served_name
 from tandem.routing.snapshot import Role
 from tandem.serving.settings import EngineSettings
 from tandem.transport.card import MIN_SECRET_BYTES, SINGLE_MACHINE_SECRET
@@ -91,10 +91,7 @@ class WorkerSettings(EngineSettings):
 
     @property
     def model_name(self) -> str:
-        if self.served_model_name is not None:
-            return self.served_model_name
-        path = Path(self.model).expanduser()
-        return path.absolute().name if path.is_dir() else self.model
+        return self.served_model_name or served_name(self.model)
 
     @cached_property
     def secret(self) -> bytes | None:

@@ -49,7 +49,13 @@ class MessageWriter:
             return b""
         self._has_begun = True
         usage = self._usage() | {"output_tokens": 0}
-        message: dict[str, Any] = {**self._fields, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        message: dict[str, Any] = {
+            **self._fields,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
         start = frame({"type": "message_start", "message": message})
         if self._max_tokens == 0:
             return start

@@ -1,14 +1,19 @@
 """Names and paths of models, without a network."""
 
+import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from tandem.core.errors import CheckpointError
-from tandem.models.hub import resolve_model_path
+from tandem.models.hub import resolve_model_path, served_name
 
 
 def test_directory_is_itself(tmp_path: Path) -> None:
@@ -40,3 +45,62 @@ def test_without_network_or_cache_the_message_says_what_to_do(tmp_path: Path) ->
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert "CheckpointError: 'someone/some-model' is no directory here" in done.stderr
     assert "check the name and the network" in done.stderr
+
+
+NAMES = ("config.json", "tokenizer.json", "model.safetensors", "README.md")
+
+
+@contextmanager
+def small_hub() -> Iterator[tuple[str, list[str]]]:
+    """(URL, paths asked for) of a hub on loopback: one repository that any name and revision finds."""
+    asked: list[str] = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            files = [{"type": "file", "path": name, "size": 2, "oid": "e" * 40} for name in NAMES]
+            repository = {"id": "a/b", "sha": "c" * 40, "siblings": [{"rfilename": name} for name in NAMES]}
+            is_api, is_tree = self.path.startswith("/api/"), "/tree/" in self.path
+            body = json.dumps(files if is_tree else repository if is_api else {}).encode()
+            self.send_response(200)
+            for name, value in (("Content-Length", str(len(body))), ("ETag", "e" * 40), ("X-Repo-Commit", "c" * 40)):
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize(("options", "has_weights"), [("", True), (", has_weights=False", False)])
+def test_a_revision_is_kept_to_and_weights_are_left_where_nobody_wants_them(
+    tmp_path: Path, options: str, has_weights: bool
+) -> None:
+    code = f"from tandem.models.hub import resolve_model_path; print(resolve_model_path('a/b@v1.0'{options}))"
+    with small_hub() as (url, asked):
+        environment = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
+        environment |= {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    fetched = {path.name for path in Path(done.stdout.strip()).iterdir()}
+    assert fetched == {"config.json", "tokenizer.json"} | ({"model.safetensors"} if has_weights else set())
+    assert any("/revision/v1.0" in path for path in asked)
+    assert not any("/revision/main" in path for path in asked)
+
+
+def test_a_model_is_called_after_its_directory_or_its_name_on_the_hub(tmp_path: Path) -> None:
+    assert served_name(str(tmp_path)) == tmp_path.name
+    assert served_name("org/name@v1") == served_name("org/name") == "org/name"

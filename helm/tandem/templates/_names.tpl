@@ -1,0 +1,122 @@
+{{/* Names, labels and references that every object shares. */}}
+
+{{- define "tandem.fullname" -}}
+{{- $chart := default .Chart.Name .Values.nameOverride -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains $chart .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $chart | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end }}
+
+{{/* What selects every pod of this release. */}}
+{{- define "tandem.releaseLabels" -}}
+app.kubernetes.io/name: tandem
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{/* What selects the pods of one component. Takes root, name. */}}
+{{- define "tandem.selector" -}}
+{{ include "tandem.releaseLabels" .root }}
+app.kubernetes.io/component: {{ .name }}
+{{- end }}
+
+{{/* Labels of every object. Takes root, name. */}}
+{{- define "tandem.labels" -}}
+{{ include "tandem.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Labels of a pod: without versions, which would restart it for a new chart. Takes root, name, podLabels. */}}
+{{- define "tandem.templateLabels" -}}
+{{- merge (include "tandem.selector" . | fromYaml) .podLabels .root.Values.commonLabels | toYaml -}}
+{{- end }}
+
+{{/* Labels of a pool's pods. Takes root, name, pool. */}}
+{{- define "tandem.podLabels" -}}
+{{- $labels := include "tandem.selector" . | fromYaml -}}
+{{- if has .name (list "prefill" "decode") -}}
+{{- $_ := set $labels "tandem.dev/role" .name -}}
+{{- end -}}
+{{- if has .name (list "prefill" "decode" "gateway") -}}
+{{- $_ := set $labels "tandem.dev/model" (include "tandem.labelValue" (include "tandem.servedName" .root)) -}}
+{{- with .root.Values.model.version -}}
+{{- $_ := set $labels "tandem.dev/model-version" (include "tandem.labelValue" .) -}}
+{{- end -}}
+{{- end -}}
+{{- if eq .name "gateway" -}}
+{{- $labels = merge $labels .root.Values.gatewayApi.inferencePoolLabels -}}
+{{- end -}}
+{{- include "tandem.templateLabels" (dict "root" .root "name" .name "podLabels" (merge $labels .pool.podLabels)) -}}
+{{- end }}
+
+{{- define "tandem.labelValue" -}}
+{{- regexReplaceAll "[^A-Za-z0-9._-]" . "-" | trunc 63 | trimAll "-._" -}}
+{{- end }}
+
+{{/* A number, a truth value or a text as one word. Numbers of values files are floats, which print as 1e+06. */}}
+{{- define "tandem.scalar" -}}
+{{- if kindIs "string" . }}{{ . }}{{ else }}{{ toJson . }}{{ end -}}
+{{- end }}
+
+{{/* An image reference. Takes image (may be partial), defaults, version. */}}
+{{- define "tandem.imageName" -}}
+{{- $image := merge (deepCopy .image) .defaults -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $image.repository (default .version $image.tag) -}}
+{{- end -}}
+{{- end }}
+
+{{/* image and imagePullPolicy of a container. Takes root, class (control or worker), image. */}}
+{{- define "tandem.image" -}}
+{{- $defaults := index .root.Values.images .class -}}
+image: {{ include "tandem.imageName" (dict "image" .image "defaults" $defaults "version" .root.Chart.AppVersion) | quote }}
+imagePullPolicy: {{ default $defaults.pullPolicy .image.pullPolicy }}
+{{- end }}
+
+{{- define "tandem.serviceAccount" -}}
+{{- if .pool.serviceAccount.create -}}
+{{- default (printf "%s-%s" (include "tandem.fullname" .root) .name) .pool.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .pool.serviceAccount.name -}}
+{{- end -}}
+{{- end }}
+
+{{/* "true" for pods that talk to the Kubernetes API. */}}
+{{- define "tandem.needsApi" -}}
+{{- if or (eq .name "planner") (and (eq .name "router") (eq (include "tandem.discovery" .root) "kubernetes")) -}}
+true
+{{- else -}}
+false
+{{- end -}}
+{{- end }}
+
+{{/* "true" where something else than the chart sets a pool's replicas. */}}
+{{- define "tandem.isScaled" -}}
+{{- $planned := and .root.Values.planner.enabled (eq .root.Values.planner.mode "act") (has .name (list "prefill" "decode")) -}}
+{{- if or $planned .pool.autoscaling.hpa.enabled .pool.autoscaling.keda.enabled -}}
+true
+{{- else -}}
+false
+{{- end -}}
+{{- end }}
+
+{{/* Addresses to listen at and to be called at. */}}
+{{- define "tandem.anyAddress" -}}
+{{- if eq .Values.ipFamily "IPv6" }}::{{ else }}0.0.0.0{{ end -}}
+{{- end }}
+{{- define "tandem.anyBind" -}}
+{{- if eq .Values.ipFamily "IPv6" }}[::]{{ else }}0.0.0.0{{ end -}}
+{{- end }}
+{{- define "tandem.podHost" -}}
+{{- if eq .Values.ipFamily "IPv6" }}[$(POD_IP)]{{ else }}$(POD_IP){{ end -}}
+{{- end }}

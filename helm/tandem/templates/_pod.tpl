@@ -1,0 +1,250 @@
+{{/* The pod of every pool. All of these take root, name, pool. */}}
+
+{{- define "tandem.pod" -}}
+metadata:
+  labels:
+    {{- include "tandem.podLabels" . | nindent 4 }}
+  annotations:
+    checksum/config: {{ include "tandem.secretData" .root | sha256sum }}
+    {{- with .pool.podAnnotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  serviceAccountName: {{ include "tandem.serviceAccount" . }}
+  automountServiceAccountToken: {{ include "tandem.needsApi" . }}
+  {{- /* NOTE: a Service named tandem-… would else set TANDEM_…_PORT in every pod */}}
+  enableServiceLinks: false
+  {{- with .root.Values.imagePullSecrets }}
+  imagePullSecrets:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  securityContext:
+    {{- include "tandem.overlay" (list .root.Values.podSecurityContext .pool.podSecurityContext) | nindent 4 }}
+  terminationGracePeriodSeconds: {{ include "tandem.gracePeriod" . }}
+  {{- if .pool.hostIPC }}
+  hostIPC: true
+  {{- end }}
+  {{- if .pool.hostPID }}
+  hostPID: true
+  {{- end }}
+  {{- with .pool.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- with .pool.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- with .pool.readinessGates }}
+  readinessGates:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .pool.nodeSelector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .pool.affinity }}
+  affinity:
+    {{- tpl (toYaml .) $.root | nindent 4 }}
+  {{- end }}
+  {{- with .pool.tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- include "tandem.topologySpread" . | nindent 2 }}
+  {{- with .pool.accelerator.claims }}
+  resourceClaims:
+    {{- range . }}
+    - {{ omit . "request" | toYaml | nindent 6 | trim }}
+    {{- end }}
+  {{- end }}
+  containers:
+    - name: {{ .name }}
+      {{- $class := ternary "worker" "control" (has .name (list "prefill" "decode")) }}
+      {{- include "tandem.image" (dict "root" .root "class" $class "image" .pool.image) | nindent 6 }}
+      command: [python3, -m, services.{{ .name }}]
+      {{- with .pool.args }}
+      args:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      securityContext:
+        {{- include "tandem.containerSecurity" . | nindent 8 }}
+      env:
+        {{- include "tandem.env" . | trim | nindent 8 }}
+        {{- with .pool.extraEnv }}
+        {{- tpl (toYaml .) $.root | nindent 8 }}
+        {{- end }}
+      {{- with .pool.envFrom }}
+      envFrom:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      ports:
+        {{- range $port, $number := include "tandem.ports" . | fromYaml }}
+        - name: {{ $port }}
+          containerPort: {{ $number }}
+        {{- end }}
+      {{- include "tandem.probes" . | nindent 6 }}
+      {{- if int .pool.termination.preStopSeconds }}
+      lifecycle:
+        preStop:
+          exec:
+            command: [sleep, {{ int .pool.termination.preStopSeconds | quote }}]
+      {{- end }}
+      resources:
+        {{- include "tandem.resources" . | nindent 8 }}
+      volumeMounts:
+        {{- include "tandem.mounts" . | trim | nindent 8 }}
+  volumes:
+    {{- include "tandem.volumes" . | trim | nindent 4 }}
+{{- end }}
+
+{{/* Ports by name. */}}
+{{- define "tandem.ports" -}}
+{{- if eq .name "gateway" -}}
+http: 8000
+{{- else if eq .name "router" -}}
+grpc: 7800
+metrics: 7801
+{{- else if eq .name "planner" -}}
+metrics: 7951
+{{- else -}}
+grpc: 7900
+metrics: 7901
+{{- end -}}
+{{- end }}
+
+{{/* preStop, then draining, then a margin, unless a longer time is given. */}}
+{{- define "tandem.gracePeriod" -}}
+{{- $end := .pool.termination -}}
+{{- default (add (int $end.preStopSeconds) (int $end.drainSeconds) 15) (int $end.gracePeriodSeconds) -}}
+{{- end }}
+
+{{- define "tandem.containerSecurity" -}}
+{{- $security := include "tandem.overlay" (list .root.Values.securityContext .pool.securityContext) | fromYaml -}}
+{{- if .pool.rdma.ipcLock -}}
+{{- $_ := set $security "capabilities" (merge (dict "add" (list "IPC_LOCK")) ($security.capabilities | default dict)) -}}
+{{- end -}}
+{{- toYaml $security -}}
+{{- end }}
+
+{{/* The first map with the second's entries over it. NOTE: `merge` would take a false for nothing said. */}}
+{{- define "tandem.overlay" -}}
+{{- $all := dict -}}
+{{- range . -}}
+{{- range $key, $value := . -}}
+{{- $_ := set $all $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $all -}}
+{{- end }}
+
+{{- define "tandem.topologySpread" -}}
+{{- if .pool.topologySpreadConstraints -}}
+topologySpreadConstraints:
+{{- range .pool.topologySpreadConstraints }}
+{{- $own := dict "labelSelector" (dict "matchLabels" (include "tandem.selector" $ | fromYaml)) }}
+  - {{ merge (deepCopy .) $own | toYaml | nindent 4 | trim }}
+{{- end }}
+{{- end -}}
+{{- end }}
+
+{{- define "tandem.probe" -}}
+httpGet:
+  path: {{ .path }}
+  port: {{ .port }}
+periodSeconds: {{ int .probes.periodSeconds }}
+timeoutSeconds: {{ int .probes.timeoutSeconds }}
+{{- end }}
+
+{{/* A worker's /health answers once its model is loaded; /live while its process does, also while it drains. */}}
+{{- define "tandem.probes" -}}
+{{- $isGateway := eq .name "gateway" -}}
+{{- $port := ternary "http" "metrics" $isGateway -}}
+{{- $probes := .pool.probes -}}
+startupProbe:
+  {{- include "tandem.probe" (dict "path" "/health" "port" $port "probes" $probes) | nindent 2 }}
+  failureThreshold: {{ div (add (int $probes.startupSeconds) (int $probes.periodSeconds) -1) (int $probes.periodSeconds) }}
+readinessProbe:
+  {{- include "tandem.probe" (dict "path" (ternary "/ready" "/health" $isGateway) "port" $port "probes" $probes) | nindent 2 }}
+  failureThreshold: {{ int $probes.failureThreshold }}
+livenessProbe:
+  {{- include "tandem.probe" (dict "path" (ternary "/health" "/live" $isGateway) "port" $port "probes" $probes) | nindent 2 }}
+  failureThreshold: {{ int $probes.failureThreshold }}
+{{- end }}
+
+{{/* Resources as texts; extended ones requested as they are limited. */}}
+{{- define "tandem.resources" -}}
+{{- $devices := dict -}}
+{{- with .pool.accelerator -}}
+{{- if ne .vendor "none" -}}
+{{- $_ := set $devices (default (get $.root.Values.acceleratorResources .vendor) .resource) .count -}}
+{{- end -}}
+{{- end -}}
+{{- with .pool.rdma -}}
+{{- if .enabled -}}
+{{- $_ := set $devices .resource .count -}}
+{{- end -}}
+{{- end -}}
+{{- range $kind := list "requests" "limits" }}
+{{- $all := merge (deepCopy $devices) (get $.pool.resources $kind | default dict) }}
+{{- if $all }}
+{{ $kind }}:
+  {{- range $name, $quantity := $all }}
+  {{ $name }}: {{ include "tandem.scalar" $quantity | quote }}
+  {{- end }}
+{{- end }}
+{{- end }}
+{{- with .pool.accelerator.claims }}
+claims:
+  {{- range . }}
+  - {{ pick . "name" "request" | toYaml | nindent 4 | trim }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "tandem.usesRedisCa" -}}
+{{- and (ne .root.Values.externalRedis.caSecret.name "") (has .name (list "router" "prefill" "decode")) -}}
+{{- end }}
+
+{{- define "tandem.mounts" -}}
+- name: tmp
+  mountPath: /tmp
+{{- if has .name (list "gateway" "prefill" "decode") }}
+- name: cache
+  mountPath: /var/cache/tandem
+{{- include "tandem.modelMount" .root }}
+{{- end }}
+{{- if .pool.shm.sizeLimit }}
+- name: shm
+  mountPath: /dev/shm
+{{- end }}
+{{- if eq (include "tandem.usesRedisCa" .) "true" }}
+- name: redis-ca
+  mountPath: /etc/tandem/redis-ca
+  readOnly: true
+{{- end }}
+{{- with .pool.volumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "tandem.volumes" -}}
+- name: tmp
+  emptyDir: {}
+{{- if has .name (list "gateway" "prefill" "decode") }}
+{{ include "tandem.cacheVolume" .root }}
+{{- include "tandem.modelVolume" .root }}
+{{- end }}
+{{- with .pool.shm.sizeLimit }}
+- name: shm
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ . }}
+{{- end }}
+{{- if eq (include "tandem.usesRedisCa" .) "true" }}
+- name: redis-ca
+  secret:
+    secretName: {{ .root.Values.externalRedis.caSecret.name }}
+{{- end }}
+{{- with .pool.volumes }}
+{{ tpl (toYaml .) $.root }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,143 @@
+{{/* What the schema cannot say. Each message names the values and the remedy. */}}
+
+{{- define "tandem.validate" -}}
+{{- $values := .Values -}}
+{{- if not .Values.model.uri -}}
+{{- fail "model.uri is required: hf://org/name, pvc://claim/path, host:///directory or /directory/in/the/image" -}}
+{{- end -}}
+{{- if not .Values.decode.enabled -}}
+{{- fail "decode.enabled is false, and without decode workers nothing answers: set decode.enabled=true; prefill may be disabled, decode then computes prompts itself" -}}
+{{- end -}}
+{{- include "tandem.validateRedis" . -}}
+{{- include "tandem.validateRouter" . -}}
+{{- range $name := list "gateway" "router" "prefill" "decode" "planner" -}}
+{{- if (index $values $name).enabled -}}
+{{- include "tandem.validatePool" (dict "root" $ "name" $name "pool" (index $values $name)) -}}
+{{- end -}}
+{{- end -}}
+{{- range $key := list "blockSize" "dtype" -}}
+{{- if and $values.prefill.enabled (ne (toString (get $values.prefill.settings $key)) (toString (get $values.decode.settings $key))) -}}
+{{- fail (printf "prefill.settings.%s and decode.settings.%s differ, so their workers could not share blocks: set both to the same" $key $key) -}}
+{{- end -}}
+{{- end -}}
+{{- include "tandem.validatePlanner" . -}}
+{{- if and .Values.gatewayApi.enabled (not .Values.gatewayApi.parentRefs) -}}
+{{- fail "gatewayApi.enabled needs gatewayApi.parentRefs: name the Gateway, as [{name: my-gateway}]" -}}
+{{- end -}}
+{{- if and .Values.load.enabled (not .Values.gateway.enabled) (not .Values.load.url) -}}
+{{- fail "load.enabled without a gateway in this release: set load.url" -}}
+{{- end -}}
+{{- end }}
+
+{{- define "tandem.validateRedis" -}}
+{{- $external := .Values.externalRedis -}}
+{{- if and .Values.redis.enabled (or $external.host $external.urlKey) -}}
+{{- fail "redis.enabled and externalRedis.host (or urlKey) are both set: there is one Redis; set redis.enabled=false to use the external one" -}}
+{{- end -}}
+{{- if and $external.urlKey (not $external.existingSecret) -}}
+{{- fail "externalRedis.urlKey needs externalRedis.existingSecret, the Secret that has that key" -}}
+{{- end -}}
+{{- end }}
+
+{{- define "tandem.validateRouter" -}}
+{{- $mode := .Values.discovery.mode -}}
+{{- $hasRedis := eq (include "tandem.hasRedis" .) "true" -}}
+{{- $router := .Values.router -}}
+{{- if and (eq $mode "redis") (not $hasRedis) -}}
+{{- fail "discovery.mode=redis needs a Redis: set redis.enabled=true or externalRedis.host, or discovery.mode=auto" -}}
+{{- end -}}
+{{- if and (eq $mode "announce") $hasRedis -}}
+{{- fail "discovery.mode=announce is for fleets without Redis: set redis.enabled=false and no externalRedis, or discovery.mode=auto" -}}
+{{- end -}}
+{{- if and $router.enabled (not $hasRedis) (gt (int (include "tandem.maxReplicas" (dict "root" . "name" "router" "pool" $router))) 1) -}}
+{{- fail "router.replicas above 1 needs Redis, where routers share which worker holds which prefix: set redis.enabled=true or externalRedis.host, or router.replicas=1 without autoscaling" -}}
+{{- end -}}
+{{- if and (not $router.enabled) (not $router.externalAddresses) -}}
+{{- fail "router.enabled is false: set router.externalAddresses=host:7800 to the routers of another release, or router.enabled=true" -}}
+{{- end -}}
+{{- end }}
+
+{{/* Takes root, name, pool. */}}
+{{- define "tandem.validatePool" -}}
+{{- $name := .name -}}
+{{- $scaling := .pool.autoscaling -}}
+{{- if and $scaling.hpa.enabled $scaling.keda.enabled -}}
+{{- fail (printf "%s.autoscaling.hpa and %s.autoscaling.keda would fight over its replicas: enable one of them" $name $name) -}}
+{{- end -}}
+{{- range $kind := list "hpa" "keda" -}}
+{{- $own := index $scaling $kind -}}
+{{- if and $own.enabled (eq $name "planner") -}}
+{{- fail (printf "planner.autoscaling.%s: one planner leads, others only stand by; disable it and set planner.replicas" $kind) -}}
+{{- end -}}
+{{- if and $own.enabled (gt (int $own.minReplicas) (int $own.maxReplicas)) -}}
+{{- fail (printf "%s.autoscaling.%s.minReplicas=%d is above maxReplicas=%d: lower one or raise the other" $name $kind (int $own.minReplicas) (int $own.maxReplicas)) -}}
+{{- end -}}
+{{- end -}}
+{{- if and $scaling.hpa.enabled (not $scaling.hpa.metrics) -}}
+{{- fail (printf "%s.autoscaling.hpa.metrics is empty: name a metric, or remove the line to get the default" $name) -}}
+{{- end -}}
+{{- if and $scaling.keda.enabled (not $scaling.keda.serverAddress) (not $scaling.keda.triggers) -}}
+{{- fail (printf "%s.autoscaling.keda needs serverAddress (of Prometheus, as http://prometheus.monitoring:9090) or triggers of your own" $name) -}}
+{{- end -}}
+{{- $end := .pool.termination -}}
+{{- $needed := add (int $end.preStopSeconds) (int $end.drainSeconds) 5 -}}
+{{- if and (int $end.gracePeriodSeconds) (lt (int $end.gracePeriodSeconds) (int $needed)) -}}
+{{- fail (printf "%s.termination.gracePeriodSeconds=%d would kill streams: preStopSeconds=%d and drainSeconds=%d need at least %d; raise it, lower those, or set 0 to have it computed" $name (int $end.gracePeriodSeconds) (int $end.preStopSeconds) (int $end.drainSeconds) (int $needed)) -}}
+{{- end -}}
+{{- if and (has (toString .pool.rollout.maxSurge) (list "0" "0%")) (has (toString .pool.rollout.maxUnavailable) (list "0" "0%")) -}}
+{{- fail (printf "%s.rollout: maxSurge and maxUnavailable are both 0, so no pod could ever be replaced: set one of them to 1" $name) -}}
+{{- end -}}
+{{- if and (ne (toString .pool.pdb.minAvailable) "") (ne (toString .pool.pdb.maxUnavailable) "") (ne (toString .pool.pdb.maxUnavailable) "1") -}}
+{{- fail (printf "%s.pdb: minAvailable and maxUnavailable are both set: keep one" $name) -}}
+{{- end -}}
+{{- include "tandem.validateDevices" . -}}
+{{- include "tandem.validateExtraEnv" . -}}
+{{- end }}
+
+{{- define "tandem.validateDevices" -}}
+{{- $accelerator := .pool.accelerator -}}
+{{- if and (ne $accelerator.vendor "none") $accelerator.claims -}}
+{{- fail (printf "%s.accelerator: vendor=%s and claims would ask for accelerators twice: with claims set vendor=none" .name $accelerator.vendor) -}}
+{{- end -}}
+{{- if and (ne $accelerator.vendor "none") (not $accelerator.resource) (not (get .root.Values.acceleratorResources $accelerator.vendor)) -}}
+{{- fail (printf "%s.accelerator.vendor=%s is unknown: use none or one of %s, add it to acceleratorResources, or set accelerator.resource" .name $accelerator.vendor (keys .root.Values.acceleratorResources | sortAlpha | join ", ")) -}}
+{{- end -}}
+{{- if and (eq $accelerator.vendor "none") $accelerator.resource -}}
+{{- fail (printf "%s.accelerator.resource=%s is not asked for while vendor=none: set vendor" .name $accelerator.resource) -}}
+{{- end -}}
+{{- end }}
+
+{{- define "tandem.validateExtraEnv" -}}
+{{- $own := list -}}
+{{- range include "tandem.env" . | fromYamlArray -}}
+{{- $own = append $own .name -}}
+{{- end -}}
+{{- range .pool.extraEnv -}}
+{{- if has .name $own -}}
+{{- fail (printf "%s.extraEnv sets %s, which the chart sets too: use the value that it comes from, or %s.settings" $.name .name $.name) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "tandem.validatePlanner" -}}
+{{- $planner := .Values.planner -}}
+{{- if $planner.enabled -}}
+{{- if not (and .Values.prefill.enabled .Values.gateway.enabled) -}}
+{{- fail "planner.enabled needs prefill.enabled and gateway.enabled: it weighs both pools by what the gateways count" -}}
+{{- end -}}
+{{- range $name := list "prefill" "decode" -}}
+{{- $scaling := (index $.Values $name).autoscaling -}}
+{{- if and (eq $planner.mode "act") (or $scaling.hpa.enabled $scaling.keda.enabled) -}}
+{{- fail (printf "planner.mode=act and %s.autoscaling would fight over its replicas: disable the autoscaler, or set planner.mode=advise" $name) -}}
+{{- end -}}
+{{- $limits := index $planner.limits $name -}}
+{{- if gt (int $limits.min) (int $limits.max) -}}
+{{- fail (printf "planner.limits.%s.min=%d is above max=%d: lower one or raise the other" $name (int $limits.min) (int $limits.max)) -}}
+{{- end -}}
+{{- end -}}
+{{- $fewest := add (mul (int $planner.limits.prefill.min) (int (include "tandem.numAccelerators" .Values.prefill))) (mul (int $planner.limits.decode.min) (int (include "tandem.numAccelerators" .Values.decode))) -}}
+{{- if and (int $planner.maxAccelerators) (lt (int $planner.maxAccelerators) (int $fewest)) -}}
+{{- fail (printf "planner.maxAccelerators=%d is too few: planner.limits need at least %d; raise it or lower the minimums" (int $planner.maxAccelerators) (int $fewest)) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}

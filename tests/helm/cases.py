@@ -1,0 +1,213 @@
+"""Values that the chart is rendered with: every example, every flag by itself, and a few together."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tests.helpers.helm import EXAMPLES, POOLS, SETTINGS, at, example, merged, settings_schema
+
+Values = dict[str, Any]
+MINIMAL: Values = {"model": {"uri": "hf://Qwen/Qwen3-8B"}}
+GPU = {"accelerator": {"vendor": "nvidia"}}
+NO_REDIS = {"redis": {"enabled": False}, "router": {"replicas": 1}}
+PROMETHEUS = "http://prometheus.monitoring:9090"
+CLAIM = {"name": "gpu", "resourceClaimTemplateName": "one-gpu"}
+
+# A value of each type of setting, written as in a values file; 1000000 is what Go would print as 1e+06.
+_SETTINGS: dict[str, Values] = {
+    "gateway": {"maxConcurrentRequests": 1024, "maxBodyMib": 16.5, "requestTimeoutS": 1000000},
+    "router": {"policy": "least-loaded", "maxTtftS": 20, "maxBlockReplicas": 10000000},
+    "prefill": {"maxModelLen": 1000000, "prefixCaching": False, "kvCacheGib": 0.5, "transport": "tcp", "leaseTtlS": 20},
+    "decode": {"maxNumRunning": 128, "checksumShare": 1, "nativeKernels": False},
+    "planner": {"intervalS": 5, "maxStepUp": 4},
+}
+
+FLAGS: dict[str, Values] = {
+    "minimal": {},
+    "model-host": at("model", {"uri": "host:///data/models/tandem-demo"}),
+    "model-pvc": at("model", {"uri": "pvc://models/a/b", "version": "v2 (beta)"}),
+    "model-pvc-root": at("model", {"uri": "pvc://models", "servedName": "mine"}),
+    "model-image": at("model", {"uri": "/models/tandem-demo/"}),
+    "model-token-and-cache": at(
+        "model", {"authSecret": {"name": "hf", "key": "t"}, "cache": {"existingClaim": "cache", "sizeLimit": ""}}
+    ),
+    "model-cache-size": at("model.cache.sizeLimit", "80Gi"),
+    "names": {"nameOverride": "llm", "commonLabels": {"team": "inference"}},
+    "full-name": {"fullnameOverride": "a-very-long-name-that-is-cut-off-somewhere-in-the-middle"},
+    "images": {
+        "images": {
+            "control": {"repository": "registry.example.com/tandem-control", "tag": "1.2.3", "pullPolicy": "Always"},
+            "worker": {"digest": "sha256:" + "0" * 64},
+        },
+        "imagePullSecrets": [{"name": "pull"}],
+        "decode": {"image": {"repository": "registry.example.com/tandem-worker-cuda"}},
+    },
+    "ipv6": {"ipFamily": "IPv6"},
+    "logs-and-traces": {"log": {"level": "debug", "format": "text"}, "otlpEndpoint": "http://collector:4318"},
+    "existing-secrets": {
+        "clusterSecret": {"existingSecret": "cluster", "key": "k"},
+        "redis": {"auth": {"existingSecret": "redis"}},
+    },
+    "redis-without-password": at("redis.auth.enabled", False),
+    "redis-placed": at(
+        "redis",
+        {"nodeSelector": {"a": "b"}, "tolerations": [{"operator": "Exists"}], "priorityClassName": "p"}
+        | {"podLabels": {"x": "y"}, "podAnnotations": {"x": "y"}, "affinity": {"nodeAffinity": {}}},
+    ),
+    "external-redis-url": {
+        "redis": {"enabled": False},
+        "externalRedis": {"existingSecret": "redis", "urlKey": "url"},
+    },
+    "external-redis-plain": {"redis": {"enabled": False}, "externalRedis": {"host": "redis", "database": 3}},
+    "announce": NO_REDIS,
+    "discovery-kubernetes": {"discovery": {"mode": "kubernetes"}},
+    "discovery-kubernetes-without-redis": merged(NO_REDIS, {"discovery": {"mode": "kubernetes"}}),
+    "discovery-redis": {"discovery": {"mode": "redis"}},
+    "decode-only": {"prefill": {"enabled": False}},
+    "workers-of-another-release": {
+        "gateway": {"enabled": False},
+        "router": {"enabled": False, "externalAddresses": "other-tandem-router:7800"},
+        "redis": {"enabled": False},
+        "externalRedis": {"host": "other-tandem-redis"},
+        "tests": {"enabled": False},
+    },
+    "service-load-balancer": at(
+        "gateway.service",
+        {"type": "LoadBalancer", "port": 80, "loadBalancerClass": "x", "loadBalancerSourceRanges": ["10.0.0.0/8"]}
+        | {"annotations": {"a": "b"}},
+    ),
+    "service-node-port": at("gateway.service", {"type": "NodePort", "nodePort": 30080}),
+    "no-network-policy": at("networkPolicy.enabled", False),
+    "network-policy-peers": {
+        "networkPolicy": {"metricsFrom": [], "extraFrom": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}]},
+        "monitoring": {"enabled": True},
+    },
+    "monitoring": {"monitoring": {"enabled": True, "interval": "30s", "labels": {"release": "prometheus"}}},
+    "monitoring-but-one": {"monitoring": {"enabled": True}, "prefill": {"monitoring": {"enabled": False}}},
+    "gateway-api": {
+        "gatewayApi": {
+            "enabled": True,
+            "parentRefs": [{"name": "public"}],
+            "weight": 9,
+            "extraBackends": [{"name": "next-tandem-gateway", "port": 8000, "weight": 1}],
+            "annotations": {"a": "b"},
+            "inferencePoolLabels": {"inference.example.com/pool": "tandem"},
+        }
+    },
+    "planner-advises": {"planner": {"enabled": True}, "prefill": {"autoscaling": {"hpa": {"enabled": True}}}},
+    "planner-acts": {"planner": {"enabled": True, "mode": "act", "maxAccelerators": 6}, "prefill": GPU},
+    "load": at("load", {"enabled": True, "args": ["--figures", "/results"], "results": {"existingClaim": "results"}}),
+    "load-elsewhere": at(
+        "load",
+        {"enabled": True, "url": "http://other:8000", "settings": {"rate": 2.5, "requests": 1000000}}
+        | {"extraEnv": [{"name": "TANDEM_LOAD_API_KEY", "value": "x"}], "nodeSelector": {"a": "b"}}
+        | {"volumes": [{"name": "traces", "configMap": {"name": "traces"}}], "tolerations": [{"operator": "Exists"}]}
+        | {"volumeMounts": [{"name": "traces", "mountPath": "/traces"}]},
+    ),
+    "no-tests": at("tests.enabled", False),
+    "extra-objects": {
+        "extraObjects": [
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": "{{ .Release.Name }}-a"},
+                "data": {"a": "1"},
+            },
+            "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: '{{ .Release.Name }}-b'}\n",
+        ]
+    },
+    "amd": at("decode.accelerator", {"vendor": "amd", "count": 8}),
+    "own-resource": at("decode.accelerator", {"vendor": "nvidia", "resource": "nvidia.com/mig-1g.10gb"}),
+    "own-vendor": {"acceleratorResources": {"acme": "acme.com/npu"}, "decode": {"accelerator": {"vendor": "acme"}}},
+    "rdma-ipc-lock": at("decode", {**GPU, "rdma": {"enabled": True, "ipcLock": True, "count": 2}}),
+    "run-as-root": at("decode", {"podSecurityContext": {"runAsUser": 0, "runAsNonRoot": False}}),
+    "writable-root": at("decode.securityContext.readOnlyRootFilesystem", False),
+}
+
+
+def _pool_flags(pool: str) -> dict[str, Values]:
+    """Every block of one pool that needs nothing else."""
+    flags: dict[str, Values] = {
+        "replicas": {"replicas": 1 if pool in ("router", "planner") else 3},
+        "settings": {"settings": _SETTINGS[pool]},
+        "container": {
+            "args": ["--log-level", "debug"],
+            "extraEnv": [{"name": "WHERE", "value": "{{ .Release.Namespace }}"}],
+            "envFrom": [{"configMapRef": {"name": "more"}}],
+            "resources": {"requests": {"cpu": 2, "memory": "1Gi"}, "limits": {"cpu": 4, "memory": "2Gi"}},
+            "volumes": [{"name": "more", "configMap": {"name": "more"}}],
+            "volumeMounts": [{"name": "more", "mountPath": "/more"}],
+            "shm": {"sizeLimit": "2Gi"},
+        },
+        "devices": {
+            **GPU,
+            "rdma": {"enabled": True, "resource": "rdma/hca", "ucxTls": "rc", "ucxNetDevices": "mlx5_0:1"},
+            "hostIPC": True,
+            "hostPID": True,
+        },
+        "placed": {
+            "nodeSelector": {"a": "b"},
+            "affinity": {"podAntiAffinity": {}},
+            "tolerations": [{"operator": "Exists"}],
+            "topologySpreadConstraints": [
+                {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"}
+            ],
+            "priorityClassName": "high",
+            "runtimeClassName": "nvidia",
+            "readinessGates": [{"conditionType": "example.com/gate"}],
+        },
+        "unspread": {"topologySpreadConstraints": []},
+        "labelled": {
+            "podLabels": {"x": "y"},
+            "podAnnotations": {"x": "y"},
+            "serviceAccount": {"name": "own", "annotations": {"iam.example.com/role": "r"}},
+        },
+        "default-account": {"serviceAccount": {"create": False}},
+        "lifecycle": {
+            "rollout": {"maxSurge": "25%", "maxUnavailable": 1},
+            "termination": {"preStopSeconds": 7, "drainSeconds": 30, "gracePeriodSeconds": 42},
+            "probes": {"startupSeconds": 61, "periodSeconds": 2, "timeoutSeconds": 1, "failureThreshold": 5},
+        },
+        "pdb-off": {"pdb": {"enabled": False}},
+        "pdb-least": {"pdb": {"minAvailable": "50%"}},
+    }
+    if pool != "planner":
+        flags["hpa"] = {"autoscaling": {"hpa": {"enabled": True}}}
+        flags["keda"] = {"autoscaling": {"keda": {"enabled": True, "serverAddress": PROMETHEUS}}}
+        flags["keda-triggers"] = {
+            "autoscaling": {
+                "keda": {
+                    "enabled": True,
+                    "triggers": [{"type": "cron", "metadata": {"start": "0 8 * * *", "timezone": "UTC"}}],
+                }
+            }
+        }
+    on = {"enabled": True} if pool == "planner" else {}
+    return {f"{pool}-{name}": at(pool, {**on, **values}) for name, values in flags.items()}
+
+
+def _matrix() -> dict[str, Values]:
+    flags = {**FLAGS, **{name: values for pool in POOLS for name, values in _pool_flags(pool).items()}}
+    examples = {f"example-{name}": example(name) for name in EXAMPLES}
+    loads = {f"example-{name}-load": merged(example(name), at("load.enabled", True)) for name in ("cpu", "planner")}
+    return {**{name: merged(MINIMAL, values) for name, values in flags.items()}, **examples, **loads}
+
+
+MATRIX = _matrix()
+# Dynamic resource allocation has its present form since Kubernetes 1.31.
+RECENT = {
+    "claims": merged(MINIMAL, at("decode.accelerator.claims", [CLAIM])),
+    "claim-request": merged(MINIMAL, at("decode.accelerator.claims", [{**CLAIM, "request": "gpu"}])),
+}
+
+
+def _some_value(schema: Mapping[str, Any]) -> Any:
+    return schema.get("enum", [{"string": "x", "integer": 2, "number": 0.5, "boolean": True}[schema["type"]]])[0]
+
+
+def _every_setting(process: str) -> Values:
+    properties = settings_schema(process)["properties"]
+    return {"enabled": True, "settings": {name: _some_value(schema) for name, schema in properties.items()}}
+
+
+# Every setting there is, in its type, whatever it would mean.
+EVERY_SETTING = merged(MINIMAL, {process: _every_setting(process) for process in SETTINGS})

@@ -1,0 +1,68 @@
+"""What users write in a pool's block is what its pods get, and no other pod."""
+
+from typing import Any
+
+from tests.helm.renders import rendered
+from tests.helpers.helm import NAMESPACE, POOLS, Rendered
+
+STANDARD_RESOURCES = {"cpu", "memory", "ephemeral-storage"}
+
+
+def _env(made: Rendered, pool: str, name: str) -> Any:
+    return made.env(pool)[name].get("value")
+
+
+def test_devices_are_asked_for() -> None:
+    limits = rendered("decode-devices").container("decode")["resources"]["limits"]
+    assert limits["nvidia.com/gpu"] == limits["rdma/hca"] == "1"
+    assert _env(rendered("decode-devices"), "decode", "UCX_TLS") == "rc"
+    assert _env(rendered("decode-devices"), "decode", "UCX_NET_DEVICES") == "mlx5_0:1"
+    assert rendered("amd").container("decode")["resources"]["requests"]["amd.com/gpu"] == "8"
+    assert "nvidia.com/mig-1g.10gb" in rendered("own-resource").container("decode")["resources"]["limits"]
+    assert "acme.com/npu" in rendered("own-vendor").container("decode")["resources"]["limits"]
+    plain = rendered("minimal").container("decode")["resources"]
+    assert set(plain["limits"]) | set(plain["requests"]) <= STANDARD_RESOURCES
+    claim = rendered("claim-request").container("decode")["resources"]["claims"]
+    assert claim == [{"name": "gpu", "request": "gpu"}]
+
+
+def test_blocks_of_a_pool_reach_its_pod_alone() -> None:
+    for pool in POOLS:
+        made = rendered(f"{pool}-placed")
+        spec = made.deployment(pool)["spec"]["template"]["spec"]
+        assert spec["nodeSelector"] == {"a": "b"}
+        assert spec["affinity"] == {"podAntiAffinity": {}}
+        assert spec["tolerations"] == [{"operator": "Exists"}]
+        assert (spec["priorityClassName"], spec["runtimeClassName"]) == ("high", "nvidia")
+        assert spec["readinessGates"] == [{"conditionType": "example.com/gate"}]
+        others = set(POOLS) - {pool, "planner"}
+        assert not any("nodeSelector" in made.deployment(other)["spec"]["template"]["spec"] for other in others)
+
+
+def test_containers_take_what_they_are_given() -> None:
+    for pool in POOLS:
+        made = rendered(f"{pool}-container")
+        container = made.container(pool)
+        assert container["args"] == ["--log-level", "debug"]
+        assert container["command"] == ["python3", "-m", f"services.{pool}"]
+        assert _env(made, pool, "WHERE") == NAMESPACE
+        assert container["envFrom"] == [{"configMapRef": {"name": "more"}}]
+        assert container["resources"]["limits"] == {"cpu": "4", "memory": "2Gi"}
+        assert {"name": "more", "mountPath": "/more"} in container["volumeMounts"]
+        shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}}
+        assert shm in made.deployment(pool)["spec"]["template"]["spec"]["volumes"]
+
+
+def test_false_over_true_is_kept() -> None:
+    """Regression: Helm's `merge` takes false for nothing said, so a root file system could not be made writable."""
+    security = rendered("writable-root").container("decode")["securityContext"]
+    assert security["readOnlyRootFilesystem"] is False
+    assert rendered("run-as-root").deployment("decode")["spec"]["template"]["spec"]["securityContext"]["runAsUser"] == 0
+
+
+def test_other_load_is_another_job() -> None:
+    def name(case: str) -> str:
+        return rendered(case).of_kind("Job")[0]["metadata"]["name"]  # type: ignore[no-any-return]
+
+    assert name("load") != name("load-elsewhere")
+    assert name("load") == rendered("load").of_kind("Job")[0]["metadata"]["name"]

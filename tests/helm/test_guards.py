@@ -1,0 +1,193 @@
+"""Values that would not work are refused, by the schema or by a guard, with the key and the remedy in the message."""
+
+import re
+from typing import Any
+
+import helm_python
+import pytest
+
+from tests.helm.cases import GPU, MINIMAL, NO_REDIS, PROMETHEUS
+from tests.helpers.helm import CHART, KUBE_VERSION, NAME, at, install_dry, merged, old_helm, render, run_old_helm
+
+KEDA = {"autoscaling": {"keda": {"enabled": True, "serverAddress": PROMETHEUS}}}
+HPA = {"autoscaling": {"hpa": {"enabled": True}}}
+ACTS = {"planner": {"enabled": True, "mode": "act"}}
+
+# What a guard of the chart refuses, and words of its message.
+GUARDED: dict[str, tuple[dict[str, Any], str]] = {
+    "no model": (at("model.uri", ""), r"model\.uri is required: hf://.* pvc://.* host://"),
+    "no decode": (at("decode.enabled", False), r"set decode\.enabled=true"),
+    "two redis": (at("externalRedis.host", "redis"), r"set redis\.enabled=false"),
+    "url key alone": (
+        {"redis": {"enabled": False}, "externalRedis": {"urlKey": "url"}},
+        r"needs externalRedis\.existingSecret",
+    ),
+    "redis discovery without redis": (merged(NO_REDIS, at("discovery.mode", "redis")), r"set redis\.enabled=true or"),
+    "announcing beside redis": (at("discovery.mode", "announce"), r"set redis\.enabled=false"),
+    "several routers without redis": (at("redis.enabled", False), r"or router\.replicas=1"),
+    "scaled routers without redis": (
+        merged(NO_REDIS, at("router", HPA)),
+        r"router\.replicas=1 without autoscaling",
+    ),
+    "no router": (at("router.enabled", False), r"set router\.externalAddresses"),
+    "two autoscalers": (at("prefill", merged(HPA, KEDA)), r"prefill\.autoscaling\.hpa and .*: enable one"),
+    "planner and hpa": (merged(ACTS, at("decode", HPA)), r"set planner\.mode=advise"),
+    "planner and keda": (merged(ACTS, at("prefill", KEDA)), r"disable the autoscaler"),
+    "scaled planner": (at("planner", {"enabled": True, **HPA}), r"set planner\.replicas"),
+    "planner without prefill": (merged(at("planner.enabled", True), at("prefill.enabled", False)), r"needs prefill"),
+    "planner's bounds": (
+        at("planner", {"enabled": True, "limits": {"decode": {"min": 9, "max": 2}}}),
+        r"planner\.limits\.decode\.min=9 is above max=2",
+    ),
+    "planner's budget": (
+        merged(
+            at("planner", {"enabled": True, "maxAccelerators": 4}),
+            at("decode.accelerator", {"vendor": "nvidia", "count": 4}),
+        ),
+        r"maxAccelerators=4 is too few: planner\.limits need at least 5",
+    ),
+    "hpa's bounds": (
+        at("decode.autoscaling.hpa", {"enabled": True, "minReplicas": 9}),
+        r"minReplicas=9 is above maxReplicas=8",
+    ),
+    "hpa without metrics": (at("decode.autoscaling.hpa", {"enabled": True, "metrics": []}), r"name a metric"),
+    "keda without source": (at("decode.autoscaling.keda.enabled", True), r"needs serverAddress .* or triggers"),
+    "too short a grace": (
+        at("decode.termination", {"drainSeconds": 300, "gracePeriodSeconds": 60}),
+        r"decode\.termination\.gracePeriodSeconds=60 would kill streams.*at least 305.*or set 0",
+    ),
+    "grace without its preStop": (
+        at("gateway.termination", {"preStopSeconds": 10, "drainSeconds": 20, "gracePeriodSeconds": 34}),
+        r"at least 35",
+    ),
+    "no pod may move": (at("decode.rollout", {"maxSurge": 0}), r"set one of them to 1"),
+    "no pod may move, in percent": (at("decode.rollout", {"maxSurge": "0%", "maxUnavailable": "0%"}), r"both 0"),
+    "two budgets": (at("decode.pdb", {"minAvailable": 1, "maxUnavailable": 2}), r"decode\.pdb: .*: keep one"),
+    "unknown vendor": (
+        at("decode.accelerator.vendor", "acme"),
+        r"vendor=acme is unknown: use none or one of amd, gaudi, intel, nvidia, add it to acceleratorResources",
+    ),
+    "resource without vendor": (at("decode.accelerator.resource", "acme.com/npu"), r"set vendor"),
+    "device and claim": (
+        at("decode.accelerator", {"vendor": "nvidia", "claims": [{"name": "gpu", "resourceClaimName": "c"}]}),
+        r"set vendor=none",
+    ),
+    "the chart's variable": (
+        at("decode.extraEnv", [{"name": "TANDEM_BIND", "value": "x"}]),
+        r"decode\.extraEnv sets TANDEM_BIND, which the chart sets too",
+    ),
+    "a setting twice": (
+        at("decode", {"settings": {"dtype": "auto"}, "extraEnv": [{"name": "TANDEM_DTYPE", "value": "x"}]})
+        | {"prefill": {"settings": {"dtype": "auto"}}},
+        r"or decode\.settings",
+    ),
+    "pools that cannot share": (at("decode.settings.blockSize", 32), r"blockSize differ.*set both to the same"),
+    "route to nowhere": (at("gatewayApi.enabled", True), r"name the Gateway, as \[\{name: my-gateway\}\]"),
+    "load on nobody": (
+        {"gateway": {"enabled": False}, "load": {"enabled": True}, "tests": {"enabled": False}},
+        r"set load\.url",
+    ),
+}
+
+# What the schema refuses, and the key that its message names.
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown block": ({"prefil": {}}, "prefil"),
+    "unknown key": (at("decode.replica", 2), "replica"),
+    "unknown setting": (at("decode.settings.maxModelLength", 2), "maxModelLength"),
+    "setting of another process": (at("gateway.settings.blockSize", 16), "blockSize"),
+    "setting that the chart owns": (at("decode.settings.bind", "0.0.0.0:1"), "bind"),
+    "setting of a wrong type": (at("decode.settings.maxModelLen", "long"), "maxModelLen"),
+    "text for a number": (at("decode.replicas", "2"), "replicas"),
+    "negative replicas": (at("decode.replicas", -1), "replicas"),
+    "word for a truth": (at("decode.enabled", "yes"), "enabled"),
+    "unknown scheme": (at("model.uri", "s3://bucket/model"), "uri"),
+    "revision in a name": (at("model.uri", "hf://org/name@main@twice"), "uri"),
+    "relative path": (at("model.uri", "models/x"), "uri"),
+    "unknown mode": (at("planner.mode", "auto"), "mode"),
+    "unknown discovery": (at("discovery.mode", "dns"), "mode"),
+    "odd quantity": (at("decode.resources.limits.memory", "lots"), "memory"),
+    "no such policy": (at("images.worker.pullPolicy", "Sometimes"), "pullPolicy"),
+    "short digest": (at("images.worker.digest", "sha256:123"), "digest"),
+    "variable without name": (at("decode.extraEnv", [{"value": "x"}]), "name"),
+    "nameless claim": (at("decode.accelerator.claims", [{"request": "gpu"}]), "name"),
+    "port out of range": (at("gateway.service.port", 70000), "port"),
+    "no accelerators": (at("decode.accelerator.count", 0), "count"),
+    "no threshold": (at("decode.autoscaling.keda.threshold", 2), "threshold"),
+}
+
+BLOCKS = ["model", "gateway", "redis", "planner", "load", "monitoring", "podSecurityContext", "networkPolicy"]
+NULLS = [
+    *BLOCKS,
+    *("model.cache", "model.authSecret", "images.control", "images.worker.repository", "gateway.service", "log.level"),
+    *(f"decode.{block}" for block in ("enabled", "replicas", "settings", "image", "args", "extraEnv", "resources")),
+    *(f"decode.{block}" for block in ("accelerator", "accelerator.vendor", "rdma", "rdma.enabled", "shm", "affinity")),
+    *(f"decode.{block}" for block in ("autoscaling", "autoscaling.hpa", "autoscaling.keda.enabled", "pdb", "probes")),
+    *(f"decode.{block}" for block in ("termination", "termination.drainSeconds", "rollout", "serviceAccount")),
+    *("redis.auth", "redis.image", "externalRedis", "externalRedis.tls", "gatewayApi", "tests", "planner.slo"),
+]
+
+
+def _message(values: dict[str, Any]) -> str:
+    with pytest.raises(helm_python.HelmError) as refusal:
+        render(values)
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize("why", GUARDED)
+def test_guards_name_the_remedy(why: str) -> None:
+    values, words = GUARDED[why]
+    message = _message(merged(MINIMAL, values))
+    assert re.search(words, message), message
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_the_schema_names_the_key(why: str) -> None:
+    values, key = REFUSED[why]
+    message = _message(merged(MINIMAL, values))
+    assert message.startswith("tandem:\n- at '"), message
+    assert key in message
+
+
+@pytest.mark.parametrize("path", NULLS)
+def test_null_is_refused_and_not_a_crash(path: str) -> None:
+    """Regression: null removes a default; templates then met a nil pointer."""
+    message = _message(merged(MINIMAL, at(path, None)))
+    assert "missing property" in message, message
+    assert path.rpartition(".")[2] in message
+
+
+def test_every_guard_of_the_chart_is_tried() -> None:
+    guards = (CHART / "templates" / "_validate.tpl").read_text()
+    told = [_message(merged(MINIMAL, values)) for values, _ in GUARDED.values()]
+    for text in re.findall(r'fail (?:\(printf )?"([^"]+)"', guards):
+        pattern = ".*".join(re.escape(part) for part in re.split(r"%[sd]", text))
+        assert any(re.search(pattern, message) for message in told), text
+
+
+def test_an_install_is_refused_alike() -> None:
+    with pytest.raises(helm_python.HelmError, match=r"or router\.replicas=1"):
+        install_dry(merged(MINIMAL, at("redis.enabled", False)))
+
+
+@pytest.mark.skipif(old_helm() is None, reason="Helm 3.6 is not here: run `make test`, or name one in TANDEM_HELM")
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (at("redis.enabled", False), r"or router\.replicas=1"),
+        (at("decode.accelerator", None), "accelerator is required"),
+        (at("decode.replica", 2), "replica is not allowed"),
+        ({"prefill": GPU, **ACTS, "decode": HPA}, r"set planner\.mode=advise"),
+    ],
+)
+def test_the_old_engine_refuses_alike(values: dict[str, Any], words: str) -> None:
+    where = ["--kube-version", KUBE_VERSION]
+    done = run_old_helm("template", NAME, str(CHART), *where, values=merged(MINIMAL, values))
+    assert done.returncode != 0
+    assert re.search(words, done.stderr), done.stderr
+
+
+@pytest.mark.skipif(old_helm() is None, reason="Helm 3.6 is not here: run `make test`, or name one in TANDEM_HELM")
+def test_clusters_that_are_too_old_are_refused() -> None:
+    done = run_old_helm("template", NAME, str(CHART), "--kube-version", "1.27.9", values=MINIMAL)
+    assert "chart requires kubeVersion: >=1.28" in done.stderr
+    assert run_old_helm("template", NAME, str(CHART), "--kube-version", "1.28.0-gke.1", values=MINIMAL).returncode == 0
