@@ -9,6 +9,7 @@ DECODE ?= 1
 PORT ?= 8000
 REDIS ?=
 BENCH ?= engine
+LOAD_URL ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup proto run test test-all lint type arch fmt bench load e2e-images e2e-kubernetes clean redis-server chart-tools
@@ -63,6 +64,9 @@ fmt: setup ## format in place
 
 bench: setup ## BENCH=engine (default), disaggregation, transfer, pairing, locality, routing or cancel_recovery; ARGS=--save keeps the JSON
 	$(BIN)/python -m bench.$(BENCH) $(ARGS)
+
+load: setup ## a closed and an open loop through a gateway, kept in build/load: [LOAD_URL=http://HOST:8000] [MODEL=DIR] [PREFILL=1] [DECODE=1]
+	$(BIN)/python -m tandem.loadtest.demo --model $(MODEL) --prefill $(PREFILL) --decode $(DECODE) $(if $(LOAD_URL),--url $(LOAD_URL)) $(ARGS)
 
 clean: ## remove everything that was generated
 	rm -rf $(VENV) tandem/rpc/v1 build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

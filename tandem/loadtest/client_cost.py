@@ -1,0 +1,73 @@
+"""What the load client itself costs, and whether it was too busy to measure anybody else.
+
+Figures are of this process: processor time, and how late its event loop answers a timer of its own.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.core.clock import Clock
+from tandem.workload.slo import Percentiles, percentiles
+
+BUSY_CORES = 0.8  # of the one core that a client can use
+LATE_S = 0.02
+_TICK_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCost:
+    """Of one test. `reasons`: why its figures are the client's rather than the server's; empty when they are not.
+
+    loop_lag_s: how late a timer fired; lateness_s: how late counted requests were sent.
+    """
+
+    cpu_cores: float
+    loop_lag_s: Percentiles | None
+    lateness_s: Percentiles | None
+    reasons: Sequence[str]
+
+    @property
+    def is_saturated(self) -> bool:
+        return bool(self.reasons)
+
+
+class CostMeter:
+    """Measures from `start` on."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lags_s: list[float] = []
+        self._cpu_s = 0.0
+        self._began_s = 0.0
+
+    def start(self) -> None:
+        """From now on; what was measured before is forgotten."""
+        self._cpu_s, self._began_s = time.process_time(), self._clock.now_s()
+        self._lags_s.clear()
+
+    async def watch(self) -> None:
+        """Take the lag of the event loop until cancelled."""
+        while True:
+            due_s = self._clock.now_s() + _TICK_S
+            await asyncio.sleep(_TICK_S)
+            self._lags_s.append(max(0.0, self._clock.now_s() - due_s))
+
+    def cost(self, lateness_s: Sequence[float]) -> ClientCost:
+        """Until now."""
+        elapsed_s = max(self._clock.now_s() - self._began_s, 1e-9)
+        cores = (time.process_time() - self._cpu_s) / elapsed_s
+        lag, late = percentiles(self._lags_s), percentiles(lateness_s)
+        return ClientCost(cores, lag, late, tuple(_reasons(cores, lag, late)))
+
+
+def _reasons(cores: float, lag: Percentiles | None, late: Percentiles | None) -> list[str]:
+    found: list[str] = []
+    if cores >= BUSY_CORES:
+        found.append(f"the client used {cores:.2f} cores of the one it can use")
+    if lag is not None and lag.p99 >= LATE_S:
+        found.append(f"its event loop was up to {1000 * lag.p99:.0f} ms late (99th percentile)")
+    if late is not None and late.p99 >= LATE_S:
+        found.append(f"requests were sent up to {1000 * late.p99:.0f} ms late (99th percentile)")
+    return found

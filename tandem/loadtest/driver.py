@@ -1,0 +1,202 @@
+"""Sends requests when they are due and keeps every outcome. Two shapes of load, one way to end.
+
+Invariant of an open loop: nothing that the server does delays an arrival; what the client itself adds is measured, as
+the time between a request's due time and its sending. Ending early cuts what is open, and says so in its outcomes.
+"""
+
+import asyncio
+import contextlib
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from tandem.loadtest.ask import Ask
+from tandem.loadtest.conversations import Conversation
+from tandem.loadtest.endpoint import Answered, Endpoint
+from tandem.loadtest.failure import CLIENT_LIMIT, Failure
+from tandem.loadtest.outcome import Outcome
+from tandem.loadtest.plan import LoadPlan
+from tandem.workload.arrivals import ClosedLoop
+
+PAUSE_AFTER_FAILURE_S = 0.1  # NOTE: of a closed loop: a server that refuses in no time would be asked without end
+_MAX_RETRY_AFTER_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A conversation that begins at a time, in seconds after the first request may be sent."""
+
+    at_s: float
+    conversation: Conversation
+
+
+class Driver(ABC):
+    """Runs a load once. `outcomes` grows as requests end; `num_open`, `num_sent`: now, and of all so far.
+
+    has_lasted: requests were sent for the whole of the plan's duration.
+    """
+
+    def __init__(self, plan: LoadPlan, endpoint: Endpoint) -> None:
+        self.plan = plan
+        self.outcomes: list[Outcome] = []
+        self.num_open = 0
+        self.num_sent = 0
+        self.has_lasted = False
+        self._endpoint = endpoint
+        self._num_counted = 0
+        self._is_stopping = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Send everything and wait for every end; when `stop` is set, end at once."""
+        work = asyncio.create_task(self._work(), name="load")
+        stopped = asyncio.create_task(stop.wait(), name="stop")
+        try:
+            await asyncio.wait((work, stopped), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._is_stopping = True
+            stopped.cancel()
+            work.cancel()
+            await asyncio.gather(stopped, return_exceptions=True)
+            with contextlib.suppress(asyncio.CancelledError):
+                await work
+
+    async def _work(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            await self._feed(group)
+
+    @abstractmethod
+    async def _feed(self, group: asyncio.TaskGroup) -> None:
+        """Start what sends."""
+
+    def _is_within(self, due_s: float) -> bool:
+        """Whether a request due then is still to be sent."""
+        plan = self.plan
+        if self._is_stopping:
+            return False
+        if plan.duration_s is not None and due_s >= plan.duration_s:
+            self.has_lasted = True
+            return False
+        return plan.num_requests is None or due_s < 0 or self._num_counted < plan.num_requests
+
+    async def _wait_until(self, due_s: float) -> None:
+        """Lets others run even when it is already late."""
+        while True:
+            wait_s = due_s - self._endpoint.now_s()
+            await asyncio.sleep(max(0.0, wait_s))
+            if wait_s <= 0:
+                return
+
+    def _count(self, due_s: float) -> None:
+        self._num_counted += due_s >= 0
+        self.num_sent += 1
+
+    async def _send(self, ask: Ask, due_s: float) -> Answered:
+        """`_count` came first."""
+        if self.num_open >= self.plan.max_open:
+            return self._not_sent(ask, due_s)
+        self.num_open += 1
+        try:
+            answered = await self._endpoint.ask(ask, due_s)
+        finally:
+            self.num_open -= 1
+        self.outcomes.append(answered.outcome)
+        return answered
+
+    def _not_sent(self, ask: Ask, due_s: float) -> Answered:
+        now_s = self._endpoint.now_s()
+        failure = Failure(CLIENT_LIMIT, f"{self.num_open} requests were open at once; see --max-open")
+        outcome = Outcome(due_s, now_s, now_s, ask.prompt.count, turn=ask.turn, failure=failure)
+        self.outcomes.append(outcome)
+        return Answered(outcome, [])
+
+
+class ClosedDriver(Driver):
+    """Clients that each ask again after their answer.
+
+    Args:
+        make: the conversation of a number.
+    """
+
+    def __init__(self, plan: LoadPlan, endpoint: Endpoint, make: Callable[[int], Conversation]) -> None:
+        super().__init__(plan, endpoint)
+        self._conversations: Iterator[Conversation] = map(make, iter(range(1 << 62)))
+
+    async def _feed(self, group: asyncio.TaskGroup) -> None:
+        for number in range(self.plan.arrivals.concurrency):
+            group.create_task(self._client(number), name=f"client-{number}")
+
+    async def _client(self, number: int) -> None:
+        zero_s = -self.plan.warm_up_s
+        source = random.Random(f"{self.plan.seed}/client/{number}")
+        pauses = ClosedLoop(1, self.plan.arrivals.think_time_s, source)
+        earliest_s = zero_s
+        while True:
+            conversation = next(self._conversations)
+            ask = conversation.next_ask(())
+            while ask is not None:
+                pause_s = pauses.next_arrival_s()
+                assert pause_s is not None, "a client waits for its own answer only"
+                due_s = max(zero_s + pause_s, earliest_s)
+                if not self._is_within(due_s):
+                    return
+                await self._wait_until(due_s)
+                if not self._is_within(due_s):
+                    return
+                self._count(due_s)
+                answered = await self._send(ask, due_s)
+                pauses.ended(self._endpoint.now_s() - zero_s)
+                if answered.outcome.failure is not None:
+                    earliest_s = self._endpoint.now_s() + self._pause_after(answered.outcome.failure)
+                    break
+                ask = conversation.next_ask(answered.token_ids)
+
+    def _pause_after(self, failure: Failure) -> float:
+        if not self.plan.arrivals.honour_retry_after or failure.retry_after_s is None:
+            return PAUSE_AFTER_FAILURE_S
+        return min(max(failure.retry_after_s, PAUSE_AFTER_FAILURE_S), _MAX_RETRY_AFTER_S)
+
+
+class OpenDriver(Driver):
+    """Conversations that begin when they are due. Later turns wait for their answers, as people do.
+
+    Args:
+        arrivals: in the order of their times.
+    """
+
+    def __init__(self, plan: LoadPlan, endpoint: Endpoint, arrivals: Iterable[Arrival]) -> None:
+        super().__init__(plan, endpoint)
+        self._arrivals = arrivals
+
+    async def _feed(self, group: asyncio.TaskGroup) -> None:
+        for arrival in self._arrivals:
+            due_s = arrival.at_s - self.plan.warm_up_s
+            if not self._is_within(due_s):
+                if self.has_lasted and self.plan.duration_s is not None:
+                    await self._wait_until(self.plan.duration_s)  # NOTE: quiet seconds are a part of the load
+                return
+            ask = arrival.conversation.next_ask(())  # NOTE: before it is due: making a long prompt takes a while
+            await self._wait_until(due_s)
+            if ask is None or not self._is_within(due_s):
+                return
+            self._count(due_s)
+            group.create_task(self._converse(arrival.conversation, ask, due_s))
+
+    async def _converse(self, conversation: Conversation, first: Ask, due_s: float) -> None:
+        source = random.Random(f"{self.plan.seed}/open/{due_s}")
+        pauses = ClosedLoop(1, self.plan.arrivals.think_time_s, source)
+        pauses.next_arrival_s()  # NOTE: nobody thinks before the first
+        ask: Ask | None = first
+        while ask is not None:
+            answered = await self._send(ask, due_s)
+            if answered.outcome.failure is not None:
+                return
+            pauses.ended(self._endpoint.now_s())
+            ask = conversation.next_ask(answered.token_ids)
+            due_s = pauses.next_arrival_s() or 0.0
+            if ask is None or not self._is_within(due_s):
+                return
+            await self._wait_until(due_s)
+            if not self._is_within(due_s):
+                return
+            self._count(due_s)

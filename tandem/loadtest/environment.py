@@ -1,0 +1,59 @@
+"""The machine of the client: the circumstances without which a figure means nothing, and what it lets a client do."""
+
+import asyncio
+import contextlib
+import datetime
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tandem import __version__
+
+_OTHER_FILES = 256
+
+
+def circumstances() -> dict[str, Any]:
+    """Of the machine that the client runs on; the server's may be another."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "tandem": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": _cpu_model(),
+        "num_cpus": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def allow_many_sockets(count: int) -> None:
+    """Raise the limit of open files as far as we may, for `count` connections and what a process needs besides."""
+    try:
+        import resource
+    except ImportError:  # NOTE: systems without it have no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def loop_factory() -> "type[asyncio.AbstractEventLoop] | None":
+    """uvloop where there is one."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.Loop

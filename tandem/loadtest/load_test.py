@@ -1,0 +1,149 @@
+"""One load test from the first look at the server to the result: puts the pieces together, decides nothing.
+
+Invariant: whatever ends it, every task and connection is closed, and what ran is reported.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tandem.core.clock import Clock
+from tandem.core.errors import ConfigurationError, UnavailableError
+from tandem.loadtest.client_cost import CostMeter
+from tandem.loadtest.conversations import Recorded, Talk, recorded_requests
+from tandem.loadtest.driver import Arrival, ClosedDriver, Driver, OpenDriver
+from tandem.loadtest.endpoint import Endpoint, ServerFacts
+from tandem.loadtest.plan import LoadPlan
+from tandem.loadtest.pool_watch import PoolWatch
+from tandem.loadtest.result import LoadResult, sum_up
+from tandem.loadtest.token_text import TokenSource
+from tandem.workload.arrivals import bursts, evenly, poisson
+
+_LEAD_S = 0.05  # between the last preparation and the first request
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How a running test does, for whoever shows it."""
+
+    driver: Driver
+    endpoint: Endpoint
+    pools: PoolWatch
+    server: ServerFacts
+
+
+Watcher = Callable[[Progress], contextlib.AbstractAsyncContextManager[None]]
+
+
+async def run_load_test(
+    plan: LoadPlan, clock: Clock, stop: asyncio.Event, context: Mapping[str, Any], watcher: Watcher
+) -> LoadResult:
+    """Run it; `stop` ends it early, with a result all the same.
+
+    Args:
+        context: goes into the result as it is.
+        watcher: entered when requests begin, left when they have ended.
+
+    Raises:
+        UnavailableError: no server is there, or ready in time.
+        ConfigurationError: a setting cannot be honoured.
+        InvalidRequestError: the trace cannot be read.
+    """
+    endpoint = Endpoint(plan, clock)
+    try:
+        facts = await _opened(endpoint, stop)
+        driver = make_driver(plan, endpoint, facts)
+        pools, meter = PoolWatch(endpoint, plan.poll_s), CostMeter(clock)
+        endpoint.begin(clock.now_s() + _LEAD_S + plan.warm_up_s)
+        async with watcher(Progress(driver, endpoint, pools, facts)), _running(pools, meter):
+            meter.start()
+            await driver.run(stop)
+            late = [outcome.lateness_s for outcome in driver.outcomes if not outcome.is_warm_up]
+            cost = meter.cost(late)
+    finally:
+        await endpoint.http.close()
+    return sum_up(
+        driver.outcomes,
+        slo=plan.slo,
+        least_duration_s=plan.duration_s or 0.0 if driver.has_lasted else 0.0,
+        window_s=plan.window_s,
+        was_stopped=stop.is_set(),
+        pools=pools.samples,
+        pools_problem=pools.problem,
+        client=cost,
+        server=facts,
+        context=context,
+    )
+
+
+async def _opened(endpoint: Endpoint, stop: asyncio.Event) -> ServerFacts:
+    """Unless it is stopped first."""
+    opening = asyncio.create_task(endpoint.open(), name="open")
+    stopped = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        await asyncio.wait((opening, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if not opening.done():
+            raise UnavailableError("stopped before the gateway was ready")
+        return opening.result()
+    finally:
+        opening.cancel()
+        stopped.cancel()
+        await asyncio.gather(opening, stopped, return_exceptions=True)
+
+
+def make_driver(plan: LoadPlan, endpoint: Endpoint, facts: ServerFacts) -> Driver:
+    """What sends the plan's requests."""
+    tokens = TokenSource(*plan.token_ids, plan.seed)
+
+    def talk(number: int) -> Talk:
+        return Talk(plan, tokens, number, facts.max_model_len)
+
+    if plan.arrivals.mode == "closed":
+        return ClosedDriver(plan, endpoint, talk)
+    if plan.arrivals.mode == "open":
+        return OpenDriver(plan, endpoint, (Arrival(at_s, talk(number)) for number, at_s in enumerate(_times(plan))))
+    return OpenDriver(plan, endpoint, _replay(plan, tokens))
+
+
+def _times(plan: LoadPlan) -> Iterator[float]:
+    rate = plan.arrivals.rate_per_s
+    assert rate is not None
+    source = random.Random(f"{plan.seed}/arrivals")
+    processes: dict[str, Callable[[], Iterator[float]]] = {
+        "poisson": lambda: poisson(rate, source),
+        "bursty": lambda: bursts(rate, plan.arrivals.burstiness, source),
+        "evenly": lambda: evenly(rate),
+    }
+    return processes[plan.arrivals.process]()
+
+
+def _replay(plan: LoadPlan, tokens: TokenSource) -> Iterator[Arrival]:
+    """The first request is read now: a file that is not there is told before anything is sent."""
+    requests = recorded_requests(plan)
+    first = next(requests, None)
+    if first is None:
+        raise ConfigurationError(f"trace={plan.arrivals.trace} has no request")
+
+    def arrivals() -> Iterator[Arrival]:
+        yield Arrival(first.arrival_s, Recorded(first, tokens, 0, plan.arrivals.length_scale))
+        for number, request in enumerate(requests, 1):
+            yield Arrival(request.arrival_s, Recorded(request, tokens, number, plan.arrivals.length_scale))
+
+    return arrivals()
+
+
+@contextlib.asynccontextmanager
+async def _running(pools: PoolWatch, meter: CostMeter) -> AsyncIterator[None]:
+    """Both watchers for the time of the block."""
+    tasks = (asyncio.create_task(pools.watch(), name="pools"), asyncio.create_task(meter.watch(), name="cost"))
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task

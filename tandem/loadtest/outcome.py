@@ -1,0 +1,61 @@
+"""What became of one request, in seconds after the counting began; as `workload.slo` judges it.
+
+Two clocks start: when the request was due, which is what its user feels, and when it was sent.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tandem.loadtest.failure import UNFINISHED, Failure
+from tandem.workload.slo import Served
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One request. `arrivals`: (time, tokens) of each event that held tokens; `failure` is None: it was answered."""
+
+    due_s: float
+    sent_s: float
+    ended_s: float
+    num_prompt_tokens: int
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    turn: int = 0
+    arrivals: Sequence[tuple[float, int]] = ()
+    failure: Failure | None = None
+    request_id: str | None = None
+
+    @property
+    def is_warm_up(self) -> bool:
+        return self.due_s < 0
+
+    @property
+    def is_unfinished(self) -> bool:
+        """The test was stopped before it was answered."""
+        return self.failure is not None and self.failure.kind == UNFINISHED
+
+    @property
+    def lateness_s(self) -> float:
+        """By how much the client was late in sending it."""
+        return self.sent_s - self.due_s
+
+    @property
+    def e2e_s(self) -> float | None:
+        """From when it was due to its last token; None when it was not answered."""
+        return None if self.failure is not None else self.ended_s - self.due_s
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Time between events with tokens: what a reader sees as stutter."""
+        return [after[0] - before[0] for before, after in pairwise(self.arrivals)]
+
+    def served(self, *, from_send: bool = False) -> Served:
+        """Judged from when it was due, or from when it was sent."""
+        return Served(
+            arrival_s=self.sent_s if from_send else self.due_s,
+            first_token_s=self.arrivals[0][0] if self.arrivals else None,
+            finished_s=self.arrivals[-1][0] if self.arrivals and self.failure is None else None,
+            num_output_tokens=self.num_output_tokens,
+            rejected=self.failure is not None and self.failure.is_refusal,
+        )

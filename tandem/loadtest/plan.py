@@ -1,0 +1,65 @@
+"""What a load test is to do, decided before it starts. Data only."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tandem.workload.lengths import Lengths
+from tandem.workload.slo import Slo
+
+Mode = Literal["closed", "open", "trace"]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """When requests come: of a trace if there is one, else at a rate if there is one, else from a closed loop."""
+
+    concurrency: int = 8
+    think_time_s: float = 0.0
+    honour_retry_after: bool = False
+    rate_per_s: float | None = None
+    process: Literal["poisson", "bursty", "evenly"] = "poisson"
+    burstiness: float = 3.0
+    trace: Path | None = None
+    time_scale: float = 1.0
+    length_scale: float = 1.0
+
+    @property
+    def mode(self) -> Mode:
+        if self.trace is not None:
+            return "trace"
+        return "closed" if self.rate_per_s is None else "open"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """A whole test. Times in seconds, lengths in tokens; None: no limit, or to be found out.
+
+    Args:
+        token_ids: the first and the last id that prompts are made of.
+        num_requests: counted requests, those of the warm-up not among them.
+        max_open: requests open at once; one more is a failure of the client, never a delay of an open loop.
+    """
+
+    url: str
+    model: str | None
+    api_key: str | None
+    ready_timeout_s: float
+    arrivals: Arrivals
+    prompt_lengths: Lengths
+    output_lengths: Lengths
+    turns: Lengths
+    shared_prefix_share: float
+    num_prefixes: int
+    token_ids: tuple[int, int]
+    ignore_eos: bool
+    temperature: float
+    duration_s: float | None
+    num_requests: int | None
+    warm_up_s: float
+    request_timeout_s: float
+    max_open: int
+    seed: int
+    slo: Slo
+    window_s: float
+    poll_s: float

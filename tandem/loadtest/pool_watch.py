@@ -1,0 +1,81 @@
+"""Looks at the worker pools while a test runs: how many live, run and wait, by role. Reads GET /admin/workers.
+
+Invariant: never ends a test. A gateway that does not tell is said so once; one that is away leaves a hole.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tandem.loadtest.endpoint import Endpoint
+from tandem.loadtest.failure import ExchangeError
+
+ROLES = ("prefill", "decode", "both")
+_ANSWER_S = 5.0
+_COUNTS = ("num_running", "num_waiting")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSample:
+    """One role's workers at one time. `kv_used`: share of KV blocks that somebody needs."""
+
+    at_s: float
+    role: str
+    num_alive: int
+    num_ready: int
+    num_running: int
+    num_waiting: int
+    kv_used: float
+
+
+class PoolWatch:
+    """`samples`, in the order of their times; `problem`: why there are none."""
+
+    def __init__(self, endpoint: Endpoint, interval_s: float) -> None:
+        self.samples: list[PoolSample] = []
+        self.problem: str | None = None
+        self._endpoint = endpoint
+        self._interval_s = interval_s
+
+    async def watch(self) -> None:
+        """Look until cancelled, or until it is clear that this server does not tell."""
+        while self._interval_s:
+            try:
+                answer = await self._endpoint.http.get("/admin/workers", _ANSWER_S)
+            except ExchangeError as error:
+                self.problem = self.problem or f"GET /admin/workers: {error}"
+            else:
+                if answer.status in (401, 403, 404, 405):
+                    self.problem = f"GET /admin/workers answers {answer.status}"
+                    return
+                self.samples += pool_samples(answer.content, self._endpoint.now_s())
+            await asyncio.sleep(self._interval_s)
+
+
+def pool_samples(body: bytes, at_s: float) -> list[PoolSample]:
+    """One for each role that has workers; none when the answer is of another shape."""
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return []
+    entries = found.get("workers") if isinstance(found, dict) else None
+    workers = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    by_role = ((role, [worker for worker in workers if worker.get("role") == role]) for role in ROLES)
+    return [_sample(role, own, at_s) for role, own in by_role if own]
+
+
+def _sample(role: str, workers: Iterable[Mapping[str, Any]], at_s: float) -> PoolSample:
+    alive = [worker for worker in workers if worker.get("is_alive")]
+    blocks = [worker["blocks"] for worker in alive if isinstance(worker.get("blocks"), dict)]
+    total = sum(_number(each, state) for each in blocks for state in each)
+    free = sum(_number(each, "free") + _number(each, "cached") for each in blocks)
+    running, waiting = (sum(int(_number(worker, name)) for worker in alive) for name in _COUNTS)
+    num_ready = sum(worker.get("state") == "ready" for worker in alive)
+    return PoolSample(at_s, role, len(alive), num_ready, running, waiting, 1 - free / total if total else 0.0)
+
+
+def _number(fields: Mapping[str, Any], name: str) -> float:
+    value = fields.get(name, 0)
+    return float(value) if isinstance(value, int | float) else 0.0

@@ -1,0 +1,160 @@
+"""What a load test found, as one value that is written as JSON, shown as a table and drawn. Times in seconds.
+
+Invariant: every counted request is in exactly one of completed, refused, failed; those cut by the end of the test and
+those of the warm-up are counted apart.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tandem.loadtest.client_cost import ClientCost
+from tandem.loadtest.endpoint import ServerFacts
+from tandem.loadtest.outcome import Outcome
+from tandem.loadtest.pool_watch import PoolSample
+from tandem.loadtest.windows import Window, windows
+from tandem.workload.slo import Percentiles, Slo, SloReport, percentiles, slo_report
+
+FORMAT = 1
+_MAX_EXAMPLES = 3
+_STEPS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class FailureKind:
+    """One kind of refusal or failure, and what a few of them said."""
+
+    kind: str
+    count: int
+    is_refusal: bool
+    examples: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """All of it.
+
+    Args:
+        report: judged from when requests were due, as their users see it; None when none was counted.
+        report_from_send: judged from when they were sent: what the server did of it.
+        latencies, quantiles: by measure; quantiles at 0 %, 1 %, … 100 %, for drawing.
+        was_stopped: before its own end.
+    """
+
+    slo: Slo
+    duration_s: float
+    was_stopped: bool
+    report: SloReport | None
+    report_from_send: SloReport | None
+    num_warm_up: int
+    num_unfinished: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    failures: Sequence[FailureKind]
+    latencies: Mapping[str, Percentiles | None]
+    quantiles: Mapping[str, Sequence[float]]
+    window_s: float
+    windows: Sequence[Window]
+    pools: Sequence[PoolSample]
+    pools_problem: str | None
+    client: ClientCost
+    server: ServerFacts
+    context: Mapping[str, Any]
+
+    @property
+    def attainment(self) -> float:
+        return 0.0 if self.report is None else self.report.attainment
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, rounded to microseconds; the format's number changes when a name does."""
+        rest: dict[str, Any] = _rounded(asdict(self))
+        context = rest.pop("context")
+        rest["client"]["is_saturated"] = self.client.is_saturated
+        return {"format": FORMAT, **context, **rest}
+
+
+def sum_up(
+    outcomes: Sequence[Outcome],
+    *,
+    slo: Slo,
+    least_duration_s: float,
+    window_s: float,
+    was_stopped: bool,
+    pools: Sequence[PoolSample],
+    pools_problem: str | None,
+    client: ClientCost,
+    server: ServerFacts,
+    context: Mapping[str, Any],
+) -> LoadResult:
+    """The result of a test that has ended. `least_duration_s`: so long it was open, if nobody came last."""
+    counted = [outcome for outcome in outcomes if not (outcome.is_warm_up or outcome.is_unfinished)]
+    duration_s = max((outcome.ended_s for outcome in counted), default=0.0)
+    duration_s = max(duration_s, least_duration_s) if counted else 0.0
+    samples = dict(_measures(counted))
+    width_s, over_time = windows(outcomes, window_s, duration_s) if duration_s else (window_s, [])
+    return LoadResult(
+        slo=slo,
+        duration_s=duration_s,
+        was_stopped=was_stopped,
+        report=_report(counted, slo, duration_s, from_send=False),
+        report_from_send=_report(counted, slo, duration_s, from_send=True),
+        num_warm_up=sum(outcome.is_warm_up for outcome in outcomes),
+        num_unfinished=sum(outcome.is_unfinished and not outcome.is_warm_up for outcome in outcomes),
+        num_prompt_tokens=sum(outcome.num_prompt_tokens for outcome in counted if outcome.failure is None),
+        num_cached_tokens=sum(outcome.num_cached_tokens for outcome in counted if outcome.failure is None),
+        failures=_failures(counted),
+        latencies={name: percentiles(found) for name, found in samples.items()},
+        quantiles={name: _quantiles(found) for name, found in samples.items()},
+        window_s=width_s,
+        windows=over_time,
+        pools=pools,
+        pools_problem=pools_problem,
+        client=client,
+        server=server,
+        context=context,
+    )
+
+
+def _report(counted: Sequence[Outcome], slo: Slo, duration_s: float, *, from_send: bool) -> SloReport | None:
+    if not counted or not duration_s:
+        return None
+    return slo_report([outcome.served(from_send=from_send) for outcome in counted], slo, duration_s)
+
+
+def _measures(counted: Sequence[Outcome]) -> Iterator[tuple[str, list[float]]]:
+    """Those of requests that were answered."""
+    answered = [outcome for outcome in counted if outcome.failure is None]
+    due = [outcome.served() for outcome in answered]
+    sent = [outcome.served(from_send=True) for outcome in answered]
+    yield "ttft_s", [one.ttft_s for one in due if one.ttft_s is not None]
+    yield "ttft_from_send_s", [one.ttft_s for one in sent if one.ttft_s is not None]
+    yield "tpot_s", [one.tpot_s for one in due if one.tpot_s is not None]
+    yield "gap_s", [gap_s for outcome in answered for gap_s in outcome.gaps_s]
+    yield "e2e_s", [outcome.e2e_s for outcome in answered if outcome.e2e_s is not None]
+
+
+def _failures(counted: Sequence[Outcome]) -> list[FailureKind]:
+    """The most frequent first."""
+    failed = [outcome.failure for outcome in counted if outcome.failure is not None]
+    kinds = Counter((failure.kind, failure.is_refusal) for failure in failed)
+    messages = {
+        key: list(dict.fromkeys(f.message for f in failed if (f.kind, f.is_refusal) == key))[:_MAX_EXAMPLES]
+        for key in kinds
+    }
+    return [FailureKind(*key[:1], count, key[1], messages[key]) for key, count in kinds.most_common()]
+
+
+def _quantiles(samples: Sequence[float]) -> list[float]:
+    """Nearest rank, so that each occurred; empty when there is none."""
+    ordered = sorted(samples)
+    last = len(ordered) - 1
+    return [ordered[round(last * step / _STEPS)] for step in range(_STEPS + 1)] if ordered else []
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, dict):
+        return {key: _rounded(entry) for key, entry in value.items()}
+    return [_rounded(entry) for entry in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,51 @@
+"""Where a result is kept. A file that cannot be written is told before the test, not after it."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tandem.core.errors import ConfigurationError
+
+
+def check_writable(path: Path) -> None:
+    """Make its directory, and see that the file can be written; one that is there stays as it is.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    existed = path.exists()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a"):
+            pass
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error}; name a file that can be written") from error
+
+
+def write_json(value: dict[str, Any], path: Path | None) -> None:
+    """Write it to a file, or as one line to standard output."""
+    if path is None:
+        sys.stdout.write(json.dumps(value) + "\n")
+        sys.stdout.flush()
+        return
+    try:
+        path.write_text(_readable(value), encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error}; name a file that can be written") from error
+
+
+def _readable(value: dict[str, Any]) -> str:
+    """One line for each entry of the longer lists, so that a difference between two results can be read."""
+    lines = [f"{json.dumps(name)}: {_entry(entry)}" for name, entry in value.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _entry(entry: Any) -> str:
+    if isinstance(entry, list) and entry and isinstance(entry[0], dict):
+        return "[\n " + ",\n ".join(map(json.dumps, entry)) + "\n]"
+    if isinstance(entry, dict) and entry:
+        return "{\n " + ",\n ".join(f"{json.dumps(key)}: {json.dumps(own)}" for key, own in entry.items()) + "\n}"
+    return json.dumps(entry)

@@ -1,0 +1,44 @@
+"""What a person reads after a test."""
+
+import io
+
+from rich.console import Console
+
+from tandem.loadtest.client_cost import ClientCost
+from tandem.loadtest.failure import UNFINISHED, Failure
+from tandem.loadtest.result import LoadResult
+from tandem.loadtest.terminal import print_result
+from tests.unit.loadtest.outcomes import REFUSED, outcome, result, unanswered
+
+
+def said(found: LoadResult) -> str:
+    console = Console(file=io.StringIO(), width=120, soft_wrap=True)
+    print_result(found, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_report_names_goodput_refusals_and_latencies() -> None:
+    text = said(result(outcome(0.0), outcome(0.9), unanswered(0.5, REFUSED), outcome(0.0, ttft_s=0.96)))
+    assert "4 requests in 1.0 s: 3 answered, 1 refused, 0 failed" in text
+    assert "50.0% met TTFT ≤ 500.0 ms and TPOT ≤ 50.0 ms" in text
+    assert "40% of them cached" in text
+    assert "refused: 1 times http 429 capacity_exceeded: full" in text
+    assert "TTFT from due time" in text
+    assert "960.0 ms" in text
+    assert "the client used 0.10 cores" in text
+    assert "BOTTLENECK" not in text
+
+
+def test_what_spoils_a_result_is_said() -> None:
+    cut = unanswered(0.0, Failure(UNFINISHED, ""))
+    cost = ClientCost(0.95, None, None, ("the client used 0.95 cores of the one it can use",))
+    text = said(result(outcome(0.0), cut, client=cost, pools_problem="GET /admin/workers answers 404"))
+    assert "THE CLIENT WAS A BOTTLENECK" in text
+    assert "0.95 cores of the one it can use" in text
+    assert "stopped early: 1 requests were cut" in text
+    assert "GET /admin/workers answers 404" in text
+
+
+def test_an_empty_result_is_said() -> None:
+    assert "no request was counted" in said(result())
