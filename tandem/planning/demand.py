@@ -39,6 +39,8 @@ class Demand:
         self._prompt = _Mean()
         self._cached = _Mean()
         self._output = _Mean()
+        self._squares = _Mean()
+        self._measured = _Mean()
         self._known: dict[float, tuple[Expected, Expected]] = {}
 
     def observe(self, traffic: Traffic, now_s: float) -> None:
@@ -49,6 +51,10 @@ class Demand:
         self._prompt.add(traffic.num_prompt_tokens, traffic.num_requests, kept)
         self._cached.add(traffic.num_cached_tokens, traffic.num_requests, kept)
         self._output.add(traffic.num_output_tokens, traffic.num_finished, kept)
+        if traffic.variation is not None and traffic.num_requests:
+            mean = num_missing / traffic.num_requests
+            self._squares.add(traffic.num_requests * mean**2 * (1 + traffic.variation**2), traffic.num_requests, kept)
+            self._measured.add(num_missing, traffic.num_requests, kept)
         self._known.clear()
         self._requests.observe(now_s, traffic.duration_s, traffic.num_requests / traffic.duration_s)
         self._missing.observe(now_s, traffic.duration_s, num_missing / traffic.duration_s)
@@ -67,6 +73,11 @@ class Demand:
         """What the pools must bear until then."""
         requests, missing = self._expect(horizon_s)
         return self._load(requests.upper, missing.upper)
+
+    def variation(self, unknown: float) -> float:
+        """Of one request's tokens to compute: standard deviation over mean, of the last minutes."""
+        mean = self._measured.value(0.0)
+        return math.sqrt(max(0.0, self._squares.value(0.0) / mean**2 - 1)) if mean > 0 else unknown
 
     def _expect(self, horizon_s: float) -> tuple[Expected, Expected]:
         """Of requests and of tokens to compute; each horizon is worked out once a window."""

@@ -15,6 +15,7 @@ class Traffic:
     """What arrived at all gateways during the `duration_s` before the observation, rejected requests included.
 
     `num_cached_tokens` of the `num_prompt_tokens` needed no prefill. `num_output_tokens` belongs to those that ended.
+    `variation` is of one request's tokens to compute: standard deviation over mean, where that is known.
     """
 
     duration_s: float
@@ -24,6 +25,7 @@ class Traffic:
     num_cached_tokens: int = 0
     num_finished: int = 0
     num_output_tokens: int = 0
+    variation: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ _MOST_PATIENCE = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Need:
+class Need:
     """Replicas needed at one moment: the fewest that do, and the fewest that do with comfort."""
 
     at_s: float
@@ -34,20 +34,20 @@ class Holding:
 
     def __init__(self, hold_s: float) -> None:
         self._hold_s = hold_s
-        self._needs: deque[_Need] = deque()
+        self._needs: deque[Need] = deque()
         self._shrunk_at_s: float | None = None
         self._started_at_s: float | None = None
         self._patience = 1.0
 
-    def decide(self, need: _Need, num_wanted: int, startup_s: float) -> int:
+    def decide(self, need: Need, num_wanted: int, startup_s: float) -> int:
         """Replicas wanted from now on."""
-        hold_s = max(self._hold_s, 2 * startup_s) * self._patience
+        hold_s = max(self._hold_s, 1.5 * startup_s) * self._patience
         self._started_at_s = need.at_s if self._started_at_s is None else self._started_at_s
         self._needs.append(need)
         while self._needs[0].at_s < need.at_s - hold_s:
             self._needs.popleft()
         if need.least > num_wanted:
-            self._regret(need.at_s, max(self._hold_s, 2 * startup_s))
+            self._regret(need.at_s, max(self._hold_s, 1.5 * startup_s))
             return need.least
         if need.at_s - self._started_at_s < hold_s:
             return num_wanted
@@ -95,12 +95,12 @@ class SloPlanner:
         settings = self._settings
         now_s, had = observation.now_s, (observation.prefill.num_wanted, observation.decode.num_wanted)
         num_prefill = self._prefill.decide(
-            _Need(now_s, prefill.prefill_need(), prefill.prefill_need(settings.comfort)),
+            Need(now_s, prefill.prefill_need(), prefill.prefill_need(settings.comfort)),
             _bounded(had[0], settings.min_prefill, settings.max_prefill),
             self._startup_s(observation.prefill),
         )
         num_decode = self._decode.decide(
-            _Need(now_s, decode.decode_need(), decode.decode_need(settings.comfort)),
+            Need(now_s, decode.decode_need(), decode.decode_need(settings.comfort)),
             _bounded(had[1], settings.min_decode, settings.max_decode),
             self._startup_s(observation.decode),
         )
@@ -133,13 +133,13 @@ class SloPlanner:
         """Demand as it may be when a replica of `pool` that is asked for now is ready."""
         settings = self._settings
         horizon_s = self._horizon_s(pool)
-        decoding = observation.decode
+        decoding, variation = observation.decode, self._demand.variation(settings.variation)
         prospect = Prospect(
             settings=settings,
             load=self._demand.at_most(horizon_s),
-            prefill=PrefillCapacity(prefill, settings.variation, settings.share),
+            prefill=PrefillCapacity(prefill, variation, settings.share),
             decode=DecodeCapacity(
-                self._pace.slowed(decode), decoding.kv_tokens, decoding.max_running, settings.variation, settings.share
+                self._pace.slowed(decode), decoding.kv_tokens, decoding.max_running, variation, settings.share
             ),
             pace=self._pace.prefill,
         )

@@ -15,10 +15,10 @@ class PlannerSettings:
         min_prefill, max_prefill, min_decode, max_decode: replicas of each pool. Never below one: from nothing no
             first request would be served in time.
         prefill_accelerators, decode_accelerators: of one replica. max_accelerators: of both pools; None = no limit.
-        variation: of a prompt's length, standard deviation over mean.
+        variation: of a prompt's length, standard deviation over mean, where nobody measures it.
         max_use: the share of a pool's capacity (prefill time, decode KV and slots) that is planned with.
         comfort: a replica is only given up when the rest stay below this share of every limit.
-        hold_s: and only when that has been so for this long, or twice a replica's start-up where that is longer.
+        hold_s: and only when that has been so for this long, or one and a half start-ups where that is longer.
         drain_s: in how long a backlog is to be worked off.
         warmup_s: how long after a replica became ready nothing is learned from measurements.
         startup_s: a replica's start-up while nobody has measured it.
@@ -37,7 +37,7 @@ class PlannerSettings:
     max_accelerators: int | None = None
     variation: float = 1.0
     max_use: float = 0.85
-    comfort: float = 0.9
+    comfort: float = 0.95
     hold_s: float = 180.0
     drain_s: float = 30.0
     warmup_s: float = 30.0
