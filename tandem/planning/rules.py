@@ -44,8 +44,12 @@ class UtilisationRule:
         prefill = self._wanted(observation.prefill, _busy(observation))
         decode = self._wanted(observation.decode, _kv_used(observation.decode))
         return Plan(
-            num_prefill=self._prefill.at(now_s, _bounded(prefill, settings.min_prefill, settings.max_prefill)),
-            num_decode=self._decode.at(now_s, _bounded(decode, settings.min_decode, settings.max_decode)),
+            num_prefill=self._prefill.at(
+                now_s, _bounded(prefill, settings.min_prefill, settings.max_prefill), observation.prefill.num_wanted
+            ),
+            num_decode=self._decode.at(
+                now_s, _bounded(decode, settings.min_decode, settings.max_decode), observation.decode.num_wanted
+            ),
             reason=f"use against {self._target:.0%}",
         )
 
@@ -73,20 +77,26 @@ class QueueRule:
         prefill = math.ceil(observation.prefill.num_waiting / self._target)
         decode = math.ceil(_kv_used(observation.decode) / 0.8)
         return Plan(
-            num_prefill=self._prefill.at(now_s, _bounded(prefill, settings.min_prefill, settings.max_prefill)),
-            num_decode=self._decode.at(now_s, _bounded(decode, settings.min_decode, settings.max_decode)),
+            num_prefill=self._prefill.at(
+                now_s, _bounded(prefill, settings.min_prefill, settings.max_prefill), observation.prefill.num_wanted
+            ),
+            num_decode=self._decode.at(
+                now_s, _bounded(decode, settings.min_decode, settings.max_decode), observation.decode.num_wanted
+            ),
             reason=f"waiting requests against {self._target:.0f} a replica",
         )
 
 
 class _Stabilised:
-    """The highest recommendation of the last while: the HPA's window for scaling down."""
+    """The highest recommendation of the last while: the HPA's window for scaling down. It begins with what it found."""
 
     def __init__(self, span_s: float) -> None:
         self._span_s = span_s
         self._past: deque[tuple[float, int]] = deque()
 
-    def at(self, now_s: float, wanted: int) -> int:
+    def at(self, now_s: float, wanted: int, found: int) -> int:
+        if not self._past:
+            self._past.append((now_s, found))
         self._past.append((now_s, wanted))
         while self._past[0][0] < now_s - self._span_s:
             self._past.popleft()

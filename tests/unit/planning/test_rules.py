@@ -42,7 +42,9 @@ def test_the_hpa_sees_decode_by_its_kv() -> None:
 def test_keda_counts_those_that_wait() -> None:
     waiting = pool(2, num_waiting=23)
     assert QueueRule(SETTINGS).plan(observation(15.0, 1.0, waiting, IDLE)).num_prefill == 5
-    assert QueueRule(SETTINGS).plan(observation(15.0, 1.0, IDLE, IDLE)).num_prefill == 1
+    rule = QueueRule(SETTINGS)
+    assert rule.plan(observation(15.0, 1.0, IDLE, IDLE)).num_prefill == 2, "it begins with what it found"
+    assert rule.plan(observation(316.0, 1.0, IDLE, IDLE)).num_prefill == 1
 
 
 def test_the_quick_loop_moves_by_one_and_watches_while_replicas_start() -> None:
