@@ -68,6 +68,12 @@ bench: setup ## BENCH=engine (default), disaggregation, transfer, pairing, local
 load: setup ## a closed and an open loop through a gateway, kept in build/load: [LOAD_URL=http://HOST:8000] [MODEL=DIR] [PREFILL=1] [DECODE=1]
 	$(BIN)/python -m tandem.loadtest.demo --model $(MODEL) --prefill $(PREFILL) --decode $(DECODE) $(if $(LOAD_URL),--url $(LOAD_URL)) $(ARGS)
 
+e2e-images: setup ## images built and run as containers under load, with faults; wants root
+	$(BIN)/pytest -s --timeout=3600 tests/images $(ARGS)
+
+e2e-kubernetes: setup ## the chart in a real control plane whose pods are those containers; wants root
+	$(BIN)/pytest -s --timeout=3600 tests/kubernetes $(ARGS)
+
 clean: ## remove everything that was generated
 	rm -rf $(VENV) tandem/rpc/v1 build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

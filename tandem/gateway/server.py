@@ -19,6 +19,7 @@ from tandem.gateway.app import build_app
 from tandem.gateway.gateway import Gateway
 from tandem.gateway.model import ServedModel
 from tandem.gateway.settings import GatewaySettings
+from tandem.serving.signals import exit_when_told
 from tandem.telemetry.log import configure_logging
 from tandem.telemetry.tracing import Tracing
 
@@ -66,6 +67,7 @@ def run_gateway(settings: GatewaySettings) -> int:
 
 
 async def _run(settings: GatewaySettings) -> int:
+    exit_when_told()
     async with serving_gateway(settings) as (running, finished):
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, running.stop)

@@ -28,6 +28,7 @@ from tandem.rpc.messages import WorkerAddress, WorkerRecord
 from tandem.rpc.server import serve_worker
 from tandem.serving.discovery import ANNOUNCE_INTERVAL_S, Discovery, StaticDiscovery, open_discovery
 from tandem.serving.ports import free_ports
+from tandem.serving.signals import exit_when_told
 from tandem.telemetry.engine_metrics import WorkerMetrics
 from tandem.telemetry.log import configure_logging
 from tandem.telemetry.metrics_server import serve_metrics
@@ -81,6 +82,7 @@ def run_worker(settings: WorkerSettings) -> int:
 
 
 async def _run(settings: WorkerSettings) -> int:
+    exit_when_told()
     # NOTE: the default has a few threads a core, which calls to routers that are away could take up
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="worker"))
     async with serving_worker(settings) as worker:

@@ -260,6 +260,41 @@ def test_sigterm_lets_a_request_finish_and_exits_cleanly(llama: Path, role: str)
     asyncio.run(main())
 
 
+def test_sigterm_while_the_model_loads_ends_the_process_at_once(tmp_path: Path) -> None:
+    """As the first process of a container: there a signal that nobody handles is lost."""
+    os.mkfifo(tmp_path / "config.json")  # NOTE: reading it waits for a writer that never comes
+
+    def is_read() -> bool:
+        """Opening to write succeeds once somebody waits to read."""
+        with contextlib.suppress(OSError):
+            held.append(os.open(tmp_path / "config.json", os.O_WRONLY | os.O_NONBLOCK))
+        return bool(held)
+
+    async def main() -> None:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.decode", "--model", str(tmp_path)),
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        try:
+            async with asyncio.timeout(60):
+                while not is_read():
+                    await asyncio.sleep(0.05)
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(process.wait(), 10) == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    held: list[int] = []
+    try:
+        asyncio.run(main())
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
 HANGING = """
 import asyncio, sys, time
 from pathlib import Path

@@ -1,0 +1,86 @@
+# Prefill and decode workers: PyTorch, NIXL and the compiled CPU kernels.
+# Build from the repository's root: docker build -f docker/worker.Dockerfile -t tandem-worker .
+ARG BASE_IMAGE=python:3.11-slim-bookworm
+
+FROM ${BASE_IMAGE} AS dependencies
+ARG EXTRAS=worker,nixl
+ENV PIP_CACHE_DIR=/var/cache/pip PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /src
+COPY constraints.txt pyproject.toml ./
+COPY tandem/__init__.py tandem/
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=cache,target=/var/cache/pip \
+    touch README.md LICENSE \
+    && python3 -m venv /opt/build \
+    && python3 -m venv --without-pip /opt/venv \
+    && /opt/build/bin/pip install -c constraints.txt grpcio-tools \
+    && /opt/build/bin/pip --python /opt/venv/bin/python3 install -c constraints.txt ".[${EXTRAS}]" \
+    && /opt/build/bin/pip --python /opt/venv/bin/python3 uninstall --yes tandem
+# What the wheels carry and serving never loads: torch's tests and C++ headers, NIXL's expert-parallel CUDA kernels.
+RUN rm -rf /opt/venv/lib/python3*/site-packages/torch/test \
+           /opt/venv/lib/python3*/site-packages/torch/include \
+           /opt/venv/lib/python3*/site-packages/torch/bin/test_* \
+           /opt/venv/lib/python3*/site-packages/torch/bin/protoc* \
+           /opt/venv/lib/python3*/site-packages/nixl_ep_cu*
+
+# The kernels' file is named by a digest of the compiler's version and the sources' paths, so both are as they will be:
+# `prebuilt-cxx` tells the version where there is no compiler.
+FROM dependencies AS kernels
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+COPY --chmod=0755 docker/prebuilt-cxx /opt/kernels/prebuilt-cxx
+WORKDIR /opt/tandem
+COPY tandem/__init__.py tandem/
+COPY tandem/core tandem/core/
+COPY tandem/kernels tandem/kernels/
+RUN g++ --version > /opt/kernels/prebuilt-cxx.version \
+    && CXX=/opt/kernels/prebuilt-cxx TANDEM_CACHE_DIR=/opt/kernels \
+       /opt/venv/bin/python3 -m tandem.kernels.native.build
+
+FROM dependencies AS application
+COPY LICENSE README.md ./
+COPY proto proto/
+COPY services services/
+COPY tandem tandem/
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=cache,target=/var/cache/pip \
+    /opt/build/bin/python3 -m tandem.rpc.compile \
+    && /opt/build/bin/pip --python /opt/venv/bin/python3 install --no-deps --target /opt/tandem .
+
+FROM ${BASE_IMAGE}
+# Debian packages of the running image. Triton's kernels on GPUs want: gcc libc6-dev
+ARG RUNTIME_PACKAGES=
+LABEL org.opencontainers.image.title="tandem-worker" \
+      org.opencontainers.image.description="Tandem's prefill and decode workers" \
+      org.opencontainers.image.licenses="Apache-2.0"
+# hadolint ignore=DL3008,SC2086
+RUN groupadd --gid 10001 tandem \
+    && useradd --uid 10001 --gid tandem --home-dir /var/cache/tandem --create-home --shell /usr/sbin/nologin tandem \
+    && if [ -n "${RUNTIME_PACKAGES}" ]; then \
+         apt-get update && apt-get install -y --no-install-recommends ${RUNTIME_PACKAGES} && rm -rf /var/lib/apt/lists/*; \
+       fi
+# A container is reached from outside, so a worker listens on every address of it and advertises its first one.
+ENV PATH=/opt/tandem/bin:/opt/venv/bin:/usr/local/bin:/usr/bin:/bin \
+    PYTHONPATH=/opt/tandem \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    HOME=/var/cache/tandem \
+    HF_HOME=/var/cache/tandem/huggingface \
+    TMPDIR=/tmp \
+    CXX=/opt/kernels/prebuilt-cxx \
+    TANDEM_CACHE_DIR=/opt/kernels \
+    TANDEM_BIND=0.0.0.0:7900 \
+    TANDEM_ADVERTISE=auto \
+    TANDEM_METRICS_PORT=7901 \
+    HEALTH_URL=http://127.0.0.1:7901/health
+WORKDIR /var/cache/tandem
+USER 10001:10001
+EXPOSE 7900 7901
+HEALTHCHECK --interval=5s --timeout=3s --start-period=300s --retries=3 \
+    CMD ["python3", "-c", "import os, urllib.request as u; u.urlopen(os.environ['HEALTH_URL'], timeout=2)"]
+ENTRYPOINT ["python3", "-m"]
+CMD ["services.decode"]
+COPY --from=dependencies /opt/venv /opt/venv
+COPY --from=kernels /opt/kernels /opt/kernels
+COPY --from=application /opt/tandem /opt/tandem
+ARG VERSION=dev
+ARG REVISION=unknown
+LABEL org.opencontainers.image.version="${VERSION}" org.opencontainers.image.revision="${REVISION}"
