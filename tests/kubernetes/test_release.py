@@ -134,6 +134,28 @@ def test_discovered_by_kubernetes(release: Release, load: Load, journal: Journal
     load.wait_more(AFTER, PATIENCE_S)
 
 
+def test_load_job(release: Release, journal: Journal) -> None:
+    """The chart's own load test, as a Job in the cluster, which fails when too few answers came in time."""
+    begun_s = time.monotonic()
+    asked = {
+        "concurrency": 2,
+        "requests": 16,
+        "promptTokens": "64-256",
+        "outputTokens": "24",
+        "failBelowAttainment": 0.9,
+    }
+    release.upgrade({"load": {"enabled": True, "settings": {**asked, "ttftMs": 5000, "tpotMs": 500}}})
+
+    def has_succeeded() -> bool:
+        (job,) = release.get(f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs")["items"]
+        assert not job["status"].get("failed"), job["status"]
+        return bool(job["status"].get("succeeded"))
+
+    release.until(has_succeeded, "the load test's Job done", PATIENCE_S)
+    journal.tell(f"the chart's load Job: 16 requests met their objectives, after {time.monotonic() - begun_s:.1f} s")
+    release.upgrade({"load": {"enabled": False}})
+
+
 def test_planned(release: Release, load: Load, journal: Journal) -> None:
     """The planner acts: an objective that two decode workers cannot meet makes it ask for more."""
     settings = {"intervalS": 2, "warmupS": 2, "holdS": 20, "startupS": 15, "yieldS": 0}
