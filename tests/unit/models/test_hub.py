@@ -93,7 +93,9 @@ def test_a_revision_is_kept_to_and_weights_are_left_where_nobody_wants_them(
     with small_hub() as (url, asked):
         environment = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
         environment |= {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
+        )
     assert done.returncode == 0, done.stderr
     fetched = {path.name for path in Path(done.stdout.strip()).iterdir()}
     assert fetched == {"config.json", "tokenizer.json"} | ({"model.safetensors"} if has_weights else set())
