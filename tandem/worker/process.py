@@ -251,13 +251,17 @@ async def _expire(core: WorkerCore) -> None:
 
 
 async def _announce(discovery: Discovery, record: WorkerRecord, sources: Sources) -> None:
-    """Say that we are there, and meet those who are."""
+    """Say that we are there, and meet those who are. What stands in the way is logged once while it lasts."""
+    complaint = ""
     while True:
         try:
             await discovery.announce(record)
             await sources.meet([other.worker for other in await discovery.workers() if other.pool == record.pool])
+            complaint = ""
         except TandemError as error:
-            logger.warning("not announced: %s", error)
+            if str(error) != complaint:
+                complaint = str(error)
+                logger.warning("not announced: %s", complaint)
         await asyncio.sleep(ANNOUNCE_INTERVAL_S)
 
 

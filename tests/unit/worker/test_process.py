@@ -7,22 +7,23 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from tandem.core.errors import ConfigurationError, UnavailableError, WorkerLostError
+from tandem.core.errors import ConfigurationError, LocalityUnavailableError, UnavailableError, WorkerLostError
 from tandem.core.hashing import extend_hashes, root_hash
 from tandem.engine.engine import Engine
 from tandem.locality.redis import RedisIndex
 from tandem.rpc.client import RouterClient, WorkerClient
-from tandem.rpc.messages import GenerateCall, PairCall, WorkerStatus
+from tandem.rpc.messages import GenerateCall, PairCall, WorkerRecord, WorkerStatus
 from tandem.serving.ports import free_ports
 from tandem.serving.router_process import serving_router
 from tandem.serving.router_settings import RouterSettings
-from tandem.worker.process import EXIT_STUCK, Worker, serving_worker
+from tandem.worker.process import EXIT_STUCK, Worker, _announce, serving_worker
 from tandem.worker.settings import DecodeSettings
+from tandem.worker.sources import Sources
 from tests.helpers.redis_server import running_redis
 from tests.helpers.workers import GREEDY, LONG, at_rest, generated, is_at_rest, pair_of, prompt_of, settings_of, until
 
@@ -339,3 +340,41 @@ async def answers(client: WorkerClient) -> bool:
         return (await client.status()).lifecycle == "ready"
     except WorkerLostError:
         return False
+
+
+class AwayDiscovery:
+    """Cannot be reached. `tried` is set when that was found out a third time."""
+
+    def __init__(self) -> None:
+        self.num_tries = 0
+        self.tried = asyncio.Event()
+
+    async def announce(self, record: WorkerRecord) -> None:
+        self.num_tries += 1
+        if self.num_tries == 3:
+            self.tried.set()
+        raise LocalityUnavailableError("Redis is away")
+
+    async def withdraw(self, record: WorkerRecord) -> None: ...
+
+    async def workers(self) -> Sequence[WorkerRecord]:
+        return []
+
+    async def close(self) -> None: ...
+
+
+def test_what_stands_in_the_way_of_announcing_is_said_once(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with one_worker(llama) as (worker, _):
+            discovery, me = AwayDiscovery(), worker.core.me
+            announcing = asyncio.create_task(
+                _announce(discovery, WorkerRecord(me, "decode", "m", "pool"), Sources(worker.core))
+            )
+            await asyncio.wait_for(discovery.tried.wait(), 20)
+            announcing.cancel()
+            await asyncio.gather(announcing, return_exceptions=True)
+
+    asyncio.run(main())
+    assert [record.message for record in caplog.records if "not announced" in record.message] == [
+        "not announced: Redis is away"
+    ]
