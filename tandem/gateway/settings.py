@@ -4,8 +4,7 @@ from functools import cached_property
 
 from pydantic import Field, SecretStr, field_validator
 
-from tandem.core.errors import ConfigurationError
-from tandem.serving.settings import Settings
+from tandem.serving.settings import Settings, secret_of
 
 
 class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
@@ -55,17 +54,8 @@ class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
 
     @cached_property
     def secret(self) -> bytes | None:
-        """The cluster's secret.
-
-        Raises:
-            ConfigurationError: it is empty.
-        """
-        if self.cluster_secret is None:
-            return None
-        value = self.cluster_secret.get_secret_value()
-        if not value:
-            raise ConfigurationError("cluster_secret is empty; omit it or give the one that every process has")
-        return value.encode()
+        """The cluster's secret, for calls; raises as `secret_of`."""
+        return secret_of(self.cluster_secret)
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT; returns the exit code."""

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from tandem.core.errors import ConfigurationError
-from tandem.serving.settings import Settings
+from tandem.serving.settings import Settings, secret_of
 
 
 class PlannerSettings(Settings, cli_prog_name="python -m services.planner"):
@@ -138,17 +138,8 @@ class PlannerSettings(Settings, cli_prog_name="python -m services.planner"):
 
     @cached_property
     def secret(self) -> bytes | None:
-        """The cluster's secret.
-
-        Raises:
-            ConfigurationError: it is empty.
-        """
-        if self.cluster_secret is None:
-            return None
-        value = self.cluster_secret.get_secret_value()
-        if not value:
-            raise ConfigurationError("cluster_secret is empty; omit it or give the one that every process has")
-        return value.encode()
+        """The cluster's secret, for calls; raises as `secret_of`."""
+        return secret_of(self.cluster_secret)
 
     def run(self) -> int:
         """Plan until SIGTERM or SIGINT; returns the exit code."""

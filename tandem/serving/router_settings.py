@@ -9,7 +9,7 @@ from tandem.core.errors import ConfigurationError
 from tandem.locality.base import DEFAULT_MAX_BLOCK_REPLICAS, MIN_BLOCK_REPLICAS
 from tandem.routing.admission import Limits
 from tandem.routing.policies import POLICIES
-from tandem.serving.settings import Settings
+from tandem.serving.settings import Settings, secret_of
 
 
 class RouterSettings(Settings, cli_prog_name="python -m services.router"):
@@ -108,17 +108,8 @@ class RouterSettings(Settings, cli_prog_name="python -m services.router"):
 
     @cached_property
     def secret(self) -> bytes | None:
-        """The cluster's secret.
-
-        Raises:
-            ConfigurationError: it is empty.
-        """
-        if self.cluster_secret is None:
-            return None
-        value = self.cluster_secret.get_secret_value()
-        if not value:
-            raise ConfigurationError("cluster_secret is empty; omit it or give the one that every process has")
-        return value.encode()
+        """The cluster's secret, for calls; raises as `secret_of`."""
+        return secret_of(self.cluster_secret)
 
     def limits(self) -> Limits:
         """What routing tolerates."""

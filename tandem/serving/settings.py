@@ -6,11 +6,13 @@ A flag wins over a variable, a variable over the default.
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tandem.core.config import EngineConfig
+from tandem.core.errors import ConfigurationError
 from tandem.core.sampling_params import SamplingParams
+from tandem.transport.card import MIN_SECRET_BYTES
 
 
 class Settings(BaseSettings):
@@ -19,6 +21,23 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="TANDEM_", cli_kebab_case=True, cli_implicit_flags=True, cli_hide_none_type=True, extra="forbid"
     )
+
+
+def secret_of(cluster_secret: SecretStr | None) -> bytes | None:
+    """What `cluster_secret` says; None when it says nothing.
+
+    Raises:
+        ConfigurationError: it is too short.
+    """
+    if cluster_secret is None:
+        return None
+    value = cluster_secret.get_secret_value().encode()
+    if len(value) < MIN_SECRET_BYTES:
+        raise ConfigurationError(
+            f"cluster_secret has {len(value)} bytes; use at least {MIN_SECRET_BYTES} random ones, the same for every "
+            "process, or omit it"
+        )
+    return value
 
 
 class EngineSettings(Settings):

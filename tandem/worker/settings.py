@@ -12,8 +12,8 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from tandem.core.errors import ConfigurationError
 from tandem.models.hub import served_name
 from tandem.routing.snapshot import Role
-from tandem.serving.settings import EngineSettings
-from tandem.transport.card import MIN_SECRET_BYTES, SINGLE_MACHINE_SECRET
+from tandem.serving.settings import EngineSettings, secret_of
+from tandem.transport.card import SINGLE_MACHINE_SECRET
 
 AUTO = "auto"
 _IP_FAMILIES = (socket.AF_INET, socket.AF_INET6)
@@ -95,19 +95,8 @@ class WorkerSettings(EngineSettings):
 
     @cached_property
     def secret(self) -> bytes | None:
-        """The cluster's secret, for calls.
-
-        Raises:
-            ConfigurationError: it is too short.
-        """
-        if self.cluster_secret is None:
-            return None
-        value = self.cluster_secret.get_secret_value().encode()
-        if len(value) < MIN_SECRET_BYTES:
-            raise ConfigurationError(
-                f"cluster_secret has {len(value)} bytes; use at least {MIN_SECRET_BYTES} random ones"
-            )
-        return value
+        """The cluster's secret, for calls; raises as `secret_of`."""
+        return secret_of(self.cluster_secret)
 
     @property
     def card_secret(self) -> bytes:

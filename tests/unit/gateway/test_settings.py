@@ -20,9 +20,9 @@ def read(*arguments: str) -> GatewaySettings:
 
 
 def test_flags_are_read() -> None:
-    settings = read("--routers", "a:1, b:2", "--port", "0", "--drain-timeout-s", "2.5", "--cluster-secret", "s")
+    settings = read("--routers", "a:1, b:2", "--port", "0", "--drain-timeout-s", "2.5", "--cluster-secret", "s" * 16)
     assert settings.router_addresses == ("a:1", "b:2")
-    assert (settings.port, settings.drain_timeout_s, settings.secret) == (0, 2.5, b"s")
+    assert (settings.port, settings.drain_timeout_s, settings.secret) == (0, 2.5, b"s" * 16)
     assert read().secret is None
 
 

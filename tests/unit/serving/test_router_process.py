@@ -82,7 +82,7 @@ def get(port: int, path: str) -> str:
 
 def test_workers_register_and_are_paired_and_the_dead_are_not() -> None:
     async def scenario() -> None:
-        secret = "s"
+        secret = "sixteen letters!"
         settings = router_settings(cluster_secret=secret, metrics_port=0)
         async with serving_router(settings) as router, contextlib.AsyncExitStack() as opened:
             client = RouterClient(router.address, secret=secret.encode())
@@ -190,7 +190,7 @@ def test_the_process_says_when_it_is_ready_and_ends_cleanly() -> None:
         (["--policy", "magic"], "--policy='magic': use one of predicted-cost"),
         (["--workers", "a:1,b"], "'b' is not host:port"),
         (["--redis", "http://x"], "the Redis URL is not understood"),
-        (["--cluster-secret", ""], "cluster_secret is empty"),
+        (["--cluster-secret", ""], "cluster_secret has 0 bytes"),
         (["--log-level", "loud"], "log_level='loud' does not exist"),
         (["--wrong", "1"], "--wrong"),
     ],
