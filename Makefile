@@ -69,11 +69,11 @@ load: setup ## a closed and an open loop through a gateway, kept in build/load: 
 	$(BIN)/python -m tandem.loadtest.demo --model $(MODEL) --prefill $(PREFILL) --decode $(DECODE) $(if $(LOAD_URL),--url $(LOAD_URL)) $(ARGS)
 
 e2e-images: setup ## images built and run as containers under load, with faults; wants root
-	$(BIN)/pytest -o norecursedirs=.git -s --timeout=3600 tests/images $(ARGS)
+	$(BIN)/pytest -o "norecursedirs=.* build" -s --timeout=3600 tests/images $(ARGS)
 
 e2e-kubernetes: setup ## the chart in a real control plane whose pods are those containers; wants root
 	$(BIN)/python -m tools.kubernetes.build
-	$(BIN)/pytest -o norecursedirs=.git -s --timeout=3600 tests/kubernetes $(ARGS)
+	$(BIN)/pytest -o "norecursedirs=.* build" -s --timeout=3600 tests/kubernetes $(ARGS)
 
 clean: ## remove everything that was generated
 	rm -rf $(VENV) tandem/rpc/v1 build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
