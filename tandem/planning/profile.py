@@ -62,11 +62,6 @@ class Profile:
         prompts = sorted(prompt for prompt, _ in self.lengths)
         return prompts[max(0, math.ceil(share * len(prompts)) - 1)]
 
-    def context_at(self, share: float) -> int:
-        """The same of prompt and answer together."""
-        contexts = sorted(map(sum, self.lengths))
-        return contexts[max(0, math.ceil(share * len(contexts)) - 1)]
-
 
 def draw_profile(prompts: Lengths, outputs: Lengths, prefix_hit: float = 0.0) -> Profile:
     """Independent lengths of two distributions."""

@@ -27,6 +27,7 @@ QUICK = {(role, state) for role in (PREFILL, DECODE) for state in State} | {
     (GATEWAY, State.DECODING),
     (REDIS, State.DECODING),
 }
+NUM_STAGINGS = 3
 CASES = [
     pytest.param(
         role,
@@ -45,12 +46,24 @@ CASES = [
 def test_fault(
     scene: Scene, known: Mapping[float, Known], short: Asked, matrix: Matrix, role: str, state: State, signal: str
 ) -> None:
+    """A transfer takes milliseconds: a signal that comes too late for it has shown nothing, and is given anew."""
     told = known[0.8 if signal == KILL else 0.0]
+    for _ in range(NUM_STAGINGS):
+        row = fault(scene, told, short, role, state, signal)
+        if row is not None:
+            matrix.append(row)
+            return
+        scene.heal()
+    raise AssertionError(f"the transfer was over before the signal, {NUM_STAGINGS} times")
+
+
+def fault(scene: Scene, told: Known, short: Asked, role: str, state: State, signal: str) -> Row | None:
+    """What became of one fault; None: the state was over before the signal."""
     paired_before = num_paired(scene)
     failed_before = {name: scene.transfer_failures(name) for name in scene.cluster.names(DECODE)}
     with staged(scene, state, told.asked) as target:
         victim = VICTIMS[role](scene, target, paired_before)
-        since_s, wall_s = time.monotonic(), time.time()
+        since_s, wall_s, is_in_time = time.monotonic(), time.time(), True
         strike(scene, victim, signal)
         if role == GATEWAY:
             outcome, silence_s = ended_with_its_gateway(scene, target, signal, told, short, since_s)
@@ -58,9 +71,7 @@ def test_fault(
             outcome, silence_s = ended_exactly(scene, target, told, since_s)
         fresh_s = time_of_new_request(scene, short, gateway=int(role == GATEWAY))
         if state is State.TRANSFER and victim != target.decode and not (role == GATEWAY and signal == KILL):
-            assert was_cut(scene, target, wall_s, failed_before[target.decode]), (
-                "the transfer was over before the signal"
-            )
+            is_in_time = was_cut(scene, target, wall_s, failed_before[target.decode])
     over_s = time.monotonic()
     survivors = [name for name in scene.workers() if name != victim]
     free_s = scene.seconds_until_free(survivors, over_s, limit_of(role))
@@ -68,7 +79,7 @@ def test_fault(
     scene.continue_all()
     if signal == STOP and victim in scene.workers():
         scene.seconds_until_free([victim], time.monotonic(), LEASE_TTL_S + FREE_S)
-    matrix.append(Row(role, state, signal, outcome, silence_s, fresh_s, free_s, leaked))
+    return Row(role, state, signal, outcome, silence_s, fresh_s, free_s, leaked) if is_in_time else None
 
 
 def limit_of(role: str) -> float:
