@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from tandem.core.pins import Pin
 from tandem.core.types import FinishReason, TokenLogprobs
 
 
@@ -9,7 +10,8 @@ from tandem.core.types import FinishReason, TokenLogprobs
 class RequestMetrics:
     """Where a request's time went, in seconds of the engine's clock, and what the cache saved it.
 
-    `num_cached_tokens` are prompt tokens whose KV was found, at first admission.
+    `num_cached_tokens` are prompt tokens whose KV was found, at first admission. `pins` are those that were granted, in
+    the order they were asked for; one that could be granted in part has fewer tokens.
     """
 
     arrival_s: float
@@ -20,6 +22,7 @@ class RequestMetrics:
     num_output_tokens: int
     num_cached_tokens: int
     num_preemptions: int
+    pins: tuple[Pin, ...] = ()
 
     @property
     def ttft_s(self) -> float | None:

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tandem.core.errors import InvalidRequestError, shown
+from tandem.core.reasoning import Reasoning
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARACTERS = 1024
 MAX_LOGPROBS = 20
 MAX_LIST_TOKENS = 4096
 MAX_CHOICES = 128
+MAX_GRAMMAR_CHARACTERS = 2**20
 MAX_TOKEN_ID = 2**31 - 1
 
 
@@ -24,6 +26,9 @@ class SamplingParams:
     means up to the context limit. `logprobs` and `prompt_logprobs` are the number of alternatives reported beside the
     chosen token (0 = only the chosen one), None = not reported. `bad_words` are token sequences that must never be
     completed. `seed` of None lets the engine draw one.
+
+    `grammar` is what the answer must match, in llguidance's own form; it begins after the thinking that `reasoning`
+    describes. `skip_special_tokens` leaves special tokens out of the text.
 
     Raises:
         InvalidRequestError: naming the field, its value and the accepted range.
@@ -49,6 +54,9 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    grammar: str | None = None
+    reasoning: Reasoning | None = None
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         _require_int("max_tokens", self.max_tokens, 1, MAX_TOKEN_ID, optional=True)
@@ -68,6 +76,8 @@ class SamplingParams:
         _require_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS, optional=True)
         _require_bool("include_stop_str_in_output", self.include_stop_str_in_output)
         _require_bool("ignore_eos", self.ignore_eos)
+        _require_bool("skip_special_tokens", self.skip_special_tokens)
+        self._check_grammar()
         self._check_token_lists()
         self._check_bad_words()
         self._check_stop()
@@ -99,6 +109,15 @@ class SamplingParams:
         if () in words:
             raise InvalidRequestError("bad_words holds an empty token sequence, which would ban everything")
         self._keep("bad_words", words)
+
+    def _check_grammar(self) -> None:
+        given: object = self.grammar
+        if given is None:
+            return
+        if not isinstance(given, str) or not 0 < len(given) <= MAX_GRAMMAR_CHARACTERS:
+            raise InvalidRequestError(f"grammar={shown(given)} must have 1 to {MAX_GRAMMAR_CHARACTERS} characters")
+        if self.ignore_eos or self.min_tokens:
+            raise InvalidRequestError("ignore_eos and min_tokens do not go with a grammar, which says the end")
 
     def _check_stop(self) -> None:
         stops = _entries("stop", self.stop, MAX_STOP_STRINGS)

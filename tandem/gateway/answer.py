@@ -138,11 +138,10 @@ class _Exchange:
     async def _stream(self, stream: ServeStream, asked: Asked, record: RequestRecord, free: Callable[[], None]) -> None:
         """NOTE: headers wait for the first news, so that whatever fails before it has a status."""
         while batch := await stream.take():
-            for news in batch:
-                asked.results[news.index].take(news)
+            updates = [asked.results[news.index].take(news) for news in batch]
             if not self._has_begun:
                 await self._send_head(200, _STREAM_HEADERS | {"server-timing": server_timing(record.stages())})
-            if frames := asked.writer.chunk(batch):
+            if frames := asked.writer.chunk(updates):
                 await self._send_body(frames, is_last=False)
         free()
         await self._send_body(asked.writer.end(), is_last=True)

@@ -10,14 +10,14 @@ from typing import Protocol
 from tandem.gateway.directory import ModelDirectory
 from tandem.gateway.errors import Problem
 from tandem.gateway.model import ServedModel
-from tandem.gateway.request import ChoiceNews, ChoiceResult, ServeRequest
+from tandem.gateway.request import ChoiceResult, ChoiceUpdate, ServeRequest
 
 
 class Writer(Protocol):
     """One answer in a dialect's words. `results`, shared with the caller, have taken a batch before it is written."""
 
-    def chunk(self, batch: Sequence[ChoiceNews]) -> bytes:
-        """Frames of a stream for this news; may be empty."""
+    def chunk(self, batch: Sequence[ChoiceUpdate]) -> bytes:
+        """Frames of a stream for these updates; may be empty."""
         ...
 
     def end(self) -> bytes:

@@ -1,11 +1,14 @@
 """A request as every dialect means it: token lists to continue, and what comes back of each. Plain values."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tandem.core.output import RequestMetrics
+from tandem.core.reasoning import ReasoningState
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason, TokenLogprobs
+from tandem.gateway.parts import AnswerParser, CallArguments, CallBegun, Part, PlainParser, Said, Thought, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +55,44 @@ class ChoiceNews:
     num_cached_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class ChoiceUpdate:
+    """News of one choice, taken apart. Fields as in `ChoiceNews`; `parts` replaces its text."""
+
+    index: int
+    parts: Sequence[Part]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def text(self) -> str:
+        """What it says to the user."""
+        return "".join(part.text for part in self.parts if isinstance(part, Said))
+
+
 @dataclass(slots=True)
 class ChoiceResult:
-    """What one choice amounts to so far. `keep=False` counts only, which is all a stream needs."""
+    """What one choice amounts to so far.
+
+    Args:
+        keep: False counts only, which is all a stream needs.
+        parser: takes its text apart.
+        reasoning: counts its thinking tokens; None = the model does not think.
+    """
 
     num_prompt_tokens: int
     keep: bool
+    parser: AnswerParser = field(default_factory=PlainParser)
+    reasoning: ReasoningState | None = None
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
-    texts: list[str] = field(default_factory=list)
+    num_calls: int = 0
+    said: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
@@ -69,18 +101,58 @@ class ChoiceResult:
 
     @property
     def text(self) -> str:
-        return "".join(self.texts)
+        return "".join(self.said)
 
-    def take(self, news: ChoiceNews) -> None:
+    @property
+    def thought(self) -> str:
+        return "".join(self.thoughts)
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return 0 if self.reasoning is None else self.reasoning.num_tokens
+
+    def take(self, news: ChoiceNews) -> ChoiceUpdate:
+        """Add what is new; returns it taken apart."""
+        parts = list(self.parser.feed(news.text))
+        if news.finish_reason is not None:
+            parts += self.parser.finish()
+        self._count(news, parts)
+        if self.keep:
+            self._keep(news, parts)
+        return ChoiceUpdate(
+            news.index,
+            parts,
+            news.token_ids,
+            news.logprobs,
+            news.prompt_logprobs,
+            news.finish_reason,
+            news.stop_reason,
+        )
+
+    def _count(self, news: ChoiceNews, parts: Sequence[Part]) -> None:
         self.num_output_tokens += len(news.token_ids)
         self.num_cached_tokens = max(self.num_cached_tokens, news.num_cached_tokens)
+        self.num_calls += sum(isinstance(part, CallBegun) for part in parts)
         self.finish_reason = news.finish_reason or self.finish_reason
         self.stop_reason = news.stop_reason if news.stop_reason is not None else self.stop_reason
-        if self.keep:
-            self.texts.append(news.text)
-            self.token_ids += news.token_ids
-            self.logprobs += news.logprobs or ()
-            self.prompt_logprobs = self.prompt_logprobs or news.prompt_logprobs
+        if self.reasoning is not None:
+            for token_id in news.token_ids:
+                self.reasoning.observe(token_id)
+
+    def _keep(self, news: ChoiceNews, parts: Sequence[Part]) -> None:
+        for part in parts:
+            match part:
+                case Said():
+                    self.said.append(part.text)
+                case Thought():
+                    self.thoughts.append(part.text)
+                case CallBegun():
+                    self.calls.append(ToolCall(part.call_id, part.name))
+                case CallArguments():
+                    self.calls[part.index].arguments += part.text
+        self.token_ids += news.token_ids
+        self.logprobs += news.logprobs or ()
+        self.prompt_logprobs = self.prompt_logprobs or news.prompt_logprobs
 
 
 @dataclass(frozen=True, slots=True)

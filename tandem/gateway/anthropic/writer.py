@@ -11,7 +11,7 @@ import orjson
 from tandem.core.types import FinishReason
 from tandem.gateway.anthropic.frames import error_value, frame
 from tandem.gateway.errors import Problem
-from tandem.gateway.request import ChoiceNews, ChoiceResult
+from tandem.gateway.request import ChoiceResult, ChoiceUpdate
 
 
 class MessageWriter:
@@ -27,7 +27,7 @@ class MessageWriter:
         self._max_tokens = max_tokens
         self._has_begun = False
 
-    def chunk(self, batch: Sequence[ChoiceNews]) -> bytes:
+    def chunk(self, batch: Sequence[ChoiceUpdate]) -> bytes:
         text = "" if self._max_tokens == 0 else "".join(news.text for news in batch)
         delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
         return self._begin() + (frame(delta) if text else b"")

@@ -19,7 +19,7 @@ from tandem.gateway.openai.logprobs import chat_logprobs, prompt_logprobs
 from tandem.gateway.openai.messages import read_messages
 from tandem.gateway.openai.sampling import read_params
 from tandem.gateway.openai.usage import finish_reason
-from tandem.gateway.request import ChoiceNews, ChoiceResult, ServeRequest
+from tandem.gateway.request import ChoiceResult, ChoiceUpdate, ServeRequest
 from tandem.text.tokenizer import Tokenizer
 
 
@@ -72,7 +72,7 @@ class ChatWriter:
         self._prompt_token_ids = prompt_token_ids if asked.return_token_ids else None
         self._begun: set[int] = set()
 
-    def chunk(self, batch: Sequence[ChoiceNews]) -> bytes:
+    def chunk(self, batch: Sequence[ChoiceUpdate]) -> bytes:
         return b"".join(map(self._frames, batch))
 
     def end(self) -> bytes:
@@ -100,7 +100,7 @@ class ChatWriter:
         }
         return choice if self._prompt_token_ids is None else choice | {"token_ids": result.token_ids}
 
-    def _frames(self, news: ChoiceNews) -> bytes:
+    def _frames(self, news: ChoiceUpdate) -> bytes:
         is_worth_it = news.text or news.finish_reason or (news.token_ids and self._shows_tokens)
         text = self._frame(news) if is_worth_it else b""
         if news.index in self._begun:
@@ -116,7 +116,7 @@ class ChatWriter:
     def _shows_tokens(self) -> bool:
         return self._num_top is not None or self._prompt_token_ids is not None
 
-    def _frame(self, news: ChoiceNews) -> bytes:
+    def _frame(self, news: ChoiceUpdate) -> bytes:
         choice: dict[str, Any] = {
             "index": news.index,
             "delta": {"content": news.text} if news.text or self._shows_tokens else {},

@@ -18,7 +18,7 @@ from tandem.gateway.openai.frames import error_body, error_frames, frame
 from tandem.gateway.openai.logprobs import completion_logprobs, prompt_logprobs
 from tandem.gateway.openai.sampling import read_params
 from tandem.gateway.openai.usage import finish_reason
-from tandem.gateway.request import ChoiceNews, ChoiceResult, ServeRequest
+from tandem.gateway.request import ChoiceResult, ChoiceUpdate, ServeRequest
 from tandem.rpc.messages import ModelInfo
 from tandem.text.tokenizer import Tokenizer
 
@@ -116,7 +116,7 @@ class CompletionWriter:
         self._has_token_ids = bool(asked.return_token_ids)
         self._offsets: dict[int, int] = {}
 
-    def chunk(self, batch: Sequence[ChoiceNews]) -> bytes:
+    def chunk(self, batch: Sequence[ChoiceUpdate]) -> bytes:
         return b"".join(map(self._frame, batch))
 
     def end(self) -> bytes:
@@ -150,7 +150,7 @@ class CompletionWriter:
             choice |= {"token_ids": result.token_ids, "prompt_token_ids": source.token_ids}
         return choice
 
-    def _frame(self, news: ChoiceNews) -> bytes:
+    def _frame(self, news: ChoiceUpdate) -> bytes:
         is_first = news.index not in self._offsets
         source = self._source(news.index)
         text = source.text + news.text if self._has_echo and is_first else news.text
