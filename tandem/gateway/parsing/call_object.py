@@ -1,0 +1,143 @@
+"""One call written as a JSON object of name and arguments, read as it arrives.
+
+Invariant: the arguments passed on are the object's own text. The call begins when its name is known, or, where any
+object may come, when its arguments begin too; until then it can still turn out to be text.
+"""
+
+import json
+from collections.abc import Callable, Collection
+
+from tandem.gateway.parsing.extent import json_extent
+from tandem.gateway.parsing.output import AnswerOutput
+from tandem.gateway.parsing.source import LONE_SURROGATE, Malformed, Source, Wait
+
+ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
+
+
+class CallObject:
+    """Reads one object. `is_marked`: something before it said that it is a call.
+
+    `has_begun` and `is_complete` (its arguments are whole) say what came of it, also when `read` raised Malformed.
+    """
+
+    def __init__(self, source: Source, output: AnswerOutput, names: Collection[str], *, is_marked: bool) -> None:
+        self._source = source
+        self._output = output
+        self._names = names
+        self._is_marked = is_marked
+        self._name: str | None = None
+        self._early: str | None = None  # arguments that came before the name
+        self.has_begun = False
+        self.is_complete = False
+
+    def read(self) -> Wait[None]:
+        """Raises Malformed where it is no call or breaks off; Overlong past the limit."""
+        source = self._source
+        yield from source.expect("{")
+        while True:
+            yield from source.spaces()
+            key = yield from source.string()
+            yield from source.spaces()
+            yield from source.expect(":")
+            yield from source.spaces()
+            yield from self._member(key)
+            yield from source.spaces()
+            if (yield from source.peek()) != ",":
+                break
+            source.take(1)
+        yield from source.expect("}")
+        self._close()
+
+    def _member(self, key: str) -> Wait[None]:
+        if key == "name" and self._name is None:
+            self._name = yield from self._source.string()
+            self._check_name()
+            if self._is_marked or self._early is not None:
+                self._begin()
+        elif key in ARGUMENT_KEYS and not self.is_complete and self._early is None:
+            yield from self._arguments()
+        else:
+            yield from self._skipped()
+
+    def _check_name(self) -> None:
+        if self._name not in self._names:
+            raise Malformed
+
+    def _begin(self) -> None:
+        assert self._name is not None
+        self._output.begin(self._name)
+        self.has_begun = True
+        self._source.record()
+        if self._early is not None:
+            self._complete(self._early)
+
+    def _arguments(self) -> Wait[None]:
+        if (yield from self._source.peek()) != "{":
+            yield from self._indirect_arguments()
+        elif self._name is None:
+            self._early = "".join((yield from self._source.value(json_extent())))
+        else:
+            yield from self._direct_arguments()
+
+    def _direct_arguments(self) -> Wait[None]:
+        if not self.has_begun:
+            self._begin()
+        self._source.recorded()
+        yield from stream_value(self._source, self._output.argue)
+        self.is_complete = True
+        self._source.record()
+
+    def _indirect_arguments(self) -> Wait[None]:
+        """An object within a string, or null: both are written by some models."""
+        if (yield from self._source.peek()) == '"':
+            text = _object_text((yield from self._source.string()))
+        elif (yield from self._source.scalar()) == "null":
+            text = "{}"
+        else:
+            raise Malformed
+        self._early = text
+        if self.has_begun:
+            self._complete(text)
+        elif self._name is not None:
+            self._begin()
+
+    def _complete(self, arguments: str) -> None:
+        self._source.record()
+        self.is_complete = True
+        self._output.argue(arguments)
+
+    def _skipped(self) -> Wait[None]:
+        character = yield from self._source.peek()
+        if character in ("{", "["):
+            yield from self._source.value(json_extent())
+        elif character == '"':
+            yield from self._source.string()
+        elif not (yield from self._source.scalar()):
+            raise Malformed
+
+    def _close(self) -> None:
+        if not self.has_begun:
+            raise Malformed
+        if not self.is_complete:
+            self._complete("{}")
+        self._source.recorded()
+
+
+def stream_value(source: Source, sink: Callable[[str], None]) -> Wait[None]:
+    """Passes a JSON object on as it comes. Raises Malformed where it breaks off."""
+    extent = json_extent()
+    while not extent.is_closed:
+        if extent.is_broken or not (yield from source.more()):
+            raise Malformed
+        sink(source.take_extent(extent))
+
+
+def _object_text(text: str) -> str:
+    """`text` if it is a JSON object, without characters that cannot be sent."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Malformed from error
+    if not isinstance(value, dict):
+        raise Malformed
+    return text if not LONE_SURROGATE.search(text) else json.dumps(value)

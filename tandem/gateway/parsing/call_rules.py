@@ -1,0 +1,93 @@
+"""What a family's calls look like as a grammar, and what of a tool's schema it must keep."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tandem.core.errors import InvalidRequestError
+from tandem.gateway.conversation import Tool, ToolChoice, ToolMode
+from tandem.gateway.parsing.lark import json_rule, literal
+from tandem.text.grammar import enforceable
+
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+_NO_ARGUMENTS: Mapping[str, Any] = {"properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Callee:
+    """A tool that may be called.
+
+    Args:
+        schema: of its arguments, as llguidance takes it.
+        is_strict: where a family's calls cannot keep the schema the request is refused.
+    """
+
+    name: str
+    schema: Mapping[str, Any]
+    is_strict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CallRules:
+    """Rules in Lark.
+
+    Args:
+        openings: marks that calls begin with; "" = none.
+        body: what follows the opening: one call or several.
+        rules: what `body` names.
+        first_character: of a call without an opening.
+    """
+
+    openings: tuple[str, ...]
+    body: str
+    rules: str
+    first_character: str = ""
+
+
+def callees(tools: Sequence[Tool], choice: ToolChoice) -> list[Callee]:
+    """The tools that `choice` admits.
+
+    Strict ones keep to their schemas. Others do so where a call is forced, as far as their schemas can be enforced.
+
+    Raises:
+        InvalidRequestError: a strict tool's schema cannot be enforced.
+    """
+    admitted = [tool for tool in tools if not choice.names or tool.name in choice.names]
+    is_forced = choice.mode is ToolMode.REQUIRED
+    return [Callee(tool.name, _schema(tool, is_forced=is_forced), tool.strict) for tool in admitted]
+
+
+def _schema(tool: Tool, *, is_forced: bool) -> Mapping[str, Any]:
+    schema = {"type": "object", **(tool.parameters or _NO_ARGUMENTS)}
+    if tool.strict:
+        try:
+            return enforceable(schema)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"the parameters of the strict tool {tool.name!r}: {error}") from error
+    try:
+        return enforceable(_without_text_rules(schema)) if is_forced else ANY_OBJECT
+    except InvalidRequestError:
+        return ANY_OBJECT
+
+
+def _without_text_rules(schema: Any) -> Any:
+    """NOTE: whether a format or pattern can be enforced is only known to the compiler, which would refuse the call."""
+    if isinstance(schema, list):
+        return [_without_text_rules(inner) for inner in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    kept = {
+        key: value for key, value in schema.items() if not (key in ("format", "pattern") and isinstance(value, str))
+    }
+    return {key: value if key in ("const", "enum") else _without_text_rules(value) for key, value in kept.items()}
+
+
+def json_call(callee: Callee, key: str, index: int) -> str:
+    """A call as a JSON object; rule `args_{index}` is its arguments."""
+    head = f'{{"name": {literal(callee.name)}, "{key}": '
+    return f'{literal(head)} args_{index} "}}"'
+
+
+def json_arguments(callees: Sequence[Callee]) -> str:
+    """The rules `args_{index}`."""
+    return "".join(json_rule(f"args_{index}", callee.schema) for index, callee in enumerate(callees))

@@ -1,0 +1,98 @@
+"""How far a bracketed value reaches, found out while it arrives: strings and brackets, nothing else.
+
+Invariant: the state depends on the characters taken, not on how they were cut. Nothing here judges the value itself.
+"""
+
+import json
+import re
+from typing import Protocol
+
+_JSON_PLAIN = re.compile(r"[ \t\r\n\w:,+.-]*", re.ASCII)
+_PYTHON_PLAIN = re.compile(r"[^\[\](){}\"']*")
+_INSIDE = {'"': re.compile(r'[^"\\\x00-\x1f]*'), "'": re.compile(r"[^'\\\x00-\x1f]*")}
+_CLOSING = {"{": "}", "[": "]", "(": ")"}
+
+
+class Extent(Protocol):
+    """Follows one value from its opening bracket on."""
+
+    is_closed: bool
+    is_broken: bool
+
+    def take(self, text: str, at: int) -> tuple[int, str]:
+        """The end of what belongs to the value in `text` from `at` on, and that text as it may be passed on."""
+        ...
+
+
+class BracketExtent:
+    """The rules that JSON and Python share.
+
+    Args:
+        plain: text outside strings that is no bracket; what is neither breaks the value off.
+        quotes: characters that begin strings.
+    """
+
+    def __init__(self, plain: re.Pattern[str], brackets: str, quotes: str) -> None:
+        self._plain = plain
+        self._brackets = brackets
+        self._quotes = quotes
+        self._awaited: list[str] = []
+        self._quote: str | None = None
+        self._is_escaped = False
+        self.is_closed = False
+        self.is_broken = False
+
+    def take(self, text: str, at: int) -> tuple[int, str]:
+        taken: list[str] = []
+        while at < len(text) and not self.is_closed:
+            step = self._in_string(text, at) if self._quote is not None else self._outside(text, at)
+            if not step:
+                self.is_broken = True
+                break
+            taken.append(self._passed_on(step))
+            at += len(step)
+        return at, "".join(taken)
+
+    def _passed_on(self, step: str) -> str:
+        """NOTE: models write line breaks into strings as they are, which JSON does not allow."""
+        return json.dumps(step)[1:-1] if self._quote is not None and step < " " else step
+
+    def _in_string(self, text: str, at: int) -> str:
+        assert self._quote is not None
+        if self._is_escaped:
+            self._is_escaped = False
+            return text[at]
+        found = _INSIDE[self._quote].match(text, at)
+        if found is not None and found.group():
+            return found.group()
+        if text[at] == self._quote:
+            self._quote = None
+        self._is_escaped = text[at] == "\\"
+        return text[at]
+
+    def _outside(self, text: str, at: int) -> str:
+        """Empty where the value breaks off."""
+        found = self._plain.match(text, at)
+        if self._awaited and found is not None and found.group():
+            return found.group()
+        character = text[at]
+        if self._awaited and character in self._quotes:
+            self._quote = character
+        elif character in self._brackets:
+            self._awaited.append(_CLOSING[character])
+        elif self._awaited and character == self._awaited[-1]:
+            self._awaited.pop()
+            self.is_closed = not self._awaited
+        else:
+            return ""
+        return character
+
+
+def json_extent() -> Extent:
+    """Of a JSON object or array."""
+    return BracketExtent(_JSON_PLAIN, "{[", '"')
+
+
+def python_extent() -> Extent:
+    """Of a Python call's arguments, parentheses included."""
+    return BracketExtent(_PYTHON_PLAIN, "{[(", "\"'")

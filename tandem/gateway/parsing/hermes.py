@@ -1,0 +1,58 @@
+"""Calls as Qwen and Hermes models write them: a JSON object of name and arguments between two marks, any number."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tandem.gateway.conversation import Tool
+from tandem.gateway.parsing.call_ids import call_ids
+from tandem.gateway.parsing.call_rules import Callee, CallRules, json_arguments, json_call
+from tandem.gateway.parsing.lark import Lark, choice, up_to_limit
+from tandem.gateway.parsing.markers import Markers
+from tandem.gateway.parsing.source import Wait
+from tandem.gateway.parsing.tool_parser import Ending, ToolParser
+from tandem.gateway.parts import AnswerParser
+
+START, END = "<tool_call>", "</tool_call>"
+
+
+class HermesParser(ToolParser):
+    """A call may lack its closing brace or mark."""
+
+    def _answer(self) -> Wait[None]:
+        outside, inside, end = Markers(START), Markers(START, END), Markers(END)
+        is_inside = False
+        while self._output.has_room or is_inside:
+            marker = yield from self._say_until(inside if is_inside else outside)
+            if marker is None:
+                return
+            if marker == END:
+                self._source.recorded()
+                self._output.drop_spaces()
+                is_inside = False
+            elif self._output.has_room:
+                yield from self._source.spaces()
+                is_inside = (yield from self._call(end, is_marked=True)) is not Ending.NONE
+            else:
+                self._output.say(self._source.recorded())
+
+
+@dataclass(frozen=True, slots=True)
+class HermesFormat:
+    name: str = "hermes"
+    markers: tuple[str, ...] = (START, END)
+
+    def parser(self, tools: Sequence[Tool], ids: Iterator[str]) -> AnswerParser:
+        return HermesParser(tools, ids)
+
+    def ids(self) -> Iterator[str]:
+        return call_ids("call_", 24)
+
+    def rules(self, callees: Sequence[Callee], *, is_parallel: bool, lark: Lark) -> CallRules:
+        start, end = lark.mark(START), lark.mark(END)
+        calls = [json_call(callee, "arguments", index) for index, callee in enumerate(callees)]
+        more = up_to_limit(f'"\\n" {start} "\\n" call "\\n" {end}') if is_parallel else ""
+        return CallRules(
+            openings=(START,),
+            body=f'"\\n" call "\\n" {end} {more}',
+            rules=choice("call", calls) + json_arguments(callees),
+        )

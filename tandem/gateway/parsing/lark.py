@@ -1,0 +1,42 @@
+"""Words of llguidance's grammar language: quoted texts, marks, JSON by schema. Pure text."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tandem.gateway.parsing.output import MAX_CALLS
+
+# NOTE: what templates write between the members of a call, so what models were trained to write.
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+@dataclass(frozen=True, slots=True)
+class Lark:
+    """`special_ids`: marks that are special tokens; text cannot spell those."""
+
+    special_ids: Mapping[str, int] = field(default_factory=dict)
+
+    def is_special(self, mark: str) -> bool:
+        return mark in self.special_ids
+
+    def mark(self, mark: str) -> str:
+        return f"<[{self.special_ids[mark]}]>" if mark in self.special_ids else literal(mark)
+
+
+def literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def up_to_limit(sequence: str) -> str:
+    """As often as there may be further calls."""
+    return f"({sequence}){{0,{MAX_CALLS - 1}}}"
+
+
+def choice(rule: str, alternatives: Sequence[str]) -> str:
+    return f"{rule}: " + "\n  | ".join(alternatives) + "\n"
+
+
+def json_rule(rule: str, schema: Mapping[str, Any]) -> str:
+    """JSON that matches a schema, which llguidance can enforce."""
+    return f"{rule}: %json {json.dumps({**schema, 'x-guidance': JSON_STYLE})}\n"

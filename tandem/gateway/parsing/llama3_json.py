@@ -1,0 +1,65 @@
+"""Calls as Llama 3 writes them: JSON objects of name and parameters, alone or after a mark, several joined by `; `."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tandem.gateway.conversation import Tool
+from tandem.gateway.parsing.call_ids import call_ids
+from tandem.gateway.parsing.call_rules import Callee, CallRules, json_arguments, json_call
+from tandem.gateway.parsing.lark import Lark, choice, up_to_limit
+from tandem.gateway.parsing.markers import Markers
+from tandem.gateway.parsing.source import Wait
+from tandem.gateway.parsing.tool_parser import Ending, ToolParser
+from tandem.gateway.parts import AnswerParser
+
+TAG = "<|python_tag|>"
+_BETWEEN = re.compile(r"[ \t\r\n;]*")
+
+
+class LlamaJsonParser(ToolParser):
+    """Without the mark only an answer that begins with a call has calls."""
+
+    def _answer(self) -> Wait[None]:
+        tag = Markers(TAG)
+        yield from self._calls(tag, is_marked=False)
+        while self._output.has_room:
+            if (yield from self._say_until(tag)) is None:
+                return
+            yield from self._source.spaces()
+            yield from self._calls(tag, is_marked=True)
+
+    def _calls(self, tag: Markers, *, is_marked: bool) -> Wait[None]:
+        """What is not a call is said. NOTE: after a mark, the mark has been recorded."""
+        if not is_marked:
+            self._source.record()
+            yield from self._source.spaces()
+        while self._output.has_room and (yield from self._source.peek()) == "{":
+            if (yield from self._call(tag, is_marked=is_marked)) is not Ending.CLOSED:
+                return
+            is_marked = False
+            self._source.record()
+            yield from self._source.run(_BETWEEN)
+        self._output.say(self._source.recorded())
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaJsonFormat:
+    name: str = "llama3_json"
+    markers: tuple[str, ...] = (TAG,)
+
+    def parser(self, tools: Sequence[Tool], ids: Iterator[str]) -> AnswerParser:
+        return LlamaJsonParser(tools, ids)
+
+    def ids(self) -> Iterator[str]:
+        return call_ids("call_", 24)
+
+    def rules(self, callees: Sequence[Callee], *, is_parallel: bool, lark: Lark) -> CallRules:
+        calls = [json_call(callee, "parameters", index) for index, callee in enumerate(callees)]
+        more = up_to_limit('"; " call') if is_parallel else ""
+        return CallRules(
+            openings=("", TAG),
+            body=f"call {more}",
+            rules=choice("call", calls) + json_arguments(callees),
+            first_character="{",
+        )

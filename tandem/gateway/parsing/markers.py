@@ -1,0 +1,23 @@
+"""A few fixed texts that are looked for in an answer, and how much of its end may be the beginning of one."""
+
+import re
+
+
+class Markers:
+    """Immutable. `pattern` finds whichever comes first."""
+
+    def __init__(self, *texts: str) -> None:
+        self._texts = texts
+        self._firsts = frozenset(text[0] for text in texts)
+        self._longest = max(map(len, texts))
+        self.pattern = re.compile("|".join(map(re.escape, texts)))
+
+    def held_back(self, text: str, at: int) -> int:
+        """How many of the last characters of `text`, from `at` on, may become one of them."""
+        end = text[max(at, len(text) - self._longest + 1) :]
+        if self._firsts.isdisjoint(end):
+            return 0
+        return next((num for num in range(len(end), 0, -1) if self._may_be(end[len(end) - num :])), 0)
+
+    def _may_be(self, end: str) -> bool:
+        return any(marker.startswith(end) for marker in self._texts)

@@ -1,0 +1,92 @@
+"""What a parser has found: parts in order, calls numbered from 0, within the limits on calls and arguments.
+
+Invariant: white space beside a call is markup and dropped; any other text comes out again. A call that has begun stays
+one.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from tandem.gateway.parsing.source import Malformed
+from tandem.gateway.parts import CallArguments, CallBegun, Part, Said
+
+MAX_CALLS = 128
+MAX_ARGUMENTS_CHARACTERS = 2**20
+_SPACES = " \t\r\n"
+
+
+class Overlong(Malformed):
+    """A call's arguments passed the limit; the call is over."""
+
+
+class AnswerOutput:
+    """`call_ids`: gives each call its id."""
+
+    def __init__(self, call_ids: Iterator[str]) -> None:
+        self._call_ids = call_ids
+        self._parts: list[Part] = []
+        self._spaces: list[str] = []
+        self._is_after_call = False
+        self._num_argued = 0
+        self.num_calls = 0
+
+    @property
+    def has_room(self) -> bool:
+        return self.num_calls < MAX_CALLS
+
+    def say(self, text: str) -> None:
+        """White space at its end waits for what follows."""
+        body = text.rstrip(_SPACES)
+        if body:
+            self._parts.append(Said("".join((*self._spaces, body))))
+            self._spaces.clear()
+            self._is_after_call = False
+        if len(body) < len(text):
+            self._spaces.append(text[len(body) :])
+
+    def drop_spaces(self) -> None:
+        """What was just said ended in white space before a mark."""
+        self._spaces.clear()
+
+    def begin(self, name: str, call_id: str | None = None) -> None:
+        assert self.has_room
+        self._spaces.clear()
+        self._parts.append(CallBegun(self.num_calls, call_id or next(self._call_ids), name))
+        self._is_after_call = True
+        self._num_argued = 0
+        self.num_calls += 1
+
+    def argue(self, text: str) -> None:
+        """More arguments of the last call. Raises Overlong; what did not fit has been said."""
+        room = MAX_ARGUMENTS_CHARACTERS - self._num_argued
+        self._num_argued += len(text)
+        if room > 0 and text:
+            self._parts.append(CallArguments(self.num_calls - 1, text[:room]))
+        if len(text) > room:
+            self.say(text[max(room, 0) :])
+            raise Overlong
+
+    def flush(self) -> None:
+        """The answer has ended."""
+        if self._spaces and not self._is_after_call:
+            self._parts.append(Said("".join(self._spaces)))
+        self._spaces.clear()
+
+    def drain(self) -> Sequence[Part]:
+        """What is new, neighbours of one kind joined."""
+        parts, self._parts = self._parts, []
+        if len(parts) < 2:
+            return parts
+        return [joined for _, group in groupby(parts, _kind) for joined in _joined(list(group))]
+
+
+def _kind(part: Part) -> tuple[type[Part], int]:
+    return type(part), part.index if isinstance(part, CallArguments | CallBegun) else 0
+
+
+def _joined(group: list[Part]) -> list[Part]:
+    first = group[0]
+    if len(group) == 1 or isinstance(first, CallBegun):
+        return group
+    text = "".join(part.text for part in group if not isinstance(part, CallBegun))
+    return [CallArguments(first.index, text) if isinstance(first, CallArguments) else type(first)(text)]

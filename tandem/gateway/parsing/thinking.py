@@ -1,0 +1,119 @@
+"""How one model marks its thinking, how its template is told whether to think, and what an effort amounts to.
+
+NOTE: one pair of marks around thinking at the beginning of an answer. Channels, as some models write them, are another
+thing and not understood here.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tandem.core.errors import ConfigurationError, CorruptCheckpointError, InvalidRequestError, shown
+from tandem.core.reasoning import MAX_MARKER_TOKENS, Reasoning
+from tandem.gateway.conversation import Effort
+from tandem.gateway.parsing.effort import BUDGETS
+from tandem.text.chat_template import ChatTemplate
+from tandem.text.tokenizer import Tokenizer
+
+KNOWN_MARKS: Mapping[str, tuple[str, str]] = {"think": ("<think>", "</think>"), "mistral": ("[THINK]", "[/THINK]")}
+_VARIABLES = ("enable_thinking", "thinking")
+_TOKENS = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "")
+_HINTS = re.compile(r"enable_thinking|reasoning_content")
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingFormat:
+    """
+    Args:
+        variable: of the template, switches thinking on or off; None = it cannot be switched.
+        is_default: whether the model thinks when the variable is not said.
+        budgets: thinking tokens by effort; None = any number.
+    """
+
+    start: str
+    end: str
+    variable: str | None
+    is_default: bool
+    budgets: Mapping[Effort, int | None]
+
+    @classmethod
+    def detect(
+        cls,
+        template: str | None,
+        tokenizer: Tokenizer,
+        parser: str = "auto",
+        budgets: Mapping[Effort, int | None] = BUDGETS,
+    ) -> "ThinkingFormat | None":
+        """`parser`: auto, none, a known name, or `START,END`.
+
+        Raises:
+            ConfigurationError: it is none of these.
+        """
+        marks = _detected(template or "", tokenizer) if parser == "auto" else _named(parser)
+        if marks is None:
+            return None
+        found = cls(*marks, *_switch(template or ""), budgets)
+        found._check(tokenizer)
+        return found
+
+    def is_open(self, prompt: str) -> bool:
+        """Whether `prompt` ends inside thinking. NOTE: thoughts already begun there are not looked for."""
+        return bool(self.start) and prompt.rstrip().endswith(self.start)
+
+    def reasoning(self, tokenizer: Tokenizer, *, is_open: bool, budget: int | None) -> Reasoning:
+        """`budget`: thinking tokens at most; None = any number."""
+        start, end = _token_ids(tokenizer, self.start), _token_ids(tokenizer, self.end)
+        return Reasoning(start, end, is_open=is_open, max_tokens=budget)
+
+    def _check(self, tokenizer: Tokenizer) -> None:
+        for mark in (self.start, self.end):
+            if len(_token_ids(tokenizer, mark)) > MAX_MARKER_TOKENS:
+                raise ConfigurationError(
+                    f"the thinking mark {shown(mark)} is more than {MAX_MARKER_TOKENS} tokens; name a shorter one"
+                )
+
+
+def _token_ids(tokenizer: Tokenizer, mark: str) -> tuple[int, ...]:
+    token_id = tokenizer.token_id(mark)
+    return tuple(tokenizer.encode(mark, add_special_tokens=False)) if token_id is None else (token_id,)
+
+
+def _detected(template: str, tokenizer: Tokenizer) -> tuple[str, str] | None:
+    for start, end in KNOWN_MARKS.values():
+        if start in template or end in template:
+            return start, end
+    if _HINTS.search(template):
+        return next((marks for marks in KNOWN_MARKS.values() if tokenizer.token_id(marks[1]) is not None), None)
+    return None
+
+
+def _named(parser: str) -> tuple[str, str] | None:
+    if parser == "none" or parser in KNOWN_MARKS:
+        return KNOWN_MARKS.get(parser)
+    start, comma, end = parser.partition(",")
+    if not comma or not start.strip() or not end.strip() or start == end:
+        known = ", ".join(("auto", "none", *KNOWN_MARKS))
+        raise ConfigurationError(
+            f"no reasoning parser is called {shown(parser)}; it may be {known}, or two different marks, `START,END`"
+        )
+    return start.strip(), end.strip()
+
+
+def _switch(template: str) -> tuple[str | None, bool]:
+    """The variable that changes a prompt, and whether the prompt without it is the one that thinks."""
+    for name in _VARIABLES:
+        if not re.search(rf"\b{name}\b", template):
+            continue
+        unsaid, on, off = (_prompt(template, said) for said in ({}, {name: True}, {name: False}))
+        if on != off:
+            return name, unsaid == on
+    return None, True
+
+
+def _prompt(template: str, variables: Mapping[str, Any]) -> str | None:
+    """A short chat's; None where the template refuses it."""
+    try:
+        return ChatTemplate({"default": template}, _TOKENS).render([{"role": "user", "content": "Hi"}], **variables)
+    except (InvalidRequestError, CorruptCheckpointError):
+        return None

@@ -1,0 +1,103 @@
+"""What the parsers of all families share: text until a marker, a call after it, what comes of one that breaks off.
+
+Invariant: parts do not depend on how the answer was cut into pieces. Nothing raises, whatever the model wrote; text is
+never lost but for the marks around calls.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from enum import Enum
+
+from tandem.gateway.conversation import Tool
+from tandem.gateway.parsing.call_object import CallObject
+from tandem.gateway.parsing.markers import Markers
+from tandem.gateway.parsing.output import AnswerOutput, Overlong
+from tandem.gateway.parsing.source import Malformed, Source, Wait
+from tandem.gateway.parts import Part
+
+
+class Ending(Enum):
+    """How an attempt to read a call ended."""
+
+    CLOSED = "a call, whole"
+    BROKEN = "a call that broke off"
+    NONE = "no call: it was said"
+
+
+class ToolParser(ABC):
+    """An AnswerParser. A family says in `_answer` where its calls are."""
+
+    def __init__(self, tools: Sequence[Tool], call_ids: Iterator[str]) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        self._source = Source()
+        self._output = AnswerOutput(call_ids)
+        self._reading = self._whole()
+
+    def feed(self, text: str) -> Sequence[Part]:
+        if not text:
+            return ()
+        self._source.add(text)
+        next(self._reading, None)
+        return self._output.drain()
+
+    def finish(self) -> Sequence[Part]:
+        self._source.end()
+        next(self._reading, None)
+        self._output.flush()
+        return self._output.drain()
+
+    def _whole(self) -> Wait[None]:
+        yield from self._answer()
+        yield from self._say_until(None)
+
+    @abstractmethod
+    def _answer(self) -> Wait[None]:
+        """Reads until no further call can come; what is left is text."""
+
+    def _say_until(self, markers: Markers | None) -> Wait[str | None]:
+        """Says what comes before the first marker, which is taken and recorded; None at the end of the answer."""
+        while True:
+            text, marker = self._source.take_before(markers)
+            self._output.say(text)
+            if marker is not None:
+                self._source.record()
+                return self._source.take(len(marker))
+            if self._source.is_ended:
+                return None
+            yield
+
+    def _call(self, end: Markers | None, *, is_marked: bool) -> Wait[Ending]:
+        """Reads one call object. One that breaks off has all up to `end` as its arguments."""
+        call = CallObject(self._source, self._output, self._tools, is_marked=is_marked)
+        try:
+            yield from call.read()
+        except Overlong:
+            self._source.recorded()
+        except Malformed:
+            if not call.has_begun:
+                self._output.say(self._source.recorded())
+                return Ending.NONE
+            yield from self._broken(end, is_complete=call.is_complete)
+        else:
+            return Ending.CLOSED
+        return Ending.BROKEN
+
+    def _broken(self, end: Markers | None, *, is_complete: bool) -> Wait[None]:
+        left = self._source.recorded()
+        if is_complete:
+            self._output.say(left)
+        elif not self._source.is_over:
+            yield from self._argue_until(end, left)
+
+    def _argue_until(self, end: Markers | None, text: str) -> Wait[None]:
+        """`text` and all before `end`, which is left, are arguments as they were written."""
+        try:
+            self._output.argue(text)
+            while True:
+                text, marker = self._source.take_before(end)
+                self._output.argue(text)
+                if marker is not None or self._source.is_ended:
+                    return
+                yield
+        except Overlong:
+            return
