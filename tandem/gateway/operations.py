@@ -1,0 +1,69 @@
+"""`GET /admin/overview`: the whole cluster on one page, cheap enough for many browsers that ask every two seconds.
+
+Invariant: routers are asked at most once a second, however many ask us. Reads only; knows no prompt and no answer.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from tandem.core.clock import Clock, SystemClock
+from tandem.gateway.admin import list_decisions, list_processes
+from tandem.gateway.gateway import Gateway
+
+KEPT_S = 1.0
+NUM_DECISIONS = 30
+MAX_LINKS = 256
+
+
+class Overview:
+    """One answer for everybody who asks within `KEPT_S` seconds."""
+
+    def __init__(self, gateway: Gateway, clock: Clock | None = None) -> None:
+        self._gateway = gateway
+        self._clock = clock or SystemClock()
+        self._lock = asyncio.Lock()
+        self._body = b""
+        self._made_s: float | None = None
+
+    async def body(self, address: str) -> bytes:
+        """The answer as JSON. `address`: where this gateway is being asked."""
+        async with self._lock:
+            if self._made_s is None or self._clock.now_s() - self._made_s >= KEPT_S:
+                self._body = orjson.dumps(await self._read(address))
+                self._made_s = self._clock.now_s()
+            return self._body
+
+    async def _read(self, address: str) -> Mapping[str, Any]:
+        listed, decided = await asyncio.gather(
+            list_processes(self._gateway, address), list_decisions(self._gateway, NUM_DECISIONS)
+        )
+        entries = listed["workers"]
+        return {
+            "at_s": time.time(),
+            "model": _model(self._gateway),
+            "live": self._gateway.metrics.recent.as_json(),
+            "processes": [_without_links(entry) for entry in entries],
+            **_links(entries),
+            "decisions": decided["decisions"],
+        }
+
+
+def _model(gateway: Gateway) -> Mapping[str, Any]:
+    known = gateway.directory.known
+    shape = {} if known is None else {"max_model_len": known.max_model_len, "block_size": known.block_size}
+    return {"name": gateway.model.name, **shape}
+
+
+def _without_links(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {key: value for key, value in entry.items() if key != "links"}
+
+
+def _links(entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Slow ones first, then the slowest; of very many the rest is only counted."""
+    found = [{"to": entry["worker_id"], **link} for entry in entries for link in entry.get("links", ())]
+    found.sort(key=lambda link: (not link["is_slow"], link["bytes_per_s"]))
+    return {"links": found[:MAX_LINKS], "num_links": len(found)}

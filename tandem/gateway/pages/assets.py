@@ -1,0 +1,47 @@
+"""The pages' files, read once. Invariant: every file's address holds a digest of all of them, so that modules which
+import each other are never mixed from two versions and may be cached for ever.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+
+_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_DIGEST_MARK = b"{{digest}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A file and what it is."""
+
+    content_type: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Assets:
+    """All files by name. `digest`: of their contents."""
+
+    digest: str
+    by_name: Mapping[str, Asset]
+
+    @classmethod
+    def load(cls) -> "Assets":
+        """Those of this package; pages name the digest where they say `{{digest}}`."""
+        found = {entry.name: entry.read_bytes() for entry in files(__package__).joinpath("static").iterdir()}
+        digest = hashlib.sha256()
+        for name in sorted(found):
+            digest.update(name.encode() + b"\0" + found[name] + b"\0")
+        version = digest.hexdigest()[:16]
+        named = {name: body.replace(_DIGEST_MARK, version.encode()) for name, body in found.items()}
+        return cls(version, {name: Asset(_type_of(name), body) for name, body in named.items()})
+
+
+def _type_of(name: str) -> str:
+    return _TYPES[name[name.rindex(".") :]]

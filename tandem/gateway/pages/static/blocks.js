@@ -1,0 +1,50 @@
+/** KV blocks by state as one stacked bar, and the legend of its colours. */
+
+import { el } from "./dom.js";
+import { count } from "./format.js";
+
+/** In the order they are stacked; the rest of the bar is free. A state that is new to this page is "other". */
+const STATES = ["used", "leased", "pinned", "cached"];
+
+/** @typedef {Record<string, number>} Blocks by state */
+
+/** @param {Blocks} blocks */
+export function total(blocks) {
+  return Object.values(blocks).reduce((sum, value) => sum + value, 0);
+}
+
+/** The share that cannot be given to a new request, 0 to 1. @param {Blocks} blocks */
+export function held(blocks) {
+  const { free = 0, cached = 0 } = blocks;
+  const all = total(blocks);
+  return all ? (all - free - cached) / all : 0;
+}
+
+/** @param {Blocks[]} many @returns {Blocks} */
+export function together(many) {
+  const sum = {};
+  for (const blocks of many) {
+    for (const [state, value] of Object.entries(blocks)) sum[state] = (sum[state] ?? 0) + value;
+  }
+  return sum;
+}
+
+/** @param {Blocks} blocks */
+export function bar(blocks) {
+  const all = total(blocks) || 1;
+  const words = Object.entries(blocks).filter(([, value]) => value).map(([state, value]) => `${state} ${count(value)}`).join(", ");
+  const parts = Object.entries(parted(blocks)).filter(([, value]) => value > 0);
+  const segments = parts.map(([state, value]) => el("span", { class: `part ${state}`, style: { width: `${(100 * value) / all}%` } }));
+  return el("span", { class: "kv", role: "img", title: words, "aria-label": `KV blocks: ${words || "none"}` }, ...segments);
+}
+
+export function legend() {
+  return [...STATES, "free"].map((state) => el("span", {}, el("i", { class: `part ${state}` }), state));
+}
+
+function parted({ free, ...blocks }) {
+  const found = {};
+  for (const state of STATES) found[state] = blocks[state] ?? 0;
+  for (const state of STATES) delete blocks[state];
+  return { ...found, other: total(blocks) };
+}

@@ -1,0 +1,38 @@
+/** Figures with their units, short enough for a table. Pure. */
+
+export const NONE = "–";
+
+/** Seconds as ms or s. @param {number} seconds */
+export function duration(seconds) {
+  if (seconds >= 1) return `${seconds.toFixed(seconds < 100 ? 2 : 0)} s`;
+  if (seconds > 0 && seconds < 1e-4) return `${Math.round(1e6 * seconds)} µs`;
+  const value = 1000 * seconds;
+  return `${value.toFixed(value < 10 ? 1 : 0)} ms`;
+}
+
+/** Milliseconds, or a dash. @param {number | null | undefined} value */
+export function milliseconds(value) {
+  return value === null || value === undefined ? NONE : duration(value / 1000);
+}
+
+/** @param {number} value */
+export function count(value) {
+  return value >= 10000 ? `${(value / 1000).toFixed(value < 1e5 ? 1 : 0)}k` : String(value);
+}
+
+/** A rate with as many digits as it deserves. @param {number} value */
+export function rate(value) {
+  return value >= 100 ? count(Math.round(value)) : value.toFixed(value > 0 && value < 10 ? 1 : 0);
+}
+
+/** @param {number} bytesPerS */
+export function bandwidth(bytesPerS) {
+  const gb = bytesPerS / 1e9;
+  return gb >= 1 ? `${gb.toFixed(1)} GB/s` : `${(1000 * gb).toFixed(gb < 0.01 ? 1 : 0)} MB/s`;
+}
+
+/** How long ago. @param {number} seconds */
+export function ago(seconds) {
+  if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+  return seconds < 3600 ? `${Math.floor(seconds / 60)} min` : `${Math.floor(seconds / 3600)} h`;
+}

@@ -1,0 +1,93 @@
+/** The workers' table and the pools' summaries. A worker that is no longer heard of stays for a while, as gone. */
+
+import { bar, held, together } from "./blocks.js";
+import { el } from "./dom.js";
+import { ago, count } from "./format.js";
+import { LiveTable } from "./table.js";
+
+const REMEMBERED_MS = 5 * 60 * 1000;
+const ROLES = ["prefill", "decode"];
+
+/** @typedef {Record<string, any>} Worker an entry of /admin/workers */
+
+export class Workers {
+  constructor() {
+    /** @type {Map<string, {worker: Worker, seenMs: number}>} */
+    this.known = new Map();
+    this.words = "";
+    this.table = new LiveTable(COLUMNS, {
+      key: (worker) => worker.worker_id,
+      tone: (worker) => (worker.state === "gone" ? "gone" : ""),
+      empty: "No worker matches.",
+      sortBy: 0,
+      few: 24,
+    });
+    this.pools = el("div", { class: "tiles" });
+  }
+
+  /** @param {Worker[]} workers what is heard of now */
+  show(workers, nowMs = Date.now()) {
+    for (const worker of workers) {
+      const state = worker.is_alive ? worker.state : "gone";
+      this.known.set(worker.worker_id, { worker: { ...worker, state }, seenMs: nowMs });
+    }
+    for (const [id, { worker, seenMs }] of this.known) {
+      if (nowMs - seenMs > REMEMBERED_MS) this.known.delete(id);
+      else if (seenMs < nowMs) this.known.get(id).worker = gone(worker, (nowMs - seenMs) / 1000);
+    }
+    this.draw();
+  }
+
+  /** @param {string} words all of which a worker's id, role or state must hold */
+  filter(words) {
+    this.words = words.toLowerCase();
+    this.draw();
+  }
+
+  draw() {
+    const all = [...this.known.values()].map(({ worker }) => worker);
+    const wanted = this.words.split(/\s+/);
+    const text = ({ worker_id: id, role, state, address }) => `${id} ${role} ${state} ${address}`.toLowerCase();
+    this.table.show(all.filter((worker) => wanted.every((word) => text(worker).includes(word))));
+    const roles = [...new Set([...ROLES, ...all.map(({ role }) => role)])];
+    this.pools.replaceChildren(...roles.map((role) => pool(role, all.filter((worker) => worker.role === role))).filter(Boolean));
+  }
+}
+
+function gone(worker, silentS) {
+  return { ...worker, state: "gone", age_s: silentS, num_running: 0, num_waiting: 0 };
+}
+
+const COLUMNS = [
+  { title: "Worker", sort: (w) => w.worker_id, cell: (w) => el("span", { class: "mono", title: w.address }, w.worker_id) },
+  { title: "Role", sort: (w) => w.role, cell: (w) => w.role },
+  { title: "State", sort: (w) => w.state, cell: (w) => stateOf(w.state) },
+  { title: "Running", isNumber: true, sort: (w) => w.num_running, cell: (w) => count(w.num_running) },
+  { title: "Waiting", isNumber: true, sort: (w) => w.num_waiting, cell: (w) => count(w.num_waiting) },
+  { title: "Context tokens", isNumber: true, sort: (w) => w.num_context_tokens, cell: (w) => count(w.num_context_tokens) },
+  { title: "KV blocks", isWide: true, sort: (w) => held(w.blocks), cell: (w) => usage(w.blocks) },
+  { title: "Last news", isNumber: true, sort: (w) => w.age_s, cell: (w) => ago(w.age_s) },
+];
+
+/** A process's state with the colour of its meaning. @param {string} state */
+export function stateOf(state) {
+  const tones = { ready: "good", starting: "warn", draining: "warn", gone: "bad", away: "bad", stopped: "bad" };
+  return el("span", { class: `state ${tones[state] ?? ""}` }, state);
+}
+
+function usage(blocks) {
+  return el("span", { class: "usage" }, bar(blocks), el("span", { class: "share" }, `${Math.round(100 * held(blocks))} %`));
+}
+
+function pool(role, members) {
+  if (!members.length) return null;
+  const alive = members.filter(({ state }) => state !== "gone");
+  const sum = (name) => alive.reduce((all, worker) => all + worker[name], 0);
+  const blocks = together(alive.map((worker) => worker.blocks));
+  const missing = members.length - alive.length;
+  return el("article", { class: "tile" },
+    el("h2", {}, `${role} pool`),
+    el("p", { class: "figure" }, el("b", {}, alive.length), ` of ${members.length} alive`, missing > 0 && el("span", { class: "state bad" }, `${missing} gone`)),
+    el("p", { class: "muted" }, `${count(sum("num_running"))} running · ${count(sum("num_waiting"))} waiting · ${count(sum("queued_tokens"))} tokens queued`),
+    el("p", { class: "muted label" }, "KV blocks"), usage(blocks));
+}

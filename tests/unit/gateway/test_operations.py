@@ -1,0 +1,77 @@
+"""`/admin/overview`: everything on one page, asked of the routers once a second however many look."""
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import orjson
+
+from tandem.core.clock import ManualClock
+from tandem.gateway.operations import MAX_LINKS, Overview
+from tandem.rpc.messages import Decision
+from tests.helpers.fake_backend import MAX_MODEL_LEN, MODEL, FakeCluster, eventually, tell
+from tests.helpers.page_backend import listing, page_cluster
+
+COMPLETION = {"model": MODEL, "prompt": "abc", "seed": 1, "max_tokens": 6}
+
+
+def test_it_shows_processes_the_model_and_decisions(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        await eventually(lambda: cluster.gateway.gateway.directory.known is not None)
+        cluster.routers[0].decided = [Decision(request_id="one", age_s=1.0, policy="first", decode_id="decode-0")]
+        told = (await client.get("/admin/overview")).json()
+        assert [entry["role"] for entry in told["processes"]] == ["gateway", "router", "decode", "decode"]
+        assert f"http://{told['processes'][0]['address']}" == cluster.url
+        assert told["processes"][2]["blocks"]["used"] == 10
+        assert told["model"] == {"name": MODEL, "max_model_len": MAX_MODEL_LEN, "block_size": 16}
+        assert [entry["request_id"] for entry in told["decisions"]] == ["one"]
+        assert (told["links"], told["num_links"]) == ([], 0)
+
+    tell(tmp_path, story)
+
+
+def test_what_was_served_is_in_the_live_figures(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        await client.post("/v1/completions", json=COMPLETION)
+        recent = cluster.gateway.gateway.metrics.recent
+        await eventually(lambda: recent.as_json()["num_requests"] == 1)
+        live = (await client.get("/admin/overview")).json()["live"]
+        assert sum(live["series"]["requests_per_s"]) == 1
+        assert sum(live["series"]["output_tokens_per_s"]) == 6
+        assert live["ttft_ms"]["p50"] > 0
+        assert live["tpot_ms"]["p50"] > 0
+
+    tell(tmp_path, story)
+
+
+def test_many_browsers_cost_the_routers_one_question_a_second(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        clock = ManualClock()
+        overview = Overview(cluster.gateway.gateway, clock)
+        bodies = await asyncio.gather(*(overview.body("here:1") for _ in range(20)))
+        assert len(set(bodies)) == 1
+        cluster.routers[0].workers.clear()
+        clock.advance(0.9)
+        assert await overview.body("here:1") == bodies[0]
+        clock.advance(0.2)
+        assert len(orjson.loads(await overview.body("here:1"))["processes"]) == 2
+
+    tell(tmp_path, story)
+
+
+def test_of_many_links_the_slow_ones_come_first_and_the_rest_is_counted(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with page_cluster(tmp_path) as cluster, httpx.AsyncClient(base_url=cluster.url) as client:
+            cluster.router.told = [listing(cluster.worker, "decode-1", num_links=300)]
+            told = (await client.get("/admin/overview")).json()
+        assert (told["num_links"], len(told["links"])) == (300, MAX_LINKS)
+        assert [link["source_id"] for link in told["links"][:4]] == [
+            "prefill-50",
+            "prefill-150",
+            "prefill-250",
+            "prefill-0",
+        ]
+        assert told["links"][0]["to"] == "decode-1"
+        assert "links" not in told["processes"][-1]
+
+    asyncio.run(run())
