@@ -1,0 +1,60 @@
+"""A response over ASGI: its answer is stored before the client has its last byte, so that the next request finds it."""
+
+from collections.abc import MutableMapping
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tandem.gateway.answer import Answer
+from tandem.gateway.gateway import Gateway
+from tandem.gateway.openai.responses.dialect import ResponsesDialect
+
+
+class StoredAnswer(Response):
+    """`Answer` for one request of this API. `body`: its body, where it was read before."""
+
+    def __init__(self, gateway: Gateway, dialect: ResponsesDialect, body: bytes | None = None) -> None:
+        super().__init__()
+        self._answer = Answer(gateway, dialect)
+        self._dialect = dialect
+        self._given = body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = self._given
+
+        async def received() -> MutableMapping[str, Any]:
+            nonlocal body
+            if body is None:
+                return await receive()
+            message, body = {"type": "http.request", "body": body, "more_body": False}, None
+            return message
+
+        await self._answer(scope, received, _StoringSend(self._dialect, send))
+
+
+class _StoringSend:
+    """`send` that settles before the last message. NOTE: the head waits for what follows, whose length may change."""
+
+    def __init__(self, dialect: ResponsesDialect, send: Send) -> None:
+        self._dialect = dialect
+        self._send = send
+        self._head: MutableMapping[str, Any] | None = None
+
+    async def __call__(self, message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self._head = message
+            return
+        if not message.get("more_body", False) and (corrected := await self._dialect.settle()) is not None:
+            message = {**message, "body": corrected}
+            self._correct_length(len(corrected))
+        if self._head is not None:
+            head, self._head = self._head, None
+            await self._send(head)
+        await self._send(message)
+
+    def _correct_length(self, num_bytes: int) -> None:
+        if self._head is None:
+            return
+        headers = [(name, value) for name, value in self._head["headers"] if name != b"content-length"]
+        self._head = {**self._head, "headers": [*headers, (b"content-length", str(num_bytes).encode())]}

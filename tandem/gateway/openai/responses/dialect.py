@@ -1,0 +1,202 @@
+"""One request of `/v1/responses`, from its body to its stored answer.
+
+Invariant: what a client is told of as stored can be found before its last byte is sent; a store that fails costs the
+storing, never the answer. Unlike other dialects, an instance serves one request.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tandem.core.errors import CapacityError, InvalidRequestError, TandemError, shown
+from tandem.core.sampling_params import SamplingParams
+from tandem.gateway.assembly import Assembled, assemble
+from tandem.gateway.choices import expected_output, make_choices
+from tandem.gateway.conversation import ToolMode
+from tandem.gateway.dialect import Asked, Surroundings
+from tandem.gateway.errors import Problem, RequestError
+from tandem.gateway.openai.frames import error_body
+from tandem.gateway.openai.responses.draft import draft_of
+from tandem.gateway.openai.responses.fields import InputTokensBody, PromptBody, ResponsesBody, read_body
+from tandem.gateway.openai.responses.ids import is_response_id, new_response_id, response_of
+from tandem.gateway.openai.responses.items import Item, read_items, reference_of
+from tandem.gateway.openai.responses.logprobs import TextLogprobs
+from tandem.gateway.openai.responses.prompt import read_conversation
+from tandem.gateway.openai.responses.store import ResponseStore, StoredResponse
+from tandem.gateway.openai.responses.writer import ResponseWriter
+from tandem.gateway.openai.sampling import read_params
+from tandem.gateway.request import ServeRequest
+
+MAX_REFERRED_RESPONSES = 32
+
+_logger = logging.getLogger(__name__)
+
+
+class ResponsesDialect:
+    """Reads one body and stores what becomes of it. `queued`: what a background response is until it has ended."""
+
+    kind = "responses"
+
+    def __init__(self, surroundings: Surroundings, store: ResponseStore, tenant: str) -> None:
+        self._around = surroundings
+        self._store = store
+        self._tenant = tenant
+        self._items: list[Item] = []
+        self._writer: ResponseWriter | None = None
+        self.queued: StoredResponse | None = None
+        self.is_queued = asyncio.Event()
+
+    async def read(self, body: bytes, request_id: str) -> Asked:
+        """Raises as `Dialect.read`."""
+        asked, model = read_body(ResponsesBody, body), self._around.model
+        model.require(asked.model)
+        response_id = new_response_id()
+        items = await read_context(asked, response_id, self._store, self._tenant, self._around.limits.max_messages)
+        conversation = read_conversation(asked, items, model, self._around.limits.max_messages)
+        num_top = _num_logprobs(asked, has_tools=bool(asked.tools) and conversation.tool_choice.mode != ToolMode.NONE)
+        info = await self._around.directory.info()
+        params = read_params(asked, info, model.tokenizer, max_tokens=asked.max_output_tokens, logprobs=num_top)
+        assembled = await assemble(conversation, self._around, info)
+        params = assembled.params(params)
+        result = assembled.new_result(keep=not asked.stream)
+        draft = draft_of(asked, response_id, model.name, params, int(time.time()))
+        logprobs = None if num_top is None else TextLogprobs(model.tokenizer, num_top, assembled.reasoning)
+        self._items, self._writer = items, ResponseWriter(draft, result, logprobs)
+        if asked.background:
+            await self._queue()
+        return Asked(_request(asked, request_id, assembled, params), (result,), self._writer, bool(asked.stream))
+
+    def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
+        """NOTE: whose client waits is told here; a background response is told of in the store."""
+        if self.queued is not None and self._writer is not None and self._writer.final is None:
+            self._writer.fail(problem)
+        return problem.status, error_body(problem)
+
+    async def settle(self) -> bytes | None:
+        """Store the answer, where it is to be; its last words once more, when that failed."""
+        entry = self._ended()
+        if entry is None or not entry.response["store"]:
+            return None
+        try:
+            await self._store.put(self._tenant, entry, over_running=self.queued is not None)
+        except TandemError as error:
+            _logger.warning("response %s is not stored: %s", entry.response_id, error)
+            assert self._writer is not None
+            if self.queued is None:
+                return self._writer.unstored()
+            await self._give_up(entry, error)
+        return None
+
+    async def abandon(self, problem: Problem) -> None:
+        """A background response ends without an answer."""
+        if self._writer is not None and self._writer.final is None:
+            self._writer.fail(problem)
+            await self.settle()
+
+    async def _queue(self) -> None:
+        """Raises UnavailableError or RequestError: one that cannot be stored cannot run in the background."""
+        assert self._writer is not None
+        queued = StoredResponse(self._writer.draft, self._items)
+        try:
+            await self._store.put(self._tenant, queued)
+        except CapacityError as error:
+            raise RequestError(str(error), param="background", code="request_too_large", status=413) from error
+        self.queued = queued
+        self.is_queued.set()
+
+    async def _give_up(self, entry: StoredResponse, error: TandemError) -> None:
+        """An answer that nobody gets to see has failed; whoever polls is told so, if the store still takes that."""
+        failure = {"code": "server_error", "message": f"the answer could not be stored: {error}"}
+        response = {**entry.response, "status": "failed", "output": [], "error": failure}
+        try:
+            await self._store.put(self._tenant, StoredResponse(response, self._items), over_running=True)
+        except TandemError as again:
+            _logger.warning("response %s is lost: %s", entry.response_id, again)
+
+    def _ended(self) -> StoredResponse | None:
+        final = None if self._writer is None else self._writer.final
+        return None if final is None else StoredResponse(final, self._items)
+
+
+async def count_input_tokens(body: bytes, around: Surroundings, store: ResponseStore, tenant: str) -> int:
+    """How many tokens the prompt of such a response would have; raises as `ResponsesDialect.read`."""
+    asked = read_body(InputTokensBody, body)
+    if asked.model is not None:
+        around.model.require(asked.model)
+    items = await read_context(asked, new_response_id(), store, tenant, around.limits.max_messages)
+    conversation = read_conversation(asked, items, around.model, around.limits.max_messages)
+    return len((await assemble(conversation, around, await around.directory.info())).token_ids)
+
+
+async def read_context(
+    asked: PromptBody, response_id: str, store: ResponseStore, tenant: str, max_items: int
+) -> list[Item]:
+    """All items that the model is shown: those of the chain, then the new ones, references resolved.
+
+    Raises:
+        InvalidRequestError: naming the item or response that cannot be taken.
+        UnavailableError: the store is away.
+    """
+    if isinstance(asked.input, list) and len(asked.input) > max_items:
+        raise RequestError(f"input has {len(asked.input)} items; at most {max_items} are taken", param="input")
+    new = read_items(asked.input or [], response_id)
+    before: list[Item] = []
+    if asked.previous_response_id is not None:
+        before = (await _previous(asked.previous_response_id, store, tenant)).context
+    return [*before, *await _resolved(new, store, tenant)]
+
+
+async def _previous(response_id: str, store: ResponseStore, tenant: str) -> StoredResponse:
+    entry = await store.find(tenant, response_id) if is_response_id(response_id) else None
+    if entry is None:
+        raise _previous_error(f"previous response {shown(response_id)} was not found", "previous_response_not_found")
+    if entry.response["status"] not in ("completed", "incomplete"):
+        status = "failed" if entry.is_lost else entry.response["status"]
+        raise _previous_error(f"previous response {response_id} is {status}; only one with an answer can go on")
+    return entry
+
+
+def _previous_error(message: str, code: str | None = None) -> InvalidRequestError:
+    return RequestError(message, param="previous_response_id", code=code)
+
+
+async def _resolved(items: Sequence[Item], store: ResponseStore, tenant: str) -> list[Item]:
+    """`items` with what they refer to in their place."""
+    wanted = [reference for item in items if (reference := reference_of(item)) is not None]
+    owners = {owner for reference in wanted if (owner := response_of(reference)) is not None}
+    if len(owners) > MAX_REFERRED_RESPONSES:
+        raise RequestError(
+            f"input refers to items of {len(owners)} responses; at most {MAX_REFERRED_RESPONSES}", param="input"
+        )
+    known: dict[str, Item] = {}
+    for owner in owners:
+        entry = await store.find(tenant, owner)
+        known |= {} if entry is None else {item["id"]: item for item in entry.context}
+    missing = next((reference for reference in wanted if reference not in known), None)
+    if missing is not None:
+        raise RequestError(f"input refers to item {shown(missing)}, which was not found", param="input")
+    return [known.get(item["id"], item) if item["type"] == "item_reference" else item for item in items]
+
+
+def _request(asked: ResponsesBody, request_id: str, assembled: Assembled, params: SamplingParams) -> ServeRequest:
+    return ServeRequest(
+        request_id=request_id,
+        model=assembled.model.name,
+        choices=make_choices(request_id, [assembled.token_ids], params),
+        num_expected_output=expected_output(params),
+        priority=asked.priority or 0,
+        cache_salt=asked.cache_salt or "",
+        session_id=asked.prompt_cache_key,
+        pins=assembled.pins,
+    )
+
+
+def _num_logprobs(asked: ResponsesBody, *, has_tools: bool) -> int | None:
+    """NOTE: of an answer that may call tools nobody can say which tokens are its text."""
+    is_wanted = bool(asked.top_logprobs) or "message.output_text.logprobs" in (asked.include or ())
+    if is_wanted and has_tools:
+        name: Any = "top_logprobs" if asked.top_logprobs else "include"
+        raise RequestError(f"{name}: logprobs are not given for answers that may call tools", param=name)
+    return (asked.top_logprobs or 0) if is_wanted else None

@@ -1,0 +1,31 @@
+"""Names of responses and of their items. Invariant: nobody can guess one, and an item's name says whose it is."""
+
+import re
+import secrets
+
+_RESPONSE = re.compile(r"resp_[0-9a-f]{48}")
+_ITEM = re.compile(r"[a-z]+_([0-9a-f]{48})_i?[0-9]{1,9}")
+
+
+def new_response_id() -> str:
+    return f"resp_{secrets.token_hex(24)}"
+
+
+def is_response_id(text: str) -> bool:
+    return _RESPONSE.fullmatch(text) is not None
+
+
+def output_item_id(prefix: str, response_id: str, index: int) -> str:
+    """The name of a response's output item number `index`."""
+    return f"{prefix}_{response_id.removeprefix('resp_')}_{index}"
+
+
+def input_item_id(prefix: str, response_id: str, index: int) -> str:
+    """The name of an item that came with the request of a response."""
+    return f"{prefix}_{response_id.removeprefix('resp_')}_i{index}"
+
+
+def response_of(item_id: str) -> str | None:
+    """The response that an item is part of, if we named the item."""
+    found = _ITEM.fullmatch(item_id)
+    return None if found is None else f"resp_{found.group(1)}"

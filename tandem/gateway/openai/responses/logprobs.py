@@ -1,0 +1,31 @@
+"""Which of an answer's tokens are those of its text, and how probable they were, in this API's form."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tandem.core.reasoning import Reasoning, ReasoningState
+from tandem.core.types import TokenLogprobs
+from tandem.gateway.openai.logprobs import chat_logprobs
+from tandem.text.tokenizer import Tokenizer
+
+
+class TextLogprobs:
+    """Follows one answer, which calls no tools. Tokens of thinking and its markers are left out."""
+
+    def __init__(self, tokenizer: Tokenizer, num_top: int, reasoning: Reasoning | None) -> None:
+        self._tokenizer = tokenizer
+        self._num_top = num_top
+        self._state = None if reasoning is None else ReasoningState(reasoning)
+
+    def take(self, entries: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+        """Those of these tokens that are text."""
+        text = [entry for entry in entries if self._is_text(entry.token_id)]
+        found: list[dict[str, Any]] = chat_logprobs(self._tokenizer, text, self._num_top)["content"]
+        return found
+
+    def _is_text(self, token_id: int) -> bool:
+        if self._state is None or self._state.is_over:
+            return True
+        state, was_thinking = self._state, self._state.is_thinking
+        state.observe(token_id)
+        return bool(state.is_over) and not was_thinking

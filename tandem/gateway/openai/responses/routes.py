@@ -1,0 +1,162 @@
+"""The routes of `/v1/responses`: which path is answered by what."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import orjson
+from fastapi import FastAPI, Query, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tandem.gateway.accounts import caller_of
+from tandem.gateway.answer import JSON
+from tandem.gateway.body import ClientLeftError, read_body
+from tandem.gateway.edge import Edge, header_of
+from tandem.gateway.errors import RequestError
+from tandem.gateway.gateway import Gateway
+from tandem.gateway.openai.responses.answer import StoredAnswer
+from tandem.gateway.openai.responses.desk import ResponseDesk, as_shown
+from tandem.gateway.openai.responses.dialect import ResponsesDialect, count_input_tokens
+from tandem.gateway.openai.responses.fields import InputTokensBody, ResponsesBody
+from tandem.gateway.openai.responses.listing import listed
+from tandem.gateway.openai.responses.writer import replayed
+
+PATH = "/v1/responses"
+CLIENT_LEFT = 499  # which nobody receives
+_TAGS: list[Any] = ["OpenAI"]
+_EVENT_STREAM = "text/event-stream; charset=utf-8"
+
+
+def add_responses(app: FastAPI, gateway: Gateway, desk: ResponseDesk) -> None:
+    """Add the routes. `desk` is closed by whoever opened it."""
+    _add_create(app, gateway, desk)
+    _add_count(app, gateway, desk)
+    _add_stored(app, desk)
+
+
+def _add_create(app: FastAPI, gateway: Gateway, desk: ResponseDesk) -> None:
+    @app.post(PATH, openapi_extra=_documented(ResponsesBody), name="responses", tags=_TAGS)
+    async def create(request: Request) -> Response:
+        """A response, streamed, whole, or in the background."""
+        try:
+            body = await read_body(request.receive, header_of(request.scope, b"content-length"), gateway.max_body_bytes)
+        except ClientLeftError:
+            return Response(status_code=CLIENT_LEFT)
+        tenant = caller_of(request.scope).tenant
+        dialect = ResponsesDialect(gateway.surroundings, desk.store, tenant)
+        if not _is_background(body):
+            return StoredAnswer(gateway, dialect, body)
+        return await _run_on(gateway, desk, tenant, dialect, body, request.scope)
+
+
+async def _run_on(
+    gateway: Gateway, desk: ResponseDesk, tenant: str, dialect: ResponsesDialect, body: bytes, scope: Scope
+) -> Response:
+    """NOTE: under a request id of its own, since the client's ends with this answer."""
+
+    async def serve(receive: Receive, send: Send) -> None:
+        await Edge(StoredAnswer(gateway, dialect), gateway.ids)(dict(scope), receive, send)
+
+    job = await desk.background.begin(tenant, dialect, body, serve)
+    if dialect.queued is not None:
+        return _json({**dialect.queued.response, "status": "queued"})
+    head = next(message for message in job.messages if message["type"] == "http.response.start")
+    refusal = b"".join(message["body"] for message in job.messages if message["type"] == "http.response.body")
+    kept = {
+        name.decode("latin-1"): value.decode("latin-1")
+        for name, value in head["headers"]
+        if name not in (b"x-request-id", b"request-id", b"content-length")
+    }
+    return Response(refusal, head["status"], kept)
+
+
+def _is_background(body: bytes) -> bool:
+    """Whether it says so; what is wrong with it is found later."""
+    if b'"background"' not in body:
+        return False
+    try:
+        parsed = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(parsed, dict) and parsed.get("background") is True
+
+
+def _add_count(app: FastAPI, gateway: Gateway, desk: ResponseDesk) -> None:
+    @app.post(f"{PATH}/input_tokens", openapi_extra=_documented(InputTokensBody), name="input tokens", tags=_TAGS)
+    async def count(request: Request) -> Response:
+        """Tokens that a response's prompt would have."""
+        declared = header_of(request.scope, b"content-length")
+        with gateway.admission.place():
+            try:
+                body = await read_body(request.receive, declared, gateway.max_body_bytes)
+            except ClientLeftError:
+                return Response(status_code=CLIENT_LEFT)
+            number = await count_input_tokens(body, gateway.surroundings, desk.store, caller_of(request.scope).tenant)
+        return _json({"object": "response.input_tokens", "input_tokens": number})
+
+
+def _add_stored(app: FastAPI, desk: ResponseDesk) -> None:
+    @app.get(f"{PATH}/{{response_id}}", tags=_TAGS)
+    async def retrieve(
+        request: Request,
+        response_id: str,
+        stream: bool = False,
+        starting_after: Annotated[int | None, Query(ge=0, lt=2**31)] = None,
+    ) -> Response:
+        """A stored response; `stream`: as a stream would have told it, after the event of that number."""
+        shown = as_shown(await desk.find(caller_of(request.scope).tenant, response_id))
+        if not stream and starting_after is None:
+            return _json(shown)
+        if not stream:
+            raise RequestError("starting_after is only for stream=true", param="starting_after")
+        if shown["status"] not in ("completed", "incomplete", "failed"):
+            raise RequestError(
+                f"response {response_id} is {shown['status']}; only one that has ended with an answer is streamed",
+                param="stream",
+            )
+        frames = replayed(shown, -1 if starting_after is None else starting_after)
+        return Response(frames, headers={"content-type": _EVENT_STREAM, "cache-control": "no-cache"})
+
+    @app.delete(f"{PATH}/{{response_id}}", tags=_TAGS)
+    async def delete(request: Request, response_id: str) -> Response:
+        """Forget a response; one that runs in the background stops."""
+        await desk.delete(caller_of(request.scope).tenant, response_id)
+        return _json({"id": response_id, "object": "response", "deleted": True})
+
+    @app.post(f"{PATH}/{{response_id}}/cancel", tags=_TAGS)
+    async def cancel(request: Request, response_id: str) -> Response:
+        """Stop a response that runs in the background."""
+        return _json(await desk.cancel(caller_of(request.scope).tenant, response_id))
+
+    @app.get(f"{PATH}/{{response_id}}/input_items", tags=_TAGS)
+    async def input_items(
+        request: Request,
+        response_id: str,
+        after: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+    ) -> Response:
+        """What the model was shown, earlier responses of the chain included."""
+        entry = await desk.find(caller_of(request.scope).tenant, response_id)
+        return _json(listed(entry.items, after, limit, is_ascending=order == "asc"))
+
+
+def _json(value: Mapping[str, Any]) -> Response:
+    return Response(orjson.dumps(value), media_type=JSON)
+
+
+def _documented(body: type[ResponsesBody] | type[InputTokensBody]) -> dict[str, Any]:
+    """A body that we read ourselves, for the OpenAPI document."""
+    schema = body.model_json_schema()
+    whole = _inlined(schema, schema.pop("$defs", {}))
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": whole}}}}
+
+
+def _inlined(value: Any, definitions: Mapping[str, Any]) -> Any:
+    if isinstance(value, list):
+        return [_inlined(item, definitions) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "$ref" in value:
+        return _inlined(definitions[value["$ref"].rpartition("/")[2]], definitions)
+    return {name: _inlined(item, definitions) for name, item in value.items()}

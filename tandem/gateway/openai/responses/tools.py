@@ -1,0 +1,112 @@
+"""The tools, the tool choice and `text.format` of this API as a conversation has them. Pure.
+
+The Responses API writes flat what chat completions nest; the rules are the same, so those of chat are kept.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tandem.core.errors import shown
+from tandem.gateway.conversation import FormatKind, OutputFormat, Tool, ToolChoice
+from tandem.gateway.errors import RequestError
+from tandem.gateway.limits import check_schema
+from tandem.gateway.openai import tools as chat
+
+_FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
+_HARMLESS_VALUES: tuple[Any, ...] = (None, False, ["direct"])
+
+
+def read_tools(
+    tools: Sequence[Mapping[str, Any]] | None, choice: Any, is_parallel: bool | None
+) -> tuple[tuple[Tool, ...], ToolChoice]:
+    """The tools, and which of them may or must be called.
+
+    Raises:
+        RequestError: naming what cannot be honoured; built-in tools are.
+    """
+    nested = [_nested(tool, f"tools[{index}]") for index, tool in enumerate(tools or ())]
+    return chat.read_tools(nested, _nested_choice(choice), is_parallel)
+
+
+def echoed_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
+    """As a response repeats them."""
+    return [
+        {
+            "type": "function",
+            "name": tool["name"],
+            "description": tool.get("description"),
+            "parameters": tool.get("parameters") or {},
+            "strict": bool(tool.get("strict")),
+        }
+        for tool in tools or ()
+    ]
+
+
+def echoed_choice(choice: Any) -> Any:
+    """As a response repeats it."""
+    if not isinstance(choice, Mapping):
+        return choice or "auto"
+    if choice["type"] == "function":
+        return {"type": "function", "name": choice["name"]}
+    tools = [{"type": "function", "name": tool["name"]} for tool in choice["tools"]]
+    return {"type": "allowed_tools", "mode": choice["mode"], "tools": tools}
+
+
+def read_format(text_format: Mapping[str, Any] | None, structured_outputs: Any) -> OutputFormat | None:
+    """What the answer must match; at most one of the two may say.
+
+    Raises:
+        RequestError: naming what cannot be honoured.
+    """
+    said = None if text_format is None else _text_format(text_format)
+    other = chat.read_format(None, structured_outputs)
+    if said is not None and other is not None:
+        raise RequestError(
+            "text.format and structured_outputs both say what to match; send one", param="structured_outputs"
+        )
+    return said or other
+
+
+def _nested(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise RequestError(
+            f"{where}.type={shown(tool.get('type'))} is not supported: this server has no built-in tools and calls "
+            "functions only",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    for name, value in tool.items():
+        if name not in ("type", *_FUNCTION_FIELDS) and value not in _HARMLESS_VALUES:
+            raise RequestError(f"{where}.{shown(name)[1:-1]}={shown(value)} is not supported", param="tools")
+    return {"type": "function", "function": {name: tool[name] for name in _FUNCTION_FIELDS if name in tool}}
+
+
+def _nested_choice(choice: Any) -> Any:
+    """What is not understood goes on as it is, to be refused."""
+    if not isinstance(choice, Mapping):
+        return choice
+    if choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
+        tools = [_nested_choice(tool) for tool in choice["tools"]]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
+    return choice
+
+
+def _text_format(given: Mapping[str, Any]) -> OutputFormat | None:
+    kind = given.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return OutputFormat(FormatKind.JSON_OBJECT)
+    if kind != "json_schema":
+        raise RequestError(
+            f"text.format.type={shown(kind)} must be text, json_object or json_schema", param="text.format"
+        )
+    unknown = given.keys() - {"type", "name", "description", "schema", "strict"}
+    if unknown:
+        raise RequestError(f"text.format has no {shown(min(map(str, unknown)))}", param="text.format")
+    if not isinstance(given.get("name"), str):
+        raise RequestError(f"text.format.name={shown(given.get('name'))} must be text", param="text.format")
+    check_schema(given.get("schema"), "text.format.schema")
+    return OutputFormat(FormatKind.JSON_SCHEMA, given["schema"])

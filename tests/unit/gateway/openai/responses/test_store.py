@@ -1,0 +1,202 @@
+"""What every store of responses promises, and what each adds."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tandem.core.clock import ManualClock
+from tandem.core.errors import CapacityError, ConfigurationError, UnavailableError
+from tandem.gateway.openai.responses.ids import new_response_id
+from tandem.gateway.openai.responses.redis_store import RedisResponseStore
+from tandem.gateway.openai.responses.store import EmbeddedResponseStore, ResponseStore, StoredResponse
+from tests.helpers.redis_server import RedisServer, running_redis
+
+MAX_ENTRY_BYTES = 4096
+LEASE_S = 0.2
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with running_redis() as server:
+        yield server
+
+
+@pytest.fixture(params=["embedded", "redis"])
+def opened(request: pytest.FixtureRequest) -> Callable[[], Any]:
+    """Opens a store for the time of a block."""
+    server = request.getfixturevalue("redis") if request.param == "redis" else None
+
+    @asynccontextmanager
+    async def open_store() -> AsyncIterator[ResponseStore]:
+        limits: dict[str, Any] = {"max_entry_bytes": MAX_ENTRY_BYTES, "lease_s": LEASE_S}
+        store = EmbeddedResponseStore(**limits) if server is None else RedisResponseStore(server.url, **limits)
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    return open_store
+
+
+def entry(status: str = "completed", response_id: str | None = None, text: str = "hello") -> StoredResponse:
+    output = [{"id": "msg_1", "type": "message", "status": "completed", "content": [{"text": text}]}]
+    return StoredResponse({"id": response_id or new_response_id(), "status": status, "output": output}, [{"id": "i"}])
+
+
+def run(opened: Callable[[], Any], story: Callable[[ResponseStore], Awaitable[None]]) -> None:
+    async def play() -> None:
+        async with opened() as store:
+            await story(store)
+
+    asyncio.run(play())
+
+
+def test_what_was_put_is_found_as_it_was_until_it_is_deleted(opened: Callable[[], Any]) -> None:
+    async def story(store: ResponseStore) -> None:
+        first, second = entry(text="é\u0000✓"), entry()
+        assert await store.find("a", first.response_id) is None
+        assert await store.put("a", first)
+        assert await store.put("a", second)
+        assert await store.find("a", first.response_id) == first
+        newer = entry(response_id=first.response_id, text="newer")
+        assert await store.put("a", newer)
+        assert await store.find("a", first.response_id) == newer
+        assert await store.delete("a", first.response_id)
+        assert not await store.delete("a", first.response_id)
+        assert await store.find("a", first.response_id) is None
+        assert await store.find("a", second.response_id) == second
+
+    run(opened, story)
+
+
+@pytest.mark.parametrize("other", ["", "b", "a:", "a{x}", "\ud800"])
+def test_another_tenant_finds_and_changes_nothing(opened: Callable[[], Any], other: str) -> None:
+    async def story(store: ResponseStore) -> None:
+        mine = entry("in_progress")
+        await store.put("a", mine)
+        assert await store.find(other, mine.response_id) is None
+        assert not await store.renew(other, mine.response_id)
+        assert not await store.delete(other, mine.response_id)
+        assert not await store.put(other, entry("cancelled", mine.response_id), over_running=True)
+        assert await store.find("a", mine.response_id) == mine
+
+    run(opened, story)
+
+
+def test_one_of_those_that_end_a_running_response_wins(opened: Callable[[], Any]) -> None:
+    async def story(store: ResponseStore) -> None:
+        running = entry("in_progress")
+        assert not await store.put("a", entry("completed", running.response_id), over_running=True)
+        await store.put("a", running)
+        ends = [entry(status, running.response_id) for status in ("completed", "cancelled", "failed")]
+        won = await asyncio.gather(*(store.put("a", end, over_running=True) for end in ends))
+        assert sum(won) == 1
+        assert await store.find("a", running.response_id) == ends[won.index(True)]
+        assert not await store.renew("a", running.response_id)
+
+    run(opened, story)
+
+
+def test_one_that_is_not_renewed_is_lost(opened: Callable[[], Any]) -> None:
+    async def story(store: ResponseStore) -> None:
+        running, done = entry("in_progress"), entry()
+        await store.put("a", running)
+        await store.put("a", done)
+        async with asyncio.timeout(5):
+            while not (found := await store.find("a", running.response_id)).is_lost:  # type: ignore[union-attr]
+                await asyncio.sleep(LEASE_S / 20)
+        assert found == StoredResponse(running.response, running.items, is_lost=True)
+        kept = await store.find("a", done.response_id)
+        assert kept is not None
+        assert not kept.is_lost
+        assert await store.renew("a", running.response_id)
+        assert await store.find("a", running.response_id) == running
+
+    run(opened, story)
+
+
+def test_an_entry_that_is_too_large_is_refused_and_changes_nothing(opened: Callable[[], Any]) -> None:
+    async def story(store: ResponseStore) -> None:
+        before = entry()
+        await store.put("a", before)
+        with pytest.raises(CapacityError, match=f"at most {MAX_ENTRY_BYTES}"):
+            await store.put("a", entry(response_id=before.response_id, text="x" * MAX_ENTRY_BYTES))
+        assert await store.find("a", before.response_id) == before
+
+    run(opened, story)
+
+
+def test_the_embedded_store_forgets_the_oldest_first() -> None:
+    async def story() -> None:
+        entries = [entry(text="x" * 100) for _ in range(6)]
+        size = len(entries[0].encoded(MAX_ENTRY_BYTES))
+        for store in (EmbeddedResponseStore(max_entries=3), EmbeddedResponseStore(max_bytes=3 * size + 10)):
+            for each in entries:
+                await store.put("a", each)
+            left = [each for each in entries if await store.find("a", each.response_id) is not None]
+            assert left == entries[3:]
+            assert store.num_bytes == 3 * size
+            await store.put("a", left[0])
+            await store.put("a", entries[0])
+            assert await store.find("a", left[0].response_id) == left[0]
+            assert await store.find("a", left[1].response_id) is None
+            for each in entries:
+                await store.delete("a", each.response_id)
+            assert store.num_bytes == 0
+
+    asyncio.run(story())
+
+
+def test_a_redis_that_is_lost_is_said_to_be_away_and_comes_back_empty() -> None:
+    async def story(server: RedisServer) -> None:
+        clock = ManualClock()
+        store = RedisResponseStore(server.url, timeout_s=1.0, clock=clock)
+        kept = entry()
+        await store.put("a", kept)
+        server.kill()
+        for _ in range(2):
+            with pytest.raises(UnavailableError):
+                await store.find("a", kept.response_id)
+        server.start()
+        with pytest.raises(UnavailableError, match="a moment ago"):
+            await store.find("a", kept.response_id)
+        clock.advance(1.5)
+        assert await store.find("a", kept.response_id) is None
+        with server.paused():
+            slow = RedisResponseStore(server.url, timeout_s=0.05)
+            with pytest.raises(UnavailableError):
+                await slow.put("a", kept)
+            await slow.close()
+        await store.close()
+
+    with running_redis() as server:
+        asyncio.run(story(server))
+
+
+def test_entries_in_redis_expire_and_nonsense_is_refused(redis: RedisServer) -> None:
+    async def story() -> None:
+        store = RedisResponseStore(redis.url, prefix="expiring", ttl_s=100.0)
+        done, running = entry(), entry("in_progress")
+        await store.put("a", done)
+        await store.put("a", running)
+        with redis.client() as client:
+            keys = client.keys("expiring:*")
+            assert len(keys) == 3
+            assert all(0 < client.ttl(key) <= 100 for key in keys)
+            (key,) = [key for key in keys if done.response_id.encode() in key]
+            for nonsense in (b"{", b"[]", b"{}", b'{"response": {}}'):
+                client.hset(key, "body", nonsense)
+                with pytest.raises(UnavailableError, match="nonsense"):
+                    await store.find("a", done.response_id)
+        await store.close()
+
+    asyncio.run(story())
+
+
+def test_a_url_that_is_none_is_refused_without_its_password() -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        RedisResponseStore("http://me:secret@host")
+    assert "secret" not in str(refused.value)
