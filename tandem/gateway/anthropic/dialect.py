@@ -1,16 +1,18 @@
-"""`/v1/messages` and `/v1/messages/count_tokens`: a conversation through the model's template in, one message out."""
+"""`/v1/messages` and `/v1/messages/count_tokens`: a conversation in, one message or its number of tokens out."""
 
 import orjson
 
 from tandem.core.sampling_params import SamplingParams, validate_for_vocab
 from tandem.gateway.anthropic.fields import MessagesBody, PromptBody, read_body
 from tandem.gateway.anthropic.frames import error_body, status_of
-from tandem.gateway.anthropic.prompt import read_prompt
+from tandem.gateway.anthropic.prompt import AskedPrompt, read_prompt
+from tandem.gateway.anthropic.thinking import check_budget
 from tandem.gateway.anthropic.writer import MessageWriter
+from tandem.gateway.assembly import assemble
 from tandem.gateway.choices import expected_output, make_choices
 from tandem.gateway.dialect import Asked, Surroundings
-from tandem.gateway.errors import Problem
-from tandem.gateway.request import ChoiceResult, ServeRequest
+from tandem.gateway.errors import Problem, RequestError
+from tandem.gateway.request import ServeRequest
 from tandem.rpc.messages import ModelInfo
 
 
@@ -25,17 +27,23 @@ class MessagesDialect:
     async def read(self, body: bytes, request_id: str) -> Asked:
         """Raises as `Dialect.read`."""
         asked = read_body(MessagesBody, body)
+        prompt = _read_prompt(asked, self._around)
+        check_budget(prompt.thinking, asked.max_tokens)
         info = await self._around.directory.info()
         params = _params(asked, info)
-        token_ids = await _encoded(asked, info, self._around)
+        assembled = await assemble(prompt.conversation, self._around, info)
+        params = assembled.params(params)
         request = ServeRequest(
             request_id=request_id,
             model=info.name,
-            choices=make_choices(request_id, [token_ids], params),
+            choices=make_choices(request_id, [assembled.token_ids], params),
             num_expected_output=expected_output(params),
+            pins=assembled.pins,
         )
-        result = ChoiceResult(len(token_ids), keep=not asked.stream)
-        writer = MessageWriter(f"msg_{request_id}", info.name, result, asked.max_tokens)
+        result = assembled.new_result(keep=not asked.stream)
+        writer = MessageWriter(
+            f"msg_{request_id}", info.name, result, asked.max_tokens, shows_thinking=prompt.thinking.is_shown
+        )
         return Asked(request, (result,), writer, bool(asked.stream))
 
     def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
@@ -49,14 +57,20 @@ async def count_tokens(body: bytes, around: Surroundings) -> bytes:
         InvalidRequestError: as for a message.
         UnavailableError: no worker is known.
     """
-    asked = read_body(PromptBody, body)
-    return orjson.dumps({"input_tokens": len(await _encoded(asked, await around.directory.info(), around))})
+    prompt = _read_prompt(read_body(PromptBody, body), around)
+    assembled = await assemble(prompt.conversation, around, await around.directory.info())
+    return orjson.dumps({"input_tokens": len(assembled.token_ids)})
 
 
-async def _encoded(asked: PromptBody, info: ModelInfo, around: Surroundings) -> list[int]:
+def _read_prompt(asked: PromptBody, around: Surroundings) -> AskedPrompt:
     around.model.require(asked.model)
-    prompt = await around.model.render(read_prompt(asked, around.limits.max_messages), {})
-    return await around.model.encode(prompt, info.max_model_len, add_special_tokens=False)
+    prompt = read_prompt(asked, around.limits.max_messages)
+    if prompt.thinking.is_required and around.model.answers.thinking is None:
+        raise RequestError(
+            f"thinking is enabled, but the model {around.model.name!r} is not known to think; leave it out",
+            param="thinking",
+        )
+    return prompt
 
 
 def _params(asked: MessagesBody, info: ModelInfo) -> SamplingParams:

@@ -1,11 +1,11 @@
 """Which fields Anthropic's bodies have, and which of those that we do not act on are harmless.
 
-Invariant: a field that would change the answer is acted on or refused by name, never ignored. Harmless ones name, bill
-or speed up. Cache breakpoints are among them: every prefix is cached without them, and usage says what was read.
+Invariant: a field that would change the answer is acted on or refused by name, never ignored. Harmless ones name, bill,
+diagnose or speed up.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,28 +13,21 @@ from tandem.core.errors import shown
 from tandem.gateway.errors import RequestError
 from tandem.gateway.parse import parse_body
 
-MAX_BREAKPOINTS = 4
-
 # Accepted whatever they hold.
-HARMLESS = frozenset({"metadata", "service_tier", "inference_geo", "speed"})
+HARMLESS = frozenset(
+    {
+        "metadata",
+        "service_tier",
+        "inference_geo",
+        "speed",
+        "diagnostics",
+        "billing_policy",
+        "user_profile_id",
+        "workspace_id",
+    }
+)
 # Accepted with these values, which ask for nothing.
-HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ({"type": "none"}, {"type": "auto"}),
-    "thinking": ({"type": "disabled"}, {"type": "adaptive"}),
-    "mcp_servers": ([],),
-    "stop_sequences": ([],),
-    "output_config": ({},),
-    "context_management": ({"edits": []},),
-}
-
-
-class CacheControl(BaseModel):
-    """A breakpoint."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] = "5m"
+HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {"mcp_servers": ([],), "fallbacks": ([],)}
 
 
 class PromptBody(BaseModel):
@@ -44,7 +37,15 @@ class PromptBody(BaseModel):
     model: str
     messages: list[dict[str, Any]]
     system: str | list[dict[str, Any]] | None = None
-    cache_control: CacheControl | None = None
+    tools: list[dict[str, Any]] | None = Field(default=None, description="name, description, input_schema, strict")
+    tool_choice: dict[str, Any] | None = Field(default=None, description="type: auto, any, tool (with name) or none")
+    thinking: dict[str, Any] | None = Field(
+        default=None, description="type: enabled (with budget_tokens), adaptive or disabled"
+    )
+    output_config: dict[str, Any] | None = Field(default=None, description="effort: low to max; format: a JSON schema")
+    output_format: dict[str, Any] | None = Field(default=None, description="the older name of output_config.format")
+    context_management: dict[str, Any] | None = Field(default=None, description="edits of type clear_thinking_20251015")
+    cache_control: dict[str, Any] | None = Field(default=None, description="a breakpoint after the last block")
 
 
 class MessagesBody(PromptBody):
@@ -55,8 +56,8 @@ class MessagesBody(PromptBody):
     stop_sequences: list[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = Field(None, ge=0, description="0: all")
-    seed: int | None = Field(None, description="same seed, same tokens")
+    top_k: int | None = Field(default=None, ge=0, description="0: all")
+    seed: int | None = Field(default=None, description="same seed, same tokens")
 
 
 AnyPrompt = TypeVar("AnyPrompt", bound=PromptBody)
@@ -77,18 +78,23 @@ def read_body(kind: type[AnyPrompt], body: bytes) -> AnyPrompt:
             code="thread_unsupported_request",
         )
     for name, value in extra.items():
-        _check_harmless(name, value)
+        if value is not None and name not in HARMLESS and value not in HARMLESS_VALUES.get(name, ()):
+            raise unsupported(shown(name)[1:-1], value)
     return found
 
 
-def _check_harmless(name: str, value: Any) -> None:
-    if value is None or name in HARMLESS or value in HARMLESS_VALUES.get(name, ()):
-        return
-    if name == "output_config" and isinstance(value, dict) and value.keys() == {"effort"}:
-        return  # NOTE: how long a model thinks; this one does not
-    raise RequestError(
-        f"{shown(name)[1:-1]}={shown(value)} is not supported by this server, and ignoring it would change the answer; "
+def unsupported(where: str, value: Any) -> RequestError:
+    """For what would change the answer and is not acted on."""
+    return RequestError(
+        f"{where}={shown(value)} is not supported by this server, and ignoring it would change the answer; "
         "leave it out",
-        param=name[:128],
+        param=where[:128],
         code="unsupported_parameter",
     )
+
+
+def refuse_unknown(found: Mapping[str, Any], known: frozenset[str], where: str) -> None:
+    """Raises RequestError for the first member of an object that is neither known nor null."""
+    for name, value in found.items():
+        if name not in known and value is not None:
+            raise unsupported(f"{where}.{shown(name)[1:-1]}", value)

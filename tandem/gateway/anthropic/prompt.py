@@ -1,96 +1,95 @@
-"""Anthropic's system and messages as a text model's template can take them.
+"""A body as a conversation. Invariant: what it asks for is in the conversation, or it was refused."""
 
-Invariant: a part we cannot show the model is refused. Its own earlier thinking is left out, as Anthropic's API does.
-"""
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
-from tandem.core.errors import shown
-from tandem.gateway.anthropic.fields import MAX_BREAKPOINTS, CacheControl, PromptBody
+from tandem.gateway.anthropic.blocks import TextBlock, read_blocks
+from tandem.gateway.anthropic.caching import BreakpointList, read_ttl_s
+from tandem.gateway.anthropic.fields import PromptBody
+from tandem.gateway.anthropic.thinking import AskedThinking, read_kept_turns, read_thinking
+from tandem.gateway.anthropic.tools import read_format, read_tools
+from tandem.gateway.anthropic.turns import Turn, TurnWriter, read_turns
+from tandem.gateway.conversation import Breakpoint, Conversation, Effort, Thinking
 from tandem.gateway.errors import RequestError
 
-ROLES = ("user", "assistant", "system")
-_THINKING = ("thinking", "redacted_thinking")
-_TEXT_FIELDS = frozenset({"type", "text", "cache_control", "citations"})
+# A client's accounting, new in every request, which would keep every prompt from being found in the cache.
+BILLING_HEADER = "x-anthropic-billing-header:"
 
 
-def read_prompt(body: PromptBody, max_messages: int) -> list[dict[str, str]]:
-    """The conversation, the system prompt first; texts of one message are joined by line feeds.
+@dataclass(frozen=True, slots=True)
+class AskedPrompt:
+    conversation: Conversation
+    thinking: AskedThinking
+
+
+def read_prompt(body: PromptBody, max_messages: int) -> AskedPrompt:
+    """The conversation, the system prompt first.
 
     Raises:
-        RequestError: naming the message, and the part of it, that cannot be taken.
+        RequestError: naming the part of the body that cannot be taken.
     """
     if not body.messages:
-        raise _refusal("messages is empty; at least one is needed", "messages")
+        raise RequestError("messages is empty; at least one is needed", param="messages")
     if len(body.messages) > max_messages:
-        raise _refusal(f"messages has {len(body.messages)} entries; at most {max_messages} are taken", "messages")
-    _check_breakpoints(body)
-    system = [] if body.system is None else [{"role": "system", "content": _text(body.system, "system")}]
-    messages = [_message(message, f"messages.{index}") for index, message in enumerate(body.messages)]
-    if messages[-1]["role"] == "assistant":
-        raise _refusal("the last message is the assistant's: beginning its answer is not supported here", "messages")
-    return [*system, *messages]
-
-
-def _message(message: Mapping[str, Any], where: str) -> dict[str, str]:
-    role = message.get("role")
-    if role not in ROLES:
-        raise _refusal(f"{where}.role={shown(role)} must be one of {', '.join(ROLES)}", where)
-    unknown = message.keys() - {"role", "content"}
-    if unknown:
-        raise _refusal(f"{where}.{shown(min(unknown))[1:-1]} is not supported by this server; leave it out", where)
-    return {"role": role, "content": _text(message.get("content"), f"{where}.content")}
-
-
-def _text(content: Any, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise _refusal(f"{where}={shown(content)} must be text or a list of blocks", where)
-    texts = (_block(block, f"{where}.{index}") for index, block in enumerate(content))
-    return "\n".join(text for text in texts if text is not None)
-
-
-def _block(block: Any, where: str) -> str | None:
-    kind = block.get("type") if isinstance(block, Mapping) else None
-    if kind in _THINKING:
-        return None
-    if kind in ("tool_use", "tool_result"):
-        raise _refusal(f"{where}: tool calls are not supported by this server", where)
-    if kind != "text":
-        raise _refusal(f"{where} is of type {shown(kind)}; this model takes text only", where)
-    if not isinstance(block.get("text"), str) or block.keys() - _TEXT_FIELDS or block.get("citations"):
-        raise _refusal(f'{where} must be {{"type": "text", "text": "…"}}', where)
-    return str(block["text"])
-
-
-def _check_breakpoints(body: PromptBody) -> None:
-    """Wrong ones are refused, though none changes the answer."""
-    found = list(_breakpoints(body))
-    for where, value in found:
-        try:
-            CacheControl.model_validate(value)
-        except ValidationError as error:
-            raise _refusal(
-                f'{where}.cache_control={shown(value)} must be {{"type": "ephemeral", "ttl": "5m" or "1h"}}', where
-            ) from error
-    if len(found) > MAX_BREAKPOINTS:
-        raise _refusal(
-            f"cache_control is set on {len(found)} blocks; at most {MAX_BREAKPOINTS} are taken", found[-1][0]
+        raise RequestError(
+            f"messages has {len(body.messages)} entries; at most {max_messages} are taken", param="messages"
         )
+    asked, points = read_thinking(body), BreakpointList()
+    tools, choice = read_tools(body, points)
+    writer, turns = TurnWriter(points), read_turns(body.messages)
+    system = _system(body.system)
+    if system:
+        writer.write_texts("system", system)
+    is_continued = _is_continued(turns, asked)
+    writer.write(turns, read_kept_turns(body))
+    _mark_last(body, writer.messages, points)
+    conversation = Conversation(
+        messages=writer.messages,
+        tools=tools,
+        tool_choice=choice,
+        output_format=read_format(body),
+        thinking=Thinking(Effort.NONE) if is_continued else asked.thinking,
+        breakpoints=points.points,
+        is_continued=is_continued,
+    )
+    return AskedPrompt(conversation, asked)
 
 
-def _breakpoints(body: PromptBody) -> Iterator[tuple[str, Any]]:
-    parts: list[tuple[str, Any]] = [("system", body.system)]
-    parts += [(f"messages.{index}.content", message.get("content")) for index, message in enumerate(body.messages)]
-    for where, content in parts:
-        for index, block in enumerate(content if isinstance(content, list) else ()):
-            if isinstance(block, Mapping) and block.get("cache_control") is not None:
-                yield f"{where}.{index}", block["cache_control"]
+def _system(system: str | list[dict[str, Any]] | None) -> list[TextBlock]:
+    """The system prompt's texts, without a client's accounting."""
+    blocks: list[TextBlock] = []
+    for block in read_blocks("" if system is None else system, "system", "system"):
+        assert isinstance(block, TextBlock)
+        if block.text.startswith(BILLING_HEADER):
+            block = TextBlock(block.text.partition("\n")[2], block.mark)
+            if not block.text and block.mark is None:
+                continue
+        blocks.append(block)
+    return [] if system is None else blocks
 
 
-def _refusal(message: str, where: str) -> RequestError:
-    return RequestError(message, param=where)
+def _is_continued(turns: Sequence[Turn], asked: AskedThinking) -> bool:
+    """Whether the answer goes on with the last message. Raises RequestError where that cannot be done exactly."""
+    last = turns[-1]
+    if last.role != "assistant":
+        return False
+    said = last.texts[-1].text if last.texts else ""
+    wrong = None
+    if last.calls:
+        wrong = "it calls tools, whose results must follow"
+    elif not said or said != said.rstrip():
+        wrong = "it must have text that does not end with white space"
+    elif asked.is_required:
+        wrong = "thinking comes before an answer, so it cannot be enabled"
+    if wrong is not None:
+        raise RequestError(f"the last message is the assistant's, to be continued: {wrong}", param="messages")
+    return True
+
+
+def _mark_last(body: PromptBody, messages: Sequence[dict[str, Any]], points: BreakpointList) -> None:
+    """The request's own breakpoint, after all that was said."""
+    ttl_s = read_ttl_s(body.cache_control, "the request")
+    if ttl_s is not None and messages[-1]["content"]:
+        last = len(messages) - 1
+        points.add_last(Breakpoint(ttl_s, message=last, offset=len(messages[last]["content"])))

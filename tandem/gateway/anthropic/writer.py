@@ -1,16 +1,21 @@
-"""One answer in Anthropic's words, streamed or whole: one message with one block of text.
+"""One answer in Anthropic's words, streamed or whole: one message of thinking, text and tool_use blocks.
 
-Streams: message_start, then the block's start, deltas and stop, then message_delta with why it ended, and message_stop.
+Streams: message_start, each block's start, deltas and stop, then message_delta with why it ended, and message_stop.
+Invariant: one block is open at a time, and indexes are dense.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 import orjson
+from pydantic_core import from_json
 
-from tandem.core.types import FinishReason
 from tandem.gateway.anthropic.frames import error_value, frame
+from tandem.gateway.anthropic.thinking import Signature
+from tandem.gateway.anthropic.turns import OUR_IDS
+from tandem.gateway.anthropic.usage import stop_of, usage_of
 from tandem.gateway.errors import Problem
+from tandem.gateway.parts import CallArguments, CallBegun, Part, Said, Thought
 from tandem.gateway.request import ChoiceResult, ChoiceUpdate
 
 
@@ -19,67 +24,145 @@ class MessageWriter:
 
     Args:
         max_tokens: what the client allowed; 0: it wants no text, only a warm cache.
+        shows_thinking: False: thinking blocks come without their text.
     """
 
-    def __init__(self, message_id: str, model: str, result: ChoiceResult, max_tokens: int) -> None:
+    def __init__(
+        self, message_id: str, model: str, result: ChoiceResult, max_tokens: int, *, shows_thinking: bool = True
+    ) -> None:
         self._fields = {"id": message_id, "type": "message", "role": "assistant", "model": model}
         self._result = result
         self._max_tokens = max_tokens
+        self._shows_thinking = shows_thinking
         self._has_begun = False
+        self._blocks = _BlockStream(shows_thinking)
 
     def chunk(self, batch: Sequence[ChoiceUpdate]) -> bytes:
-        text = "" if self._max_tokens == 0 else "".join(news.text for news in batch)
-        delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
-        return self._begin() + (frame(delta) if text else b"")
+        start = self._begin()
+        if self._max_tokens == 0:
+            return start
+        return start + b"".join(self._blocks.part(part) for update in batch for part in update.parts)
 
     def end(self) -> bytes:
-        last = {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
-        block = b"" if self._max_tokens == 0 else frame({"type": "content_block_stop", "index": 0})
-        return self._begin() + block + frame(last) + frame({"type": "message_stop"})
+        start = self._begin()
+        blocks = b"" if self._max_tokens == 0 else self._blocks.end()
+        last = {"type": "message_delta", "delta": stop_of(self._result, self._max_tokens), "usage": self._usage()}
+        return start + blocks + frame(last) + frame({"type": "message_stop"})
 
     def failed(self, problem: Problem) -> bytes:
         return frame(error_value(problem))
 
     def whole(self) -> bytes:
-        content = [] if self._max_tokens == 0 else [{"type": "text", "text": self._result.text, "citations": None}]
-        return orjson.dumps({**self._fields, "content": content, **self._stop(), "usage": self._usage()})
+        content = [] if self._max_tokens == 0 else self._content()
+        stop = stop_of(self._result, self._max_tokens)
+        return orjson.dumps({**self._fields, "content": content, **stop, "usage": self._usage()})
 
     def _begin(self) -> bytes:
         if self._has_begun:
             return b""
         self._has_begun = True
-        usage = self._usage() | {"output_tokens": 0}
-        message: dict[str, Any] = {
-            **self._fields,
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": usage,
-        }
-        start = frame({"type": "message_start", "message": message})
-        if self._max_tokens == 0:
-            return start
-        block = {"type": "text", "text": "", "citations": None}
-        return start + frame({"type": "content_block_start", "index": 0, "content_block": block})
+        empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "stop_details": None}
+        usage = usage_of(self._result, is_expected=True) | {"output_tokens": 0}
+        message = {**self._fields, **empty, "usage": usage}
+        return frame({"type": "message_start", "message": message})
 
-    def _stop(self) -> dict[str, Any]:
+    def _content(self) -> list[dict[str, Any]]:
         result = self._result
-        matched = result.stop_reason if isinstance(result.stop_reason, str) else None
-        if matched is not None:
-            return {"stop_reason": "stop_sequence", "stop_sequence": matched}
-        if result.finish_reason is not FinishReason.LENGTH:
-            return {"stop_reason": "end_turn", "stop_sequence": None}
-        is_full = result.num_output_tokens < self._max_tokens
-        return {"stop_reason": "model_context_window_exceeded" if is_full else "max_tokens", "stop_sequence": None}
+        blocks: list[dict[str, Any]] = []
+        if result.thought:
+            shown = result.thought if self._shows_thinking else ""
+            blocks.append({"type": "thinking", "thinking": shown, "signature": Signature(result.thought).value})
+        calls = [
+            {"type": "tool_use", "id": call_id(call.call_id), "name": call.name, "input": _object(call.arguments)}
+            for call in result.calls
+        ]
+        if result.text.strip() or not (blocks or calls):
+            blocks.append({"type": "text", "text": result.text, "citations": None})
+        return blocks + calls
 
     def _usage(self) -> dict[str, Any]:
-        """Cached tokens are not among `input_tokens`; nothing is written by order, so nothing is billed as written."""
-        result = self._result
-        return {
-            "input_tokens": result.num_prompt_tokens - result.num_cached_tokens,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": result.num_cached_tokens,
-            "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
-            "output_tokens": result.num_output_tokens if self._max_tokens else 0,
-            "service_tier": "standard",
-        }
+        """NOTE: warming the cache takes a token that nobody asked for."""
+        usage = usage_of(self._result)
+        return usage if self._max_tokens else usage | {"output_tokens": 0}
+
+
+class _BlockStream:
+    """Parts as the frames of content blocks. White space that begins a block is held until more of it comes."""
+
+    def __init__(self, shows_thinking: bool) -> None:
+        self._shows_thinking = shows_thinking
+        self._next_index = 0
+        self._kind: str | None = None  # of the open block
+        self._blank = ""
+        self._signature = Signature()
+
+    def part(self, part: Part) -> bytes:
+        match part:
+            case Thought():
+                return self._think(part.text)
+            case Said():
+                return self._say(part.text)
+            case CallBegun():
+                block = {"type": "tool_use", "id": call_id(part.call_id), "name": part.name, "input": {}}
+                return self._open("tool_use", block) + self._delta({"type": "input_json_delta", "partial_json": ""})
+            case CallArguments():
+                return self._delta({"type": "input_json_delta", "partial_json": part.text})
+
+    def end(self) -> bytes:
+        """Close what is open; an answer that says nothing is one empty text."""
+        if self._next_index:
+            return self._close()
+        blank = self._blank
+        opened = self._open("text", {"type": "text", "text": "", "citations": None})
+        said = self._delta({"type": "text_delta", "text": blank}) if blank else b""
+        return opened + said + self._close()
+
+    def _think(self, text: str) -> bytes:
+        begun = b""
+        if self._kind != "thinking":
+            begun = self._open("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            self._signature = Signature()
+        self._signature.add(text)
+        return begun + self._delta({"type": "thinking_delta", "thinking": text}) if self._shows_thinking else begun
+
+    def _say(self, text: str) -> bytes:
+        begun = b""
+        if self._kind != "text":
+            text = self._blank + text
+            if not text.strip():
+                self._blank = text
+                return b""
+            begun = self._open("text", {"type": "text", "text": "", "citations": None})
+        return begun + self._delta({"type": "text_delta", "text": text})
+
+    def _open(self, kind: str, block: dict[str, Any]) -> bytes:
+        closed = self._close()
+        self._kind, self._blank = kind, ""
+        self._next_index += 1
+        return closed + frame({"type": "content_block_start", "index": self._next_index - 1, "content_block": block})
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return frame({"type": "content_block_delta", "index": self._next_index - 1, "delta": delta})
+
+    def _close(self) -> bytes:
+        kind, self._kind = self._kind, None
+        if kind is None:
+            return b""
+        signed = b""
+        if kind == "thinking":
+            signed = self._delta({"type": "signature_delta", "signature": self._signature.value})
+        return signed + frame({"type": "content_block_stop", "index": self._next_index - 1})
+
+
+def call_id(own: str) -> str:
+    """A call's id as this API begins them."""
+    return f"{OUR_IDS}{own.removeprefix('call_')}"
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """A call's arguments; of a call that was cut short what is there, as clients read it from a stream."""
+    try:
+        read = from_json(arguments or "{}", allow_partial=True)
+    except ValueError:
+        read = None
+    return read if isinstance(read, dict) else {"arguments": arguments}

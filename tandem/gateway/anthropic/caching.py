@@ -1,0 +1,61 @@
+"""`cache_control` as breakpoints. Invariant: at most four, and those of an hour before those of five minutes.
+
+Each is added in the order tools, system, messages, which is the order they are checked in.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tandem.core.errors import shown
+from tandem.gateway.cache_marks import LIFETIMES_S, MAX_BREAKPOINTS
+from tandem.gateway.conversation import Breakpoint
+from tandem.gateway.errors import RequestError
+
+_TTLS = ("5m", "1h")
+_KNOWN = frozenset({"type", "ttl", "scope"})  # NOTE: the scope is whom a provider shares with; here always the tenant
+
+
+def read_ttl_s(value: Any, where: str) -> float | None:
+    """How long `cache_control` keeps, in seconds; None when there is none. Raises RequestError when it is wrong."""
+    if value is None:
+        return None
+    if isinstance(value, Mapping) and value.get("type") == "ephemeral" and value.keys() <= _KNOWN:
+        ttl = value.get("ttl") or "5m"
+        if ttl in _TTLS:
+            return LIFETIMES_S[ttl]
+    raise RequestError(
+        f'{where}.cache_control={shown(value)} must be {{"type": "ephemeral", "ttl": "5m" or "1h"}}', param=where
+    )
+
+
+class BreakpointList:
+    """Breakpoints so far. `add` raises RequestError for one too many, or one that lives longer than one before it."""
+
+    def __init__(self) -> None:
+        self._points: list[Breakpoint] = []
+
+    @property
+    def points(self) -> tuple[Breakpoint, ...]:
+        return tuple(self._points)
+
+    def add(self, point: Breakpoint, where: str) -> None:
+        if len(self._points) == MAX_BREAKPOINTS:
+            raise RequestError(
+                f"cache_control is set on more than {MAX_BREAKPOINTS} blocks; {where} is one too many", param=where
+            )
+        if self._points and point.ttl_s > self._points[-1].ttl_s:
+            raise RequestError(
+                f"{where}.cache_control has a ttl of 1h after one of 5m; longer ones come first", param=where
+            )
+        self._points.append(point)
+
+    def add_last(self, point: Breakpoint) -> None:
+        """The one that a request's own `cache_control` puts at the end; the same one twice is one."""
+        same = [known for known in self._points if replace(known, ttl_s=point.ttl_s) == point]
+        if not same:
+            self.add(point, "cache_control")
+        elif same[-1].ttl_s != point.ttl_s:
+            raise RequestError(
+                "cache_control and that of the last block have different ttls; send one of them", param="cache_control"
+            )

@@ -1,0 +1,137 @@
+"""What Anthropic's bodies ask of thinking, and which earlier thinking a model is shown again. Pure."""
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tandem.core.errors import shown
+from tandem.gateway.anthropic.fields import PromptBody, refuse_unknown, unsupported
+from tandem.gateway.conversation import Effort, Thinking
+from tandem.gateway.errors import RequestError
+
+MIN_BUDGET = 1024
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+KINDS = ("enabled", "adaptive", "disabled")
+_DISPLAYS = (None, "summarized", "omitted")
+CLEAR_THINKING = "clear_thinking_20251015"
+
+
+@dataclass(frozen=True, slots=True)
+class AskedThinking:
+    """`is_required`: a model that cannot think must refuse. `is_shown`: the client wants to read it."""
+
+    thinking: Thinking
+    is_required: bool = False
+    is_shown: bool = True
+
+
+def read_thinking(body: PromptBody) -> AskedThinking:
+    """What `thinking` and `output_config.effort` say together; nothing said leaves it to the model.
+
+    Raises:
+        RequestError: naming the value that cannot be honoured.
+    """
+    effort = _effort(body.output_config or {})
+    if body.thinking is None:
+        return AskedThinking(Thinking(effort=effort))
+    kind = body.thinking.get("type")
+    if kind not in KINDS:
+        raise RequestError(f"thinking.type={shown(kind)} must be one of {', '.join(KINDS)}", param="thinking")
+    if kind == "disabled":
+        refuse_unknown(body.thinking, frozenset({"type"}), "thinking")
+        return AskedThinking(Thinking(effort=Effort.NONE))
+    is_enabled = kind == "enabled"
+    refuse_unknown(body.thinking, frozenset({"type", "display", *(["budget_tokens"] * is_enabled)}), "thinking")
+    budget = _budget(body.thinking.get("budget_tokens")) if is_enabled else None
+    return AskedThinking(Thinking(effort or Effort.HIGH, budget), is_enabled, _is_shown(body.thinking))
+
+
+def check_budget(asked: AskedThinking, max_tokens: int) -> None:
+    """Raises RequestError where thinking would leave no room for an answer."""
+    budget = asked.thinking.budget
+    if budget is not None and budget >= max_tokens:
+        raise RequestError(
+            f"thinking.budget_tokens={budget} must be below max_tokens={max_tokens}, which counts thinking too",
+            param="thinking",
+        )
+
+
+def read_kept_turns(body: PromptBody) -> int | None:
+    """Of how many latest turns the model is shown its thinking again; None = all, 0 = of the unfinished one only.
+
+    Raises:
+        RequestError: an edit of another kind, or one that is no such edit.
+    """
+    if body.context_management is None:
+        return 0
+    refuse_unknown(body.context_management, frozenset({"edits"}), "context_management")
+    edits = body.context_management.get("edits") or []
+    if not isinstance(edits, list) or len(edits) > 1:
+        raise RequestError(
+            f"context_management.edits={shown(edits)} must be a list of one edit", param="context_management"
+        )
+    return _kept_turns(edits[0]) if edits else 0
+
+
+def _kept_turns(edit: Any) -> int | None:
+    where = "context_management.edits.0"
+    kind = edit.get("type") if isinstance(edit, Mapping) else None
+    if kind != CLEAR_THINKING:
+        raise unsupported(f"{where}.type", kind)
+    refuse_unknown(edit, frozenset({"type", "keep"}), where)
+    keep = edit.get("keep") or {"type": "thinking_turns", "value": 1}
+    if keep in ("all", {"type": "all"}):
+        return None
+    value = keep.get("value") if isinstance(keep, Mapping) and keep.get("type") == "thinking_turns" else None
+    if type(value) is not int or value < 1:
+        raise RequestError(
+            f'{where}.keep={shown(keep)} must be "all" or {{"type": "thinking_turns", "value": 1 or more}}', param=where
+        )
+    return value
+
+
+class Signature:
+    """What a thinking block is signed with: a digest that grows with its text.
+
+    NOTE: it names the text and proves nothing, and what comes back is not checked against it: a client may say anything
+    in the assistant's name, conversations begun elsewhere go on here, and gateways need share no key.
+    """
+
+    def __init__(self, text: str = "") -> None:
+        self._digest = hashlib.blake2b(digest_size=32, person=b"thinking")
+        self.add(text)
+
+    def add(self, text: str) -> None:
+        self._digest.update(text.encode("utf-8", "surrogatepass"))
+
+    @property
+    def value(self) -> str:
+        return base64.b64encode(self._digest.digest()).decode()
+
+
+def _effort(config: Mapping[str, Any]) -> Effort | None:
+    effort = config.get("effort")
+    if effort is None:
+        return None
+    if not isinstance(effort, str) or effort not in EFFORTS:
+        raise RequestError(
+            f"output_config.effort={shown(effort)} must be one of {', '.join(EFFORTS)}", param="output_config"
+        )
+    return Effort(effort)
+
+
+def _budget(budget: Any) -> int:
+    if type(budget) is not int or not MIN_BUDGET <= budget < 2**31:
+        raise RequestError(
+            f"thinking.budget_tokens={shown(budget)} must be an integer from {MIN_BUDGET} up", param="thinking"
+        )
+    return budget
+
+
+def _is_shown(thinking: Mapping[str, Any]) -> bool:
+    display = thinking.get("display")
+    if display not in _DISPLAYS:
+        raise RequestError(f"thinking.display={shown(display)} must be 'summarized' or 'omitted'", param="thinking")
+    return display != "omitted"

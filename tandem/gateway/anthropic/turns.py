@@ -1,0 +1,184 @@
+"""Anthropic's messages as those a template takes, with the places of their breakpoints.
+
+Invariant: every result answers a call of the turn before it, and every call is answered in the turn after it.
+Neighbours of one role are one turn.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from tandem.core.errors import shown
+from tandem.gateway.anthropic.blocks import (
+    Block,
+    Mark,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    join_texts,
+    read_blocks,
+)
+from tandem.gateway.anthropic.caching import BreakpointList
+from tandem.gateway.conversation import Breakpoint
+from tandem.gateway.errors import RequestError
+
+ROLES = ("user", "assistant", "system")
+OUR_IDS = "toolu_"  # what a call's own id begins with in this API
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one side says before the other speaks."""
+
+    role: str
+    blocks: tuple[Block, ...]
+
+    @property
+    def texts(self) -> list[TextBlock]:
+        return [block for block in self.blocks if isinstance(block, TextBlock)]
+
+    @property
+    def results(self) -> list[ToolResultBlock]:
+        return [block for block in self.blocks if isinstance(block, ToolResultBlock)]
+
+    @property
+    def calls(self) -> list[ToolUseBlock]:
+        return [block for block in self.blocks if isinstance(block, ToolUseBlock)]
+
+    @property
+    def thought(self) -> str:
+        return "\n".join(block.text for block in self.blocks if isinstance(block, ThinkingBlock) and block.text)
+
+
+def read_turns(messages: Sequence[Mapping[str, Any]]) -> list[Turn]:
+    """The messages, neighbours of one role joined.
+
+    Raises:
+        RequestError: naming the message, and the part of it, that cannot be taken.
+    """
+    read = [_turn(message, f"messages.{index}") for index, message in enumerate(messages)]
+    turns: list[Turn] = []
+    for role, group in groupby(read, key=lambda turn: turn.role):
+        if role == "system":
+            turns += group
+        else:
+            turns.append(Turn(role, tuple(block for turn in group for block in turn.blocks)))
+    return turns
+
+
+class TurnWriter:
+    """Writes turns as `messages` for a template; breakpoints are added to `points`."""
+
+    def __init__(self, points: BreakpointList) -> None:
+        self._points = points
+        self._after_calls: list[Mark] = []  # whose place is where the next message begins
+        self._names: dict[str, str] = {}
+        self._open: dict[str, str] = {}  # calls without a result, and where they are
+        self.messages: list[dict[str, Any]] = []
+
+    def write(self, turns: Sequence[Turn], num_kept: int | None) -> None:
+        """Raises RequestError where calls and results do not match. `num_kept`: see `read_kept_turns`."""
+        kept = _turns_with_thinking(turns, num_kept)
+        for index, turn in enumerate(turns):
+            if turn.role == "user":
+                self._write_user(turn)
+            elif turn.role == "assistant":
+                self._write_assistant(turn, is_thought_kept=index in kept)
+            else:
+                self.write_texts("system", turn.texts)
+        self._close()
+
+    def write_texts(self, role: str, blocks: Sequence[TextBlock]) -> None:
+        """One message of text."""
+        text, marks = join_texts(blocks)
+        self._add({"role": role, "content": text}, marks)
+
+    def _write_user(self, turn: Turn) -> None:
+        has_text = False
+        for block in turn.blocks:
+            has_text |= isinstance(block, TextBlock)
+            if isinstance(block, ToolResultBlock):
+                if has_text:
+                    raise _refusal(f"{block.where}: tool results come before the text of their message", block.where)
+                self._write_result(block)
+        if self._open:
+            call_id, where = next(iter(self._open.items()))
+            raise _refusal(f"{where}: the tool_use {shown(call_id)} has no tool_result in the message after it", where)
+        if turn.texts or not turn.results:
+            self.write_texts("user", turn.texts)
+
+    def _write_result(self, block: ToolResultBlock) -> None:
+        if self._open.pop(block.call_id, None) is None:
+            raise _refusal(
+                f"{block.where}.tool_use_id={shown(block.call_id)} must be the id of a tool_use in the message before "
+                "it, and answer it once",
+                block.where,
+            )
+        message = {"role": "tool", "tool_call_id": _bare(block.call_id), "name": self._names[block.call_id]}
+        self._add({**message, "content": block.text}, block.marks)
+
+    def _write_assistant(self, turn: Turn, *, is_thought_kept: bool) -> None:
+        text, marks = join_texts(turn.texts)
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if is_thought_kept and turn.thought:
+            message["reasoning_content"] = turn.thought
+        if turn.calls:
+            message["tool_calls"] = [self._call(block) for block in turn.calls]
+        self._add(message, marks)
+        self._after_calls = [block.mark for block in turn.calls if block.mark is not None]
+
+    def _call(self, block: ToolUseBlock) -> dict[str, Any]:
+        if block.call_id in self._names:
+            raise _refusal(f"{block.where}.id={shown(block.call_id)} is the id of another tool_use too", block.where)
+        self._names[block.call_id], self._open[block.call_id] = block.name, block.where
+        function = {"name": block.name, "arguments": block.arguments}
+        return {"id": _bare(block.call_id), "type": "function", "function": function}
+
+    def _add(self, message: dict[str, Any], marks: Sequence[tuple[int, Mark]]) -> None:
+        index = len(self.messages)
+        self.messages.append(message)
+        for mark in self._after_calls:
+            self._points.add(Breakpoint(mark.ttl_s, message=index), mark.where)
+        self._after_calls = []
+        for offset, mark in marks:
+            self._points.add(Breakpoint(mark.ttl_s, message=index, offset=offset), mark.where)
+
+    def _close(self) -> None:
+        if self._open:
+            call_id, where = next(iter(self._open.items()))
+            raise _refusal(f"{where}: the tool_use {shown(call_id)} has no tool_result after it", where)
+
+
+def _turn(message: Mapping[str, Any], where: str) -> Turn:
+    role = message.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise _refusal(f"{where}.role={shown(role)} must be one of {', '.join(ROLES)}", where)
+    unknown = message.keys() - {"role", "content"}
+    if unknown:
+        raise _refusal(f"{where}.{shown(min(unknown))[1:-1]} is not supported by this server; leave it out", where)
+    return Turn(role, read_blocks(message.get("content"), f"{where}.content", role))
+
+
+def _turns_with_thinking(turns: Sequence[Turn], num_kept: int | None) -> set[int]:
+    """Whose thinking the model is shown again. A question and all that answers it, tools included, count as one."""
+    answers: dict[int, list[int]] = {}
+    question = 0
+    for index, turn in enumerate(turns):
+        question += turn.role == "user" and not turn.results
+        if turn.role == "assistant":
+            answers.setdefault(question, []).append(index)
+    if num_kept == 0:
+        return set(answers.get(question, ()))
+    latest = sorted(answers)[-num_kept if num_kept is not None else 0 :]
+    return {index for number in latest for index in answers[number]}
+
+
+def _bare(call_id: str) -> str:
+    """The id as the model's own format has it."""
+    return call_id.removeprefix(OUR_IDS)
+
+
+def _refusal(message: str, where: str) -> RequestError:
+    return RequestError(message, param=where)

@@ -1,0 +1,57 @@
+"""Limits on what a caller describes: tools and schemas, the same in every dialect. Pure.
+
+Invariant: what passes is small and flat enough for a template and a grammar; what does not is refused by its place.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from tandem.core.errors import shown
+from tandem.gateway.errors import RequestError
+
+MAX_TOOLS = 128
+MAX_SCHEMA_BYTES = 256 * 1024
+MAX_SCHEMA_DEPTH = 32
+_TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
+
+
+def check_num_tools(num_tools: int) -> None:
+    """Raises RequestError for more than a request may have."""
+    if num_tools > MAX_TOOLS:
+        raise RequestError(f"tools has {num_tools} entries; at most {MAX_TOOLS} are taken", param="tools")
+
+
+def check_tool_name(name: Any, where: str) -> str:
+    """`name` if it is one; raises RequestError."""
+    if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
+        raise RequestError(f"{where}={shown(name)} must be 1 to 128 letters, digits, _ or -", param=where)
+    return name
+
+
+def check_schema(schema: Any, where: str) -> Mapping[str, Any]:
+    """`schema` if it is a JSON object within our limits; raises RequestError naming the limit."""
+    if not isinstance(schema, Mapping):
+        raise RequestError(f"{where}={shown(schema)} must be a JSON schema, which is an object", param=where)
+    if _is_deeper(schema, MAX_SCHEMA_DEPTH):
+        raise RequestError(f"{where} is nested more than {MAX_SCHEMA_DEPTH} deep; flatten it", param=where)
+    num_bytes = len(orjson.dumps(schema))
+    if num_bytes > MAX_SCHEMA_BYTES:
+        raise RequestError(f"{where} has {num_bytes} bytes; at most {MAX_SCHEMA_BYTES} are taken", param=where)
+    return schema
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    """Level by level, so that no nesting is too deep to be counted."""
+    level = [value]
+    for _ in range(depth):
+        level = [item for each in level for item in _items(each)]
+    return any(isinstance(each, (Mapping, list)) for each in level)
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return value if isinstance(value, list) else []
