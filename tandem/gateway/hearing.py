@@ -1,0 +1,48 @@
+"""A request's news on its way to its writer: taken apart, judged where there is a moderator, added to the results.
+
+Invariant: what a moderator stops is neither shown nor kept, and the choice ends there.
+"""
+
+from collections.abc import Sequence
+
+from tandem.core.types import FinishReason
+from tandem.gateway.moderation.base import Moderator
+from tandem.gateway.moderation.moderated import ModeratedAnswer
+from tandem.gateway.request import ChoiceNews, ChoiceResult, ChoiceUpdate
+
+
+class Hearing:
+    """Owned by one request."""
+
+    def __init__(self, results: Sequence[ChoiceResult], moderator: Moderator | None) -> None:
+        self._results = results
+        self._answers = None if moderator is None else [ModeratedAnswer(moderator) for _ in results]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every choice has its end."""
+        return all(result.finish_reason is not None for result in self._results)
+
+    async def take(self, batch: Sequence[ChoiceNews]) -> list[ChoiceUpdate]:
+        """What may be shown. Raises as `Moderator.judge`."""
+        updates: list[ChoiceUpdate] = []
+        for news in batch:
+            result = self._results[news.index]
+            if result.finish_reason is not None:
+                continue  # NOTE: it was stopped, and its worker does not know yet
+            update = result.take(news)
+            if self._answers is not None:
+                update = await self._answers[news.index].pass_on(update)
+            result.add(update)
+            updates.append(update)
+        return updates
+
+    def stop(self) -> list[ChoiceUpdate]:
+        """End every choice before it began: the prompt may not pass."""
+        updates = [
+            ChoiceUpdate(index, (), (), finish_reason=FinishReason.CONTENT_FILTER)
+            for index in range(len(self._results))
+        ]
+        for result, update in zip(self._results, updates, strict=True):
+            result.add(update)
+        return updates

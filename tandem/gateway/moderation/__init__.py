@@ -1,0 +1,1 @@
+"""Says of prompts and answers whether they may pass."""

@@ -1,0 +1,48 @@
+"""A moderator behind HTTP, asked as OpenAI's moderation API is: `{"input": …}` in, `{"results": […]}` out."""
+
+from typing import Any
+
+import httpx
+import orjson
+
+from tandem.core.errors import ConfigurationError, UnavailableError, shown
+from tandem.gateway.moderation.base import Verdict
+
+TIMEOUT_S = 5.0
+
+
+class Endpoint:
+    """Asks `url`.
+
+    NOTE: about a paragraph of an answer is gathered before it is judged: a call for each token would be slow, and would
+    see no sense.
+
+    Raises:
+        ConfigurationError: it is no URL.
+    """
+
+    window = 400
+    overlap = 200
+
+    def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
+        if httpx.URL(url).scheme not in ("http", "https") or not httpx.URL(url).host:
+            raise ConfigurationError(f"moderation={shown(url)} is no http or https URL")
+        self._url = url
+        self._client = httpx.AsyncClient(timeout=timeout_s)
+
+    async def judge(self, text: str, *, num_judged: int = 0, may_go_on: bool = False) -> Verdict:
+        try:
+            answer = await self._client.post(self._url, json={"input": text})
+            answer.raise_for_status()
+            results = orjson.loads(answer.content)["results"]
+            return next((_verdict(result) for result in results if result["flagged"]), Verdict())
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+            raise UnavailableError(f"the moderation endpoint {self._url} gave no verdict: {error!r}", 1.0) from error
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+def _verdict(result: Any) -> Verdict:
+    categories = result.get("categories") or {}
+    return Verdict(next((str(name) for name, is_met in categories.items() if is_met), "flagged"))

@@ -1,0 +1,65 @@
+"""One answer on its way to its client, judged piece by piece. Invariant: nothing is shown that was not judged."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tandem.core.types import FinishReason, TokenLogprobs
+from tandem.gateway.moderation.base import Moderator
+from tandem.gateway.parts import CallArguments, Part, Said, Thought
+from tandem.gateway.request import ChoiceUpdate
+
+
+class ModeratedAnswer:
+    """Holds back what is not judged yet. `is_stopped`: it may not go on."""
+
+    def __init__(self, moderator: Moderator) -> None:
+        self._moderator = moderator
+        self._held: list[Part] = []
+        self._held_ids: tuple[int, ...] = ()
+        self._held_logprobs: tuple[TokenLogprobs, ...] = ()
+        self._seen = ""  # judged and shown: the end of it, which the next judgement sees again
+        self.is_stopped = False
+
+    async def pass_on(self, update: ChoiceUpdate) -> ChoiceUpdate:
+        """The update with the parts that may be shown now. Raises as `Moderator.judge`."""
+        self._held += update.parts
+        self._held_ids += update.token_ids
+        self._held_logprobs += update.logprobs or ()
+        is_last = update.finish_reason is not None
+        held = _text(self._held)
+        if not is_last and len(held) < self._moderator.window + self._moderator.overlap:
+            return replace(update, parts=(), token_ids=(), logprobs=None)
+        verdict = await self._moderator.judge(self._seen + held, num_judged=len(self._seen), may_go_on=not is_last)
+        if not verdict.passes:
+            self.is_stopped = True
+            return ChoiceUpdate(update.index, (), (), finish_reason=FinishReason.CONTENT_FILTER)
+        return self._released(update, held, 0 if is_last else self._moderator.overlap)
+
+    def _released(self, update: ChoiceUpdate, held: str, num_kept: int) -> ChoiceUpdate:
+        ids, logprobs = self._held_ids, self._held_logprobs
+        self._held_ids = self._held_logprobs = ()
+        return replace(update, parts=self._release(held, num_kept), token_ids=ids, logprobs=logprobs or None)
+
+    def _release(self, held: str, num_kept: int) -> Sequence[Part]:
+        """Everything but the last `num_kept` characters."""
+        room = len(held) - num_kept
+        self._seen = (self._seen + held[:room])[-self._moderator.overlap :]
+        shown: list[Part] = []
+        while self._held and (room > 0 or not _text(self._held[:1])):
+            part = self._held.pop(0)
+            first, rest = _cut(part, room)
+            room -= len(_text([first]))
+            shown.append(first)
+            if rest is not None:
+                self._held.insert(0, rest)
+        return shown
+
+
+def _text(parts: Sequence[Part]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, (Said, Thought, CallArguments)))
+
+
+def _cut(part: Part, length: int) -> tuple[Part, Part | None]:
+    if not isinstance(part, (Said, Thought, CallArguments)) or len(part.text) <= length:
+        return part, None
+    return replace(part, text=part.text[:length]), replace(part, text=part.text[length:])

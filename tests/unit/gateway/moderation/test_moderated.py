@@ -1,0 +1,75 @@
+"""Nothing is shown that was not judged; all that passes is shown, in order, however it was cut."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.core.types import FinishReason
+from tandem.gateway.moderation.blocklist import Blocklist
+from tandem.gateway.moderation.moderated import ModeratedAnswer
+from tandem.gateway.parts import CallArguments, CallBegun, Part, Said, Thought
+from tandem.gateway.request import ChoiceUpdate
+
+
+def told(blocklist: Blocklist, pieces: Sequence[Sequence[Part]]) -> tuple[list[Part], bool]:
+    """The parts that came through, and whether it was stopped."""
+
+    async def run() -> tuple[list[Part], bool]:
+        answer, shown = ModeratedAnswer(blocklist), list[Part]()
+        for index, parts in enumerate(pieces):
+            reason = FinishReason.STOP if index == len(pieces) - 1 else None
+            update = await answer.pass_on(ChoiceUpdate(0, parts, (), finish_reason=reason))
+            shown += update.parts
+            if answer.is_stopped:
+                break
+        return shown, answer.is_stopped
+
+    return asyncio.run(run())
+
+
+def text(parts: Sequence[Part]) -> str:
+    return "".join(part.text for part in parts if not isinstance(part, CallBegun))
+
+
+@given(st.lists(st.text("abd .w", max_size=6), max_size=12), st.lists(st.integers(0, 2), min_size=12, max_size=12))
+def test_a_text_is_stopped_exactly_when_the_whole_of_it_would_be(texts: list[str], kinds: list[int]) -> None:
+    blocklist = Blocklist(["bad", "a b"])
+    makers = (Said, Thought, lambda piece: CallArguments(0, piece))
+    pieces = [[makers[kind](piece)] for piece, kind in zip(texts, kinds, strict=False)] + [[]]
+    whole = "".join(texts)
+    shown, is_stopped = told(blocklist, pieces)
+    assert is_stopped is (not asyncio.run(blocklist.judge(whole)).passes)
+    assert whole.startswith(text(shown))
+    if is_stopped:
+        assert asyncio.run(blocklist.judge(text(shown), may_go_on=True)).passes
+    else:
+        assert text(shown) == whole
+
+
+def test_parts_keep_their_order_and_kind() -> None:
+    pieces: list[list[Part]] = [[Thought("hm"), Said("one")], [CallBegun(0, "id", "f"), CallArguments(0, "{}")], []]
+    shown, is_stopped = told(Blocklist(["never"]), pieces)
+    assert not is_stopped
+    merged: list[Part] = []
+    for part in shown:
+        previous = merged[-1] if merged else None
+        if isinstance(part, Said) and isinstance(previous, Said):
+            merged[-1] = Said(previous.text + part.text)
+        elif isinstance(part, Thought) and isinstance(previous, Thought):
+            merged[-1] = Thought(previous.text + part.text)
+        elif isinstance(part, CallArguments) and isinstance(previous, CallArguments):
+            merged[-1] = CallArguments(0, previous.text + part.text)
+        else:
+            merged.append(part)
+    assert merged == [Thought("hm"), Said("one"), CallBegun(0, "id", "f"), CallArguments(0, "{}")]
+
+
+@pytest.mark.parametrize("cut", range(1, 14))
+def test_a_word_across_two_pieces_is_found_before_any_of_it_is_shown(cut: int) -> None:
+    whole = "this is a secret of ours"
+    shown, is_stopped = told(Blocklist(["secret"]), [[Said(whole[: 5 + cut])], [Said(whole[5 + cut :])], []])
+    assert is_stopped
+    assert "s" not in text(shown)[10:]

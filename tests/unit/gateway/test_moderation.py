@@ -1,0 +1,115 @@
+"""What a moderator does not let pass is neither asked nor said, and every API says so in its own words."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from tandem.gateway.moderation.base import Verdict
+from tests.helpers.fake_backend import MODEL, FakeCluster, eventually, sdk, tell, text_of
+
+HERE = "python:tests.unit.gateway.test_moderation"
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "seed": 1, "max_tokens": 8}
+MESSAGE = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "seed": 1, "max_tokens": 8}
+RESPONSE = {"model": MODEL, "input": "hi", "seed": 1, "max_output_tokens": 8}
+COMPLETION = {"model": MODEL, "prompt": "hi", "seed": 1, "max_tokens": 8}
+
+
+class Strict:
+    """Lets pass what is shorter than `length` characters."""
+
+    window = 1
+    overlap = 0
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._text = ""
+
+    async def judge(self, text: str, *, num_judged: int = 0, may_go_on: bool = False) -> Verdict:
+        self._text += text
+        return Verdict("long" if len(self._text) >= self._length else None)
+
+    async def close(self) -> None: ...
+
+
+def nothing_passes() -> Strict:
+    return Strict(0)
+
+
+def three_letters_stop() -> Strict:
+    return Lenient(3)
+
+
+class Lenient(Strict):
+    """Judges answers only, which have no line feeds here."""
+
+    async def judge(self, text: str, *, num_judged: int = 0, may_go_on: bool = False) -> Verdict:
+        return Verdict() if "\n" in text else await super().judge(text)
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    lines = [line[6:] for line in text.splitlines() if line.startswith("data: {")]
+    return [orjson.loads(line) for line in lines]
+
+
+def test_a_prompt_that_may_not_be_asked_reaches_no_worker(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        chat = (await client.post("/v1/chat/completions", json=CHAT)).json()
+        assert (chat["choices"][0]["finish_reason"], chat["choices"][0]["message"]["content"]) == ("content_filter", "")
+        completion = (await client.post("/v1/completions", json=COMPLETION | {"echo": True, "logprobs": 1})).json()
+        assert completion["choices"][0]["finish_reason"] == "content_filter"
+        message = (await client.post("/v1/messages", json=MESSAGE)).json()
+        assert message["stop_reason"] == "refusal"
+        response = (await client.post("/v1/responses", json=RESPONSE)).json()
+        assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "content_filter"})
+        streamed = await client.post("/v1/chat/completions", json=CHAT | {"stream": True})
+        assert events(streamed.text)[-1]["choices"][0]["finish_reason"] == "content_filter"
+        assert streamed.text.endswith("data: [DONE]\n\n")
+        message = events((await client.post("/v1/messages", json=MESSAGE | {"stream": True})).text)
+        assert [event["delta"]["stop_reason"] for event in message if event["type"] == "message_delta"] == ["refusal"]
+        assert cluster.workers[0].calls == []
+        assert cluster.routers[0].calls == []
+
+    tell(tmp_path, story, moderation=f"{HERE}:nothing_passes")
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_answer_is_stopped_where_it_may_not_go_on_and_so_is_its_worker(tmp_path: Path, is_stream: bool) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        worker = cluster.workers[0]
+        worker.hold_at = 5
+        async with sdk(cluster) as api:
+            if is_stream:
+                chunks = [chunk async for chunk in await api.chat.completions.create(**CHAT, stream=True)]
+                text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+                reason = chunks[-1].choices[0].finish_reason
+            else:
+                choice = (await api.chat.completions.create(**CHAT)).choices[0]
+                text, reason = choice.message.content, choice.finish_reason
+        assert reason == "content_filter"
+        assert text in (text_of(1, 0), text_of(1, 1), text_of(1, 2))  # NOTE: letters may come together
+        await eventually(lambda: worker.num_open == 0)
+
+    tell(tmp_path, story, moderation=f"{HERE}:three_letters_stop")
+
+
+def test_logprobs_do_not_tell_what_the_text_may_not(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        asked = CHAT | {"logprobs": True, "return_token_ids": True}
+        choice = (await client.post("/v1/chat/completions", json=asked)).json()["choices"][0]
+        assert len(choice["token_ids"]) == len(choice["logprobs"]["content"]) == len(choice["message"]["content"]) < 3
+        found = events((await client.post("/v1/chat/completions", json=asked | {"stream": True})).text)
+        assert sum(len(choice.get("token_ids", ())) for event in found for choice in event["choices"]) <= 2
+
+    tell(tmp_path, story, moderation=f"{HERE}:three_letters_stop")
+
+
+def test_a_moderator_that_cannot_be_asked_lets_nothing_pass(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        answer = await client.post("/v1/chat/completions", json=CHAT)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+        assert cluster.workers[0].calls == []
+
+    tell(tmp_path, story, moderation="http://127.0.0.1:9/v1/moderations")
