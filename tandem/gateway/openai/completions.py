@@ -9,6 +9,7 @@ import orjson
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import TokenLogprobs
 from tandem.gateway.choices import check_num_choices, expected_output, make_choices
+from tandem.gateway.conversation import ToolChoice
 from tandem.gateway.dialect import Asked, Surroundings
 from tandem.gateway.errors import Problem, RequestError
 from tandem.gateway.model import check_length
@@ -17,6 +18,7 @@ from tandem.gateway.openai.fields import CompletionBody, read_body
 from tandem.gateway.openai.frames import error_body, error_frames, frame
 from tandem.gateway.openai.logprobs import completion_logprobs, prompt_logprobs
 from tandem.gateway.openai.sampling import read_params
+from tandem.gateway.openai.tools import read_format
 from tandem.gateway.openai.usage import finish_reason
 from tandem.gateway.request import ChoiceResult, ChoiceUpdate, ServeRequest
 from tandem.rpc.messages import ModelInfo
@@ -42,7 +44,7 @@ class CompletionDialect:
         info = await self._around.directory.info()
         if asked.prompt_logprobs is not None and asked.stream:
             raise RequestError("prompt_logprobs is not for stream=true", param="prompt_logprobs")
-        params = _params(asked, info, model.tokenizer)
+        params = await self._constrained(_params(asked, info, model.tokenizer), asked, info)
         token_ids = [await self._encode(prompt, asked, info) for prompt in prompts]
         request = ServeRequest(
             request_id=request_id,
@@ -62,6 +64,14 @@ class CompletionDialect:
 
     def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
         return problem.status, error_body(problem)
+
+    async def _constrained(self, params: SamplingParams, asked: CompletionBody, info: ModelInfo) -> SamplingParams:
+        output = read_format(asked.response_format, asked.structured_outputs)
+        grammar = self._around.model.answers.grammar((), ToolChoice(), output)
+        if grammar is None:
+            return params
+        await self._around.model.check_grammar(grammar, info)
+        return replace(params, grammar=grammar)
 
     async def _encode(self, prompt: str | list[int], asked: CompletionBody, info: ModelInfo) -> list[int]:
         if isinstance(prompt, str):

@@ -5,11 +5,12 @@ they name, bill, store or speed up, or hold the value that means "nothing specia
 """
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from tandem.core.errors import shown
+from tandem.gateway.conversation import Effort
 from tandem.gateway.errors import RequestError
 from tandem.gateway.parse import parse_body
 
@@ -20,9 +21,7 @@ HARMLESS = frozenset(
         "metadata",
         "service_tier",
         "safety_identifier",
-        "prompt_cache_options",
         "prompt_cache_retention",
-        "parallel_tool_calls",
         "prediction",
         "spaces_between_special_tokens",
         "request_id",
@@ -30,20 +29,14 @@ HARMLESS = frozenset(
 )
 # Accepted with these values, which ask for nothing.
 HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none",),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "store": (False,),
     "verbosity": ("medium",),
     "best_of": (1,),
     "suffix": ("",),
-    "skip_special_tokens": (True,),
     "use_beam_search": (False,),
-    "continue_final_message": (False,),
-    "reasoning_effort": ("none",),
 }
 
 
@@ -55,6 +48,11 @@ class StreamOptions(_Body):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
+
+
+class PromptCacheOptions(_Body):
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: str | None = None
 
 
 class GenerateBody(_Body):
@@ -86,6 +84,9 @@ class GenerateBody(_Body):
     cache_salt: str | None = Field(None, max_length=256, description="prompts share cached KV only within a salt")
     prompt_cache_key: str | None = Field(None, max_length=256, description="requests of one key prefer one worker")
     return_token_ids: bool | None = None
+    skip_special_tokens: bool | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = Field(None, description="one of json, regex, choice, grammar")
 
 
 class ChatBody(GenerateBody):
@@ -93,8 +94,15 @@ class ChatBody(GenerateBody):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = Field(None, strict=False)
+    documents: list[dict[str, Any]] | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = Field(None, description="the answer goes on with the last message")
     add_special_tokens: bool | None = Field(None, description="whether the template's text gets a bos; default false")
 
 
@@ -124,8 +132,6 @@ def read_body(kind: type[AnyBody], body: bytes) -> AnyBody:
 def _check_extra(extra: Mapping[str, Any]) -> None:
     for name, value in extra.items():
         if value is None or name in HARMLESS or value in HARMLESS_VALUES.get(name, ()):
-            continue
-        if name == "tools" and extra.get("tool_choice") == "none":
             continue
         raise RequestError(
             f"{shown(name)[1:-1]}={shown(value)} is not supported by this server, and ignoring it would change the "

@@ -1,55 +1,149 @@
 """Chat messages as a text model's template can take them. Invariant: a part we cannot show the model is refused.
 
-`developer` becomes `system`, which is what templates know; text parts are joined by line feeds.
+`developer` becomes `system`, which is what templates know; text parts are joined by line feeds; the arguments of a call
+become the object they spell.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from tandem.core.errors import shown
+from tandem.gateway.cache_marks import LIFETIMES_S, MAX_BREAKPOINTS, lifetime_s
+from tandem.gateway.conversation import Breakpoint
 from tandem.gateway.errors import RequestError
 
-ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
-_KNOWN = frozenset({"role", "content", "name", "refusal", "reasoning", "reasoning_content", "thinking"})
-_HARMLESS_PART_FIELDS = frozenset({"type", "text", "prompt_cache_breakpoint", "cache_control"})
+ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+DEFAULT_LIFETIME_S = LIFETIMES_S["30m"]  # as OpenAI has it
+MAX_CALLS = 128
+_KNOWN = frozenset({"role", "content", "name", "refusal", "reasoning", "reasoning_content", "thinking", "tool_call_id"})
+_PART_FIELDS = frozenset({"type", "text", "prompt_cache_breakpoint", "cache_control"})
+
+
+class MessageReader:
+    """Reads one request's messages. `breakpoints`: those that were met."""
+
+    def __init__(self, default_lifetime_s: float = DEFAULT_LIFETIME_S) -> None:
+        self._default_lifetime_s = default_lifetime_s
+        self._call_ids: set[str] = set()
+        self.breakpoints: list[Breakpoint] = []
+
+    def read(self, messages: Sequence[Mapping[str, Any]], max_messages: int) -> list[dict[str, Any]]:
+        """Raises RequestError naming the message, and the part of it, that cannot be taken."""
+        if not messages:
+            raise RequestError("messages is empty; a chat needs at least one", param="messages")
+        if len(messages) > max_messages:
+            raise RequestError(
+                f"messages has {len(messages)} entries; at most {max_messages} are taken", param="messages"
+            )
+        read = [self._message(index, message) for index, message in enumerate(messages)]
+        if len(self.breakpoints) > MAX_BREAKPOINTS:
+            raise RequestError(
+                f"{len(self.breakpoints)} cache breakpoints are set; at most {MAX_BREAKPOINTS} are taken",
+                param="messages",
+            )
+        return read
+
+    def _message(self, index: int, message: Mapping[str, Any]) -> dict[str, Any]:
+        where, role = f"messages[{index}]", message.get("role")
+        if role == "function" or message.get("function_call"):
+            raise _refusal(f"{where}: functions are called by tools; send tool_calls and the role tool", where)
+        if not isinstance(role, str) or role not in ROLES:
+            raise _refusal(f"{where}.role={shown(role)} must be one of {', '.join(ROLES)}", where)
+        unknown = [
+            name for name, value in message.items() if name not in {*_KNOWN, "tool_calls"} and value not in (None, [])
+        ]
+        if unknown:
+            raise _refusal(f"{where}.{shown(unknown[0])[1:-1]} is not supported by this server; leave it out", where)
+        said = {name: value for name, value in message.items() if name in _KNOWN and value is not None}
+        for name, value in said.items():
+            if name != "content" and not isinstance(value, str):
+                raise _refusal(f"{where}.{name}={shown(value)} must be text", where)
+        read = {**said, "role": ROLES[role], "content": self._content(message.get("content"), role, index)}
+        if message.get("tool_calls"):
+            read["tool_calls"] = self._calls(message["tool_calls"], role, where)
+        if role == "tool":
+            self._check_result(message.get("tool_call_id"), where)
+        return read
+
+    def _check_result(self, call_id: Any, where: str) -> None:
+        if not isinstance(call_id, str) or call_id not in self._call_ids:
+            raise _refusal(f"{where}.tool_call_id={shown(call_id)} must be the id of a call before it", where)
+
+    def _calls(self, calls: Any, role: str, where: str) -> list[dict[str, Any]]:
+        if role != "assistant" or not isinstance(calls, list) or len(calls) > MAX_CALLS:
+            raise _refusal(f"{where}.tool_calls must be a list of at most {MAX_CALLS} calls of the assistant's", where)
+        return [self._call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)]
+
+    def _call(self, call: Any, where: str) -> dict[str, Any]:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or call.get("type", "function") != "function":
+            raise _refusal(f"{where}={shown(call)} must be a call of a function", where)
+        name, call_id = function.get("name"), call.get("id")
+        if not isinstance(name, str) or not isinstance(call_id, str):
+            raise _refusal(f"{where} must have an id and a function with a name", where)
+        self._call_ids.add(call_id)
+        arguments = _arguments(function.get("arguments"), where)
+        return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+    def _content(self, content: Any, role: str, index: int) -> str:
+        if isinstance(content, str):
+            return content
+        if content is None and role == "assistant":
+            return ""
+        where = f"messages[{index}].content"
+        if isinstance(content, list) and content:
+            return self._joined(content, index, where)
+        raise _refusal(f"{where}={shown(content)} must be text or a list of text parts", where)
+
+    def _joined(self, parts: Sequence[Any], index: int, where: str) -> str:
+        texts: list[str] = []
+        for number, part in enumerate(parts):
+            texts.append(_text(part, f"{where}[{number}]"))
+            lifetime = self._lifetime(part, f"{where}[{number}]")
+            if lifetime is not None:
+                self.breakpoints.append(Breakpoint(lifetime, message=index, offset=len("\n".join(texts))))
+        return "\n".join(texts)
+
+    def _lifetime(self, part: Mapping[str, Any], where: str) -> float | None:
+        """OpenAI's own breakpoint, or Anthropic's, which gateways before us may pass on."""
+        point, control = part.get("prompt_cache_breakpoint"), part.get("cache_control")
+        if point is not None:
+            if not isinstance(point, Mapping) or point.get("mode") != "explicit" or point.keys() - {"mode", "ttl"}:
+                raise _refusal(
+                    f'{where}.prompt_cache_breakpoint={shown(point)} must be {{"mode": "explicit"}}, with a ttl or not',
+                    where,
+                )
+            ttl = point.get("ttl")
+            return self._default_lifetime_s if ttl is None else lifetime_s(ttl, f"{where}.prompt_cache_breakpoint")
+        if control is not None:
+            is_known = isinstance(control, Mapping) and control.keys() <= {"type", "ttl"}
+            if not is_known or control.get("type") != "ephemeral":
+                raise _refusal(f'{where}.cache_control={shown(control)} must be {{"type": "ephemeral"}}', where)
+            return lifetime_s(control.get("ttl") or "5m", f"{where}.cache_control")
+        return None
 
 
 def read_messages(messages: Sequence[Mapping[str, Any]], max_messages: int) -> list[dict[str, Any]]:
-    """Raises RequestError naming the message, and the part of it, that cannot be taken."""
-    if not messages:
-        raise RequestError("messages is empty; a chat needs at least one", param="messages")
-    if len(messages) > max_messages:
-        raise RequestError(f"messages has {len(messages)} entries; at most {max_messages} are taken", param="messages")
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    """The messages alone; raises as `MessageReader.read`."""
+    return MessageReader().read(messages, max_messages)
 
 
-def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    role = message.get("role")
-    if role in ("tool", "function") or message.get("tool_calls") or message.get("function_call"):
-        raise _refusal(f"{where}: tool calls are not supported by this server", where)
-    if not isinstance(role, str) or role not in ROLES:
-        raise _refusal(f"{where}.role={shown(role)} must be one of {', '.join(ROLES)}", where)
-    unknown = [name for name, value in message.items() if name not in _KNOWN and value not in (None, [])]
-    if unknown:
-        raise _refusal(f"{where}.{shown(unknown[0])[1:-1]} is not supported by this server; leave it out", where)
-    said = {name: value for name, value in message.items() if name in _KNOWN and value is not None}
-    for name, value in said.items():
-        if name != "content" and not isinstance(value, str):
-            raise _refusal(f"{where}.{name}={shown(value)} must be text", where)
-    return {**said, "role": ROLES[role], "content": _content(message.get("content"), role, where)}
+def _arguments(given: Any, where: str) -> Any:
+    """An object, from JSON text."""
+    if isinstance(given, Mapping):
+        return given
+    try:
+        read = orjson.loads(given or "{}") if isinstance(given, str) or given is None else given
+    except orjson.JSONDecodeError as error:
+        raise _refusal(f"{where}.function.arguments is not JSON: {error}", where) from error
+    if not isinstance(read, dict):
+        raise _refusal(f"{where}.function.arguments={shown(given)} must be a JSON object", where)
+    return read
 
 
-def _content(content: Any, role: str, where: str) -> str:
-    if isinstance(content, str):
-        return content
-    if content is None and role == "assistant":
-        return ""
-    if isinstance(content, list) and content:
-        return "\n".join(_part(part, f"{where}.content[{index}]") for index, part in enumerate(content))
-    raise _refusal(f"{where}.content={shown(content)} must be text or a list of text parts", where)
-
-
-def _part(part: Any, where: str) -> str:
+def _text(part: Any, where: str) -> str:
     if not isinstance(part, Mapping):
         raise _refusal(f"{where}={shown(part)} must be an object with a type", where)
     kind = part.get("type")
@@ -57,7 +151,7 @@ def _part(part: Any, where: str) -> str:
         return str(part["refusal"])
     if kind != "text":
         raise _refusal(f"{where} is of type {shown(kind)}; this model takes text only", where)
-    if not isinstance(part.get("text"), str) or not part.keys() <= _HARMLESS_PART_FIELDS:
+    if not isinstance(part.get("text"), str) or not part.keys() <= _PART_FIELDS:
         raise _refusal(f'{where} must be {{"type": "text", "text": "…"}}', where)
     return str(part["text"])
 

@@ -23,6 +23,7 @@ _SAME_NAME = (
     "include_stop_str_in_output",
     "ignore_eos",
     "prompt_logprobs",
+    "skip_special_tokens",
 )
 
 

@@ -16,10 +16,16 @@ def usage_of(results: Sequence[ChoiceResult], num_per_prompt: int) -> dict[str, 
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
-        "prompt_tokens_details": {"cached_tokens": sum(result.num_cached_tokens for result in prompts)},
+        "prompt_tokens_details": {
+            "cached_tokens": sum(result.split.num_read for result in prompts),
+            "cache_write_tokens": sum(result.split.num_written for result in prompts),
+        },
+        "completion_tokens_details": {"reasoning_tokens": sum(result.num_reasoning_tokens for result in results)},
     }
 
 
-def finish_reason(reason: FinishReason | None) -> str | None:
-    """NOTE: answers that ended otherwise are errors, and never get here."""
+def finish_reason(reason: FinishReason | None, num_calls: int = 0) -> str | None:
+    """`num_calls`: tool calls the answer made. NOTE: answers that ended otherwise are errors, and never get here."""
+    if reason is FinishReason.STOP and num_calls:
+        return "tool_calls"
     return None if reason is None else reason.value

@@ -12,16 +12,21 @@ PLAIN = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
 )
 TRIMMED = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</>{% endfor %}"
+NAMES = "{% for tool in tools %}{{ tool.name }}:{{ tool.description }} {% endfor %}{{ messages[0].content }}"
 LAST_ONLY = "{{ messages[-1].content }}"
 
 
 def places(source: str, conversation: Conversation) -> tuple[str, list[int]]:
     def render(of: Conversation) -> str:
-        tools = [{"name": tool.name, "description": tool.description, "z": 1} for tool in of.tools] or None
-        return ChatTemplate({"default": source}, {}).render(of.messages, tools=tools)
+        tools = [
+            {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+            for tool in of.tools
+        ]
+        return ChatTemplate({"default": source}, {}).render(of.messages, tools=tools or None)
 
-    marked, prompt = MarkedConversation.of(conversation), render(conversation)
-    return prompt, marked.places(render(marked.conversation), prompt)
+    prompt = render(conversation)
+    marked = [MarkedConversation.of(conversation, point) for point in conversation.breakpoints]
+    return prompt, [one.place(render(one.conversation), prompt) for one in marked]
 
 
 def chat(*contents: str, points: tuple[Breakpoint, ...] = (), tools: tuple[Tool, ...] = ()) -> Conversation:
@@ -49,11 +54,18 @@ def test_a_place_that_is_not_shown_keeps_nothing() -> None:
 
 
 @pytest.mark.parametrize("description", ["about it", None])
-def test_a_place_among_the_tools_keeps_what_comes_before_its_description_ends(description: str | None) -> None:
-    tools = (Tool(name="first", description="a"), Tool(name="second", description=description))
-    prompt, (place,) = places(PLAIN, chat("x", points=(Breakpoint(1, tool=1),), tools=tools))
-    assert '"second"' in prompt[:place]
-    assert '"z": 1}]' not in prompt[:place]
+def test_a_place_among_the_tools_keeps_all_of_that_tool_that_the_template_shows(description: str | None) -> None:
+    tools = (Tool(name="first", parameters={"a": 1}), Tool(name="second", description=description, parameters={"b": 2}))
+    prompt, found = places(PLAIN, chat("x", points=(Breakpoint(1, tool=0), Breakpoint(1, tool=1)), tools=tools))
+    first, second = (prompt[:place] for place in found)
+    assert first.endswith('"parameters": {"a": 1')
+    assert second.endswith('"parameters": {"b": 2')
+
+
+def test_a_template_that_shows_less_of_a_tool_keeps_less() -> None:
+    tools = (Tool(name="first", description="one"), Tool(name="second", description="two"))
+    prompt, (place,) = places(NAMES, chat("x", points=(Breakpoint(1, tool=1),), tools=tools))
+    assert prompt[:place] == "first:one second:two"
 
 
 @given(st.lists(st.text(max_size=12), min_size=1, max_size=4), st.data())

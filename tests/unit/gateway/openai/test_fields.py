@@ -21,9 +21,6 @@ def read(**more: Any) -> ChatBody:
     [
         {"user": "x"},
         {"service_tier": "flex"},
-        {"tools": [], "tool_choice": "auto"},
-        {"tools": [{"type": "function"}], "tool_choice": "none"},
-        {"response_format": {"type": "text"}},
         {"store": False},
         {"modalities": ["text"]},
         {"anything": None},
@@ -37,12 +34,9 @@ def test_what_asks_for_nothing_is_taken(harmless: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "required"),
-        ("response_format", {"type": "json_schema"}),
         ("store", True),
         ("modalities", ["audio"]),
-        ("structured_outputs", {}),
+        ("guided_json", {}),
         ("typo_temperature", 1),
         ("suffix", "x"),
         ("store", 0.0001),

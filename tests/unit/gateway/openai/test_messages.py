@@ -5,7 +5,38 @@ from typing import Any
 import pytest
 
 from tandem.gateway.errors import RequestError
-from tandem.gateway.openai.messages import read_messages
+from tandem.gateway.openai.messages import MessageReader, read_messages
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+HOURS = {"type": "ephemeral", "ttl": "2h"}
+
+
+def test_calls_and_their_results_become_what_templates_take() -> None:
+    given: list[dict[str, Any]] = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "two"}]},
+    ]
+    called, answered = read_messages(given, 10)[1:]
+    assert called["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
+    assert answered == {"role": "tool", "tool_call_id": "call_1", "content": "two"}
+
+
+def test_breakpoints_of_both_apis_keep_what_lies_before_them() -> None:
+    parts = [
+        {"type": "text", "text": "abc", "prompt_cache_breakpoint": {"mode": "explicit"}},
+        {"type": "text", "text": "de", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
+        {"type": "text", "text": "f"},
+    ]
+    reader = MessageReader(default_lifetime_s=1800.0)
+    reader.read([{"role": "user", "content": parts}], 10)
+    assert [(point.offset, point.ttl_s, point.message) for point in reader.breakpoints] == [(3, 1800, 0), (6, 3600, 0)]
+
+
+def test_breakpoints_are_counted() -> None:
+    part = {"type": "text", "text": "x", "prompt_cache_breakpoint": {"mode": "explicit"}}
+    with pytest.raises(RequestError, match="at most 4"):
+        read_messages([{"role": "user", "content": [part] * 5}], 10)
 
 
 def test_roles_parts_and_empty_answers_are_made_plain() -> None:
@@ -27,8 +58,17 @@ def test_roles_parts_and_empty_answers_are_made_plain() -> None:
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        ({"role": "tool", "content": "x"}, "tool calls"),
-        ({"role": "assistant", "tool_calls": [{}]}, "tool calls"),
+        ({"role": "tool", "content": "x"}, "tool_call_id"),
+        ({"role": "tool", "content": "x", "tool_call_id": "never"}, "tool_call_id"),
+        ({"role": "function", "content": "x"}, "tools"),
+        ({"role": "assistant", "tool_calls": [{}]}, r"tool_calls\[0\]"),
+        ({"role": "user", "content": "x", "tool_calls": [CALL]}, "tool_calls"),
+        ({"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments": "[1]"}}]}, "arguments"),
+        ({"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments": "{"}}]}, "arguments"),
+        ({"role": "assistant", "tool_calls": [CALL | {"id": 1}]}, "an id"),
+        ({"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {"type": "other"}}]}, "ephemeral"),
+        ({"role": "user", "content": [{"type": "text", "text": "x", "prompt_cache_breakpoint": {}}]}, "explicit"),
+        ({"role": "user", "content": [{"type": "text", "text": "x", "cache_control": HOURS}]}, "ttl"),
         ({"content": "x"}, "role"),
         ({"role": ["user"], "content": "x"}, "role"),
         ({"role": "user"}, "content"),

@@ -1,0 +1,211 @@
+"""A conversation as the tokens a model reads, and the rules its answer must keep: the same for every dialect.
+
+Invariant: what a conversation asks of the answer is enforced while it is generated, or the request is refused.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tandem.core.pins import Pin
+from tandem.core.reasoning import Reasoning, ReasoningState
+from tandem.core.sampling_params import SamplingParams
+from tandem.gateway.conversation import Breakpoint, Conversation, Effort, Tool, ToolMode
+from tandem.gateway.dialect import Surroundings
+from tandem.gateway.errors import RequestError
+from tandem.gateway.marks import MarkedConversation
+from tandem.gateway.model import ServedModel
+from tandem.gateway.parts import AnswerParser
+from tandem.gateway.request import ChoiceResult
+from tandem.rpc.messages import ModelInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembled:
+    """What is served.
+
+    Args:
+        prompt: the text that `token_ids` encode.
+        pins: what the conversation's breakpoints keep; those that keep nothing are left out.
+        grammar, reasoning, skip_special_tokens: as in `SamplingParams`.
+        tools: those the answer may call.
+        is_thinking_open: the prompt ends inside thinking.
+    """
+
+    model: ServedModel
+    prompt: str
+    token_ids: list[int]
+    pins: tuple[Pin, ...]
+    grammar: str | None
+    reasoning: Reasoning | None
+    skip_special_tokens: bool
+    tools: tuple[Tool, ...]
+    is_thinking_open: bool
+
+    def params(self, params: SamplingParams) -> SamplingParams:
+        """`params` with the rules of this conversation.
+
+        Raises:
+            InvalidRequestError: naming the option that does not go with them.
+        """
+        return replace(
+            params,
+            grammar=self.grammar,
+            reasoning=self.reasoning,
+            skip_special_tokens=params.skip_special_tokens and self.skip_special_tokens,
+        )
+
+    def new_result(self, *, keep: bool) -> ChoiceResult:
+        """For one answer; `keep` as in `ChoiceResult`."""
+        reasoning = None if self.reasoning is None else ReasoningState(self.reasoning)
+        return ChoiceResult(len(self.token_ids), keep, self._new_parser(), reasoning, self.pins)
+
+    def _new_parser(self) -> AnswerParser:
+        return self.model.answers.parser(tools=self.tools, is_thinking_open=self.is_thinking_open)
+
+
+async def assemble(conversation: Conversation, around: Surroundings, info: ModelInfo) -> Assembled:
+    """Render, encode and constrain.
+
+    Raises:
+        InvalidRequestError: the model's template refuses it, it is too long, or a rule cannot be kept.
+    """
+    model, answers = around.model, around.model.answers
+    asked = _without_unused_tools(conversation)
+    _check_abilities(asked, model)
+    variables = _thinking_variables(asked, model)
+    prompt = await _render(asked, variables, model)
+    grammar = answers.grammar(asked.tools, asked.tool_choice, asked.output_format)
+    prompt = _begin_thinking(prompt, grammar, asked, model)
+    is_open = answers.thinking is not None and answers.thinking.is_open(prompt)
+    reasoning = answers.reasoning(model.tokenizer, is_open=is_open, budget=_budget(asked, model))
+    if grammar is not None:
+        await model.check_grammar(grammar, info)
+    token_ids = await model.encode(prompt, info.max_model_len, add_special_tokens=asked.add_special_tokens)
+    return Assembled(
+        model=model,
+        prompt=prompt,
+        token_ids=token_ids,
+        pins=await _pins(asked, variables, prompt, model),
+        grammar=grammar,
+        reasoning=reasoning,
+        skip_special_tokens=not (answers.needs_special_tokens and (asked.tools or reasoning is not None)),
+        tools=asked.tools,
+        is_thinking_open=is_open,
+    )
+
+
+def _without_unused_tools(conversation: Conversation) -> Conversation:
+    """A model that may call none is told of none."""
+    return replace(
+        conversation,
+        tools=() if conversation.tool_choice.mode is ToolMode.NONE else conversation.tools,
+        breakpoints=tuple(
+            place
+            for place in conversation.breakpoints
+            if place.tool is None or conversation.tool_choice.mode is not ToolMode.NONE
+        ),
+    )
+
+
+def _check_abilities(asked: Conversation, model: ServedModel) -> None:
+    if asked.tools and model.answers.tools is None:
+        raise RequestError(
+            f"the model {model.name!r} is not known to call tools; leave them out, or have the operator name the "
+            "format of its calls (--tool-parser)",
+            param="tools",
+        )
+
+
+def _thinking_variables(asked: Conversation, model: ServedModel) -> Mapping[str, Any]:
+    """What the template is told of thinking; what the caller told it itself must not contradict the effort."""
+    thinking, effort = model.answers.thinking, asked.thinking.effort
+    if thinking is None or effort is None or thinking.variable is None:
+        return asked.variables
+    wanted = effort is not Effort.NONE
+    if asked.variables.get(thinking.variable, wanted) is not wanted:
+        raise RequestError(
+            f"the effort {effort.value!r} and {thinking.variable}={asked.variables[thinking.variable]} contradict each "
+            "other; send one of them",
+            param="reasoning_effort",
+        )
+    return {**asked.variables, thinking.variable: wanted}
+
+
+async def _render(asked: Conversation, variables: Mapping[str, Any], model: ServedModel) -> str:
+    """The prompt; one that the answer goes on with ends where its last message does."""
+    whole = await _render_whole(asked, variables, model)
+    if not asked.is_continued:
+        return whole
+    last = len(asked.messages) - 1
+    end = Breakpoint(1.0, message=last, offset=len(asked.messages[last].get("content") or ""))
+    length = await _place(end, asked, variables, whole, model)
+    if not length:
+        raise RequestError(
+            f"the chat template of {model.name!r} does not show a last message of the assistant's as it is, so the "
+            "answer cannot go on with it; end with the user's",
+            param="messages",
+        )
+    return whole[:length]
+
+
+async def _render_whole(asked: Conversation, variables: Mapping[str, Any], model: ServedModel) -> str:
+    said = {"add_generation_prompt": False, **variables} if asked.is_continued else dict(variables)
+    if asked.tools:
+        said["tools"] = [_described(tool) for tool in asked.tools]
+    if asked.documents:
+        said["documents"] = list(asked.documents)
+    return await model.render(asked.messages, said)
+
+
+def _described(tool: Tool) -> dict[str, Any]:
+    """As templates of Hugging Face checkpoints take it."""
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    return {"type": "function", "function": function | {"parameters": dict(tool.parameters)}}
+
+
+def _begin_thinking(prompt: str, grammar: str | None, asked: Conversation, model: ServedModel) -> str:
+    """NOTE: a grammar begins where thinking ends, so whether there is any must be settled before the answer begins."""
+    thinking = model.answers.thinking
+    if grammar is None or thinking is None or asked.is_continued or asked.thinking.effort is Effort.NONE:
+        return prompt
+    if thinking.is_open(prompt) or prompt.rstrip().endswith(thinking.end) or not _may_think(asked, model):
+        return prompt
+    return f"{prompt}{thinking.start}\n"
+
+
+def _may_think(asked: Conversation, model: ServedModel) -> bool:
+    thinking = model.answers.thinking
+    assert thinking is not None
+    if asked.thinking.effort is not None or asked.thinking.budget is not None:
+        return True
+    said = None if thinking.variable is None else asked.variables.get(thinking.variable)
+    return thinking.is_default if said is None else bool(said)
+
+
+def _budget(asked: Conversation, model: ServedModel) -> int | None:
+    thinking = model.answers.thinking
+    if thinking is None or asked.thinking.budget is not None:
+        return asked.thinking.budget
+    return None if asked.thinking.effort is None else thinking.budgets[asked.thinking.effort]
+
+
+async def _pins(asked: Conversation, variables: Mapping[str, Any], prompt: str, model: ServedModel) -> tuple[Pin, ...]:
+    """The breakpoints as tokens: whole ones only."""
+    if not asked.breakpoints:
+        return ()
+    ends = await model.token_ends(prompt, add_special_tokens=asked.add_special_tokens)
+    places = [(point, await _place(point, asked, variables, prompt, model)) for point in asked.breakpoints]
+    pins = [Pin(bisect_right(ends, num_characters), point.ttl_s) for point, num_characters in places]
+    return tuple(pin for pin in pins if pin.num_tokens)
+
+
+async def _place(
+    point: Breakpoint, asked: Conversation, variables: Mapping[str, Any], prompt: str, model: ServedModel
+) -> int:
+    """The characters of `prompt` before it."""
+    marked = MarkedConversation.of(asked, point)
+    return marked.place(await _render_whole(marked.conversation, variables, model), prompt)

@@ -1,0 +1,17 @@
+"""Lifetimes of cache breakpoints as clients of either API write them. Pure."""
+
+from typing import Any
+
+from tandem.core.errors import shown
+from tandem.gateway.errors import RequestError
+
+MAX_BREAKPOINTS = 4
+LIFETIMES_S = {"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "12h": 43200.0}
+SHORT_S = LIFETIMES_S["5m"]  # what lives longer is billed as an hour's
+
+
+def lifetime_s(value: Any, where: str) -> float:
+    """Seconds. Raises RequestError naming what may be said."""
+    if not isinstance(value, str) or value not in LIFETIMES_S:
+        raise RequestError(f"{where}.ttl={shown(value)} must be one of {', '.join(LIFETIMES_S)}", param=where)
+    return LIFETIMES_S[value]

@@ -1,0 +1,56 @@
+"""What a prompt's tokens are billed as: read from the cache, written to it, or plain input. Pure; same in all dialects.
+
+Invariant: each token is exactly one of them. Written is what a pin keeps from now on that no pin kept before, whether
+or not its KV happened to be there: what a client pays for is the keeping.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.core.pins import Pin
+from tandem.gateway.cache_marks import SHORT_S
+
+MAX_PROMPT_TOKENS = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class LivePins:
+    """How many leading tokens earlier pins keep: any pin, and pins of more than five minutes."""
+
+    num_any: int = 0
+    num_long: int = 0
+
+    @classmethod
+    def of_everything(cls) -> "LivePins":
+        """As if all was paid for: nobody is billed for what could not be looked up."""
+        return cls(MAX_PROMPT_TOKENS, MAX_PROMPT_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSplit:
+    """Tokens; all four add up to the prompt. `num_written_short`: for at most five minutes."""
+
+    num_input: int
+    num_read: int
+    num_written_short: int
+    num_written_long: int
+
+    @property
+    def num_written(self) -> int:
+        return self.num_written_short + self.num_written_long
+
+
+def split_prompt(num_prompt: int, num_cached: int, granted: Sequence[Pin], live: LivePins) -> PromptSplit:
+    """`num_cached`: leading tokens whose KV was found. `granted`: by the worker that computed the prompt."""
+    long_end = max((pin.num_tokens for pin in granted if pin.ttl_s > SHORT_S), default=0)
+    short_end = max((pin.num_tokens for pin in granted if pin.ttl_s <= SHORT_S), default=0)
+    long_start, short_start = live.num_long, max(live.num_any, long_end)
+    written_long = max(0, long_end - long_start)
+    written_short = max(0, short_end - short_start)
+    read = num_cached - _overlap(num_cached, long_start, long_end) - _overlap(num_cached, short_start, short_end)
+    return PromptSplit(num_prompt - read - written_long - written_short, read, written_short, written_long)
+
+
+def _overlap(num_cached: int, start: int, end: int) -> int:
+    """Tokens of [start, end) among the first `num_cached`."""
+    return max(0, min(num_cached, end) - start)

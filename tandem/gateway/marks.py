@@ -1,0 +1,71 @@
+"""Finds the places of cache breakpoints in a rendered prompt. Pure.
+
+A template may move, trim or repeat what it is given, so each place is marked in a copy of the conversation, the copy is
+rendered too, and what both prompts share before the mark is what the breakpoint keeps.
+"""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tandem.gateway.conversation import Breakpoint, Conversation, Tool
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedConversation:
+    """`conversation` with `mark` at one place."""
+
+    conversation: Conversation
+    mark: str
+
+    @classmethod
+    def of(cls, conversation: Conversation, place: Breakpoint) -> "MarkedConversation":
+        """NOTE: letters and digits, which no template and no JSON escapes; unforeseeable, so no text holds them."""
+        mark = f"Mark{secrets.token_hex(8)}"
+        messages, tools = list(conversation.messages), list(conversation.tools)
+        if place.tool is not None:
+            tools[place.tool] = _marked_tool(tools[place.tool], mark)
+        elif place.message is not None:
+            messages[place.message] = _marked_message(messages[place.message], place.offset, mark)
+        return cls(replace(conversation, messages=messages, tools=tuple(tools), breakpoints=()), mark)
+
+    def place(self, marked_prompt: str, prompt: str) -> int:
+        """The characters of `prompt` before the mark; 0 where the template does not show its place."""
+        before, found, _ = marked_prompt.rpartition(self.mark)
+        return _num_shared(before.replace(self.mark, ""), prompt) if found else 0
+
+
+def _marked_tool(tool: Tool, mark: str) -> Tool:
+    """NOTE: twice, since not every template shows all of a tool; the later mark that is shown counts."""
+    described = None if tool.description is None else tool.description + mark
+    return replace(tool, description=described, parameters={**tool.parameters, mark: 0})
+
+
+def _marked_message(message: Mapping[str, Any], offset: int, mark: str) -> Mapping[str, Any]:
+    content = message.get("content") or ""
+    return {**message, "content": content[:offset] + mark + content[offset:]}
+
+
+def _num_shared(first: str, second: str) -> int:
+    """Leading characters that are equal, found by halving: comparing long texts is quick, walking them is not."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _insert(place: Breakpoint, mark: str, messages: list[Mapping[str, Any]], tools: list[Tool]) -> None:
+    if place.tool is not None:
+        tool = tools[place.tool]
+        described = None if tool.description is None else tool.description + mark
+        tools[place.tool] = replace(tool, description=described, parameters={**tool.parameters, mark: 0})
+    elif place.message is not None:
+        message = messages[place.message]
+        content = message.get("content") or ""
+        marked = content[: place.offset] + mark + content[place.offset :]
+        messages[place.message] = {**message, "content": marked}

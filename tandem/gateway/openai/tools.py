@@ -1,0 +1,154 @@
+"""OpenAI's `tools`, `tool_choice` and `response_format` as a conversation has them. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tandem.core.errors import shown
+from tandem.gateway.conversation import FormatKind, OutputFormat, Tool, ToolChoice, ToolMode
+from tandem.gateway.errors import RequestError
+from tandem.gateway.limits import check_schema
+from tandem.gateway.tools_check import check_tools
+
+MAX_FORMAT_CHARACTERS = 64 * 1024
+MAX_TEXTS_TO_CHOOSE = 1024
+_STRUCTURES = {
+    "json": FormatKind.JSON_SCHEMA,
+    "regex": FormatKind.REGEX,
+    "choice": FormatKind.CHOICE,
+    "grammar": FormatKind.GRAMMAR,
+    "json_object": FormatKind.JSON_OBJECT,
+}
+
+
+def read_tools(
+    tools: Sequence[Mapping[str, Any]] | None, choice: Any, is_parallel: bool | None
+) -> tuple[tuple[Tool, ...], ToolChoice]:
+    """The tools, and which of them may or must be called.
+
+    Raises:
+        RequestError: naming what cannot be honoured.
+    """
+    read = tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools or ()))
+    mode, names = _choice(choice)
+    wanted = ToolChoice(mode, names, is_parallel is not False)
+    check_tools(read, wanted)
+    return read, wanted
+
+
+def read_format(response_format: Any, structured_outputs: Any) -> OutputFormat | None:
+    """What the answer must match; at most one of the two may say.
+
+    Raises:
+        RequestError: naming what cannot be honoured.
+    """
+    first = None if response_format is None else _response_format(response_format)
+    second = None if structured_outputs is None else _structured(structured_outputs)
+    if first is not None and second is not None:
+        raise _refusal("response_format and structured_outputs both say what to match; send one", "structured_outputs")
+    return first or second
+
+
+def _tool(tool: Mapping[str, Any], where: str) -> Tool:
+    if tool.get("type") != "function":
+        raise _refusal(f"{where}.type={shown(tool.get('type'))}: this server calls functions only", where)
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        raise _refusal(f"{where}.function={shown(function)} must be an object", where)
+    unknown = function.keys() - {"name", "description", "parameters", "strict"}
+    if unknown:
+        raise _refusal(f"{where}.function has no {shown(min(map(str, unknown)))}", where)
+    description, strict = function.get("description"), function.get("strict")
+    if description is not None and not isinstance(description, str):
+        raise _refusal(f"{where}.function.description={shown(description)} must be text", where)
+    if strict is not None and not isinstance(strict, bool):
+        raise _refusal(f"{where}.function.strict={shown(strict)} must be true or false", where)
+    parameters = function.get("parameters")
+    return Tool(
+        name=function.get("name", ""),
+        description=description,
+        parameters={} if parameters is None else parameters,
+        strict=bool(strict),
+    )
+
+
+def _choice(choice: Any) -> tuple[ToolMode, tuple[str, ...]]:
+    if choice is None:
+        return ToolMode.AUTO, ()
+    if isinstance(choice, str) and choice in tuple(ToolMode):
+        return ToolMode(choice), ()
+    if isinstance(choice, Mapping) and choice.get("type") == "function":
+        return ToolMode.REQUIRED, (_function_name(choice, "tool_choice"),)
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        return _allowed(choice.get("allowed_tools"))
+    raise _refusal(
+        f"tool_choice={shown(choice)} must be none, auto, required, a function or allowed_tools", "tool_choice"
+    )
+
+
+def _allowed(allowed: Any) -> tuple[ToolMode, tuple[str, ...]]:
+    tools = allowed.get("tools") if isinstance(allowed, Mapping) else None
+    if not isinstance(tools, list) or not tools or allowed.get("mode") not in ("auto", "required"):
+        raise _refusal(
+            f"tool_choice.allowed_tools={shown(allowed)} must have a mode, auto or required, and tools", "tool_choice"
+        )
+    return ToolMode(allowed["mode"]), tuple(_function_name(tool, "tool_choice.allowed_tools") for tool in tools)
+
+
+def _function_name(value: Any, where: str) -> str:
+    function = value.get("function") if isinstance(value, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        raise _refusal(f"{where}={shown(value)} must name a function", "tool_choice")
+    return name
+
+
+def _response_format(given: Any) -> OutputFormat | None:
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return OutputFormat(FormatKind.JSON_OBJECT)
+    if kind != "json_schema":
+        raise _refusal(
+            f"response_format={shown(given)} must be of type text, json_object or json_schema", "response_format"
+        )
+    described = given.get("json_schema")
+    schema = described.get("schema") if isinstance(described, Mapping) else None
+    if schema is None:
+        raise _refusal(f"response_format.json_schema={shown(described)} must have a schema", "response_format")
+    check_schema(schema, "response_format.json_schema.schema")
+    return OutputFormat(FormatKind.JSON_SCHEMA, schema)
+
+
+def _structured(given: Any) -> OutputFormat:
+    """As vLLM's clients ask for it: exactly one of json, regex, choice, grammar and json_object."""
+    said = {name: value for name, value in given.items() if value is not None} if isinstance(given, Mapping) else {}
+    if len(said) != 1 or not said.keys() <= _STRUCTURES.keys():
+        raise _refusal(
+            f"structured_outputs={shown(given)} must have exactly one of {', '.join(_STRUCTURES)}", "structured_outputs"
+        )
+    ((name, value),) = said.items()
+    kind = _STRUCTURES[name]
+    _check_structure(kind, value, f"structured_outputs.{name}")
+    return OutputFormat(kind, value)
+
+
+def _check_structure(kind: FormatKind, value: Any, where: str) -> None:
+    if kind is FormatKind.JSON_SCHEMA:
+        check_schema(value, where)
+    elif kind is FormatKind.JSON_OBJECT:
+        if value is not True:
+            raise _refusal(f"{where}={shown(value)} must be true", where)
+    elif kind is FormatKind.CHOICE:
+        if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value) or not value:
+            raise _refusal(f"{where}={shown(value)} must be a list of texts", where)
+        if len(value) > MAX_TEXTS_TO_CHOOSE or sum(map(len, value)) > MAX_FORMAT_CHARACTERS:
+            raise _refusal(
+                f"{where} may have {MAX_TEXTS_TO_CHOOSE} texts, {MAX_FORMAT_CHARACTERS} characters in all", where
+            )
+    elif not isinstance(value, str) or not 0 < len(value) <= MAX_FORMAT_CHARACTERS:
+        raise _refusal(f"{where}={shown(value)} must be text of 1 to {MAX_FORMAT_CHARACTERS} characters", where)
+
+
+def _refusal(message: str, where: str) -> RequestError:
+    return RequestError(message, param=where)

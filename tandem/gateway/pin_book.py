@@ -1,0 +1,118 @@
+"""Which prefixes were paid for and until when, so that nobody pays twice for one that is still kept.
+
+Workers keep blocks and forget; this book is what the bill says. Keys are chained block hashes, which cover model and
+tenant. A book that cannot be asked costs the operator, never the client: nothing is billed as written then.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from tandem.core.clock import Clock
+from tandem.core.hashing import extend_hashes, root_hash
+from tandem.core.pins import Pin
+from tandem.gateway.cache_marks import SHORT_S
+from tandem.gateway.caching import LivePins
+from tandem.gateway.request import ServeRequest
+from tandem.rpc.messages import ModelInfo
+
+DEFAULT_MAX_ENTRIES = 1 << 18
+
+
+class PinBook(Protocol):
+    """Entries with a lifetime each. Owned by one event loop."""
+
+    async def find(self, keys: Sequence[bytes]) -> Sequence[float | None]:
+        """For each key the lifetime it was kept with, or None where it is not (any more).
+
+        Raises:
+            UnavailableError: the book cannot be asked.
+        """
+        ...
+
+    async def keep(self, lifetimes: Mapping[bytes, float]) -> None:
+        """Keep keys for so many seconds from now; one that is kept for longer stays as it is. Raises as `find`."""
+        ...
+
+    async def close(self) -> None:
+        """End connections."""
+        ...
+
+
+class MemoryPinBook:
+    """A gateway's own. Bounded; what ends first is forgotten first."""
+
+    def __init__(self, clock: Clock, max_entries: int = DEFAULT_MAX_ENTRIES) -> None:
+        self._clock = clock
+        self._max_entries = max_entries
+        self._entries: dict[bytes, tuple[float, float]] = {}  # key: (until, lifetime)
+
+    async def find(self, keys: Sequence[bytes]) -> Sequence[float | None]:
+        return [self._lifetime(key) for key in keys]
+
+    async def keep(self, lifetimes: Mapping[bytes, float]) -> None:
+        now_s = self._clock.now_s()
+        for key, lifetime_s in lifetimes.items():
+            until_s, known_s = self._entries.get(key, (0.0, 0.0)) if self._lifetime(key) else (0.0, 0.0)
+            self._entries[key] = (max(until_s, now_s + lifetime_s), max(known_s, lifetime_s))
+        if len(self._entries) > self._max_entries:
+            self._shrink(now_s)
+
+    async def close(self) -> None: ...
+
+    def _lifetime(self, key: bytes) -> float | None:
+        until_s, lifetime_s = self._entries.get(key, (0.0, 0.0))
+        return lifetime_s if until_s > self._clock.now_s() else None
+
+    def _shrink(self, now_s: float) -> None:
+        """A tenth more than needed goes, so that this is rare."""
+        alive = sorted((until_s, key) for key, (until_s, _) in self._entries.items() if until_s > now_s)
+        kept = {key for _, key in alive[-(self._max_entries * 9 // 10) :]}
+        self._entries = {key: entry for key, entry in self._entries.items() if key in kept}
+
+
+class PromptPins:
+    """One request's breakpoints in the book. `live`: what was kept of its prompt before."""
+
+    def __init__(self, book: PinBook, hashes: Sequence[bytes], block_size: int) -> None:
+        self._book = book
+        self._hashes = hashes
+        self._block_size = block_size
+        self.live = LivePins()
+
+    @classmethod
+    async def look_up(cls, book: PinBook, request: ServeRequest, info: ModelInfo) -> "PromptPins":
+        """Raises as `PinBook.find`."""
+        num_tokens = max((pin.num_tokens for pin in request.pins), default=0)
+        root = root_hash(model_fingerprint=info.fingerprint, block_size=info.block_size, salt=request.cache_salt)
+        hashes: list[bytes] = []
+        extend_hashes(root, hashes, request.choices[0].prompt_token_ids[:num_tokens], info.block_size)
+        pins = cls(book, hashes, info.block_size)
+        pins.live = pins._live(await book.find(hashes))
+        return pins
+
+    async def keep(self, granted: Sequence[Pin]) -> None:
+        """The worker keeps these; what was kept before of the same prompt is used, so it starts anew."""
+        lifetimes: dict[bytes, float] = {}
+        for pin in (*granted, *self._refreshed(granted)):
+            if num_blocks := pin.num_tokens // self._block_size:
+                key = self._hashes[num_blocks - 1]
+                lifetimes[key] = max(lifetimes.get(key, 0.0), pin.ttl_s)
+        if lifetimes:
+            await self._book.keep(lifetimes)
+
+    def _live(self, found: Sequence[float | None]) -> LivePins:
+        ends = [(index + 1) * self._block_size for index in range(len(found))]
+        kept = [(end, lifetime) for end, lifetime in zip(ends, found, strict=True) if lifetime is not None]
+        return LivePins(
+            max((end for end, _ in kept), default=0),
+            max((end for end, lifetime in kept if lifetime > SHORT_S), default=0),
+        )
+
+    def _refreshed(self, granted: Sequence[Pin]) -> list[Pin]:
+        """Earlier entries that a granted pin covers, for as long as that one."""
+        return [
+            Pin(num_tokens, pin.ttl_s)
+            for num_tokens in {self.live.num_any, self.live.num_long}
+            for pin in granted
+            if 0 < num_tokens <= pin.num_tokens
+        ]

@@ -1,0 +1,67 @@
+"""The pin book of gateways that share a Redis. One round trip a question; entries end by themselves."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from tandem.core.errors import ConfigurationError, UnavailableError
+
+_PREFIX = b"tandem:pins:"
+_KEY_BYTES = 16
+# KEYS: what is kept. ARGV: the seconds of each. The value is the longest lifetime it was ever kept with while it lived.
+_KEEP = """
+for i, key in ipairs(KEYS) do
+  local seconds = tonumber(ARGV[i])
+  local known = tonumber(redis.call('GET', key) or '0') or 0
+  local left_ms = redis.call('PTTL', key)
+  redis.call('SET', key, tostring(math.max(known, seconds)), 'PX', math.max(left_ms, math.ceil(seconds * 1000)))
+end
+"""
+
+
+class RedisPinBook:
+    """`PinBook` under one Redis. What is found there and is no number counts as not kept."""
+
+    def __init__(self, url: str, timeout_s: float = 0.5) -> None:
+        try:
+            self._redis: Any = Redis.from_url(
+                url,
+                socket_timeout=timeout_s,
+                socket_connect_timeout=timeout_s,
+                retry=Retry(NoBackoff(), 1),
+            )
+        except ValueError as error:
+            raise ConfigurationError(f"redis={url!r}: {error}") from error
+
+    async def find(self, keys: Sequence[bytes]) -> Sequence[float | None]:
+        if not keys:
+            return []
+        try:
+            return [_seconds(value) for value in await self._redis.mget([_name(key) for key in keys])]
+        except (RedisError, OSError) as error:
+            raise UnavailableError(f"Redis does not say what is kept: {error}") from error
+
+    async def keep(self, lifetimes: Mapping[bytes, float]) -> None:
+        names = [_name(key) for key in lifetimes]
+        try:
+            await self._redis.eval(_KEEP, len(names), *names, *map(str, lifetimes.values()))
+        except (RedisError, OSError) as error:
+            raise UnavailableError(f"Redis does not note what is kept: {error}") from error
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+
+def _name(key: bytes) -> bytes:
+    return _PREFIX + key[:_KEY_BYTES]
+
+
+def _seconds(value: bytes | None) -> float | None:
+    try:
+        return None if value is None else float(value)
+    except ValueError:
+        return None

@@ -1,0 +1,39 @@
+"""What every dialect asks of a request's tools and of the choice among them. Pure."""
+
+from collections.abc import Sequence
+
+from tandem.core.errors import shown
+from tandem.gateway.conversation import Tool, ToolChoice, ToolMode
+from tandem.gateway.errors import RequestError
+from tandem.gateway.limits import check_num_tools, check_schema, check_tool_name
+
+MAX_DESCRIPTION_CHARACTERS = 32 * 1024
+
+
+def check_tools(tools: Sequence[Tool], choice: ToolChoice) -> None:
+    """Raises RequestError naming the first tool, or the choice, that cannot be honoured."""
+    check_num_tools(len(tools))
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        _check_tool(tool, names, f"tools[{index}]")
+        names.add(tool.name)
+    unknown = [name for name in choice.names if name not in names]
+    if unknown:
+        raise _refusal(f"tool_choice names {shown(unknown[0])}, which is not among the tools", "tool_choice")
+    if choice.mode is ToolMode.REQUIRED and not tools:
+        raise _refusal("tool_choice asks for a call, but there are no tools", "tool_choice")
+
+
+def _check_tool(tool: Tool, names: set[str], where: str) -> None:
+    check_tool_name(tool.name, f"{where}.name")
+    if tool.name in names:
+        raise _refusal(f"{where}.name={shown(tool.name)} is the name of another tool too", where)
+    if tool.description is not None and len(tool.description) > MAX_DESCRIPTION_CHARACTERS:
+        raise _refusal(
+            f"{where}.description has {len(tool.description)} characters; at most {MAX_DESCRIPTION_CHARACTERS}", where
+        )
+    check_schema(tool.parameters, f"{where}.parameters")
+
+
+def _refusal(message: str, where: str) -> RequestError:
+    return RequestError(message, param=where)

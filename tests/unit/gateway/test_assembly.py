@@ -1,0 +1,158 @@
+"""A conversation becomes its model's tokens; what is asked of the answer goes along or is refused."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.core.errors import InvalidRequestError
+from tandem.core.sampling_params import SamplingParams
+from tandem.gateway.assembly import Assembled, assemble
+from tandem.gateway.conversation import (
+    Breakpoint,
+    Conversation,
+    Effort,
+    FormatKind,
+    OutputFormat,
+    Thinking,
+    Tool,
+    ToolChoice,
+    ToolMode,
+)
+from tandem.gateway.dialect import Limits, Surroundings
+from tandem.gateway.errors import RequestError
+from tandem.gateway.model import ServedModel
+from tandem.gateway.parts import Said, Thought
+from tandem.gateway.request import ChoiceNews
+from tandem.rpc.messages import ModelInfo
+from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
+from tests.unit.text.templates import CHATML
+
+INFO = ModelInfo(name="m", fingerprint="f", max_model_len=4096, vocab_size=NUM_TOKENS, block_size=16)
+USER = {"role": "user", "content": "hi"}
+TOOL = Tool(name="look", description="looks", parameters={"type": "object", "properties": {"at": {"type": "string"}}})
+SCHEMA = OutputFormat(FormatKind.JSON_SCHEMA, {"type": "object", "properties": {"a": {"type": "integer"}}})
+
+Ask = Callable[..., Assembled]
+
+
+@pytest.fixture
+def thinker(tmp_path: Path) -> Ask:
+    return asker(tmp_path, CHATML)
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Ask:
+    return asker(tmp_path, None)
+
+
+def asker(directory: Path, template: str | None) -> Ask:
+    write_byte_tokenizer(directory)
+    if template is not None:
+        (directory / "chat_template.jinja").write_text(template)
+    model = ServedModel.load(str(directory), "m", 0)
+    around = Surroundings(model, None, Limits(8, 8))  # type: ignore[arg-type]
+
+    def ask(**fields: Any) -> Assembled:
+        return asyncio.run(assemble(Conversation(**{"messages": [USER], **fields}), around, INFO))
+
+    return ask
+
+
+def test_a_plain_chat_is_what_the_template_says_and_its_tokens(plain: Ask) -> None:
+    found = plain()
+    assert found.prompt == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert found.token_ids == found.model.tokenizer.encode(found.prompt, add_special_tokens=False)
+    assert (found.grammar, found.reasoning, found.pins, found.skip_special_tokens) == (None, None, (), True)
+    assert found.params(SamplingParams(seed=1)) == SamplingParams(seed=1)
+
+
+def test_tools_are_described_as_templates_take_them(thinker: Ask) -> None:
+    described = json.dumps(
+        {"type": "function", "function": {"name": "look", "description": "looks", "parameters": TOOL.parameters}}
+    )
+    assert described in thinker(tools=(TOOL,)).prompt
+
+
+def test_a_model_that_may_call_nothing_is_told_of_nothing(thinker: Ask) -> None:
+    choice = ToolChoice(ToolMode.NONE)
+    found = thinker(tools=(TOOL,), tool_choice=choice, breakpoints=(Breakpoint(300.0, tool=0),))
+    assert "look" not in found.prompt
+    assert found.grammar is None
+    assert found.pins == ()
+
+
+def test_a_required_call_is_a_grammar(thinker: Ask) -> None:
+    assert thinker(tools=(TOOL,)).grammar is None
+    grammar = thinker(tools=(TOOL,), tool_choice=ToolChoice(ToolMode.REQUIRED)).grammar
+    assert grammar is not None
+    assert "look" in grammar
+
+
+def test_tools_of_a_model_that_calls_none_are_refused(plain: Ask) -> None:
+    with pytest.raises(RequestError, match="not known to call tools") as refusal:
+        plain(tools=(TOOL,))
+    assert refusal.value.param == "tools"
+
+
+def test_a_format_begins_where_thinking_ends(thinker: Ask) -> None:
+    """Whether the model thinks is settled before it answers: else it could not, or would escape the format."""
+    found = thinker(output_format=SCHEMA)
+    assert found.prompt.endswith("<|im_start|>assistant\n<think>\n")
+    assert found.is_thinking_open
+    assert found.reasoning is not None
+    assert found.reasoning.is_open
+    params = found.params(SamplingParams(seed=1))
+    assert params.grammar == found.grammar is not None
+
+
+def test_a_format_without_thinking_begins_at_once(thinker: Ask) -> None:
+    found = thinker(output_format=SCHEMA, thinking=Thinking(Effort.NONE))
+    assert found.prompt.endswith("<think>\n\n</think>\n\n")
+    assert not found.is_thinking_open
+
+
+@pytest.mark.parametrize(("thinking", "budget"), [(Thinking(Effort.LOW), 1024), (Thinking(Effort.LOW, 77), 77)])
+def test_an_effort_is_a_budget_and_a_budget_goes_before_it(thinker: Ask, thinking: Thinking, budget: int) -> None:
+    reasoning = thinker(thinking=thinking).reasoning
+    assert reasoning is not None
+    assert reasoning.max_tokens == budget
+
+
+def test_an_effort_that_contradicts_the_template_is_refused(thinker: Ask) -> None:
+    with pytest.raises(RequestError, match="contradict"):
+        thinker(thinking=Thinking(Effort.HIGH), variables={"enable_thinking": False})
+
+
+def test_the_answer_is_read_by_the_models_format(thinker: Ask) -> None:
+    result = thinker().new_result(keep=True)
+    update = result.take(ChoiceNews(0, (), "<think>\nhm\n</think>\n\nyes"))
+    assert "".join(part.text for part in update.parts if isinstance(part, Thought)).strip() == "hm"
+    assert "".join(part.text for part in update.parts if isinstance(part, Said)) == "yes"
+
+
+def test_breakpoints_are_whole_tokens_before_their_place(plain: Ask) -> None:
+    place = Breakpoint(300.0, message=0, offset=1)
+    found = plain(breakpoints=(place, Breakpoint(3600.0, message=0, offset=2)))
+    start = len(found.model.tokenizer.encode("<|im_start|>user\nh", add_special_tokens=False))
+    assert [(pin.num_tokens, pin.ttl_s) for pin in found.pins] == [(start, 300.0), (start + 1, 3600.0)]
+
+
+def test_a_continued_answer_ends_where_its_beginning_does(plain: Ask) -> None:
+    messages = [USER, {"role": "assistant", "content": "Once upon"}]
+    found = plain(messages=messages, is_continued=True)
+    assert found.prompt == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nOnce upon"
+
+
+def test_a_format_that_cannot_be_kept_is_refused(plain: Ask) -> None:
+    with pytest.raises(InvalidRequestError):
+        plain(output_format=OutputFormat(FormatKind.REGEX, "(unclosed"))
+
+
+def test_options_that_do_not_go_with_a_format_are_refused(plain: Ask) -> None:
+    found = plain(output_format=SCHEMA)
+    with pytest.raises(InvalidRequestError, match="grammar"):
+        found.params(SamplingParams(ignore_eos=True))
