@@ -12,7 +12,7 @@ BENCH ?= engine
 LOAD_URL ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup proto run test test-all lint type arch fmt bench load e2e-images e2e-kubernetes clean redis-server chart-tools
+.PHONY: help setup proto run test test-all lint type arch fmt bench load clients e2e-images e2e-kubernetes clean redis-server chart-tools browser
 
 help: ## list the verbs
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -42,10 +42,16 @@ redis-server:
 chart-tools: $(VENV)/.ready
 	@$(BIN)/python tools/fetch_helm.py
 
-test: setup redis-server chart-tools ## every test that is not marked slow
+# The pages are tested in a real browser.
+browser:
+	@command -v chromium >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq && apt-get install -y -qq chromium >/dev/null; fi; \
+	command -v chromium >/dev/null || echo "chromium is missing: tests that need it are skipped; install it with the system's package manager"
+
+test: setup redis-server chart-tools browser ## every test that is not marked slow
 	$(BIN)/pytest -m "not slow" $(ARGS)
 
-test-all: setup redis-server chart-tools ## the slow tests too
+test-all: setup redis-server chart-tools browser ## the slow tests too
 	$(BIN)/pytest $(ARGS)
 
 lint: setup ## style and formatting
@@ -67,6 +73,9 @@ bench: setup ## BENCH=engine (default), disaggregation, transfer, pairing, local
 
 load: setup ## a closed and an open loop through a gateway, kept in build/load: [LOAD_URL=http://HOST:8000] [MODEL=DIR] [PREFILL=1] [DECODE=1]
 	$(BIN)/python -m tandem.loadtest.demo --model $(MODEL) --prefill $(PREFILL) --decode $(DECODE) $(if $(LOAD_URL),--url $(LOAD_URL)) $(ARGS)
+
+clients: setup ## other people's clients against the running system, each in a virtual environment of its own: [ARGS="--only openai"]
+	$(BIN)/python -m tools.clients $(ARGS)
 
 e2e-images: setup ## images built and run as containers under load, with faults; wants root
 	$(BIN)/pytest -o "norecursedirs=.* build" -s --timeout=3600 tests/images $(ARGS)

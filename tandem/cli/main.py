@@ -1,7 +1,7 @@
 """Entry point of the `tandem` command: finds the verb and runs it. What errors become is `serving.command`'s."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from pydantic_settings import BaseSettings
@@ -10,11 +10,14 @@ from rich.console import Console
 from tandem import __version__
 from tandem.serving.command import run_command
 
-VERBS = {
+KEY_VERBS: Mapping[str, str] = {"create": "CreateKey", "list": "ListKeys", "show": "ShowKey", "revoke": "RevokeKey"}
+VERBS: Mapping[str, tuple[str, str | Mapping[str, str], str]] = {
     "up": ("tandem.cli.up", "Up", "serve a model on this machine: gateway, router, prefill and decode workers"),
     "load": ("tandem.cli.load", "Load", "load-test a gateway: closed loop, open loop or a trace, with goodput"),
     "trace": ("tandem.cli.trace", "Trace", "show where one request's time went"),
     "plan": ("tandem.cli.plan", "Plan", "say how many workers a workload needs, what users would get and the cost"),
+    "keys": ("tandem.cli.keys", KEY_VERBS, "create, list, show and revoke API keys"),
+    "usage": ("tandem.cli.usage", "Usage", "export what API keys used and what it cost"),
     "generate": ("tandem.cli.generate", "Generate", "answer prompts from the command line or a JSONL file"),
     "chat": ("tandem.cli.chat", "Chat", "talk with a model in the terminal"),
 }
@@ -34,6 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"error: {arguments[0]!r} is not a verb of tandem\n\n{_usage()}", markup=False)
         return 2
     module, attribute, _ = VERBS[arguments[0]]
+    if not isinstance(attribute, str):
+        word = arguments[1] if len(arguments) > 1 else ""
+        if word not in attribute:
+            is_help = word in ("-h", "--help", "help")
+            problem = "" if is_help else f"error: {word!r} is not a verb of tandem {arguments[0]}\n\n"
+            console.print(f"{problem}tandem {arguments[0]} {'|'.join(attribute)} [--help]", markup=False)
+            return 0 if is_help else 2
+        attribute, arguments = attribute[word], arguments[1:]
     try:
         settings_class: type[BaseSettings] = getattr(import_module(module), attribute)
     except KeyboardInterrupt:  # importing a model's libraries takes seconds

@@ -61,6 +61,7 @@ class EngineConfig:
         max_num_waiting: requests that may queue.
         prefix_caching: whether computed blocks are reused by later requests.
         watermark: share of the blocks that admission leaves for running requests to grow into.
+        pin_share: share of the blocks that pins may keep from being reused.
         seed: from which requests without a seed of their own draw one.
         num_threads: CPU threads of the model; None = PyTorch's choice.
         native_kernels: whether to use the compiled CPU kernels; None = when they can be built.
@@ -78,6 +79,7 @@ class EngineConfig:
     max_num_waiting: int = 4096
     prefix_caching: bool = True
     watermark: float = 0.01
+    pin_share: float = 0.5
     seed: int = 0
     num_threads: int | None = None
     native_kernels: bool | None = None
@@ -91,6 +93,8 @@ class EngineConfig:
                 _require_within(name, value, 2 if name == "max_model_len" else 1, _MAXIMA.get(name))
         if not 0.0 <= self.watermark < 0.5:
             raise ConfigurationError(f"watermark={self.watermark} must be at least 0 and below 0.5")
+        if not 0.0 <= self.pin_share <= 1.0:
+            raise ConfigurationError(f"pin_share={self.pin_share} must be from 0 to 1")
 
 
 def _require_within(name: str, value: int, minimum: int, maximum: int | None) -> None:

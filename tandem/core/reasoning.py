@@ -58,10 +58,18 @@ class ReasoningState:
         return not self.is_thinking and not self._may_open
 
     @property
+    def opening_token_id(self) -> int | None:
+        """The token that would go on with, or complete, the marker that opens the thinking; None where it cannot."""
+        return self._reasoning.start_token_ids[self._num_opening] if self._may_open else None
+
+    @property
     def forced_token_id(self) -> int | None:
-        """The next token, where the budget leaves no choice."""
+        """The next token, where the budget leaves no choice.
+
+        NOTE: a marker that has begun counts as well, since it would be thought if it broke off.
+        """
         budget = self._reasoning.max_tokens
-        if not self.is_thinking or budget is None or self.num_tokens < budget:
+        if not self.is_thinking or budget is None or self.num_tokens + self._num_closing < budget:
             return None
         return self._reasoning.end_token_ids[self._num_closing]
 

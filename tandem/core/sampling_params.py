@@ -78,6 +78,7 @@ class SamplingParams:
         _require_bool("ignore_eos", self.ignore_eos)
         _require_bool("skip_special_tokens", self.skip_special_tokens)
         self._check_grammar()
+        self._check_reasoning()
         self._check_token_lists()
         self._check_bad_words()
         self._check_stop()
@@ -118,6 +119,11 @@ class SamplingParams:
             raise InvalidRequestError(f"grammar={shown(given)} must have 1 to {MAX_GRAMMAR_CHARACTERS} characters")
         if self.ignore_eos or self.min_tokens:
             raise InvalidRequestError("ignore_eos and min_tokens do not go with a grammar, which says the end")
+
+    def _check_reasoning(self) -> None:
+        given: object = self.reasoning
+        if given is not None and not isinstance(given, Reasoning):
+            raise InvalidRequestError(f"reasoning={shown(given)} must be a Reasoning")
 
     def _check_stop(self) -> None:
         stops = _entries("stop", self.stop, MAX_STOP_STRINGS)
@@ -183,11 +189,13 @@ def validate_for_vocab(params: SamplingParams, vocab_size: int) -> None:
     Raises:
         InvalidRequestError: naming the field and the first id that is not below `vocab_size`.
     """
+    reasoning = params.reasoning
     fields: tuple[tuple[str, Iterable[int]], ...] = (
         ("logit_bias", params.logit_bias),
         ("allowed_token_ids", params.allowed_token_ids or ()),
         ("stop_token_ids", params.stop_token_ids),
         ("bad_words", (token_id for word in params.bad_words for token_id in word)),
+        ("reasoning", () if reasoning is None else (*reasoning.start_token_ids, *reasoning.end_token_ids)),
     )
     for name, token_ids in fields:
         outside = next((token_id for token_id in token_ids if token_id >= vocab_size), None)

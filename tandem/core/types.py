@@ -11,6 +11,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_tokens or the context limit
     ABORT = "abort"  # cancelled by its caller
     ERROR = "error"  # the engine could not go on with it
+    CONTENT_FILTER = "content_filter"  # a moderator stopped it
 
 
 @dataclass(frozen=True, slots=True)

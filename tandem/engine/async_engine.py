@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
@@ -52,6 +53,7 @@ class AsyncEngine:
         self._was_started = False
         self._busy_since_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="tandem-engine", daemon=True)
+        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="tandem-grammars")
 
     async def __aenter__(self) -> "AsyncEngine":
         self.start()
@@ -73,6 +75,8 @@ class AsyncEngine:
         if self._was_started:
             self._inbox.put(_STOP)
             self._thread.join()
+            self._engine.close()
+            self._compiler.shutdown()
 
     def busy_s(self) -> float:
         """For how long its thread has been at the present turn: a step and what callers asked for. 0 when it waits."""
@@ -121,6 +125,7 @@ class AsyncEngine:
             raise InvalidRequestError(f"params={shown(params)} must be a SamplingParams")
         if isinstance(prompt, str) and len(prompt) > _LONG_TEXT:
             prompt = await asyncio.to_thread(self._engine.encode, prompt)
+        await self._compile(params)
         stream = _Stream(asyncio.get_running_loop(), asyncio.Queue(), params.n)
 
         def add() -> None:
@@ -142,6 +147,16 @@ class AsyncEngine:
                 self._disown(stream.news.get_nowait())
             if stream.num_unfinished:
                 self._inbox.put(lambda: self._abort(stream))
+
+    async def _compile(self, params: SamplingParams) -> None:
+        """Have a new grammar compiled before its request is queued: neither the steps nor the caller's loop wait."""
+        grammars = self._engine.grammars
+        if params.grammar is not None and grammars is not None and not grammars.knows(params.grammar):
+            try:
+                compiled = self._compiler.submit(grammars.check, params.grammar)
+            except RuntimeError as error:  # the thread has ended
+                raise EngineStoppedError("the engine was stopped") from error
+            await asyncio.wrap_future(compiled)
 
     def post(self, action: Callable[[Engine], None]) -> None:
         """Do something with the engine between two steps, without waiting. Any thread may call; harmless when it has

@@ -33,4 +33,5 @@ class Choice:
             num_output_tokens=self.request.num_output_tokens,
             num_cached_tokens=self.request.num_cached_tokens,
             num_preemptions=self.request.num_preemptions,
+            pins=self.request.granted_pins,
         )

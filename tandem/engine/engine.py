@@ -27,6 +27,7 @@ from tandem.kvcache.manager import KVCacheManager, KVCacheUsage
 from tandem.scheduler.output import KVNews, KVReserved, SampledToken, ScheduledRequest, SchedulerOutput
 from tandem.scheduler.request import WHOLE, Handoff, Request
 from tandem.scheduler.scheduler import Scheduler, SchedulerCounters
+from tandem.text.grammars import Grammars
 from tandem.text.tokenizer import Tokenizer
 
 MAX_STEP_STATS = 256
@@ -41,9 +42,11 @@ class Engine:
         kv: block accounting, shared with the scheduler.
         model: identity of what the executor computes.
         tokenizer: None serves token ids only (no text prompts, no stop strings).
+        grammars: what answers can be held to; None = to nothing.
         seed: from which requests without a seed draw theirs.
-        clock: for metrics; nothing is decided by it.
+        clock: for metrics, and for how long pins last; nothing else is decided by it.
 
+    `on_close` ends what the executor runs beside this thread.
     `on_kv_news` is told, on the thread that steps, what was reserved and leased for other workers' sake.
     """
 
@@ -55,8 +58,10 @@ class Engine:
         model: ModelIdentity,
         *,
         tokenizer: Tokenizer | None = None,
+        grammars: Grammars | None = None,
         seed: int = 0,
         clock: Clock | None = None,
+        on_close: Callable[[], None] | None = None,
     ) -> None:
         self._executor = executor
         self._scheduler = scheduler
@@ -68,7 +73,9 @@ class Engine:
         self._children: dict[str, list[str]] = {}
         self._num_numbered = 0
         self._step_stats: deque[StepStats] = deque(maxlen=MAX_STEP_STATS)
+        self._on_close = on_close
         self.tokenizer = tokenizer
+        self.grammars = grammars
         self.on_kv_news: Callable[[KVNews], None] | None = None
         self.is_stalled = False
 
@@ -138,7 +145,7 @@ class Engine:
         check_names(request_id, cache_salt)
         if request_id in self._children:
             raise InvalidRequestError(f"request_id={request_id!r} is in use; ids of live requests are unique")
-        check_params(params, self.tokenizer, self._model.vocab_size)
+        check_params(params, self.tokenizer, self._model.vocab_size, self.grammars)
         check_handoff(handoff, params, self._model.vocab_size)
         token_ids = self.encode(prompt)
         requests = self._requests(request_id, token_ids, params, priority, self._root_hash(cache_salt), handoff)
@@ -157,6 +164,13 @@ class Engine:
         """
         return encode_prompt(prompt, self.tokenizer, self._model.vocab_size, self._scheduler.config.max_model_len)
 
+    def close(self) -> None:
+        """End the threads and processes beside the one that steps. Nothing may be stepped afterwards."""
+        if self._on_close is not None:
+            self._on_close()
+        if self.grammars is not None:
+            self.grammars.close()
+
     def knows(self, request_id: str) -> bool:
         """Whether any choice of this request is still under way."""
         return request_id in self._children
@@ -171,6 +185,7 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """Compute one step; returns what is new. When nothing can go on it returns at once and `is_stalled` is set."""
+        self._kv.kept.tell_time(self._clock.now_s())
         step = self._scheduler.schedule()
         self._pass_on_news()
         outputs = self._ended(self._scheduler.take_evicted())
@@ -320,6 +335,8 @@ class Engine:
         request = choice.request
         if token.error is not None:
             return self._output(choice, (), "", None)
+        if token.ends:
+            return self._output(choice, (), "" if choice.text is None else choice.text.flush().text, None)
         choice.last_token_s = now_s
         if choice.first_token_s is None:
             choice.first_token_s = now_s
@@ -337,7 +354,8 @@ class Engine:
             return TextPiece("")
         request = choice.request
         stopped_by_token = request.finish_reason is FinishReason.STOP
-        if stopped_by_token and not request.params.include_stop_str_in_output:
+        is_eos = stopped_by_token and request.stop_reason is None
+        if is_eos or (stopped_by_token and not request.params.include_stop_str_in_output):
             return TextPiece(choice.text.flush().text)
         piece = choice.text.add(token_id)
         if request.finish_reason is not None and piece.matched is None:

@@ -1,4 +1,4 @@
-"""What one running request does to its logits before a token is chosen: penalties, bias, allowed tokens and bans.
+"""What one running request does to its logits before a token is chosen: penalties, bias, bans and its grammar.
 
 Invariant: a state built from (prompt, outputs) equals one built from the prompt that observed those outputs, so a
 request can move to another worker. Work per token does not grow with the length of the history. Nothing here draws.
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from tandem.core.sampling_params import SamplingParams
+from tandem.engine.constraint import Constraint
 
 _BANNED = float("-inf")
 
@@ -16,7 +17,8 @@ _BANNED = float("-inf")
 class SamplingState:
     """One request's sampling options and what it has generated so far. Lives on the CPU; owned by the runner.
 
-    `vocab_size` is the width of the logits; every id in `params` lies below it (`validate_for_vocab`).
+    `vocab_size` is the width of the logits; every id in `params` lies below it (`validate_for_vocab`). `constraint`:
+    its grammar and thinking; where that wants a mask, it has one by the time of `adjust`.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class SamplingState:
         self._allowed_ids = _unique_ids(params.allowed_token_ids) if params.allowed_token_ids else None
         ends = (*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids))
         self._end_ids = _unique_ids(ends)
+        self.constraint = Constraint.create(params, self._end_ids)
         for token_id in output_token_ids:
             self.observe(token_id)
 
@@ -48,12 +51,25 @@ class SamplingState:
             self._penalties.observe(token_id)
         if self._bad_words is not None:
             self._bad_words.observe(token_id)
+        if self.constraint is not None:
+            self.constraint.observe(token_id)
 
     @property
     def adjusts(self) -> bool:
         """Whether `adjust` could change anything for the next token."""
         holders = (self._penalties, self._bias_ids, self._allowed_ids, self._bad_words)
-        return self._ends_are_banned or any(holder is not None for holder in holders)
+        is_constrained = self.constraint is not None and self.constraint.applies
+        return self._ends_are_banned or is_constrained or any(holder is not None for holder in holders)
+
+    @property
+    def error(self) -> str | None:
+        """Why no token can be chosen, where the cause is known before the logits are."""
+        return None if self.constraint is None else self.constraint.error
+
+    @property
+    def must_end(self) -> bool:
+        """Whether the answer is complete and nothing but its end may follow."""
+        return self.constraint is not None and self.constraint.must_end
 
     @property
     def _ends_are_banned(self) -> bool:
@@ -74,6 +90,8 @@ class SamplingState:
             row[self._bad_words.banned_ids().to(row.device)] = _BANNED
         if self._ends_are_banned:
             row[self._end_ids.to(row.device)] = _BANNED
+        if self.constraint is not None:
+            self.constraint.apply(row)
 
 
 class _Penalties:

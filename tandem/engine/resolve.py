@@ -16,6 +16,7 @@ from tandem.core.errors import ConfigurationError
 from tandem.core.events import BlockEventSink
 from tandem.engine.engine import Engine
 from tandem.engine.identity import ModelIdentity
+from tandem.engine.masks import MaskMaker
 from tandem.engine.runner import ModelRunner
 from tandem.kernels.choose import choose_kernels
 from tandem.kvcache.manager import KVCacheManager
@@ -23,6 +24,7 @@ from tandem.kvcache.spec import KVLayout, build_layout
 from tandem.models.config import ModelConfig
 from tandem.models.loader import LoadedModel, load_model, resolve_model_path
 from tandem.scheduler.scheduler import Scheduler
+from tandem.text.grammars import Grammars
 from tandem.text.tokenizer import Tokenizer
 
 DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
@@ -42,11 +44,12 @@ class EngineSizes:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """An engine and what of it a worker shows to others: its memory, and what it loaded from where."""
+    """An engine and what of it others look at: its memory, what it loaded from where, and who makes its masks."""
 
     engine: Engine
     arena: Arena
     model: ModelConfig
+    masks: MaskMaker
 
 
 def build_engine(config: EngineConfig, *, clock: Clock | None = None, emit: BlockEventSink | None = None) -> Engine:
@@ -81,10 +84,13 @@ def assemble(config: EngineConfig, *, clock: Clock | None = None, emit: BlockEve
         max_chunk_tokens=sizes.max_num_batched_tokens,
         prefix_caching=config.prefix_caching,
         watermark_blocks=int(sizes.num_blocks * config.watermark),
+        pin_share=config.pin_share,
         emit=emit,
     )
     scheduler = Scheduler(_scheduler_config(config, sizes), kv)
     arena = Arena(layout, sizes.num_blocks + 1, device)
+    grammars = Grammars(tokenizer, model.config.vocab_size, model.config.eos_token_ids)
+    masks = MaskMaker(grammars, model.config.vocab_size, device)
     runner = ModelRunner(
         model.decoder,
         model.config,
@@ -92,9 +98,20 @@ def assemble(config: EngineConfig, *, clock: Clock | None = None, emit: BlockEve
         backend,
         max_num_requests=config.max_num_running,
         max_model_len=sizes.max_model_len,
+        masks=masks,
     )
-    engine = Engine(runner, scheduler, kv, _identity(model), tokenizer=tokenizer, seed=config.seed, clock=clock)
-    return Assembly(engine, arena, model.config)
+    engine = Engine(
+        runner,
+        scheduler,
+        kv,
+        _identity(model),
+        tokenizer=tokenizer,
+        grammars=grammars,
+        seed=config.seed,
+        clock=clock,
+        on_close=masks.close,
+    )
+    return Assembly(engine, arena, model.config, masks)
 
 
 def resolve_device(name: str) -> torch.device:

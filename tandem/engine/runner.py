@@ -10,9 +10,11 @@ import torch
 from tandem.attention.arena import Arena
 from tandem.attention.base import AttentionBackend, AttentionBatch
 from tandem.core.types import TokenLogprobs
+from tandem.engine.constraint import constraints_of
 from tandem.engine.graphs import DecodeGraphs, padded_sizes
 from tandem.engine.inputs import InputBuilder, ModelInputs
 from tandem.engine.logits import SamplingState
+from tandem.engine.masks import MaskMaker
 from tandem.engine.sampler import Sampler
 from tandem.kvcache.spec import KVLayout
 from tandem.models.config import ModelConfig
@@ -33,6 +35,7 @@ class ModelRunner:
         backend: attention over the arena.
         max_num_requests: requests that run at once.
         max_model_len: longest request in tokens.
+        masks: of answers with a grammar; None = there are none.
     """
 
     def __init__(
@@ -44,12 +47,14 @@ class ModelRunner:
         *,
         max_num_requests: int,
         max_model_len: int,
+        masks: MaskMaker | None = None,
     ) -> None:
         self._decoder = decoder
         self._config = config
         self._arena = arena
         self._backend = backend
         self._sampler = Sampler()
+        self._masks = masks
         self._states: dict[str, SamplingState] = {}
         self._group_of_layer = _groups_by_layer(arena.layout)
         self._inputs = InputBuilder(
@@ -64,11 +69,14 @@ class ModelRunner:
     def execute(self, step: SchedulerOutput) -> ExecutorOutput:
         for request_id in step.released:
             self._states.pop(request_id, None)
+        states = [self._state_of(item.request) for item in step.scheduled if item.samples]
+        if self._masks is not None:
+            self._masks.start(constraints_of([state.constraint for state in states]))
         inputs = self._inputs.build(step)
         hidden = self._graphs.run(inputs) if self._graphs is not None else None
         if hidden is None:
             hidden = self._forward(inputs.input_ids, inputs.positions, inputs.batches)
-        return ExecutorOutput(self._sample(step, inputs, hidden), self._prompt_logprobs(step, hidden))
+        return ExecutorOutput(self._sample(step, inputs, hidden, states), self._prompt_logprobs(step, hidden))
 
     def _forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, batches: Sequence[AttentionBatch]
@@ -93,15 +101,18 @@ class ModelRunner:
         graphs.prepare()
         return graphs
 
-    def _sample(self, step: SchedulerOutput, inputs: ModelInputs, hidden: torch.Tensor) -> dict[str, SampledToken]:
+    def _sample(
+        self, step: SchedulerOutput, inputs: ModelInputs, hidden: torch.Tensor, states: Sequence[SamplingState]
+    ) -> dict[str, SampledToken]:
         requests = [item.request for item in step.scheduled if item.samples]
         if not requests:
             return {}
         logits = self._decoder.logits(hidden[inputs.sample_rows])  # [num_sampling, vocab_size]
-        states = [self._state_of(request) for request in requests]
+        if self._masks is not None:
+            self._masks.finish()
         sampled = self._sampler.sample(logits, states)
         for state, token in zip(states, sampled, strict=True):
-            if token.error is None:
+            if token.is_token:
                 state.observe(token.token_id)
         return {request.request_id: token for request, token in zip(requests, sampled, strict=True)}
 

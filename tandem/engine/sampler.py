@@ -109,8 +109,8 @@ def _sample_chunk(
     draw = _DRAWS[_method(states[0].params, states[0].vocab_size)]
     token_ids, peaks = draw(_adjusted(raw, states), states)
     chosen = [
-        SampledToken(token_id, error=_peak_error(peak))
-        for token_id, peak in zip(token_ids.tolist(), peaks.tolist(), strict=True)
+        _chosen(token_id, peak, state)
+        for token_id, peak, state in zip(token_ids.tolist(), peaks.tolist(), states, strict=True)
     ]
     return _with_logprobs(raw, states, chosen)
 
@@ -134,11 +134,24 @@ def _adjusted(raw: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tenso
     return rows
 
 
-def _peak_error(peak: float) -> str | None:
+def _chosen(token_id: int, peak: float, state: SamplingState) -> SampledToken:
     if math.isfinite(peak):
-        return None
+        return SampledToken(token_id)
     if peak == -math.inf:
-        return "no token may be chosen: penalties, logit_bias, allowed_token_ids, bad_words and min_tokens ban them all"
+        return SampledToken(token_id, ends=True) if state.must_end else SampledToken(token_id, error=_ban_error(state))
+    return SampledToken(token_id, error=_infinite_error(peak))
+
+
+def _ban_error(state: SamplingState) -> str:
+    if state.error is not None:
+        return f"no token may be chosen: {state.error}"
+    return (
+        "no token may be chosen: penalties, logit_bias, allowed_token_ids, bad_words, min_tokens and the grammar "
+        "ban them all"
+    )
+
+
+def _infinite_error(peak: float) -> str:
     return f"the model computed logits that are not finite (largest: {peak}); the checkpoint or its dtype is at fault"
 
 
@@ -241,7 +254,7 @@ def _with_logprobs(
     asking = [
         (index, state.params.logprobs)
         for index, state in enumerate(states)
-        if state.params.logprobs is not None and chosen[index].error is None
+        if state.params.logprobs is not None and chosen[index].is_token
     ]
     if not asking:
         return chosen
@@ -252,7 +265,7 @@ def _with_logprobs(
     for index, logprobs in zip(indices, found, strict=True):
         failed = math.isnan(logprobs.logprob)
         answers[index] = SampledToken(
-            logprobs.token_id, None if failed else logprobs, _peak_error(math.nan) if failed else None
+            logprobs.token_id, None if failed else logprobs, _infinite_error(math.nan) if failed else None
         )
     return answers
 

@@ -21,7 +21,7 @@ class TextStream:
     """Detokenises incrementally and watches for stop strings, which count once `min_tokens` tokens exist."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
-        self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_token_ids)
+        self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_token_ids, params.skip_special_tokens)
         self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
         self._min_tokens = params.min_tokens
         self._num_tokens = 0

@@ -8,17 +8,22 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tandem.core.errors import TandemError
+from tandem.gateway.accounts import Caller, caller_of
+from tandem.gateway.accounts_headers import problem_for, refusal_headers
 from tandem.gateway.body import ClientLeftError, read_body, wait_until_left
 from tandem.gateway.dialect import Asked, Dialect
 from tandem.gateway.edge import header_of, request_id_of
-from tandem.gateway.errors import Problem, problem_of
+from tandem.gateway.errors import Problem
 from tandem.gateway.gateway import Gateway
+from tandem.gateway.hearing import Hearing
 from tandem.gateway.history import RequestRecord
+from tandem.gateway.pace import Pace
 from tandem.gateway.server_timing import server_timing
 from tandem.gateway.serving import ServeStream
 from tandem.telemetry.gen_ai import request_attributes, response_attributes
@@ -46,7 +51,8 @@ class Answer(Response):
         self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = _Exchange(self._gateway, self._dialect, request_id_of(scope), send)
+        caller = caller_of(scope)
+        exchange = _Exchange(self._gateway, self._dialect, caller, request_id_of(scope), send)
         try:
             body = await read_body(receive, header_of(scope, b"content-length"), self._gateway.max_body_bytes)
         except ClientLeftError:
@@ -74,9 +80,12 @@ class Answer(Response):
 class _Exchange:
     """The life of one request, from its body to the last byte."""
 
-    def __init__(self, gateway: Gateway, dialect: Dialect, request_id: str, send: Send) -> None:
+    def __init__(self, gateway: Gateway, dialect: Dialect, caller: Caller, request_id: str, send: Send) -> None:
         self._gateway = gateway
         self._dialect = dialect
+        self._is_anthropic = dialect.kind == "messages"
+        self._caller = caller
+        self._bill = caller.bill(request_id)
         self._request_id = request_id
         self._send = send
         self._has_begun = False
@@ -92,26 +101,27 @@ class _Exchange:
                     with self._gateway.admission.place() as free:
                         await self._serve(body, span, free)
             except (TandemError, TimeoutError) as error:
-                self._close_record("error", str(error) or "timeout")
+                self._close("error", str(error) or "timeout")
                 await self.refuse(error)
             except asyncio.CancelledError:
-                self._close_record("abort", "the client left")
+                self._close("abort", "the client left")
                 raise
             except Exception as error:  # the edge of a request: its client must be told, and the log
-                self._close_record("error", f"{type(error).__name__}: {error}")
+                self._close("error", f"{type(error).__name__}: {error}")
                 _logger.exception("request %s failed by a bug", self._request_id)
                 await self.refuse(error)
 
     async def refuse(self, error: BaseException) -> None:
         """Say what went wrong, in whichever way is still open."""
-        problem = problem_of(error)
+        problem = problem_for(error)
         self._gateway.metrics.rejected(problem.code)
         if self._has_begun:
             assert self._asked is not None
             await self._send_body(self._asked.writer.failed(problem), is_last=True)
         else:
             status, body = self._dialect.problem(problem, self._request_id)
-            await self._send_head(status, {"content-type": JSON, **problem.headers})
+            more = refusal_headers(error, is_anthropic=self._is_anthropic)
+            await self._send_head(status, {"content-type": JSON, **problem.headers, **more})
             await self._send_body(body, is_last=True)
         _log_problem(self._request_id, problem)
 
@@ -121,43 +131,68 @@ class _Exchange:
         record = self._record = gateway.history.open(self._request_id, gateway.model.name, time.time())
         record.kind = self._dialect.kind
         with record.timed("tokenise"):
-            asked = self._asked = await self._dialect.read(body, self._request_id)
+            asked = await self._dialect.read(body, self._request_id)
+        asked = self._asked = replace(asked, request=self._caller.isolated(asked.request))
         record.num_choices = len(asked.request.choices)
         span.set(request_attributes(self._dialect.kind, asked.request.model, asked.request.choices[0].params))
+        hearing = Hearing(asked.results, gateway.moderator)
+        if not await gateway.may_ask(asked.request):
+            await self._stop(asked, hearing)
+            return
+        pins = await gateway.find_pins(asked)
+        await self._reserve(asked)
         async with gateway.open(asked.request, record) as stream:
             if asked.is_stream:
                 gateway.metrics.open_streams.inc()
                 try:
-                    await self._stream(stream, asked, record, free)
+                    await self._stream(stream, hearing, asked, record)
                 finally:
                     gateway.metrics.open_streams.dec()
             else:
-                await self._whole(stream, asked, record, free)
+                await self._whole(stream, hearing)
+            await gateway.keep_pins(pins, asked)
+            await self._bill.settle()
+            free()
+            await self._end(asked, record)
         self._finish_span(span, asked, record)
 
-    async def _stream(self, stream: ServeStream, asked: Asked, record: RequestRecord, free: Callable[[], None]) -> None:
+    async def _stream(self, stream: ServeStream, hearing: Hearing, asked: Asked, record: RequestRecord) -> None:
         """NOTE: headers wait for the first news, so that whatever fails before it has a status."""
-        while batch := await stream.take():
-            updates = [asked.results[news.index].take(news) for news in batch]
+        pace = Pace(self._gateway.clock)
+        while not hearing.is_over and (batch := await stream.take(pace)):
+            updates = await hearing.take(batch)
             if not self._has_begun:
                 await self._send_head(200, _STREAM_HEADERS | {"server-timing": server_timing(record.stages())})
             if frames := asked.writer.chunk(updates):
                 await self._send_body(frames, is_last=False)
-        free()
-        await self._send_body(asked.writer.end(), is_last=True)
 
-    async def _whole(self, stream: ServeStream, asked: Asked, record: RequestRecord, free: Callable[[], None]) -> None:
-        while batch := await stream.take():
-            for news in batch:
-                asked.results[news.index].take(news)
-        free()
+    async def _whole(self, stream: ServeStream, hearing: Hearing) -> None:
+        while not hearing.is_over and (batch := await stream.take()):
+            await hearing.take(batch)
+
+    async def _end(self, asked: Asked, record: RequestRecord) -> None:
+        """The last words of a stream, or all of an answer."""
+        if asked.is_stream:
+            await self._send_body(asked.writer.end(), is_last=True)
+            return
         body = asked.writer.whole()
         timing = server_timing(record.stages())
         await self._send_head(200, {"content-type": JSON, "content-length": str(len(body)), "server-timing": timing})
         await self._send_body(body, is_last=True)
 
+    async def _stop(self, asked: Asked, hearing: Hearing) -> None:
+        """A prompt that may not be asked has an answer that was stopped before it began."""
+        updates = hearing.stop()
+        assert self._record is not None
+        self._record.close("filtered")
+        if asked.is_stream:
+            await self._send_head(200, _STREAM_HEADERS)
+            await self._send_body(asked.writer.chunk(updates), is_last=False)
+        await self._end(asked, self._record)
+
     async def _send_head(self, status: int, headers: Mapping[str, str]) -> None:
         self._has_begun = True
+        headers = {**headers, **self._bill.headers}
         encoded = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": encoded})
 
@@ -165,8 +200,14 @@ class _Exchange:
         await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
         self.has_ended |= is_last
 
-    def _close_record(self, state: str, error: str | None) -> None:
+    async def _reserve(self, asked: Asked) -> None:
+        info = self._gateway.directory.known
+        max_model_len = None if info is None else info.max_model_len
+        await self._bill.reserve(asked, max_model_len, is_anthropic=self._is_anthropic)
+
+    def _close(self, state: str, error: str | None) -> None:
         if self._record is not None:
+            self._bill.close(self._record.ends, is_abort=state == "abort", was_heard=self._has_begun)
             self._record.close(state, error)
 
     def _finish_span(self, span: Span, asked: Asked, record: RequestRecord) -> None:

@@ -20,12 +20,17 @@ from tandem.gateway.body import ClientLeftError, read_body
 from tandem.gateway.dialect import Dialect
 from tandem.gateway.edge import Edge, header_of, request_id_of
 from tandem.gateway.errors import Problem, http_problem, problem_of
+from tandem.gateway.fast_lane import FastLane
 from tandem.gateway.gateway import Gateway
 from tandem.gateway.openai.chat import ChatDialect
 from tandem.gateway.openai.completions import CompletionDialect
 from tandem.gateway.openai.fields import ChatBody, CompletionBody
 from tandem.gateway.openai.models import list_models, one_model
+from tandem.gateway.openai.responses.routes import add_responses
+from tandem.gateway.openapi import body_schema, document
+from tandem.gateway.pages.routes import add_pages
 from tandem.gateway.refusal import refusal_of
+from tandem.gateway.tokens import add_tokens
 
 CLIENT_LEFT = 499  # which nobody receives
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -35,27 +40,36 @@ def build_app(gateway: Gateway) -> ASGIApp:
     """The whole HTTP surface over a started gateway."""
     app = FastAPI(title="Tandem", version=__version__, redirect_slashes=False)
     around = gateway.surroundings
-    _add_generating(app, gateway, "/v1/chat/completions", ChatDialect(around), ChatBody, "OpenAI")
-    _add_generating(app, gateway, "/v1/completions", CompletionDialect(around), CompletionBody, "OpenAI")
-    _add_generating(app, gateway, "/v1/messages", MessagesDialect(around), MessagesBody, "Anthropic")
+    generating: list[tuple[str, Dialect, type[BaseModel], str]] = [
+        ("/v1/chat/completions", ChatDialect(around), ChatBody, "OpenAI"),
+        ("/v1/completions", CompletionDialect(around), CompletionBody, "OpenAI"),
+        ("/v1/messages", MessagesDialect(around), MessagesBody, "Anthropic"),
+    ]
+    for path, dialect, body, tag in generating:
+        _add_generating(app, gateway, path, dialect, body, tag)
     _add_count(app, gateway)
+    add_responses(app, gateway, gateway.responses)
     _add_models(app, gateway)
     _add_health(app, gateway)
+    add_tokens(app, gateway)
     _add_admin(app, gateway)
+    add_pages(app, gateway)
     _add_error_handlers(app)
-    return Edge(app, gateway.ids)
+    document(app)
+    fast = FastLane(app, gateway, {path: dialect for path, dialect, _, _ in generating})
+    return Edge(fast, gateway.ids)
 
 
 def _add_generating(
     app: FastAPI, gateway: Gateway, path: str, dialect: Dialect, body: type[BaseModel], tag: str
 ) -> None:
-    @app.post(path, openapi_extra=_documented(body, dialect.kind), name=dialect.kind, tags=[tag])
+    @app.post(path, openapi_extra=body_schema(body), name=dialect.kind, tags=[tag])
     async def generate() -> Response:
         return Answer(gateway, dialect)
 
 
 def _add_count(app: FastAPI, gateway: Gateway) -> None:
-    @app.post("/v1/messages/count_tokens", openapi_extra=_documented(PromptBody, "count"), tags=["Anthropic"])
+    @app.post("/v1/messages/count_tokens", openapi_extra=body_schema(PromptBody), tags=["Anthropic"])
     async def count(request: Request) -> Response:
         """Tokens that a message's prompt would have."""
         declared = header_of(request.scope, b"content-length")
@@ -65,16 +79,6 @@ def _add_count(app: FastAPI, gateway: Gateway) -> None:
             except ClientLeftError:
                 return Response(status_code=CLIENT_LEFT)
             return Response(await count_tokens(body, gateway.surroundings), media_type=JSON)
-
-
-def _documented(body: type[BaseModel], kind: str) -> dict[str, Any]:
-    """A body that we read ourselves, for the OpenAPI document."""
-    schema = body.model_json_schema(ref_template=f"#/components/schemas/{{model}}{kind}")
-    schema.pop("$defs", None)
-    for name in ("stream_options", "cache_control"):
-        if name in schema["properties"]:
-            schema["properties"][name] = {"type": "object", "nullable": True}
-    return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}
 
 
 def _add_models(app: FastAPI, gateway: Gateway) -> None:

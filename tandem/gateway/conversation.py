@@ -98,6 +98,7 @@ class Conversation:
         documents: for templates that take them.
         breakpoints: in the order of their places.
         add_special_tokens: whether the template's text gets a bos.
+        is_continued: the answer goes on with the last message, which is the assistant's.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -109,3 +110,4 @@ class Conversation:
     documents: tuple[Mapping[str, Any], ...] = ()
     breakpoints: tuple[Breakpoint, ...] = ()
     add_special_tokens: bool = False
+    is_continued: bool = False

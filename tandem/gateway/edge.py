@@ -1,4 +1,4 @@
-"""The outermost ASGI layer: every request gets its id, every response carries it, every bug becomes a 500 in JSON.
+"""The outermost ASGI layer: every request gets its id and caller, every response the id, every bug is a 500 in JSON.
 
 Pure ASGI, so that a client's leaving reaches those inside. Never reads a body.
 """
@@ -7,7 +7,10 @@ import logging
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tandem.gateway.errors import problem_of
+from tandem.core.errors import TandemError
+from tandem.gateway.accounts import set_caller
+from tandem.gateway.accounts_guard import Guard
+from tandem.gateway.accounts_headers import problem_for, refusal_headers
 from tandem.gateway.refusal import refusal_of
 from tandem.gateway.request_ids import RequestIds
 from tandem.telemetry.log import request_context
@@ -18,11 +21,12 @@ _logger = logging.getLogger(__name__)
 
 
 class Edge:
-    """Wraps `app`."""
+    """Wraps `app`. `guard`: asks for keys; None: everybody may do everything."""
 
-    def __init__(self, app: ASGIApp, ids: RequestIds) -> None:
+    def __init__(self, app: ASGIApp, ids: RequestIds, guard: Guard | None = None) -> None:
         self._app = app
         self._ids = ids
+        self._guard = guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -39,14 +43,33 @@ class Edge:
 
     async def _serve(self, scope: Scope, receive: Receive, guarded: "_Guarded") -> None:
         try:
-            await self._app(scope, receive, guarded)
+            if await self._is_admitted(scope, guarded):
+                await self._app(scope, receive, guarded)
         except Exception as error:  # the edge of the process: whatever it is, the client gets an answer
             _logger.exception("%s %s failed", scope["method"], scope["path"])
-            if not guarded.has_begun:
-                status, body = refusal_of(problem_of(error), scope["path"], request_id_of(scope))
-                headers = [(b"content-type", b"application/json")]
-                await guarded({"type": "http.response.start", "status": status, "headers": headers})
-                await guarded({"type": "http.response.body", "body": body})
+            await self._refuse(error, scope, guarded)
+
+    async def _is_admitted(self, scope: Scope, guarded: "_Guarded") -> bool:
+        """Else its sender was told why."""
+        if self._guard is None:
+            return True
+        try:
+            set_caller(scope, await self._guard.admit(scope))
+        except TandemError as error:
+            _logger.info("%s %s is refused: %s", scope["method"], scope["path"], error)
+            await self._refuse(error, scope, guarded)
+            return False
+        return True
+
+    async def _refuse(self, error: Exception, scope: Scope, guarded: "_Guarded") -> None:
+        if guarded.has_begun:
+            return
+        problem = problem_for(error)
+        status, body = refusal_of(problem, scope["path"], request_id_of(scope))
+        said = {"content-type": "application/json", **problem.headers, **refusal_headers(error, is_anthropic=False)}
+        headers = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in said.items()]
+        await guarded({"type": "http.response.start", "status": status, "headers": headers})
+        await guarded({"type": "http.response.body", "body": body})
 
 
 class _Guarded:

@@ -1,17 +1,24 @@
 """A gateway's parts, put together: what requests share. Started and closed once; owned by one event loop."""
 
+import logging
 import secrets
 from collections.abc import Sequence
 from functools import partial
 
 from tandem.core.clock import Clock
+from tandem.core.errors import UnavailableError
 from tandem.gateway.admission import Admission
-from tandem.gateway.dialect import Limits, Surroundings
+from tandem.gateway.caching import LivePins
+from tandem.gateway.dialect import Asked, Limits, Surroundings
 from tandem.gateway.directory import ModelDirectory
 from tandem.gateway.history import RequestHistory, RequestRecord
 from tandem.gateway.journey import Ways
 from tandem.gateway.metrics import GatewayMetrics
 from tandem.gateway.model import ServedModel
+from tandem.gateway.moderation.choose import choose_moderator
+from tandem.gateway.openai.responses.desk import ResponseDesk
+from tandem.gateway.pin_book import MemoryPinBook, PinBook, PromptPins
+from tandem.gateway.pin_book_redis import RedisPinBook
 from tandem.gateway.request import ServeRequest
 from tandem.gateway.request_ids import RequestIds
 from tandem.gateway.routers import RouterListing, Routers
@@ -21,6 +28,8 @@ from tandem.gateway.settler import Settler
 from tandem.gateway.stalls import StallWatch
 from tandem.rpc.client import ClientPool, RouterClient, WorkerClient
 from tandem.telemetry.tracing import Tracing
+
+_logger = logging.getLogger(__name__)
 
 
 class Gateway:
@@ -46,6 +55,10 @@ class Gateway:
         self.max_body_bytes = int(settings.max_body_mib * 2**20)
         self.request_timeout_s = settings.request_timeout_s
         self.admission = Admission(settings.max_concurrent_requests)
+        self.clock = clock
+        self.moderator = choose_moderator(settings.moderation)
+        self.pin_book: PinBook = MemoryPinBook(clock) if settings.redis is None else RedisPinBook(settings.redis)
+        self.responses = ResponseDesk.open(settings.redis)
         self.ids = RequestIds()
         self.history = RequestHistory()
         self.metrics = GatewayMetrics(model.name)
@@ -70,11 +83,47 @@ class Gateway:
 
     async def close(self) -> None:
         """End it, and every connection."""
+        await self.responses.close()
         await self.directory.close()
         await self._settler.close()
         await self._stalls.close()
         await self._workers.close()
         await self._router_clients.close()
+        await self.pin_book.close()
+        if self.moderator is not None:
+            await self.moderator.close()
+
+    async def may_ask(self, request: ServeRequest) -> bool:
+        """Whether the moderator, where there is one, lets every prompt pass; raises as `Moderator.judge`."""
+        if self.moderator is None:
+            return True
+        for token_ids in dict.fromkeys(choice.prompt_token_ids for choice in request.choices):
+            if not (await self.moderator.judge(self.model.tokenizer.decode(token_ids))).passes:
+                return False
+        return True
+
+    async def find_pins(self, asked: Asked) -> PromptPins | None:
+        """What was paid for of this prompt before; its results learn of it. None: it asks for no pins."""
+        if not asked.request.pins:
+            return None
+        pins, live = None, LivePins.of_everything()
+        try:
+            pins = await PromptPins.look_up(self.pin_book, asked.request, await self.directory.info())
+            live = pins.live
+        except UnavailableError as error:
+            _logger.warning("request %s is not billed for its pins: %s", asked.request.request_id, error)
+        for result in asked.results:
+            result.live = live
+        return pins
+
+    async def keep_pins(self, pins: PromptPins | None, asked: Asked) -> None:
+        """Note what its worker keeps of a request's prompt."""
+        if pins is None:
+            return
+        try:
+            await pins.keep(asked.results[0].granted or ())
+        except UnavailableError as error:
+            _logger.warning("what request %s has paid for is not noted: %s", asked.request.request_id, error)
 
     def open(self, request: ServeRequest, record: RequestRecord) -> ServeStream:
         """Serve a request; use as `async with`."""

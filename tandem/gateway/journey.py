@@ -170,6 +170,7 @@ class Journey:
             spares=pairing.spares,
             fetch_from=pairing.fetch_from,
             num_fetch_blocks=pairing.num_fetch_blocks,
+            pins=self._request.pins,
         )
 
     async def _take(self, news: GenerateNews, now_s: float, worker: WorkerAddress) -> None:
@@ -207,6 +208,7 @@ class Journey:
             output.finish_reason,
             output.stop_reason,
             0 if output.metrics is None else output.metrics.num_cached_tokens,
+            None if output.metrics is None else output.metrics.pins,
         )
 
     def _give_up_on(self, worker: WorkerAddress, error: TandemError) -> None:

@@ -6,6 +6,7 @@ One registry an instance, so that two gateways can live in one process. Never re
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from tandem.core.types import FinishReason
+from tandem.gateway.recent import Recent
 from tandem.gateway.request import ChoiceEnd
 
 _TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
@@ -48,6 +49,7 @@ class GatewayMetrics:
         self._arrived_tokens = self._own_counter("arrived_prompt_tokens", "prompt tokens of choices that arrived")
         self._queries = self._own_counter("prefix_cache_queries", "prompt tokens of choices that a worker finished")
         self._hits = self._own_counter("prefix_cache_hits", "of those, the tokens that needed no prefill")
+        self.recent = Recent()
         self.open_streams = Gauge("tandem_gateway_open_streams", "answers being streamed", registry=self.registry)
         self.disconnects = Counter(
             "tandem_gateway_disconnects_total", "clients that left before their answer's end", registry=self.registry
@@ -55,14 +57,17 @@ class GatewayMetrics:
 
     def observe_arrival(self, num_prompt_tokens: int) -> None:
         """A choice is about to be paired with workers."""
+        self.recent.note_arrival(num_prompt_tokens)
         self._arrivals.inc()
         self._arrived_tokens.inc(num_prompt_tokens)
 
     def observe_first(self, ttft_s: float) -> None:
+        self.recent.note_first(ttft_s)
         self._ttft.observe(ttft_s)
 
     def observe_tokens(self, num_tokens: int, gap_s: float) -> None:
         """Tokens that came together count as evenly spaced."""
+        self.recent.note_tokens(num_tokens, gap_s)
         for _ in range(num_tokens):
             self._gap.observe(gap_s / num_tokens)
 

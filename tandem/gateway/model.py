@@ -7,7 +7,10 @@ from typing import Any, TypeVar
 
 from tandem.core.errors import shown
 from tandem.gateway.errors import RequestError
+from tandem.gateway.grammar_check import GrammarCheck
+from tandem.gateway.parsing.answer_format import AnswerFormat
 from tandem.models.hub import resolve_model_path, served_name
+from tandem.rpc.messages import ModelInfo
 from tandem.text.chat_template import ChatTemplate
 from tandem.text.tokenizer import Tokenizer
 
@@ -25,12 +28,35 @@ class ServedModel:
     tokenizer: Tokenizer
     template: ChatTemplate | None
     created_s: int
+    answers: AnswerFormat
+    grammars: GrammarCheck
 
     @classmethod
-    def load(cls, path_or_hub_id: str, name: str | None, created_s: int) -> "ServedModel":
-        """Raises CheckpointError where there is no such directory or its tokenizer cannot be used."""
+    def load(
+        cls,
+        path_or_hub_id: str,
+        name: str | None,
+        created_s: int,
+        *,
+        tool_parser: str = "auto",
+        reasoning_parser: str = "auto",
+    ) -> "ServedModel":
+        """The model's tokenizer, template and the form of its answers.
+
+        Raises:
+            CheckpointError: there is no such directory or its tokenizer cannot be used.
+            ConfigurationError: no parser has that name.
+        """
         path = resolve_model_path(path_or_hub_id, has_weights=False)
-        return cls(name or served_name(path_or_hub_id), Tokenizer.load(path), ChatTemplate.find(path), created_s)
+        tokenizer, template = Tokenizer.load(path), ChatTemplate.find(path)
+        answers = AnswerFormat.detect(
+            None if template is None else template.source,
+            tokenizer,
+            tool_parser=tool_parser,
+            reasoning_parser=reasoning_parser,
+        )
+        name = name or served_name(path_or_hub_id)
+        return cls(name, tokenizer, template, created_s, answers, GrammarCheck(tokenizer))
 
     def require(self, name: str) -> None:
         """Raises RequestError, which becomes 404, for a model that is not served here."""
@@ -56,6 +82,18 @@ class ServedModel:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
         return check_length(await _off_loop(len(text), encoded), max_model_len)
+
+    async def token_ends(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """For each token of `text`, which `encode` has taken, how many characters lie before its end."""
+
+        def ends() -> list[int]:
+            return self.tokenizer.token_ends(text, add_special_tokens=add_special_tokens)
+
+        return await _off_loop(len(text), ends)
+
+    async def check_grammar(self, grammar: str, info: ModelInfo) -> None:
+        """Raises InvalidRequestError for one that cannot be enforced, naming why."""
+        await asyncio.to_thread(self.grammars.check, grammar, info.vocab_size)
 
     async def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         """The prompt of a chat.

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from tandem.gateway.pace import Pace
 from tandem.gateway.request import ChoiceNews
 
 MAX_NEWS = 2048
@@ -29,9 +30,11 @@ class NewsQueue:
         self._error = self._error or error
         self._has_news.set()
 
-    async def take(self) -> list[ChoiceNews]:
-        """At least one piece of news, or raises what `fail` was given."""
+    async def take(self, pace: Pace | None = None) -> list[ChoiceNews]:
+        """All there is, news of one choice that comes in a row as one; raises what `fail` was given."""
         await self._has_news.wait()
+        if pace is not None and self._error is None:
+            await pace.wait()
         if not self._news:
             assert self._error is not None
             raise self._error
@@ -39,4 +42,28 @@ class NewsQueue:
         if self._error is None:
             self._has_news.clear()
         self._has_room.set()
-        return news
+        return news if len(news) == 1 else _merged(news)
+
+
+def _merged(news: list[ChoiceNews]) -> list[ChoiceNews]:
+    merged = [news[0]]
+    for item in news[1:]:
+        if item.index == merged[-1].index:
+            merged[-1] = _joined(merged[-1], item)
+        else:
+            merged.append(item)
+    return merged
+
+
+def _joined(first: ChoiceNews, second: ChoiceNews) -> ChoiceNews:
+    return ChoiceNews(
+        first.index,
+        first.token_ids + second.token_ids,
+        first.text + second.text,
+        (first.logprobs or ()) + second.logprobs if second.logprobs is not None else first.logprobs,
+        second.prompt_logprobs if first.prompt_logprobs is None else first.prompt_logprobs,
+        second.finish_reason,
+        second.stop_reason,
+        max(first.num_cached_tokens, second.num_cached_tokens),
+        first.pins if second.pins is None else second.pins,
+    )

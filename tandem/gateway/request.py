@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tandem.core.output import RequestMetrics
+from tandem.core.pins import Pin
 from tandem.core.reasoning import ReasoningState
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason, TokenLogprobs
+from tandem.gateway.caching import LivePins, PromptSplit, split_prompt
 from tandem.gateway.parts import AnswerParser, CallArguments, CallBegun, Part, PlainParser, Said, Thought, ToolCall
 
 
@@ -29,6 +31,7 @@ class ServeRequest:
         choices: answers wanted, in the order of their index.
         local_prefill: the decode worker must compute the prompt itself, as prompt logprobs need.
         num_expected_output: tokens an answer probably has.
+        pins: what is to be kept of the prompt, which all choices share.
     """
 
     request_id: str
@@ -38,12 +41,13 @@ class ServeRequest:
     priority: int = 0
     cache_salt: str = ""
     session_id: str | None = None
+    pins: tuple[Pin, ...] = ()
     local_prefill: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceNews:
-    """What is new of one choice, as `RequestOutput` says it; the last has a finish reason."""
+    """What is new of one choice, as `RequestOutput` says it; the last has a finish reason, and the granted pins."""
 
     index: int
     token_ids: tuple[int, ...]
@@ -53,6 +57,7 @@ class ChoiceNews:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
+    pins: tuple[Pin, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +86,17 @@ class ChoiceResult:
         keep: False counts only, which is all a stream needs.
         parser: takes its text apart.
         reasoning: counts its thinking tokens; None = the model does not think.
+        pins, granted: those asked for, and what the worker made of them, once it has said so.
+        live: what earlier requests' pins keep of this prompt.
     """
 
     num_prompt_tokens: int
     keep: bool
     parser: AnswerParser = field(default_factory=PlainParser)
     reasoning: ReasoningState | None = None
+    pins: tuple[Pin, ...] = ()
+    granted: tuple[Pin, ...] | None = None
+    live: LivePins = field(default_factory=LivePins)
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     num_calls: int = 0
@@ -108,17 +118,26 @@ class ChoiceResult:
         return "".join(self.thoughts)
 
     @property
+    def split(self) -> PromptSplit:
+        """What the cache did with the prompt, as it is billed."""
+        return split_prompt(self.num_prompt_tokens, self.num_cached_tokens, self.granted or (), self.live)
+
+    @property
+    def expected_split(self) -> PromptSplit:
+        """What `split` will be if the worker grants what it is asked for and holds what was paid for."""
+        granted = self.pins if self.granted is None else self.granted
+        return split_prompt(self.num_prompt_tokens, max(self.num_cached_tokens, self.live.num_any), granted, self.live)
+
+    @property
     def num_reasoning_tokens(self) -> int:
         return 0 if self.reasoning is None else self.reasoning.num_tokens
 
     def take(self, news: ChoiceNews) -> ChoiceUpdate:
-        """Add what is new; returns it taken apart."""
+        """Count what is new; returns it taken apart."""
         parts = list(self.parser.feed(news.text))
         if news.finish_reason is not None:
             parts += self.parser.finish()
-        self._count(news, parts)
-        if self.keep:
-            self._keep(news, parts)
+        self._count(news)
         return ChoiceUpdate(
             news.index,
             parts,
@@ -129,18 +148,24 @@ class ChoiceResult:
             news.stop_reason,
         )
 
-    def _count(self, news: ChoiceNews, parts: Sequence[Part]) -> None:
+    def add(self, update: ChoiceUpdate) -> None:
+        """What the client gets to see of it."""
+        self.num_calls += sum(isinstance(part, CallBegun) for part in update.parts)
+        self.finish_reason = update.finish_reason or self.finish_reason
+        if self.keep:
+            self._keep(update)
+
+    def _count(self, news: ChoiceNews) -> None:
         self.num_output_tokens += len(news.token_ids)
         self.num_cached_tokens = max(self.num_cached_tokens, news.num_cached_tokens)
-        self.num_calls += sum(isinstance(part, CallBegun) for part in parts)
-        self.finish_reason = news.finish_reason or self.finish_reason
+        self.granted = self.granted if news.pins is None else news.pins
         self.stop_reason = news.stop_reason if news.stop_reason is not None else self.stop_reason
         if self.reasoning is not None:
             for token_id in news.token_ids:
                 self.reasoning.observe(token_id)
 
-    def _keep(self, news: ChoiceNews, parts: Sequence[Part]) -> None:
-        for part in parts:
+    def _keep(self, update: ChoiceUpdate) -> None:
+        for part in update.parts:
             match part:
                 case Said():
                     self.said.append(part.text)
@@ -150,9 +175,9 @@ class ChoiceResult:
                     self.calls.append(ToolCall(part.call_id, part.name))
                 case CallArguments():
                     self.calls[part.index].arguments += part.text
-        self.token_ids += news.token_ids
-        self.logprobs += news.logprobs or ()
-        self.prompt_logprobs = self.prompt_logprobs or news.prompt_logprobs
+        self.token_ids += update.token_ids
+        self.logprobs += update.logprobs or ()
+        self.prompt_logprobs = self.prompt_logprobs or update.prompt_logprobs
 
 
 @dataclass(frozen=True, slots=True)

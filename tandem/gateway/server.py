@@ -85,7 +85,14 @@ async def serving_gateway(settings: GatewaySettings) -> AsyncIterator[tuple[Runn
         ConfigurationError: the address cannot be listened at, or a setting cannot be honoured.
         CheckpointError: the model's tokenizer cannot be used.
     """
-    model = await asyncio.to_thread(ServedModel.load, settings.model, settings.served_model_name, int(time.time()))
+    model = await asyncio.to_thread(
+        ServedModel.load,
+        settings.model,
+        settings.served_model_name,
+        int(time.time()),
+        tool_parser=settings.tool_parser,
+        reasoning_parser=settings.reasoning_parser,
+    )
     tracing = Tracing.configure("gateway", settings.otlp_endpoint)
     with contextlib.closing(_listen(settings.host, settings.port)) as listener:
         gateway = Gateway(settings, model, SystemClock(), tracing)

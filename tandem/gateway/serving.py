@@ -11,6 +11,7 @@ from tandem.core.errors import UnavailableError
 from tandem.gateway.history import RequestRecord
 from tandem.gateway.journey import Journey, Ways
 from tandem.gateway.news_queue import NewsQueue
+from tandem.gateway.pace import Pace
 from tandem.gateway.request import ChoiceNews, ServeRequest
 from tandem.gateway.settler import Settler
 
@@ -50,15 +51,15 @@ class ServeStream:
             task.add_done_callback(self._note_failure)
         return self
 
-    async def take(self) -> Sequence[ChoiceNews]:
-        """What is new; empty when every choice has ended.
+    async def take(self, pace: Pace | None = None) -> Sequence[ChoiceNews]:
+        """What is new; empty when every choice has ended. `pace`: how often it may be.
 
         Raises:
             TandemError: a choice cannot be served, or not to its end.
         """
         if not self._num_unfinished:
             return ()
-        news = await self._queue.take()
+        news = await self._queue.take(pace)
         self._num_unfinished -= sum(item.finish_reason is not None for item in news)
         if not self._num_unfinished:
             self._settle(None)

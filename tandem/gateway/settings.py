@@ -1,6 +1,8 @@
 """What a gateway is told by flags and `TANDEM_*`. Owns names, units and limits; decides nothing."""
 
 from functools import cached_property
+from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, SecretStr, field_validator
 
@@ -19,6 +21,23 @@ class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
     served_model_name: str | None = Field(
         None, description="name that clients ask for and workers serve; omitted: the directory's name"
     )
+    tool_parser: str = Field(
+        "auto",
+        description="how the model writes tool calls: auto (by its template), none, hermes, llama3_json, "
+        "llama_pythonic or mistral",
+    )
+    reasoning_parser: str = Field(
+        "auto", description="how it marks thinking: auto (by its template), none, think, mistral, or START,END"
+    )
+    moderation: str | None = Field(
+        None,
+        description="judges prompts and answers: blocklist:FILE, an http(s) URL that speaks OpenAI's moderation API, "
+        "or python:MODULE:CALLABLE; omitted: nobody",
+    )
+    redis: str | None = Field(
+        None,
+        description="redis://… that gateways share: stored responses, paid cache pins; omitted: each has its own",
+    )
     max_concurrent_requests: int = Field(1024, ge=1, le=65536, description="HTTP requests served at once; past it 429")
     max_choices: int = Field(256, ge=1, le=4096, description="prompts times n of one request")
     max_messages: int = Field(8192, ge=1, description="messages of one chat request")
@@ -34,6 +53,20 @@ class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
         2.0, ge=0, description="how long another worker is looked for when one is lost, seconds"
     )
     drain_timeout_s: float = Field(30.0, ge=0, description="after SIGTERM streams may go on for this long, seconds")
+    accounts: SecretStr | None = Field(
+        None,
+        description="where API keys, limits and the ledger are: redis:// URL, or a file for one gateway; omitted: open "
+        "to everybody",
+    )
+    accounts_when_lost: Literal["refuse", "allow"] = Field(
+        "refuse", description="requests while the accounts' Redis is away: refuse, or allow: no limits, billed later"
+    )
+    accounts_journal: Path | None = Field(
+        None, description="file for bills that Redis has not taken, so that they outlive this process"
+    )
+    prices: str | None = Field(
+        None, description='JSON or a file of it: {"input": 1, "output": 5}, units for a million tokens'
+    )
     cluster_secret: SecretStr | None = Field(None, description="shared by all processes; calls without it are refused")
     log_level: str = Field("info", description="debug, info, warning or error")
     log_format: str = Field("text", description="text, or json: one object a line")

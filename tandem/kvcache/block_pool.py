@@ -1,7 +1,8 @@
 """Reference counts and reuse order of blocks.
 
-Invariant: every block but the null block is in exactly one state. *Used*: referenced. *Cached*: unreferenced, but its
-content can be found by hash until it is evicted, least recently used first. *Free*: neither.
+Invariant: every block but the null block is in exactly one state. *Used*: referenced. *Kept*: unreferenced, and its
+content is promised to somebody, so it is never evicted. *Cached*: unreferenced, but its content can be found by hash
+until it is evicted, least recently used first. *Free*: neither.
 """
 
 import heapq
@@ -24,7 +25,9 @@ class BlockPool:
         self._references = [0] * (num_blocks + 1)
         self._free = list(range(1, num_blocks + 1))
         self._cached: OrderedDict[int, None] = OrderedDict()
+        self._promised: set[int] = set()
         self._num_used = 0
+        self._num_kept = 0
 
     @property
     def num_free(self) -> int:
@@ -39,14 +42,40 @@ class BlockPool:
         return self._num_used
 
     @property
+    def num_kept(self) -> int:
+        return self._num_kept
+
+    @property
     def num_available(self) -> int:
         """Blocks that `allocate` could hand out now."""
         return len(self._free) + len(self._cached)
 
     def num_idle(self, block_ids: Iterable[int]) -> int:
         """How many of these `acquire` would take out of `num_available`."""
-        references = self._references
-        return sum(references[block_id] == 0 for block_id in block_ids if block_id != NULL_BLOCK)
+        return sum(block_id in self._cached for block_id in block_ids)
+
+    def is_used(self, block_id: int) -> bool:
+        """Whether somebody references it."""
+        return self._references[block_id] > 0
+
+    def keep(self, block_id: int) -> None:
+        """Never evict this findable block from now on, until `let_go`. When it is cached, that takes it out of
+        `num_available`.
+        """
+        assert self._cache.holds(block_id), f"block {block_id} holds nothing that could be kept"
+        assert block_id not in self._promised, f"block {block_id} is kept already"
+        self._promised.add(block_id)
+        if block_id in self._cached:
+            del self._cached[block_id]
+            self._num_kept += 1
+
+    def let_go(self, block_id: int) -> None:
+        """Undo `keep`. An unreferenced block is evicted next: nobody asks for it any more, or it has a copy."""
+        self._promised.remove(block_id)
+        if self._references[block_id] == 0:
+            self._num_kept -= 1
+            self._cached[block_id] = None
+            self._cached.move_to_end(block_id, last=False)
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks with one reference each, evicting cached ones when no free one is left.
@@ -64,8 +93,11 @@ class BlockPool:
             if block_id == NULL_BLOCK:
                 continue
             if self._references[block_id] == 0:
-                del self._cached[block_id]
                 self._num_used += 1
+                if block_id in self._promised:
+                    self._num_kept -= 1
+                else:
+                    del self._cached[block_id]
             self._references[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
@@ -88,13 +120,20 @@ class BlockPool:
         free, cached = set(self._free), set(self._cached)
         assert len(free) == len(self._free), "a block is free twice"
         assert not free & cached, f"blocks {free & cached} are both free and cached"
-        assert self.num_free + self.num_cached + self.num_used == self.num_blocks, "free + cached + used != total"
+        num_known = self.num_free + self.num_cached + self.num_used + self.num_kept
+        assert num_known == self.num_blocks, "free + cached + used + kept != total"
+        kept = {block_id for block_id in self._promised if not self._references[block_id]}
+        assert len(kept) == self.num_kept, f"{self.num_kept} blocks are counted as kept; {len(kept)} are"
+        assert not self._promised & (free | cached), "a kept block can be handed out"
         for block_id in range(1, self.num_blocks + 1):
             references = self._references[block_id]
             assert references == expected[block_id], (
                 f"block {block_id} counts {references} references; its owners hold {expected[block_id]}"
             )
-            idle = block_id in free or block_id in cached
+            assert block_id not in self._promised or self._cache.holds(block_id), (
+                f"kept block {block_id} is not findable"
+            )
+            idle = block_id in free or block_id in cached or block_id in kept
             assert idle == (references == 0), f"block {block_id} with {references} references, idle={idle}"
             assert block_id not in free or not self._cache.holds(block_id), f"free block {block_id} is findable"
             assert block_id not in cached or self._cache.holds(block_id), f"cached block {block_id} is not findable"
@@ -109,7 +148,9 @@ class BlockPool:
         return block_id
 
     def _retire(self, block_id: int) -> None:
-        if self._cache.holds(block_id):
+        if block_id in self._promised:
+            self._num_kept += 1
+        elif self._cache.holds(block_id):
             self._cached[block_id] = None
         else:
             heapq.heappush(self._free, block_id)

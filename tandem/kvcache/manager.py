@@ -1,7 +1,7 @@
 """Who owns which block. The one place that gives blocks to owners (requests) and to holds, and takes them back.
 
 A hold keeps blocks from being reused, whatever becomes of their owner: under a lease a peer may read them, under a
-transfer something may still write them.
+transfer something may still write them. A pin keeps contents findable for a time (`kept_prefixes`).
 Invariant, proved by `check()`: the states of `KVCacheUsage` add up to the pool, and every reference belongs to an
 owner's block table or to a hold.
 """
@@ -12,18 +12,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tandem.core.events import BlockEventSink
+from tandem.core.events import BlockEvent, BlockEventSink
 from tandem.kvcache.block_pool import BlockPool
 from tandem.kvcache.block_table import BlockRange, BlockTable
+from tandem.kvcache.kept_blocks import KeptBlocks
+from tandem.kvcache.kept_prefixes import KeptPrefixes
 from tandem.kvcache.prefix import NULL_BLOCK, HashPrefixCache, NoPrefixCache, PrefixCache, PrefixMatch, longest_prefix
 from tandem.kvcache.spec import KVLayout
+
+_GROWTH_BLOCKS = 8  # that a lone owner gets at a time when it must take kept ones
 
 
 @dataclass(frozen=True, slots=True)
 class KVCacheUsage:
     """Blocks by state, at one moment; `total` is the sum of the others.
 
-    A block is pinned if a transfer may touch it, else leased if a peer may read it, else used if a request has it.
+    A block is pinned if a transfer may touch it, else leased if a peer may read it, else used if a request has it, else
+    kept if its content was promised to be found.
     """
 
     total: int
@@ -32,6 +37,7 @@ class KVCacheUsage:
     used: int
     leased: int = 0
     pinned: int = 0
+    kept: int = 0
 
 
 class HoldKind(StrEnum):
@@ -56,7 +62,10 @@ class KVCacheManager:
         max_chunk_tokens: the most tokens one owner's cursor moves by in one step.
         prefix_caching: whether computed blocks can be found again by hash.
         watermark_blocks: blocks that admission leaves available, for running owners to grow into.
+        pin_share: the most of the blocks that are kept, 0 to 1.
         emit: receives every stored/removed event.
+
+    `kept`: what was promised to be found for a time.
     """
 
     def __init__(
@@ -67,14 +76,20 @@ class KVCacheManager:
         max_chunk_tokens: int,
         prefix_caching: bool = True,
         watermark_blocks: int = 0,
+        pin_share: float = 0.5,
         emit: BlockEventSink | None = None,
     ) -> None:
         self.layout = layout
         self.max_chunk_tokens = max_chunk_tokens
         self.prefix_caching = prefix_caching
         self._watermark_blocks = watermark_blocks
-        self._cache: PrefixCache = HashPrefixCache(len(layout.groups), emit) if prefix_caching else NoPrefixCache()
+        self._emit = emit
+        self._cache: PrefixCache = (
+            HashPrefixCache(len(layout.groups), self._tell) if prefix_caching else NoPrefixCache()
+        )
         self._pool = BlockPool(num_blocks, self._cache)
+        kept = KeptBlocks(self._pool, self._cache, int(num_blocks * pin_share), emit)
+        self.kept = KeptPrefixes(layout, self._pool, self._cache, kept, lambda: self.num_unpromised)
         self._tables: dict[str, BlockTable] = {}
         self._hashes_in_flight: dict[str, Sequence[bytes]] = {}
         self._in_flight: Counter[bytes] = Counter()
@@ -84,10 +99,12 @@ class KVCacheManager:
     @property
     def usage(self) -> KVCacheUsage:
         pool = self._pool
-        pinned = self._held(HoldKind.PINNED)
+        pinned = self._held(HoldKind.PINNED).union(self.kept.blocks.read_block_ids)
         leased = self._held(HoldKind.LEASED) - pinned
         used = pool.num_used - len(leased) - len(pinned)
-        return KVCacheUsage(pool.num_blocks, pool.num_free, pool.num_cached, used, len(leased), len(pinned))
+        return KVCacheUsage(
+            pool.num_blocks, pool.num_free, pool.num_cached, used, len(leased), len(pinned), pool.num_kept
+        )
 
     @property
     def num_unpromised(self) -> int:
@@ -110,10 +127,26 @@ class KVCacheManager:
 
     def can_open(self, match: PrefixMatch, num_tokens: int) -> bool:
         """Whether an owner of `num_tokens` starting from `match` fits beside all that has been promised to others."""
-        revived = sum(self._pool.num_idle(block_ids) for block_ids in match.block_ids)
-        needed = self._num_missing(match.num_blocks, match.num_dropped, num_tokens)
-        spare = self._pool.num_available - revived - self._num_promised - needed
-        return spare >= (self._watermark_blocks if self._tables else 0)
+        return self._num_short(match, num_tokens) <= 0
+
+    def make_room(self, match: PrefixMatch, num_tokens: int) -> bool:
+        """Let kept blocks yield to an owner that `can_open` refuses; whether it fits now. They go to the host tier as
+        far as that has room, which takes a while. What is left yields only when nobody else has blocks that would
+        come back: then the owner could never run.
+        """
+        must = not self._tables and not self._holds
+        while (num_short := self._num_short(match, num_tokens)) > 0:
+            if not self._yield(num_short, must):
+                return False
+        return True
+
+    def make_room_to_grow(self, owner: str, num_tokens: int) -> bool:
+        """`make_room` for an owner that cannot grow; whether there is more room than before."""
+        own = {block_id for blocks in self._tables[owner].groups for block_id in blocks}
+        is_alone = len(self._tables) == 1 and all(own.issuperset(hold.block_ids) for hold in self._holds.values())
+        count = math.ceil(num_tokens / self.layout.block_size) - self._tables[owner].num_blocks
+        num_short = count * len(self.layout.groups) - self._pool.num_available
+        return self._yield(num_short + is_alone * _GROWTH_BLOCKS, is_alone)
 
     def open(self, owner: str, match: PrefixMatch, hashes: Sequence[bytes], num_tokens: int) -> BlockTable:
         """Give `owner` a block table that starts with the matched blocks. `hashes` are the blocks it will compute."""
@@ -239,10 +272,29 @@ class KVCacheManager:
             block_id for table in self._tables.values() for blocks in table.groups for block_id in blocks if block_id
         )
         references.update(block_id for hold in self._holds.values() for block_id in hold.block_ids)
+        references.update(self.kept.blocks.read_block_ids)
         self._pool.check(references)
+        self.kept.blocks.check()
         assert self._num_promised == sum(table.num_promised for table in self._tables.values())
         in_flight = Counter(block_hash for hashes in self._hashes_in_flight.values() for block_hash in hashes)
         assert in_flight == self._in_flight, "a block is thought to be in flight that nobody computes"
+
+    def _tell(self, event: BlockEvent) -> None:
+        if self._emit is not None and self.kept.blocks.passed_on(event):
+            self._emit(event)
+
+    def _num_short(self, match: PrefixMatch, num_tokens: int) -> int:
+        """By how many blocks an owner of `num_tokens` starting from `match` exceeds what is not promised to others."""
+        revived = sum(self._pool.num_idle(block_ids) for block_ids in match.block_ids)
+        needed = self._num_missing(match.num_blocks, match.num_dropped, num_tokens)
+        left = self._watermark_blocks if self._tables else 0
+        return left + revived + self._num_promised + needed - self._pool.num_available
+
+    def _yield(self, count: int, must: bool) -> bool:
+        """Whether some kept blocks became evictable."""
+        num_available = self._pool.num_available
+        self.kept.blocks.yield_blocks(count, must=must)
+        return self._pool.num_available > num_available
 
     def _num_missing(self, num_blocks: int, num_dropped: Sequence[int], num_tokens: int) -> int:
         """The most blocks that an owner of `num_blocks` a group, of which `num_dropped` are null, needs besides at once

@@ -13,6 +13,14 @@ from tandem.kvcache.spec import KVLayout, KVSpec
 NULL_BLOCK = 0
 
 
+class BlockLookup(Protocol):
+    """Where contents are: all that finding a prefix takes."""
+
+    def lookup(self, block_hash: bytes, group: int) -> int | None:
+        """The place of this content for this group, or None."""
+        ...
+
+
 class PrefixCache(Protocol):
     """From block hashes to block ids. Knows nothing of references or eviction order: the block pool owns those."""
 
@@ -96,7 +104,7 @@ class PrefixMatch:
         return [block_ids.count(NULL_BLOCK) for block_ids in self.block_ids]
 
 
-def longest_prefix(cache: PrefixCache, layout: KVLayout, hashes: Sequence[bytes], max_blocks: int) -> PrefixMatch:
+def longest_prefix(cache: BlockLookup, layout: KVLayout, hashes: Sequence[bytes], max_blocks: int) -> PrefixMatch:
     """Find the most leading blocks of the chain that all groups can serve.
 
     A full-attention group needs every block; a windowed group only those its next query sees, so it may serve a prefix
@@ -118,7 +126,7 @@ def longest_prefix(cache: PrefixCache, layout: KVLayout, hashes: Sequence[bytes]
 
 
 def _blocks_served(
-    cache: PrefixCache, group: int, spec: KVSpec, block_size: int, hashes: Sequence[bytes], limit: int
+    cache: BlockLookup, group: int, spec: KVSpec, block_size: int, hashes: Sequence[bytes], limit: int
 ) -> int:
     if spec.window is None:
         for index in range(limit):
@@ -140,7 +148,7 @@ def _first_needed(spec: KVSpec, block_size: int, num_blocks: int) -> int:
 
 
 def _matched_ids(
-    cache: PrefixCache, group: int, spec: KVSpec, block_size: int, hashes: Sequence[bytes]
+    cache: BlockLookup, group: int, spec: KVSpec, block_size: int, hashes: Sequence[bytes]
 ) -> tuple[int, ...]:
     first = _first_needed(spec, block_size, len(hashes))
     found = [cache.lookup(block_hash, group) for block_hash in hashes[first:]]

@@ -1,9 +1,12 @@
 """Protobuf forms of what a request asks for and what is new of it: sampling options, outputs, timelines."""
 
 import math
+from collections.abc import Sequence
 
 from tandem.core.errors import InvalidRequestError
 from tandem.core.output import RequestMetrics, RequestOutput
+from tandem.core.pins import MAX_PINS, Pin
+from tandem.core.reasoning import Reasoning
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason, TokenLogprobs
@@ -19,12 +22,13 @@ _FINISH_REASONS = Names(
         FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
         FinishReason.ABORT: pb.FINISH_REASON_ABORT,
         FinishReason.ERROR: pb.FINISH_REASON_ERROR,
+        FinishReason.CONTENT_FILTER: pb.FINISH_REASON_CONTENT_FILTER,
     },
 )
 _SCALARS = (
     *("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-    *("n", "logprobs", "prompt_logprobs", "include_stop_str_in_output", "ignore_eos"),
+    *("n", "logprobs", "prompt_logprobs", "include_stop_str_in_output", "ignore_eos", "grammar", "skip_special_tokens"),
 )
 
 
@@ -36,6 +40,7 @@ def put_params(params: SamplingParams) -> pb.SamplingParams:
         bad_words=[pb.TokenIds(token_ids=word) for word in params.bad_words],
         stop=params.stop,
         stop_token_ids=params.stop_token_ids,
+        reasoning=_put_reasoning(params.reasoning),
     )
     if params.seed is not None:
         setattr(message, "seed" if params.seed >= 0 else "negative_seed", params.seed)
@@ -54,7 +59,38 @@ def take_params(message: pb.SamplingParams) -> SamplingParams:
         seed=None if seed_field is None else getattr(message, seed_field),
         stop=tuple(message.stop),
         stop_token_ids=tuple(message.stop_token_ids),
+        reasoning=maybe(message, "reasoning", _take_reasoning),
     )
+
+
+def _put_reasoning(reasoning: Reasoning | None) -> pb.Reasoning | None:
+    if reasoning is None:
+        return None
+    return pb.Reasoning(
+        start_token_ids=reasoning.start_token_ids,
+        end_token_ids=reasoning.end_token_ids,
+        is_open=reasoning.is_open,
+        max_tokens=reasoning.max_tokens,
+    )
+
+
+def _take_reasoning(message: pb.Reasoning) -> Reasoning:
+    return Reasoning(
+        tuple(message.start_token_ids),
+        tuple(message.end_token_ids),
+        message.is_open,
+        message.max_tokens if message.HasField("max_tokens") else None,
+    )
+
+
+def put_pin(pin: Pin) -> pb.Pin:
+    return pb.Pin(num_tokens=pin.num_tokens, ttl_s=pin.ttl_s)
+
+
+def take_pins(messages: Sequence[pb.Pin]) -> tuple[Pin, ...]:
+    if len(messages) > MAX_PINS:
+        raise InvalidRequestError(f"pins has {len(messages)} entries; at most {MAX_PINS} are accepted")
+    return tuple(Pin(message.num_tokens, message.ttl_s) for message in messages)
 
 
 def put_logprobs(logprobs: TokenLogprobs) -> pb.TokenLogprobs:
@@ -118,6 +154,7 @@ def _put_metrics(metrics: RequestMetrics | None) -> pb.RequestMetrics | None:
         num_output_tokens=metrics.num_output_tokens,
         num_cached_tokens=metrics.num_cached_tokens,
         num_preemptions=metrics.num_preemptions,
+        pins=map(put_pin, metrics.pins),
     )
 
 
@@ -131,6 +168,7 @@ def _take_metrics(message: pb.RequestMetrics) -> RequestMetrics:
         num_output_tokens=message.num_output_tokens,
         num_cached_tokens=message.num_cached_tokens,
         num_preemptions=message.num_preemptions,
+        pins=take_pins(message.pins),
     )
 
 

@@ -5,7 +5,16 @@ from collections.abc import Sequence
 from tandem.core.errors import InvalidRequestError
 from tandem.kvcache.block_table import BlockRange
 from tandem.rpc.codec_common import maybe_address, put_address, put_maybe_address, take_address
-from tandem.rpc.codec_request import put_logprobs, put_params, put_stage, take_logprobs, take_params, take_stage
+from tandem.rpc.codec_request import (
+    put_logprobs,
+    put_params,
+    put_pin,
+    put_stage,
+    take_logprobs,
+    take_params,
+    take_pins,
+    take_stage,
+)
 from tandem.rpc.form import (
     maybe,
     not_empty,
@@ -59,6 +68,7 @@ def put_generate_call(call: GenerateCall) -> pb.GenerateRequest:
         spares=map(put_address, call.spares),
         fetch_from=put_maybe_address(call.fetch_from),
         num_fetch_blocks=call.num_fetch_blocks,
+        pins=map(put_pin, call.pins),
     )
 
 
@@ -75,6 +85,7 @@ def take_generate_call(message: pb.GenerateRequest) -> GenerateCall:
         spares=tuple(map(take_address, message.spares)),
         fetch_from=maybe_address(message, "fetch_from"),
         num_fetch_blocks=message.num_fetch_blocks,
+        pins=take_pins(message.pins),
     )
 
 
@@ -91,6 +102,7 @@ def put_prefill_call(call: PrefillCall) -> pb.PrefillRequest:
         fetch_from=put_maybe_address(call.fetch_from),
         num_fetch_blocks=call.num_fetch_blocks,
         lease_id=call.lease_id,
+        pins=map(put_pin, call.pins),
     )
 
 
@@ -107,6 +119,7 @@ def take_prefill_call(message: pb.PrefillRequest) -> PrefillCall:
         fetch_from=maybe_address(message, "fetch_from"),
         num_fetch_blocks=message.num_fetch_blocks,
         lease_id=message.lease_id,
+        pins=take_pins(message.pins),
     )
 
 
@@ -145,6 +158,7 @@ def put_prefill_news(news: PrefillNews) -> pb.PrefillResponse:
         token=None if news.token is None else _put_chosen(news.token),
         num_cached_tokens=news.num_cached_tokens,
         timeline=map(put_stage, news.timeline),
+        pins=map(put_pin, news.pins),
     )
 
 
@@ -154,6 +168,7 @@ def take_prefill_news(message: pb.PrefillResponse) -> PrefillNews:
         token=maybe(message, "token", _take_chosen),
         num_cached_tokens=message.num_cached_tokens if message.HasField("num_cached_tokens") else None,
         timeline=tuple(map(take_stage, message.timeline)),
+        pins=take_pins(message.pins),
     )
 
 

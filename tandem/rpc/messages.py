@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.core.output import RequestOutput
+from tandem.core.pins import Pin
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.timeline import Stage
 from tandem.core.types import TokenLogprobs
@@ -204,7 +205,7 @@ class WorkerStatus:
         state: what routing needs; `state.reported_at_s` is set by the receiver from its own clock.
         lifecycle: starting, ready, draining or stopped.
         epoch: grows with every incarnation.
-        blocks: by state: free, cached, used, leased, pinned; they add up to the pool.
+        blocks: by state: free, cached, used, leased, pinned, kept; they add up to the pool.
         model: what it serves.
         samples: measured since the last news to this receiver.
     """
@@ -234,6 +235,8 @@ class GenerateCall:
         output_token_ids: generated before, by a worker that was lost; the answer continues after them.
         params: `n` is 1 and `seed` is set, so that any worker draws the same tokens.
         prefill, spares, fetch_from, num_fetch_blocks: as in `PairingAnswer`.
+        pins: beginnings of the prompt that the worker that computes it is to keep; `RequestMetrics.pins` of the last
+            news says what was granted.
     """
 
     request_id: str
@@ -247,6 +250,7 @@ class GenerateCall:
     spares: tuple[WorkerAddress, ...] = ()
     fetch_from: WorkerAddress | None = None
     num_fetch_blocks: int = 0
+    pins: tuple[Pin, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +300,7 @@ class PrefillCall:
     fetch_from: WorkerAddress | None = None
     num_fetch_blocks: int = 0
     lease_id: str = ""
+    pins: tuple[Pin, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,12 +313,15 @@ class ChosenToken:
 
 @dataclass(frozen=True, slots=True)
 class PrefillNews:
-    """One of these, or the last message: the timeline and how many prompt tokens came from the cache."""
+    """A lease, the token, or the last message: the timeline. With the token comes how many prompt tokens the cache had
+    and which pins were granted.
+    """
 
     lease: LeaseNews | None = None
     token: ChosenToken | None = None
     num_cached_tokens: int | None = None
     timeline: tuple[Stage, ...] = ()
+    pins: tuple[Pin, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,11 +49,16 @@ class SchedulerOutput:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """The token chosen for one request, or why none could be."""
+    """The token chosen for one request, or why none could be. `ends`: none was needed, the answer is complete."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
     error: str | None = None
+    ends: bool = False
+
+    @property
+    def is_token(self) -> bool:
+        return self.error is None and not self.ends
 
 
 @dataclass(frozen=True, slots=True)

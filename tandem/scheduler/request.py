@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from tandem.core.hashing import extend_hashes
+from tandem.core.pins import Pin
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import FinishReason
 
@@ -24,19 +25,22 @@ class RequestState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """What other workers do of a request; by default nothing.
+    """What other workers do of a request, and what is left for later ones; by default nothing.
 
     Args:
         output_token_ids: generated elsewhere before; the answer continues after them.
         num_new_tokens: stop after so many further tokens, whatever the request asks for; None = go on to its end.
         num_expected_tokens: KV of so many leading tokens will come from elsewhere: the request waits for it.
         lease_id: lease its blocks under this name as they are computed, for a peer to read.
+        pins: beginnings of the prompt to keep, unless all of the prompt's KV comes from elsewhere: who computes it,
+            keeps it.
     """
 
     output_token_ids: tuple[int, ...] = ()
     num_new_tokens: int | None = None
     num_expected_tokens: int = 0
     lease_id: str | None = None
+    pins: tuple[Pin, ...] = ()
 
 
 WHOLE = Handoff()
@@ -71,6 +75,8 @@ class Request:
     token_ids: list[int] = field(init=False)
     num_prompt_tokens: int = field(init=False)
     num_expected_tokens: int = field(init=False)
+    pins: tuple[Pin, ...] = field(init=False)
+    num_pinned_tokens: dict[int, int] = field(init=False, default_factory=dict)
     num_leased_blocks: int = field(init=False, default=0)
     num_computed_tokens: int = field(init=False, default=0)
     num_cached_tokens: int = field(init=False, default=0)
@@ -87,6 +93,7 @@ class Request:
         self.num_prompt_tokens = len(self.token_ids)
         self.token_ids += self.handoff.output_token_ids
         self.num_expected_tokens = self.handoff.num_expected_tokens
+        self.pins = self.handoff.pins
 
     @property
     def num_tokens(self) -> int:
@@ -114,6 +121,11 @@ class Request:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def granted_pins(self) -> tuple[Pin, ...]:
+        """What of `pins` was granted, in their order."""
+        return tuple(Pin(self.num_pinned_tokens.get(index, 0), pin.ttl_s) for index, pin in enumerate(self.pins))
 
     def extend_hashes(self, block_size: int) -> None:
         """Bring `block_hashes` up to date with `token_ids`."""

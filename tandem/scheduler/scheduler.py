@@ -119,7 +119,10 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None or request.state is RequestState.RUNNING:
             return
-        expected, request.num_expected_tokens = request.num_expected_tokens, 0
+        expected = request.num_expected_tokens
+        if num_tokens >= expected:
+            self._take_arrived(request)
+        request.num_expected_tokens = 0
         if request.state is RequestState.WAITING:
             return
         del self._fetching[request_id]
@@ -134,7 +137,7 @@ class Scheduler:
         request.num_computed_tokens = usable
         request.state = RequestState.RUNNING
         insort(self._running, request, key=_order)
-        self._sharing.lease_computed(request)
+        self._sharing.note_computed(request)
 
     def take_news(self) -> list[KVNews]:
         """What was reserved and leased since the last call."""
@@ -170,13 +173,15 @@ class Scheduler:
             sampled = result.sampled.get(request.request_id)
             if sampled is None or sampled.error is None:  # NOTE: whatever broke a request must not become findable
                 self._kv.commit(request.request_id, request.block_hashes, request.num_computed_tokens)
-                self._sharing.lease_computed(request)
+                self._sharing.note_computed(request)
             if sampled is None:
                 assert request.num_pending_tokens, f"{request.request_id} was to get a token and got none"
                 continue
             assert not request.num_pending_tokens, f"{request.request_id} got a token before its prompt was computed"
             if sampled.error is not None:
                 request.finish_reason, request.stop_reason = FinishReason.ERROR, sampled.error
+            elif sampled.ends:
+                request.finish_reason = FinishReason.STOP
             else:
                 request.append(sampled.token_id)
                 request.extend_hashes(self._kv.layout.block_size)
@@ -213,6 +218,8 @@ class Scheduler:
             return
         computed = request.num_computed_tokens
         while not self._kv.grow(request.request_id, computed, computed + count):
+            if self._kv.make_room_to_grow(request.request_id, computed + count):
+                continue
             victim = self._running[-1]
             plan.drop(victim)
             self._preempt(victim)
@@ -270,7 +277,7 @@ class Scheduler:
         return match.num_blocks < reusable and self._kv.is_being_computed(request.block_hashes[match.num_blocks])
 
     def _start(self, request: Request, match: PrefixMatch) -> bool:
-        if not self._kv.can_open(match, request.num_tokens):
+        if not (self._kv.can_open(match, request.num_tokens) or self._kv.make_room(match, request.num_tokens)):
             return False
         table = self._kv.open(request.request_id, match, request.block_hashes, request.num_tokens)
         self._tables[request.request_id] = table
@@ -287,12 +294,18 @@ class Scheduler:
             return True
         if request.num_expected_tokens:
             self._sharing.reserve_nothing(request, num_held_tokens)
-            request.num_expected_tokens = 0
+            self._take_arrived(request)
         request.state = RequestState.RUNNING
         request.num_computed_tokens = num_held_tokens
         insort(self._running, request, key=_order)
-        self._sharing.lease_computed(request)
+        self._sharing.note_computed(request)
         return True
+
+    def _take_arrived(self, request: Request) -> None:
+        """All KV it expected is here. Whoever computed the whole prompt keeps what is pinned of it."""
+        if request.num_expected_tokens >= request.num_prompt_tokens:
+            request.pins = ()
+        request.num_expected_tokens = 0
 
     def _remove(self, request: Request) -> None:
         was_waiting = request.state is RequestState.WAITING

@@ -1,4 +1,5 @@
-"""Blocks that other workers read or that hold what other workers computed: reserves, leases, and the news of both.
+"""Blocks that outlive a request's need of them: reserves and leases for other workers, with the news of both, and pins
+for later requests.
 
 Invariant: a reserved block is pinned until its transfer is over, a leased one until its lease ends, whatever becomes of
 the request.
@@ -30,7 +31,21 @@ class KVSharing:
         """Tell that all KV a request expects is here already."""
         self._tell_reserved(request, num_held_tokens, tuple(BlockRange(0, ()) for _ in self._kv.layout.groups))
 
-    def lease_computed(self, request: Request) -> None:
+    def note_computed(self, request: Request) -> None:
+        """Its cursor has moved and its blocks are committed: grant the pins it has passed, lease what is whole."""
+        self._grant_pins(request)
+        self._lease_computed(request)
+
+    def _grant_pins(self, request: Request) -> None:
+        """NOTE: as soon as a pin's last token is computed: later a windowed group has dropped what was before it."""
+        block_size = self._kv.layout.block_size
+        for index, pin in enumerate(request.pins):
+            num_blocks = min(pin.num_tokens, request.num_prompt_tokens) // block_size
+            if index not in request.num_pinned_tokens and num_blocks * block_size <= request.num_computed_tokens:
+                num_granted = self._kv.kept.pin(request.block_hashes[:num_blocks], pin.ttl_s)
+                request.num_pinned_tokens[index] = num_granted * block_size
+
+    def _lease_computed(self, request: Request) -> None:
         """Lease the blocks that have become whole; the last one, part full, when the cursor has caught up."""
         lease_id, block_size = request.handoff.lease_id, self._kv.layout.block_size
         if lease_id is None:

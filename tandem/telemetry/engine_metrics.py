@@ -10,6 +10,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tandem.core.output import RequestMetrics
+from tandem.core.pins import Pin
 from tandem.core.types import FinishReason
 from tandem.routing.snapshot import WorkerState
 
@@ -39,6 +40,19 @@ class Status(Protocol):
     def num_waiting(self) -> int: ...
     @property
     def links(self) -> Sequence[_Link]: ...
+
+
+class Kept(Protocol):
+    """The part of `kvcache.kept_blocks.KeptUsage` that is exported."""
+
+    @property
+    def num_host(self) -> int: ...
+    @property
+    def num_moved(self) -> int: ...
+    @property
+    def num_restored(self) -> int: ...
+    @property
+    def num_broken(self) -> int: ...
 
 
 class WorkerMetrics:
@@ -81,6 +95,12 @@ class WorkerMetrics:
             "vllm:cache_config_info", "always 1", ["block_size", "num_gpu_blocks", "engine"], registry=registry
         )
         self._blocks = Gauge("tandem_kv_blocks", "KV blocks by state", ["state"], registry=registry)
+        self._host_bytes = Gauge("tandem_kv_host_bytes", "host memory that holds pinned prefixes", registry=registry)
+        self._kept_blocks = Counter(
+            "tandem_kv_kept_blocks", "blocks of pinned prefixes by what became of them", ["event"], registry=registry
+        )
+        self._pins = Counter("tandem_pins", "pins asked for by what was granted", ["outcome"], registry=registry)
+        self._last_kept: dict[str, int] = {}
         self._leases = Gauge("tandem_leases", "leases on this worker's blocks by state", ["state"], registry=registry)
         self._transfer_s = Histogram(
             "tandem_transfer_seconds", "duration of a KV transfer", buckets=_TRANSFER_S, registry=registry
@@ -110,6 +130,21 @@ class WorkerMetrics:
     def observe_leases(self, counts: Mapping[str, int]) -> None:
         """Leases on this worker's blocks now, by state."""
         _replace(self._leases, counts)
+
+    def observe_kept(self, kept: Kept, block_bytes: int) -> None:
+        """Pinned prefixes of this worker now. Its totals must not shrink."""
+        self._host_bytes.set(kept.num_host * block_bytes)
+        totals = {"moved": kept.num_moved, "restored": kept.num_restored, "broken": kept.num_broken}
+        for event, total in totals.items():
+            self._kept_blocks.labels(event).inc(total - self._last_kept.get(event, 0))
+        self._last_kept = totals
+
+    def observe_pins(self, asked: Sequence[Pin], metrics: RequestMetrics, block_size: int) -> None:
+        """What became of the pins of a request that ended here; nothing where another worker computed its prompt."""
+        for wanted, granted in zip(asked, metrics.pins, strict=False):
+            num_whole = min(wanted.num_tokens, metrics.num_prompt_tokens) // block_size * block_size
+            outcome = "whole" if granted.num_tokens >= num_whole else "part" if granted.num_tokens else "none"
+            self._pins.labels(outcome).inc()
 
     def observe_tokens(self, num_tokens: int, gap_s: float | None) -> None:
         """Tokens that one request just got, `gap_s` after its last; None for its first."""

@@ -42,6 +42,7 @@ class ChatTemplate:
         sandbox = Sandbox(now)
         self._templates = {name: _compile(sandbox, name, source) for name, source in sources.items()}
         self._tokens = dict(tokens)
+        self.source = sources.get("tool_use", sources.get("default", ""))
 
     @classmethod
     def find(cls, path: Path) -> "ChatTemplate | None":

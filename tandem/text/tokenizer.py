@@ -4,7 +4,7 @@ Owns the loaded `tokenizers` object; immutable after loading and safe to share b
 or "cleans up" text: what goes in is what the model sees, and what the model says comes out.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +66,16 @@ class Tokenizer:
             InvalidRequestError: `text` holds a lone surrogate, so it is not Unicode text; or this tokenizer has no
                 tokens for it.
         """
+        return list(self._encoding(self._backend.encode_batch_fast, text, add_special_tokens).ids)
+
+    def token_ends(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """For each token that `encode` makes, how many characters of `text` lie before its end."""
+        return [end for _, end in self._encoding(self._backend.encode_batch, text, add_special_tokens).offsets]
+
+    def _encoding(self, encode: Callable[..., Any], text: str, add_special_tokens: bool) -> Any:
+        """NOTE: a batch of one, because the library's `encode` would hold the interpreter's lock."""
         try:
-            # NOTE: a batch of one, because the library's `encode` would hold the interpreter's lock.
-            return list(self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
+            return encode([text], add_special_tokens=add_special_tokens)[0]
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidRequestError(f"the text cannot be encoded, it is not valid Unicode: {error}") from error
         except BaseException as error:  # NOTE: the library raises bare Exception, and its panics not even that

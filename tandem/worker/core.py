@@ -10,6 +10,7 @@ from tandem.telemetry.engine_metrics import WorkerMetrics
 from tandem.telemetry.tracing import Tracing
 from tandem.transport.choose import Site
 from tandem.worker.checksums import PageChecksums
+from tandem.worker.host_tier import HostCopier
 from tandem.worker.leases import LeaseBook
 from tandem.worker.transports import Transports
 
@@ -22,6 +23,7 @@ class WorkerCore:
     epoch: grows with every incarnation.
     compatibility: what must be equal at a peer, by name.
     block_size, block_bytes, num_blocks: of the pool; `num_blocks` counts the null block.
+    host: copies kept blocks to and from the host tier; None = there is none.
     secret: of the cluster, for calls to peers; None = calls carry no token.
     """
 
@@ -40,6 +42,7 @@ class WorkerCore:
     block_bytes: int
     num_blocks: int
     clock: Clock
+    host: HostCopier | None = None
     secret: bytes | None = None
 
     def greeting(self, protocol_version: int) -> Greeting:

@@ -1,4 +1,4 @@
-"""Fills the blocks reserved for one request from what peers lease, and counts what may be used.
+"""Fills the blocks reserved for one request from the host tier and from what peers lease, and counts what may be used.
 
 Invariant: a block counts only after its bytes have arrived, the sampled checksums agree and the source has confirmed
 that the lease held all the while. The reservation stays pinned until every read is over, whatever its outcome.
@@ -6,7 +6,7 @@ that the lease held all the while. The reservation stays pinned until every read
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tandem.core.errors import TandemError, TransportError
 from tandem.core.timeline import Stage
@@ -15,6 +15,7 @@ from tandem.rpc.messages import ConfirmCall, LeaseNews
 from tandem.scheduler.output import KVReserved
 from tandem.transport.transfer import Transfer, TransferState
 from tandem.worker.core import WorkerCore
+from tandem.worker.host_tier import HostCopier
 from tandem.worker.pins import Pins
 from tandem.worker.source import Source
 
@@ -67,6 +68,22 @@ class Fetch:
             self._claimed.difference_update(entries)
         for entry in entries:
             del self._wanted[entry]
+
+    async def restore(self, copier: HostCopier, hashes: Sequence[bytes]) -> None:
+        """Copy from the host tier what it has of what is missing.
+
+        Raises:
+            TransportError: it could not be copied. Nothing of it counts.
+        """
+        started_s, began_s = time.time(), self._core.clock.now_s()
+        restore = copier.restore(hashes, self._reserved.groups)
+        self._pins.add(restore.transfer)
+        await _done(restore.transfer)
+        for read in restore.reads:
+            del self._wanted[read.group, read.index]
+        duration_s = self._core.clock.now_s() - began_s
+        attributes = {"num_blocks": len(restore.reads)}
+        self._timeline.append(Stage("restore", self._core.me.worker_id, started_s, duration_s, attributes))
 
     def close(self) -> None:
         """No further pull will begin. Once."""

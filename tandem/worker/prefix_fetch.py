@@ -1,4 +1,4 @@
-"""The prefill side's shortcut: takes a prefix from the peer that holds it instead of computing it.
+"""The computing side's shortcut: takes a prefix from the host tier, or from the peer that holds it.
 
 Whatever goes wrong costs a recompute: the engine hears exactly once that no more KV will come.
 """
@@ -31,8 +31,17 @@ class PrefixFetch:
         self._engine_id = reserved.request_id
         self._fetch = Fetch(core, reserved, timeline)
 
-    def start(self, holder: WorkerAddress, hashes: Callable[[], Awaitable[Sequence[bytes]]]) -> "asyncio.Task[None]":
-        """Fill the reservation from `holder`, or give up; either way the engine goes on."""
+    @property
+    def num_arrived_tokens(self) -> int:
+        """Leading tokens whose KV did not have to be computed."""
+        return self._fetch.num_arrived_tokens
+
+    def start(
+        self, holder: WorkerAddress | None, hashes: Callable[[], Awaitable[Sequence[bytes]]]
+    ) -> "asyncio.Task[None]":
+        """Fill the reservation from the host tier and what is missing then from `holder`, or give up; either way the
+        engine goes on.
+        """
         task = asyncio.create_task(self._run(holder, hashes))
         task.add_done_callback(self._finish)  # NOTE: also comes when the task was cancelled before it could begin
         return task
@@ -41,15 +50,20 @@ class PrefixFetch:
         self._fetch.close()
         self._core.engine.kv_arrived(self._engine_id, self._fetch.num_arrived_tokens)
 
-    async def _run(self, holder: WorkerAddress, hashes: Callable[[], Awaitable[Sequence[bytes]]]) -> None:
+    async def _run(self, holder: WorkerAddress | None, hashes: Callable[[], Awaitable[Sequence[bytes]]]) -> None:
         if self._fetch.is_complete:
             return
+        chain = tuple(await hashes())
         try:
-            source = await self._sources.connect(holder)
-            async with source.in_use():
-                await self._get_from(source, tuple(await hashes()))
+            if self._core.host is not None and self._core.host.has_moved:
+                await self._fetch.restore(self._core.host, chain)
+            if holder is not None and not self._fetch.is_complete:
+                source = await self._sources.connect(holder)
+                async with source.in_use():
+                    await self._get_from(source, chain)
         except TandemError as error:
-            logger.info("request %s: no prefix from worker %s: %s", self._engine_id, holder.worker_id, error)
+            peer = "the host tier" if holder is None else f"worker {holder.worker_id}"
+            logger.info("request %s: no prefix from %s: %s", self._engine_id, peer, error)
 
     async def _get_from(self, source: Source, hashes: tuple[bytes, ...]) -> None:
         lease_id = uuid.uuid4().hex

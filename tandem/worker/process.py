@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
-from tandem.core.clock import SystemClock
+from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import ConfigurationError, LocalityUnavailableError, TandemError
 from tandem.engine.async_engine import AsyncEngine
 from tandem.engine.resolve import Assembly, assemble
@@ -39,6 +39,7 @@ from tandem.transport.inproc import InprocRegistry
 from tandem.worker.checksums import PageChecksums
 from tandem.worker.core import WorkerCore
 from tandem.worker.feeds import Feeds, RouterIndex
+from tandem.worker.host_tier import HostCopier, HostPages
 from tandem.worker.identity import blank_state, compatibility_of, device_name, model_info, pool_of, pool_of_arena
 from tandem.worker.leases import LeaseBook
 from tandem.worker.lifecycle import Lifecycle, LifecycleState
@@ -98,24 +99,31 @@ async def _run(settings: WorkerSettings) -> int:
 
 
 @contextlib.asynccontextmanager
-async def serving_worker(settings: WorkerSettings, registry: InprocRegistry | None = None) -> AsyncIterator[Worker]:
+async def serving_worker(
+    settings: WorkerSettings, registry: InprocRegistry | None = None, clock: Clock | None = None
+) -> AsyncIterator[Worker]:
     """Serve for the time of the block.
 
     Args:
         registry: of the workers of this process, where there are several.
+        clock: by which leases and pins end; None = the system's.
 
     Raises:
         ConfigurationError: a setting cannot be honoured, or an address cannot be listened at.
         CheckpointError: the checkpoint cannot be served exactly.
     """
-    clock, epoch = SystemClock(), time.time_ns() // 1000
+    clock, epoch = clock or SystemClock(), time.time_ns() // 1000
     async with contextlib.AsyncExitStack() as opened:
         identity_secret, incarnation = settings.card_secret, uuid.uuid4().hex
         worker_id, bind = settings.worker_id or f"{settings.role}-{incarnation[:8]}", _with_port(settings)
         me = WorkerAddress(worker_id, settings.advertised(bind), incarnation)
         feeds = await _open_feeds(settings, me, epoch, opened)
-        assembly = await asyncio.to_thread(assemble, settings.engine_config(), emit=feeds.emit)
-        engine = await opened.enter_async_context(AsyncEngine(assembly.engine))
+        assembly = await asyncio.to_thread(assemble, settings.engine_config(), clock=clock, emit=feeds.emit)
+        engine = AsyncEngine(assembly.engine)
+        host = await asyncio.to_thread(_open_host, settings, assembly, clock, engine)
+        if host is not None:
+            opened.push_async_callback(asyncio.to_thread, host.close)
+        await opened.enter_async_context(engine)
         compatibility = compatibility_of(assembly)
         identity = Identity(compatibility, identity_secret, incarnation)
         transports = await asyncio.to_thread(_open_transports, settings, assembly, identity, registry)
@@ -139,6 +147,7 @@ async def serving_worker(settings: WorkerSettings, registry: InprocRegistry | No
             block_bytes=assembly.arena.layout.page_bytes,
             num_blocks=assembly.arena.num_blocks,
             clock=clock,
+            host=host,
             secret=settings.secret,
         )
         lifecycle = Lifecycle(me.worker_id)
@@ -206,6 +215,16 @@ def _open_transports(
     )
 
 
+def _open_host(settings: WorkerSettings, assembly: Assembly, clock: Clock, engine: AsyncEngine) -> HostCopier | None:
+    """The host tier, before the engine starts. None where it would not hold a single block."""
+    if settings.host_kv_bytes < assembly.arena.layout.page_bytes:
+        return None
+    pages = HostPages(assembly.arena, settings.host_kv_bytes)
+    copier = HostCopier(pages, clock, engine.post)
+    assembly.engine.kv.kept.blocks.attach_host(pages.num_slots, copier.start_move)
+    return copier
+
+
 def _open_discovery(settings: WorkerSettings) -> Discovery:
     if not settings.redis and not settings.router_addresses:
         return StaticDiscovery(())
@@ -231,6 +250,7 @@ async def _refresh(reports: Reports, core: WorkerCore) -> None:
         await reports.refresh()
         core.metrics.observe_status(reports.latest())
         core.metrics.observe_leases({"valid": len(core.leases), "expired": core.leases.num_expired})
+        core.metrics.observe_kept(reports.kept, core.block_bytes)
         await asyncio.sleep(REPORT_INTERVAL_S)
 
 

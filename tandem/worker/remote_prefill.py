@@ -8,8 +8,11 @@ import asyncio
 import logging
 import uuid
 from contextlib import aclosing
+from dataclasses import replace
 
 from tandem.core.errors import InvalidRequestError, TandemError, TransportError
+from tandem.core.output import RequestMetrics
+from tandem.core.pins import Pin
 from tandem.core.timeline import Stage
 from tandem.rpc.messages import GenerateCall, LeaseNews, PrefillCall, PrefillNews, WorkerAddress
 from tandem.scheduler.output import KVReserved, SampledToken
@@ -41,6 +44,14 @@ class RemotePrefill:
         self._fetch: asyncio.Future[Fetch] = asyncio.get_running_loop().create_future()
         self._is_over = False
         self.num_cached_tokens: int | None = None
+        self.pins: tuple[Pin, ...] = ()
+
+    def completed(self, metrics: RequestMetrics) -> RequestMetrics:
+        """With what the prefill worker said. Where we computed the prompt after all, we grant its pins."""
+        if self.num_cached_tokens is None:
+            return metrics
+        own = any(pin.num_tokens for pin in metrics.pins)
+        return replace(metrics, num_cached_tokens=self.num_cached_tokens, pins=metrics.pins if own else self.pins)
 
     def reserve(self, reserved: KVReserved) -> None:
         """The engine has blocks for the KV."""
@@ -109,12 +120,12 @@ class RemotePrefill:
         await fetch.pull(source, lease)
 
     def _note(self, news: PrefillNews) -> None:
+        if news.num_cached_tokens is not None:  # NOTE: before the token, which may be the last
+            self.num_cached_tokens, self.pins = news.num_cached_tokens, news.pins
         if news.token is not None:
             if news.token.token_id >= self._core.vocab_size:
                 raise TransportError(f"token {news.token.token_id} is not among the model's {self._core.vocab_size}")
             self._core.engine.accept_token(self._engine_id, SampledToken(news.token.token_id, news.token.logprobs))
-        if news.num_cached_tokens is not None:
-            self.num_cached_tokens = news.num_cached_tokens
         self._timeline += news.timeline
 
     def _prefill_call(self, prefill: WorkerAddress, lease_id: str) -> PrefillCall:
@@ -131,4 +142,5 @@ class RemotePrefill:
             fetch_from=call.fetch_from if prefill == call.prefill else None,
             num_fetch_blocks=call.num_fetch_blocks,
             lease_id=lease_id,
+            pins=call.pins,
         )

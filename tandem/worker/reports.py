@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from tandem.engine.engine import Engine
 from tandem.engine.load import EngineLoad, StepStats
+from tandem.kvcache.kept_blocks import KeptUsage
 from tandem.routing.snapshot import WorkerState
 from tandem.routing.speed import PrefillWork
 from tandem.rpc.messages import LinkReport, ModelInfo, PrefillSample, StepSample, WorkerStatus
@@ -17,6 +18,7 @@ from tandem.worker.core import WorkerCore
 from tandem.worker.lifecycle import Lifecycle, LifecycleState
 
 MAX_SAMPLES = 64
+BLOCK_STATES = ("free", "cached", "used", "leased", "pinned", "kept")
 
 
 @dataclass(eq=False, slots=True)
@@ -54,11 +56,12 @@ class Reports:
         self._blank = blank
         self._links = links
         self._load: EngineLoad | None = None
+        self.kept = KeptUsage()
         self._receivers: set[Receiver] = set()
 
     async def refresh(self) -> None:
         """Take the engine's figures when it is next between two steps."""
-        self._load, steps = await self._core.engine.call(_figures)
+        self._load, self.kept, steps = await self._core.engine.call(_figures)
         for receiver in self._receivers:
             receiver.samples.extend(steps)
 
@@ -90,20 +93,22 @@ class Reports:
         status = replace(
             status,
             state=_with_load(status.state, load),
-            blocks={name: getattr(load.usage, name) for name in ("free", "cached", "used", "leased", "pinned")},
+            blocks={name: getattr(load.usage, name) for name in BLOCK_STATES},
             num_waiting=load.num_waiting,
         )
         return status if receiver is None else _with_samples(status, receiver.samples)
 
 
-def _figures(engine: Engine) -> tuple[EngineLoad, list[StepStats]]:
-    return engine.load(), engine.take_step_stats()
+def _figures(engine: Engine) -> tuple[EngineLoad, KeptUsage, list[StepStats]]:
+    return engine.load(), engine.kv.kept.blocks.usage, engine.take_step_stats()
 
 
 def _with_load(state: WorkerState, load: EngineLoad) -> WorkerState:
+    """NOTE: kept blocks yield to a request that has the worker for itself, so they must not have it refused."""
+    num_yielding = load.usage.kept if load.num_requests == 0 else 0
     return replace(
         state,
-        num_free_blocks=load.num_unpromised_blocks,
+        num_free_blocks=load.num_unpromised_blocks + num_yielding,
         num_running=load.num_requests,
         num_awaiting_kv=load.num_awaiting_kv,
         num_context_tokens=load.num_context_tokens,

@@ -94,29 +94,43 @@ class WorkerService:
         is_remote = call.prefill is not None and call.params.prompt_logprobs is None
         watch = Stopwatch(self._core.me.worker_id, "wait for kv" if is_remote else "prefill")
         engine_id = self._engine_id(call.request_id)
-        num_tokens = len(call.prompt_token_ids) + len(call.output_token_ids)
-        handoff = Handoff(call.output_token_ids, num_expected_tokens=num_tokens if is_remote else 0)
+        tokens = (*call.prompt_token_ids, *call.output_token_ids)
+        num_expected = len(tokens) if is_remote else await self._num_restorable(call, tokens)
+        handoff = Handoff(call.output_token_ids, num_expected_tokens=num_expected, pins=call.pins)
         remote = RemotePrefill(self._core, self._sources, call, engine_id, watch.stages) if is_remote else None
         tasks = [] if remote is None else [asyncio.create_task(remote.run())]
+        fetch: PrefixFetch | None = None
         stream = self._stream(call, engine_id, handoff)
         try:
             async for news in stream:
-                if isinstance(news, KVReserved):
-                    assert remote is not None
+                if isinstance(news, KVReserved) and remote is not None:
                     remote.reserve(news)
+                elif isinstance(news, KVReserved):
+                    fetch = PrefixFetch(self._core, self._sources, news, watch.stages)
+                    tasks.append(fetch.start(None, partial(self._hashes, tokens[:num_expected], call.cache_salt)))
                 elif isinstance(news, RequestOutput):
-                    yield self._told(call, news, remote, watch)
+                    yield self._told(call, self._with_whole_metrics(call, news, remote or fetch), watch)
         finally:
             await stream.aclose()
             await ended(*tasks)
 
-    def _told(
-        self, call: GenerateCall, output: RequestOutput, remote: RemotePrefill | None, watch: Stopwatch
-    ) -> GenerateNews:
+    def _with_whole_metrics(
+        self, call: GenerateCall | PrefillCall, output: RequestOutput, helper: RemotePrefill | PrefixFetch | None
+    ) -> RequestOutput:
+        """With what the engine does not know of: what others found of the prompt, and keep of it."""
+        metrics = output.metrics
+        if metrics is None:
+            return output
+        self._core.metrics.observe_pins(call.pins, metrics, self._core.block_size)
+        if isinstance(helper, RemotePrefill):
+            metrics = helper.completed(metrics)
+        elif helper is not None:
+            num_found = min(helper.num_arrived_tokens, metrics.num_prompt_tokens)
+            metrics = replace(metrics, num_cached_tokens=max(metrics.num_cached_tokens, num_found))
+        return replace(output, metrics=metrics)
+
+    def _told(self, call: GenerateCall, output: RequestOutput, watch: Stopwatch) -> GenerateNews:
         """What the gateway hears of an output, and what the metrics do."""
-        num_cached = None if remote is None else remote.num_cached_tokens
-        if output.metrics is not None and num_cached is not None:
-            output = replace(output, metrics=replace(output.metrics, num_cached_tokens=num_cached))
         output = replace(output, request_id=call.request_id)
         self._core.metrics.observe_tokens(len(output.token_ids), watch.token(output))
         if not output.finished:
@@ -148,19 +162,21 @@ class WorkerService:
         engine_id = self._engine_id(call.request_id)
         num_fetched = call.num_fetch_blocks * self._core.block_size if call.fetch_from is not None else 0
         tokens = (*call.prompt_token_ids, *call.output_token_ids)
+        num_found = max(num_fetched, await self._num_restorable(call, tokens))
         handoff = Handoff(
             call.output_token_ids,
             num_new_tokens=1,
-            num_expected_tokens=min(num_fetched, (len(tokens) - 1) // self._core.block_size * self._core.block_size),
+            num_expected_tokens=min(num_found, (len(tokens) - 1) // self._core.block_size * self._core.block_size),
             lease_id=lease_id,
+            pins=call.pins,
         )
         tasks: list[asyncio.Task[None]] = []
+        fetch: PrefixFetch | None = None
         is_leased = False
         stream = self._stream(call, engine_id, handoff)
         try:
             async for news in stream:
                 if isinstance(news, KVReserved):
-                    assert call.fetch_from is not None
                     shared = tokens[: handoff.num_expected_tokens]
                     fetch = PrefixFetch(self._core, self._sources, news, watch.stages)
                     tasks.append(fetch.start(call.fetch_from, partial(self._hashes, shared, call.cache_salt)))
@@ -170,11 +186,11 @@ class WorkerService:
                         is_leased = True
                     yield PrefillNews(lease=self._lease_news(news, watch))
                 else:
-                    yield self._chosen(news, watch)
-                    if news.metrics is not None and news.finish_reason is not None:
-                        self._core.metrics.observe_request(news.metrics, news.finish_reason)
-                        stages = watch.all_stages(news)
-                        yield PrefillNews(num_cached_tokens=news.metrics.num_cached_tokens, timeline=stages)
+                    whole = self._with_whole_metrics(call, news, fetch)
+                    yield self._chosen(whole, watch)
+                    if whole.metrics is not None and whole.finish_reason is not None:
+                        self._core.metrics.observe_request(whole.metrics, whole.finish_reason)
+                        yield PrefillNews(timeline=watch.all_stages(whole))
         finally:
             await stream.aclose()
             await ended(*tasks)
@@ -210,7 +226,9 @@ class WorkerService:
             raise CapacityError(f"the prompt could not be computed: {output.stop_reason}")
         self._core.metrics.observe_tokens(len(output.token_ids), watch.token(output))
         logprobs = output.logprobs[0] if output.logprobs else None
-        return PrefillNews(token=ChosenToken(output.token_ids[0], logprobs))
+        token, metrics = ChosenToken(output.token_ids[0], logprobs), output.metrics
+        assert metrics is not None, "the one token is the last"
+        return PrefillNews(token=token, num_cached_tokens=metrics.num_cached_tokens, pins=metrics.pins)
 
     async def greet(self, greeting: Greeting) -> Greeting:
         check_compatible(self._core.compatibility, greeting)
@@ -282,6 +300,15 @@ class WorkerService:
     def _engine_id(self, request_id: str) -> str:
         """Unique here: the same request may come twice, and what is left of its first time must not be mistaken."""
         return f"{request_id[:200]} ({next(self._numbers)})"
+
+    async def _num_restorable(self, call: GenerateCall | PrefillCall, tokens: Sequence[int]) -> int:
+        """Leading tokens whose KV is here once the host tier's part of it is copied back; 0 = nothing is to copy."""
+        host = self._core.host
+        if host is None or not host.has_moved or call.params.prompt_logprobs is not None:
+            return 0
+        hashes = await self._hashes(tokens[:-1], call.cache_salt)
+        num_blocks = await self._core.engine.call(lambda engine: engine.kv.kept.num_restorable(hashes))
+        return num_blocks * self._core.block_size
 
     async def _hashes(self, token_ids: Sequence[int], cache_salt: str) -> list[bytes]:
         model = self._reports.model

@@ -3,12 +3,14 @@
 import os
 import socket
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
 from ipaddress import ip_address
 
 import psutil
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
+from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError
 from tandem.models.hub import served_name
 from tandem.routing.snapshot import Role
@@ -50,6 +52,12 @@ class WorkerSettings(EngineSettings):
     transport: str = Field("auto", description="how KV blocks move: auto, nixl, tcp or inproc")
     lease_ttl_s: float = Field(10.0, ge=1, le=600, description="a lease that its reader does not renew ends, seconds")
     checksum_share: float = Field(0.02, gt=0, le=1, description="share of the blocks read that are compared; 1 = all")
+    pin_share: float = Field(
+        0.5, ge=0, le=1, description="share of the KV blocks that pinned prefixes may keep; 0 = none"
+    )
+    host_kv_gib: float = Field(
+        0.0, ge=0, le=1e6, description="host memory for pinned prefixes that leave the KV blocks, GiB; 0 = none"
+    )
     cluster_secret: SecretStr | None = Field(None, description="shared by all processes; calls without it are refused")
     grace_s: float = Field(120.0, ge=0, description="after SIGTERM running requests may go on for this long, seconds")
     max_step_s: float = Field(
@@ -74,6 +82,14 @@ class WorkerSettings(EngineSettings):
         if host is None:
             raise ValueError("this machine has no address but loopback ones; write host:port")
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def engine_config(self) -> EngineConfig:
+        return replace(super().engine_config(), pin_share=self.pin_share)
+
+    @property
+    def host_kv_bytes(self) -> int:
+        """Of the host tier."""
+        return int(self.host_kv_gib * 2**30)
 
     @property
     def role(self) -> Role:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from tandem.core.errors import InvalidRequestError, TandemError, UnavailableError
 from tandem.core.output import RequestMetrics, RequestOutput
+from tandem.core.pins import Pin
 from tandem.core.randomness import uniform
 from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason, TokenLogprobs
@@ -57,6 +58,7 @@ class FakeWorker:
     hold_at: silent before the token of this position until `go` is set; `reached` tells that it is there.
     is_stalled: answers nothing at all, as a stopped process.
     burst: tokens a message.
+    num_cached_tokens, grants_pins: what it says of its cache.
     is_slow_to_leave: keeps the stream open after its last message until `go` is set.
     """
 
@@ -71,6 +73,8 @@ class FakeWorker:
     burst: int = 1
     end_early_at: int | None = None
     is_slow_to_leave: bool = False
+    num_cached_tokens: int = 3
+    grants_pins: bool = True
     last_reason: FinishReason | None = None
     calls: list[GenerateCall] = field(default_factory=list)
     traces: list[str | None] = field(default_factory=list)
@@ -155,7 +159,17 @@ class FakeWorker:
             top = call.params.prompt_logprobs
             of_prompt = (None, *(self._scored(token_id, top) for token_id in call.prompt_token_ids[1:]))
         metrics = RequestMetrics(
-            arrival_s, arrival_s, arrival_s, time.monotonic(), len(call.prompt_token_ids), end, 3, 0
+            arrival_s,
+            arrival_s,
+            arrival_s,
+            time.monotonic(),
+            len(call.prompt_token_ids),
+            end,
+            self.num_cached_tokens,
+            0,
+            tuple(Pin(pin.num_tokens // 16 * 16, pin.ttl_s) for pin in call.pins)
+            if self.grants_pins
+            else call.pins[:0],
         )
         output = RequestOutput(
             call.request_id,

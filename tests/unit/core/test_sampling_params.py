@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tandem.core.errors import InvalidRequestError
-from tandem.core.sampling_params import MAX_LIST_TOKENS, SamplingParams, validate_for_vocab
+from tandem.core.reasoning import Reasoning
+from tandem.core.sampling_params import MAX_GRAMMAR_CHARACTERS, MAX_LIST_TOKENS, SamplingParams, validate_for_vocab
 
 
 def test_defaults_are_plain_sampling() -> None:
@@ -36,6 +37,11 @@ def test_defaults_are_plain_sampling() -> None:
         ("repetition_penalty", 0.0),
         ("presence_penalty", math.nan),
         ("frequency_penalty", 1000.0),
+        ("grammar", ""),
+        ("grammar", 3),
+        ("grammar", "a" * (MAX_GRAMMAR_CHARACTERS + 1)),
+        ("reasoning", (1, 2)),
+        ("skip_special_tokens", 1),
         ("logit_bias", {-1: 0.0}),
         ("logit_bias", {1: math.inf}),
         ("logit_bias", {"1": 0.0}),
@@ -70,6 +76,13 @@ def test_min_tokens_may_not_exceed_max_tokens() -> None:
         SamplingParams(min_tokens=4, max_tokens=3)
 
 
+@pytest.mark.parametrize("option", [{"ignore_eos": True}, {"min_tokens": 1}])
+def test_a_grammar_says_the_end_itself(option: dict[str, Any]) -> None:
+    assert SamplingParams(grammar="start: /a/").grammar == "start: /a/"
+    with pytest.raises(InvalidRequestError, match="says the end"):
+        SamplingParams(grammar="start: /a/", **option)
+
+
 def test_params_cross_processes() -> None:
     params = SamplingParams(logit_bias={1: 2.0}, bad_words=((1, 2),), stop=("\n",))
     assert pickle.loads(pickle.dumps(params)) == params
@@ -82,6 +95,8 @@ def test_params_cross_processes() -> None:
         ("allowed_token_ids", (0, 99), (0, 100)),
         ("stop_token_ids", (99,), (100,)),
         ("bad_words", ((99,), (1, 99)), ((99,), (1, 100, 2))),
+        ("reasoning", Reasoning((1,), (99,)), Reasoning((100,), (99,))),
+        ("reasoning", Reasoning((1,), (99,)), Reasoning((), (99, 100))),
     ],
 )
 def test_token_ids_beyond_the_vocabulary_are_refused(field: str, inside: Any, outside: Any) -> None:

@@ -5,8 +5,14 @@ import asyncio
 import pytest
 
 from tandem.core.errors import TandemError
+from tandem.core.pins import Pin
+from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.gateway.news_queue import MAX_NEWS, NewsQueue
 from tandem.gateway.request import ChoiceNews
+
+
+def scored(token_id: int) -> TokenLogprobs:
+    return TokenLogprobs(token_id, -0.5, 1, ())
 
 
 def news(number: int) -> ChoiceNews:
@@ -20,12 +26,39 @@ def test_all_there_is_comes_at_once_and_the_first_error_after_it() -> None:
         await queue.put(news(2))
         queue.fail(TandemError("first"))
         queue.fail(TandemError("second"))
-        assert [item.token_ids for item in await queue.take()] == [(1,), (2,)]
+        assert [item.token_ids for item in await queue.take()] == [(1, 2)]
         for _ in range(2):
             with pytest.raises(TandemError, match="first"):
                 await queue.take()
 
     asyncio.run(run())
+
+
+def test_news_of_one_choice_in_a_row_is_put_together_and_keeps_everything() -> None:
+    first = ChoiceNews(0, (1,), "a", (scored(1),), (None, scored(9)), num_cached_tokens=3)
+    last = ChoiceNews(0, (2, 3), "bc", (scored(2), scored(3)), None, FinishReason.STOP, "x", 0, (Pin(16, 60.0),))
+    other = ChoiceNews(1, (4,), "d")
+
+    async def run(*given: ChoiceNews) -> list[ChoiceNews]:
+        queue = NewsQueue()
+        for item in given:
+            await queue.put(item)
+        return await queue.take()
+
+    whole = ChoiceNews(
+        0,
+        (1, 2, 3),
+        "abc",
+        (scored(1), scored(2), scored(3)),
+        (None, scored(9)),
+        FinishReason.STOP,
+        "x",
+        3,
+        (Pin(16, 60.0),),
+    )
+    assert asyncio.run(run(first, last)) == [whole]
+    assert asyncio.run(run(first, other, last)) == [first, other, last]
+    assert asyncio.run(run(ChoiceNews(0, (1,), "a"), ChoiceNews(0, (), "b"))) == [ChoiceNews(0, (1,), "ab")]
 
 
 def test_a_writer_waits_while_the_reader_is_far_behind() -> None:
@@ -36,7 +69,8 @@ def test_a_writer_waits_while_the_reader_is_far_behind() -> None:
         waiting = asyncio.create_task(queue.put(news(MAX_NEWS)))
         done, _ = await asyncio.wait((waiting,), timeout=0.01)
         assert not done
-        assert len(await queue.take()) == MAX_NEWS
+        (taken,) = await queue.take()
+        assert len(taken.token_ids) == MAX_NEWS
         await asyncio.wait_for(waiting, 1)
         assert [item.token_ids for item in await queue.take()] == [(MAX_NEWS,)]
 

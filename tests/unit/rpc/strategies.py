@@ -1,12 +1,15 @@
 """Any value of every message, for hypothesis: zeros, empty texts and missing parts included."""
 
 from array import array
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
 
 from tandem.core.events import BlockEvent, BlockRemoved, BlockStored
 from tandem.core.output import RequestMetrics, RequestOutput
+from tandem.core.pins import MAX_TTL_S, Pin
+from tandem.core.reasoning import Reasoning
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason, TokenLogprobs
@@ -75,7 +78,14 @@ JSON = st.recursive(
 )
 
 ADDRESS = st.builds(WorkerAddress, NAME, TEXT, TEXT)
-PARAMS = st.builds(
+REASONING = st.builds(
+    Reasoning,
+    start_token_ids=TOKENS,
+    end_token_ids=tuples(TOKEN, 1),
+    is_open=BOOL,
+    max_tokens=maybe(TOKEN),
+)
+PLAIN_PARAMS = st.builds(
     SamplingParams,
     max_tokens=maybe(st.integers(10, 2**31 - 1)),
     min_tokens=st.integers(0, 10),
@@ -97,9 +107,17 @@ PARAMS = st.builds(
     stop_token_ids=TOKENS,
     include_stop_str_in_output=BOOL,
     ignore_eos=BOOL,
+    reasoning=maybe(REASONING),
+    skip_special_tokens=BOOL,
 )
+# A grammar says the end itself.
+GRAMMAR_PARAMS = st.builds(replace, PLAIN_PARAMS, min_tokens=st.just(0), ignore_eos=st.just(False), grammar=NAME)
+PARAMS = PLAIN_PARAMS | GRAMMAR_PARAMS
 LOGPROBS = st.builds(TokenLogprobs, TOKEN, LOGPROB, SMALL, tuples(st.tuples(TOKEN, LOGPROB)))
-METRICS = st.builds(RequestMetrics, NUMBER, maybe(NUMBER), maybe(NUMBER), maybe(NUMBER), COUNT, COUNT, COUNT, COUNT)
+PINS = tuples(st.builds(Pin, TOKEN, st.floats(0, MAX_TTL_S, exclude_min=True)))
+METRICS = st.builds(
+    RequestMetrics, NUMBER, maybe(NUMBER), maybe(NUMBER), maybe(NUMBER), COUNT, COUNT, COUNT, COUNT, pins=PINS
+)
 OUTPUT = st.builds(
     RequestOutput,
     request_id=TEXT,
@@ -174,6 +192,7 @@ GENERATE_CALL = st.builds(
     spares=tuples(ADDRESS),
     fetch_from=maybe(ADDRESS),
     num_fetch_blocks=COUNT,
+    pins=PINS,
 )
 PREFILL_CALL = st.builds(
     PrefillCall,
@@ -188,6 +207,7 @@ PREFILL_CALL = st.builds(
     fetch_from=maybe(ADDRESS),
     num_fetch_blocks=COUNT,
     lease_id=TEXT,
+    pins=PINS,
 )
 LEASE = st.builds(
     LeaseNews,
@@ -198,7 +218,7 @@ LEASE = st.builds(
     ttl_s=AMOUNT,
 )
 PREFILL_NEWS = st.builds(
-    PrefillNews, maybe(LEASE), maybe(st.builds(ChosenToken, TOKEN, maybe(LOGPROBS))), maybe(COUNT), tuples(STAGE)
+    PrefillNews, maybe(LEASE), maybe(st.builds(ChosenToken, TOKEN, maybe(LOGPROBS))), maybe(COUNT), tuples(STAGE), PINS
 )
 GREETING = st.builds(
     Greeting,

@@ -4,7 +4,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.core.output import RequestMetrics
+from tandem.core.pins import Pin
 from tandem.core.types import FinishReason
+from tandem.kvcache.kept_blocks import KeptUsage
 from tandem.routing.snapshot import Role, WorkerState
 from tandem.rpc.messages import LinkReport, ModelInfo, WorkerAddress, WorkerStatus
 from tandem.telemetry.engine_metrics import WorkerMetrics
@@ -53,7 +55,7 @@ def exported(registry: CollectorRegistry) -> dict[tuple[str, tuple[tuple[str, st
     }
 
 
-def finished(**changes: float | int | None) -> RequestMetrics:
+def finished(**changes: object) -> RequestMetrics:
     fields: dict[str, float | int | None] = {
         "arrival_s": 10.0,
         "first_scheduled_s": 10.5,
@@ -188,3 +190,20 @@ def test_token_buckets_reach_the_longest_prompt() -> None:
         float(dict(labels)["le"]) for name, labels in exported(registry) if name == "vllm:request_prompt_tokens_bucket"
     ]
     assert sorted(bounds) == [1, 2, 5, 10, 20, 50, 100, 200, 500, float("inf")]
+
+
+def test_pins_are_counted_by_what_was_granted_and_kept_blocks_by_what_became_of_them() -> None:
+    registry = CollectorRegistry()
+    metrics = WorkerMetrics(registry, "demo")
+    asked = (Pin(17, 60.0), Pin(32, 60.0), Pin(100, 60.0), Pin(16, 60.0))
+    granted = tuple(Pin(num_tokens, 60.0) for num_tokens in (16, 16, 32, 0))
+    metrics.observe_pins(asked, finished(num_prompt_tokens=40, pins=granted), 16)
+    metrics.observe_pins(asked, finished(num_prompt_tokens=40, pins=()), 16)
+    metrics.observe_kept(KeptUsage(num_host=3, num_moved=5, num_restored=2), 1000)
+    metrics.observe_kept(KeptUsage(num_host=2, num_moved=6, num_restored=2, num_broken=1), 1000)
+    found = exported(registry)
+    outcomes = {outcome: found["tandem_pins_total", (("outcome", outcome),)] for outcome in ("whole", "part", "none")}
+    assert outcomes == {"whole": 2, "part": 1, "none": 1}
+    events = {e: found["tandem_kv_kept_blocks_total", (("event", e),)] for e in ("moved", "restored", "broken")}
+    assert events == {"moved": 6, "restored": 2, "broken": 1}
+    assert found["tandem_kv_host_bytes", ()] == 2000

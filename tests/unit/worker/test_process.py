@@ -63,7 +63,7 @@ def test_news_are_of_the_engine_as_it_was_between_two_steps(llama: Path) -> None
             await until(lambda: has_waiting(worker), "a waiting request")
             await worker.reports.refresh()
             news = await client.status()
-            assert news.blocks == {"free": 2, "cached": 0, "used": 0, "leased": 0, "pinned": total - 2}
+            assert news.blocks == {"free": 2, "cached": 0, "used": 0, "leased": 0, "pinned": total - 2, "kept": 0}
             assert (news.num_waiting, news.state.num_running, news.state.num_context_tokens) == (1, 1, 60)
             assert (news.state.queued.num_requests, news.state.queued.num_tokens) == (1, 60)
             assert news.state.queued.num_pairs == 60 * 30

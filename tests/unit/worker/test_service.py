@@ -57,7 +57,7 @@ def test_chunks_the_token_and_the_timeline_come_in_order(llama: Path) -> None:
             assert [lease.is_last for lease in leases] == [False, False, True]
             assert [lease.groups[0].first_index for lease in leases] == [0, 4, 8]
             assert token.token is not None
-            assert end.num_cached_tokens == 0
+            assert token.num_cached_tokens == 0
             assert end.timeline
             assert await usage_of(pair) == (0, 12, 0)
             await pair.to_prefill.release([leases[0].lease_id])

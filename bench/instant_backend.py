@@ -1,0 +1,127 @@
+"""A router and a decode worker that answer at once, as a process of their own: what is left is the gateway.
+
+    python -m bench.instant_backend MODEL NUM_TOKENS TOKENS_PER_MESSAGE
+
+Prints the router's address and serves until its input ends.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from tandem.core.errors import InvalidRequestError
+from tandem.core.output import RequestMetrics, RequestOutput
+from tandem.core.types import FinishReason
+from tandem.routing.snapshot import Role, WorkerState
+from tandem.rpc.messages import (
+    Decision,
+    GenerateCall,
+    GenerateNews,
+    ModelInfo,
+    PairCall,
+    PairingAnswer,
+    ProcessInfo,
+    Settlement,
+    WorkerAddress,
+    WorkerListing,
+    WorkerStatus,
+)
+from tandem.rpc.server import serve_router, serve_worker
+
+MAX_MODEL_LEN = 32768
+VOCAB_SIZE = 4096
+
+
+def _info(model: str) -> ModelInfo:
+    return ModelInfo(
+        name=model,
+        fingerprint="f" * 32,
+        max_model_len=MAX_MODEL_LEN,
+        vocab_size=VOCAB_SIZE,
+        block_size=16,
+        num_decode=1,
+    )
+
+
+class _Rest:
+    """Everything else that the services have: nobody calls it here."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        async def refuse(*_: object) -> None:
+            raise InvalidRequestError(f"{name} is not served by a benchmark's stand-in")
+
+        return refuse
+
+
+class InstantWorker(_Rest):
+    """Says the same word `num_tokens` times, `per_message` at a time."""
+
+    def __init__(self, model: str, num_tokens: int, per_message: int) -> None:
+        self._model = model
+        self._messages = [(start, min(start + per_message, num_tokens)) for start in range(0, num_tokens, per_message)]
+
+    async def status(self) -> WorkerStatus:
+        state = WorkerState(
+            worker_id="instant", role=Role.DECODE, kind="", fingerprint="f" * 32, block_size=16, block_bytes=1,
+            chunk_tokens=1, num_total_blocks=1, num_free_blocks=1,
+        )  # fmt: skip
+        address = WorkerAddress("instant", "127.0.0.1:1")
+        return WorkerStatus(
+            worker=address, pid=os.getpid(), epoch=1, lifecycle="ready", state=state, model=_info(self._model)
+        )
+
+    async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateNews]:
+        for start, end in self._messages:
+            is_last = end == self._messages[-1][1]
+            output = RequestOutput(
+                call.request_id,
+                0,
+                tuple(range(100, 100 + end - start)),
+                " word" * (end - start),
+                finish_reason=FinishReason.LENGTH if is_last else None,
+                metrics=RequestMetrics(0.0, 0.0, 0.0, 0.0, len(call.prompt_token_ids), end, 0, 0) if is_last else None,
+            )
+            yield GenerateNews(output)
+
+
+class InstantRouter(_Rest):
+    """Always pairs with the one worker."""
+
+    def __init__(self, model: str, worker: str) -> None:
+        self._info = _info(model)
+        self._answer = PairingAnswer(decode=WorkerAddress("instant", worker), policy="instant", fingerprint="f" * 32)
+
+    async def pair(self, call: PairCall) -> PairingAnswer:
+        if not call.token_ids:
+            raise InvalidRequestError("no tokens")
+        return self._answer
+
+    async def settle(self, settlement: Settlement) -> None: ...
+
+    async def describe(self) -> ProcessInfo:
+        return ProcessInfo(pid=os.getpid(), incarnation="first", lifecycle="ready")
+
+    async def models(self) -> Sequence[ModelInfo]:
+        return [self._info]
+
+    async def workers(self) -> Sequence[WorkerListing]:
+        return []
+
+    async def decisions(self, num_latest: int) -> Sequence[Decision]:
+        return []
+
+
+async def _serve(model: str, num_tokens: int, per_message: int) -> None:
+    worker = await serve_worker(InstantWorker(model, num_tokens, per_message), "127.0.0.1:0")
+    router = await serve_router(InstantRouter(model, worker.address), "127.0.0.1:0")
+    sys.stdout.write(f"{router.address}\n")
+    sys.stdout.flush()
+    await asyncio.to_thread(sys.stdin.read)
+    await router.stop(0)
+    await worker.stop(0)
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))

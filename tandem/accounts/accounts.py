@@ -1,0 +1,182 @@
+"""What a gateway does with accounts: knows keys, sets aside before a request, settles after it, keeps leases alive.
+
+Invariant: each `Held` is settled once; a store that is away is told again until it knows. Knows no HTTP.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tandem.accounts.charge import Charge, LedgerEntry, Outcome, Settlement
+from tandem.accounts.errors import AccountsUnavailableError, KeyRefusedError
+from tandem.accounts.journal import Journal
+from tandem.accounts.key import AccountKey, key_id_of
+from tandem.accounts.key_cache import REFRESH_S, KeyCache
+from tandem.accounts.prices import Prices
+from tandem.accounts.settlements import Settlements
+from tandem.accounts.standing import Standing
+from tandem.accounts.store import LEASE_S, AccountStore
+from tandem.accounts.usage import Usage
+from tandem.core.clock import Clock
+from tandem.core.errors import TandemError
+
+SETTLE_WAIT_S = 0.25
+
+
+@dataclass(slots=True)
+class Held:
+    """One request's share of its key. `standing` is None while nobody knows whether the store granted it."""
+
+    charge: Charge
+    request_id: str
+    model: str
+    standing: Standing | None = None
+    is_settled: bool = False
+
+
+class Accounts:
+    """Started and closed once; owned by one event loop.
+
+    Args:
+        may_be_lost: requests go on, unlimited but counted, while the store is away; else they are refused.
+        wall: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        store: AccountStore,
+        prices: Prices,
+        clock: Clock,
+        *,
+        may_be_lost: bool = False,
+        journal: Journal | None = None,
+        wall: Callable[[], float] = time.time,
+        lease_s: float = LEASE_S,
+    ) -> None:
+        self.store = store
+        self.prices = prices
+        self.settlements = Settlements(store, journal)
+        self._keys = KeyCache(store, clock, may_be_stale=may_be_lost)
+        self._may_be_lost = may_be_lost
+        self._wall = wall
+        self._renew_s = lease_s / 3
+        self._open: dict[str, Held] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Raises as the store's `start`."""
+        self.store.start()
+        self.settlements.start()
+        self._tasks = [
+            asyncio.create_task(self._refresh(), name="keys"),
+            asyncio.create_task(self._renew(), name="leases"),
+        ]
+
+    async def close(self) -> None:
+        """Requests must have ended."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.settlements.close()
+        await self.store.close()
+
+    async def authenticate(self, secret: str | None) -> AccountKey:
+        """Whose secret it is.
+
+        Raises:
+            KeyRefusedError: there is none, or it does not count.
+            AccountsUnavailableError: nobody can say.
+        """
+        if not secret:
+            raise KeyRefusedError("an API key is needed: send it as `Authorization: Bearer …` or `x-api-key: …`")
+        key_id = key_id_of(secret)
+        key = None if key_id is None else await self._keys.find(key_id)
+        if key is None or not key.matches(secret):
+            raise KeyRefusedError("this API key is not known here; check it, or ask for another one")
+        if not key.is_live:
+            raise KeyRefusedError("this API key was revoked; ask for another one")
+        return key
+
+    def charge(self, key: AccountKey, request_id: str, model: str, most: Usage) -> Held:
+        """What a request will need at most. Nothing is set aside before `reserve`."""
+        charge_id = uuid.uuid4().hex
+        return Held(Charge.of(charge_id, key, most, self.prices.cost_nanos(most)), request_id, model)
+
+    async def reserve(self, held: Held) -> None:
+        """Set it aside; `settle` it whatever happens then, also when this was cancelled.
+
+        Raises:
+            TandemError: as `Till.reserve`; then it is settled.
+            AccountsUnavailableError: the store is away, and requests must not go on without it.
+        """
+        if self.settlements.is_full:
+            held.is_settled = True
+            raise AccountsUnavailableError("too many settlements wait for the store of accounts", 1.0)
+        self._open[held.charge.charge_id] = held
+        try:
+            held.standing = await self.store.reserve(held.charge)
+        except AccountsUnavailableError as error:
+            if self._may_be_lost:
+                return
+            if error.may_have_happened:
+                self.settle(held, Usage(), Outcome.REFUNDED)
+            self._forget(held)
+            raise
+        except TandemError:  # NOTE: refused; there is nothing to settle
+            self._forget(held)
+            raise
+
+    def settle(self, held: Held, usage: Usage, outcome: Outcome) -> asyncio.Event | None:
+        """Put it into the ledger and give back the rest. What is set once the store has it; None: it was settled."""
+        if held.is_settled:
+            return None
+        self._forget(held)
+        charge, key = held.charge, held.charge.key
+        entry = LedgerEntry(
+            charge.charge_id,
+            held.request_id,
+            key.key_id,
+            key.tenant,
+            held.model,
+            int(self._wall() * 1000),
+            usage,
+            self.prices.cost_nanos(usage),
+            outcome.value,
+        )
+        used = (int(outcome is not Outcome.REFUNDED), usage.num_rated_input, usage.num_output)
+        is_granted = held.standing is not None
+        return self.settlements.add(Settlement(entry, key.limits.rates, charge.amounts, is_granted, used))
+
+    async def settle_and_wait(self, held: Held, usage: Usage, outcome: Outcome) -> None:
+        """As `settle`; returns when the store has it, so that the next request finds what is left, or is slow."""
+        has_it = self.settle(held, usage, outcome)
+        if has_it is not None and not has_it.is_set():
+            try:
+                async with asyncio.timeout(SETTLE_WAIT_S):
+                    await has_it.wait()
+            except TimeoutError:
+                pass
+
+    async def refresh(self) -> None:
+        """Hear of keys that changed."""
+        await self._keys.refresh()
+
+    def _forget(self, held: Held) -> None:
+        held.is_settled = True
+        self._open.pop(held.charge.charge_id, None)
+
+    async def _refresh(self) -> None:
+        while True:
+            await asyncio.sleep(REFRESH_S)
+            await self.refresh()
+
+    async def _renew(self) -> None:
+        """NOTE: of those that the store may not have granted, too: it ignores what it does not know."""
+        while True:
+            await asyncio.sleep(self._renew_s)
+            try:
+                await self.store.renew([held.charge for held in self._open.values()])
+            except AccountsUnavailableError:
+                continue

@@ -1,0 +1,47 @@
+"""Why a request is refused before it is served: under `core.errors`' tree, one class a status.
+
+InvalidRequestError
+├── KeyRefusedError          no key, an unknown or a revoked one (401)
+├── NotAllowedError          the key may not do this (403)
+└── BudgetExhaustedError     the key's budget does not cover it (402)
+CapacityError
+└── LimitExceededError       too much for this minute, or too many at once (429)
+UnavailableError
+└── AccountsUnavailableError the store of accounts does not answer (503)
+"""
+
+from tandem.accounts.standing import Standing
+from tandem.core.errors import CapacityError, InvalidRequestError, UnavailableError
+
+
+class KeyRefusedError(InvalidRequestError):
+    """No key came with the request, or one that does not count; the message says which."""
+
+
+class NotAllowedError(InvalidRequestError):
+    """The key is good, but not for this."""
+
+
+class BudgetExhaustedError(InvalidRequestError):
+    """What the request could cost is more than is left; waiting does not help."""
+
+    def __init__(self, message: str, standing: Standing | None = None) -> None:
+        super().__init__(message)
+        self.standing = standing
+
+
+class LimitExceededError(CapacityError):
+    """A rate or the concurrency of the key is used up. `limit`: the name of the one that was hit."""
+
+    def __init__(self, message: str, retry_after_s: float, limit: str, standing: Standing | None = None) -> None:
+        super().__init__(message, retry_after_s)
+        self.limit = limit
+        self.standing = standing
+
+
+class AccountsUnavailableError(UnavailableError):
+    """The store did not answer in time, or is not asked. `may_have_happened`: what it was asked for, all the same."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None, *, may_have_happened: bool = False) -> None:
+        super().__init__(message, retry_after_s)
+        self.may_have_happened = may_have_happened

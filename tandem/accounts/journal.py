@@ -1,0 +1,46 @@
+"""Settlements that the store has not taken, in a file, so that they outlive this process. One JSON object a line.
+
+Invariant: a settlement is in the file until the store has it; told twice, the store counts it once.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from tandem.accounts.charge import Settlement
+from tandem.core.errors import ConfigurationError
+
+_logger = logging.getLogger(__name__)
+
+
+class Journal:
+    """Raises ConfigurationError where `path` cannot be written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            path.open("a").close()
+        except OSError as error:
+            raise ConfigurationError(f"accounts_journal={str(path)!r} cannot be written: {error}") from error
+
+    def read(self) -> list[Settlement]:
+        """What an earlier process left; a line that it did not finish is left out."""
+        found: list[Settlement] = []
+        for line in self._path.read_text().splitlines():
+            try:
+                found.append(Settlement.from_json(json.loads(line)))
+            except (ValueError, KeyError, TypeError):
+                _logger.warning("a line of the journal %s is no settlement and is left out", self._path)
+        return found
+
+    def add(self, settlements: Sequence[Settlement]) -> None:
+        """NOTE: called only while the store is away, so waiting for the disk holds up nothing that could go on."""
+        with self._path.open("a") as file:
+            file.writelines(f"{json.dumps(settlement.as_json())}\n" for settlement in settlements)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def clear(self) -> None:
+        self._path.write_bytes(b"")

@@ -1,0 +1,53 @@
+"""Keys as a gateway knows them, so that looking one up costs a request nothing.
+
+Invariant: a key that was revoked is refused within two refreshes. Bounded; the one unused for longest is forgotten.
+"""
+
+from collections import OrderedDict
+
+from tandem.accounts.errors import AccountsUnavailableError
+from tandem.accounts.key import AccountKey
+from tandem.accounts.store import KeyStore
+from tandem.core.clock import Clock
+
+REFRESH_S = 1.0
+MAX_KEYS = 10_000
+
+
+class KeyCache:
+    """Asks `store` for keys it has not seen, and again for all of them on `refresh`. Owned by one event loop."""
+
+    def __init__(self, store: KeyStore, clock: Clock, *, may_be_stale: bool) -> None:
+        self._store = store
+        self._clock = clock
+        self._may_be_stale = may_be_stale
+        self._keys: OrderedDict[str, AccountKey] = OrderedDict()
+        self._fresh_s = clock.now_s()
+
+    async def find(self, key_id: str) -> AccountKey | None:
+        """Raises AccountsUnavailableError where what is known is too old, unless it may be."""
+        key = self._keys.get(key_id)
+        if key is not None and (self._may_be_stale or self._clock.now_s() - self._fresh_s < 2 * REFRESH_S):
+            self._keys.move_to_end(key_id)
+            return key
+        key = (await self._store.find_keys([key_id])).get(key_id)
+        if key is not None:
+            self._keys[key_id] = key
+            if len(self._keys) > MAX_KEYS:
+                self._keys.popitem(last=False)
+        return key
+
+    async def refresh(self) -> None:
+        """Hear of keys that were revoked; when the store is away, what is known stays as it is and grows old."""
+        asked_s = self._clock.now_s()
+        key_ids = tuple(self._keys)
+        try:
+            found = await self._store.find_keys(key_ids) if key_ids else {}
+        except AccountsUnavailableError:
+            return
+        for key_id in key_ids:
+            if key_id in found:
+                self._keys[key_id] = found[key_id]
+            else:
+                self._keys.pop(key_id, None)
+        self._fresh_s = asked_s

@@ -1,0 +1,176 @@
+"""Keys and the ledger in one SQLite file. Synchronous; any thread, one at a time; several processes may have it open.
+
+Invariant: an entry, its totals and what its key spent are written together or not at all, and each entry once.
+"""
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tandem.accounts.charge import LedgerEntry, Total
+from tandem.accounts.errors import AccountsUnavailableError
+from tandem.accounts.key import AccountKey
+from tandem.accounts.ledger_query import LedgerQuery
+from tandem.accounts.store import KEPT_DAYS
+from tandem.accounts.usage import Usage
+from tandem.core.errors import ConfigurationError
+
+_VERSION = 1
+_BUSY_S = 5.0
+_PRUNE_EVERY = 1000  # entries
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS keys (key_id TEXT PRIMARY KEY, digest TEXT NOT NULL, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS spent (key_id TEXT PRIMARY KEY, nanos INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS ledger (
+  number INTEGER PRIMARY KEY AUTOINCREMENT, charge_id TEXT NOT NULL UNIQUE, at_ms INTEGER NOT NULL,
+  key_id TEXT NOT NULL, tenant TEXT NOT NULL, value TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS ledger_at ON ledger (at_ms);
+CREATE TABLE IF NOT EXISTS totals (
+  day TEXT, key_id TEXT, tenant TEXT, model TEXT, num_requests INTEGER, num_input INTEGER, num_written_5m INTEGER,
+  num_written_1h INTEGER, num_read INTEGER, num_output INTEGER, cost_nanos INTEGER,
+  PRIMARY KEY (day, key_id, tenant, model)) WITHOUT ROWID;
+"""
+_ADD_TOTAL = """
+INSERT INTO totals VALUES (?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET num_requests = num_requests + 1, num_input = num_input + excluded.num_input,
+num_written_5m = num_written_5m + excluded.num_written_5m, num_written_1h = num_written_1h + excluded.num_written_1h,
+num_read = num_read + excluded.num_read, num_output = num_output + excluded.num_output,
+cost_nanos = cost_nanos + excluded.cost_nanos
+"""
+
+
+class LedgerFile:
+    """An open file; None keeps everything in memory.
+
+    Raises:
+        ConfigurationError: it cannot be opened, or is something else.
+    """
+
+    def __init__(self, path: Path | None, max_entries: int) -> None:
+        self._max_entries = max_entries
+        self._lock = threading.Lock()
+        self._num_since_pruned = 0
+        try:
+            self._connection = sqlite3.connect(
+                ":memory:" if path is None else path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+            )
+            self._set_up()
+        except sqlite3.Error as error:
+            raise ConfigurationError(f"accounts={str(path)!r} cannot be used as an SQLite file: {error}") from error
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    def put_key(self, key: AccountKey) -> None:
+        """A new one, or in place of what it was."""
+        with self._changing() as run:
+            run.execute(
+                "INSERT OR REPLACE INTO keys VALUES (?, ?, ?)", (key.key_id, key.digest, json.dumps(key.as_json()))
+            )
+
+    def find_keys(self, key_ids: Sequence[str]) -> dict[str, AccountKey]:
+        sql = f"SELECT key_id, digest, value FROM keys WHERE key_id IN ({','.join('?' * len(key_ids))})"
+        with self._reading() as run:
+            rows = run.execute(sql, tuple(key_ids)).fetchall()
+        return {key_id: AccountKey.from_json(json.loads(value), digest) for key_id, digest, value in rows}
+
+    def all_keys(self) -> list[AccountKey]:
+        with self._reading() as run:
+            rows = run.execute("SELECT digest, value FROM keys ORDER BY rowid").fetchall()
+        return [AccountKey.from_json(json.loads(value), digest) for digest, value in rows]
+
+    def spent_nanos(self, key_id: str) -> int:
+        with self._reading() as run:
+            row = run.execute("SELECT nanos FROM spent WHERE key_id = ?", (key_id,)).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def has(self, charge_id: str) -> bool:
+        with self._reading() as run:
+            return run.execute("SELECT 1 FROM ledger WHERE charge_id = ?", (charge_id,)).fetchone() is not None
+
+    def add(self, entries: Sequence[LedgerEntry]) -> None:
+        """Those that are new."""
+        with self._changing() as run:
+            for entry in entries:
+                _add(run, entry)
+            self._num_since_pruned += len(entries)
+            if self._num_since_pruned >= _PRUNE_EVERY:
+                self._num_since_pruned = 0
+                _prune(run, self._max_entries)
+
+    def entries(self, query: LedgerQuery) -> list[LedgerEntry]:
+        conditions = {
+            "at_ms >= ?": query.since_ms,
+            "at_ms < ?": query.until_ms,
+            "key_id = ?": query.key_id,
+            "tenant = ?": query.tenant,
+        }
+        said = {text: value for text, value in conditions.items() if value is not None}
+        where = f"WHERE {' AND '.join(said)}" if said else ""
+        sql = f"SELECT value FROM ledger {where} ORDER BY number DESC LIMIT ?"
+        with self._reading() as run:
+            rows = run.execute(sql, (*said.values(), min(query.limit, self._max_entries))).fetchall()
+        return [LedgerEntry.from_json(json.loads(value)) for (value,) in reversed(rows)]
+
+    def totals(self, since_day: str | None, until_day: str | None) -> list[Total]:
+        sql = "SELECT * FROM totals WHERE day >= ? AND day <= ? ORDER BY day, key_id, tenant, model"
+        with self._reading() as run:
+            rows = run.execute(sql, (since_day or "", until_day or "~")).fetchall()
+        return [_total(*row) for row in rows]
+
+    def _set_up(self) -> None:
+        run = self._connection
+        run.execute("PRAGMA journal_mode = WAL")
+        run.execute("PRAGMA synchronous = NORMAL")  # NOTE: survives our end; only the machine's may take the last ones
+        (version,) = run.execute("PRAGMA user_version").fetchone()
+        if version not in (0, _VERSION):
+            raise sqlite3.DatabaseError(f"it has version {version}; this is {_VERSION}")
+        run.executescript(_SCHEMA)
+        run.execute(f"PRAGMA user_version = {_VERSION}")
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with self._lock:
+                yield self._connection
+        except sqlite3.Error as error:
+            raise AccountsUnavailableError(f"the file of accounts cannot be read: {error}", 1.0) from error
+
+    @contextmanager
+    def _changing(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with self._lock:
+                self._connection.execute("BEGIN IMMEDIATE")
+                with self._connection:  # NOTE: commits, or rolls back
+                    yield self._connection
+        except sqlite3.Error as error:
+            raise AccountsUnavailableError(f"the file of accounts cannot be written: {error}", 1.0) from error
+
+
+def _total(day: str, key_id: str, tenant: str, model: str, num_requests: int, *counts: int) -> Total:
+    return Total(day, key_id, tenant, model, num_requests, Usage(*counts[:-1]), counts[-1])
+
+
+def _add(run: sqlite3.Connection, entry: LedgerEntry) -> None:
+    row = (entry.charge_id, entry.at_ms, entry.key_id, entry.tenant, json.dumps(entry.as_json()))
+    done = run.execute(
+        "INSERT OR IGNORE INTO ledger (charge_id, at_ms, key_id, tenant, value) VALUES (?, ?, ?, ?, ?)", row
+    )
+    if not done.rowcount:
+        return
+    run.execute(
+        "INSERT INTO spent VALUES (?, ?) ON CONFLICT DO UPDATE SET nanos = nanos + excluded.nanos",
+        (entry.key_id, entry.cost_nanos),
+    )
+    usage = entry.usage
+    tokens = (usage.num_input, usage.num_written_5m, usage.num_written_1h, usage.num_read, usage.num_output)
+    run.execute(_ADD_TOTAL, (entry.day, entry.key_id, entry.tenant, entry.model, *tokens, entry.cost_nanos))
+
+
+def _prune(run: sqlite3.Connection, max_entries: int) -> None:
+    run.execute("DELETE FROM ledger WHERE number <= (SELECT MAX(number) FROM ledger) - ?", (max_entries,))
+    run.execute("DELETE FROM totals WHERE day < date('now', ?)", (f"-{KEPT_DAYS} days",))

@@ -1,0 +1,55 @@
+"""Which entries of the ledger are wanted. Plain values; days are UTC's."""
+
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+
+from tandem.accounts.charge import LedgerEntry, Total
+from tandem.core.errors import InvalidRequestError, shown
+
+MAX_ENTRIES = 100_000  # that a ledger keeps; totals go on
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerQuery:
+    """None: any. Both days are included; the latest `limit` entries are found."""
+
+    since_day: str | None = None
+    until_day: str | None = None
+    key_id: str | None = None
+    tenant: str | None = None
+    limit: int = MAX_ENTRIES
+
+    def __post_init__(self) -> None:
+        for name in ("since_day", "until_day"):
+            _day_ms(getattr(self, name), name, 0)
+
+    @property
+    def since_ms(self) -> int | None:
+        """Since the epoch."""
+        return _day_ms(self.since_day, "since_day", 0)
+
+    @property
+    def until_ms(self) -> int | None:
+        """The first moment that is not meant any more."""
+        return _day_ms(self.until_day, "until_day", 1)
+
+    def takes(self, entry: LedgerEntry) -> bool:
+        return (
+            (self.since_day or "") <= entry.day <= (self.until_day or "~")
+            and self.key_id in (None, entry.key_id)
+            and self.tenant in (None, entry.tenant)
+        )
+
+    def takes_total(self, total: Total) -> bool:
+        return self.key_id in (None, total.key_id) and self.tenant in (None, total.tenant)
+
+
+def _day_ms(day: str | None, name: str, num_days_after: int) -> int | None:
+    if day is None:
+        return None
+    try:
+        parsed = date.fromisoformat(day)
+    except ValueError as error:
+        raise InvalidRequestError(f"{name}={shown(day)} is no day; write it as 2026-11-21") from error
+    start = datetime(parsed.year, parsed.month, parsed.day, tzinfo=UTC) + timedelta(days=num_days_after)
+    return int(start.timestamp() * 1000)

@@ -1,0 +1,22 @@
+"""Which store of accounts an operator means: a Redis or a file. Opens it; nothing is asked of a Redis yet."""
+
+from pathlib import Path
+
+from tandem.accounts.embedded import EmbeddedAccounts
+from tandem.accounts.store import AccountStore
+from tandem.core.clock import Clock
+
+_REDIS = ("redis://", "rediss://", "unix://")
+
+
+def open_store(where: str, clock: Clock) -> AccountStore:
+    """`where`: the URL of a Redis, which several gateways can share, or a file, which they cannot.
+
+    Raises:
+        ConfigurationError: the URL is not understood or the file cannot be used.
+    """
+    if where.startswith(_REDIS):
+        from tandem.accounts.redis_store import RedisAccounts
+
+        return RedisAccounts(where, clock)
+    return EmbeddedAccounts(Path(where.removeprefix("sqlite://")), clock)

@@ -1,0 +1,245 @@
+"""Accounts in one Redis, shared by all gateways of a deployment.
+
+Invariant: each change is one script, so it happened whole or not at all; a call ends within its timeout. Redis must
+keep what it is told (AOF or snapshots): keys and what was spent are nowhere else.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, cast
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from tandem.accounts.charge import Charge, LedgerEntry, Settlement, Total
+from tandem.accounts.errors import AccountsUnavailableError
+from tandem.accounts.key import AccountKey
+from tandem.accounts.ledger_query import MAX_ENTRIES, LedgerQuery
+from tandem.accounts.redis_scripts import RENEW, RESERVE, SETTLE, SPENDING
+from tandem.accounts.refusals import refusal
+from tandem.accounts.standing import Standing
+from tandem.accounts.store import KEPT_DAYS, LEASE_S, Spending
+from tandem.accounts.usage import Usage
+from tandem.core.clock import Clock
+from tandem.core.errors import ConfigurationError
+
+_REMEMBERED_S = 7 * 24 * 3600  # charges that were settled
+_DAY_S = 24 * 3600
+_PAGE = 1000
+_PAUSE_S = 0.5
+_COUNTS = ("num_input", "num_written_5m", "num_written_1h", "num_read", "num_output")
+
+
+class RedisAccounts:
+    """`AccountStore` in one Redis (7.0 or newer).
+
+    Args:
+        url: `redis://`, `rediss://` or `unix://` URL.
+        clock: tells the time for limits and, after a failure, for the pause.
+        is_own_time: limits go by `clock`, not by Redis' own; for tests.
+        prefix: names the deployment; its braces keep all keys in one slot.
+        timeout_s: of every call, connecting included.
+
+    Raises:
+        ConfigurationError: the URL is not understood. Whether Redis is there is not asked.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        clock: Clock,
+        *,
+        is_own_time: bool = False,
+        prefix: str = "{tandem:accounts}",
+        timeout_s: float = 0.5,
+        lease_s: float = LEASE_S,
+        max_entries: int = MAX_ENTRIES,
+    ) -> None:
+        self._clock = clock
+        self._is_own_time = is_own_time
+        self._prefix = prefix
+        self._timeout_s = timeout_s
+        self._lease_ms = round(lease_s * 1000)
+        self._max_entries = max_entries
+        self._retry_at_s: float | None = None
+        self._client = _connect(url, timeout_s)
+        self._reserve = self._client.register_script(RESERVE)
+        self._settle = self._client.register_script(SETTLE)
+        self._renew = self._client.register_script(RENEW)
+        self._spending = self._client.register_script(SPENDING)
+
+    def start(self) -> None: ...
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def add_key(self, key: AccountKey) -> None:
+        await self._ask(lambda: self._client.hset(self._name("keys"), key.key_id, _encoded(key)))
+
+    async def find_keys(self, key_ids: Sequence[str]) -> Mapping[str, AccountKey]:
+        if not key_ids:
+            return {}
+        values = await self._ask(lambda: self._client.hmget(self._name("keys"), list(key_ids)))
+        return {key.key_id: key for key in map(_decoded, filter(None, values))}
+
+    async def all_keys(self) -> Sequence[AccountKey]:
+        values = await self._ask(lambda: self._client.hvals(self._name("keys")))
+        return sorted(map(_decoded, values), key=lambda key: (key.created_s, key.key_id))
+
+    async def revoke_key(self, key_id: str, now_s: int) -> bool:
+        key = (await self.find_keys([key_id])).get(key_id)
+        if key is not None and key.is_live:
+            await self._ask(lambda: self._client.sadd(self._name("revoked"), key_id))
+            await self.add_key(key.revoked(now_s))
+        return key is not None
+
+    async def reserve(self, charge: Charge) -> Standing:
+        key = charge.key
+        limits = key.limits
+        names = [*self._names(key.key_id), self._name(f"settled:{charge.charge_id}"), self._name("revoked")]
+        asked = (
+            *(self._now(), key.key_id, charge.charge_id, self._lease_ms, charge.cost_nanos),
+            *map(_or_empty, (limits.budget_nanos, limits.concurrency)),
+            *charge.amounts,
+            *map(_or_empty, limits.rates),
+        )
+        why, wait_ms, left, *levels = await self._ask(lambda: self._reserve(names, asked))
+        standing = Standing.of(limits.rates, [int(level) for level in levels])
+        if why == b"settled":
+            raise AccountsUnavailableError("this request was given up before the store of accounts heard of it", 1.0)
+        if why != b"ok":
+            raise refusal(why.decode(), charge, float(wait_ms), int(left), standing)
+        return standing
+
+    async def settle(self, settlement: Settlement) -> None:
+        entry, usage = settlement.entry, settlement.entry.usage
+        names = [*self._names(entry.key_id), self._name(f"settled:{entry.charge_id}"), self._name("ledger")]
+        names += [self._name(f"totals:{entry.day}"), self._name("days")]
+        who = json.dumps([entry.key_id, entry.tenant, entry.model])
+        asked = (
+            *(self._now(), entry.charge_id, _REMEMBERED_S * 1000, entry.cost_nanos, int(settlement.is_granted)),
+            *settlement.reserved,
+            *settlement.used,
+            *map(_or_empty, settlement.rates),
+            *(json.dumps(entry.as_json()), self._max_entries, entry.day, who),
+            *(getattr(usage, name) for name in _COUNTS),
+            KEPT_DAYS * _DAY_S,
+        )
+        await self._ask(lambda: self._settle(names, asked))
+
+    async def renew(self, charges: Sequence[Charge]) -> None:
+        by_key: dict[str, list[str]] = {}
+        for charge in charges:
+            by_key.setdefault(charge.key.key_id, []).append(charge.charge_id)
+        for key_id, charge_ids in by_key.items():
+            for start in range(0, len(charge_ids), _PAGE):
+                await self._renew_page(key_id, charge_ids[start : start + _PAGE])
+
+    async def spending(self, key_id: str) -> Spending:
+        spent, held, num_open = await self._ask(lambda: self._spending(self._names(key_id), (self._now(),)))
+        return Spending(int(spent), int(held), int(num_open))
+
+    async def entries(self, query: LedgerQuery) -> Sequence[LedgerEntry]:
+        found: list[LedgerEntry] = []
+        end = "+"
+        while len(found) < query.limit:
+            page = await self._entries_before(end)
+            found += [entry for entry in (_entry(fields) for _, fields in page) if query.takes(entry)]
+            if len(page) < _PAGE:
+                break
+            end = f"({page[-1][0].decode()}"
+        return found[: query.limit][::-1]
+
+    async def totals(self, since_day: str | None = None, until_day: str | None = None) -> Sequence[Total]:
+        days = [day.decode() for day in await self._ask(lambda: self._client.zrange(self._name("days"), 0, -1))]
+        totals: list[Total] = []
+        for day in days:
+            if (since_day or "") <= day <= (until_day or "~"):
+                totals += _totals(day, await self._totals_of(day))
+        return totals
+
+    async def _renew_page(self, key_id: str, charge_ids: Sequence[str]) -> None:
+        await self._ask(lambda: self._renew(self._names(key_id), (self._now(), self._lease_ms, *charge_ids)))
+
+    async def _entries_before(self, end: str) -> list[Any]:
+        page = await self._ask(lambda: self._client.xrevrange(self._name("ledger"), end, "-", count=_PAGE))
+        return cast(list[Any], page)
+
+    async def _totals_of(self, day: str) -> Mapping[bytes, bytes]:
+        fields = await self._ask(lambda: self._client.hgetall(self._name(f"totals:{day}")))
+        return cast(Mapping[bytes, bytes], fields)
+
+    async def _ask(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        """NOTE: once Redis did not answer, it is left alone for a moment, or each request would wait for it again."""
+        if self._retry_at_s is not None and self._clock.now_s() < self._retry_at_s:
+            raise AccountsUnavailableError("the store of accounts is away; it is tried again in a moment", 1.0)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer = await call()
+        except (RedisError, OSError) as error:
+            self._retry_at_s = self._clock.now_s() + _PAUSE_S
+            await self._drop_idle()
+            raise AccountsUnavailableError(
+                f"the store of accounts does not answer: {error}", 1.0, may_have_happened=True
+            ) from error
+        self._retry_at_s = None
+        return answer
+
+    async def _drop_idle(self) -> None:
+        """NOTE: after a restart every idle connection is broken, and each would fail one more call."""
+        with contextlib.suppress(RedisError, OSError):
+            async with asyncio.timeout(self._timeout_s):
+                await self._client.connection_pool.disconnect(inuse_connections=False)
+
+    def _now(self) -> int | str:
+        return int(self._clock.now_s() * 1000) if self._is_own_time else ""
+
+    def _name(self, name: str) -> str:
+        return f"{self._prefix}:{name}"
+
+    def _names(self, key_id: str) -> list[str]:
+        return [self._name(f"{part}:{key_id}") for part in ("state", "open", "held")]
+
+
+def _totals(day: str, fields: Mapping[bytes, bytes]) -> list[Total]:
+    """Field names are the JSON of who it was, then what was counted."""
+    counted: dict[tuple[str, str, str], dict[str, int]] = {}
+    for field, value in fields.items():
+        who, _, name = field.decode().rpartition("]")
+        key_id, tenant, model = json.loads(f"{who}]")
+        counted.setdefault((key_id, tenant, model), {})[name] = int(value)
+    return [
+        Total(day, *who, counts["num_requests"], Usage(*(counts[name] for name in _COUNTS)), counts["cost_nanos"])
+        for who, counts in sorted(counted.items())
+    ]
+
+
+def _encoded(key: AccountKey) -> str:
+    return json.dumps({**key.as_json(), "digest": key.digest})
+
+
+def _decoded(value: bytes) -> AccountKey:
+    fields = json.loads(value)
+    return AccountKey.from_json(fields, fields.pop("digest"))
+
+
+def _entry(fields: Mapping[bytes, bytes]) -> LedgerEntry:
+    return LedgerEntry.from_json(json.loads(fields[b"entry"]))
+
+
+def _or_empty(value: int | None) -> int | str:
+    return "" if value is None else value
+
+
+def _connect(url: str, timeout_s: float) -> Redis:
+    """A client that connects when first used, again after a loss, and waits for nothing longer than `timeout_s`."""
+    try:
+        return Redis.from_url(
+            url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 0)
+        )
+    except ValueError as error:
+        raise ConfigurationError(f"the Redis URL is not understood ({error}); write redis://host:port") from error

@@ -1,0 +1,52 @@
+"""A store's "no" in words, the same from every store. Pure."""
+
+from tandem.accounts.charge import Charge
+from tandem.accounts.errors import BudgetExhaustedError, KeyRefusedError, LimitExceededError
+from tandem.accounts.money import format_nanos
+from tandem.accounts.standing import Standing
+from tandem.core.errors import TandemError
+
+REVOKED, BUDGET, CONCURRENCY = "revoked", "budget", "concurrency"
+RATES = ("requests", "input_tokens", "output_tokens")
+_BUSY_S = 1.0  # nobody knows when one of the running requests ends
+
+
+def revoked() -> KeyRefusedError:
+    return KeyRefusedError("this API key was revoked; ask for another one")
+
+
+def refusal(why: str, charge: Charge, wait_ms: float, left_nanos: int, standing: Standing) -> TandemError:
+    """The error for a charge that could not be set aside.
+
+    Args:
+        why: a name above, of what was missing.
+        wait_ms: until a rate has enough.
+        left_nanos: of the budget.
+    """
+    limits = charge.key.limits
+    if why == REVOKED:
+        return revoked()
+    if why == BUDGET:
+        return BudgetExhaustedError(
+            f"this request could cost {format_nanos(charge.cost_nanos)}, but {format_nanos(left_nanos)} of the key's "
+            f"budget of {format_nanos(limits.budget_nanos or 0)} is left; lower max_tokens or shorten the prompt, or "
+            "ask for a larger budget",
+            standing,
+        )
+    if why == CONCURRENCY:
+        return LimitExceededError(
+            f"this API key has {limits.concurrency} requests running, which is its limit; try again when one has ended",
+            _BUSY_S,
+            why,
+            standing,
+        )
+    index = RATES.index(why)
+    wanted, limit = charge.amounts[index], limits.rates[index]
+    words = why.replace("_", " ")
+    return LimitExceededError(
+        f"this request needs {wanted} {words} of the {limit} a minute that this API key has; try again in "
+        f"{wait_ms / 1000:.1f} s",
+        wait_ms / 1000,
+        why,
+        standing,
+    )

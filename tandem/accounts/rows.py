@@ -1,0 +1,40 @@
+"""Keys and usage as operators read them, at the command line and over HTTP. Asks the store; amounts are exact."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tandem.accounts.export import GROUPS, entry_rows, total_rows
+from tandem.accounts.key import AccountKey
+from tandem.accounts.ledger_query import LedgerQuery
+from tandem.accounts.money import format_nanos
+from tandem.accounts.store import AccountStore
+from tandem.core.errors import InvalidRequestError, shown
+
+
+async def usage_rows(store: AccountStore, by: str | None, query: LedgerQuery) -> Sequence[dict[str, Any]]:
+    """Requests, or totals by the groups named.
+
+    Raises:
+        InvalidRequestError: a group is not one of `GROUPS`.
+    """
+    if by is None:
+        return entry_rows(await store.entries(query))
+    groups = tuple(name.strip() for name in by.split(","))
+    if not set(groups) <= set(GROUPS):
+        raise InvalidRequestError(f"by={shown(by)} must be some of {', '.join(GROUPS)}")
+    totals = await store.totals(query.since_day, query.until_day)
+    return total_rows((total for total in totals if query.takes_total(total)), groups)
+
+
+async def key_row(key: AccountKey, store: AccountStore) -> dict[str, Any]:
+    """A key and what it has spent; amounts as decimals."""
+    value = key.as_json()
+    budget = value["limits"].pop("budget_nanos")
+    spending = await store.spending(key.key_id)
+    return {
+        **value,
+        "budget": None if budget is None else format_nanos(budget),
+        "spent": format_nanos(spending.spent_nanos),
+        "held": format_nanos(spending.held_nanos),
+        "num_running": spending.num_open,
+    }

@@ -1,0 +1,157 @@
+"""`tandem keys create|list|show|revoke`: API keys in the store that gateways ask. A secret is printed once, alone.
+
+Talks to the store itself, so it works before any gateway runs, and whether or not one does.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from pydantic import Field, SecretStr
+from pydantic_settings import CliPositionalArg
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tandem.accounts.key import AccountKey, KeyLimits, new_key
+from tandem.accounts.money import parse_nanos
+from tandem.accounts.open import open_store
+from tandem.accounts.rows import key_row
+from tandem.accounts.store import AccountStore
+from tandem.core.clock import SystemClock
+from tandem.core.errors import InvalidRequestError, shown
+from tandem.serving.settings import Settings
+
+_FILE_COLUMNS = 200
+_WHERE = "where the keys are, as the gateway's --accounts: redis:// URL or a file"
+
+
+class _OnStore(Settings):
+    """What needs the store."""
+
+    accounts: SecretStr = Field(description=_WHERE)
+
+    def _with_store(self, work: Callable[[AccountStore], Awaitable[int]]) -> int:
+        async def run() -> int:
+            store = open_store(self.accounts.get_secret_value(), SystemClock())
+            try:
+                return await work(store)
+            finally:
+                await store.close()
+
+        return asyncio.run(run())
+
+
+class CreateKey(_OnStore, cli_prog_name="tandem keys create"):
+    """Make an API key and print its secret, which is not kept and never shown again. Limits left out do not limit."""
+
+    name: str = Field(description="what people call it")
+    tenant: str | None = Field(None, description="whose caches, history and stored answers it sees; omitted: its own")
+    requests_per_minute: int | None = Field(None, description="requests a minute")
+    input_tokens_per_minute: int | None = Field(None, description="prompt tokens a minute, but for those read cached")
+    output_tokens_per_minute: int | None = Field(None, description="generated tokens a minute")
+    concurrency: int | None = Field(None, description="requests at once")
+    budget: str | None = Field(None, description="what all its requests may cost together, in units of the prices")
+    models: str | None = Field(None, description="a,b: those it may use; omitted: all")
+    share_cache_with: str | None = Field(None, description="keys of this group read each other's caches")
+    admin: bool = Field(False, description="it may manage keys and see what every tenant did")
+
+    def run(self) -> int:
+        """The secret goes to standard output, what it is to the terminal."""
+        key, secret = self._new_key()
+
+        async def add(store: AccountStore) -> int:
+            await store.add_key(key)
+            return 0
+
+        self._with_store(add)
+        Console(stderr=True, highlight=False).print(
+            f"key {key.key_id} of tenant {key.tenant}; its secret is shown only now:", markup=False
+        )
+        sys.stdout.write(f"{secret}\n")
+        return 0
+
+    def _new_key(self) -> tuple[AccountKey, str]:
+        limits = KeyLimits(
+            requests_per_minute=self.requests_per_minute,
+            input_tokens_per_minute=self.input_tokens_per_minute,
+            output_tokens_per_minute=self.output_tokens_per_minute,
+            concurrency=self.concurrency,
+            budget_nanos=None if self.budget is None else parse_nanos(self.budget),
+        )
+        return new_key(
+            self.name,
+            int(time.time()),
+            self.tenant,
+            limits=limits,
+            models=tuple(name.strip() for name in self.models.split(",")) if self.models else (),
+            cache_group=self.share_cache_with,
+            is_admin=self.admin,
+        )
+
+
+class ListKeys(_OnStore, cli_prog_name="tandem keys list"):
+    """All keys, revoked ones among them, with what each has spent."""
+
+    as_json: bool = Field(False, description="as JSON")
+
+    def run(self) -> int:
+        async def show(store: AccountStore) -> int:
+            rows = [await key_row(key, store) for key in await store.all_keys()]
+            if self.as_json:
+                sys.stdout.write(json.dumps(rows, indent=1) + "\n")
+            else:
+                width = None if sys.stdout.isatty() else _FILE_COLUMNS
+                Console(highlight=False, width=width).print(_table(rows))
+            return 0
+
+        return self._with_store(show)
+
+
+class ShowKey(_OnStore, cli_prog_name="tandem keys show"):
+    """One key as JSON: its limits and what it has spent."""
+
+    key_id: CliPositionalArg[str] = Field(description="as `tandem keys list` shows it")
+
+    def run(self) -> int:
+        async def show(store: AccountStore) -> int:
+            key = (await store.find_keys([self.key_id])).get(self.key_id)
+            if key is None:
+                raise _unknown(self.key_id)
+            sys.stdout.write(json.dumps(await key_row(key, store), indent=1) + "\n")
+            return 0
+
+        return self._with_store(show)
+
+
+class RevokeKey(_OnStore, cli_prog_name="tandem keys revoke"):
+    """Refuse a key from now on: at once for what generates, within two seconds for all else, at every gateway."""
+
+    key_id: CliPositionalArg[str] = Field(description="as `tandem keys list` shows it")
+
+    def run(self) -> int:
+        async def revoke(store: AccountStore) -> int:
+            if not await store.revoke_key(self.key_id, int(time.time())):
+                raise _unknown(self.key_id)
+            return 0
+
+        return self._with_store(revoke)
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("key", "name", "tenant", "spent", "budget", "limits", "state"):
+        table.add_column(name, justify="right" if name in ("spent", "budget") else "left", overflow="fold")
+    for row in rows:
+        limits = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in row["limits"].items() if value)
+        state = "revoked" if row["revoked_s"] is not None else "admin" if row["is_admin"] else "live"
+        cells = (row["key_id"], row["name"], row["tenant"], row["spent"], row["budget"] or "-", limits or "-", state)
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _unknown(key_id: str) -> InvalidRequestError:
+    return InvalidRequestError(f"there is no key {shown(key_id)}; `tandem keys list` shows all")

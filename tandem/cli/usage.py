@@ -1,0 +1,39 @@
+"""`tandem usage`: the ledger as CSV or JSON, request by request or added up. Reads the store that gateways write."""
+
+import asyncio
+import sys
+
+from pydantic import Field, SecretStr
+
+from tandem.accounts.export import Format, written
+from tandem.accounts.ledger_query import MAX_ENTRIES, LedgerQuery
+from tandem.accounts.open import open_store
+from tandem.accounts.rows import usage_rows
+from tandem.core.clock import SystemClock
+from tandem.serving.settings import Settings
+
+
+class Usage(Settings, cli_prog_name="tandem usage"):
+    """What keys used and what it cost: each request, or totals with --by. Amounts are exact."""
+
+    accounts: SecretStr = Field(description="where the ledger is, as the gateway's --accounts: redis:// URL or a file")
+    by: str | None = Field(None, description="day,key_id,tenant,model: totals of these; omitted: each request")
+    since: str | None = Field(None, description="first day, as 2026-11-21, UTC")
+    until: str | None = Field(None, description="last day")
+    key_id: str | None = Field(None, description="only of this key")
+    tenant: str | None = Field(None, description="only of this tenant")
+    limit: int = Field(MAX_ENTRIES, ge=1, le=MAX_ENTRIES, description="the latest so many requests")
+    format: Format = Field(Format.CSV, description="csv or json")
+
+    def run(self) -> int:
+        """Print it; returns the exit code."""
+        query = LedgerQuery(self.since, self.until, self.key_id, self.tenant, self.limit)
+        sys.stdout.write(asyncio.run(self._text(query)))
+        return 0
+
+    async def _text(self, query: LedgerQuery) -> str:
+        store = open_store(self.accounts.get_secret_value(), SystemClock())
+        try:
+            return written(await usage_rows(store, self.by, query), self.format)
+        finally:
+            await store.close()

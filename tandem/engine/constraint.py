@@ -1,0 +1,136 @@
+"""What its grammar and its thinking leave one answer to choose from next.
+
+Invariant: a constraint that observed some tokens equals one built afresh that observes them again. The grammar begins
+where the thinking ends. Masks are made elsewhere (`MaskMaker`), which alone moves the matcher.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tandem.core.reasoning import ReasoningState
+from tandem.core.sampling_params import SamplingParams
+from tandem.text.grammars import GrammarMatcher, Grammars
+
+_BANNED = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """What the grammar lets come next. `banned`: bool [vocab_size], on the device of the logits."""
+
+    banned: torch.Tensor
+    may_end: bool
+    must_end: bool
+    error: str | None = None
+
+
+class Constraint:
+    """One answer's. `end_ids`: int64, tokens that end it."""
+
+    def __init__(self, params: SamplingParams, end_ids: torch.Tensor) -> None:
+        self._grammar = params.grammar
+        self._reasoning = None if params.reasoning is None else ReasoningState(params.reasoning)
+        self._end_ids = end_ids
+        self._matcher: GrammarMatcher | None = None
+        self._unread: list[int] = []  # the answer's tokens that the matcher has not passed
+        self._matches = True
+        self._mask: Mask | None = None
+
+    @classmethod
+    def create(cls, params: SamplingParams, end_ids: torch.Tensor) -> "Constraint | None":
+        """None where nothing constrains."""
+        return cls(params, end_ids) if params.grammar is not None or params.reasoning is not None else None
+
+    @property
+    def applies(self) -> bool:
+        """Whether `apply` could change anything for the next token."""
+        return self._grammar is not None or self._forced is not None
+
+    @property
+    def wants_mask(self) -> bool:
+        """Whether a mask must be made before the next token is chosen."""
+        return self._grammar is not None and self._mask is None and not self._is_thinking and self._forced is None
+
+    @property
+    def error(self) -> str | None:
+        """Why no token can be chosen, where that is the grammar's fault."""
+        return None if self._mask is None else self._mask.error
+
+    @property
+    def must_end(self) -> bool:
+        """The grammar lets nothing follow."""
+        return self._mask is not None and self._mask.must_end
+
+    @property
+    def _is_thinking(self) -> bool:
+        return self._reasoning is not None and self._reasoning.is_thinking
+
+    @property
+    def _forced(self) -> int | None:
+        return None if self._reasoning is None else self._reasoning.forced_token_id
+
+    @property
+    def _opening(self) -> int | None:
+        return None if self._reasoning is None else self._reasoning.opening_token_id
+
+    def observe(self, token_id: int) -> None:
+        """Record the next output token."""
+        self._mask = None
+        was_thinking = self._is_thinking
+        if self._reasoning is not None:
+            self._reasoning.observe(token_id)
+        if self._grammar is None or was_thinking:
+            return
+        if self._is_thinking:  # it has just begun, so what was read of it is no answer
+            self._matcher, self._unread, self._matches = None, [], True
+        else:
+            self._unread.append(token_id)
+
+    def advance(self, grammars: Grammars) -> GrammarMatcher | None:
+        """Its matcher, brought to where the answer stands; None where that does not match. On the mask's thread.
+
+        Raises:
+            InvalidRequestError, CapacityError: as `Grammars.check`.
+        """
+        assert self._grammar is not None
+        if self._matcher is None:
+            self._matcher = grammars.matcher(self._grammar)
+        unread, self._unread = self._unread, []
+        self._matches = self._matches and self._matcher.consume(unread)
+        return self._matcher if self._matches else None
+
+    def take(self, mask: Mask) -> None:
+        """The mask that it wanted."""
+        self._mask = mask
+
+    def apply(self, row: torch.Tensor) -> None:
+        """Ban what may not come next, in place. `row`: float32 [vocab_size]."""
+        if self._forced is not None:
+            row.fill_(_BANNED)
+            row[self._forced] = 0.0
+        elif self._grammar is not None and self._is_thinking:
+            row[self._end_ids.to(row.device)] = _BANNED  # NOTE: the answer must come to where its grammar begins
+        elif self._grammar is not None:
+            self._apply_mask(row)
+
+    def _apply_mask(self, row: torch.Tensor) -> None:
+        mask = self._mask
+        assert mask is not None, "a mask was to be made before the sampling"
+        kept_ids = self._kept_ids(mask).to(row.device)
+        kept = row[kept_ids]
+        row.masked_fill_(mask.banned, _BANNED)
+        row[kept_ids] = kept
+
+    def _kept_ids(self, mask: Mask) -> torch.Tensor:
+        """Allowed though they are not text of the grammar's: ends, and the marker that opens the thinking."""
+        parts = [self._end_ids] if mask.may_end else []
+        if self._opening is not None:
+            parts.append(torch.tensor([self._opening]))
+        return torch.cat(parts) if parts else self._end_ids[:0]
+
+
+def constraints_of(holders: Sequence[Constraint | None]) -> list[Constraint]:
+    """Those that want a mask."""
+    return [constraint for constraint in holders if constraint is not None and constraint.wants_mask]

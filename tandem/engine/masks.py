@@ -1,0 +1,120 @@
+"""Makes the masks of constrained answers on a thread of its own, while the model computes what they will be laid over.
+
+One job a step: `start` before the model runs, `finish` after it. Nobody else touches a matcher, so what a mask says
+depends on the answer alone.
+"""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tandem.core.errors import TandemError
+from tandem.engine.constraint import Constraint, Mask
+from tandem.text.grammars import GrammarMatcher, Grammars
+
+IntArray = npt.NDArray[np.int32]
+_NO_MATCH = "the answer so far does not match its grammar"
+
+
+class MaskMaker:
+    """The masks of one engine.
+
+    Args:
+        grammars: compile and follow.
+        vocab_size: width of the logits.
+        device: where the logits are.
+
+    `waited_s`: for how long `finish` has waited, in all.
+    """
+
+    def __init__(self, grammars: Grammars, vocab_size: int, device: torch.device) -> None:
+        self._grammars = grammars
+        self._vocab_size = vocab_size
+        self._device = device
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tandem-masks")
+        self._job: Future[list[Mask]] | None = None
+        self._waiting: list[Constraint] = []
+        self.waited_s = 0.0
+
+    def start(self, constraints: Sequence[Constraint]) -> None:
+        """Begin the masks of answers that want one."""
+        assert self._job is None, "the masks of the step before were not taken"
+        if constraints:
+            self._waiting = list(constraints)
+            self._job = self._thread.submit(self._make, self._waiting)
+
+    def finish(self) -> None:
+        """Wait for the masks that were begun and hand them out."""
+        if self._job is None:
+            return
+        started_s = time.perf_counter()
+        job, self._job = self._job, None
+        masks = job.result()
+        self.waited_s += time.perf_counter() - started_s
+        for constraint, mask in zip(self._waiting, masks, strict=True):
+            constraint.take(mask)
+        self._waiting = []
+
+    def close(self) -> None:
+        """End the thread; nothing may be begun afterwards."""
+        self._thread.shutdown()
+
+    @torch.inference_mode()
+    def _make(self, constraints: Sequence[Constraint]) -> list[Mask]:
+        matchers, errors = self._advance(constraints)
+        num_words = self._grammars.mask_bytes // 4
+        rows = torch.zeros(len(constraints), num_words, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        if matchers:
+            self._grammars.fill_masks(matchers, rows.data_ptr(), len(constraints))
+        for matcher, index in matchers:
+            errors[index] = matcher.error
+            if matcher.error is not None:
+                rows[index] = 0
+        ends = self._take_ends(rows.numpy())
+        allows = np.any(rows.numpy() != 0, axis=1)
+        return [
+            Mask(banned, may_end, may_end and not allowed, error)
+            for banned, may_end, allowed, error in zip(self._banned(rows), ends, allows.tolist(), errors, strict=True)
+        ]
+
+    def _advance(self, constraints: Sequence[Constraint]) -> tuple[list[tuple[GrammarMatcher, int]], list[str | None]]:
+        """The matchers that can go on, each with its row, and why the others cannot."""
+        matchers: list[tuple[GrammarMatcher, int]] = []
+        errors: list[str | None] = [None] * len(constraints)
+        for index, constraint in enumerate(constraints):
+            try:
+                matcher = constraint.advance(self._grammars)
+            except TandemError as error:
+                errors[index] = str(error)
+                continue
+            if matcher is None:
+                errors[index] = _NO_MATCH
+            else:
+                matchers.append((matcher, index))
+        return matchers, errors
+
+    def _take_ends(self, rows: IntArray) -> list[bool]:
+        """Read and clear the bit that says whether an answer may end. `rows`: [num_rows, num_words]."""
+        word, bit = divmod(self._grammars.end_bit, 32)
+        ends: list[bool] = ((rows[:, word] >> bit) & 1).astype(bool).tolist()
+        rows[:, word] &= (1 << bit) - 1  # NOTE: it is the last bit that has a meaning
+        return ends
+
+    def _banned(self, rows: torch.Tensor) -> torch.Tensor:
+        """bool [num_rows, vocab_size] on the device of the logits."""
+        if self._device.type == "cpu":
+            # NOTE: no PyTorch operator, whose threads would take the cores from the model's step
+            bits = np.unpackbits(~rows.numpy().view(np.uint8), axis=1, count=self._vocab_size, bitorder="little")
+            return torch.from_numpy(bits).view(torch.bool)
+        return banned_on_device(rows.to(self._device, non_blocking=True), self._vocab_size)
+
+
+def banned_on_device(words: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """What the bits leave out: bool [num_rows, vocab_size]. `words`: int32 [num_rows, num_words], on any device."""
+    shifts = torch.arange(32, dtype=torch.int32, device=words.device)
+    bits = (words.unsqueeze(-1) >> shifts) & 1  # [num_rows, num_words, 32]
+    return bits.flatten(1)[:, :vocab_size] == 0

@@ -1,0 +1,132 @@
+"""Who asks: the caller of a request, what is theirs alone, and the bill of each request.
+
+Invariant: every request of a key is settled once, whatever became of it; what a key's requests leave in caches can be
+found by its tenant or its group only. Without accounts everybody is one open caller, and nothing is billed.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from starlette.types import Scope
+
+from tandem.accounts.accounts import Accounts, Held
+from tandem.accounts.charge import Outcome
+from tandem.accounts.errors import NotAllowedError
+from tandem.accounts.key import AccountKey
+from tandem.accounts.usage import Usage
+from tandem.core.errors import shown
+from tandem.gateway.accounts_headers import limit_headers
+from tandem.gateway.accounts_usage import most_usage, usage_of_results
+from tandem.gateway.dialect import Asked
+from tandem.gateway.request import ChoiceEnd, ServeRequest
+
+_STATE_KEY = "tandem.caller"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose request it is. Without a key: anybody's, of a gateway that is open."""
+
+    key: AccountKey | None = None
+    accounts: Accounts | None = None
+
+    @property
+    def tenant(self) -> str:
+        """Whose history and stored answers the caller sees; empty for the one tenant of an open gateway."""
+        return "" if self.key is None else self.key.tenant
+
+    @property
+    def is_operator(self) -> bool:
+        """Sees what belongs to any tenant."""
+        return self.key is None or self.key.is_admin
+
+    def isolated(self, request: ServeRequest) -> ServeRequest:
+        """The request with names that nobody else's requests can have."""
+        key = self.key
+        if key is None:
+            return request
+        scope = ("group", key.cache_group) if key.cache_group is not None else ("tenant", key.tenant)
+        session = request.session_id
+        return replace(
+            request,
+            cache_salt=_digest(*scope, request.cache_salt),
+            session_id=None if session is None else _digest("session", key.tenant, session),
+        )
+
+    def bill(self, request_id: str) -> "Bill":
+        return Bill(self, request_id)
+
+
+@dataclass(slots=True)
+class Bill:
+    """One request's. `reserve` once it is understood; then `settle` or `close`, of which the first counts."""
+
+    caller: Caller
+    request_id: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    _asked: Asked | None = None
+    _held: Held | None = None
+
+    async def reserve(self, asked: Asked, max_model_len: int | None, *, is_anthropic: bool) -> None:
+        """Set aside what `asked` may use at most; `headers` then say what is left.
+
+        Raises:
+            NotAllowedError: the key may not use this model.
+            TandemError: as `Accounts.reserve`.
+        """
+        key, accounts, request = self.caller.key, self.caller.accounts, asked.request
+        if key is None or accounts is None:
+            return
+        if not key.allows(request.model):
+            raise NotAllowedError(
+                f"this API key may not use the model {shown(request.model)}; it may use {', '.join(key.models)}"
+            )
+        self._asked = asked
+        self._held = accounts.charge(key, self.request_id, request.model, most_usage(request, max_model_len))
+        await accounts.reserve(self._held)
+        self.headers = limit_headers(self._held.standing, is_anthropic=is_anthropic)
+
+    async def settle(self) -> None:
+        """It ended well. Returns when the caller's next request finds what is left."""
+        if self._held is not None and self.caller.accounts is not None:
+            await self.caller.accounts.settle_and_wait(self._held, self._usage(), Outcome.DONE)
+
+    def close(self, ends: Mapping[int, ChoiceEnd], *, is_abort: bool, was_heard: bool) -> None:
+        """It did not end well, or was settled already. A client that got nothing for its request pays nothing.
+
+        Args:
+            ends: how its choices ended, by index; what was generated may be more than the results have taken.
+            is_abort: the client left; what was generated for it is paid.
+            was_heard: the client got the beginning of an answer.
+        """
+        if self._held is None or self.caller.accounts is None:
+            return
+        usage = self._usage(ends) if is_abort or was_heard else Usage()
+        outcome = Outcome.ABORTED if is_abort else Outcome.FAILED if usage.num_output else Outcome.REFUNDED
+        self.caller.accounts.settle(self._held, usage, outcome)
+
+    def _usage(self, ends: Mapping[int, ChoiceEnd] = MappingProxyType({})) -> Usage:
+        assert self._asked is not None
+        generated = {index: end.num_output_tokens for index, end in ends.items()}
+        return usage_of_results(self._asked.request, self._asked.results, generated)
+
+
+def caller_of(scope: Scope) -> Caller:
+    """Whom the guard found to ask; everybody, where there is no guard."""
+    found = scope.get(_STATE_KEY)
+    return found if isinstance(found, Caller) else Caller()
+
+
+def set_caller(scope: Scope, caller: Caller) -> None:
+    scope[_STATE_KEY] = caller
+
+
+def _digest(*fields: str) -> str:
+    """Fields are length-prefixed, so no two lists of them share an encoding."""
+    digest = hashlib.sha256(b"tandem-caller-1:")
+    for text in fields:
+        encoded = text.encode("utf-8", "surrogatepass")
+        digest.update(len(encoded).to_bytes(8, "little") + encoded)
+    return digest.hexdigest()

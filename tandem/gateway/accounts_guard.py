@@ -1,0 +1,53 @@
+"""Which paths need which key. Invariant: decided before a body is read. Pages, health and metrics are open."""
+
+from starlette.types import Scope
+
+from tandem.accounts.accounts import Accounts
+from tandem.accounts.errors import NotAllowedError
+from tandem.accounts.key import PREFIX
+from tandem.gateway.accounts import Caller
+
+# Whole paths, and what lies below those that end with a slash.
+_CLOSED = ("/v1/", "/admin/", "/tokenize", "/detokenize", "/tokenizer_info")
+_OWN = "/admin/requests/"  # each tenant sees its own
+
+
+class Guard:
+    """Of one gateway."""
+
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts = accounts
+
+    async def admit(self, scope: Scope) -> Caller:
+        """Who asks.
+
+        Raises:
+            KeyRefusedError, NotAllowedError: not with this key.
+            AccountsUnavailableError: nobody can say.
+        """
+        path: str = scope["path"]
+        if not _needs_key(path):
+            return Caller()
+        key = await self._accounts.authenticate(secret_of(scope))
+        if _needs_admin(path) and not key.is_admin:
+            raise NotAllowedError(f"{path[:128]} needs an admin key (`tandem keys create --admin`)")
+        return Caller(key, self._accounts)
+
+
+def secret_of(scope: Scope) -> str | None:
+    """The key that came with a request, in either header; clients may send a token of something else beside it."""
+    found: dict[bytes, str] = {}
+    for name, value in scope["headers"]:
+        if name in (b"authorization", b"x-api-key"):
+            found.setdefault(name, value.decode("latin-1").strip())
+    scheme, _, bearer = found.get(b"authorization", "").partition(" ")
+    given = [bearer.strip() if scheme.lower() == "bearer" else "", found.get(b"x-api-key", "")]
+    return next((secret for secret in given if secret.startswith(PREFIX)), given[0] or given[1] or None)
+
+
+def _needs_key(path: str) -> bool:
+    return any(path.startswith(closed) if closed.endswith("/") else path == closed for closed in _CLOSED)
+
+
+def _needs_admin(path: str) -> bool:
+    return path.startswith("/admin/") and not path.startswith(_OWN)

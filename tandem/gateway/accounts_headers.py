@@ -1,0 +1,88 @@
+"""Limits and refusals as each API's clients read them: header names, times and error types. Pure."""
+
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+
+from tandem.accounts.errors import BudgetExhaustedError, KeyRefusedError, LimitExceededError, NotAllowedError
+from tandem.accounts.standing import Standing, Window
+from tandem.gateway.errors import MAX_RETRY_AFTER_S, Problem, problem_of
+
+_NEVER = {"x-should-retry": "false"}  # NOTE: or the SDKs ask again at once
+
+
+def problem_for(error: BaseException) -> Problem:
+    """As `problem_of`, with the words of accounts."""
+    match error:
+        case KeyRefusedError():
+            return Problem(401, "invalid_request_error", "invalid_api_key", str(error))
+        case NotAllowedError():
+            return Problem(403, "permission_error", "not_allowed", str(error))
+        case BudgetExhaustedError():
+            return Problem(402, "insufficient_quota", "insufficient_quota", str(error))
+        case LimitExceededError():
+            kind = "requests" if error.limit in ("requests", "concurrency") else "tokens"
+            wait_s = min(MAX_RETRY_AFTER_S, max(1, math.ceil(error.retry_after_s or 1.0)))
+            return Problem(429, kind, "rate_limit_exceeded", str(error), None, wait_s)
+    return problem_of(error)
+
+
+def refusal_headers(error: BaseException, *, is_anthropic: bool, now: datetime | None = None) -> Mapping[str, str]:
+    """What is sent beside the problem's own."""
+    match error:
+        case KeyRefusedError():
+            return {"www-authenticate": "Bearer", **_NEVER}
+        case NotAllowedError():
+            return _NEVER
+        case BudgetExhaustedError():
+            return _NEVER | dict(limit_headers(error.standing, is_anthropic=is_anthropic, now=now))
+        case LimitExceededError():
+            return limit_headers(error.standing, is_anthropic=is_anthropic, now=now)
+    return {}
+
+
+def limit_headers(standing: Standing | None, *, is_anthropic: bool, now: datetime | None = None) -> Mapping[str, str]:
+    """What is left of the key's rates; nothing of those that have no limit."""
+    if standing is None:
+        return {}
+    headers: dict[str, str] = {}
+    windows = {"requests": standing.requests, "tokens": standing.tokens}
+    if is_anthropic:
+        now = now or datetime.now(UTC)
+        windows |= {"input-tokens": standing.input_tokens, "output-tokens": standing.output_tokens}
+        for name, window in windows.items():
+            if window is not None:
+                headers |= _anthropic(name, window, now)
+    else:
+        for name, window in windows.items():
+            if window is not None:
+                headers |= _openai(name, window)
+    return headers
+
+
+def _openai(name: str, window: Window) -> Mapping[str, str]:
+    return {
+        f"x-ratelimit-limit-{name}": str(window.limit),
+        f"x-ratelimit-remaining-{name}": str(window.remaining),
+        f"x-ratelimit-reset-{name}": duration(window.reset_s),
+    }
+
+
+def _anthropic(name: str, window: Window, now: datetime) -> Mapping[str, str]:
+    # NOTE: whole seconds, rounded up, so that the limit is there when a client believes it
+    reset = (now + timedelta(seconds=math.ceil(window.reset_s))).replace(microsecond=0)
+    return {
+        f"anthropic-ratelimit-{name}-limit": str(window.limit),
+        f"anthropic-ratelimit-{name}-remaining": str(window.remaining),
+        f"anthropic-ratelimit-{name}-reset": reset.isoformat().replace("+00:00", "Z"),
+    }
+
+
+def duration(seconds: float) -> str:
+    """As OpenAI writes it: 20ms, 1s, 1.5s, 6m0s."""
+    milliseconds = math.ceil(seconds * 1000)
+    if 0 < milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    shown = f"{rest / 1000:g}s"
+    return f"{minutes}m{shown}" if minutes else shown

@@ -1,0 +1,228 @@
+"""The OpenAPI document: what every path answers, its streams and its errors, in the words of the path's API.
+
+Fills in what routes do not say of themselves; a route that is not in the tables still has its errors described.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+from tandem.gateway.openapi_schemas import SCHEMAS, Schema, just, many, ref, thing
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+ANTHROPIC_PATH = "/v1/messages"
+
+_ABOUT = (
+    "OpenAI's and Anthropic's APIs over one model. A stream (`stream: true`) is sent as server-sent events; the schema "
+    "of `text/event-stream` is that of one event, and the `contentSchema` of its `data` that of the JSON in it."
+)
+_CODES: Mapping[str, str] = {
+    "400": "The request is wrong; the message names the field and what it may hold.",
+    "401": "The key is missing or unknown.",
+    "402": "The key's budget is spent.",
+    "403": "The key may not do this.",
+    "404": "There is no such model, response or path.",
+    "408": "The request did not come in time.",
+    "409": "It is in a state that does not allow this.",
+    "413": "The body is too long.",
+    "429": "A limit of the key, or every worker is full; `retry-after` says when to try again.",
+    "500": "A bug; the log has it under the request's id.",
+    "503": "No worker or router is there.",
+    "504": "The request took longer than this server allows.",
+    "529": "No worker or router is there.",
+}
+_SECURITY: Mapping[str, Any] = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "a key made by `tandem keys create`"},
+    "x-api-key": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "x-api-key",
+        "description": "the same, as Anthropic has it",
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What success looks like.
+
+    Args:
+        schema, event: names in `SCHEMAS`; `event`: of each event of a stream.
+        is_done_said: a stream ends with `[DONE]`.
+    """
+
+    about: str
+    schema: str | None = None
+    event: str | None = None
+    stream: str = ""
+    is_done_said: bool = False
+
+
+_ANSWERS: Mapping[tuple[str, str], Answer] = {
+    ("post", "/v1/chat/completions"): Answer(
+        "The answer, or its stream.",
+        "ChatCompletion",
+        "ChatCompletionChunk",
+        "Chunks; with `include_usage` the last has usage and no choices; then `data: [DONE]`. A stream that breaks "
+        "ends with an event that holds an `error`.",
+        is_done_said=True,
+    ),
+    ("post", "/v1/completions"): Answer(
+        "The continuations, or their stream.",
+        "Completion",
+        "Completion",
+        "Chunks, then `data: [DONE]`. A stream that breaks ends with an event that holds an `error`.",
+        is_done_said=True,
+    ),
+    ("post", "/v1/responses"): Answer(
+        "The response, or its stream.",
+        "Response",
+        "ResponseEvent",
+        "`response.created`, `response.in_progress`, the events of each output item, then `response.completed`, "
+        "`response.incomplete` or `response.failed`. Each event has its name in an `event:` line too.",
+    ),
+    ("post", "/v1/messages"): Answer(
+        "The message, or its stream.",
+        "Message",
+        "MessageEvent",
+        "`message_start`, the start, deltas and stop of each block, `message_delta`, `message_stop`. Each event has "
+        "its name in an `event:` line too. A stream that breaks ends with `error`.",
+    ),
+    ("get", "/v1/responses/{response_id}"): Answer(
+        "The stored response.", "Response", "ResponseEvent", "With `stream=true`: as its stream told it."
+    ),
+    ("post", "/v1/responses/{response_id}/cancel"): Answer("The response, stopped.", "Response"),
+    ("post", "/v1/responses/input_tokens"): Answer("How many tokens its prompt has.", "TokenCount"),
+    ("post", "/v1/messages/count_tokens"): Answer("How many tokens the prompt has.", "TokenCount"),
+    ("get", "/v1/models"): Answer("The models, as both SDKs read them.", "ModelList"),
+    ("get", "/v1/models/{model_id}"): Answer("One model.", "Model"),
+    ("post", "/tokenize"): Answer("The token ids.", "Tokens"),
+    ("post", "/detokenize"): Answer("The text.", "Text"),
+    ("get", "/tokenizer_info"): Answer("The tokenizer and chat template.", "TokenizerInfo"),
+    ("get", "/health"): Answer("It lives.", "Status"),
+    ("get", "/ready"): Answer("It can serve.", "Ready"),
+    ("get", "/version"): Answer("Its version.", "Version"),
+    ("get", "/admin/workers"): Answer("Every process.", "Workers"),
+    ("get", "/admin/decisions"): Answer("The pairings.", "Decisions"),
+    ("get", "/admin/requests/{request_id}"): Answer("The request's stages.", "Timeline"),
+}
+
+_PARTS = {"anyOf": [{"type": "string"}, many(thing({"type": {"type": "string"}})), {"type": "null"}]}
+_CHAT_MESSAGE = thing(
+    {"role": just("developer", "system", "user", "assistant", "tool")},
+    content=_PARTS,
+    tool_calls=many({"type": "object"}),
+    tool_call_id={"type": "string"},
+)
+_MESSAGE = thing({"role": just("user", "assistant", "system"), "content": _PARTS})
+_MESSAGES: Mapping[str, Schema] = {
+    "/v1/chat/completions": _CHAT_MESSAGE,
+    "/tokenize": _CHAT_MESSAGE,
+    "/v1/messages": _MESSAGE,
+    "/v1/messages/count_tokens": _MESSAGE,
+}
+
+
+def document(app: FastAPI) -> None:
+    """Have `app` describe itself completely; call when all routes are there."""
+
+    def described() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _complete(
+                get_openapi(title=app.title, version=app.version, description=_ABOUT, routes=app.routes)
+            )
+        return app.openapi_schema
+
+    app.openapi = described  # type: ignore[method-assign]
+
+
+def body_schema(body: type[BaseModel]) -> dict[str, Any]:
+    """`openapi_extra` of a route that reads its body itself."""
+    schema = body.model_json_schema()
+    definitions = schema.pop("$defs", {})
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": _inlined(schema, definitions)}}}}
+
+
+def _inlined(value: Any, definitions: Mapping[str, Any]) -> Any:
+    """NOTE: our bodies hold no schema within itself."""
+    if isinstance(value, list):
+        return [_inlined(item, definitions) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if isinstance(name := value.get("$ref"), str):
+        rest = {key: item for key, item in value.items() if key != "$ref"}
+        return _inlined(definitions[name.rpartition("/")[2]], definitions) | rest
+    return {key: _inlined(item, definitions) for key, item in value.items()}
+
+
+def _complete(found: dict[str, Any]) -> dict[str, Any]:
+    for path, item in found["paths"].items():
+        for method, operation in item.items():
+            operation["responses"] = _responses(method, path, operation["responses"])
+            operation["security"] = [{}, *({name: []} for name in _SECURITY)]
+            _describe_messages(path, operation)
+    components = found.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    schemas |= SCHEMAS
+    components["securitySchemes"] = dict(_SECURITY)
+    return found
+
+
+def _responses(method: str, path: str, told: Mapping[str, Any]) -> dict[str, Any]:
+    """What the route says of itself, or what the tables say; then the errors."""
+    good = {code: value for code, value in told.items() if code.startswith("2")}
+    answer = _ANSWERS.get((method, path.replace(":path", "")))
+    if answer is not None:
+        good = {"200": {"description": answer.about, "content": _content(answer, _error_of(path))}}
+    elif path == "/metrics":
+        good = {"200": {"description": "Prometheus text.", "content": {"text/plain": {"schema": {"type": "string"}}}}}
+    return good | _errors(path)
+
+
+def _content(answer: Answer, error: str) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    if answer.schema is not None:
+        content[JSON] = {"schema": ref(answer.schema)}
+    if answer.event is not None:
+        content[EVENTS] = {"schema": _event(answer, error)}
+    return content
+
+
+def _event(answer: Answer, error: str) -> Schema:
+    """One event of a stream. NOTE: OpenAPI 3.1 has the schema of an event stream stand for each of its events."""
+    assert answer.event is not None
+    json = {"contentMediaType": JSON, "contentSchema": {"anyOf": [ref(answer.event), ref(error)]}}
+    data: Schema = {"type": "string", "anyOf": [{"enum": ["[DONE]"]}, json] if answer.is_done_said else [json]}
+    return thing({"data": data}, event={"type": "string"}) | {"description": answer.stream}
+
+
+def _error_of(path: str) -> str:
+    is_anthropic = path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/")
+    return "AnthropicError" if is_anthropic else "OpenAIError"
+
+
+def _errors(path: str) -> dict[str, Any]:
+    error = _error_of(path)
+    left_out = "503" if error == "AnthropicError" else "529"
+    return {
+        code: {"description": about, "content": {JSON: {"schema": ref(error)}}}
+        for code, about in _CODES.items()
+        if code != left_out
+    }
+
+
+def _describe_messages(path: str, operation: dict[str, Any]) -> None:
+    """Bodies take messages as they come and read them later; readers of the document want to know their shape."""
+    if (message := _MESSAGES.get(path)) is None or "requestBody" not in operation:
+        return
+    messages = operation["requestBody"]["content"][JSON]["schema"]["properties"]["messages"]
+    for variant in (messages, *messages.get("anyOf", ())):
+        if variant.get("type") == "array":
+            variant["items"] = message

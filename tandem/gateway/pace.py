@@ -1,0 +1,24 @@
+"""How often a stream is written to: tokens that come faster are sent together, which costs one write for all."""
+
+import asyncio
+
+from tandem.core.clock import Clock
+
+FLUSH_S = 0.004
+
+
+class Pace:
+    """Of one stream. A stream slower than one token in `FLUSH_S` is never held up."""
+
+    def __init__(self, clock: Clock, flush_s: float = FLUSH_S) -> None:
+        self._clock = clock
+        self._flush_s = flush_s
+        self._next_s = float("-inf")
+
+    async def wait(self) -> None:
+        """Until the next write is due; called when there is something to write."""
+        now_s = self._clock.now_s()
+        if now_s < self._next_s:
+            await asyncio.sleep(self._next_s - now_s)
+            now_s = self._clock.now_s()
+        self._next_s = now_s + self._flush_s

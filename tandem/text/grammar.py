@@ -1,0 +1,98 @@
+"""What an answer must match, written down as llguidance takes it: one text, which travels with the request.
+
+Invariant: a grammar says all that was asked; whatever could not be enforced is refused here by name, or where it is
+compiled (`Grammars`). Nothing here compiles.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llguidance import regex_to_lark
+
+from tandem.core.errors import InvalidRequestError, shown
+from tandem.text.grammars import GrammarMatcher, Grammars
+from tandem.text.schema import check_size, enforceable
+
+__all__ = [
+    "GrammarMatcher",
+    "Grammars",
+    "choice_grammar",
+    "enforceable",
+    "json_object_grammar",
+    "lark_grammar",
+    "regex_grammar",
+    "schema_grammar",
+]
+
+MAX_REGEX_CHARACTERS = 8192
+MAX_LARK_CHARACTERS = 2**16
+MAX_CHOICES = 4096
+MAX_CHOICES_CHARACTERS = 2**18
+_TEMPERATURE = re.compile(r"^\s*\w+\s*\[[^\]\n]*\btemperature\s*=", re.MULTILINE)
+
+
+def schema_grammar(schema: Mapping[str, Any] | bool) -> str:
+    """JSON that matches a schema, keys in the schema's order.
+
+    Raises:
+        InvalidRequestError: naming the place and the keyword that cannot be enforced, or the limit that is passed.
+    """
+    return json.dumps({"grammars": [{"json_schema": enforceable(schema)}]})
+
+
+def json_object_grammar() -> str:
+    """Any JSON object."""
+    return schema_grammar({"type": "object"})
+
+
+def regex_grammar(pattern: str) -> str:
+    """Text that matches `pattern` (Rust's syntax: no look-around, no back-references) from its beginning to its end.
+
+    Raises:
+        InvalidRequestError: it is not text, or too long.
+    """
+    _check_text("regex", pattern, MAX_REGEX_CHARACTERS)
+    # NOTE: an empty one between slashes would begin a comment
+    return _lark(f"start: /{regex_to_lark(pattern)}/\n" if pattern else 'start: ""')
+
+
+def choice_grammar(choices: Sequence[str]) -> str:
+    """One of some texts.
+
+    Raises:
+        InvalidRequestError: there are none or too many, or one is not text.
+    """
+    if not isinstance(choices, (list, tuple)) or not 1 <= len(choices) <= MAX_CHOICES:
+        raise InvalidRequestError(f"choice={shown(choices)} must be a list of 1 to {MAX_CHOICES} texts")
+    for choice in choices:
+        _check_text("choice entry", choice, MAX_CHOICES_CHARACTERS)
+    check_size("".join(choices), "choice", MAX_CHOICES_CHARACTERS)
+    return _lark("start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(choices)))
+
+
+def lark_grammar(source: str) -> str:
+    """Text that a Lark grammar matches, in llguidance's variant of the syntax; it begins at the rule `start`.
+
+    Raises:
+        InvalidRequestError: it is not text, too long, or asks for what only the sampler could do.
+    """
+    _check_text("grammar", source, MAX_LARK_CHARACTERS)
+    if _TEMPERATURE.search(source):
+        raise InvalidRequestError("the grammar sets a temperature for a rule, which cannot be honoured; remove it")
+    return _lark(source)
+
+
+def _lark(source: str) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": source}]})
+
+
+def _check_text(name: str, text: object, maximum: int) -> None:
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"{name}={shown(text)} must be text")
+    check_size(text, name, maximum)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(f"{name}={shown(text)} is not valid Unicode: {error}") from error

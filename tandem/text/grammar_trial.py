@@ -1,0 +1,77 @@
+"""A process that compiles grammars so that ours need not be the first to: some bring the compiler down, some never end.
+
+Run as a script. Its input is first the special tokens, JSON by id, then grammars: each a length of 4 bytes and UTF-8.
+It answers each grammar with one line of JSON: what is wrong with it, or null, and ends at one that takes too much. It
+imports nothing of ours.
+"""
+
+import json
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from typing import BinaryIO
+
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+CPU_S = 1.0
+MEMORY_BYTES = 2 << 30
+_STACK_BYTES = 4 << 20  # less than a thread has elsewhere, so that what passes here has room there
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    threading.stack_size(_STACK_BYTES)
+    thread = threading.Thread(target=_serve)
+    thread.start()
+    thread.join()
+
+
+def _serve() -> None:
+    source, answers = sys.stdin.buffer, sys.stdout.buffer
+    tokenizer = LLTokenizer(_Bytes(json.loads(_read(source) or "{}")))
+    while (grammar := _read(source)) is not None:
+        # NOTE: the processor's time, not the clock's; nobody handles the signal, so it ends this process
+        signal.setitimer(signal.ITIMER_PROF, CPU_S)
+        fault = _fault(grammar, tokenizer)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        answers.write(json.dumps(fault).encode() + b"\n")
+        answers.flush()
+
+
+def _fault(grammar: str, tokenizer: LLTokenizer) -> str | None:
+    _, messages = LLMatcher.validate_grammar_with_warnings(grammar, tokenizer)
+    if messages:  # NOTE: a warning is something that would be ignored
+        return str(messages[0])
+    LLMatcher(tokenizer, grammar, log_level=0).compute_bitmask()  # NOTE: only to see it survive
+    return None
+
+
+def _read(source: BinaryIO) -> str | None:
+    """The next text; None at the end."""
+    header = source.read(4)
+    return source.read(int.from_bytes(header, "little")).decode() if len(header) == 4 else None
+
+
+class _Bytes(TokenizerWrapper):
+    """One token a byte, and the special ones at their places."""
+
+    def __init__(self, special: Mapping[str, str]) -> None:
+        named = {int(token_id): token.encode() for token_id, token in special.items()}
+        self.tokens = [named.get(token_id, b"") for token_id in range(max(named, default=0) + 1)]
+        self.special_token_ids = list(named)
+        self._first = len(self.tokens)
+        self.tokens += [bytes([byte]) for byte in range(256)]
+        self.is_tokenizer_wrapper = True
+        self.bos_token_id = None
+        self.eos_token_id = None  # type: ignore[assignment]
+
+    def __call__(self, text: str) -> list[int]:
+        return [self._first + byte for byte in text.encode()]
+
+
+if __name__ == "__main__":
+    main()

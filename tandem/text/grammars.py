@@ -1,0 +1,224 @@
+"""Grammars compiled against one model's tokens, and what follows one answer through one of them.
+
+Invariant: a matcher allows exactly the tokens whose text may come next; ids without text are never allowed. The library
+writes masks as bits, one token each, and after the last token one more: whether the answer may end here.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from tandem.core.errors import InvalidRequestError
+from tandem.text.grammar_sandbox import GrammarSandbox
+from tandem.text.tokenizer import Tokenizer
+
+MAX_CACHED = 256
+MAX_CACHED_CHARACTERS = 2**24
+_MAX_MESSAGE_CHARACTERS = 400
+_NO_TOKEN = "no token of this model can come next"
+_REMEDIES = {
+    "": _NO_TOKEN,
+    "NoExtensionBias": _NO_TOKEN,
+    "oneOf constraints are not supported": "oneOf whose options may hold at once cannot be enforced; use anyOf",
+}
+
+
+class GrammarMatcher:
+    """Follows one answer. Not to be shared between threads; made by `Grammars`."""
+
+    def __init__(self, inner: LLMatcher) -> None:
+        self.inner = inner
+
+    @property
+    def error(self) -> str | None:
+        """Why it cannot go on, as where a mask took more than its limits allow."""
+        return _shortened(self.inner.get_error()) if self.inner.is_error() else None
+
+    def consume(self, token_ids: Sequence[int]) -> bool:
+        """Move past tokens of the answer. False: they do not match, and where it stands now means nothing."""
+        return self.inner.try_consume_tokens(list(token_ids)) == len(token_ids)
+
+
+class Grammars:
+    """The grammars of one model. Any thread may call; the vocabulary is prepared when the first grammar comes.
+
+    Args:
+        tokenizer: tells what each token writes.
+        vocab_size: width of the model's logits.
+        eos_token_ids: end an answer, so none of them is text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Collection[int] = ()) -> None:
+        self._vocabulary = _Vocabulary(tokenizer, vocab_size, frozenset(eos_token_ids))
+        self._sandbox: GrammarSandbox | None = None
+        self._compiling = threading.Lock()
+        self._lock = threading.Lock()
+        self._tokenizer: LLTokenizer | None = None
+        self._executor: LLExecutor | None = None
+        self._cache: OrderedDict[str, LLMatcher | str] = OrderedDict()
+        self._num_cached_characters = 0
+
+    @property
+    def end_bit(self) -> int:
+        """The bit of a mask that says whether the answer may end; bits of tokens lie below it."""
+        return len(self._vocabulary.tokens)
+
+    @property
+    def mask_bytes(self) -> int:
+        """Of one row; a multiple of four."""
+        return (self.end_bit // 32 + 1) * 4
+
+    def check(self, grammar: str) -> None:
+        """Compile, which takes up to a second of one core. Whatever was found out is remembered.
+
+        Raises:
+            InvalidRequestError: it is wrong, too large, or no token could begin the answer.
+            CapacityError: the machine is out of processes.
+        """
+        self._compiled(grammar)
+
+    def knows(self, grammar: str) -> bool:
+        """Whether `check` would answer at once."""
+        with self._lock:
+            return grammar in self._cache
+
+    def matcher(self, grammar: str) -> GrammarMatcher:
+        """At the beginning of an answer. Raises as `check`."""
+        compiled = self._compiled(grammar)
+        with self._lock:
+            return GrammarMatcher(compiled.deep_copy())
+
+    def fill_masks(self, matchers: Sequence[tuple[GrammarMatcher, int]], address: int, num_rows: int) -> None:
+        """Write what may come next: of each matcher into the row beside it, of `num_rows` rows of `mask_bytes` bytes
+        that begin at `address`. Where a matcher has an `error` afterwards its row means nothing.
+
+        Other Python threads run meanwhile.
+        """
+        if self._executor is None:
+            self._executor = LLExecutor()
+        pairs = [(matcher.inner, row) for matcher, row in matchers]
+        self._executor.unsafe_compute_mask_ptr(pairs, address, self.mask_bytes, num_rows)
+
+    def close(self) -> None:
+        """End the process and the threads that it had use for; they come back when they are needed."""
+        if self._sandbox is not None:
+            self._sandbox.close()
+        self._executor = None
+
+    def _compiled(self, grammar: str) -> LLMatcher:
+        found = self._cached(grammar)
+        if found is None:
+            with self._compiling:
+                found = self._cached(grammar)
+                if found is None:
+                    found = self._compile(grammar)
+                    self._remember(grammar, found)
+        if isinstance(found, str):
+            raise InvalidRequestError(f"the answer's grammar cannot be enforced: {found}")
+        return found
+
+    def _cached(self, grammar: str) -> LLMatcher | str | None:
+        with self._lock:
+            found = self._cache.get(grammar)
+            if found is not None:
+                self._cache.move_to_end(grammar)
+            return found
+
+    def _compile(self, grammar: str) -> LLMatcher | str:
+        """The matcher, or what is wrong."""
+        if self._tokenizer is None or self._sandbox is None:
+            self._tokenizer = LLTokenizer(self._vocabulary.read())
+            self._sandbox = GrammarSandbox(self._vocabulary.special_tokens)
+        fault = self._sandbox.fault(grammar)
+        if fault is not None:
+            return _shortened(fault)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        trial = matcher.deep_copy()
+        if not trial.is_error():
+            trial.compute_bitmask()
+        return _shortened(trial.get_error()) if trial.is_error() else matcher
+
+    def _remember(self, grammar: str, found: LLMatcher | str) -> None:
+        with self._lock:
+            self._cache[grammar] = found
+            self._num_cached_characters += len(grammar)
+            while len(self._cache) > 1 and (
+                len(self._cache) > MAX_CACHED or self._num_cached_characters > MAX_CACHED_CHARACTERS
+            ):
+                oldest, _ = self._cache.popitem(last=False)
+                self._num_cached_characters -= len(oldest)
+
+
+def _shortened(message: str) -> str:
+    """What llguidance says, without the parser's state that it may add."""
+    said = " ".join(message.split("<state>")[0].split("<non-verbose/>")[0].split())
+    return _REMEDIES.get(said.partition(".")[0], said[:_MAX_MESSAGE_CHARACTERS])
+
+
+class _Vocabulary(TokenizerWrapper):
+    """What each token writes, in the form that llguidance asks for."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._num_known = min(vocab_size, tokenizer.vocab_size)
+        self._eos_token_ids = eos_token_ids
+        self._ids: dict[bytes, int] = {}
+        self._special: frozenset[int] = frozenset()
+        self._longest = 0
+        self.is_tokenizer_wrapper = True
+        self.bos_token_id = None
+        # NOTE: without one, llguidance adds a token after the last, which stands for the answer's end
+        self.eos_token_id = None  # type: ignore[assignment]
+        self.tokens: list[bytes] = [b""] * vocab_size
+        self.special_token_ids: list[int] = []
+
+    def read(self) -> "_Vocabulary":
+        """Ask the tokenizer about every token, which takes a while; returns itself."""
+        for token_id in range(self._num_known):
+            token = self._tokenizer.token(token_id)
+            if token is None:
+                continue
+            if token_id in self._eos_token_ids or self._tokenizer.is_special(token_id):
+                self.tokens[token_id] = token.encode()
+                self.special_token_ids.append(token_id)
+            else:
+                self.tokens[token_id] = self._tokenizer.token_bytes(token_id)
+                self._ids.setdefault(self.tokens[token_id], token_id)
+        self._special = frozenset(self.special_token_ids)
+        self._longest = max(map(len, self._ids), default=0)
+        return self
+
+    @property
+    def special_tokens(self) -> dict[int, str]:
+        """By id."""
+        return {token_id: self.tokens[token_id].decode() for token_id in self.special_token_ids}
+
+    def __call__(self, text: str) -> list[int]:
+        """Tokens that write exactly `text`, which the grammar leaves no choice about; it must not raise.
+
+        As the model would split it where its tokenizer agrees, else the longest token first.
+        """
+        data = text.encode()
+        try:
+            token_ids = self._tokenizer.encode(text, add_special_tokens=False)
+        except InvalidRequestError:
+            return self._greedy(data)
+        is_exact = b"".join(map(self._bytes, token_ids)) == data
+        return token_ids if is_exact and self._special.isdisjoint(token_ids) else self._greedy(data)
+
+    def _bytes(self, token_id: int) -> bytes:
+        return self.tokens[token_id] if token_id < self._num_known else b""
+
+    def _greedy(self, data: bytes) -> list[int]:
+        found, start = [], 0
+        while start < len(data):
+            end = min(len(data), start + self._longest)
+            while end > start and data[start:end] not in self._ids:
+                end -= 1
+            if end == start:
+                break  # no token writes this, so the answer cannot go on, which the mask will say
+            found.append(self._ids[data[start:end]])
+            start = end
+        return found

@@ -1,0 +1,269 @@
+"""JSON schemas, checked and rewritten so that llguidance enforces every word of them.
+
+Invariant: a keyword is enforced, or is an annotation and left out; whatever else a schema says is refused by name.
+Nothing recurses before the depth is known.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from itertools import combinations
+from typing import Any
+from urllib.parse import unquote
+
+from tandem.core.errors import InvalidRequestError, shown
+
+MAX_SCHEMA_DEPTH = 100
+MAX_SCHEMA_CHARACTERS = 2**18
+MAX_SCHEMA_REFERENCES = 256
+MAX_PATTERN_CHARACTERS = 4096
+MAX_MULTIPLE = 10_000
+_MAX_EXACT = 2**53
+_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"  # NOTE: between tokens of JSON; unbounded, a model may never leave it
+
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS = ("prefixItems", "anyOf", "oneOf", "allOf")
+_SINGLES = ("additionalProperties", "additionalItems")
+_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties", "minLength", "maxLength")
+_PLAIN = frozenset({"const", "enum", "type", "required", "pattern", "format", "$ref", *_NUMBERS, *_COUNTS})
+_ANNOTATIONS = frozenset(
+    {
+        *("$schema", "$id", "id", "$anchor", "$comment", "title", "description", "default", "example", "examples"),
+        *("readOnly", "writeOnly", "deprecated", "contentMediaType", "contentEncoding", "contentSchema"),
+        *("discriminator", "propertyOrdering", "enumNames", "markdownDescription"),
+    }
+)
+_Path = tuple[str, ...]
+
+
+def enforceable(schema: object) -> dict[str, Any]:
+    """`schema` as llguidance takes it after `%json` or as `json_schema`, meaning the same.
+
+    Raises:
+        InvalidRequestError: naming the place and the keyword that cannot be enforced, or the limit that is passed.
+    """
+    _check_json(schema)
+    found = _Walk()
+    whole = found.rewrite(schema, ())
+    found.check_references()
+    found.widen_exclusive()
+    if whole is False:
+        raise InvalidRequestError("the schema is false, which nothing matches")
+    options = {"whitespace_pattern": _WHITESPACE, "lenient": False}
+    return {"x-guidance": options, **({} if whole is True else whole)}
+
+
+def check_size(text: str, name: str, maximum: int) -> None:
+    """Raises InvalidRequestError where `text` has more than `maximum` characters."""
+    if len(text) > maximum:
+        raise InvalidRequestError(f"{name} has {len(text)} characters; at most {maximum} are accepted")
+
+
+def _check_json(schema: object) -> None:
+    """Refuse what is not JSON, or too deep or too large of it."""
+    _check_depth(schema)
+    try:
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"the schema is not JSON: {error}") from error
+    check_size(text, "the schema", MAX_SCHEMA_CHARACTERS)
+
+
+def _check_depth(value: object) -> None:
+    waiting: list[Iterator[object]] = [iter((value,))]
+    num_values = 0
+    while waiting:
+        found = next(waiting[-1], waiting)
+        if found is waiting:
+            waiting.pop()
+            continue
+        num_values += 1
+        if num_values > MAX_SCHEMA_CHARACTERS:
+            raise InvalidRequestError(f"the schema has more than {MAX_SCHEMA_CHARACTERS} values")
+        if isinstance(found, Mapping):
+            if not all(isinstance(key, str) for key in found):
+                raise InvalidRequestError("the schema is not JSON: an object's keys are texts")
+            waiting.append(iter(found.values()))
+        elif isinstance(found, (list, tuple)):
+            waiting.append(iter(found))
+        if len(waiting) > MAX_SCHEMA_DEPTH + 1:
+            raise InvalidRequestError(f"the schema is nested more than {MAX_SCHEMA_DEPTH} deep")
+
+
+class _Walk:
+    """One pass over one schema."""
+
+    def __init__(self) -> None:
+        self._schemas: dict[_Path, object] = {}
+        self._rewritten: list[dict[str, Any]] = []
+        self._references: dict[_Path, _Path] = {}  # target → one place that names it
+
+    def rewrite(self, schema: object, path: _Path) -> dict[str, Any] | bool:
+        """The schema at `path` without what does not constrain."""
+        self._schemas[path] = schema
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, Mapping):
+            raise _refusal(path, f"{shown(schema)} is no schema; an object or a boolean is needed")
+        _check_keywords(schema, path)
+        rewritten = {key: self._rewrite_keyword(key, value, path) for key, value in schema.items() if _counts(key)}
+        self._rewritten.append(rewritten)
+        return rewritten
+
+    def widen_exclusive(self) -> None:
+        """Put anyOf for a oneOf whose options exclude each other, which llguidance cannot see behind references."""
+        for schema in self._rewritten:
+            if "oneOf" in schema and "anyOf" not in schema:
+                options = [self._followed(option) for option in schema["oneOf"]]
+                if all(exclude_each_other(one, other) for one, other in combinations(options, 2)):
+                    schema["anyOf"] = schema.pop("oneOf")
+
+    def check_references(self) -> None:
+        """Raises InvalidRequestError for one to a place that holds no schema, and for too many."""
+        for target, path in self._references.items():
+            if target not in self._schemas:
+                raise _refusal(path, f"$ref names {'/'.join(('#', *target))!r}, where there is no schema")
+        if len(self._references) > MAX_SCHEMA_REFERENCES:
+            raise InvalidRequestError(
+                f"the schema refers to {len(self._references)} places; at most {MAX_SCHEMA_REFERENCES} are accepted"
+            )
+
+    def _rewrite_keyword(self, key: str, value: Any, path: _Path) -> Any:
+        here = (*path, key)
+        if key in _MAPS:
+            if not isinstance(value, Mapping):
+                raise _refusal(path, f"{key} must be an object")
+            return {name: self.rewrite(inner, (*here, name)) for name, inner in value.items()}
+        if key in _LISTS or (key == "items" and isinstance(value, (list, tuple))):
+            if not isinstance(value, (list, tuple)):
+                raise _refusal(path, f"{key} must be a list")
+            return [self.rewrite(inner, (*here, str(index))) for index, inner in enumerate(value)]
+        if key in _SINGLES or key == "items":
+            return self.rewrite(value, here)
+        if key == "$ref":
+            self._references.setdefault(_target(value, path), path)
+        return value
+
+    def _followed(self, schema: object) -> object:
+        """What a schema that is only a reference stands for."""
+        for _ in range(MAX_SCHEMA_DEPTH):
+            if not isinstance(schema, Mapping) or schema.keys() != {"$ref"}:
+                break
+            schema = self._schemas[_target(schema["$ref"], ())]
+        return schema
+
+
+def _counts(key: str) -> bool:
+    return key not in _ANNOTATIONS and not key.startswith("x-") and key != "nullable"
+
+
+def _check_keywords(schema: Mapping[str, Any], path: _Path) -> None:
+    for key, value in schema.items():
+        known = key in _PLAIN or key in _MAPS or key in _LISTS or key in _SINGLES or key == "items"
+        if key == "nullable" and value is not False:
+            raise _refusal(path, "nullable cannot be enforced; name null among the types")
+        if key == "$id" and path:
+            raise _refusal(path, "an inner $id cannot be enforced; refer from the schema's beginning")
+        if key == "x-guidance" or (_counts(key) and not known):
+            raise _refusal(path, f"{key} cannot be enforced")
+    _check_items(schema, path)
+    _check_values(schema, path)
+    _check_num_properties(schema, path)
+
+
+def _check_items(schema: Mapping[str, Any], path: _Path) -> None:
+    if "prefixItems" in schema and ("additionalItems" in schema or isinstance(schema.get("items"), (list, tuple))):
+        raise _refusal(path, "prefixItems cannot be enforced beside additionalItems or a list of items")
+
+
+def _check_values(schema: Mapping[str, Any], path: _Path) -> None:
+    for key in ("const", "enum", *_NUMBERS):
+        if key in schema and any(abs(number) > _MAX_EXACT for number in _integers(schema[key])):
+            raise _refusal(path, f"{key} holds an integer beyond 2^53, which cannot be enforced exactly")
+    pattern = schema.get("pattern")
+    if isinstance(pattern, str):
+        check_size(pattern, f"the schema's pattern at {_shown_path(path)}", MAX_PATTERN_CHARACTERS)
+    multiple = schema.get("multipleOf")
+    if isinstance(multiple, (int, float)) and not 0 < _num_steps(multiple) <= MAX_MULTIPLE:
+        raise _refusal(path, f"multipleOf={multiple} has too many digits; at most {MAX_MULTIPLE} times a power of ten")
+
+
+def _num_steps(multiple: float) -> int:
+    """The multiple without its decimal point: 0.25 → 25."""
+    sign, digits, exponent = Decimal(str(multiple)).normalize().as_tuple()
+    assert isinstance(exponent, int)
+    return 0 if sign or exponent > 9 else int("".join(map(str, digits))) * 10 ** max(exponent, 0)
+
+
+def _check_num_properties(schema: Mapping[str, Any], path: _Path) -> None:
+    """NOTE: a grammar cannot keep a free key from coming twice, and then there are fewer properties than it counted."""
+    least = schema.get("minProperties", 0)
+    required = schema.get("required")
+    num_required = len(set(map(str, required))) if isinstance(required, (list, tuple)) else 0
+    is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    if isinstance(least, int) and least > num_required and not is_closed:
+        raise _refusal(path, "minProperties cannot be enforced where keys are free; require them by name")
+
+
+def _integers(value: object) -> Iterator[int]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _integers(inner)
+    elif isinstance(value, int):
+        yield value
+
+
+def exclude_each_other(one: object, other: object) -> bool:
+    """Whether it is plain that no value matches both: their types differ, or a key that both require does."""
+    if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+        return False
+    types, other_types = _types(one), _types(other)
+    if not types & other_types:
+        return True
+    if types != {"object"} or other_types != {"object"}:
+        return False
+    shared = _required(one) & _required(other)
+    return any(_texts(one, key) and _texts(other, key) and not _texts(one, key) & _texts(other, key) for key in shared)
+
+
+def _types(schema: Mapping[str, Any]) -> set[str]:
+    """Every type it may have; integers are numbers."""
+    named = schema.get("type", ("null", "boolean", "number", "string", "array", "object"))
+    names = {named} if isinstance(named, str) else set(map(str, named))
+    return {"number" if name == "integer" else name for name in names}
+
+
+def _required(schema: Mapping[str, Any]) -> set[str]:
+    names = schema.get("required")
+    return set(map(str, names)) if isinstance(names, (list, tuple)) else set()
+
+
+def _texts(schema: Mapping[str, Any], key: str) -> set[str]:
+    """The texts a property is one of; none where it may be anything else."""
+    properties = schema.get("properties")
+    found = properties.get(key) if isinstance(properties, Mapping) else None
+    if not isinstance(found, Mapping):
+        return set()
+    values = [found["const"]] if "const" in found else found.get("enum")
+    if not isinstance(values, (list, tuple)) or not all(isinstance(value, str) for value in values):
+        return set()
+    return set(values)
+
+
+def _target(reference: object, path: _Path) -> _Path:
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        raise _refusal(path, f"$ref={shown(reference)} cannot be followed; only places within the schema can ('#/...')")
+    names = unquote(reference).split("/")[1:]
+    return tuple(name.replace("~1", "/").replace("~0", "~") for name in names)
+
+
+def _refusal(path: Sequence[str], reason: str) -> InvalidRequestError:
+    return InvalidRequestError(f"the schema at {_shown_path(path)}: {reason}")
+
+
+def _shown_path(path: Sequence[str]) -> str:
+    return shown("/".join(("#", *path)))

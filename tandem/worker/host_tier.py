@@ -1,0 +1,134 @@
+"""The host tier's memory, and who copies blocks into it and back.
+
+Invariant: every copy that was begun ends, with or without success, so no block stays held for one. Copies run on
+threads of their own: the engine's never waits for one. Who may touch which page is decided by the block accounting.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from tandem.attention.arena import Arena
+from tandem.core.clock import Clock
+from tandem.core.errors import ConfigurationError, TransportError
+from tandem.engine.engine import Engine
+from tandem.kvcache.block_table import BlockRange
+from tandem.kvcache.tiers import HostMove, HostRead
+from tandem.transport.transfer import Transfer
+
+logger = logging.getLogger(__name__)
+
+Post = Callable[[Callable[[Engine], None]], None]
+
+
+class HostPages:
+    """As many pages as `num_bytes` hold; page-locked when the arena is on a GPU.
+
+    Raises:
+        ConfigurationError: the machine does not give that much memory.
+    """
+
+    def __init__(self, arena: Arena, num_bytes: int) -> None:
+        self.page_bytes = arena.layout.page_bytes
+        self.num_slots = num_bytes // self.page_bytes
+        self._arena = arena.pages
+        try:
+            self._pages = torch.empty(
+                self.num_slots, self.page_bytes, dtype=torch.uint8, pin_memory=self._arena.is_cuda
+            )
+        except RuntimeError as error:
+            raise ConfigurationError(f"host_kv_gib={num_bytes / 2**30:g} cannot be had: {error}; lower it") from error
+
+    def store(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Copy blocks into slots, (block id, slot) each; returns when they are there. Any thread."""
+        for block_id, slot in pairs:
+            self._pages[slot].copy_(self._arena[block_id], non_blocking=True)
+        self._wait()
+
+    def load(self, reads: Iterable[HostRead]) -> None:
+        """Copy slots, or other blocks, into blocks; returns when they are there. Any thread."""
+        for read in reads:
+            source = self._arena[read.source_id] if read.slot is None else self._pages[read.slot]
+            self._arena[read.block_id].copy_(source, non_blocking=True)
+        self._wait()
+
+    def _wait(self) -> None:
+        """NOTE: copies take their turn on the stream that computes the blocks, so they see whole ones."""
+        if self._arena.is_cuda:
+            torch.cuda.current_stream(self._arena.device).synchronize()
+
+
+@dataclass(slots=True)
+class Restore:
+    """A copy of `reads` from the host tier; they are set before the transfer is over. Nothing may be to copy."""
+
+    transfer: Transfer
+    reads: tuple[HostRead, ...] = ()
+
+
+class HostCopier:
+    """Copies kept blocks to the host tier and back, one after the other each way.
+
+    Args:
+        post: does something on the engine's thread, between two steps.
+
+    `has_moved`: whether the host tier has ever held anything.
+    """
+
+    def __init__(self, pages: HostPages, clock: Clock, post: Post) -> None:
+        self._pages = pages
+        self._clock = clock
+        self._post = post
+        self.has_moved = False
+        self._out = ThreadPoolExecutor(1, thread_name_prefix="to-host")
+        self._back = ThreadPoolExecutor(1, thread_name_prefix="from-host")
+
+    def start_move(self, move: HostMove) -> None:
+        """Begin to copy; returns at once. For the engine's thread."""
+        self._out.submit(self._move, move)
+
+    def restore(self, hashes: Sequence[bytes], groups: Sequence[BlockRange]) -> Restore:
+        """Begin to copy what the host tier has of reserved blocks of a chain; returns at once."""
+        restore = Restore(Transfer(0, self._clock))
+        self._post(lambda engine: self._start_restore(engine, restore, hashes, groups))
+        return restore
+
+    def close(self) -> None:
+        """Wait for what has begun. Only once nobody begins anything any more."""
+        self._out.shutdown(wait=True)
+        self._back.shutdown(wait=True)
+
+    def _move(self, move: HostMove) -> None:
+        is_copied = False
+        try:
+            self._pages.store(move.pairs)
+            is_copied = self.has_moved = True
+        except RuntimeError as error:
+            logger.error("the host tier is given up: %d blocks could not be copied to it: %s", len(move.pairs), error)
+        finally:
+            self._post(lambda engine: engine.kv.kept.blocks.end_move(move.move_id, is_copied=is_copied))
+
+    def _start_restore(
+        self, engine: Engine, restore: Restore, hashes: Sequence[bytes], groups: Sequence[BlockRange]
+    ) -> None:
+        """NOTE: from here on the slots are held, so nothing may come between that and the copy, which lets them go."""
+        restore.reads = engine.kv.kept.begin_restore(hashes, groups)
+        self._back.submit(self._restore, restore)
+
+    def _restore(self, restore: Restore) -> None:
+        error: str | None = "it was not tried"
+        try:
+            self._pages.load(restore.reads)
+            error = None
+        except RuntimeError as failure:
+            error = str(failure)
+        finally:
+            is_restored = error is None
+            self._post(lambda engine: engine.kv.kept.blocks.end_reads(restore.reads, is_restored=is_restored))
+            if is_restored:
+                restore.transfer.succeed()
+            else:
+                restore.transfer.fail(TransportError(f"blocks could not be copied from the host tier: {error}"))

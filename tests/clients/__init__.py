@@ -1,0 +1,1 @@
+"""Tests of `make clients`. Not collected by default: environments are made, and clients installed."""

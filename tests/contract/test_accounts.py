@@ -1,0 +1,559 @@
+"""Every store of accounts: keys, reserve and settle, the ledger; exact under any order, many at once, and when away."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.accounts.charge import Charge, LedgerEntry, Outcome, Settlement, Total
+from tandem.accounts.embedded import EmbeddedAccounts
+from tandem.accounts.errors import (
+    AccountsUnavailableError,
+    BudgetExhaustedError,
+    KeyRefusedError,
+    LimitExceededError,
+)
+from tandem.accounts.key import AccountKey, KeyLimits, new_key
+from tandem.accounts.ledger_query import LedgerQuery
+from tandem.accounts.prices import Prices
+from tandem.accounts.redis_store import RedisAccounts
+from tandem.accounts.standing import Standing
+from tandem.accounts.store import AccountStore, Spending
+from tandem.accounts.usage import Usage
+from tandem.core.clock import ManualClock
+from tests.helpers.redis_server import RedisServer, running_redis
+
+LEASE_S = 10.0
+DAY_MS = 24 * 3600 * 1000
+KINDS = ("memory", "file", "redis")
+PRICES = Prices()
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with running_redis() as server:
+        yield server
+
+
+@dataclass(eq=False)
+class Bench:
+    """A store with a clock that a test moves, and charges by number."""
+
+    store: AccountStore
+    clock: ManualClock
+    prefix: str = ""
+    num_charges: int = 0
+    open: dict[str, Charge] = field(default_factory=dict)
+
+    def charge(self, key: AccountKey, num_input: int = 10, num_output: int = 20) -> Charge:
+        self.num_charges += 1
+        most = Usage(num_input=num_input, num_output=num_output)
+        return Charge.of(f"c{self.num_charges}", key, most, PRICES.cost_nanos(most))
+
+    async def reserve(self, key: AccountKey, num_input: int = 10, num_output: int = 20) -> tuple[Charge, Standing]:
+        charge = self.charge(key, num_input, num_output)
+        return charge, await self.store.reserve(charge)
+
+    async def settle(self, charge: Charge, usage: Usage, at_ms: int = 0, *, is_granted: bool = True) -> LedgerEntry:
+        settlement = settlement_of(charge, usage, at_ms, is_granted=is_granted)
+        await self.store.settle(settlement)
+        return settlement.entry
+
+
+def settlement_of(
+    charge: Charge, usage: Usage, at_ms: int = 0, *, is_granted: bool = True, is_refund: bool = False
+) -> Settlement:
+    key = charge.key
+    outcome = Outcome.REFUNDED if is_refund else Outcome.DONE
+    entry = LedgerEntry(
+        charge.charge_id,
+        f"request-{charge.charge_id}",
+        key.key_id,
+        key.tenant,
+        "tiny",
+        at_ms,
+        usage,
+        PRICES.cost_nanos(usage),
+        outcome.value,
+    )
+    used = (int(not is_refund), usage.num_rated_input, usage.num_output)
+    return Settlement(entry, key.limits.rates, charge.amounts, is_granted, used)
+
+
+def key_with(**limits: Any) -> AccountKey:
+    return new_key("test", 1, limits=KeyLimits(**limits))[0]
+
+
+@contextlib.asynccontextmanager
+async def bench_of(kind: str, tmp_path: Path, redis: RedisServer, **options: Any) -> AsyncIterator[Bench]:
+    clock, prefix = ManualClock(1000.0), f"{{t{random.getrandbits(64):x}}}"
+    store: AccountStore
+    if kind == "redis":
+        store = RedisAccounts(
+            redis.url, clock, is_own_time=True, prefix=prefix, lease_s=LEASE_S, timeout_s=5.0, **options
+        )
+    else:
+        path = tmp_path / "accounts.db" if kind == "file" else None
+        store = EmbeddedAccounts(path, clock, lease_s=LEASE_S, **options)
+    store.start()
+    try:
+        yield Bench(store, clock, prefix)
+    finally:
+        await store.close()
+
+
+Story = Callable[[Bench], Awaitable[None]]
+
+
+@pytest.fixture(params=KINDS)
+def tell(request: pytest.FixtureRequest, tmp_path: Path, redis: RedisServer) -> Callable[..., None]:
+    def told(story: Story, **options: Any) -> None:
+        async def run() -> None:
+            async with bench_of(request.param, tmp_path, redis, **options) as bench:
+                await story(bench)
+
+        asyncio.run(run())
+
+    return told
+
+
+Tell = Callable[..., None]
+
+
+def test_keys_are_kept_as_they_are_and_revoked_for_good(tell: Tell) -> None:
+    async def story(bench: Bench) -> None:
+        limits = KeyLimits(
+            requests_per_minute=1,
+            input_tokens_per_minute=2,
+            output_tokens_per_minute=3,
+            concurrency=4,
+            budget_nanos=5000,
+        )
+        whole = new_key("a", 1, "x", limits=limits, models=("m",), cache_group="g", is_admin=True)[0]
+        plain = new_key("b", 2)[0]
+        for key in (whole, plain):
+            await bench.store.add_key(key)
+        assert await bench.store.find_keys([whole.key_id, "nobody"]) == {whole.key_id: whole}
+        assert list(await bench.store.all_keys()) == [whole, plain]
+        assert await bench.store.revoke_key(plain.key_id, 7)
+        assert await bench.store.revoke_key(plain.key_id, 8)
+        assert not await bench.store.revoke_key("nobody", 7)
+        assert (await bench.store.find_keys([plain.key_id]))[plain.key_id] == replace(plain, revoked_s=7)
+        with pytest.raises(KeyRefusedError, match="revoked"):
+            await bench.reserve(plain)
+        await bench.reserve(whole, 1, 0)
+
+    tell(story)
+
+
+def test_what_was_set_aside_and_not_used_comes_back(tell: Tell) -> None:
+    async def story(bench: Bench) -> None:
+        key = key_with(requests_per_minute=10, input_tokens_per_minute=100, output_tokens_per_minute=200)
+        charge, standing = await bench.reserve(key, 30, 50)
+        assert standing.requests is not None
+        assert standing.input_tokens is not None
+        assert standing.output_tokens is not None
+        assert (standing.requests.limit, standing.requests.remaining, standing.requests.reset_s) == (10, 9, 6.0)
+        assert (standing.input_tokens.remaining, standing.input_tokens.reset_s) == (70, 18.0)
+        assert (standing.output_tokens.remaining, standing.tokens) == (150, standing.input_tokens)
+        await bench.settle(charge, Usage(num_input=10, num_read=20, num_output=5))
+        _, after = await bench.reserve(key, 0, 0)
+        assert after.requests is not None
+        assert after.input_tokens is not None
+        assert after.output_tokens is not None
+        assert (after.requests.remaining, after.input_tokens.remaining) == (8, 90)
+        assert after.output_tokens.remaining == 195
+
+    tell(story)
+
+
+def test_a_refund_gives_everything_back(tell: Tell) -> None:
+    async def story(bench: Bench) -> None:
+        key = key_with(requests_per_minute=1, input_tokens_per_minute=10, output_tokens_per_minute=20)
+        for _ in range(3):
+            charge, _ = await bench.reserve(key)
+            await bench.store.settle(settlement_of(charge, Usage(), is_refund=True))
+        assert await bench.store.spending(key.key_id) == Spending(0, 0, 0)
+
+    tell(story)
+
+
+@pytest.mark.parametrize("limit", ["requests", "input_tokens", "output_tokens"])
+def test_buckets_refill_all_the_time_and_say_exactly_when(tell: Tell, limit: str) -> None:
+    async def story(bench: Bench) -> None:
+        key = key_with(**{f"{limit}_per_minute": 7})
+        wanted = (0, 0) if limit == "requests" else (3, 3)
+        for _ in range(7 if limit == "requests" else 2):
+            await bench.reserve(key, *wanted)
+        with pytest.raises(LimitExceededError, match=limit.replace("_", " ")) as refused:
+            await bench.reserve(key, *wanted)
+        missing = 1 if limit == "requests" else 2
+        assert refused.value.limit == limit
+        assert refused.value.retry_after_s == pytest.approx(60 / 7 * missing)
+        assert refused.value.standing is not None
+        bench.clock.advance(60 / 7 * missing - 0.002)
+        with pytest.raises(LimitExceededError):
+            await bench.reserve(key, *wanted)
+        bench.clock.advance(0.003)
+        await bench.reserve(key, *wanted)
+        bench.clock.advance(1e6)
+        _, full = await bench.reserve(key, *wanted)
+        window = getattr(full, limit)
+        assert window.remaining == 7 - (1 if limit == "requests" else 3)
+
+    tell(story)
+
+
+def test_a_request_of_more_than_a_minute_takes_a_full_bucket(tell: Tell) -> None:
+    """And what it really took beyond that stops at zero."""
+
+    async def story(bench: Bench) -> None:
+        key = key_with(input_tokens_per_minute=60, output_tokens_per_minute=60)
+        charge, standing = await bench.reserve(key, 1000, 1000)
+        assert charge.amounts == (1, 60, 60)
+        assert standing.tokens is not None
+        assert standing.tokens.remaining == 0
+        bench.clock.advance(30)
+        await bench.settle(charge, Usage(num_input=1, num_read=999, num_output=1000))
+        with pytest.raises(LimitExceededError, match="output tokens") as refused:
+            await bench.reserve(key, 60, 1)
+        assert refused.value.retry_after_s == pytest.approx(1.0)
+
+    tell(story)
+
+
+def test_so_many_at_once_and_no_more(tell: Tell) -> None:
+    async def story(bench: Bench) -> None:
+        key = key_with(concurrency=2)
+        first, _ = await bench.reserve(key)
+        await bench.reserve(key)
+        with pytest.raises(LimitExceededError, match="2 requests running"):
+            await bench.reserve(key)
+        await bench.settle(first, Usage(num_output=1))
+        await bench.reserve(key)
+        assert (await bench.store.spending(key.key_id)).num_open == 2
+
+    tell(story)
+
+
+def test_a_budget_covers_what_runs_and_what_was_spent(tell: Tell) -> None:
+    async def story(bench: Bench) -> None:
+        one = PRICES.cost_nanos(Usage(num_input=10, num_output=20))
+        key = key_with(budget_nanos=2 * one)
+        first, _ = await bench.reserve(key)
+        second, _ = await bench.reserve(key)
+        with pytest.raises(BudgetExhaustedError, match=r"0 of the key's budget of 0\.00022 is left"):
+            await bench.reserve(key)
+        await bench.settle(first, Usage(num_input=10, num_output=20))
+        with pytest.raises(BudgetExhaustedError):
+            await bench.reserve(key, 1, 0)
+        await bench.settle(second, Usage(num_input=10))
+        await bench.reserve(key, 0, 20)
+        assert await bench.store.spending(key.key_id) == Spending(one + 10_000, 100_000, 1)
+
+    tell(story)
+
+
+def test_told_twice_is_counted_once(tell: Tell) -> None:
+    async def story(bench: Bench) -> None:
+        key = key_with(output_tokens_per_minute=100)
+        charge, _ = await bench.reserve(key)
+        for _ in range(3):
+            entry = await bench.settle(charge, Usage(num_input=10, num_output=20))
+        assert await bench.store.entries(LedgerQuery()) == [entry]
+        assert (await bench.store.spending(key.key_id)).spent_nanos == entry.cost_nanos
+        (total,) = await bench.store.totals()
+        assert (total.num_requests, total.cost_nanos) == (1, entry.cost_nanos)
+
+    tell(story)
+
+
+def test_what_was_never_granted_is_still_paid(tell: Tell) -> None:
+    """A request that went on while the store was away: its rates give nothing back that was never taken."""
+
+    async def story(bench: Bench) -> None:
+        key = key_with(output_tokens_per_minute=100)
+        await bench.reserve(key, 0, 50)
+        await bench.settle(bench.charge(key, 0, 50), Usage(num_output=10), is_granted=False)
+        _, standing = await bench.reserve(key, 0, 0)
+        assert standing.output_tokens is not None
+        assert standing.output_tokens.remaining == 40
+
+    tell(story)
+
+
+def test_what_nobody_renews_comes_back(tell: Tell) -> None:
+    async def story(bench: Bench) -> None:
+        key = key_with(concurrency=2, budget_nanos=10**9)
+        lost, _ = await bench.reserve(key)
+        alive, _ = await bench.reserve(key)
+        bench.clock.advance(LEASE_S * 0.9)
+        await bench.store.renew([alive])
+        bench.clock.advance(LEASE_S * 0.2)
+        assert await bench.store.spending(key.key_id) == Spending(0, alive.cost_nanos, 1)
+        again, _ = await bench.reserve(key)
+        await bench.store.renew([lost])
+        with pytest.raises(LimitExceededError):
+            await bench.reserve(key)
+        entry = await bench.settle(lost, Usage(num_input=10, num_output=3))
+        assert await bench.store.spending(key.key_id) == Spending(entry.cost_nanos, 2 * again.cost_nanos, 2)
+
+    tell(story)
+
+
+def test_the_ledger_is_found_by_day_key_and_tenant(tell: Tell) -> None:
+    async def story(bench: Bench) -> None:
+        a, b = key_with(), key_with()
+        usages = [Usage(1, 2, 3, 4, 5), Usage(10, 0, 0, 0, 1), Usage(0, 0, 0, 9, 2), Usage(7, 7, 7, 7, 7)]
+        whose = [(a, 0), (b, 0), (a, DAY_MS), (a, DAY_MS + 1)]
+        made = [
+            await bench.settle((await bench.reserve(key))[0], usage, at_ms)
+            for (key, at_ms), usage in zip(whose, usages, strict=True)
+        ]
+        find, days = bench.store.entries, ("1970-01-01", "1970-01-02")
+        assert await find(LedgerQuery()) == made
+        assert await find(LedgerQuery(key_id=b.key_id)) == made[1:2]
+        assert await find(LedgerQuery(tenant=a.tenant, since_day=days[1])) == made[2:]
+        assert await find(LedgerQuery(until_day=days[0])) == made[:2]
+        assert await find(LedgerQuery(limit=1)) == made[3:]
+        totals = await bench.store.totals()
+        expected = [
+            Total(days[0], a.key_id, a.tenant, "tiny", 1, usages[0], made[0].cost_nanos),
+            Total(days[0], b.key_id, b.tenant, "tiny", 1, usages[1], made[1].cost_nanos),
+            Total(
+                days[1], a.key_id, a.tenant, "tiny", 2, usages[2] + usages[3], made[2].cost_nanos + made[3].cost_nanos
+            ),
+        ]
+        assert sorted(totals, key=repr) == sorted(expected, key=repr)
+        assert await bench.store.totals(since_day=days[1]) == expected[2:]
+
+    tell(story)
+
+
+def test_the_ledger_forgets_old_entries_but_not_their_sums(tell: Tell) -> None:
+    async def story(bench: Bench) -> None:
+        key = key_with()
+        for _ in range(2300):
+            await bench.settle(bench.charge(key), Usage(num_input=1), 10**14, is_granted=False)
+        entries = await bench.store.entries(LedgerQuery())
+        assert len(entries) < 2300
+        assert entries[-1].charge_id == "c2300"
+        assert (await bench.store.spending(key.key_id)).spent_nanos == 2_300_000
+        assert [total.usage for total in await bench.store.totals()] == [Usage(num_input=2300)]
+
+    tell(story, max_entries=100)
+
+
+class Oracle:
+    """The rules in exact fractions, as plainly as they can be said."""
+
+    def __init__(self, limits: KeyLimits, now_ms: int) -> None:
+        self.limits = limits
+        self.levels = [Fraction(rate or 0) for rate in limits.rates]
+        self.at_ms = now_ms
+        self.open: dict[str, tuple[Charge, int]] = {}
+        self.settled: set[str] = set()
+        self.spent = 0
+
+    def move(self, now_ms: int) -> None:
+        for index, rate in enumerate(self.limits.rates):
+            if rate is not None:
+                self.levels[index] = min(
+                    Fraction(rate), self.levels[index] + Fraction(rate * (now_ms - self.at_ms), 60_000)
+                )
+        self.at_ms = now_ms
+        self.open = {name: (charge, end) for name, (charge, end) in self.open.items() if end > now_ms}
+
+    @property
+    def held(self) -> int:
+        return sum(charge.cost_nanos for charge, _ in self.open.values())
+
+    def reserve(self, charge: Charge) -> str | None:
+        limits = self.limits
+        if limits.budget_nanos is not None and charge.cost_nanos > max(0, limits.budget_nanos - self.spent - self.held):
+            return "budget"
+        if limits.concurrency is not None and len(self.open) >= limits.concurrency:
+            return "concurrency"
+        for index, name in enumerate(("requests", "input_tokens", "output_tokens")):
+            if limits.rates[index] is not None and charge.amounts[index] > self.levels[index]:
+                return name
+        for index, rate in enumerate(limits.rates):
+            self.levels[index] -= charge.amounts[index] if rate is not None else 0
+        self.open[charge.charge_id] = (charge, self.at_ms + round(LEASE_S * 1000))
+        return None
+
+    def settle(self, settlement: Settlement) -> None:
+        name = settlement.entry.charge_id
+        if name in self.settled:
+            return
+        self.settled.add(name)
+        known = self.open.pop(name, None) is not None or settlement.is_granted
+        for index, rate in enumerate(self.limits.rates):
+            if rate is not None:
+                back = (settlement.reserved[index] if known else 0) - settlement.used[index]
+                self.levels[index] = max(Fraction(0), min(Fraction(rate), self.levels[index] + back))
+        self.spent += settlement.entry.cost_nanos
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_order_of_anything_is_as_the_rules_say(tell: Tell, seed: int) -> None:
+    draw = random.Random(seed)
+
+    async def story(bench: Bench) -> None:
+        key = key_with(
+            requests_per_minute=draw.choice([None, 37]),
+            input_tokens_per_minute=draw.choice([None, 997]),
+            output_tokens_per_minute=draw.choice([None, 1009]),
+            concurrency=draw.choice([None, 5]),
+            budget_nanos=draw.choice([None, 60_000_000]),
+        )
+        oracle = Oracle(key.limits, round(bench.clock.now_s() * 1000))
+        granted: list[Charge] = []
+        told: list[Settlement] = []
+        for _ in range(400):
+            bench.clock.advance(draw.choice([0, 0, 0.25, 1.5, 4]))
+            oracle.move(round(bench.clock.now_s() * 1000))
+            action = draw.random()
+            if action < 0.45:
+                charge = bench.charge(key, draw.randrange(1200), draw.randrange(1200))
+                expected = oracle.reserve(charge)
+                assert await refusal_of(bench.store, charge) == expected
+                granted += [charge] if expected is None else []
+            elif action < 0.85 and granted:
+                charge = granted.pop(draw.randrange(len(granted)))
+                usage = Usage(*(draw.randrange(300) for _ in range(5)))
+                told.append(settlement_of(charge, usage, is_refund=draw.random() < 0.2))
+                oracle.settle(told[-1])
+                await bench.store.settle(told[-1])
+            elif action < 0.95 and told:
+                await bench.store.settle(draw.choice(told))
+            elif granted:
+                charge = draw.choice(granted)
+                if charge.charge_id in oracle.open:
+                    oracle.open[charge.charge_id] = (charge, oracle.at_ms + round(LEASE_S * 1000))
+                await bench.store.renew([charge])
+            assert await bench.store.spending(key.key_id) == Spending(oracle.spent, oracle.held, len(oracle.open))
+        entries = await bench.store.entries(LedgerQuery())
+        assert sum(entry.cost_nanos for entry in entries) == oracle.spent
+        assert sum(total.cost_nanos for total in await bench.store.totals()) == oracle.spent
+
+    tell(story)
+
+
+async def refusal_of(store: AccountStore, charge: Charge) -> str | None:
+    try:
+        standing = await store.reserve(charge)
+    except BudgetExhaustedError:
+        return "budget"
+    except LimitExceededError as error:
+        return error.limit
+    for window in (standing.requests, standing.input_tokens, standing.output_tokens):
+        assert window is None or 0 <= window.remaining <= window.limit
+    return None
+
+
+def test_many_at_once_never_take_more_than_there_is(tell: Tell) -> None:
+    """Requests that end, abort, are refunded, are lost with their gateway, and are told twice, all at the same time."""
+
+    async def story(bench: Bench) -> None:
+        one = PRICES.cost_nanos(Usage(num_input=10, num_output=20))
+        key = key_with(concurrency=6, budget_nanos=60 * one, requests_per_minute=1000)
+        draw, num_running, most_running, settled = random.Random(5), 0, 0, 0
+
+        async def client() -> None:
+            nonlocal num_running, most_running, settled
+            for _ in range(12):
+                charge = bench.charge(key)
+                if await refusal_of(bench.store, charge) is not None:
+                    continue
+                num_running += 1
+                most_running = max(most_running, num_running)
+                await asyncio.sleep(0)
+                num_running -= 1
+                usage = Usage(num_input=10, num_output=draw.randrange(21))
+                settlement = settlement_of(charge, usage if draw.random() < 0.8 else Usage())
+                settled += settlement.entry.cost_nanos
+                await asyncio.gather(bench.store.settle(settlement), bench.store.settle(settlement))
+
+        await asyncio.gather(*(client() for _ in range(20)))
+        spending = await bench.store.spending(key.key_id)
+        assert spending == Spending(settled, 0, 0)
+        assert 0 < spending.spent_nanos <= 60 * one
+        assert most_running <= 6
+        assert sum(entry.cost_nanos for entry in await bench.store.entries(LedgerQuery())) == settled
+
+    tell(story)
+
+
+def test_several_gateways_share_one_redis(redis: RedisServer, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with bench_of("redis", tmp_path, redis) as bench:
+            other = RedisAccounts(redis.url, bench.clock, is_own_time=True, prefix=bench.prefix)
+            key = key_with(concurrency=3)
+            await asyncio.gather(*(store.reserve(bench.charge(key)) for store in (bench.store, other, bench.store)))
+            with pytest.raises(LimitExceededError):
+                await other.reserve(bench.charge(key))
+            await other.close()
+
+    asyncio.run(run())
+
+
+def test_redis_own_time_moves_buckets(redis: RedisServer) -> None:
+    async def run() -> None:
+        store = RedisAccounts(redis.url, ManualClock(), prefix="{own}", timeout_s=5.0)
+        key = key_with(requests_per_minute=60_000)
+        charges = [Charge(f"own-{index}", key, (50_000, 0, 0), 0) for index in range(2)]
+        await store.reserve(charges[0])
+        with pytest.raises(LimitExceededError) as refused:
+            await store.reserve(charges[1])
+        assert 35 < (refused.value.retry_after_s or 0) <= 40
+        await store.close()
+
+    asyncio.run(run())
+
+
+def test_a_redis_that_is_silent_or_gone_is_said_to_be_away(tmp_path: Path) -> None:
+    async def run(server: RedisServer) -> None:
+        clock = ManualClock()
+        store = RedisAccounts(server.url, clock, timeout_s=0.2)
+        key = key_with()
+        await store.add_key(key)
+        with server.paused(), pytest.raises(AccountsUnavailableError, match="does not answer"):
+            await store.find_keys([key.key_id])
+        with pytest.raises(AccountsUnavailableError, match="in a moment"):
+            await store.find_keys([key.key_id])
+        clock.advance(1.0)
+        assert await store.find_keys([key.key_id]) == {key.key_id: key}
+        with contextlib.closing(server.client()) as client:
+            client.save()
+        server.kill()
+        with pytest.raises(AccountsUnavailableError, match="does not answer"):
+            await store.find_keys([key.key_id])
+        server.start()
+        clock.advance(1.0)
+        assert await store.find_keys([key.key_id]) == {key.key_id: key}
+        await store.close()
+
+    with running_redis() as server:
+        asyncio.run(run(server))
+
+
+def test_a_reservation_that_comes_after_its_refund_is_refused(redis: RedisServer, tmp_path: Path) -> None:
+    """One that was given up while it was on its way: it must not be set aside for ever."""
+
+    async def run() -> None:
+        async with bench_of("redis", tmp_path, redis) as bench:
+            key = key_with(concurrency=1)
+            late = bench.charge(key)
+            await bench.store.settle(settlement_of(late, Usage(), is_granted=False, is_refund=True))
+            with pytest.raises(AccountsUnavailableError):
+                await bench.store.reserve(late)
+            assert await bench.store.spending(key.key_id) == Spending(0, 0, 0)
+
+    asyncio.run(run())

@@ -1,0 +1,114 @@
+"""Settlements reach the store once, in spite of its absences and of the end of this process."""
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tandem.accounts.charge import Charge, LedgerEntry, Settlement
+from tandem.accounts.errors import AccountsUnavailableError
+from tandem.accounts.journal import Journal
+from tandem.accounts.settlements import Settlements
+from tandem.accounts.standing import Standing
+from tandem.accounts.store import Spending
+from tandem.accounts.usage import Usage
+from tandem.core.errors import ConfigurationError
+
+
+def settlement(number: int) -> Settlement:
+    entry = LedgerEntry(f"c{number}", "r", "k", "t", "m", number, Usage(1, 2, 3, 4, 5), 7, "done")
+    return Settlement(entry, (None, 5, None), (1, 2, 3), number % 2 == 0, (1, 1, 1))
+
+
+@dataclass
+class FlakyTill:
+    """Takes settlements while `is_there`."""
+
+    is_there: bool = True
+    taken: list[Settlement] = field(default_factory=list)
+    num_refused: int = 0
+
+    async def reserve(self, charge: Charge) -> Standing:
+        raise NotImplementedError
+
+    async def settle(self, settlement: Settlement) -> None:
+        await asyncio.sleep(0)
+        if not self.is_there:
+            self.num_refused += 1
+            raise AccountsUnavailableError("away")
+        self.taken.append(settlement)
+
+    async def renew(self, charges: object) -> None: ...
+
+    async def spending(self, key_id: str) -> Spending:
+        raise NotImplementedError
+
+
+async def until(settlements: Settlements, num_waiting: int) -> None:
+    async with asyncio.timeout(10):
+        while settlements.num_waiting != num_waiting:
+            await asyncio.sleep(0.01)
+
+
+def test_each_is_told_once_and_says_so() -> None:
+    async def run() -> None:
+        till = FlakyTill()
+        settlements = Settlements(till, None)
+        settlements.start()
+        events = [settlements.add(settlement(number)) for number in range(100)]
+        await until(settlements, 0)
+        assert all(event.is_set() for event in events)
+        assert sorted(item.entry.at_ms for item in till.taken) == list(range(100))
+        await settlements.close()
+
+    asyncio.run(run())
+
+
+def test_they_wait_while_the_store_is_away(tmp_path: Path) -> None:
+    async def run() -> None:
+        till, journal = FlakyTill(is_there=False), Journal(tmp_path / "journal")
+        settlements = Settlements(till, journal)
+        settlements.start()
+        for number in range(20):
+            settlements.add(settlement(number))
+        async with asyncio.timeout(10):
+            while len(journal.read()) < 20:
+                await asyncio.sleep(0.01)
+        settlements.add(settlement(20))
+        assert sorted(item.entry.at_ms for item in journal.read()) == list(range(21))
+        till.is_there = True
+        await until(settlements, 0)
+        assert sorted(item.entry.at_ms for item in till.taken) == list(range(21))
+        assert journal.read() == []
+        await settlements.close()
+
+    asyncio.run(run())
+
+
+def test_the_journal_outlives_the_process(tmp_path: Path) -> None:
+    async def first() -> None:
+        settlements = Settlements(FlakyTill(is_there=False), Journal(tmp_path / "journal"))
+        settlements.start()
+        for number in range(10):
+            settlements.add(settlement(number))
+        await settlements.close(timeout_s=0.05)
+
+    async def second() -> None:
+        till = FlakyTill()
+        settlements = Settlements(till, Journal(tmp_path / "journal"))
+        settlements.start()
+        await until(settlements, 0)
+        assert sorted(till.taken, key=lambda item: item.entry.at_ms) == [settlement(number) for number in range(10)]
+        await settlements.close()
+
+    asyncio.run(first())
+    with (tmp_path / "journal").open("a") as file:
+        file.write('{"entry": {"charge_id"')
+    asyncio.run(second())
+    assert Journal(tmp_path / "journal").read() == []
+
+
+def test_a_journal_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="accounts_journal"):
+        Journal(tmp_path / "missing" / "journal")

@@ -1,0 +1,54 @@
+"""A request's tokens for its bill: what they were, and the most they may be."""
+
+from tandem.accounts.usage import Usage
+from tandem.core.pins import Pin
+from tandem.core.sampling_params import SamplingParams
+from tandem.gateway.accounts_usage import most_usage, usage_of_results
+from tandem.gateway.choices import make_choices
+from tandem.gateway.request import ChoiceResult, ServeRequest
+
+
+def request_of(prompts: list[list[int]], *pins: Pin, n: int = 1, max_tokens: int | None = 10) -> ServeRequest:
+    choices = make_choices("r", prompts, SamplingParams(n=n, max_tokens=max_tokens, seed=1))
+    return ServeRequest(request_id="r", model="m", choices=choices, num_expected_output=1, pins=pins)
+
+
+def result(num_prompt: int, num_output: int, num_cached: int = 0, *pins: Pin) -> ChoiceResult:
+    return ChoiceResult(num_prompt, True, num_output_tokens=num_output, num_cached_tokens=num_cached, granted=pins)
+
+
+def test_a_prompt_counts_once_however_many_answers_it_got() -> None:
+    request = request_of([[1, 2, 3], [1, 2, 3], [4]], n=2)
+    results = [result(3, 5), result(3, 6, 2), result(3, 7, 2), result(3, 8), result(1, 1), result(1, 0)]
+    assert usage_of_results(request, results) == Usage(num_input=5, num_read=2, num_output=27)
+
+
+def test_a_prompt_of_which_nothing_came_is_free() -> None:
+    request = request_of([[1, 2, 3], [4, 5]])
+    assert usage_of_results(request, [result(3, 0), result(2, 1)]) == Usage(num_input=2, num_output=1)
+
+
+def test_what_was_generated_counts_though_nobody_took_it() -> None:
+    request = request_of([[1, 2, 3], [4, 5]])
+    usage = usage_of_results(request, [result(3, 0), result(2, 4)], {0: 2, 1: 3})
+    assert usage == Usage(num_input=5, num_output=6)
+
+
+def test_pins_are_written_and_the_four_add_up() -> None:
+    pins = (Pin(4, 3600.0), Pin(7, 300.0))
+    request = request_of([list(range(10))], *pins)
+    usage = usage_of_results(request, [result(10, 2, 0, *pins)])
+    assert usage == Usage(num_input=3, num_written_5m=3, num_written_1h=4, num_read=0, num_output=2)
+
+
+def test_the_most_is_as_long_as_it_may_be() -> None:
+    assert most_usage(request_of([[1, 2, 3]], n=2), 100) == Usage(num_input=3, num_output=20)
+    assert most_usage(request_of([[1, 2, 3]]), 8) == Usage(num_input=3, num_output=5)
+    assert most_usage(request_of([[1, 2, 3]], max_tokens=None), 100) == Usage(num_input=3, num_output=97)
+    assert most_usage(request_of([[1], [2, 3]], max_tokens=4), None) == Usage(num_input=3, num_output=8)
+
+
+def test_the_most_is_that_every_pin_is_granted() -> None:
+    pins = (Pin(4, 3600.0), Pin(7, 300.0), Pin(2, 3600.0))
+    most = most_usage(request_of([list(range(10))], *pins), 100)
+    assert most == Usage(num_input=3, num_written_5m=3, num_written_1h=4, num_output=10)

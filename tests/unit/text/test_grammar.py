@@ -1,0 +1,257 @@
+"""Builders of grammars: what they write down is enforced, and what could not be is refused by name."""
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tandem.core.errors import InvalidRequestError
+from tandem.text.grammar import (
+    MAX_CHOICES,
+    MAX_LARK_CHARACTERS,
+    MAX_REGEX_CHARACTERS,
+    Grammars,
+    choice_grammar,
+    json_object_grammar,
+    lark_grammar,
+    regex_grammar,
+    schema_grammar,
+)
+from tandem.text.schema import MAX_SCHEMA_CHARACTERS, MAX_SCHEMA_DEPTH, MAX_SCHEMA_REFERENCES
+from tandem.text.tokenizer import Tokenizer
+from tests.helpers.grammars import allowed_ids, random_answer, schema_faults
+from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
+
+A_OR_B = {
+    "$defs": {
+        kind: {
+            "type": "object",
+            "properties": {"kind": {"const": kind}, "n": {"type": "integer"}},
+            "required": ["kind"],
+        }
+        for kind in ("a", "b")
+    },
+    "oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}],
+}
+TREE = {
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {
+                "value": {"type": "boolean"},
+                "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]},
+            },
+            "required": ["value", "next"],
+            "additionalProperties": False,
+        }
+    },
+    "$ref": "#/$defs/node",
+}
+ENFORCED: list[Any] = [
+    {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "boolean"}}, "required": ["b"]},
+    {"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": False, "minProperties": 1},
+    {"type": "object", "patternProperties": {"^x": {"type": "integer"}}, "additionalProperties": False},
+    {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 3},
+    {"type": "array", "prefixItems": [{"type": "boolean"}, {"type": "null"}], "items": False, "minItems": 1},
+    {"type": "string", "minLength": 2, "maxLength": 4},
+    {"type": "string", "pattern": "^[ab]+é$", "maxLength": 5},
+    {"type": "string", "format": "date"},
+    {"type": "integer", "minimum": -3, "exclusiveMaximum": 12},
+    {"type": "integer", "multipleOf": 7},
+    {"type": "number", "minimum": 0.5, "maximum": 1.25},
+    {"enum": ["a", 1, None, [True, {"k": "v"}], 2.5]},
+    {"const": {'quote"': "back\\slash\n", "é": [1, 2]}},
+    {"type": ["string", "null"], "maxLength": 2},
+    {"allOf": [{"type": "object", "required": ["a"]}, {"properties": {"a": {"type": "integer", "maximum": 5}}}]},
+    {"title": "T", "default": {}, "x-anything": {"not": 1}, "type": "boolean", "nullable": False},
+    {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "type": "array",
+        "prefixItems": [{"const": 1}],
+        "items": False,
+    },
+    A_OR_B,
+    TREE,
+    True,
+    {},
+]
+REFUSED: list[tuple[Any, str]] = [
+    *(
+        ({key: value}, re.escape(key))
+        for key, value in {
+            "not": {},
+            "if": {},
+            "then": {},
+            "uniqueItems": True,
+            "contains": {},
+            "propertyNames": {},
+            "dependentRequired": {},
+            "unevaluatedProperties": False,
+            "$dynamicRef": "#",
+            "minimumm": 1,
+            "x-guidance": {"lenient": True},
+        }.items()
+    ),
+    ({"properties": {"a": {"type": "string", "nullable": True}}}, "nullable"),
+    ({"items": {"anyOf": [{"not": {}}]}}, "#/items/anyOf/0"),
+    ({"$defs": {"a": {"uniqueItems": True}}}, "uniqueItems"),
+    ({"$ref": "http://example.com/schema"}, "'#/...'"),
+    ({"$ref": "other.json#/a"}, "'#/...'"),
+    ({"$ref": "#/$defs/missing"}, "no schema"),
+    ({"$ref": "#/x-hidden", "x-hidden": {"not": {}}}, "no schema"),
+    ({"properties": {"a": {"$id": "http://example.com/a"}}}, r"\$id"),
+    ({"prefixItems": [True], "additionalItems": False}, "additionalItems"),
+    ({"prefixItems": [True], "items": [True]}, "list of items"),
+    ({"type": "object", "minProperties": 2}, "minProperties"),
+    ({"const": 2**60}, "2\\^53"),
+    ({"enum": [{"a": [-(2**60)]}]}, "2\\^53"),
+    ({"multipleOf": 1000003}, "multipleOf"),
+    ({"multipleOf": 0.1234567}, "multipleOf"),
+    ({"multipleOf": 0}, "multipleOf"),
+    ({"pattern": "a" * 5000}, "5000 characters"),
+    ({"properties": []}, "properties must be an object"),
+    ({"anyOf": {}}, "anyOf must be a list"),
+    ({"items": 3}, "no schema"),
+    (False, "false"),
+    ("text", "no schema"),
+    (None, "no schema"),
+    ({"const": float("nan")}, "not JSON"),
+    ({"const": b"bytes"}, "not JSON"),
+    ({1: 2}, "not JSON"),
+    ({"const": "\ud800"}, "not JSON"),
+    ({"const": "x" * MAX_SCHEMA_CHARACTERS}, "characters"),
+    ({"const": [0] * MAX_SCHEMA_CHARACTERS}, "values"),
+]
+COMPILED_AND_REFUSED: list[tuple[Any, str]] = [
+    ({"type": "string", "format": "no-such"}, "no-such"),
+    ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "use anyOf"),
+    ({"type": "string", "pattern": "(?=a)b"}, "look"),
+    ({"enum": []}, "nsatisfiable"),
+    ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum"),
+    ({"type": "object", "required": ["z"], "additionalProperties": False}, "'z'"),
+    ({"$ref": "#"}, "no token"),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(write_byte_tokenizer(tmp_path_factory.mktemp("bytes")))
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer: Tokenizer) -> Iterator[Grammars]:
+    found = Grammars(tokenizer, NUM_TOKENS, (NUM_TOKENS - 1,))
+    yield found
+    found.close()
+
+
+def _answers(grammars: Grammars, tokenizer: Tokenizer, grammar: str, num_seeds: int = 40) -> list[str]:
+    """Random answers that came to an end."""
+    drawn = [random_answer(grammars, tokenizer, grammar, random.Random(seed)) for seed in range(num_seeds)]
+    complete = [answer for answer in drawn if answer is not None]
+    assert complete, "no seed came to an end"
+    return complete
+
+
+@pytest.mark.parametrize("schema", ENFORCED, ids=lambda schema: json.dumps(schema)[:60])
+def test_whatever_is_chosen_matches_the_schema(grammars: Grammars, tokenizer: Tokenizer, schema: Any) -> None:
+    for answer in _answers(grammars, tokenizer, schema_grammar(schema)):
+        assert not schema_faults(json.loads(answer), schema, schema), answer
+
+
+@pytest.mark.parametrize(("schema", "message"), REFUSED, ids=lambda part: str(part)[:60])
+def test_what_cannot_be_enforced_is_refused_by_name(schema: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        schema_grammar(schema)
+
+
+@pytest.mark.parametrize(("schema", "message"), COMPILED_AND_REFUSED, ids=lambda part: str(part)[:60])
+def test_what_no_answer_could_match_is_refused_when_it_is_compiled(
+    grammars: Grammars, schema: Any, message: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        grammars.check(schema_grammar(schema))
+
+
+def test_depth_is_limited_before_anything_recurses() -> None:
+    schema: Any = True
+    for _ in range(100_000):
+        schema = {"items": schema}
+    with pytest.raises(InvalidRequestError, match=f"more than {MAX_SCHEMA_DEPTH} deep"):
+        schema_grammar(schema)
+    loop: dict[str, Any] = {}
+    loop["items"] = loop
+    with pytest.raises(InvalidRequestError, match="deep"):
+        schema_grammar(loop)
+
+
+def test_deepest_and_most_references_compile(grammars: Grammars) -> None:
+    schema: Any = {"type": "boolean"}
+    for _ in range(MAX_SCHEMA_DEPTH // 2 - 2):
+        schema = {"items": schema, "type": "array"}
+    grammars.check(schema_grammar(schema))
+    names = [f"d{index}" for index in range(MAX_SCHEMA_REFERENCES)]
+    chain = {name: {"properties": {"a": {"$ref": f"#/$defs/{after}"}}} for name, after in pairwise(names)}
+    grammars.check(schema_grammar({"$defs": {**chain, names[-1]: {"type": "string"}}, "$ref": "#/$defs/d0"}))
+    longer = {**chain, names[-1]: {"$ref": "#/$defs/more"}, "more": True}
+    with pytest.raises(InvalidRequestError, match=f"at most {MAX_SCHEMA_REFERENCES}"):
+        schema_grammar({"$defs": longer, "$ref": "#/$defs/d0"})
+
+
+def test_white_space_between_json_tokens_has_an_end(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    """Without it a model that likes blanks writes them until its tokens are spent."""
+    matcher = grammars.matcher(json_object_grammar())
+    space = tokenizer.encode(" ")[0]
+    assert matcher.consume(tokenizer.encode("{"))
+    num_spaces = 0
+    while num_spaces < 100 and space in allowed_ids(grammars, matcher):
+        assert matcher.consume([space])
+        num_spaces += 1
+    assert num_spaces == 32
+
+
+@pytest.mark.parametrize("pattern", ["[ab]{2,5}c", "^[0-9]+$", "a/b|c", r"\/x", "line\nend", "(?i)yes", "é+", ""])
+def test_a_regex_holds_for_the_whole_answer(grammars: Grammars, tokenizer: Tokenizer, pattern: str) -> None:
+    for answer in _answers(grammars, tokenizer, regex_grammar(pattern)):
+        assert re.fullmatch(pattern, answer), answer
+
+
+def test_a_choice_is_one_of_its_texts_and_every_one_is_met(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    choices = ["yes", "no", "", 'a"quote', "line\nend", "tab\t\\", "😀 é", "yes"]
+    assert set(_answers(grammars, tokenizer, choice_grammar(choices), 200)) == set(choices)
+
+
+def test_a_lark_grammar(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    source = 'start: (WORD ",")* WORD\nWORD: /[a-z]{1,3}/\n'
+    for answer in _answers(grammars, tokenizer, lark_grammar(source)):
+        assert re.fullmatch("([a-z]{1,3},)*[a-z]{1,3}", answer)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("start: missing\n", "missing"),
+        ("start[temperature=0.5]: /a/\n", "temperature"),
+        ("a" * (MAX_LARK_CHARACTERS + 1), "characters"),
+        ('{"grammars": []}', "1\\(1\\)"),
+        ("", "start"),
+        ('start: %json {"not": {}, "x-guidance": {"lenient": true}}\n', "not"),
+    ],
+    ids=lambda part: part[:40],
+)
+def test_lark_that_cannot_be_honoured_is_refused(grammars: Grammars, source: str, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        grammars.check(lark_grammar(source))
+
+
+def test_limits_of_the_other_builders() -> None:
+    for pattern in (None, 3, "a" * (MAX_REGEX_CHARACTERS + 1), "\ud800"):
+        with pytest.raises(InvalidRequestError, match="regex"):
+            regex_grammar(pattern)  # type: ignore[arg-type]
+    for choices in ([], ["a"] * (MAX_CHOICES + 1), "text", [1], ["\ud800"], ["x" * 2**17] * 3):
+        with pytest.raises(InvalidRequestError, match="choice"):
+            choice_grammar(choices)  # type: ignore[arg-type]

@@ -1,0 +1,213 @@
+"""Compiled grammars over every kind of tokenizer, and grammars meant to harm who compiles them."""
+
+import gc
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tandem.core.errors import InvalidRequestError
+from tandem.text.grammar import choice_grammar, lark_grammar, regex_grammar, schema_grammar
+from tandem.text.grammars import MAX_CACHED, Grammars
+from tandem.text.tokenizer import Tokenizer
+from tests.helpers.grammars import allowed_ids, random_answer, random_ids
+from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
+from tests.unit.text.checkpoints import byte_level, sentencepiece
+
+MAKERS: dict[str, Callable[[Path], Path]] = {
+    "bytes": write_byte_tokenizer,
+    "byte level": byte_level,
+    "sentencepiece": sentencepiece,
+    "sentencepiece without strip": lambda path: sentencepiece(path, strips=False),
+}
+NAMES = choice_grammar(["über 你 a", "über 你 b", "the quick brown fox"])
+
+
+@pytest.fixture(scope="module", params=sorted(MAKERS))
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(MAKERS[request.param](tmp_path_factory.mktemp("tokenizer")))
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer: Tokenizer) -> Iterator[Grammars]:
+    found = _of(tokenizer, num_padding=70)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grammars]:
+    found = Grammars(Tokenizer.load(write_byte_tokenizer(tmp_path_factory.mktemp("bytes"))), NUM_TOKENS)
+    yield found
+    found.close()
+
+
+def _of(tokenizer: Tokenizer, num_padding: int = 0) -> Grammars:
+    eos = tokenizer.eos_token_id
+    assert eos is not None
+    return Grammars(tokenizer, tokenizer.vocab_size + num_padding, (eos,))
+
+
+def test_answers_are_what_the_grammar_says_whatever_the_tokens(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    drawn = {random_answer(grammars, tokenizer, NAMES, random.Random(seed)) for seed in range(40)}
+    assert drawn == {"über 你 a", "über 你 b", "the quick brown fox"}
+
+
+def test_a_mask_allows_exactly_the_tokens_whose_text_may_come(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    """Nothing is forced here, so every token is judged by its bytes alone; specials, ends and padding have none."""
+    grammar = regex_grammar("[a-e ]{1,3}|é")
+    allowed = allowed_ids(grammars, grammars.matcher(grammar))
+    may_begin = {
+        token_id
+        for token_id in range(tokenizer.vocab_size)
+        if not tokenizer.is_special(token_id) and _begins(tokenizer.token_bytes(token_id))
+    }
+    assert allowed == may_begin
+
+
+def _begins(data: bytes) -> bool:
+    text = data.decode(errors="replace")
+    return bool(data) and ((len(text) <= 3 and set(text) <= set("abcde ")) or "é".encode().startswith(data))
+
+
+def test_a_matcher_takes_an_answer_whole_or_token_by_token(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}}, "required": ["name"]}
+    grammar = schema_grammar({**schema, "additionalProperties": False})
+    for seed in range(10):
+        answer = random_ids(grammars, tokenizer, grammar, random.Random(seed))
+        if answer is None:
+            continue
+        step_by_step = grammars.matcher(grammar)
+        for num_read, token_id in enumerate(answer):
+            whole = grammars.matcher(grammar)
+            assert whole.consume(answer[:num_read])
+            assert allowed_ids(grammars, whole) == allowed_ids(grammars, step_by_step)
+            assert step_by_step.consume([token_id])
+        assert grammars.end_bit in allowed_ids(grammars, step_by_step)
+
+
+def test_tokens_that_do_not_match_are_not_consumed(plain: Grammars) -> None:
+    matcher = plain.matcher(regex_grammar("ab"))
+    assert matcher.consume([])
+    assert not matcher.consume([0, 0, 0])
+    assert not plain.matcher(regex_grammar("ab")).consume([NUM_TOKENS - 1])
+
+
+def test_special_tokens_come_only_where_they_are_named(plain: Grammars) -> None:
+    matcher = plain.matcher(lark_grammar('start: <|im_start|> "a"\n'))
+    assert allowed_ids(plain, matcher) == {257}
+    assert matcher.consume([257])
+    with pytest.raises(InvalidRequestError, match="no_such"):
+        plain.check(lark_grammar("start: <|no_such|>\n"))
+    text = plain.matcher(regex_grammar(r"<\|im_start\|>"))
+    assert 257 not in allowed_ids(plain, text)
+
+
+def test_masks_of_many_matchers_are_those_of_each(plain: Grammars) -> None:
+    patterns = ["a", "[b-y]+", "z?", "[0-9]{3}"]
+    alone = [allowed_ids(plain, plain.matcher(regex_grammar(pattern))) for pattern in patterns]
+    matchers = [plain.matcher(regex_grammar(pattern)) for pattern in patterns]
+    together = [allowed_ids(plain, matcher) for matcher in reversed(matchers)]
+    assert together[::-1] == alone
+
+
+def _schema_chain(length: int) -> str:
+    links = {f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(length)}
+    schema = {"$defs": {**links, f"d{length}": True}, "$ref": "#/$defs/d0"}
+    return json.dumps({"grammars": [{"json_schema": schema}]})
+
+
+def _patterns_at_once(count: int) -> str:
+    schema = {"allOf": [{"type": "string", "pattern": f".*x{i}.*"} for i in range(count)]}
+    return json.dumps({"grammars": [{"json_schema": schema}]})
+
+
+HOSTILE = {
+    "references, deep": _schema_chain(2000),
+    "rules, deep": lark_grammar("start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(4000)) + 'r4000: "a"\n'),
+    "patterns, together": _patterns_at_once(24),
+    "patterns, exponential": lark_grammar(
+        "start: A\nA: " + " & ".join(f"/.*x{i}.*/" for i in range(50)) + "\n",
+    ),
+    "brackets, deep": lark_grammar("start: " + "(" * 20000 + '"a"' + ")" * 20000 + "\n"),
+    "groups, deep": regex_grammar("(" * 3000 + "a" + ")" * 3000),
+    "arrays, deep": '{"grammars":[{"json_schema":' + '{"items":' * 5000 + "true" + "}" * 5000 + "}]}",
+    "nothing": "{",
+    "no grammar": "{}",
+}
+
+
+@pytest.mark.parametrize("grammar", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_grammar_is_refused_and_the_next_one_served(plain: Grammars, grammar: str) -> None:
+    """Several of these bring the compiler down with a stack overflow, or never end."""
+    started_s = time.process_time()
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match="cannot be enforced"):
+            plain.check(grammar)
+    assert time.process_time() - started_s < 1.0, "it took this process's time"
+    plain.check(regex_grammar("a"))
+
+
+@pytest.mark.parametrize("pattern", ["((a{1,1000}){1,1000}){1,1000}", "(a|b)*a(a|b){40}", ".*a.{300}"])
+def test_a_regex_that_grows_step_by_step_ends_in_an_error_not_in_a_hang(plain: Grammars, pattern: str) -> None:
+    matcher = plain.matcher(regex_grammar(pattern))
+    letter = next(iter(sorted(allowed_ids(plain, plain.matcher(regex_grammar("a"))))))
+    for _ in range(60):
+        started_s = time.process_time()
+        allowed_ids(plain, matcher)
+        assert time.process_time() - started_s < 1.0
+        if matcher.error is not None or not matcher.consume([letter]):
+            break
+
+
+def test_the_cache_is_bounded_and_what_it_forgot_is_compiled_again(tmp_path: Path) -> None:
+    grammars = Grammars(Tokenizer.load(write_byte_tokenizer(tmp_path)), NUM_TOKENS)
+    texts = [choice_grammar([f"item {index}"]) for index in range(MAX_CACHED + 3)]
+    for text in texts:
+        grammars.check(text)
+    assert [grammars.knows(text) for text in texts].count(True) == MAX_CACHED
+    assert not grammars.knows(texts[0])
+    grammars.matcher(texts[0])
+    assert grammars.knows(texts[0])
+    grammars.close()
+
+
+def test_threads_ask_at_once(tmp_path: Path) -> None:
+    grammars = Grammars(Tokenizer.load(write_byte_tokenizer(tmp_path)), NUM_TOKENS)
+    found: list[set[int]] = []
+
+    def ask(index: int) -> None:
+        found.append(allowed_ids(grammars, grammars.matcher(regex_grammar("ab"[index % 2]))))
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    grammars.close()
+    assert len(found) == 8
+    assert len({frozenset(ids) for ids in found}) == 2
+
+
+def test_no_process_is_left_behind(tmp_path: Path) -> None:
+    before = _children()
+    grammars = Grammars(Tokenizer.load(write_byte_tokenizer(tmp_path)), NUM_TOKENS)
+    grammars.check(regex_grammar("a"))
+    assert len(_children() - before) == 1
+    grammars.close()
+    assert _children() <= before
+    grammars.check(regex_grammar("b"))
+    assert len(_children() - before) == 1
+    del grammars
+    gc.collect()
+    assert _children() <= before
+
+
+def _children() -> set[str]:
+    tasks = Path(f"/proc/{os.getpid()}/task")
+    return {child for task in tasks.iterdir() for child in (task / "children").read_text().split()}
