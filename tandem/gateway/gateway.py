@@ -56,6 +56,7 @@ class Gateway:
         self.request_timeout_s = settings.request_timeout_s
         self.admission = Admission(settings.max_concurrent_requests)
         self.clock = clock
+        self._drain_timeout_s = settings.drain_timeout_s
         self.moderator = choose_moderator(settings.moderation)
         self.pin_book: PinBook = MemoryPinBook(clock) if settings.redis is None else RedisPinBook(settings.redis)
         self.responses = ResponseDesk.open(settings.redis)
@@ -83,7 +84,7 @@ class Gateway:
 
     async def close(self) -> None:
         """End it, and every connection."""
-        await self.responses.close()
+        await self.responses.close(self._drain_timeout_s)
         await self.directory.close()
         await self._settler.close()
         await self._stalls.close()

@@ -1,6 +1,6 @@
 """What a gateway counts: the `vllm:*` names that dashboards read, and its own `tandem_gateway_*`.
 
-One registry an instance, so that two gateways can live in one process. Never reads a clock.
+One registry an instance, so that two gateways can live in one process.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest

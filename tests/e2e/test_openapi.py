@@ -65,7 +65,10 @@ STREAMS: dict[str, dict[str, Any]] = {
 
 def test_every_path_answers_as_described(tmp_path: Path) -> None:
     async def run() -> dict[str, set[int]]:
-        async with running_cluster(tmp_path) as cluster, httpx.AsyncClient(base_url=cluster.url) as client:
+        async with (
+            running_cluster(tmp_path, router_timeout_s=10.0) as cluster,
+            httpx.AsyncClient(base_url=cluster.url) as client,
+        ):
             described = (await client.get("/openapi.json")).json()
             return await asyncio.to_thread(drive, described, cluster.url)
 

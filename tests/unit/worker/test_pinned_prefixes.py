@@ -366,3 +366,22 @@ def test_a_request_that_goes_on_elsewhere_renews_its_pins(llama: Path, expected:
             assert await kept(pair.prefill) == 11
 
     asyncio.run(main())
+
+
+def test_a_prefill_worker_restores_and_says_that_nothing_was_computed(llama: Path) -> None:
+    async def main() -> None:
+        tier = {"kv_cache_gib": gib(llama), "pin_share": 0.2, "host_kv_gib": gib(llama)}
+        prompts = [prompt_of(90, seed=seed) for seed in (0, 5)]
+        async with pair_of(llama, prefill=tier) as pair:
+            for prompt in prompts:
+                await served(pair.to_decode, call_of(pair, prompt_token_ids=prompt, pins=(Pin(88, HOUR_S),)))
+            await until(lambda: has_moved(pair.prefill), "blocks in the host tier")
+            await press(pair.to_prefill)
+            for prompt in prompts:
+                tokens, metrics = await served(pair.to_decode, call_of(pair, prompt_token_ids=prompt))
+                assert (tokens, metrics.num_cached_tokens) == (alone(llama, prompt, GREEDY), 88)
+            usage = await pair.prefill.core.engine.call(lambda engine: engine.kv.kept.blocks.usage)
+            assert usage.num_restored > 0
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
