@@ -69,7 +69,8 @@ class LedgerFile:
         """A new one, or in place of what it was."""
         with self._changing() as run:
             run.execute(
-                "INSERT OR REPLACE INTO keys VALUES (?, ?, ?)", (key.key_id, key.digest, json.dumps(key.as_json()))
+                "INSERT INTO keys VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value",
+                (key.key_id, key.digest, json.dumps(key.as_json())),
             )
 
     def find_keys(self, key_ids: Sequence[str]) -> dict[str, AccountKey]:

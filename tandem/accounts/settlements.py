@@ -104,6 +104,7 @@ class Settlements:
             self._num_sending -= 1
             if not is_taken:
                 self._waiting.appendleft(item)
+                self._has_work.set()  # NOTE: another sender may have found nothing meanwhile
         if is_taken:
             item.has_it.set()
             self._finish()

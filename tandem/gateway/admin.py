@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from tandem.gateway.accounts import Caller
 from tandem.gateway.errors import RequestError
 from tandem.gateway.gateway import Gateway
 from tandem.gateway.history import DEFAULT_SIZE, PROCESS
@@ -37,15 +38,15 @@ async def list_decisions(gateway: Gateway, num_latest: int) -> dict[str, Any]:
     return {"decisions": [_decision(*item) for item in await gateway.routers.decisions(num_latest)]}
 
 
-def find_request(gateway: Gateway, request_id: str) -> dict[str, Any]:
-    """`GET /admin/requests/{request_id}`; the id of an OpenAI answer finds it too.
+def find_request(gateway: Gateway, request_id: str, caller: Caller) -> dict[str, Any]:
+    """`GET /admin/requests/{request_id}`; the id of an answer finds it too.
 
     Raises:
-        RequestError: it is unknown or was forgotten.
+        RequestError: it is unknown, another tenant's, or was forgotten.
     """
-    for prefix in ("", "chatcmpl-", "cmpl-"):
+    for prefix in ("", "chatcmpl-", "cmpl-", "msg_"):
         record = gateway.history.find(request_id.removeprefix(prefix))
-        if record is not None:
+        if record is not None and (caller.is_operator or record.tenant == caller.tenant):
             return record.as_json()
     raise RequestError(
         f"request {request_id[:128]!r} is unknown here; this gateway keeps its last {DEFAULT_SIZE}",

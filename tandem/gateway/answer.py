@@ -129,7 +129,7 @@ class _Exchange:
         """NOTE: its place is free before the client has the last byte, and may send its next request."""
         gateway = self._gateway
         record = self._record = gateway.history.open(self._request_id, gateway.model.name, time.time())
-        record.kind = self._dialect.kind
+        record.kind, record.tenant = self._dialect.kind, self._caller.tenant
         with record.timed("tokenise"):
             asked = await self._dialect.read(body, self._request_id)
         asked = self._asked = replace(asked, request=self._caller.isolated(asked.request))

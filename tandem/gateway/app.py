@@ -12,6 +12,9 @@ from starlette.types import ASGIApp
 
 from tandem import __version__
 from tandem.core.errors import InvalidRequestError, TandemError, UnavailableError, shown
+from tandem.gateway.accounts import caller_of
+from tandem.gateway.accounts_guard import Guard
+from tandem.gateway.accounts_routes import add_account_routes
 from tandem.gateway.admin import find_request, list_decisions, list_processes
 from tandem.gateway.answer import JSON, Answer
 from tandem.gateway.anthropic.dialect import MessagesDialect, count_tokens
@@ -53,11 +56,13 @@ def build_app(gateway: Gateway) -> ASGIApp:
     _add_health(app, gateway)
     add_tokens(app, gateway)
     _add_admin(app, gateway)
+    if gateway.accounts is not None:
+        add_account_routes(app, gateway.accounts)
     add_pages(app, gateway)
     _add_error_handlers(app)
     document(app)
     fast = FastLane(app, gateway, {path: dialect for path, dialect, _, _ in generating})
-    return Edge(fast, gateway.ids)
+    return Edge(fast, gateway.ids, None if gateway.accounts is None else Guard(gateway.accounts))
 
 
 def _add_generating(
@@ -129,9 +134,9 @@ def _add_admin(app: FastAPI, gateway: Gateway) -> None:
         return JSONResponse(await list_decisions(gateway, last))
 
     @app.get("/admin/requests/{request_id}", tags=["operations"])
-    async def timeline(request_id: str) -> Response:
+    async def timeline(request: Request, request_id: str) -> Response:
         """Where a recent request's time went."""
-        return JSONResponse(find_request(gateway, request_id))
+        return JSONResponse(find_request(gateway, request_id, caller_of(request.scope)))
 
 
 def _add_error_handlers(app: FastAPI) -> None:

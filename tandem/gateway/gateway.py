@@ -7,6 +7,7 @@ from functools import partial
 
 from tandem.core.clock import Clock
 from tandem.core.errors import UnavailableError
+from tandem.gateway.accounts_open import open_accounts
 from tandem.gateway.admission import Admission
 from tandem.gateway.caching import LivePins
 from tandem.gateway.dialect import Asked, Limits, Surroundings
@@ -57,6 +58,7 @@ class Gateway:
         self.admission = Admission(settings.max_concurrent_requests)
         self.clock = clock
         self._drain_timeout_s = settings.drain_timeout_s
+        self.accounts = open_accounts(settings, clock)
         self.moderator = choose_moderator(settings.moderation)
         self.pin_book: PinBook = MemoryPinBook(clock) if settings.redis is None else RedisPinBook(settings.redis)
         self.responses = ResponseDesk.open(settings.redis)
@@ -78,6 +80,8 @@ class Gateway:
 
     def start(self) -> None:
         """Begin the background work; call in the event loop."""
+        if self.accounts is not None:
+            self.accounts.start()
         self._stalls.start()
         self._settler.start()
         self.directory.start()
@@ -93,6 +97,8 @@ class Gateway:
         await self.pin_book.close()
         if self.moderator is not None:
             await self.moderator.close()
+        if self.accounts is not None:
+            await self.accounts.close()
 
     async def may_ask(self, request: ServeRequest) -> bool:
         """Whether the moderator, where there is one, lets every prompt pass; raises as `Moderator.judge`."""

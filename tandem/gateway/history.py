@@ -26,6 +26,7 @@ class RequestRecord:
     model: str
     started_s: float
     kind: str = ""
+    tenant: str = ""
     state: str = "running"
     num_choices: int = 0
     duration_s: float | None = None

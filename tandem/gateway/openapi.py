@@ -54,6 +54,7 @@ class Answer:
     Args:
         schema, event: names in `SCHEMAS`; `event`: of each event of a stream.
         is_done_said: a stream ends with `[DONE]`.
+        also: other media types it can be asked for as.
     """
 
     about: str
@@ -61,6 +62,8 @@ class Answer:
     event: str | None = None
     stream: str = ""
     is_done_said: bool = False
+    status: str = "200"
+    also: tuple[str, ...] = ()
 
 
 _ANSWERS: Mapping[tuple[str, str], Answer] = {
@@ -97,6 +100,8 @@ _ANSWERS: Mapping[tuple[str, str], Answer] = {
         "The stored response.", "Response", "ResponseEvent", "With `stream=true`: as its stream told it."
     ),
     ("post", "/v1/responses/{response_id}/cancel"): Answer("The response, stopped.", "Response"),
+    ("delete", "/v1/responses/{response_id}"): Answer("It is forgotten.", "ResponseDeleted"),
+    ("get", "/v1/responses/{response_id}/input_items"): Answer("What the model was shown.", "ResponseItems"),
     ("post", "/v1/responses/input_tokens"): Answer("How many tokens its prompt has.", "TokenCount"),
     ("post", "/v1/messages/count_tokens"): Answer("How many tokens the prompt has.", "TokenCount"),
     ("get", "/v1/models"): Answer("The models, as both SDKs read them.", "ModelList"),
@@ -105,10 +110,18 @@ _ANSWERS: Mapping[tuple[str, str], Answer] = {
     ("post", "/detokenize"): Answer("The text.", "Text"),
     ("get", "/tokenizer_info"): Answer("The tokenizer and chat template.", "TokenizerInfo"),
     ("get", "/health"): Answer("It lives.", "Status"),
+    ("get", "/ping"): Answer("It lives.", "Alive"),
+    ("post", "/ping"): Answer("It lives.", "Alive"),
+    ("get", "/admin/overview"): Answer("Pools, links and rates.", "Overview"),
     ("get", "/ready"): Answer("It can serve.", "Ready"),
     ("get", "/version"): Answer("Its version.", "Version"),
     ("get", "/admin/workers"): Answer("Every process.", "Workers"),
     ("get", "/admin/decisions"): Answer("The pairings.", "Decisions"),
+    ("post", "/admin/keys"): Answer("The key, with its secret.", "NewAccountKey", status="201"),
+    ("get", "/admin/keys"): Answer("All keys.", "AccountKeys"),
+    ("get", "/admin/keys/{key_id}"): Answer("The key.", "AccountKey"),
+    ("delete", "/admin/keys/{key_id}"): Answer("It is refused from now on.", "Revoked"),
+    ("get", "/admin/usage"): Answer("Requests, or totals.", "Usage", also=("text/csv",)),
     ("get", "/admin/requests/{request_id}"): Answer("The request's stages.", "Timeline"),
 }
 
@@ -180,7 +193,7 @@ def _responses(method: str, path: str, told: Mapping[str, Any]) -> dict[str, Any
     good = {code: value for code, value in told.items() if code.startswith("2")}
     answer = _ANSWERS.get((method, path.replace(":path", "")))
     if answer is not None:
-        good = {"200": {"description": answer.about, "content": _content(answer, _error_of(path))}}
+        good = {answer.status: {"description": answer.about, "content": _content(answer, _error_of(path))}}
     elif path == "/metrics":
         good = {"200": {"description": "Prometheus text.", "content": {"text/plain": {"schema": {"type": "string"}}}}}
     return good | _errors(path)
@@ -192,7 +205,7 @@ def _content(answer: Answer, error: str) -> dict[str, Any]:
         content[JSON] = {"schema": ref(answer.schema)}
     if answer.event is not None:
         content[EVENTS] = {"schema": _event(answer, error)}
-    return content
+    return content | {media: {"schema": {"type": "string"}} for media in answer.also}
 
 
 def _event(answer: Answer, error: str) -> Schema:

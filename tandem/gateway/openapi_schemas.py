@@ -118,6 +118,12 @@ OPENAI: dict[str, Schema] = {
         error=maybe({"type": "object"}),
         incomplete_details=maybe({"type": "object"}),
     ),
+    "ResponseDeleted": thing({"id": TEXT, "object": TEXT, "deleted": FLAG}),
+    "ResponseItems": thing(
+        {"object": just("list"), "data": many(thing({"type": TEXT})), "has_more": FLAG},
+        first_id=maybe(TEXT),
+        last_id=maybe(TEXT),
+    ),
     "ResponseEvent": thing({"type": TEXT, "sequence_number": COUNT}, response=ref("Response")),
 }
 
@@ -210,7 +216,19 @@ OTHERS: dict[str, Schema] = {
     "Version": thing({"version": TEXT}),
     "Workers": thing({"workers": many(thing({"role": TEXT, "worker_id": TEXT, "is_alive": FLAG}))}),
     "Decisions": thing({"decisions": many(thing({"router": TEXT, "request_id": TEXT, "policy": TEXT}))}),
+    "Overview": {"type": "object", "description": "What the operations page shows."},
+    "Alive": {"type": "object", "maxProperties": 0},
     "Timeline": thing({"request_id": TEXT, "stages": many({"type": "object"})}),
 }
 
-SCHEMAS: dict[str, Schema] = {**OPENAI, **ANTHROPIC, **OTHERS}
+_KEY = {"key_id": TEXT, "name": TEXT, "tenant": TEXT, "spent": TEXT}
+
+ACCOUNTS: dict[str, Schema] = {
+    "AccountKey": thing(_KEY),
+    "NewAccountKey": thing({**_KEY, "secret": TEXT}),
+    "AccountKeys": thing({"keys": many(ref("AccountKey"))}),
+    "Revoked": thing({"key_id": TEXT, "revoked": FLAG}),
+    "Usage": many({"type": "object"}),
+}
+
+SCHEMAS: dict[str, Schema] = {**OPENAI, **ANTHROPIC, **OTHERS, **ACCOUNTS}

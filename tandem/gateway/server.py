@@ -5,6 +5,7 @@ Invariant: a stream that is still open when the time for draining is over gets a
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -100,6 +101,7 @@ async def serving_gateway(settings: GatewaySettings) -> AsyncIterator[tuple[Runn
         running = RunningGateway(gateway, server, _url(settings.host, listener))
         finished = asyncio.Event()
         gateway.start()
+        gc.freeze()  # NOTE: what lives as long as the process need not be looked through at every collection
         task = asyncio.create_task(_serve(server, listener, finished), name="http server")
         drain = asyncio.create_task(_drain(running, server, settings.drain_timeout_s), name="drain")
         try:

@@ -103,6 +103,7 @@ class Topology:
             flags = (
                 *("--host", self.host, "--port", str(port), "--routers", self._router_list()),
                 *("--model", self.model, "--served-model-name", self.served_model_name),
+                *self._redis_flags(),
             )
             yield self._spec(GATEWAY, name, flags, f"{self.gateway_url(i)}/ready", Share(1))
 

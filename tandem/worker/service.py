@@ -226,7 +226,9 @@ class WorkerService:
             raise CapacityError(f"the prompt could not be computed: {output.stop_reason}")
         self._core.metrics.observe_tokens(len(output.token_ids), watch.token(output))
         logprobs = output.logprobs[0] if output.logprobs else None
-        token, metrics = ChosenToken(output.token_ids[0], logprobs), output.metrics
+        # NOTE: an answer that a grammar ends before it begins has none, where the model has no end token.
+        token = ChosenToken(output.token_ids[0], logprobs) if output.token_ids else None
+        metrics = output.metrics
         assert metrics is not None, "the one token is the last"
         return PrefillNews(token=token, num_cached_tokens=metrics.num_cached_tokens, pins=metrics.pins)
 

@@ -1,6 +1,5 @@
 """What `make clients` says when things go wrong: a client that cannot be installed, or that finds a fault."""
 
-import hashlib
 import io
 import json
 import sys
@@ -12,7 +11,7 @@ from rich.console import Console
 from tools.clients.__main__ import Clients
 from tools.clients.catalogue import CLIENTS
 from tools.clients.checks import Checks, equal, holds
-from tools.clients.environment import InstallError, prepare
+from tools.clients.environment import InstallError, digest_of, prepare
 from tools.clients.report import ClientReport, save, show
 
 SCRIPTS = Path(__file__).parents[2] / "tools" / "clients"
@@ -41,12 +40,11 @@ def test_an_environment_is_made_once_and_again_when_its_requirements_change(tmp_
 
 def test_a_client_that_fails_is_reported_and_the_exit_code_says_so(tmp_path: Path) -> None:
     """Nobody listens there, so its checks fail one by one; the report names each."""
-    runner = Clients.model_validate({"url": NOWHERE, "only": ["traffic shapes"], "directory": tmp_path})
+    runner = Clients.model_validate({"url": NOWHERE, "only": ["open-webui"], "directory": tmp_path})
     environment = tmp_path / "sdk" / "bin"
     environment.mkdir(parents=True)
     (environment / "python").symlink_to(sys.executable)
-    digest = hashlib.sha256((SCRIPTS / "sdk.txt").read_bytes()).hexdigest()
-    (tmp_path / "sdk" / ".installed").write_text(digest)
+    (tmp_path / "sdk" / ".installed").write_text(digest_of(SCRIPTS / "sdk.txt"))
     assert runner.run() == 1
     (report,) = json.loads((tmp_path / "report.json").read_text())
     assert not report["is_well"]

@@ -145,6 +145,8 @@ def test_the_document_is_whole(tmp_path: Path) -> None:
                 assert responses["400"]["content"]["application/json"]["schema"]["$ref"].endswith(error)
                 good = [code for code in responses if code.startswith("2")]
                 assert good, f"{method} {path} has no success"
+                for content in (content for code in good for content in responses[code]["content"].values()):
+                    assert content["schema"], f"{method} {path} does not say what success is"
                 if method == "post" and path not in ("/ping", "/v1/responses/{response_id}/cancel"):
                     assert operation["requestBody"]["content"]["application/json"]["schema"], path
 

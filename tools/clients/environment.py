@@ -17,18 +17,29 @@ class InstallError(Exception):
 def prepare(group: str, requirements: Path, directory: Path) -> Path:
     """The interpreter of the environment in `directory`, which is made where it is missing or out of date.
 
+    What stands in `GROUP.bare.txt` beside the requirements is installed without its dependencies.
+
     Raises:
         InstallError: what the installer says.
     """
-    mark, digest = directory / ".installed", hashlib.sha256(requirements.read_bytes()).hexdigest()
+    bare = requirements.with_suffix(".bare.txt")
+    mark, digest = directory / ".installed", digest_of(requirements)
     python = directory / "bin" / "python"
     if mark.exists() and mark.read_text() == digest and python.exists():
         return python
     shutil.rmtree(directory, ignore_errors=True)
     _run([sys.executable, "-m", "venv", str(directory)], group)
     _run([str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)], group)
+    if bare.exists():
+        _run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", "-r", str(bare)], group)
     mark.write_text(digest)
     return python
+
+
+def digest_of(requirements: Path) -> str:
+    """Names what these requirements, and those installed without dependencies, ask for."""
+    bare = requirements.with_suffix(".bare.txt")
+    return hashlib.sha256(requirements.read_bytes() + (bare.read_bytes() if bare.exists() else b"")).hexdigest()
 
 
 def _run(command: list[str], group: str) -> None:

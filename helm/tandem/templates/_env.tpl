@@ -56,6 +56,7 @@
 {{ include "tandem.modelEnv" .root }}
 - name: TANDEM_DRAIN_TIMEOUT_S
   value: {{ int .pool.termination.drainSeconds | quote }}
+{{- include "tandem.redisEnv" .root }}
 {{- end }}
 
 {{- define "tandem.env.router" }}

@@ -201,7 +201,7 @@ claims:
 {{- end }}
 
 {{- define "tandem.usesRedisCa" -}}
-{{- and (ne .root.Values.externalRedis.caSecret.name "") (has .name (list "router" "prefill" "decode")) -}}
+{{- and (ne .root.Values.externalRedis.caSecret.name "") (has .name (list "gateway" "router" "prefill" "decode")) -}}
 {{- end }}
 
 {{- define "tandem.mounts" -}}

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -77,7 +77,8 @@ class CompletionDialect:
         if isinstance(prompt, str):
             add_special_tokens = asked.add_special_tokens is not False
             return await self._around.model.encode(prompt, info.max_model_len, add_special_tokens=add_special_tokens)
-        for token_id in check_length(prompt, info.max_model_len):
+        check_length(prompt, info.max_model_len)
+        for token_id in (min(prompt), max(prompt)):
             if not 0 <= token_id < info.vocab_size:
                 raise RequestError(
                     f"prompt token {token_id} is not an id from 0 to {info.vocab_size - 1}", param="prompt"
@@ -209,6 +210,5 @@ def _prompts(asked: CompletionBody) -> list[str | list[int]]:
         return [given]
     if not given:
         raise RequestError("prompt is empty; give text, token ids, or lists of them", param="prompt")
-    if isinstance(given[0], int):
-        return [[token_id for token_id in given if isinstance(token_id, int)]]
-    return [prompt for prompt in given if isinstance(prompt, (str, list))]
+    # NOTE: all entries are of one kind, as was checked when the body was read.
+    return cast(list[str | list[int]], [given] if isinstance(given[0], int) else given)

@@ -86,6 +86,25 @@ def test_they_wait_while_the_store_is_away(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_one_that_failed_alone_is_told_again() -> None:
+    """The other senders went to sleep, with nothing to do, while it was on its way; none woke up for it again."""
+
+    async def run() -> None:
+        till = FlakyTill(is_there=False)
+        settlements = Settlements(till, None)
+        settlements.start()
+        settlements.add(settlement(1))
+        async with asyncio.timeout(10):
+            while not till.num_refused:
+                await asyncio.sleep(0)
+        till.is_there = True
+        await until(settlements, 0)
+        assert till.taken == [settlement(1)]
+        await settlements.close()
+
+    asyncio.run(run())
+
+
 def test_the_journal_outlives_the_process(tmp_path: Path) -> None:
     async def first() -> None:
         settlements = Settlements(FlakyTill(is_there=False), Journal(tmp_path / "journal"))

@@ -130,7 +130,11 @@ def test_revoked_keys_are_out(tmp_path: Path, accounts: str) -> None:
 
 def test_what_is_left_is_in_the_headers_of_each_api(tmp_path: Path, accounts: str) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
-        limits = {"requests_per_minute": 60, "input_tokens_per_minute": 6000, "output_tokens_per_minute": 600}
+        limits: dict[str, Any] = {
+            "requests_per_minute": 60,
+            "input_tokens_per_minute": 6000,
+            "output_tokens_per_minute": 600,
+        }
         for path, body in PATHS.items():
             for is_stream in (False, True):
                 _, secret = await add_key(cluster, **limits)
@@ -337,7 +341,11 @@ def test_an_admin_manages_keys_over_http(tmp_path: Path, accounts: str) -> None:
         assert csv.text.splitlines()[1] == f"acme,{MODEL},1,0,0,0,3,6,0.0000303"
         rows = (await client.get("/admin/usage", headers=bearer(admin))).json()
         assert [(row["tenant"], row["num_output"], row["outcome"]) for row in rows] == [("acme", 6, "done")]
-        bad = [("/admin/keys", {"name": ""}), ("/admin/keys", {}), ("/admin/keys", {"name": "x", "budget": "-1"})]
+        bad: list[tuple[str, dict[str, Any]]] = [
+            ("/admin/keys", {"name": ""}),
+            ("/admin/keys", {}),
+            ("/admin/keys", {"name": "x", "budget": "-1"}),
+        ]
         bad += [("/admin/keys", {"name": "x", "concurrency": 0}), ("/admin/keys", {"name": "x", "extra": 1})]
         for path, body in bad:
             assert (await client.post(path, json=body, headers=bearer(admin))).status_code == 400, body
