@@ -22,6 +22,7 @@ import httpx
 import orjson
 import psutil
 
+from bench.instant_backend import HangingWorker, InstantRouter
 from bench.load import ForeignLoad, prioritise
 from bench.report import Report, Row
 from tandem.core.clock import SystemClock
@@ -29,6 +30,7 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.loadtest.http_client import HttpClient, WholeAnswer
 from tandem.rpc.client import RouterClient, WorkerClient
 from tandem.rpc.messages import GenerateCall, PairCall
+from tandem.rpc.server import serve_router, serve_worker
 from tandem.text.tokenizer import Tokenizer
 
 MODEL = "demo/tandem-demo"
@@ -61,16 +63,22 @@ def running(num_tokens: int, per_message: int) -> Iterator[System]:
     arguments = [sys.executable, "-m", "bench.instant_backend", NAME, str(num_tokens), str(per_message)]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as backend:
         assert backend.stdout is not None
-        router = backend.stdout.readline().strip()
-        command = [sys.executable, "-m", "services.gateway", "--model", MODEL, "--routers", router, "--port", "0"]
-        command += ["--max-concurrent-requests", "8192"]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as gateway:
-            try:
-                yield System(_ready(gateway), router, psutil.Process(gateway.pid))
-            finally:
-                gateway.terminate()
-                assert backend.stdin is not None
-                backend.stdin.close()
+        assert backend.stdin is not None
+        with gateway_before(backend.stdout.readline().strip()) as system:
+            yield system
+        backend.stdin.close()
+
+
+@contextlib.contextmanager
+def gateway_before(router: str) -> Iterator[System]:
+    """A gateway process, for the time of the block."""
+    command = [sys.executable, "-m", "services.gateway", "--model", MODEL, "--routers", router, "--port", "0"]
+    command += ["--max-concurrent-requests", "8192"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as gateway:
+        try:
+            yield System(_ready(gateway), router, psutil.Process(gateway.pid))
+        finally:
+            gateway.terminate()
 
 
 def _ready(gateway: "subprocess.Popen[str]") -> str:
@@ -169,12 +177,12 @@ def measure_whole(num_requests: int, rounds: int) -> list[Row]:
     return rows
 
 
-def measure_streams(concurrencies: Sequence[int], rounds: int) -> list[Row]:
-    """Tokens a second of one core, one token a message."""
+def measure_streams(concurrencies: Sequence[int], rounds: int, per_message: int) -> list[Row]:
+    """Tokens a second of one core, when the engine's messages have so many tokens."""
     _, stream, _ = bodies()
     short = orjson.dumps({**orjson.loads(stream), "messages": [{"role": "user", "content": "hi"}]})
     rows = []
-    with running(STREAM_TOKENS, 1) as system:
+    with running(STREAM_TOKENS, per_message) as system:
         asyncio.run(ask_many(system, "/v1/chat/completions", short, 8, 8))
         for concurrency in concurrencies:
             load = ForeignLoad()
@@ -184,8 +192,42 @@ def measure_streams(concurrencies: Sequence[int], rounds: int) -> list[Row]:
                 / asyncio.run(ask_many(system, "/v1/chat/completions", short, num_requests, concurrency))
                 for _ in range(rounds)
             ]  # fmt: skip
-            rows.append(_row(f"{concurrency} streams of {STREAM_TOKENS}", "rate", samples, "tokens/s/core", load))
+            rows.append(
+                _row(f"{concurrency} streams, {per_message} tokens a message", "rate", samples, "tokens/s/core", load)
+            )
     return rows
+
+
+async def _hang_up(num_times: int) -> list[float]:
+    """Seconds from a client's hanging up to its worker's being told."""
+    worker = HangingWorker(NAME)
+    serving = await serve_worker(worker, "127.0.0.1:0")
+    router = await serve_router(InstantRouter(NAME, serving.address), "127.0.0.1:0")
+    body, found = bodies()[1], []
+    try:
+        with gateway_before(router.address) as system:
+            async with httpx.AsyncClient(base_url=system.url, timeout=TIMEOUT_S) as client:
+                for number in range(num_times):
+                    async with client.stream("POST", "/v1/chat/completions", content=body) as answer:
+                        await anext(answer.aiter_bytes())
+                        left_s = time.monotonic()
+                    while len(worker.gone_s) <= number:
+                        await asyncio.sleep(0.001)
+                    found.append(worker.gone_s[number] - left_s)
+    finally:
+        await router.stop(0)
+        await serving.stop(0)
+    return found
+
+
+def measure_hang_ups(num_times: int = 100) -> list[Row]:
+    load = ForeignLoad()
+    found = sorted(1000 * seconds for seconds in asyncio.run(_hang_up(num_times)))
+    p99 = found[int(0.99 * len(found))]
+    return [
+        _row("client hangs up", "worker told, p50", [statistics.median(found)], "ms", load),
+        _row("client hangs up", "worker told, p99", [p99], "ms", load),
+    ]
 
 
 def measure_memory(num_requests: int) -> list[Row]:
@@ -221,7 +263,9 @@ def main() -> None:
     given = parser.parse_args()
     prioritise()
     streams = [int(number) for number in given.streams.split(",") if number]
-    rows = measure_whole(given.requests, given.rounds) + measure_streams(streams, given.rounds)
+    rows = measure_whole(given.requests, given.rounds) + measure_hang_ups()
+    for per_message in (1, 4, 16):
+        rows += measure_streams(streams if per_message == 1 else streams[-1:], given.rounds, per_message)
     if given.flat:
         rows += measure_memory(given.flat)
     report = Report("gateway", vars(given), rows)

@@ -8,6 +8,7 @@ Prints the router's address and serves until its input ends.
 import asyncio
 import os
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -84,6 +85,22 @@ class InstantWorker(_Rest):
                 metrics=RequestMetrics(0.0, 0.0, 0.0, 0.0, len(call.prompt_token_ids), end, 0, 0) if is_last else None,
             )
             yield GenerateNews(output)
+
+
+class HangingWorker(InstantWorker):
+    """Says one word, then nothing until its caller goes; `gone_s`: when, by the machine's monotonic clock."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(model, 2, 1)
+        self.gone_s: list[float] = []
+
+    async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateNews]:
+        try:
+            async for news in super().generate(call):
+                yield news
+                await asyncio.Event().wait()
+        finally:
+            self.gone_s.append(time.monotonic())
 
 
 class InstantRouter(_Rest):
