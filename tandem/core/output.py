@@ -44,7 +44,7 @@ class RequestOutput:
     `text` may be shorter than the tokens say: half characters and possible stop strings are held back. `logprobs`
     matches `token_ids` when asked for. `prompt_logprobs` comes whole, with the first token; its first entry is None,
     since nothing predicts the first token. `stop_reason` is the stop string or stop token that matched, or the message
-    of an error. `metrics` comes with the last output.
+    of an error. `metrics` comes with the first token, when it is known what the cache saved, and with the last output.
     """
 
     request_id: str

@@ -379,7 +379,7 @@ class Engine:
             prompt_logprobs=(None, *choice.prompt_logprobs) if is_first and wants_prompt else None,
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
-            metrics=choice.metrics() if finished else None,
+            metrics=choice.metrics() if finished or is_first else None,
         )
         if finished:
             self._forget(choice)

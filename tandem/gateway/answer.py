@@ -24,6 +24,7 @@ from tandem.gateway.gateway import Gateway
 from tandem.gateway.hearing import Hearing
 from tandem.gateway.history import RequestRecord
 from tandem.gateway.pace import Pace
+from tandem.gateway.pin_book import PromptPins
 from tandem.gateway.server_timing import server_timing
 from tandem.gateway.serving import ServeStream
 from tandem.telemetry.gen_ai import request_attributes, response_attributes
@@ -91,6 +92,7 @@ class _Exchange:
         self._has_begun = False
         self.has_ended = False
         self._asked: Asked | None = None
+        self._pins: PromptPins | None = None
         self._record: RequestRecord | None = None
 
     async def serve(self, body: bytes, name: str, traceparent: str | None) -> None:
@@ -139,7 +141,7 @@ class _Exchange:
         if not await gateway.may_ask(asked.request):
             await self._stop(asked, hearing)
             return
-        pins = await gateway.find_pins(asked)
+        self._pins = await gateway.find_pins(asked)
         await self._reserve(asked)
         async with gateway.open(asked.request, record) as stream:
             if asked.is_stream:
@@ -149,8 +151,7 @@ class _Exchange:
                 finally:
                     gateway.metrics.open_streams.dec()
             else:
-                await self._whole(stream, hearing)
-            await gateway.keep_pins(pins, asked)
+                await self._whole(stream, hearing, asked)
             await self._bill.settle()
             free()
             await self._end(asked, record)
@@ -161,14 +162,22 @@ class _Exchange:
         pace = Pace(self._gateway.clock)
         while not hearing.is_over and (batch := await stream.take(pace)):
             updates = await hearing.take(batch)
+            await self._note_pins(asked)
             if not self._has_begun:
                 await self._send_head(200, _STREAM_HEADERS | {"server-timing": server_timing(record.stages())})
             if frames := asked.writer.chunk(updates):
                 await self._send_body(frames, is_last=False)
 
-    async def _whole(self, stream: ServeStream, hearing: Hearing) -> None:
+    async def _whole(self, stream: ServeStream, hearing: Hearing, asked: Asked) -> None:
         while not hearing.is_over and (batch := await stream.take()):
             await hearing.take(batch)
+            await self._note_pins(asked)
+
+    async def _note_pins(self, asked: Asked) -> None:
+        """Once it is known what was granted, whatever becomes of the request then: what is billed is in the book."""
+        if self._pins is not None and asked.results[0].granted is not None:
+            pins, self._pins = self._pins, None
+            await self._gateway.keep_pins(pins, asked)
 
     async def _end(self, asked: Asked, record: RequestRecord) -> None:
         """The last words of a stream, or all of an answer."""

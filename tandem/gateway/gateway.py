@@ -123,10 +123,8 @@ class Gateway:
             result.live = live
         return pins
 
-    async def keep_pins(self, pins: PromptPins | None, asked: Asked) -> None:
+    async def keep_pins(self, pins: PromptPins, asked: Asked) -> None:
         """Note what its worker keeps of a request's prompt."""
-        if pins is None:
-            return
         try:
             await pins.keep(asked.results[0].granted or ())
         except UnavailableError as error:

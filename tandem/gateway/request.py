@@ -47,7 +47,9 @@ class ServeRequest:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceNews:
-    """What is new of one choice, as `RequestOutput` says it; the last has a finish reason, and the granted pins."""
+    """What is new of one choice, as `RequestOutput` says it; the last has a finish reason. Pins, those that were
+    granted, and cached tokens are said with the first token and at the end.
+    """
 
     index: int
     token_ids: tuple[int, ...]

@@ -121,7 +121,8 @@ class WorkerService:
         metrics = output.metrics
         if metrics is None:
             return output
-        self._core.metrics.observe_pins(call.pins, metrics, self._core.block_size)
+        if output.finished:
+            self._core.metrics.observe_pins(call.pins, metrics, self._core.block_size)
         if isinstance(helper, RemotePrefill):
             metrics = helper.completed(metrics)
         elif helper is not None:

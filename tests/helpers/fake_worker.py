@@ -180,7 +180,7 @@ class FakeWorker:
             of_prompt,
             reason,
             "broken" if reason in (FinishReason.ERROR, FinishReason.ABORT) else None,
-            metrics if is_last else None,
+            metrics if is_first or is_last else None,
         )
         now_s = time.time()
         stages = (

@@ -55,7 +55,7 @@ def test_text_is_the_decoded_tokens(engine: Engine) -> None:
 def test_metrics_come_with_the_last_output_only(engine: Engine) -> None:
     request_id = engine.add_request(list(range(40)), GREEDY)
     outputs = drain(engine)[request_id, 0]
-    assert [output.metrics is None for output in outputs] == [True] * 23 + [False]
+    assert [output.metrics is None for output in outputs] == [False] + [True] * 22 + [False]
     metrics = outputs[-1].metrics
     assert metrics is not None
     assert (metrics.num_prompt_tokens, metrics.num_output_tokens, metrics.num_cached_tokens) == (40, 24, 0)

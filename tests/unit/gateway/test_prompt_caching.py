@@ -1,9 +1,11 @@
 """What is paid for is written once, read afterwards, and counted the same in every API."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 
 from tests.helpers.fake_backend import MODEL, FakeCluster, tell
@@ -87,12 +89,33 @@ def test_what_no_worker_keeps_is_not_billed(tmp_path: Path) -> None:
     tell(tmp_path, story)
 
 
-def test_a_client_that_left_before_the_end_is_not_billed_twice(tmp_path: Path) -> None:
+def test_a_client_that_left_after_the_first_token_has_what_it_paid_for(tmp_path: Path) -> None:
+    """And what it was told with that token was right: clients look at the first figures only."""
+
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
         worker = cluster.workers[0]
         worker.num_cached_tokens, worker.hold_at = 0, 1
-        async with client.stream("POST", "/v1/messages", json=message(HOUR) | {"stream": True}):
+        async with client.stream("POST", "/v1/messages", json=message(HOUR) | {"stream": True}) as answer:
+            lines = answer.aiter_lines()
+            assert await anext(lines) == "event: message_start"
+            data = await anext(lines)
             await worker.reached.wait()
+        told = orjson.loads(data.removeprefix("data: "))["message"]["usage"]["cache_creation"]
+        assert told["ephemeral_1h_input_tokens"] >= 48
+        worker.hold_at = None
+        assert (await anthropic_usage(client, message(HOUR)))[3] == 0
+
+    tell(tmp_path, story)
+
+
+def test_a_client_that_left_before_the_first_token_has_paid_for_nothing(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        worker = cluster.workers[0]
+        worker.num_cached_tokens, worker.hold_at = 0, 0
+        leaving = asyncio.create_task(client.post("/v1/messages", json=message(HOUR)))
+        await worker.reached.wait()
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
         worker.hold_at = None
         assert (await anthropic_usage(client, message(HOUR)))[3] >= 48
 

@@ -88,9 +88,9 @@ def test_a_stream_is_a_strict_sequence_of_named_events(tmp_path: Path) -> None:
         assert start["id"] == f"msg_{response.headers['request-id']}"
         assert start["usage"]["cache_creation"] == {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0}
         assert last["usage"]["output_tokens"] == 6
-        assert (
-            last["usage"]["input_tokens"] + last["usage"]["cache_read_input_tokens"] == start["usage"]["input_tokens"]
-        )
+        for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"):
+            assert start["usage"][name] == last["usage"][name]
+        assert start["usage"]["cache_read_input_tokens"] == 3
 
     tell(tmp_path, story)
 
