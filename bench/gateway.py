@@ -192,9 +192,8 @@ def measure_streams(concurrencies: Sequence[int], rounds: int, per_message: int)
                 / asyncio.run(ask_many(system, "/v1/chat/completions", short, num_requests, concurrency))
                 for _ in range(rounds)
             ]  # fmt: skip
-            rows.append(
-                _row(f"{concurrency} streams, {per_message} tokens a message", "rate", samples, "tokens/s/core", load)
-            )
+            name = f"{concurrency} streams, {per_message} tokens a message"
+            rows.append(_row(name, "rate", samples, "tokens/s/core", load))
     return rows
 
 
@@ -204,17 +203,19 @@ async def _hang_up(num_times: int) -> list[float]:
     serving = await serve_worker(worker, "127.0.0.1:0")
     router = await serve_router(InstantRouter(NAME, serving.address), "127.0.0.1:0")
     body, found = bodies()[1], []
+    gateway = gateway_before(router.address)
+    system = await asyncio.to_thread(gateway.__enter__)  # NOTE: it asks the router, which this loop serves
     try:
-        with gateway_before(router.address) as system:
-            async with httpx.AsyncClient(base_url=system.url, timeout=TIMEOUT_S) as client:
-                for number in range(num_times):
-                    async with client.stream("POST", "/v1/chat/completions", content=body) as answer:
-                        await anext(answer.aiter_bytes())
-                        left_s = time.monotonic()
-                    while len(worker.gone_s) <= number:
-                        await asyncio.sleep(0.001)
-                    found.append(worker.gone_s[number] - left_s)
+        async with httpx.AsyncClient(base_url=system.url, timeout=TIMEOUT_S) as client:
+            for number in range(num_times):
+                async with client.stream("POST", "/v1/chat/completions", content=body) as answer:
+                    await anext(answer.aiter_bytes())
+                    left_s = time.monotonic()
+                while len(worker.gone_s) <= number:
+                    await asyncio.sleep(0.001)
+                found.append(worker.gone_s[number] - left_s)
     finally:
+        await asyncio.to_thread(gateway.__exit__, None, None, None)
         await router.stop(0)
         await serving.stop(0)
     return found

@@ -3,11 +3,11 @@
 Invariant: every choice has a seed before it leaves the gateway, so that any worker draws the same tokens.
 """
 
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 
 from tandem.core.errors import shown
+from tandem.core.fresh_numbers import FreshNumbers
 from tandem.core.randomness import choice_seed
 from tandem.core.sampling_params import SamplingParams
 from tandem.gateway.errors import RequestError
@@ -16,9 +16,11 @@ from tandem.gateway.request import Choice
 EXPECTED_OUTPUT_TOKENS = 256  # of an answer whose length nobody knows
 
 
-def make_choices(request_id: str, prompts: Sequence[Sequence[int]], params: SamplingParams) -> tuple[Choice, ...]:
+def make_choices(
+    request_id: str, prompts: Sequence[Sequence[int]], params: SamplingParams, fresh: FreshNumbers
+) -> tuple[Choice, ...]:
     """`params.n` answers to each prompt. A request without a seed gets one nobody can foresee."""
-    seed = random.SystemRandom().getrandbits(63) if params.seed is None else params.seed
+    seed = fresh.bits(63) if params.seed is None else params.seed
     each = [replace(params, n=1, seed=choice_seed(seed, index)) for index in range(params.n)]
     is_single = len(prompts) * params.n == 1
     choices: list[Choice] = []

@@ -4,9 +4,10 @@ An implementation keeps no state between requests and talks to no other process.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from tandem.core.fresh_numbers import FreshNumbers
 from tandem.gateway.directory import ModelDirectory
 from tandem.gateway.errors import Problem
 from tandem.gateway.model import ServedModel
@@ -58,6 +59,7 @@ class Surroundings:
     model: ServedModel
     directory: ModelDirectory
     limits: Limits
+    fresh: FreshNumbers = field(default_factory=FreshNumbers)
 
 
 class Dialect(Protocol):

@@ -15,6 +15,7 @@ from tandem.text.chat_template import ChatTemplate
 from tandem.text.tokenizer import Tokenizer
 
 LONG_TEXT = 2048  # characters; encoding more, about a millisecond, must not hold up other streams
+MANY_MESSAGES = 32
 MAX_CHARACTERS_PER_TOKEN = 1024  # of a whole prompt on average; real text has fewer than ten
 
 T = TypeVar("T")
@@ -107,7 +108,8 @@ class ServedModel:
                 f"the model {self.name!r} has no chat template, so it takes plain prompts: use /v1/completions",
                 param="messages",
             )
-        size = sum(len(str(message.get("content") or "")) for message in messages)
+        # NOTE: what a template costs is its loop over the messages; long contents are copied, which is nothing.
+        size = LONG_TEXT * (len(messages) + len(variables.get("tools") or ())) // MANY_MESSAGES
         return await _off_loop(size, lambda: template.render(messages, **variables))
 
 

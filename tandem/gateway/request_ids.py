@@ -1,6 +1,6 @@
 """Names of requests: the client's where it is sane, else a fresh one. Invariant: no two live requests share one."""
 
-import uuid
+from tandem.core.fresh_numbers import FreshNumbers
 
 MAX_CHARACTERS = 128
 
@@ -10,13 +10,14 @@ class RequestIds:
 
     def __init__(self) -> None:
         self._live: set[str] = set()
+        self._fresh = FreshNumbers()
 
     def claim(self, wanted: str | None) -> str:
         """`wanted`, if it is sane and free; with a suffix when it is taken; a fresh one otherwise. `release` it."""
         if wanted is None or not is_sane(wanted):
-            wanted = f"req-{uuid.uuid4().hex}"
+            wanted = f"req-{self._fresh.hex(32)}"
         elif wanted in self._live:
-            wanted = f"{wanted}~{uuid.uuid4().hex[:8]}"
+            wanted = f"{wanted}~{self._fresh.hex(8)}"
         self._live.add(wanted)
         return wanted
 

@@ -36,7 +36,7 @@ class MessagesDialect:
         request = ServeRequest(
             request_id=request_id,
             model=info.name,
-            choices=make_choices(request_id, [assembled.token_ids], params),
+            choices=make_choices(request_id, [assembled.token_ids], params, self._around.fresh),
             num_expected_output=expected_output(params),
             pins=assembled.pins,
         )

@@ -39,7 +39,7 @@ class ChatDialect:
         request = ServeRequest(
             request_id=request_id,
             model=model.name,
-            choices=make_choices(request_id, [assembled.token_ids], params),
+            choices=make_choices(request_id, [assembled.token_ids], params, self._around.fresh),
             num_expected_output=expected_output(params),
             priority=asked.priority or 0,
             cache_salt=asked.cache_salt or "",

@@ -49,7 +49,7 @@ class CompletionDialect:
         request = ServeRequest(
             request_id=request_id,
             model=model.name,
-            choices=make_choices(request_id, token_ids, params),
+            choices=make_choices(request_id, token_ids, params, self._around.fresh),
             num_expected_output=expected_output(params),
             priority=asked.priority or 0,
             cache_salt=asked.cache_salt or "",

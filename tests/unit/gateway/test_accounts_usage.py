@@ -1,6 +1,7 @@
 """A request's tokens for its bill: what they were, and the most they may be."""
 
 from tandem.accounts.usage import Usage
+from tandem.core.fresh_numbers import FreshNumbers
 from tandem.core.pins import Pin
 from tandem.core.sampling_params import SamplingParams
 from tandem.gateway.accounts_usage import most_usage, usage_of_results
@@ -9,7 +10,7 @@ from tandem.gateway.request import ChoiceResult, ServeRequest
 
 
 def request_of(prompts: list[list[int]], *pins: Pin, n: int = 1, max_tokens: int | None = 10) -> ServeRequest:
-    choices = make_choices("r", prompts, SamplingParams(n=n, max_tokens=max_tokens, seed=1))
+    choices = make_choices("r", prompts, SamplingParams(n=n, max_tokens=max_tokens, seed=1), FreshNumbers())
     return ServeRequest(request_id="r", model="m", choices=choices, num_expected_output=1, pins=pins)
 
 

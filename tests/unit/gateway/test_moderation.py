@@ -11,7 +11,7 @@ from tandem.gateway.moderation.base import Verdict
 from tests.helpers.fake_backend import MODEL, FakeCluster, eventually, sdk, tell, text_of
 
 HERE = "python:tests.unit.gateway.test_moderation"
-CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "seed": 1, "max_tokens": 8}
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "seed": 1, "max_tokens": 8}
 MESSAGE = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "seed": 1, "max_tokens": 8}
 RESPONSE = {"model": MODEL, "input": "hi", "seed": 1, "max_output_tokens": 8}
 COMPLETION = {"model": MODEL, "prompt": "hi", "seed": 1, "max_tokens": 8}

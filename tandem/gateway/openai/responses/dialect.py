@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tandem.core.errors import CapacityError, InvalidRequestError, TandemError, shown
+from tandem.core.fresh_numbers import FreshNumbers
 from tandem.core.sampling_params import SamplingParams
 from tandem.gateway.assembly import Assembled, assemble
 from tandem.gateway.choices import expected_output, make_choices
@@ -66,7 +67,12 @@ class ResponsesDialect:
         self._items, self._writer = items, ResponseWriter(draft, result, logprobs)
         if asked.background:
             await self._queue()
-        return Asked(_request(asked, request_id, assembled, params), (result,), self._writer, bool(asked.stream))
+        return Asked(
+            _request(asked, request_id, assembled, params, self._around.fresh),
+            (result,),
+            self._writer,
+            bool(asked.stream),
+        )
 
     def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
         """NOTE: whose client waits is told here; a background response is told of in the store."""
@@ -180,11 +186,13 @@ async def _resolved(items: Sequence[Item], store: ResponseStore, tenant: str) ->
     return [known.get(item["id"], item) if item["type"] == "item_reference" else item for item in items]
 
 
-def _request(asked: ResponsesBody, request_id: str, assembled: Assembled, params: SamplingParams) -> ServeRequest:
+def _request(
+    asked: ResponsesBody, request_id: str, assembled: Assembled, params: SamplingParams, fresh: FreshNumbers
+) -> ServeRequest:
     return ServeRequest(
         request_id=request_id,
         model=assembled.model.name,
-        choices=make_choices(request_id, [assembled.token_ids], params),
+        choices=make_choices(request_id, [assembled.token_ids], params, fresh),
         num_expected_output=expected_output(params),
         priority=asked.priority or 0,
         cache_salt=asked.cache_salt or "",
