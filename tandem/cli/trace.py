@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import CliPositionalArg
 from rich.console import Console
 from rich.table import Table
@@ -38,6 +38,7 @@ class Trace(Settings, cli_prog_name="tandem trace"):
 
     request_id: CliPositionalArg[str] = Field(description="what the answer's x-request-id header said")
     url: str = Field("http://127.0.0.1:8000", description="address of the gateway that served it")
+    api_key: SecretStr | None = Field(None, description="of the tenant whose request it was, or an admin's")
 
     def run(self) -> int:
         """Print the table; returns the exit code."""
@@ -50,7 +51,8 @@ class Trace(Settings, cli_prog_name="tandem trace"):
     async def _fetch(self) -> dict[str, Any]:
         base = self.url.rstrip("/")
         try:
-            answer = await get(f"{base}/admin/requests/{quote(self.request_id, safe='')}", _TIMEOUT_S)
+            key = None if self.api_key is None else _checked(self.api_key.get_secret_value())
+            answer = await get(f"{base}/admin/requests/{quote(self.request_id, safe='')}", _TIMEOUT_S, key)
         except UnavailableError as error:
             raise UnavailableError(f"no gateway answers at {base} ({error}); name yours with --url") from error
         if answer.status == 404:
@@ -58,10 +60,18 @@ class Trace(Settings, cli_prog_name="tandem trace"):
                 f"the gateway at {base} does not know request {shown(self.request_id)}: it keeps the latest ones, and "
                 "another gateway may have served it; the id is in the answer's x-request-id header"
             )
+        if answer.status in (401, 403):
+            raise InvalidRequestError(f"the gateway at {base} asks for an API key; give a valid one with --api-key")
         request = _parsed(answer.body)
         if answer.status != 200 or request is None:
             raise UnavailableError(f"{base} answers {answer.status}, not what a gateway of Tandem says; check --url")
         return request
+
+
+def _checked(key: str) -> str:
+    if not key.isascii() or not key.isprintable():
+        raise InvalidRequestError("the API key may hold printable ASCII only; look for a stray line end")
+    return key
 
 
 def _parsed(body: bytes) -> dict[str, Any] | None:

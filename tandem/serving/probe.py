@@ -21,8 +21,8 @@ class Answer:
     body: bytes
 
 
-async def get(url: str, timeout_s: float) -> Answer:
-    """Fetch `url`.
+async def get(url: str, timeout_s: float, api_key: str | None = None) -> Answer:
+    """Fetch `url`. `api_key`: of a gateway with accounts, printable ASCII.
 
     Raises:
         ConfigurationError: it is no HTTP address.
@@ -36,7 +36,9 @@ async def get(url: str, timeout_s: float) -> Answer:
     if scheme not in _DEFAULT_PORTS or not host or not url.isascii() or any(map(str.isspace, url)):
         raise ConfigurationError(f"{shown(url)} is no HTTP address; use one as http://127.0.0.1:8000")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    request = f"GET {target} HTTP/1.0\r\nHost: {parts.netloc.rpartition('@')[2]}\r\nAccept: */*\r\n\r\n".encode()
+    key = "" if api_key is None else f"Authorization: Bearer {api_key}\r\n"
+    head = f"GET {target} HTTP/1.0\r\nHost: {parts.netloc.rpartition('@')[2]}\r\nAccept: */*\r\n{key}\r\n"
+    request = head.encode("ascii", "replace")
     try:
         async with asyncio.timeout(timeout_s):
             return _parsed(await _exchange(host, port or _DEFAULT_PORTS[scheme], scheme == "https", request))

@@ -56,6 +56,8 @@ def serve() -> Iterator[Serve]:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 status, body = answers.get(self.path, (404, b"{}"))
+                if self.path.endswith("/closed") and self.headers["authorization"] != "Bearer sk-tandem-1":
+                    status, body = 401, b"{}"
                 self.send_response(status)
                 self.end_headers()
                 self.wfile.write(body)
@@ -103,6 +105,15 @@ def test_markup_in_what_clients_chose_is_shown_as_it_is(serve: Serve, capsys: py
     out = capsys.readouterr().out
     assert "[red]x[/nope]" in out
     assert "[/b]" in out
+
+
+def test_a_key_is_sent_and_asked_for_where_it_is_missing(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    url = serve({"/admin/requests/closed": (200, json.dumps(REQUEST).encode())})
+    assert main(["trace", "closed", "--url", url]) != 0
+    assert "--api-key" in capsys.readouterr().err
+    assert main(["trace", "closed", "--url", url, "--api-key", "sk-tandem-1\n"]) != 0
+    assert main(["trace", "closed", "--url", url, "--api-key", "sk-tandem-1"]) == 0
+    assert "decode-0" in capsys.readouterr().out
 
 
 def test_an_unknown_request_is_said_so(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
