@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 import pytest
 from pydantic_settings import BaseSettings
 
+from tandem.gateway.settings import GatewaySettings
 from tests.helm.renders import ALL, rendered
-from tests.helpers.helm import NAME, NAMESPACE, POOLS, SETTINGS, Object, Rendered
+from tests.helpers.helm import NAME, NAMESPACE, POOLS, SETTINGS, Object, Rendered, render
 
 SECRETS = "0123456789abcdef0123456789abcdef"
 FIELDS = {"status.podIP": "10.1.2.3", "metadata.name": f"{NAME}-pod-1", "metadata.namespace": NAMESPACE}
@@ -132,7 +133,7 @@ def test_workers_are_called_at_their_pods_address(
     ],
 )
 def test_everybody_is_told_of_one_redis(case: str, url: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for process in ("router", "prefill", "decode"):
+    for process in ("gateway", "router", "prefill", "decode"):
         assert _value(case, process, "redis", monkeypatch) == url
     routers = _value(case, "decode", "routers", monkeypatch)
     assert routers == ("demo-tandem-router:7800" if url is None else "")
@@ -217,3 +218,12 @@ def test_listening_ports_are_the_containers_ports(monkeypatch: pytest.MonkeyPatc
         if "bind" in values:
             told["grpc"] = int(values["bind"].rpartition(":")[2])
         assert ports == {name: port for name, port in told.items() if port is not None}
+
+
+def test_accounts_can_be_in_the_same_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its password being written into values: the variable is named, and comes before what names it."""
+    values = {"model": {"uri": "hf://org/name"}, "gateway": {"settings": {"accounts": "$(TANDEM_REDIS)"}}}
+    settings = _parsed("gateway", _resolved(render(values).container("gateway")), monkeypatch)
+    assert isinstance(settings, GatewaySettings)
+    assert settings.accounts is not None
+    assert settings.accounts.get_secret_value() == settings.redis == f"redis://:{SECRETS}@{NAME}-tandem-redis:6379/0"
