@@ -205,7 +205,8 @@ class KVCacheManager:
     def hold(self, name: str, block_ids: Iterable[int], kind: HoldKind) -> None:
         """Keep blocks that somebody has anyway from being reused until `drop(name)`. More can be added to a name."""
         block_ids = list(block_ids)
-        assert self._pool.num_idle(block_ids) == 0, "only blocks in use can be held without room for them"
+        is_used = self._pool.is_used
+        assert all(map(is_used, filter(None, block_ids))), "only blocks in use can be held without room for them"
         self._keep(name, block_ids, kind)
 
     def hold_cached(self, name: str, hashes: Sequence[bytes]) -> tuple[int, tuple[BlockRange, ...]]:

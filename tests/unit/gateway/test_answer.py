@@ -33,8 +33,12 @@ def test_requests_without_a_seed_differ_and_can_still_move(tmp_path: Path) -> No
 def test_what_cannot_be_honoured_is_refused_by_name(tmp_path: Path) -> None:
     image = [{"type": "image_url", "image_url": {"url": "x"}}]
     chats: list[tuple[dict[str, Any], int, str | None]] = [
-        ({"tools": [{"type": "function"}]}, 400, "tools"),
-        ({"response_format": {"type": "json_object"}}, 400, "response_format"),
+        ({"tools": [{"type": "function"}]}, 400, "tools[0]"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
+        ({"tool_choice": "required"}, 400, "tool_choice"),
+        ({"response_format": {"type": "yaml"}}, 400, "response_format"),
+        ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "x"}}, 400, "structured_outputs"),
+        ({"structured_outputs": {"regex": "(", "choice": ["a"]}}, 400, "structured_outputs"),
         ({"reasoning_effort": "high"}, 400, "reasoning_effort"),
         ({"guided_json": {}}, 400, "guided_json"),
         ({"messages": []}, 400, "messages"),
