@@ -152,6 +152,8 @@ class _Exchange:
                     gateway.metrics.open_streams.dec()
             else:
                 await self._whole(stream, hearing, asked)
+            if hearing.was_stopped:
+                record.close("filtered")
             await self._bill.settle()
             free()
             await self._end(asked, record)

@@ -23,6 +23,11 @@ class Hearing:
         """Whether every choice has its end."""
         return all(result.finish_reason is not None for result in self._results)
 
+    @property
+    def was_stopped(self) -> bool:
+        """Whether a moderator ended any choice."""
+        return any(result.finish_reason is FinishReason.CONTENT_FILTER for result in self._results)
+
     async def take(self, batch: Sequence[ChoiceNews]) -> list[ChoiceUpdate]:
         """What may be shown. Raises as `Moderator.judge`."""
         updates: list[ChoiceUpdate] = []

@@ -81,14 +81,16 @@ def test_an_answer_is_stopped_where_it_may_not_go_on_and_so_is_its_worker(tmp_pa
         worker = cluster.workers[0]
         worker.hold_at = 5
         async with sdk(cluster) as api:
+            more: dict[str, Any] = {"extra_headers": {"x-request-id": "stopped"}}
             if is_stream:
-                chunks = [chunk async for chunk in await api.chat.completions.create(**CHAT, stream=True)]
+                chunks = [chunk async for chunk in await api.chat.completions.create(**CHAT, **more, stream=True)]
                 text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
                 reason = chunks[-1].choices[0].finish_reason
             else:
-                choice = (await api.chat.completions.create(**CHAT)).choices[0]
+                choice = (await api.chat.completions.create(**CHAT, **more)).choices[0]
                 text, reason = choice.message.content, choice.finish_reason
         assert reason == "content_filter"
+        assert (await client.get("/admin/requests/stopped")).json()["state"] == "filtered"
         assert text in (text_of(1, 0), text_of(1, 1), text_of(1, 2))  # NOTE: letters may come together
         await eventually(lambda: worker.num_open == 0)
 
