@@ -236,7 +236,8 @@ def test_second_turn_over_http(running: Running) -> None:
     _, (told,) = complete(cluster, first)
     second = Ask(first.prompt + told.token_ids + (3, 4), SAMPLED)
     question = PairCall(request_id="question", model=cluster.model, token_ids=second.prompt, num_expected_output=24)
-    cluster.wait(lambda: pair(cluster, question).num_fetch_blocks >= 10)
+    # NOTE: of these, prefill has one itself, of the first prompt.
+    cluster.wait(lambda: pair(cluster, question).num_fetch_blocks >= 11)
     request_id, (reply,) = complete(cluster, second, stream=True)
     assert [[told], [reply]] == expected(running.model, [first, second])
     stages = timeline(cluster, request_id)

@@ -275,7 +275,7 @@ def test_who_leaves_pays_what_was_generated(tmp_path: Path, accounts: str, is_st
             while len(entries := await ledger(cluster)) < 2:
                 await asyncio.sleep(0.01)
         assert [entry.outcome for entry in entries] == ["aborted", "aborted"]
-        assert entries[0].usage == Usage(num_input=3, num_output=3)
+        assert entries[0].usage == Usage(num_read=3, num_output=3)
         assert (entries[1].usage, entries[1].cost_nanos) == (Usage(), 0)
         assert await store_of(cluster).spending(key_id) == Spending(entries[0].cost_nanos, 0, 0)
 
@@ -308,7 +308,7 @@ def test_who_got_nothing_pays_nothing(tmp_path: Path, accounts: str) -> None:
         stream = await client.post("/v1/completions", json={**COMPLETION, "stream": True}, headers=bearer(secret))
         assert "error" in stream.text
         last = (await ledger(cluster))[-1]
-        assert (last.outcome, last.usage) == ("failed", Usage(num_input=3, num_output=3))
+        assert (last.outcome, last.usage) == ("failed", Usage(num_read=3, num_output=3))
         assert await store_of(cluster).spending(key_id) == Spending(last.cost_nanos, 0, 0)
 
     tell(tmp_path, story, accounts=accounts, num_workers=1, max_attempts=1)
