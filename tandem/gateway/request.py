@@ -126,9 +126,11 @@ class ChoiceResult:
 
     @property
     def expected_split(self) -> PromptSplit:
-        """What `split` will be if the worker grants what it is asked for and holds what was paid for."""
-        granted = self.pins if self.granted is None else self.granted
-        return split_prompt(self.num_prompt_tokens, max(self.num_cached_tokens, self.live.num_any), granted, self.live)
+        """`split`; before the worker has told, what it will be if all that was paid for is there and all is granted."""
+        if self.granted is not None:
+            return self.split
+        num_cached = min(self.num_prompt_tokens, self.live.num_any)
+        return split_prompt(self.num_prompt_tokens, num_cached, self.pins, self.live)
 
     @property
     def num_reasoning_tokens(self) -> int:

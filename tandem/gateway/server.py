@@ -72,6 +72,9 @@ async def _run(settings: GatewaySettings) -> int:
     async with serving_gateway(settings) as (running, finished):
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, running.stop)
+        # NOTE: what lives as long as the process need not be looked through at every collection.
+        gc.collect()
+        gc.freeze()
         _logger.info("gateway ready at %s", running.url)
         await finished.wait()
         _logger.info("gateway stops")
@@ -101,7 +104,6 @@ async def serving_gateway(settings: GatewaySettings) -> AsyncIterator[tuple[Runn
         running = RunningGateway(gateway, server, _url(settings.host, listener))
         finished = asyncio.Event()
         gateway.start()
-        gc.freeze()  # NOTE: what lives as long as the process need not be looked through at every collection
         task = asyncio.create_task(_serve(server, listener, finished), name="http server")
         drain = asyncio.create_task(_drain(running, server, settings.drain_timeout_s), name="drain")
         try:

@@ -1,10 +1,12 @@
 """Each token of a prompt is billed as exactly one thing."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.pins import Pin
 from tandem.gateway.caching import LivePins, PromptSplit, split_prompt
+from tandem.gateway.request import ChoiceResult
 
 SHORT, LONG = 300.0, 3600.0
 
@@ -36,6 +38,24 @@ def test_what_was_kept_and_lost_is_input_and_what_was_found_without_a_pin_is_rea
 
 def test_a_pin_that_was_not_granted_is_not_billed() -> None:
     assert split_prompt(100, 0, (Pin(0, LONG),), LivePins()) == PromptSplit(100, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("live", "granted", "expected"),
+    [
+        (LivePins(), None, PromptSplit(4, 0, 0, 96)),
+        (LivePins(96, 96), None, PromptSplit(4, 96, 0, 0)),
+        (LivePins.of_everything(), None, PromptSplit(0, 100, 0, 0)),
+        (LivePins.of_everything(), (Pin(96, LONG),), PromptSplit(100, 0, 0, 0)),
+        (LivePins(96, 96), (Pin(96, LONG),), PromptSplit(100, 0, 0, 0)),
+    ],
+)
+def test_what_is_expected_adds_up_and_gives_way_to_what_is_known(
+    live: LivePins, granted: tuple[Pin, ...] | None, expected: PromptSplit
+) -> None:
+    """A book that was away once made a stream begin with two thousand million tokens read."""
+    result = ChoiceResult(100, False, pins=(Pin(96, LONG),), granted=granted, live=live)
+    assert result.expected_split == expected
 
 
 @given(
