@@ -50,6 +50,8 @@ def _narrow(row: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor] | No
     threshold = maxima.topk(k, sorted=False).values.amin()
     if threshold.isnan():
         return None
+    if threshold.isneginf():
+        return _allowed(row, k)
     groups = (maxima >= threshold).nonzero().squeeze(-1)
     members = (torch.arange(size) * num_groups).unsqueeze(-1) + groups
     rest = torch.arange(num_groups * size, vocab_size)
@@ -57,3 +59,11 @@ def _narrow(row: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor] | No
     values = row[token_ids]
     reaching = (values >= threshold).nonzero().squeeze(-1)
     return values[reaching], token_ids[reaching]
+
+
+def _allowed(row: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The candidates of a row that is banned but for few: those, and as many of the first tokens as fill k places."""
+    token_ids = (row > float("-inf")).nonzero().squeeze(-1)
+    if token_ids.shape[0] < k:
+        token_ids = torch.cat([token_ids, torch.arange(k)]).unique()
+    return row[token_ids], token_ids

@@ -4,7 +4,7 @@ Invariant: a constraint that observed some tokens equals one built afresh that o
 where the thinking ends. Masks are made elsewhere (`MaskMaker`), which alone moves the matcher.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +18,9 @@ _BANNED = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What the grammar lets come next. `banned`: bool [vocab_size], on the device of the logits."""
+    """What the grammar lets come next. `ban`: takes the rest out of a row of logits, in place."""
 
-    banned: torch.Tensor
+    ban: Callable[[torch.Tensor], None]
     may_end: bool
     must_end: bool
     error: str | None = None
@@ -120,7 +120,7 @@ class Constraint:
         assert mask is not None, "a mask was to be made before the sampling"
         kept_ids = self._kept_ids(mask).to(row.device)
         kept = row[kept_ids]
-        row.masked_fill_(mask.banned, _BANNED)
+        mask.ban(row)
         row[kept_ids] = kept
 
     def _kept_ids(self, mask: Mask) -> torch.Tensor:

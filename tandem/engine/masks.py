@@ -5,14 +5,16 @@ depends on the answer alone.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from tandem.core.errors import TandemError
+from tandem.engine.bitmask import ban_by_bits, ban_by_flags, banned_on_device
 from tandem.engine.constraint import Constraint, Mask
 from tandem.text.grammars import GrammarMatcher, Grammars
 
@@ -77,8 +79,8 @@ class MaskMaker:
         ends = self._take_ends(rows.numpy())
         allows = np.any(rows.numpy() != 0, axis=1)
         return [
-            Mask(banned, may_end, may_end and not allowed, error)
-            for banned, may_end, allowed, error in zip(self._banned(rows), ends, allows.tolist(), errors, strict=True)
+            Mask(ban, may_end, may_end and not allowed, error)
+            for ban, may_end, allowed, error in zip(self._bans(rows), ends, allows.tolist(), errors, strict=True)
         ]
 
     def _advance(self, constraints: Sequence[Constraint]) -> tuple[list[tuple[GrammarMatcher, int]], list[str | None]]:
@@ -104,17 +106,9 @@ class MaskMaker:
         rows[:, word] &= (1 << bit) - 1  # NOTE: it is the last bit that has a meaning
         return ends
 
-    def _banned(self, rows: torch.Tensor) -> torch.Tensor:
-        """bool [num_rows, vocab_size] on the device of the logits."""
+    def _bans(self, rows: torch.Tensor) -> list[Callable[[torch.Tensor], None]]:
+        """What lays each of `rows` over a row of logits."""
         if self._device.type == "cpu":
-            # NOTE: no PyTorch operator, whose threads would take the cores from the model's step
-            bits = np.unpackbits(~rows.numpy().view(np.uint8), axis=1, count=self._vocab_size, bitorder="little")
-            return torch.from_numpy(bits).view(torch.bool)
-        return banned_on_device(rows.to(self._device, non_blocking=True), self._vocab_size)
-
-
-def banned_on_device(words: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """What the bits leave out: bool [num_rows, vocab_size]. `words`: int32 [num_rows, num_words], on any device."""
-    shifts = torch.arange(32, dtype=torch.int32, device=words.device)
-    bits = (words.unsqueeze(-1) >> shifts) & 1  # [num_rows, num_words, 32]
-    return bits.flatten(1)[:, :vocab_size] == 0
+            return [partial(ban_by_bits, bits) for bits in rows.numpy().view(np.uint8)]
+        banned = banned_on_device(rows.to(self._device, non_blocking=True), self._vocab_size)
+        return [partial(ban_by_flags, flags) for flags in banned]

@@ -29,10 +29,22 @@ def test_infinities_and_signed_zeros_are_ordered() -> None:
     assert top_candidates(row, 8)[1][0].tolist() == [5, 7, 4, 0, 2, 3, 6, 1]
 
 
-def test_mostly_banned_rows_still_give_k_candidates() -> None:
-    row = torch.full((1, 4096), float("-inf"))
-    row[0, [4000, 17]] = torch.tensor([1.0, 2.0])
-    assert top_candidates(row, 5)[1][0].tolist() == [17, 4000, 0, 1, 2]
+@pytest.mark.parametrize("num_allowed", [0, 1, 2, 4, 5, 6, 60])
+@pytest.mark.parametrize("k", [5, 24])
+def test_mostly_banned_rows_still_give_k_candidates(num_allowed: int, k: int) -> None:
+    generator = torch.Generator().manual_seed(num_allowed)
+    row = torch.full((1, 16384), float("-inf"))
+    row[0, torch.randperm(16384, generator=generator)[:num_allowed]] = torch.randn(num_allowed, generator=generator)
+    values, token_ids = top_candidates(row, k)
+    assert token_ids[0].tolist() == _oracle(row[0], k)
+    assert torch.equal(values[0], row[0][token_ids[0]])
+
+
+def test_allowed_tokens_in_few_groups_are_all_looked_at() -> None:
+    """More than k of them, behind fewer than k maxima."""
+    row = torch.full((1, 16384), float("-inf"))
+    row[0, ::256] = torch.arange(64.0)
+    assert top_candidates(row, 5)[1][0].tolist() == _oracle(row[0], 5)
 
 
 @pytest.mark.parametrize("num_nans", [1, 2000, 4096])

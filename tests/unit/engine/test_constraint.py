@@ -9,7 +9,7 @@ from tandem.core.reasoning import Reasoning
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.constraint import constraints_of
 from tandem.engine.logits import SamplingState
-from tandem.engine.masks import MaskMaker, banned_on_device
+from tandem.engine.masks import MaskMaker
 from tandem.engine.sampler import Sampler
 from tandem.text.grammar import choice_grammar, regex_grammar
 from tandem.text.grammars import Grammars
@@ -184,17 +184,6 @@ def test_a_state_built_anywhere_equals_the_one_that_observed(
         assert torch.equal(_row(masks, observed), _row(masks, _state(params, answer[:num_tokens])))
         if num_tokens < len(answer):
             observed.observe(answer[num_tokens])
-
-
-def test_bits_mean_the_same_on_an_accelerator() -> None:
-    """The operator that reads them there, run here, against the definition."""
-    words = torch.randint(-(2**31), 2**31, (5, 7), generator=torch.Generator().manual_seed(0)).int()
-    banned = banned_on_device(words, 200)
-    assert banned.shape == (5, 200)
-    for row in range(5):
-        for token_id in range(200):
-            bit = (int(words[row, token_id // 32]) >> (token_id % 32)) & 1
-            assert bool(banned[row, token_id]) == (bit == 0)
 
 
 def test_masks_are_made_beside_the_caller_and_in_any_number(masks: MaskMaker, tokenizer: Tokenizer) -> None:
