@@ -65,5 +65,5 @@ def _allowed(row: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The candidates of a row that is banned but for few: those, and as many of the first tokens as fill k places."""
     token_ids = (row > float("-inf")).nonzero().squeeze(-1)
     if token_ids.shape[0] < k:
-        token_ids = torch.cat([token_ids, torch.arange(k)]).unique()
+        token_ids = torch.cat([token_ids, row[:k].isneginf().nonzero().squeeze(-1)])
     return row[token_ids], token_ids
