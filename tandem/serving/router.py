@@ -42,6 +42,7 @@ from tandem.serving.fleet_view import Chain, FleetView
 from tandem.serving.fleet_watch import FleetWatch
 from tandem.serving.prefix_lookup import PrefixLookup
 from tandem.serving.router_metrics import RouterMetrics
+from tandem.serving.sent_prompts import SentPrompts
 
 NUM_SPARES = 2
 
@@ -71,6 +72,7 @@ class RouterService:
         self._metrics = metrics
         self._clock = clock or SystemClock()
         self._hasher = ChainHasher()
+        self._sent = SentPrompts()
         self._incarnation = uuid.uuid4().hex
 
     async def pair(self, call: PairCall) -> PairingAnswer:
@@ -80,8 +82,9 @@ class RouterService:
             raise self._nobody(call.model)
         if call.fingerprint is not None:
             chains = [chain for chain in chains if chain.model_fingerprint == call.fingerprint]
-        leading = await self._leading(call, chains)
-        shape = _shape_of(call, chains, leading)
+        self._sent.forget(call.request_id)
+        hashed = [(chain, self._hasher.hashes(chain, call.token_ids, call.cache_salt)) for chain in chains]
+        shape = _shape_of(call, chains, await self._leading(hashed))
         answer = self._pairer.pair(shape, self._clock.now_s())
         duration_s = time.perf_counter() - started_s
         policy = self._pairer.policy_name
@@ -89,6 +92,7 @@ class RouterService:
             self._metrics.decided(policy, answer.reason, duration_s)
             raise _error_of(answer, call.model)
         self._metrics.decided(policy, "paired", duration_s)
+        self._remember(call.request_id, answer, hashed)
         return self._answer(shape, answer, policy, duration_s)
 
     async def settle(self, settlement: Settlement) -> None:
@@ -98,6 +102,8 @@ class RouterService:
             ttft_ms=settlement.ttft_ms,
             transfer_ms=settlement.transfer_ms,
         )
+        if settlement.ttft_ms is None:
+            self._sent.forget(settlement.request_id)
         record = self._pairer.settle(settlement.request_id, outcome)
         if record is not None:
             self._metrics.settled(record.ttft_error_ms)
@@ -133,15 +139,25 @@ class RouterService:
         now_s = self._clock.now_s()
         return [_decision_of(record, now_s) for record in self._pairer.records()[-num_latest:]]
 
-    async def _leading(self, call: PairCall, chains: Sequence[Chain]) -> Mapping[str, int]:
-        """Per worker, how many leading blocks of the prompt it holds; each version of a model has its own hashes."""
-        if len(chains) == 1:
-            return await self._lookup.leading_blocks(self._hasher.hashes(chains[0], call.token_ids, call.cache_salt))
+    async def _leading(self, hashed: Sequence[tuple[Chain, Sequence[bytes]]]) -> Mapping[str, int]:
+        """Per worker, how many leading blocks of the prompt it holds or will in a moment; each version of a model has
+        its own hashes.
+        """
         leading: dict[str, int] = {}
-        for chain in chains:
-            found = await self._lookup.leading_blocks(self._hasher.hashes(chain, call.token_ids, call.cache_salt))
+        for chain, hashes in hashed:
+            found = await self._lookup.leading_blocks(hashes)
+            found = self._sent.credit(hashes, found, self._clock.now_s())
+            if len(hashed) == 1:
+                return found
             leading.update({name: count for name, count in found.items() if self._view.is_of(name, chain)})
         return leading
+
+    def _remember(self, request_id: str, pairing: Pairing, hashed: Sequence[tuple[Chain, Sequence[bytes]]]) -> None:
+        """Who will hold this prompt, until the index says so."""
+        worker_ids = [worker_id for worker_id in (pairing.prefill_id, pairing.decode_id) if worker_id is not None]
+        for chain, hashes in hashed:
+            if self._view.is_of(pairing.decode_id, chain):
+                self._sent.sent(request_id, hashes, worker_ids, self._clock.now_s())
 
     def _answer(self, shape: RequestShape, pairing: Pairing, policy: str, duration_s: float) -> PairingAnswer:
         fleet, where = self._pairer.fleet, self._view.where

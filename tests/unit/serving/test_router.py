@@ -324,7 +324,8 @@ def test_an_index_that_is_away_costs_locality_only_and_is_said_once(caplog: pyte
     async def scenario() -> None:
         async with routing("p0", "d0", is_away=True) as router:
             for number in range(3):
-                answer = await router.service.pair(call(request_id=str(number)))
+                prompt = tuple(range(number, number + 1000))
+                answer = await router.service.pair(call(request_id=str(number), token_ids=prompt))
                 assert answer.prefill_cached_blocks == 0
             assert router.lookup.num_unanswered == 3
 
@@ -370,6 +371,7 @@ def test_workers_report_to_the_routers_own_index_and_list() -> None:
             many = [BlockStored(hashlib.sha256(bytes([i % 256, i // 256])).digest(), None, 0) for i in range(1000)]
             assert await router.service.publish("p0", 1, many, 3) is PublishResult.APPLIED
             assert (await router.service.pair(call())).prefill_cached_blocks == 20
+            await router.service.settle(Settlement(request_id="r"))
             await router.lookup.remove_worker("p0")
             assert (await router.service.pair(call())).prefill_cached_blocks == 0
             assert list(await router.service.register(record("p0"))) == [record("p0")]
@@ -420,5 +422,40 @@ def test_a_request_paired_again_is_counted_once() -> None:
                 assert standing is not None
                 running[name] = standing.num_running
             assert running == {"p0": 1, first.decode.worker_id: 0, again.decode.worker_id: 1}
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_prefix_asked_for_again_at_once_goes_to_who_is_about_to_hold_it(is_away: bool) -> None:
+    """The index hears of blocks a moment after they are there; until then the router's own memory counts."""
+
+    async def scenario() -> None:
+        names = ("p0", "p1", "p2", "p3", "d0", "d1", "d2")
+        async with routing(*names, is_away=is_away) as router:
+            first = await router.service.pair(call(request_id="first"))
+            await router.service.settle(Settlement(request_id="first", ttft_ms=50.0))
+            longer = (*PROMPT, *range(5000, 5100))
+            second = await router.service.pair(call(request_id="second", token_ids=longer))
+            holders = {address.worker_id for address in (first.prefill, first.decode) if address is not None}
+            computing = second.prefill or second.decode
+            source = second.fetch_from or computing
+            assert source.worker_id in holders
+            assert max(second.num_fetch_blocks, second.prefill_cached_blocks, second.decode_cached_blocks) == 125
+            stranger = await router.service.pair(call(request_id="stranger", token_ids=longer, cache_salt="tenant"))
+            assert (stranger.prefill_cached_blocks, stranger.decode_cached_blocks) == (0, 0)
+
+    run(scenario())
+
+
+def test_a_prompt_that_was_never_computed_is_credited_to_nobody() -> None:
+    async def scenario() -> None:
+        async with routing("p0", "d0", "d1") as router:
+            await router.service.pair(call(request_id="left"))
+            await router.service.settle(Settlement(request_id="left"))
+            second = await router.service.pair(call(request_id="second"))
+            assert (second.prefill_cached_blocks, second.decode_cached_blocks) == (0, 0)
+            again = await router.service.pair(call(request_id="second", excluded=(second.decode.worker_id,)))
+            assert (again.prefill_cached_blocks, again.decode_cached_blocks) == (0, 0)
 
     run(scenario())

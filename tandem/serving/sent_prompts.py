@@ -1,0 +1,73 @@
+"""Which prompts were sent where a moment ago: their workers will hold them, though no index can know yet.
+
+Without it a prefix asked for again at once goes to a worker that computes it a second time. Invariant: what is said is
+forgotten after `window_s`, by when the index knows better; it is a guess, so a worker that lacks the blocks is only
+slower. Owned by one event loop.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    hashes: Sequence[bytes]
+    worker_ids: Sequence[str]
+    sent_at_s: float
+
+
+class SentPrompts:
+    """Remembers the latest `max_prompts` of the last `window_s` seconds."""
+
+    def __init__(self, *, window_s: float = 2.0, max_prompts: int = 64) -> None:
+        self._window_s = window_s
+        self._max_prompts = max_prompts
+        self._sent: OrderedDict[str, _Sent] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    def sent(self, request_id: str, hashes: Sequence[bytes], worker_ids: Sequence[str], now_s: float) -> None:
+        """A prompt with these chained block hashes goes to these workers, and no longer to those before."""
+        self.forget(request_id)
+        if hashes:
+            self._sent[request_id] = _Sent(hashes, worker_ids, now_s)
+        if len(self._sent) > self._max_prompts:
+            self._sent.popitem(last=False)
+
+    def forget(self, request_id: str) -> None:
+        """Its prompt was not computed, or will be elsewhere."""
+        self._sent.pop(request_id, None)
+
+    def credit(self, hashes: Sequence[bytes], leading: Mapping[str, int], now_s: float) -> Mapping[str, int]:
+        """`leading` (per worker, the leading blocks it holds) with the blocks that were sent to it."""
+        self._expire(now_s)
+        credited: dict[str, int] | None = None
+        for sent in self._sent.values():
+            num_common = _num_common(hashes, sent.hashes)
+            if not num_common:
+                continue
+            credited = dict(leading) if credited is None else credited
+            for worker_id in sent.worker_ids:
+                credited[worker_id] = max(num_common, credited.get(worker_id, 0))
+        return leading if credited is None else credited
+
+    def _expire(self, now_s: float) -> None:
+        while self._sent and next(iter(self._sent.values())).sent_at_s < now_s - self._window_s:
+            self._sent.popitem(last=False)
+
+
+def _num_common(ours: Sequence[bytes], theirs: Sequence[bytes]) -> int:
+    """Leading blocks that two chains share: a chained hash is equal exactly when everything before it is."""
+    most = min(len(ours), len(theirs))
+    if not most or ours[0] != theirs[0]:
+        return 0
+    least = 1
+    while least < most:
+        middle = (least + most + 1) // 2
+        if ours[middle - 1] == theirs[middle - 1]:
+            least = middle
+        else:
+            most = middle - 1
+    return least
