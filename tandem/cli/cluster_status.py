@@ -22,11 +22,12 @@ _ROLES = ("prefill", "decode", "both")
 
 
 class ClusterStatus:
-    """Asks the gateway at `url`; rates are since the last asking."""
+    """Asks the gateway at `url`; rates are since the last asking. `admin_key`: for a gateway with accounts."""
 
-    def __init__(self, url: str, supervisor: Supervisor) -> None:
+    def __init__(self, url: str, supervisor: Supervisor, admin_key: str | None = None) -> None:
         self._url = url
         self._supervisor = supervisor
+        self._admin_key = admin_key
         self._counts: Mapping[str, float] = {}
         self._asked_s = 0.0
         self._last_line = ""
@@ -48,12 +49,15 @@ class ClusterStatus:
     async def _figures(self) -> list[str]:
         try:
             counts = _totals((await get(f"{self._url}/metrics", _TIMEOUT_S)).body)
-            workers = _workers((await get(f"{self._url}/admin/workers", _TIMEOUT_S)).body)
+            answer = await get(f"{self._url}/admin/workers", _TIMEOUT_S, self._admin_key)
+            workers = None if answer.status in (401, 403) else _workers(answer.body)
         except (UnavailableError, ValueError) as error:
             return [f"the gateway does not answer: {error}"]
-        running = counts.get("vllm:num_requests_running", 0.0)
+        running = f"{counts.get('vllm:num_requests_running', 0.0):.0f} running"
+        if workers is None:
+            return [running, *self._rates(counts), "the workers are shown to an admin's key only: --admin-key"]
         waiting = sum(_number(worker, "num_waiting") for worker in workers)
-        return [f"{running:.0f} running, {waiting:.0f} waiting", *self._rates(counts), *_usage(workers)]
+        return [f"{running}, {waiting:.0f} waiting", *self._rates(counts), *_usage(workers)]
 
     def _rates(self, counts: Mapping[str, float]) -> list[str]:
         now_s = asyncio.get_running_loop().time()

@@ -51,7 +51,7 @@ class Trace(Settings, cli_prog_name="tandem trace"):
     async def _fetch(self) -> dict[str, Any]:
         base = self.url.rstrip("/")
         try:
-            key = None if self.api_key is None else _checked(self.api_key.get_secret_value())
+            key = None if self.api_key is None else checked_key(self.api_key.get_secret_value())
             answer = await get(f"{base}/admin/requests/{quote(self.request_id, safe='')}", _TIMEOUT_S, key)
         except UnavailableError as error:
             raise UnavailableError(f"no gateway answers at {base} ({error}); name yours with --url") from error
@@ -68,7 +68,12 @@ class Trace(Settings, cli_prog_name="tandem trace"):
         return request
 
 
-def _checked(key: str) -> str:
+def checked_key(key: str) -> str:
+    """An API key that a header can carry.
+
+    Raises:
+        InvalidRequestError: it cannot be one.
+    """
     if not key.isascii() or not key.isprintable():
         raise InvalidRequestError("the API key may hold printable ASCII only; look for a stray line end")
     return key

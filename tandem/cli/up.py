@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TextIO
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from tandem.cli.cluster_status import ClusterStatus
 from tandem.cli.process_output import ProcessOutput
+from tandem.cli.trace import checked_key
 from tandem.models.hub import resolve_model_path, served_name
 from tandem.serving.cores import parse_cpus, share_cores
 from tandem.serving.ports import free_ports
@@ -49,13 +50,15 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
     status_interval_s: float = Field(10.0, gt=0, description="time between two lines about health and rates, seconds")
     stop_timeout_s: float = Field(40.0, ge=0, description="on Ctrl-C each process may go on for this long, seconds")
     quiet: bool = Field(False, description="no lines about health and rates")
+    admin_key: SecretStr | None = Field(None, description="with TANDEM_ACCOUNTS: an admin's key, for those lines")
 
     def run(self) -> int:
         """Serve until told to end; returns the exit code."""
         path = resolve_model_path(self.model)
+        key = None if self.admin_key is None else checked_key(self.admin_key.get_secret_value())
         topology = self.topology(path, random.SystemRandom())
         with ProcessOutput(self.log_dir, sys.stderr) as output:
-            return asyncio.run(self._serve(topology, output, has_chat=ChatTemplate.find(path) is not None))
+            return asyncio.run(self._serve(topology, output, ChatTemplate.find(path) is not None, key))
 
     def topology(self, path: Path, source: random.Random) -> Topology:
         """The cluster that these settings ask for."""
@@ -92,25 +95,25 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
             flags += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
         return tuple(flags)
 
-    async def _serve(self, topology: Topology, output: ProcessOutput, has_chat: bool) -> int:
+    async def _serve(self, topology: Topology, output: ProcessOutput, has_chat: bool, key: str | None) -> int:
         supervisor = Supervisor(
             topology.specs(), output.line, output.report, RestartPolicy(grace_s=self.stop_timeout_s)
         )
         output.on_closed(supervisor.stop)
-        speaking = asyncio.create_task(self._speak(supervisor, topology, has_chat))
+        speaking = asyncio.create_task(self._speak(supervisor, topology, has_chat, key))
         try:
             return await supervisor.run()
         finally:
             speaking.cancel()
             await asyncio.gather(speaking, return_exceptions=True)
 
-    async def _speak(self, supervisor: Supervisor, topology: Topology, has_chat: bool) -> None:
+    async def _speak(self, supervisor: Supervisor, topology: Topology, has_chat: bool, key: str | None) -> None:
         """Say when it is ready and how to use it, then how it does."""
         await supervisor.wait_ready()
         url = topology.gateway_url()
         _say(f"\n{topology.served_model_name} is served at {url}\n{_curl(url, topology.served_model_name, has_chat)}\n")
         if not self.quiet:
-            status = ClusterStatus(url, supervisor)
+            status = ClusterStatus(url, supervisor, key)
             while not supervisor.is_stopping:
                 line = await status.news()
                 if line is not None and not supervisor.is_stopping:
