@@ -33,7 +33,7 @@ FLAGS = [
     "--disable-sync",
 ]
 WIDE, PHONE = (1280, 800), (390, 844)
-SHOWN_MS = 10_000
+SHOWN_MS = 30_000
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Stage:
 
     async def _tell(self, directory: Path, story: "Story", size: tuple[int, int], settings: dict[str, Any]) -> None:
         async with page_cluster(directory, **settings) as cluster, self._tab(cluster.url, size) as tab:
-            async with asyncio.timeout(45):
+            async with asyncio.timeout(120):
                 await story(cluster, tab)
             assert await tab.page.evaluate("window.hacked") is None
             assert not [words for words in tab.complaints if not any(map(words.__contains__, tab.expected))]
