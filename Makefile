@@ -12,7 +12,7 @@ BENCH ?= engine
 LOAD_URL ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup proto run test test-all lint type arch fmt bench load clients e2e-images e2e-kubernetes clean redis-server chart-tools browser
+.PHONY: help setup proto run test test-all lint type arch fmt bench race load clients e2e-images e2e-kubernetes clean redis-server chart-tools browser
 
 help: ## list the verbs
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -70,6 +70,9 @@ fmt: setup ## format in place
 
 bench: setup ## BENCH=engine (default), gateway, constraints, disaggregation, transfer, pairing, locality, routing, planner or cancel_recovery; ARGS=--save keeps the JSON
 	$(BIN)/python -m bench.$(BENCH) $(ARGS)
+
+race: setup ## beside vLLM, OpenVINO and transformers, each in an environment of its own; goes on where it stopped: [ARGS="--only tandem,vllm --shape small"]
+	$(BIN)/python -m bench.race $(ARGS)
 
 load: setup ## a closed and an open loop through a gateway, kept in build/load: [LOAD_URL=http://HOST:8000] [MODEL=DIR] [PREFILL=1] [DECODE=1]
 	$(BIN)/python -m tandem.loadtest.demo --model $(MODEL) --prefill $(PREFILL) --decode $(DECODE) $(if $(LOAD_URL),--url $(LOAD_URL)) $(ARGS)

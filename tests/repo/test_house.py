@@ -15,6 +15,7 @@ BROAD_EXCEPTS = {
     "tandem/gateway/answer.py",
     "tandem/gateway/edge.py",
     "tandem/rpc/server.py",
+    "tandem/rpc/shared_service.py",
     "tandem/text/tokenizer.py",
     "tandem/worker/service.py",
     "tandem/worker/sources.py",

@@ -1,0 +1,216 @@
+"""An engine around a random model, put together as `assemble` does it, but for the checkpoint and the tokenizer.
+
+Also puts requests into it whose KV "came from elsewhere": a decode worker's way in, which costs no prefill here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from bench.gpu.models import RandomModel
+from bench.gpu.setting import Setting
+from tandem.attention.arena import TORCH_DTYPES, Arena
+from tandem.attention.base import AttentionBackend, AttentionBatch
+from tandem.attention.registry import choose_backend
+from tandem.core.config import EngineConfig, SchedulerConfig
+from tandem.core.sampling_params import SamplingParams
+from tandem.engine.engine import Engine
+from tandem.engine.graphs import DecodeGraphs, padded_sizes
+from tandem.engine.identity import ModelIdentity
+from tandem.engine.resolve import EngineSizes, default_kv_cache_bytes, resolve_sizes
+from tandem.engine.runner import ModelRunner
+from tandem.kernels.choose import choose_kernels
+from tandem.kvcache.manager import KVCacheManager
+from tandem.kvcache.spec import build_layout
+from tandem.models.decoder import Decoder
+from tandem.scheduler.output import ExecutorOutput, KVNews, KVReserved, SampledToken, SchedulerOutput
+from tandem.scheduler.request import Handoff
+from tandem.scheduler.scheduler import Scheduler
+
+GRAPH_RESERVE_BYTES = 8 << 30  # left free for CUDA graphs and activations
+DRY_KV_BYTES = 16 << 20
+FILL_BYTES = 1 << 30
+
+
+class WatchedRunner(ModelRunner):
+    """Counts how steps were computed."""
+
+    num_decode_steps = num_eager_decode_steps = num_mixed_steps = 0
+    _num_forwards = 0
+
+    def execute(self, step: SchedulerOutput) -> ExecutorOutput:
+        before = self._num_forwards
+        result = super().execute(step)
+        if any(item.num_tokens > 1 for item in step.scheduled):
+            self.num_mixed_steps += 1
+        else:
+            self.num_decode_steps += 1
+            self.num_eager_decode_steps += self._num_forwards > before and self.replays_graphs
+        return result
+
+    def _forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, batches: Sequence[AttentionBatch]
+    ) -> torch.Tensor:
+        self._num_forwards += 1
+        return super()._forward(input_ids, positions, batches)
+
+    @property
+    def replays_graphs(self) -> bool:
+        """False also where they are only rehearsed."""
+        return self._graphs is not None and self._arena.pages.is_cuda
+
+    @property
+    def graphs(self) -> DecodeGraphs | None:
+        return self._graphs
+
+    @graphs.setter
+    def graphs(self, graphs: DecodeGraphs | None) -> None:
+        self._graphs = graphs
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an engine is built for. `kv_bytes`: None = what the device has to spare."""
+
+    max_model_len: int
+    max_num_running: int
+    max_num_batched_tokens: int
+    kv_bytes: int | None = None
+    uses_graphs: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """An engine and what of it is looked at."""
+
+    model: RandomModel
+    device: torch.device
+    decoder: Decoder
+    arena: Arena
+    backend: AttentionBackend
+    runner: WatchedRunner
+    engine: Engine
+
+    @property
+    def system(self) -> str:
+        return f"tandem, {self.backend.name}"
+
+
+def build(setting: Setting, model: RandomModel, limits: Limits) -> Stack:
+    """On the device of the model's parameters."""
+    config, device = model.config, next(iter(model.parameters.values())).device
+    wanted = EngineConfig(
+        model="",
+        attention_backend=setting.backend,
+        kv_cache_bytes=limits.kv_bytes or _spare_bytes(device),
+        max_model_len=limits.max_model_len,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_running=limits.max_num_running,
+        prefix_caching=False,
+    )
+    layout = build_layout(config.kv_specs, wanted.block_size)
+    sizes = resolve_sizes(wanted, config, layout, device)
+    backend = choose_backend(_backend_name(setting, device), device, layout, config.attention_softcap)
+    kv = KVCacheManager(layout, sizes.num_blocks, max_chunk_tokens=sizes.max_num_batched_tokens, prefix_caching=False)
+    decoder = Decoder(config, model.parameters, choose_kernels(device, None if device.type == "cuda" else False))
+    arena = Arena(layout, sizes.num_blocks + 1, device)
+    runner = WatchedRunner(
+        decoder,
+        config,
+        arena,
+        backend,
+        max_num_requests=limits.max_num_running,
+        max_model_len=sizes.max_model_len,
+    )
+    _set_graphs(runner, limits, arena)
+    engine = Engine(runner, Scheduler(_limits_of(limits, sizes), kv), kv, _identity(model))
+    return Stack(model, device, decoder, arena, backend, runner, engine)
+
+
+def _limits_of(limits: Limits, sizes: EngineSizes) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_num_running=limits.max_num_running,
+        max_model_len=sizes.max_model_len,
+    )
+
+
+def _identity(model: RandomModel) -> ModelIdentity:
+    return ModelIdentity(model.config.fingerprint, model.config.vocab_size, model.config.eos_token_ids)
+
+
+def _spare_bytes(device: torch.device) -> int:
+    return default_kv_cache_bytes(device) - GRAPH_RESERVE_BYTES if device.type == "cuda" else DRY_KV_BYTES
+
+
+def _backend_name(setting: Setting, device: torch.device) -> str:
+    return "reference" if device.type == "cpu" else setting.backend
+
+
+def _set_graphs(runner: WatchedRunner, limits: Limits, arena: Arena) -> None:
+    """On the CPU, padding without capture stands in for graphs."""
+    if not limits.uses_graphs:
+        runner.graphs = None
+    elif not arena.pages.is_cuda:
+        runner.graphs = DecodeGraphs(
+            runner._forward,
+            padded_sizes(limits.max_num_running),
+            num_groups=len(arena.layout.groups),
+            block_size=arena.layout.block_size,
+            max_model_len=limits.max_model_len,
+            device=arena.pages.device,
+            capture=False,
+        )
+
+
+@torch.inference_mode()
+def fill_with_noise(arena: Arena, dtype: str) -> None:
+    """Normal numbers everywhere, as real KV might hold; in pieces, because some kernels cannot count that far."""
+    num_blocks = max(1, FILL_BYTES // arena.layout.page_bytes)
+    for start in range(0, arena.num_blocks, num_blocks):
+        arena.pages[start : start + num_blocks].view(TORCH_DTYPES[dtype]).normal_()
+
+
+def start_decodes(stack: Stack, count: int, num_tokens: int, max_new_tokens: int) -> list[str]:
+    """Requests of `num_tokens` tokens whose KV is whatever the arena holds; each step decodes all. Their ids."""
+    news: list[KVNews] = []
+    stack.engine.on_kv_news = news.append
+    params = SamplingParams(temperature=0.0, max_tokens=max_new_tokens, ignore_eos=True)
+    vocab_size = stack.model.config.vocab_size
+    ids = [
+        stack.engine.add_request(
+            [(7 * index + 3) % vocab_size] * num_tokens, params, handoff=Handoff(num_expected_tokens=num_tokens)
+        )
+        for index in range(count)
+    ]
+    stack.engine.step()
+    reserved = [item for item in news if isinstance(item, KVReserved)]
+    assert len(reserved) == count, f"{len(reserved)} of {count} requests found blocks"
+    for item in reserved:
+        stack.engine.accept_token(item.request_id, SampledToken(5))
+        stack.engine.kv_arrived(item.request_id, num_tokens)
+        stack.engine.kv.drop(item.fetch_id)
+    return ids
+
+
+def end(stack: Stack, ids: Sequence[str]) -> None:
+    """Abort what is left of these."""
+    for request_id in ids:
+        stack.engine.abort(request_id)
+
+
+def serve(stack: Stack, prompts: Sequence[list[int]], num_new_tokens: int, concurrency: int) -> list[list[int]]:
+    """Answers of exactly `num_new_tokens` tokens, at most `concurrency` at once; in order of the prompts."""
+    params = SamplingParams(temperature=0.0, max_tokens=num_new_tokens, ignore_eos=True)
+    answers: dict[str, list[int]] = {}
+    waiting, num_running = list(reversed(prompts)), 0
+    while waiting or num_running:
+        while waiting and num_running < concurrency:
+            answers[stack.engine.add_request(waiting.pop(), params)] = []
+            num_running += 1
+        for output in stack.engine.step():
+            answers[output.request_id] += output.token_ids
+            num_running -= output.finish_reason is not None
+    assert all(len(answer) == num_new_tokens for answer in answers.values())
+    return list(answers.values())
