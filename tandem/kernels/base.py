@@ -4,11 +4,96 @@ Everything here is row-wise: a token's result never depends on which other token
 implementation keeps that bit for bit, which is what makes batched equal alone in bfloat16 too.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 
 Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class StackShape:
+    """What all layers of a stack have in common. `softcap` 0 = none; the rest as in `ModelConfig`."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    activation: Activation
+    norm_eps: float
+    unit_offset: bool
+    attention_scale: float
+    softcap: float
+
+
+@dataclass(frozen=True, slots=True)
+class StackLayer:
+    """One layer's tensors, as the decoder names them; None is a tensor that the model does not have."""
+
+    input_norm: torch.Tensor
+    after_attention: torch.Tensor
+    before_mlp: torch.Tensor | None
+    after_mlp: torch.Tensor | None
+    q: torch.Tensor
+    q_bias: torch.Tensor | None
+    k: torch.Tensor
+    k_bias: torch.Tensor | None
+    v: torch.Tensor
+    v_bias: torch.Tensor | None
+    o: torch.Tensor
+    o_bias: torch.Tensor | None
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    gate: torch.Tensor
+    up: torch.Tensor
+    down: torch.Tensor
+    cos: torch.Tensor  # [max_positions, rotary_dim / 2] float32
+    sin: torch.Tensor
+    window: int | None
+
+
+class LayerCache(Protocol):
+    """One layer's share of the arena, as `tandem.attention` has it."""
+
+    @property
+    def keys(self) -> torch.Tensor: ...  # [num_blocks, num_kv_heads, block_size, head_dim]
+    @property
+    def values(self) -> torch.Tensor: ...
+
+
+class PagedBatch(Protocol):
+    """Where one step's tokens are in a layer's cache, as `tandem.attention` has it."""
+
+    @property
+    def query_start(self) -> torch.Tensor: ...
+    @property
+    def seq_lens(self) -> torch.Tensor: ...
+    @property
+    def block_tables(self) -> torch.Tensor: ...
+    @property
+    def slot_mapping(self) -> torch.Tensor: ...
+
+
+class Stack(Protocol):
+    """All layers in one call. `attention` names the attention backend whose arithmetic it has inside."""
+
+    attention: str
+
+    def forward(
+        self,
+        residual: torch.Tensor,
+        positions: torch.Tensor,
+        caches: Sequence[LayerCache],
+        batches: Sequence[PagedBatch],
+    ) -> torch.Tensor:
+        """Embeddings [num_tokens, hidden] to hidden states after the final norm; writes the step's K and V.
+
+        `residual`, the embeddings, is used up. Same bits as the layers one by one. Layers of a KV group share a batch.
+        """
+        ...
 
 
 class Kernels(Protocol):
@@ -67,4 +152,8 @@ class Kernels(Protocol):
         rotary_dim / 2]; half-split convention. A token of slot -1 is stored nowhere
         but perhaps in the null block, which nobody reads.
         """
+        ...
+
+    def stack(self, shape: StackShape, layers: Sequence[StackLayer], final_norm: torch.Tensor) -> Stack | None:
+        """The layers as one call, where there is one for such layers; None = they are to be called one by one."""
         ...

@@ -5,10 +5,12 @@ PyTorch's matrix products may differ in the last bit with the number of rows: ba
 promise.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn import functional
 
-from tandem.kernels.base import Activation
+from tandem.kernels.base import Activation, StackLayer, StackShape
 
 
 class TorchKernels:
@@ -69,6 +71,9 @@ class TorchKernels:
             x.copy_(_rotated(wide, *angles))
         _write(k, k_cache, slot_mapping)
         _write(v, v_cache, slot_mapping)
+
+    def stack(self, shape: StackShape, layers: Sequence[StackLayer], final_norm: torch.Tensor) -> None:
+        """There is none."""
 
 
 def _normed(wide: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool) -> torch.Tensor:

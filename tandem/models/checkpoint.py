@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from tandem.core.errors import CheckpointError, CorruptCheckpointError
+from tandem.kernels.huge_pages import cache_in_huge_pages
 from tandem.models.fields import Fields, read_json_object
 from tandem.models.weight_files import SafetensorsFile, TorchFile, WeightFile
 
@@ -37,6 +38,11 @@ class Checkpoint:
     def tensor(self, name: str) -> torch.Tensor:
         """A read-only view of the tensor as it is stored."""
         return self._files[name].tensor(name)
+
+    def cache_in_huge_pages(self) -> None:
+        """For weights that are to be read again and again, where they lie. A wish, see `huge_pages`."""
+        for path in sorted({file.path for file in self._files.values()}):
+            cache_in_huge_pages(path)
 
     def touched(self, num_bytes: int) -> None:
         """Says that about `num_bytes` were read from tensors that nobody kept."""

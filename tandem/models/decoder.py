@@ -15,6 +15,7 @@ from tandem.models.config import LayerConfig, ModelConfig
 from tandem.models.layers.attention import Attention
 from tandem.models.layers.mlp import GatedMLP
 from tandem.models.layers.rotary import RotaryTable, build_rotary_tables
+from tandem.models.layers.stack import build_stack
 from tandem.models.parameters import EMBEDDING, FINAL_NORM, HEAD
 
 
@@ -85,6 +86,7 @@ class Decoder:
             DecoderLayer(config, layer, weights, f"model.layers.{index}", tables[layer.rope], kernels)
             for index, layer in enumerate(config.layers)
         )
+        self._stack = build_stack(config, weights, tables, kernels)
 
     def forward(
         self,
@@ -101,6 +103,8 @@ class Decoder:
             kv, batches: one entry per layer; layers of a group share the batch object.
         """
         residual = self._embed(input_ids)
+        if self._stack is not None and backend.name == self._stack.attention:
+            return self._stack.forward(residual, positions, kv, batches)
         x: torch.Tensor | None = None
         for index, layer in enumerate(self._layers):
             normed = self._norm(residual, layer.input_norm, x)

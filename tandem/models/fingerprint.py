@@ -17,7 +17,7 @@ from tandem.models.config import ModelConfig
 from tandem.models.weights import Sources
 
 _SAMPLE_BYTES = 4096
-_PAGES_BYTES = 3 * 65536  # NOTE: the kernel maps up to 64 KiB around each sample
+_PAGES_BYTES = 3 << 21  # NOTE: the kernel maps up to a huge page around each sample
 
 
 def compute_fingerprint(checkpoint: Checkpoint, sources: Sources, config: ModelConfig) -> str:
@@ -33,8 +33,9 @@ def compute_fingerprint(checkpoint: Checkpoint, sources: Sources, config: ModelC
         digest.update(f"\0{name}\0{tuple(tensor.shape)}\0{tensor.dtype}\0".encode())
         for sample in _samples(tensor):
             digest.update(sample)
+        num_bytes = min(tensor.nbytes, _PAGES_BYTES)
         del tensor
-        checkpoint.touched(_PAGES_BYTES)
+        checkpoint.touched(num_bytes)
     return digest.hexdigest()
 
 

@@ -64,6 +64,8 @@ def load_model(
     config = family.read_config(fields)
     generation = read_generation_config(directory)
     checkpoint = open_checkpoint(directory)
+    if device.type == "cpu":
+        checkpoint.cache_in_huge_pages()
     config, sources = match_parameters(checkpoint, config, family.parameter_name)
     config = replace(config, dtype=_resolve_dtype(dtype, fields, checkpoint))
     config = replace(

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
+from tandem.kernels.huge_pages import advise_huge_pages
 from tandem.models.checkpoint import Checkpoint
 from tandem.models.config import ModelConfig
 from tandem.models.parameters import EMBEDDING, HEAD, Shapes, parameter_shapes
@@ -118,8 +119,10 @@ def _check_tensor(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> No
 def _load(checkpoint: Checkpoint, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     stored = checkpoint.tensor(name)
     if stored.dtype == dtype and device.type == "cpu" and stored.is_contiguous():
+        advise_huge_pages(stored)
         return stored
     out = torch.empty(stored.shape, dtype=dtype, device=device)
+    advise_huge_pages(out)
     rows, row_bytes, step = _pieces(stored)
     del stored
     for start in range(0, rows, step):

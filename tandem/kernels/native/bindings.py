@@ -6,17 +6,16 @@ or a pointer after the call. A wrong shape or dtype is our own bug and asserts; 
 
 import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from tandem.core.errors import ConfigurationError
-from tandem.kernels.base import Activation
+from tandem.kernels.base import Activation, StackLayer, StackShape
 from tandem.kernels.native.build import build
-
-_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+from tandem.kernels.native.codes import ACTIVATION_CODES, DTYPE_CODES
+from tandem.kernels.native.stack import STACK_FIELDS, NativeStack, serves
 
 
 def load(cache_dir: Path | None = None) -> "NativeKernels":
@@ -66,7 +65,7 @@ def _norm_weights(q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, head
     given = [weight for weight in (q_norm, k_norm) if weight is not None]
     assert all(w.shape == (head_dim,) and w.is_contiguous() and w.dtype == given[0].dtype for w in given)
     pointers = [0 if weight is None else weight.data_ptr() for weight in (q_norm, k_norm)]
-    return pointers[0], pointers[1], _CODES[given[0].dtype] if given else 0
+    return pointers[0], pointers[1], DTYPE_CODES[given[0].dtype] if given else 0
 
 
 def _is_paged(cache: torch.Tensor) -> bool:
@@ -87,6 +86,7 @@ class NativeKernels:
         self._rms_norm = _bind(library, "tandem_rms_norm", "13qd4q")
         self._rope_and_write = _bind(library, "tandem_rope_and_write", "22qd7q")
         self._gated_linear = _bind(library, "tandem_gated_linear", "12q")
+        self._stack = _bind(library, "tandem_stack", STACK_FIELDS)
 
     def linear(
         self,
@@ -110,8 +110,8 @@ class NativeKernels:
         assert out.dtype in (x.dtype, torch.float32)
         assert bias is None or (bias.dtype == x.dtype and bias.shape == (n,) and bias.is_contiguous())
         self._linear(
-            _CODES[x.dtype],
-            _CODES[out.dtype],
+            DTYPE_CODES[x.dtype],
+            DTYPE_CODES[out.dtype],
             x.data_ptr(),
             x.stride(0),
             weight.data_ptr(),
@@ -137,8 +137,8 @@ class NativeKernels:
         assert up.is_contiguous()
         assert _rows(x)
         self._gated_linear(
-            _CODES[x.dtype],
-            _ACTIVATIONS[activation],
+            DTYPE_CODES[x.dtype],
+            ACTIVATION_CODES[activation],
             x.data_ptr(),
             x.stride(0),
             gate.data_ptr(),
@@ -203,7 +203,7 @@ class NativeKernels:
         assert block_tables.shape[0] == num_requests
         assert query_start.shape[0] == num_requests + 1
         self._paged_attention(
-            _CODES[q.dtype],
+            DTYPE_CODES[q.dtype],
             q.data_ptr(),
             q_token_stride,
             q_head_stride,
@@ -247,14 +247,14 @@ class NativeKernels:
         assert residual is None or (residual.shape == x.shape and residual.dtype == x.dtype)
         assert residual is None or residual.stride(-1) == 1
         self._rms_norm(
-            _CODES[x.dtype],
+            DTYPE_CODES[x.dtype],
             x.data_ptr(),
             *_row_strides(x),
             *((0, 0, 0) if residual is None else (residual.data_ptr(), *_row_strides(residual))),
             out.data_ptr(),
             *_row_strides(out),
             weight.data_ptr(),
-            _CODES[weight.dtype],
+            DTYPE_CODES[weight.dtype],
             unit_offset,
             eps,
             x.shape[0],
@@ -303,7 +303,7 @@ class NativeKernels:
         assert positions.is_contiguous()
         assert slot_mapping.is_contiguous()
         self._rope_and_write(
-            _CODES[q.dtype],
+            DTYPE_CODES[q.dtype],
             q.data_ptr(),
             *q_strides,
             k.data_ptr(),
@@ -329,3 +329,6 @@ class NativeKernels:
             block_size,
             torch.get_num_threads(),
         )
+
+    def stack(self, shape: StackShape, layers: Sequence[StackLayer], final_norm: torch.Tensor) -> NativeStack | None:
+        return NativeStack(self._stack, shape, layers, final_norm) if serves(shape, layers, final_norm) else None

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attention_tile.h"
+#include "calls.h"
 #include "pool.h"
 
 namespace tandem {
@@ -120,8 +121,9 @@ template <class T> struct Attention {
   int rows, words, dim;
   float *q, *keys, *values, *sums, *maxima, *totals;  // sums: unnormalised output [rows][dim]
 
-  Attention(const Call<T>& c, const Task& t, Workspace& workspace)
-      : call(c), task(t), rows(t.num_tokens * c.group()), words(c.words()), dim(c.padded_dim()) {
+  Attention(const Call<T>& c, const Task& t)
+      : call(c), task(t), rows(t.num_tokens * c.group()), words(c.words()), dim(c.padded_dim()) {}
+  Attention(const Call<T>& c, const Task& t, Workspace& workspace) : Attention(c, t) {
     const size_t padded_rows = ceil_div(rows, kLanes) * kLanes;
     const size_t sizes[] = {size_t(rows) * words, size_t(words) * kTile, size_t(kTile / kPair) * dim,
                             size_t(rows) * dim, padded_rows, padded_rows};
@@ -150,16 +152,26 @@ template <class T> struct Attention {
     std::fill(maxima, maxima + rows, kNegativeInfinity);
   }
 
-  void run() {
+  // The keys that some row may see: [first_key, end_key).
+  int64_t first_key() const { return first_visible(position(0)); }
+  int64_t end_key() const { return position(rows - 1) + 1; }
+  void locate_tile(int64_t start, TileRows<T>& tile) const { locate(call, task, start, first_key(), end_key(), tile); }
+
+  void locate_first_tile(TileRows<T>& tile) const { locate_tile(first_key() / kTile * kTile, tile); }
+
+  // `next`: the task that this thread will probably have next; its first tile is prefetched during the last one here.
+  void run(const Task* next) {
     load_queries();
-    const int64_t low = first_visible(position(0)), high = position(rows - 1) + 1;
+    const int64_t high = end_key();
     TileRows<T> tiles[2];
-    int64_t start = low / kTile * kTile;
-    locate(call, task, start, low, high, tiles[0]);
+    int64_t start = first_key() / kTile * kTile;
+    locate_tile(start, tiles[0]);
     for (int index = 0; start < high; start += kTile, index ^= 1) {
+      TileRows<T>& following = tiles[index ^ 1];
       const bool more = start + kTile < high;
-      if (more) locate(call, task, start + kTile, low, high, tiles[index ^ 1]);
-      pack(tiles[index], more ? &tiles[index ^ 1] : nullptr, int(min64(kTile, high - start)));
+      if (more) locate_tile(start + kTile, following);
+      else if (next) Attention(call, *next).locate_first_tile(following);
+      pack(tiles[index], more || next ? &following : nullptr, int(min64(kTile, high - start)));
       for (int row = 0; row < rows; row += kTileRows) attend(row, int(min64(kTileRows, rows - row)), start);
     }
     store();
@@ -233,7 +245,10 @@ template <class T> void paged_attention(const Call<T>& call, int num_threads) {
   dealt.ordered = true, dealt.grain = 1;
   Pool::run(int64_t(tasks.size()), dealt, [&](int64_t first, int64_t last) {
     static thread_local Workspace workspace;
-    for (int64_t i = first; i < last; ++i) Attention<T>(call, tasks[size_t(i)], workspace).run();
+    for (int64_t i = first; i < last; ++i) {
+      const size_t next = size_t(i + dealt.threads);
+      Attention<T>(call, tasks[size_t(i)], workspace).run(next < tasks.size() ? &tasks[next] : nullptr);
+    }
   });
 }
 
@@ -241,25 +256,6 @@ template <class T> void paged_attention(const Call<T>& call, int num_threads) {
 }  // namespace tandem
 
 using namespace tandem;
-
-struct PagedAttentionArguments {
-  int64_t dtype;
-  const void* q;
-  int64_t q_token_stride, q_head_stride;
-  const void* k_cache;
-  int64_t k_block_stride;
-  const void* v_cache;
-  int64_t v_block_stride;
-  const int32_t* block_tables;
-  int64_t table_stride;
-  const int32_t *query_start, *seq_lens;
-  void* out;
-  int64_t out_token_stride, out_head_stride, num_requests, num_heads, num_kv_heads, head_dim, block_size;
-  double scale;
-  int64_t window;
-  double softcap;
-  int64_t threads;
-};
 
 TANDEM_EXPORT void tandem_paged_attention(const PagedAttentionArguments* a) {
   with_dtype(a->dtype, [a](auto tag) {

@@ -10,8 +10,6 @@
 #include <immintrin.h>
 #endif
 
-// Every exported function takes one pointer to a struct of 8-byte fields (int64, double or pointer), which the caller
-// packs in one go: that is several times cheaper from Python than converting arguments one by one.
 #define TANDEM_EXPORT extern "C" __attribute__((visibility("default")))
 #define TANDEM_INLINE static inline __attribute__((always_inline))
 

@@ -3,6 +3,7 @@
 // A row is always handled whole by one thread in one order, so its bits do not depend on the other rows.
 #include <cmath>
 
+#include "calls.h"
 #include "pool.h"
 
 namespace tandem {
@@ -52,10 +53,6 @@ void norm_row(const T* x, T* residual, const Weight& weight, float eps, int64_t 
     store16(out + i, load16(source + i, count) * scale * weight.at(i, count), count);
   });
 }
-
-struct Matrix {  // [outer, inner] rows of a strided tensor
-  int64_t outer_stride, inner_stride;
-};
 
 template <class T>
 void rms_norm(const T* x, Matrix xs, T* residual, Matrix rs, T* out, Matrix os, const Weight& weight, float eps,
@@ -132,20 +129,6 @@ template <class T> struct Rope {
 
 using namespace tandem;
 
-struct RmsNormArguments {
-  int64_t dtype;
-  const void* x;
-  Matrix x_strides;
-  void* residual;
-  Matrix residual_strides;
-  void* out;
-  Matrix out_strides;
-  const void* weight;
-  int64_t weight_dtype, unit_offset;
-  double eps;
-  int64_t outer, inner, size, threads;
-};
-
 TANDEM_EXPORT void tandem_rms_norm(const RmsNormArguments* a) {
   const Weight weight{a->weight, int(a->weight_dtype), a->unit_offset ? 1.0f : 0.0f};
   with_dtype(a->dtype, [&](auto tag) {
@@ -155,26 +138,6 @@ TANDEM_EXPORT void tandem_rms_norm(const RmsNormArguments* a) {
              int(a->threads));
   });
 }
-
-struct RopeAndWriteArguments {
-  int64_t dtype;
-  void* q;
-  Matrix q_strides;
-  void* k;
-  Matrix k_strides;
-  void* v;
-  Matrix v_strides;
-  const float *cos, *sin;
-  const int64_t *positions, *slots;
-  void* k_cache;
-  int64_t k_block_stride;
-  void* v_cache;
-  int64_t v_block_stride;
-  const void *q_norm, *k_norm;
-  int64_t norm_dtype, unit_offset;
-  double eps;
-  int64_t num_tokens, num_heads, num_kv_heads, head_dim, half, block_size, threads;
-};
 
 TANDEM_EXPORT void tandem_rope_and_write(const RopeAndWriteArguments* a) {
   const float offset = a->unit_offset ? 1.0f : 0.0f;

@@ -3,6 +3,7 @@
 // A tile is up to kMaxRows activation rows by four weight rows. Each output element owns one 16-lane accumulator that
 // walks K in order and is folded by one fixed tree, so its bits do not depend on the number of rows or on its row.
 // Threads split outputs, never K. Weights stream from memory once per block of activation rows (kept in L2).
+#include "calls.h"
 #include "pool.h"
 
 namespace tandem {
@@ -191,21 +192,41 @@ template <class Out> TANDEM_INLINE void copy_row(Out* to, const Out* from, int c
   }
 }
 
+// Weights whose products lie side by side in the output. All parts but the last have whole panels.
+template <class T> struct Part {
+  const T *weight, *bias;
+  int64_t rows;
+  int64_t panels() const { return ceil_div(rows, kPanel); }
+};
+template <class T> struct Parts {
+  Part<T> part[3];
+  int64_t panels() const { return part[0].panels() + part[1].panels() + part[2].panels(); }
+  // The part that holds a panel, whose index comes out counted within it.
+  const Part<T>& holding(int64_t& index) const {
+    const Part<T>* p = part;
+    while (index >= p->panels()) index -= p++->panels();
+    return *p;
+  }
+};
+
 template <class T, class Out>
-void linear(const T* x, int64_t ldx, const T* weight, const T* bias, Out* out, int64_t ldo, int64_t m_size,
-            int64_t n_size, int64_t k_size, int num_threads) {
+void linear(const T* x, int64_t ldx, const Parts<T>& parts, Out* out, int64_t ldo, int64_t m_size, int64_t k_size,
+            int num_threads) {
   const auto panel_at = [=](int64_t index) {
+    const Part<T>& part = parts.holding(index);
     Panel<T> panel;
-    for (int i = 0; i < kPanel; ++i) panel.row[i] = weight + min64(index * kPanel + i, n_size - 1) * k_size;
-    panel.next[0] = weight + (index + 1) * kPanel * k_size;
+    for (int i = 0; i < kPanel; ++i) panel.row[i] = part.weight + min64(index * kPanel + i, part.rows - 1) * k_size;
+    panel.next[0] = part.weight + (index + 1) * kPanel * k_size;
     panel.next[1] = panel.next[0] + 2 * k_size;
     return panel;
   };
   const auto epilogue = [=](float(*sums)[kPanel], int64_t row, int rows, int64_t index) {
     const int64_t column = index * kPanel;
-    const int columns = int(min64(kPanel, n_size - column));
+    const Part<T>& part = parts.holding(index);
+    const int columns = int(min64(kPanel, part.rows - index * kPanel));
     f32x16 shift{};
-    for (int i = 0; bias && i < kLanes; ++i) shift[i] = i % kPanel < columns ? to_float(bias[column + i % kPanel]) : 0;
+    for (int i = 0; part.bias && i < kLanes; ++i)
+      shift[i] = i % kPanel < columns ? to_float(part.bias[index * kPanel + i % kPanel]) : 0;
     for (int m = 0; m < rows; m += 4) {
       Out rounded[kLanes];
       store16(rounded, load16(sums[m]) + shift);
@@ -213,7 +234,7 @@ void linear(const T* x, int64_t ldx, const T* weight, const T* bias, Out* out, i
         copy_row(out + (row + i) * ldo + column, rounded + (i - m) * kPanel, columns);
     }
   };
-  multiply<T>(x, ldx, m_size, k_size, ceil_div(n_size, kPanel), num_threads, panel_at, epilogue);
+  multiply<T>(x, ldx, m_size, k_size, parts.panels(), num_threads, panel_at, epilogue);
 }
 
 enum Activation : int { kSilu = 0, kGeluTanh = 1 };
@@ -258,36 +279,29 @@ void gated_linear(const T* x, int64_t ldx, const T* gate, const T* up, T* out, i
 
 using namespace tandem;
 
-struct LinearArguments {
-  int64_t dtype, out_dtype;
-  const void* x;
-  int64_t x_stride;
-  const void *weight, *bias;
-  void* out;
-  int64_t out_stride, m, n, k, threads;
-};
-
 TANDEM_EXPORT void tandem_linear(const LinearArguments* a) {
   with_dtype(a->dtype, [a](auto tag) {
     using T = decltype(tag);
-    const T *x = static_cast<const T*>(a->x), *weight = static_cast<const T*>(a->weight);
-    const T* bias = static_cast<const T*>(a->bias);
+    const Parts<T> parts{{{static_cast<const T*>(a->weight), static_cast<const T*>(a->bias), a->n}}};
     const auto into = [&](auto* out) {
-      linear(x, a->x_stride, weight, bias, out, a->out_stride, a->m, a->n, a->k, int(a->threads));
+      linear(static_cast<const T*>(a->x), a->x_stride, parts, out, a->out_stride, a->m, a->k, int(a->threads));
     };
     if (a->out_dtype == kFloat32) return into(static_cast<float*>(a->out));
     into(static_cast<T*>(a->out));
   });
 }
 
-struct GatedLinearArguments {
-  int64_t dtype, activation;
-  const void* x;
-  int64_t x_stride;
-  const void *gate, *up;
-  void* out;
-  int64_t out_stride, m, n, k, threads;
-};
+void tandem_joined_linear(const JoinedLinearArguments* a) {
+  with_dtype(a->dtype, [a](auto tag) {
+    using T = decltype(tag);
+    Parts<T> parts{};
+    for (int i = 0; i < 3; ++i)
+      parts.part[i] = {static_cast<const T*>(a->parts[i].weight), static_cast<const T*>(a->parts[i].bias),
+                       a->parts[i].rows};
+    linear(static_cast<const T*>(a->x), a->x_stride, parts, static_cast<T*>(a->out), a->out_stride, a->m, a->k,
+           int(a->threads));
+  });
+}
 
 TANDEM_EXPORT void tandem_gated_linear(const GatedLinearArguments* a) {
   with_dtype(a->dtype, [a](auto tag) {

@@ -1,0 +1,104 @@
+// What can be called, from Python and from one another: every function takes one pointer to a struct of 8-byte fields
+// (int64, double or pointer). Python packs it in one go: several times cheaper than converting arguments one by one.
+#pragma once
+#include "common.h"
+
+namespace tandem {
+
+struct Matrix {  // [outer, inner] rows of a strided tensor
+  int64_t outer_stride, inner_stride;
+};
+
+struct LinearArguments {
+  int64_t dtype, out_dtype;
+  const void* x;
+  int64_t x_stride;
+  const void *weight, *bias;
+  void* out;
+  int64_t out_stride, m, n, k, threads;
+};
+
+struct GatedLinearArguments {
+  int64_t dtype, activation;
+  const void* x;
+  int64_t x_stride;
+  const void *gate, *up;
+  void* out;
+  int64_t out_stride, m, n, k, threads;
+};
+
+// Up to three products of the same rows, side by side in `out`; the first ones' rows come in multiples of four.
+struct JoinedLinearArguments {
+  struct Part {
+    const void *weight, *bias;
+    int64_t rows;
+  };
+  int64_t dtype;
+  const void* x;
+  int64_t x_stride;
+  Part parts[3];
+  void* out;
+  int64_t out_stride, m, k, threads;
+};
+
+struct RmsNormArguments {
+  int64_t dtype;
+  const void* x;
+  Matrix x_strides;
+  void* residual;
+  Matrix residual_strides;
+  void* out;
+  Matrix out_strides;
+  const void* weight;
+  int64_t weight_dtype, unit_offset;
+  double eps;
+  int64_t outer, inner, size, threads;
+};
+
+struct RopeAndWriteArguments {
+  int64_t dtype;
+  void* q;
+  Matrix q_strides;
+  void* k;
+  Matrix k_strides;
+  void* v;
+  Matrix v_strides;
+  const float *cos, *sin;
+  const int64_t *positions, *slots;
+  void* k_cache;
+  int64_t k_block_stride;
+  void* v_cache;
+  int64_t v_block_stride;
+  const void *q_norm, *k_norm;
+  int64_t norm_dtype, unit_offset;
+  double eps;
+  int64_t num_tokens, num_heads, num_kv_heads, head_dim, half, block_size, threads;
+};
+
+struct PagedAttentionArguments {
+  int64_t dtype;
+  const void* q;
+  int64_t q_token_stride, q_head_stride;
+  const void* k_cache;
+  int64_t k_block_stride;
+  const void* v_cache;
+  int64_t v_block_stride;
+  const int32_t* block_tables;
+  int64_t table_stride;
+  const int32_t *query_start, *seq_lens;
+  void* out;
+  int64_t out_token_stride, out_head_stride, num_requests, num_heads, num_kv_heads, head_dim, block_size;
+  double scale;
+  int64_t window;
+  double softcap;
+  int64_t threads;
+};
+
+}  // namespace tandem
+
+TANDEM_EXPORT void tandem_linear(const tandem::LinearArguments*);
+void tandem_joined_linear(const tandem::JoinedLinearArguments*);
+TANDEM_EXPORT void tandem_gated_linear(const tandem::GatedLinearArguments*);
+TANDEM_EXPORT void tandem_rms_norm(const tandem::RmsNormArguments*);
+TANDEM_EXPORT void tandem_rope_and_write(const tandem::RopeAndWriteArguments*);
+TANDEM_EXPORT void tandem_paged_attention(const tandem::PagedAttentionArguments*);

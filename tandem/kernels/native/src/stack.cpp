@@ -1,0 +1,141 @@
+// All layers of a decoder in one call: what the decoder would call one by one, in the same order, with the same bits.
+//
+// Between two kernels there is then nothing but a function call, where from Python there are ten microseconds in which
+// no weight is read. Holds nothing; the caller's tables say where everything is.
+#include <utility>
+
+#include "calls.h"
+
+namespace tandem {
+namespace {
+
+// A layer's constants. A null pointer is a tensor that the model does not have.
+struct Layer {
+  const void *input_norm, *after_attention, *before_mlp, *after_mlp;
+  const void *q, *q_bias, *k, *k_bias, *v, *v_bias, *o, *o_bias, *q_norm, *k_norm;
+  const void *gate, *up, *down;
+  const float *cos, *sin;
+  int64_t half, window;
+};
+
+// A layer's share of the cache, and where this step's tokens are in it.
+struct Cache {
+  void* k;
+  int64_t k_block_stride;
+  void* v;
+  int64_t v_block_stride;
+  const int32_t* block_tables;
+  int64_t table_stride;
+  const int64_t* slots;
+};
+
+struct StackArguments {
+  int64_t dtype, activation, unit_offset, hidden, ffn, num_heads, num_kv_heads, head_dim, block_size;
+  double eps, scale, softcap;
+  int64_t num_layers;
+  const Layer* layers;
+  const void* final_norm;
+  const Cache* caches;
+  void *residual, *scratch, *out;  // [num_tokens, hidden]; scratch: see Stack
+  const int64_t* positions;
+  const int32_t *query_start, *seq_lens;
+  int64_t num_tokens, num_requests, threads;
+};
+
+class Stack {
+ public:
+  explicit Stack(const StackArguments& arguments)
+      : a(arguments), element_bytes(a.dtype == kFloat32 ? 4 : 2), q_size(a.num_heads * a.head_dim),
+        kv_size(a.num_kv_heads * a.head_dim) {
+    char* at = static_cast<char*>(a.scratch);
+    const auto take = [&](int64_t width) { return std::exchange(at, at + a.num_tokens * width * element_bytes); };
+    normed = take(a.hidden), qkv = take(q_size + 2 * kv_size), attended = take(q_size), gated = take(a.ffn);
+    delta = take(a.hidden);
+  }
+
+  void run() const {
+    for (int64_t i = 0; i < a.num_layers; ++i) {
+      const Layer& layer = a.layers[i];
+      i == 0 ? norm(a.residual, layer.input_norm, nullptr, normed) : norm(delta, layer.input_norm, a.residual, normed);
+      attention(layer, a.caches[i]);
+      norm_into_mlp(layer);
+      mlp(layer);
+    }
+    norm(delta, a.final_norm, a.residual, a.out);
+  }
+
+ private:
+  const StackArguments& a;
+  const int64_t element_bytes, q_size, kv_size;
+  char *normed, *qkv, *attended, *gated, *delta;
+
+  void norm(const void* x, const void* weight, void* residual, void* out) const {
+    const RmsNormArguments call{a.dtype, x, {a.hidden, 0}, residual, {a.hidden, 0}, out, {a.hidden, 0}, weight,
+                                a.dtype, a.unit_offset, a.eps, a.num_tokens, 1, a.hidden, a.threads};
+    tandem_rms_norm(&call);
+  }
+
+  void linear(const void* x, int64_t k, const void* weight, const void* bias, void* out, int64_t n) const {
+    const LinearArguments call{a.dtype, a.dtype, x, k, weight, bias, out, n, a.num_tokens, n, k, a.threads};
+    tandem_linear(&call);
+  }
+
+  void attention(const Layer& layer, const Cache& cache) const {
+    project(layer);
+    rotate_and_write(layer, cache);
+    attend(layer, cache);
+    linear(attended, q_size, layer.o, layer.o_bias, delta, a.hidden);
+  }
+
+  int64_t row() const { return q_size + 2 * kv_size; }
+  char* keys() const { return qkv + q_size * element_bytes; }
+  char* values() const { return keys() + kv_size * element_bytes; }
+
+  void project(const Layer& layer) const {
+    const JoinedLinearArguments call{
+        a.dtype, normed, a.hidden,
+        {{layer.q, layer.q_bias, q_size}, {layer.k, layer.k_bias, kv_size}, {layer.v, layer.v_bias, kv_size}},
+        qkv, row(), a.num_tokens, a.hidden, a.threads};
+    tandem_joined_linear(&call);
+  }
+
+  void rotate_and_write(const Layer& layer, const Cache& cache) const {
+    const Matrix heads{row(), a.head_dim};
+    const RopeAndWriteArguments call{
+        a.dtype, qkv, heads, keys(), heads, values(), heads, layer.cos, layer.sin, a.positions, cache.slots, cache.k,
+        cache.k_block_stride, cache.v, cache.v_block_stride, layer.q_norm, layer.k_norm, a.dtype, a.unit_offset,
+        a.eps, a.num_tokens, a.num_heads, a.num_kv_heads, a.head_dim, layer.half, a.block_size, a.threads};
+    tandem_rope_and_write(&call);
+  }
+
+  void attend(const Layer& layer, const Cache& cache) const {
+    const PagedAttentionArguments call{
+        a.dtype, qkv, row(), a.head_dim, cache.k, cache.k_block_stride, cache.v, cache.v_block_stride,
+        cache.block_tables, cache.table_stride, a.query_start, a.seq_lens, attended, q_size, a.head_dim,
+        a.num_requests, a.num_heads, a.num_kv_heads, a.head_dim, a.block_size, a.scale, layer.window, a.softcap,
+        a.threads};
+    tandem_paged_attention(&call);
+  }
+
+  void norm_into_mlp(const Layer& layer) const {
+    if (!layer.before_mlp) return norm(delta, layer.after_attention, a.residual, normed);
+    norm(delta, layer.after_attention, nullptr, normed);
+    norm(normed, layer.before_mlp, a.residual, normed);
+  }
+
+  void mlp(const Layer& layer) const {
+    const GatedLinearArguments call{a.dtype, a.activation, normed, a.hidden, layer.gate, layer.up, gated, a.ffn,
+                                    a.num_tokens, a.ffn, a.hidden, a.threads};
+    tandem_gated_linear(&call);
+    if (!layer.after_mlp) return linear(gated, a.ffn, layer.down, nullptr, delta, a.hidden);
+    linear(gated, a.ffn, layer.down, nullptr, normed, a.hidden);
+    norm(normed, layer.after_mlp, nullptr, delta);
+  }
+};
+
+}  // namespace
+}  // namespace tandem
+
+using namespace tandem;
+
+TANDEM_EXPORT void tandem_stack(const StackArguments* a) { Stack(*a).run(); }

@@ -1,0 +1,146 @@
+"""All layers of a decoder as one compiled call, over tables of pointers.
+
+It computes what the decoder would call one by one, in the same order, so it has the same bits. It keeps alive whatever
+it has pointers to. Indices (positions, slots, block tables) are not checked.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+
+import torch
+
+from tandem.kernels.base import LayerCache, PagedBatch, StackLayer, StackShape
+from tandem.kernels.native.codes import ACTIVATION_CODES, DTYPE_CODES
+
+STACK_FIELDS = "9q3d13q"
+MAX_HEAD_DIM = 256
+
+_TABLES = ("cos", "sin")
+_WEIGHTS = tuple(field.name for field in fields(StackLayer) if field.name not in (*_TABLES, "window"))
+
+
+def serves(shape: StackShape, layers: Sequence[StackLayer], final_norm: torch.Tensor) -> bool:
+    """Whether the compiled stack computes such layers: on the CPU, of one dtype, heads that its attention takes."""
+    weights = [final_norm, *(tensor for layer in layers for tensor in _weights(layer) if tensor is not None)]
+    return (
+        len(layers) > 0
+        and shape.head_dim % 8 == 0
+        and shape.head_dim <= MAX_HEAD_DIM
+        and final_norm.dtype in DTYPE_CODES
+        and all(x.device.type == "cpu" and x.dtype == final_norm.dtype and x.is_contiguous() for x in weights)
+    )
+
+
+class NativeStack:
+    """Args:
+    call: the compiled function.
+    shape, layers, final_norm: what `serves` has said yes to.
+    """
+
+    attention = "native"
+
+    def __init__(
+        self, call: Callable[..., None], shape: StackShape, layers: Sequence[StackLayer], final_norm: torch.Tensor
+    ) -> None:
+        self._call = call
+        self._shape = shape
+        self._layers = tuple(layers)
+        self._final_norm = final_norm
+        self._table = torch.tensor([_constants(layer) for layer in layers], dtype=torch.int64)  # [num_layers, 21]
+        self._caches: Sequence[LayerCache] = ()
+        self._cache_pointers: list[tuple[int, int, int, int]] = []
+
+    def forward(
+        self,
+        residual: torch.Tensor,
+        positions: torch.Tensor,
+        caches: Sequence[LayerCache],
+        batches: Sequence[PagedBatch],
+    ) -> torch.Tensor:
+        """See `tandem.kernels.base.Stack`."""
+        shape, first = self._shape, batches[0]
+        num_tokens = residual.shape[0]
+        assert residual.shape == (num_tokens, shape.hidden_size)
+        assert residual.is_contiguous()
+        assert residual.dtype == self._final_norm.dtype
+        assert positions.shape == (num_tokens,)
+        assert positions.dtype == torch.int64
+        assert first.query_start.dtype == first.seq_lens.dtype == torch.int32
+        where = torch.tensor(self._where(caches, batches, num_tokens), dtype=torch.int64)  # [num_layers * 7]
+        scratch = residual.new_empty(num_tokens * _scratch_width(shape))
+        out = torch.empty_like(residual)
+        self._call(
+            DTYPE_CODES[residual.dtype],
+            ACTIVATION_CODES[shape.activation],
+            shape.unit_offset,
+            shape.hidden_size,
+            shape.intermediate_size,
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            caches[0].keys.shape[2],
+            shape.norm_eps,
+            shape.attention_scale,
+            shape.softcap,
+            len(self._layers),
+            self._table.data_ptr(),
+            self._final_norm.data_ptr(),
+            where.data_ptr(),
+            residual.data_ptr(),
+            scratch.data_ptr(),
+            out.data_ptr(),
+            positions.data_ptr(),
+            first.query_start.data_ptr(),
+            first.seq_lens.data_ptr(),
+            num_tokens,
+            first.seq_lens.shape[0],
+            torch.get_num_threads(),
+        )
+        return out
+
+    def _where(self, caches: Sequence[LayerCache], batches: Sequence[PagedBatch], num_tokens: int) -> list[int]:
+        """For each layer: its caches and their strides, its block tables and their stride, its slots."""
+        if caches is not self._caches:
+            self._caches, self._cache_pointers = caches, [_cache_pointers(cache, self._shape) for cache in caches]
+        steps = {id(batch): batch for batch in batches}
+        pointers = {key: _step_pointers(batch, num_tokens) for key, batch in steps.items()}
+        pairs = zip(self._cache_pointers, batches, strict=True)
+        return [number for cache, batch in pairs for number in (*cache, *pointers[id(batch)])]
+
+
+def _weights(layer: StackLayer) -> Iterator[torch.Tensor | None]:
+    """In the order of the C++ struct."""
+    for name in _WEIGHTS:
+        yield getattr(layer, name)
+
+
+def _constants(layer: StackLayer) -> list[int]:
+    assert layer.cos.shape == layer.sin.shape
+    assert layer.cos.dtype == layer.sin.dtype == torch.float32
+    assert layer.cos.is_contiguous()
+    assert layer.sin.is_contiguous()
+    pointers = [0 if tensor is None else tensor.data_ptr() for tensor in _weights(layer)]
+    return [*pointers, layer.cos.data_ptr(), layer.sin.data_ptr(), layer.cos.shape[1], layer.window or 0]
+
+
+def _cache_pointers(cache: LayerCache, shape: StackShape) -> tuple[int, int, int, int]:
+    for x in (cache.keys, cache.values):
+        _, num_kv_heads, block_size, head_dim = x.shape
+        assert (num_kv_heads, head_dim) == (shape.num_kv_heads, shape.head_dim)
+        assert x.stride()[1:] == (block_size * head_dim, head_dim, 1)
+    return cache.keys.data_ptr(), cache.keys.stride(0), cache.values.data_ptr(), cache.values.stride(0)
+
+
+def _step_pointers(batch: PagedBatch, num_tokens: int) -> tuple[int, int, int]:
+    assert batch.block_tables.dtype == torch.int32
+    assert batch.block_tables.stride(1) == 1
+    assert batch.slot_mapping.shape == (num_tokens,)
+    assert batch.slot_mapping.dtype == torch.int64
+    assert batch.slot_mapping.is_contiguous()
+    return batch.block_tables.data_ptr(), batch.block_tables.stride(0), batch.slot_mapping.data_ptr()
+
+
+def _scratch_width(shape: StackShape) -> int:
+    """Elements a token: normed and delta, q and k and v, attended, gated."""
+    heads = 2 * shape.num_heads + 2 * shape.num_kv_heads
+    return 2 * shape.hidden_size + heads * shape.head_dim + shape.intermediate_size

@@ -1,0 +1,134 @@
+"""All layers in one call give the bits of the layers one by one: hidden states and what is written into the arena.
+
+The layers come one by one when attention has another name, though it is the same compiled attention.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.attention.arena import Arena
+from tandem.attention.base import AttentionBatch
+from tandem.attention.native_backend import NativeBackend
+from tandem.core.errors import ConfigurationError
+from tandem.kernels.native.bindings import NativeKernels, load
+from tandem.kernels.torch_kernels import TorchKernels
+from tandem.kvcache.spec import KVLayout, build_layout
+from tandem.models.decoder import Decoder
+from tandem.models.layers.rotary import build_rotary_tables
+from tandem.models.layers.stack import build_stack
+from tandem.models.loader import LoadedModel, load_model
+from tests.helpers import checkpoints
+
+CPU = torch.device("cpu")
+BLOCK_SIZE = 8
+MAX_BLOCKS = 8
+STEPS = ([5, 37, 20], [1, 1, 1], [1, 6, 1], [1])
+"""Tokens of each request in each step."""
+
+
+class OneByOne(NativeBackend):
+    name = "native, one by one"
+
+
+@pytest.fixture(scope="module")
+def kernels() -> NativeKernels:
+    try:
+        return load()
+    except ConfigurationError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module", params=sorted(checkpoints.BUILDERS))
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoints.BUILDERS[request.param](tmp_path_factory.mktemp(request.param))
+
+
+def _load(path: Path, dtype: str, kernels: NativeKernels) -> LoadedModel:
+    return load_model(str(path), dtype=dtype, device=CPU, kernels=kernels)
+
+
+def _run(decoder: Decoder, backend: NativeBackend) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The hidden states of every step, and the arena afterwards."""
+    layout = build_layout(decoder.config.kv_specs, BLOCK_SIZE)
+    arena = Arena(layout, 1 + len(STEPS[0]) * MAX_BLOCKS * len(layout.groups), CPU)
+    tables = torch.randperm(arena.num_blocks - 1, generator=torch.Generator().manual_seed(0)).int() + 1
+    group_of = [layout.group_of_layer(layer)[0] for layer in range(layout.num_layers)]
+    hidden = []
+    for input_ids, positions, batches in _inputs(layout, tables.view(len(layout.groups), -1, MAX_BLOCKS)):
+        by_layer = [batches[group] for group in group_of]
+        hidden.append(decoder.forward(input_ids, positions, arena.layers, by_layer, backend))
+    return hidden, arena.pages
+
+
+def _inputs(
+    layout: KVLayout, tables: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[AttentionBatch]]]:
+    """Token ids, positions and one batch a KV group, for each step."""
+    ends = [0] * len(STEPS[0])
+    generator = torch.Generator().manual_seed(1)
+    for lengths in STEPS:
+        starts = ends[: len(lengths)]
+        ends[: len(lengths)] = [start + length for start, length in zip(starts, lengths, strict=True)]
+        ranges = [torch.arange(start, end) for start, end in zip(starts, ends, strict=False)]
+        batches = [_batch(group, ranges, layout.block_size) for group in tables]
+        positions = torch.cat(ranges)
+        yield torch.randint(199, positions.shape, generator=generator), positions, batches
+
+
+def _batch(table: torch.Tensor, ranges: Sequence[torch.Tensor], block_size: int) -> AttentionBatch:
+    rows = zip(table, ranges, strict=False)
+    slots = [row[at // block_size].long() * block_size + at % block_size for row, at in rows]
+    lengths = [len(at) for at in ranges]
+    seq_lens = [int(at[-1]) + 1 for at in ranges]
+    return AttentionBatch(
+        query_start=torch.tensor([0, *lengths]).cumsum(0).int(),
+        seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+        block_tables=table[: len(ranges)],
+        slot_mapping=torch.cat(slots),
+        max_query_len=max(lengths),
+        max_seq_len=max(seq_lens),
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_stack_has_the_bits_of_its_layers(path: Path, dtype: str, kernels: NativeKernels) -> None:
+    decoder = _load(path, dtype, kernels).decoder
+    hidden, pages = _run(decoder, NativeBackend(CPU))
+    expected, expected_pages = _run(decoder, OneByOne(CPU))
+    assert all(torch.equal(step, right) for step, right in zip(hidden, expected, strict=True))
+    assert torch.equal(pages, expected_pages)
+    assert all(torch.isfinite(step).all() for step in hidden)
+
+
+def test_a_new_arena_is_noticed(tmp_path: Path, kernels: NativeKernels) -> None:
+    """Pointers into the arena are remembered between steps."""
+    decoder = _load(checkpoints.save_tiny_llama(tmp_path), "float32", kernels).decoder
+    backend = NativeBackend(CPU)
+    first, first_pages = _run(decoder, backend)
+    again, pages = _run(decoder, backend)
+    assert all(torch.equal(step, right) for step, right in zip(again, first, strict=True))
+    assert torch.equal(pages, first_pages)
+
+
+def test_biases_in_the_mlp_are_computed_layer_by_layer(tmp_path: Path, kernels: NativeKernels) -> None:
+    model = _load(checkpoints.save_tiny_llama(tmp_path, mlp_bias=True), "float32", kernels)
+    hidden, _ = _run(model.decoder, NativeBackend(CPU))
+    expected, _ = _run(model.decoder, OneByOne(CPU))
+    assert model.config.mlp_bias
+    assert all(torch.equal(step, right) for step, right in zip(hidden, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "served"),
+    [({}, True), ({"head_dim": 20}, False), ({"mlp_bias": True}, False)],
+)
+def test_what_has_a_stack(tmp_path: Path, kernels: NativeKernels, options: dict[str, Any], served: bool) -> None:
+    model = _load(checkpoints.save_tiny_llama(tmp_path, **options), "float32", kernels)
+    ropes = build_rotary_tables([layer.rope for layer in model.config.layers], 64, CPU)
+    weights = model.decoder.parameters
+    assert (build_stack(model.config, weights, ropes, kernels) is not None) == served
+    assert build_stack(model.config, weights, ropes, TorchKernels()) is None
