@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 SLOT_BYTES = 4
 NOBODY = b""
-_MAX_SHARED = 1 << 16
+_MAX_SHARED_BYTES = 1 << 22  # NOTE: of holders; what thousands hold was held by every smaller number of them before
+_OBJECT_BYTES = 100
 
 
 def pack(slots: Iterable[int]) -> bytes:
@@ -34,6 +35,7 @@ class HolderTable:
         self._num_young = 0
         self._num_old = 0
         self._shared: dict[bytes, bytes] = {}
+        self._shared_bytes = 0
 
     @property
     def num_blocks(self) -> int:
@@ -77,6 +79,13 @@ class HolderTable:
         self.num_rotations += 1
 
     def _share(self, holders: bytes) -> bytes:
-        if len(self._shared) >= _MAX_SHARED:
+        """The same object for equal holders, as long as it is remembered."""
+        known = self._shared.get(holders)
+        if known is not None:
+            return known
+        if self._shared_bytes >= _MAX_SHARED_BYTES:
             self._shared.clear()
-        return self._shared.setdefault(holders, holders)
+            self._shared_bytes = 0
+        self._shared[holders] = holders
+        self._shared_bytes += len(holders) + _OBJECT_BYTES
+        return holders

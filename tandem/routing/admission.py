@@ -61,12 +61,8 @@ class Refusal:
     message: str
 
 
-def has_room(request: RequestShape, standing: Standing) -> bool:
-    """Whether a decode worker has the blocks for the prompt it lacks and the output it may expect."""
-    return num_lacking_blocks(request, standing) <= standing.num_free_blocks
-
-
 def num_lacking_blocks(request: RequestShape, standing: Standing) -> int:
+    """Blocks that a decode worker needs for the prompt it lacks and the output it may expect."""
     num_tokens = request.num_tokens + request.num_expected_output
     return num_blocks_of(num_tokens, standing.worker.block_size) - num_cached_blocks(request, standing.worker)
 

@@ -5,17 +5,21 @@ with a report that arrived long enough after it was sent, so a lost request cann
 Owned by one thread. Decides nothing.
 """
 
-import heapq
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from tandem.routing.admission import Limits
+from tandem.routing.lineup import Lineup
+from tandem.routing.pricing import wait_ms
+from tandem.routing.roster import Roster
 from tandem.routing.snapshot import Links, RequestShape, Role, WorkerState
 from tandem.routing.speed import NO_WORK, PrefillWork, Speed
 from tandem.routing.standing import Candidates, Choice, Standing, num_blocks_of, num_cached_tokens
 
-_FIRST_TURNS = 1 << 62  # NOTE: first turns are random and below all later ones, so replicas do not move in step
+_FIRST_TURNS = 1 << 52  # NOTE: first turns are random and below all later ones, so replicas do not move in step
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +34,13 @@ class _Delta:
     num_awaiting_kv: int = 0
 
 
-@dataclass(slots=True)
 class Pool:
     """Workers of one fingerprint: only they may exchange blocks."""
 
-    prefill: dict[str, Standing] = field(default_factory=dict)
-    decode: dict[str, Standing] = field(default_factory=dict)
-    everyone: dict[str, Standing] = field(default_factory=dict)
+    def __init__(self, links: Links) -> None:
+        self.prefill = Roster(links)
+        self.decode = Roster(links)
+        self.everyone: dict[str, Standing] = {}
 
     def put(self, standing: Standing) -> None:
         worker = standing.worker
@@ -45,8 +49,13 @@ class Pool:
         _keep(self.decode, standing, worker.role is not Role.PREFILL and not worker.draining)
 
     def drop(self, worker_id: str) -> None:
-        for part in (self.prefill, self.decode, self.everyone):
-            part.pop(worker_id, None)
+        self.prefill.drop(worker_id)
+        self.decode.drop(worker_id)
+        self.everyone.pop(worker_id, None)
+
+    def refresh_link(self, worker_id: str) -> None:
+        self.prefill.refresh_link(worker_id)
+        self.decode.refresh_link(worker_id)
 
 
 class Fleet:
@@ -105,12 +114,13 @@ class Fleet:
     def candidates(self, request: RequestShape, pool: Pool, now_s: float) -> Candidates:
         """Who may be chosen, except for what decode workers have room for at the moment."""
         self._sweep(now_s)
+        self._refresh_links()
         max_ttft_ms = request.max_ttft_ms if request.max_ttft_ms is not None else self.limits.max_ttft_ms
-        prefills = () if request.local_prefill else pool.prefill.values()
+        prefills = Roster(self.links) if request.local_prefill else pool.prefill
         return Candidates(
             prefill=self._eligible(prefills, request, request.num_tokens, now_s),
             decode=self._eligible(
-                _decodes(request, pool), request, request.num_tokens + request.num_expected_output, now_s
+                self._decodes(request, pool), request, request.num_tokens + request.num_expected_output, now_s
             ),
             holders=pool.everyone,
             links=self.links,
@@ -123,27 +133,42 @@ class Fleet:
     def spares(self, request: RequestShape, prefill_id: str, now_s: float, num_spares: int) -> Sequence[str]:
         """Other prefill workers of the same pool for when `prefill_id` fails, the shortest wait first."""
         pool = self._pools[self._pool_of[prefill_id]]
-        others = self._eligible(pool.prefill.values(), request, request.num_tokens, now_s)
-        waits = ((s.wait_ms(now_s), s.turn, s.worker_id) for s in others if s.worker_id != prefill_id)
-        return [worker_id for _, _, worker_id in heapq.nsmallest(num_spares, waits)]
+        others = self._eligible(pool.prefill, request, request.num_tokens, now_s).without_ids((prefill_id,))
+        waits_ms = others.forbid(wait_ms(others.columns, now_s))
+        spares: list[str] = []
+        for _ in range(min(num_spares, len(others))):
+            row = others.first(waits_ms)
+            waits_ms[row] = np.inf
+            spares.append(others.roster.standings[row].worker_id)
+        return spares
 
     def is_served(self, request: RequestShape, now_s: float) -> bool:
         """Whether anybody alive could decode a request like this one, if it were short."""
-        return any(self._eligible(_decodes(request, pool), request, 1, now_s) for pool in self.pools(request))
+        return any(self._eligible(self._decodes(request, pool), request, 1, now_s) for pool in self.pools(request))
 
-    def _eligible(
-        self, standings: Iterable[Standing], request: RequestShape, num_tokens: int, now_s: float
-    ) -> list[Standing]:
-        """Alive, not excluded, and large enough when empty. Workers of a pool agree on the block size."""
-        listed = list(standings)
-        if not listed:
-            return listed
+    def _eligible(self, roster: Roster, request: RequestShape, num_tokens: int, now_s: float) -> Lineup:
+        """Alive, not excluded, and large enough when empty."""
+        lineup, columns = Lineup(roster), roster.columns
         oldest_s = now_s - self.limits.dead_s
-        num_blocks = num_blocks_of(num_tokens, listed[0].worker.block_size)
-        found = [s for s in listed if s.reported_at_s >= oldest_s and s.num_total_blocks >= num_blocks]
-        if request.excluded:
-            found = [standing for standing in found if standing.worker_id not in request.excluded]
-        return found
+        if columns.reported_at_s.min(initial=np.inf) < oldest_s:
+            lineup = lineup.without(columns.reported_at_s < oldest_s)
+        num_blocks = num_blocks_of(num_tokens, lineup.block_size)
+        if columns.num_total_blocks.min(initial=np.inf) < num_blocks:
+            lineup = lineup.without(columns.num_total_blocks < num_blocks)
+        return lineup.without_ids(request.excluded)
+
+    def _decodes(self, request: RequestShape, pool: Pool) -> Roster:
+        if request.decode_id is None:
+            return pool.decode
+        pinned = pool.everyone.get(request.decode_id)
+        return Roster.of([] if pinned is None else [pinned], self.links)
+
+    def _refresh_links(self) -> None:
+        """Tell the rosters which links have improved."""
+        for worker_id in self.links.take_improved():
+            fingerprint = self._pool_of.get(worker_id)
+            if fingerprint is not None:
+                self._pools[fingerprint].refresh_link(worker_id)
 
     def _sweep(self, now_s: float) -> None:
         """Bounded memory: forget whom nobody has heard of for long."""
@@ -191,7 +216,10 @@ class Fleet:
     def _put(self, state: WorkerState, turn: int) -> None:
         speed = self._speed_of(state.kind)
         standing = standing_of(state, speed, self._deltas[state.worker_id].values(), self.limits.fresh_s, turn)
-        self._pools.setdefault(state.fingerprint, Pool()).put(standing)
+        pool = self._pools.get(state.fingerprint)
+        if pool is None:
+            pool = self._pools[state.fingerprint] = Pool(self.links)
+        pool.put(standing)
 
 
 def standing_of(
@@ -243,15 +271,8 @@ def _with_delta(standing: Standing, delta: _Delta, turn: int) -> Standing:
     )
 
 
-def _decodes(request: RequestShape, pool: Pool) -> Iterable[Standing]:
-    if request.decode_id is None:
-        return pool.decode.values()
-    pinned = pool.everyone.get(request.decode_id)
-    return [] if pinned is None else [pinned]
-
-
-def _keep(part: dict[str, Standing], standing: Standing, wanted: bool) -> None:
+def _keep(part: Roster, standing: Standing, wanted: bool) -> None:
     if wanted:
-        part[standing.worker_id] = standing
+        part.put(standing)
     else:
-        part.pop(standing.worker_id, None)
+        part.drop(standing.worker_id)

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tandem.core.errors import ConfigurationError
-from tandem.routing.admission import Refusal, has_room, refuse_dead, refuse_full, refuse_late, refuse_long
+from tandem.routing.admission import Refusal, refuse_dead, refuse_full, refuse_late, refuse_long
 from tandem.routing.cost import Prediction, predict
 from tandem.routing.fleet import Fleet
+from tandem.routing.lineup import Lineup
 from tandem.routing.policies import RoutingPolicy
 from tandem.routing.search import cheapest
 from tandem.routing.snapshot import RequestShape
@@ -153,9 +154,12 @@ def with_room(request: RequestShape, candidates: Candidates) -> Candidates:
     """Without the decode workers whose memory is taken. One that has the request already keeps it."""
     if request.decode_id is not None:
         return candidates
-    num_blocks = num_blocks_of(request.num_tokens + request.num_expected_output, candidates.decode[0].worker.block_size)
-    roomy = [s for s in candidates.decode if s.num_free_blocks >= num_blocks or has_room(request, s)]
-    return replace(candidates, decode=roomy)
+    lineup = Lineup.of(candidates.decode, candidates.links)
+    num_free = lineup.columns.num_free_blocks
+    num_blocks = num_blocks_of(request.num_tokens + request.num_expected_output, lineup.block_size)
+    if num_free.min() >= num_blocks:
+        return candidates
+    return replace(candidates, decode=lineup.without(num_free < num_blocks - lineup.cached_blocks(request)))
 
 
 def _pairing(choice: Choice, predicted: Prediction) -> Pairing:

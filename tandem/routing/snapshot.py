@@ -4,12 +4,15 @@ Every time is read from the router's own clock, in seconds, so no two machines' 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 from tandem.core.errors import InvalidRequestError, shown
 from tandem.routing.speed import NO_WORK, PrefillWork
+
+MAX_SOURCES = 256
 
 
 class Role(StrEnum):
@@ -126,32 +129,62 @@ class RequestShape:
                 raise InvalidRequestError(f"{name}={shown(value)} cannot be met; use a time above zero")
 
 
+_NO_LINKS: Mapping[str, LinkState] = MappingProxyType({})
+
+
 class Links:
     """Measured links between ordered pairs of workers; an unmeasured pair is taken for `default`.
 
+    Of each destination the `MAX_SOURCES` measured last are kept, so that a large fleet's pairs stay few.
     best_into: per destination with a measured link, what is never slower than any link into it; `default` for others.
     Bounds only improve: one that is too good costs a search time, not correctness.
     """
 
     def __init__(self, default: LinkState, measured: Mapping[tuple[str, str], LinkState] | None = None) -> None:
         self.default = default
-        self._measured: dict[tuple[str, str], LinkState] = {}
+        self._into: dict[str, dict[str, LinkState]] = {}
+        self._out_of: dict[str, dict[str, LinkState]] = {}
+        self._improved: set[str] = set()
         self.best_into: dict[str, LinkState] = {}
         for (source_id, destination_id), link in (measured or {}).items():
             self.update(source_id, destination_id, link)
 
     def between(self, source_id: str, destination_id: str) -> LinkState:
-        return self._measured.get((source_id, destination_id), self.default)
+        return self.into(destination_id).get(source_id, self.default)
+
+    def into(self, destination_id: str) -> Mapping[str, LinkState]:
+        """The measured links into a worker, by source."""
+        return self._into.get(destination_id, _NO_LINKS)
+
+    def out_of(self, source_id: str) -> Mapping[str, LinkState]:
+        """The measured links out of a worker, by destination."""
+        return self._out_of.get(source_id, _NO_LINKS)
 
     def update(self, source_id: str, destination_id: str, link: LinkState) -> None:
         """Take a measurement."""
-        self._measured[source_id, destination_id] = link
-        best = self.best_into.get(destination_id, self.default)
-        self.best_into[destination_id] = LinkState(
-            max(best.bytes_per_s, link.bytes_per_s), min(best.latency_ms, link.latency_ms)
-        )
+        links = self._into.setdefault(destination_id, {})
+        if links.get(source_id) == link:
+            return
+        links[source_id] = link
+        self._out_of.setdefault(source_id, {})[destination_id] = link
+        if len(links) > MAX_SOURCES:
+            oldest_id = next(iter(links))
+            del links[oldest_id], self._out_of[oldest_id][destination_id]
+        known = self.best_into.get(destination_id, self.default)
+        best = LinkState(max(known.bytes_per_s, link.bytes_per_s), min(known.latency_ms, link.latency_ms))
+        self.best_into[destination_id] = best
+        if best != known:
+            self._improved.add(destination_id)
 
     def forget(self, worker_id: str) -> None:
         """Drop a worker's links."""
-        self._measured = {pair: link for pair, link in self._measured.items() if worker_id not in pair}
+        for source_id in self._into.pop(worker_id, ()):
+            del self._out_of[source_id][worker_id]
+        for destination_id in self._out_of.pop(worker_id, ()):
+            self._into.get(destination_id, {}).pop(worker_id, None)
         self.best_into.pop(worker_id, None)
+
+    def take_improved(self) -> Iterable[str]:
+        """Destinations whose best has changed since they were taken last."""
+        improved, self._improved = self._improved, set()
+        return improved

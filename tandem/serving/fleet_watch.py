@@ -2,6 +2,7 @@
 
 Invariant: a stream that breaks, or is silent for `silence_s`, ends the worker for routing at once; only news bring it
 back. A worker that discovery no longer names stays as long as its stream lives, so an outage of Redis kills nobody.
+News come every `INTERVAL_S`; of a fleet so large that they would fill the router's time they come less often.
 """
 
 import asyncio
@@ -18,6 +19,9 @@ from tandem.serving.fleet_view import FleetView
 _LOG = logging.getLogger(__name__)
 
 INTERVAL_S = 0.25
+MAX_REPORTS_PER_S = 4000  # NOTE: each takes about 0.1 ms of the event loop, wire included
+NEWS_PER_SILENCE = 3  # so many intervals at least fit into the time after which a worker counts as dead
+_MOST_OFF = 1.5
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 1.0
 
@@ -39,6 +43,7 @@ class FleetWatch:
         remove: told the id of a worker whose blocks are gone for good; asked again after `LocalityUnavailableError`.
         silence_s: a stream without news for so long is given up.
         poll_s: how often discovery is asked.
+        max_reports_per_s: of all workers together; more of them report less often.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class FleetWatch:
         *,
         silence_s: float = 2.0,
         poll_s: float = 1.0,
+        max_reports_per_s: float = MAX_REPORTS_PER_S,
     ) -> None:
         self._discoveries = discoveries
         self._connect = connect
@@ -57,6 +63,7 @@ class FleetWatch:
         self._remove = remove
         self._silence_s = silence_s
         self._poll_s = poll_s
+        self._max_reports_per_s = max_reports_per_s
         self._streams: dict[str, asyncio.Task[None]] = {}
         self._wanted = asyncio.Event()
         self._is_blind = False
@@ -129,14 +136,11 @@ class FleetWatch:
             await client.close()
 
     async def _stream(self, address: str, client: Watchable) -> bool:
-        """One stream until it ends; whether it brought news."""
+        """Streams, a new one when news should come at another rate, until one ends; whether they brought news."""
         reason = "the worker ended it"
         try:
-            async with contextlib.aclosing(client.watch(INTERVAL_S)) as news:
-                while True:
-                    async with asyncio.timeout(self._silence_s):
-                        status = await anext(news)
-                    self._view.take(address, status)
+            while True:
+                await self._take_news(address, client)
         except StopAsyncIteration:
             pass
         except TimeoutError:
@@ -148,6 +152,24 @@ class FleetWatch:
         if was_alive:
             _LOG.warning("the worker at %s is lost: %s", address, reason)
         return was_alive
+
+    async def _take_news(self, address: str, client: Watchable) -> None:
+        """One stream, for as long as its interval suits the size of the fleet."""
+        interval_s = self._interval_s()
+        async with contextlib.aclosing(client.watch(interval_s)) as news:
+            while True:
+                async with asyncio.timeout(self._silence_s):
+                    status = await anext(news)
+                self._view.take(address, status)
+                if not 1 / _MOST_OFF <= self._interval_s() / interval_s <= _MOST_OFF:
+                    return
+
+    def _interval_s(self) -> float:
+        """How often each worker should report: never so seldom that its silence could not be told from its rhythm. A
+        fleet that is too large for that needs a longer silence, or costs the router more.
+        """
+        wanted_s = len(self._streams) / self._max_reports_per_s
+        return max(INTERVAL_S, min(wanted_s, self._silence_s / NEWS_PER_SILENCE))
 
     def _restart_failed(self) -> None:
         """A stream's task that ended on its own has met a bug of ours: say so, and watch that worker anew."""

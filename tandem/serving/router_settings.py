@@ -114,7 +114,7 @@ class RouterSettings(Settings, cli_prog_name="python -m services.router"):
     def limits(self) -> Limits:
         """What routing tolerates."""
         return Limits(
-            fresh_s=min(0.75, self.dead_after_s),
+            fresh_s=min(self.dead_after_s, max(0.75, 0.375 * self.dead_after_s)),
             dead_s=self.dead_after_s,
             max_ttft_ms=1000 * self.max_ttft_s,
             max_local_tokens=self.max_local_tokens,

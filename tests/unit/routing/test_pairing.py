@@ -9,7 +9,7 @@ from tandem.core.errors import ConfigurationError
 from tandem.routing.admission import Limits, Refusal, RefusalReason
 from tandem.routing.pairing import Outcome, Pairer, Pairing
 from tandem.routing.policies import LeastLoaded, PredictedCost, RoundRobin, RoutingPolicy
-from tandem.routing.snapshot import Role, WorkerState
+from tandem.routing.snapshot import Links, LinkState, Role, WorkerState
 from tandem.routing.speed import PrefillWork
 from tests.unit.routing.builders import pairer_of, queue_of, request, worker
 
@@ -181,3 +181,12 @@ def test_a_prompt_that_takes_longer_than_is_tolerated_is_taken_by_a_worker_witho
     assert no.reason is RefusalReason.QUEUE
     assert no.retry_after_s is not None
     assert paired(busy, no.retry_after_s + 1e-3, num_tokens=50_000)
+
+
+def test_a_link_measured_between_two_reports_counts_at_once() -> None:
+    """Bounds made of the links known when the workers reported would pass it over."""
+    links = Links(LinkState(1e9, 5.0))
+    pairer = pairer_of(worker("p"), *(worker(f"d{i}", D) for i in range(6)), links=links)
+    paired(pairer)
+    links.update("p", "d3", LinkState(10e9, 0.5))
+    assert paired(pairer, request_id="next").decode_id == "d3"

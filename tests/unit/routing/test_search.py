@@ -203,3 +203,24 @@ def test_an_objective_at_risk_outweighs_a_shorter_way() -> None:
 def test_nobody_is_no_choice() -> None:
     assert cheapest(request(), candidates_of()) is None
     assert cheapest(request(), candidates_of(worker("p"))) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_large_even_fleets_with_uneven_links_are_decided_exactly(seed: int) -> None:
+    """Where loads hardly differ every pair is a close call: the former search gave up after some thousand pairs."""
+    source = random.Random(seed)
+    prefills = [worker(f"p{i}", queued=queue_of(source.choice([0, 0, 0, 50]))) for i in range(40)]
+    decodes = [worker(f"d{i}", D, num_running=20 + source.randrange(3)) for i in range(40)]
+    links = Links(LinkState(1e9, 0.2))
+    for prefill, decode in itertools.product(prefills, decodes):
+        if source.random() < 0.1:
+            links.update(prefill.worker_id, decode.worker_id, LinkState(source.uniform(8e9, 12e9), 0.1))
+    leading = {state.worker_id: source.choice([50, 375, 750]) for state in source.sample(prefills + decodes, 4)}
+    shape = request(12_000, leading, num_expected_output=20)
+    candidates = candidates_of(*prefills, *decodes, links=links)
+    found = cheapest(shape, candidates)
+    assert found is not None
+    holders = {key: held for key, held in candidates.holders.items() if key in leading}
+    few = replace(candidates, holders=holders)
+    least_ms = min(cost for cost, _ in admissible(shape, few))
+    assert predict(shape, found, links, 0.0).total_ms == pytest.approx(least_ms, rel=1e-9)

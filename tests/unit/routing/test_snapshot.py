@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from tandem.core.errors import InvalidRequestError
-from tandem.routing.snapshot import Links, LinkState
+from tandem.routing.snapshot import MAX_SOURCES, Links, LinkState
 from tandem.routing.speed import PrefillWork
 from tests.unit.routing.builders import request, worker
 
@@ -46,3 +46,30 @@ def test_links_are_directed_and_unmeasured_ones_are_the_default() -> None:
     assert links.best_into["b"] == fast
     links.forget("a")
     assert links.between("a", "b") == default
+
+
+def test_links_are_bounded_for_each_destination_and_forgotten_both_ways() -> None:
+    links, fast = Links(LinkState(1e9, 1.0)), LinkState(1e10, 0.1)
+    for i in range(MAX_SOURCES + 10):
+        links.update(f"p{i}", "d", fast)
+    links.update("d", "p5", fast)
+    assert len(links.into("d")) == MAX_SOURCES
+    assert links.between("p9", "d") == links.default
+    assert not links.out_of("p9")
+    assert links.between("p10", "d") == fast
+    assert dict(links.out_of("p10")) == {"d": fast}
+    links.forget("d")
+    assert not links.into("d")
+    assert not links.out_of("p10")
+    assert not links.into("p5")
+    assert "d" not in links.best_into
+
+
+def test_a_measurement_that_says_the_same_changes_nothing() -> None:
+    links, fast = Links(LinkState(1e9, 1.0)), LinkState(1e10, 0.1)
+    links.update("a", "b", fast)
+    links.take_improved()
+    links.update("a", "b", LinkState(1e10, 0.1))
+    links.update("a", "b", LinkState(5e9, 0.1))
+    assert not links.take_improved()
+    assert links.between("a", "b") == LinkState(5e9, 0.1)

@@ -14,9 +14,9 @@ from tandem.routing.calibration import Calibration
 from tandem.routing.fleet import Fleet
 from tandem.routing.snapshot import Links, Role
 from tandem.rpc.client import WorkerClient
-from tandem.rpc.messages import WorkerRecord
+from tandem.rpc.messages import WorkerRecord, WorkerStatus
 from tandem.serving.fleet_view import FleetView
-from tandem.serving.fleet_watch import FleetWatch
+from tandem.serving.fleet_watch import MAX_REPORTS_PER_S, FleetWatch
 from tests.unit.routing.builders import FAST, LINK
 from tests.unit.serving.stub_workers import StubWorker, eventually, record, serving_worker, status
 
@@ -46,7 +46,9 @@ class Listed:
 class Watched:
     """A running watch and what it found."""
 
-    def __init__(self, forget_s: float = 60.0) -> None:
+    def __init__(
+        self, forget_s: float = 60.0, silence_s: float = SILENCE_S, max_reports_per_s: float = MAX_REPORTS_PER_S
+    ) -> None:
         calibration = Calibration(FAST)
         self.fleet = Fleet(Limits(), Links(LINK), calibration.speed)
         self.view = FleetView(self.fleet, calibration, SystemClock(), forget_s=forget_s)
@@ -54,7 +56,15 @@ class Watched:
         self.removed: list[str] = []
         self.index_is_away = False
         self.clients: list[WorkerClient] = []
-        self.watch = FleetWatch([self.listed], self._connect, self.view, self._remove, silence_s=SILENCE_S, poll_s=0.02)
+        self.watch = FleetWatch(
+            [self.listed],
+            self._connect,
+            self.view,
+            self._remove,
+            silence_s=silence_s,
+            poll_s=0.02,
+            max_reports_per_s=max_reports_per_s,
+        )
 
     def lists(self, *addresses: str) -> None:
         self.listed.records = [record(f"name of {address}", address=address) for address in addresses]
@@ -229,5 +239,38 @@ def test_a_worker_that_talks_nonsense_is_not_believed_and_hurts_nobody_else() ->
             await eventually(lambda: watched.incarnations() == {"d": "1"})
             odd.tell(status("p"))
             await eventually(lambda: watched.incarnations() == {"d": "1", "p": "1"})
+
+    run(scenario)
+
+
+class Timed(StubWorker):
+    """Remembers how often it was asked to report."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(status(name))
+        self.intervals_s: list[float] = []
+
+    def watch(self, interval_s: float) -> AsyncIterator[WorkerStatus]:
+        self.intervals_s.append(interval_s)
+        return super().watch(interval_s)
+
+
+def test_a_larger_fleet_reports_less_often_and_nobody_is_lost_when_that_changes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Four reports a second: one worker may send all of them, of three each one in 0.75 s; past 1 s is too seldom."""
+
+    async def scenario() -> None:
+        stubs = [Timed(f"w{i}") for i in range(6)]
+        async with contextlib.AsyncExitStack() as opened:
+            addresses = [(await opened.enter_async_context(serving_worker(stub))).address for stub in stubs]
+            watched = await opened.enter_async_context(watching(silence_s=3.0, max_reports_per_s=4.0))
+            watched.lists(addresses[0])
+            await eventually(lambda: len(watched.incarnations()) == 1)
+            watched.lists(*addresses[:3])
+            await eventually(lambda: stubs[0].intervals_s == [0.25, 0.75])
+            watched.lists(*addresses)
+            await eventually(lambda: stubs[5].intervals_s == [1.0] and len(watched.incarnations()) == 6)
+            assert "is lost" not in caplog.text
 
     run(scenario)

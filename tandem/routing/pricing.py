@@ -1,0 +1,160 @@
+"""`cost` in columns: what its parts cost at every worker at once, and the least that a pair's part can be.
+
+Invariant: equal to what `cost` says, and a bound never above it, but for rounding.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tandem.routing.lineup import Lineup
+from tandem.routing.roster import Columns, Floats, Roster
+from tandem.routing.snapshot import Links, LinkState, RequestShape
+from tandem.routing.standing import Standing, num_blocks_of, num_cached_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """The ways to the first token: what is missing is computed, or some of it fetched from a holder before.
+
+    holders: of each way; None computes. ttft_ms [num_ways, num_workers]: mistrust of old reports included; infinite
+    where it is not to be had. prefill_ms [num_ways, num_workers]: its last part, during which the hand-off goes on.
+    """
+
+    holders: Sequence[Standing | None]
+    ttft_ms: Floats
+    prefill_ms: Floats
+
+
+def wait_ms(columns: Columns, now_s: float) -> Floats:
+    """`Standing.wait_ms` of each."""
+    return np.maximum(0.0, 1000.0 * (columns.free_at_s - now_s))
+
+
+def decode_ms(request: RequestShape, lineup: Lineup, now_s: float) -> Floats:
+    """What decoding costs at each worker, with the mistrust of an old report; infinite for barred ones."""
+    columns = lineup.columns
+    context_ms = columns.decode_ms_per_context_token * (request.num_tokens + request.num_expected_output / 2)
+    step_ms = columns.joined_step_ms + context_ms
+    token_ms = step_ms + columns.num_running * (columns.decode_ms_per_request + context_ms)
+    if request.max_tpot_ms is not None:
+        token_ms += (columns.num_running + 1) * np.maximum(0.0, step_ms - request.max_tpot_ms)
+    return lineup.forbid(request.num_expected_output * token_ms + _staleness_ms(columns, now_s))
+
+
+def ways_of(
+    request: RequestShape,
+    lineup: Lineup,
+    sources: Sequence[Standing],
+    links: Links,
+    now_s: float,
+    max_ttft_ms: float,
+) -> Ways:
+    """All ways of all prefill workers; those whose first token comes later than `max_ttft_ms` are not to be had."""
+    columns, held_blocks = lineup.columns, lineup.cached_blocks(request)
+    queue_ms, computing_ms = (
+        wait_ms(columns, now_s),
+        _prompt_ms(columns, request.num_tokens, held_blocks * lineup.block_size),
+    )
+    holders: list[Standing | None] = [None]
+    ttfts_ms, prefills_ms = [queue_ms + computing_ms], [computing_ms]
+    for source in sources:
+        num_blocks = num_cached_blocks(request, source.worker)
+        has_less = held_blocks < num_blocks
+        if not has_less.any():
+            continue
+        block_ms, latency_ms = _link_columns(lineup.roster, links.out_of(source.worker_id), links.default)
+        fetch_ms = latency_ms + columns.block_bytes * block_ms * (num_blocks - held_blocks)
+        rest_ms = _prompt_ms(columns, request.num_tokens, float(num_blocks * lineup.block_size))
+        ttfts_ms.append(np.where(has_less, np.maximum(queue_ms, fetch_ms) + rest_ms, np.inf))
+        prefills_ms.append(rest_ms)
+        holders.append(source)
+    ttft_ms = np.array(ttfts_ms)
+    ttft_ms[ttft_ms > max_ttft_ms] = np.inf
+    return Ways(holders, lineup.forbid(ttft_ms + _staleness_ms(columns, now_s)), np.array(prefills_ms))
+
+
+class HandOff:
+    """What decode costs and what it lacks, for `exposed_ms` added to it.
+
+    costs_ms: `decode_ms` of those who are still to be considered.
+    """
+
+    def __init__(self, request: RequestShape, decodes: Lineup, held_blocks: Floats, costs_ms: Floats) -> None:
+        self._decodes = decodes
+        self._num_lacking = num_blocks_of(request.num_tokens, decodes.block_size) - held_blocks
+        self.costs_ms = costs_ms
+
+    def least_ms(self, ways: Ways, least_chunk_blocks: float) -> Floats:
+        """The least cost of every decode worker, each over its best link, whatever the way."""
+        columns = self._decodes.columns
+        block_ms = 1000.0 * columns.block_bytes / columns.best_bytes_per_s
+        last_ms = ways.ttft_ms.min() + block_ms * np.minimum(self._num_lacking, least_chunk_blocks)
+        whole_ms = (ways.ttft_ms - ways.prefill_ms).min() + block_ms * self._num_lacking
+        least_ms: Floats = np.maximum(last_ms, whole_ms)
+        return self.costs_ms + columns.best_latency_ms + least_ms
+
+    def into(self, row: int, prefills: Lineup, ways: Ways, links: Links) -> Floats:
+        """[num_ways, num_prefills]: the whole cost of choices with one decode worker."""
+        decode, num_lacking = self._decodes.roster.standings[row], self._num_lacking[row]
+        byte_ms, latency_ms = _link_columns(prefills.roster, links.into(decode.worker_id), links.default)
+        block_ms = decode.worker.block_bytes * byte_ms
+        last_ms = block_ms * np.minimum(num_lacking, prefills.columns.chunk_blocks)
+        exposed_ms = latency_ms + np.maximum(last_ms, block_ms * num_lacking - ways.prefill_ms)
+        return _without(prefills, decode, exposed_ms + ways.ttft_ms + self.costs_ms[row])
+
+    def out_of(self, row: int, prefills: Lineup, ways: Ways, links: Links) -> Floats:
+        """[num_ways, num_decodes]: the whole cost of choices with one prefill worker."""
+        prefill, num_lacking = prefills.roster.standings[row], self._num_lacking
+        byte_ms, latency_ms = _link_columns(self._decodes.roster, links.out_of(prefill.worker_id), links.default)
+        block_ms = self._decodes.columns.block_bytes * byte_ms
+        last_ms = block_ms * np.minimum(num_lacking, prefills.columns.chunk_blocks[row])
+        exposed_ms = latency_ms + np.maximum(last_ms, block_ms * num_lacking - ways.prefill_ms[:, row, None])
+        return _without(self._decodes, prefill, exposed_ms + ways.ttft_ms[:, row, None] + self.costs_ms)
+
+
+def local_ms(
+    request: RequestShape, decodes: Lineup, held_blocks: Floats, costs_ms: Floats, now_s: float
+) -> tuple[Floats, Floats]:
+    """(Time to the first token, whole cost) where each decode worker computes the prompt itself."""
+    columns = decodes.columns
+    prefill_ms = _prompt_ms(columns, request.num_tokens, held_blocks * decodes.block_size)
+    ttft_ms = wait_ms(columns, now_s) + prefill_ms
+    num_delayed = np.maximum(0.0, columns.num_running - columns.num_awaiting_kv)
+    stall_ms = num_delayed * np.maximum(0.0, prefill_ms - columns.prefill_ms_per_request)
+    return ttft_ms, ttft_ms + costs_ms + stall_ms
+
+
+def _staleness_ms(columns: Columns, now_s: float) -> Floats | float:
+    """`Standing.staleness_ms` of each; 0 when all reports are young."""
+    if now_s <= columns.stale_from_s.min(initial=np.inf):
+        return 0.0
+    return np.maximum(0.0, 1000.0 * (now_s - columns.stale_from_s))
+
+
+def _prompt_ms(columns: Columns, num_tokens: int, num_cached_tokens: Floats | float) -> Floats:
+    """`PrefillSpeed.prompt_ms` of each."""
+    missing = num_tokens - num_cached_tokens
+    pairs = missing * (num_cached_tokens + missing / 2)
+    return columns.prefill_ms_per_request + columns.prefill_ms_per_token * missing + columns.prefill_ms_per_pair * pairs
+
+
+def _link_columns(
+    roster: Roster, measured: Mapping[str, LinkState], default: LinkState
+) -> tuple[Floats | float, Floats | float]:
+    """(Milliseconds a byte, latency) between one worker and each of a roster; numbers where nothing was measured."""
+    byte_ms = 1000.0 / default.bytes_per_s
+    if not measured:
+        return byte_ms, default.latency_ms
+    byte_times = {worker_id: 1000.0 / link.bytes_per_s for worker_id, link in measured.items()}
+    latencies = {worker_id: link.latency_ms for worker_id, link in measured.items()}
+    return roster.scattered(byte_times, byte_ms), roster.scattered(latencies, default.latency_ms)
+
+
+def _without(lineup: Lineup, standing: Standing, costs_ms: Floats) -> Floats:
+    """Nobody hands anything over to itself."""
+    row = lineup.roster.row_of(standing.worker_id)
+    if row is not None:
+        costs_ms[:, row] = np.inf
+    return costs_ms

@@ -1,0 +1,151 @@
+"""Workers of one role in columns, so that a decision weighs all of them with a few vector operations.
+
+Invariant: row i of every column belongs to `standings[i]`. A worker that leaves is replaced by the last one, so a row
+number is good until the next change only. Owned by one thread; decides nothing.
+"""
+
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from itertools import repeat
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.routing.snapshot import Links, LinkState, Role
+from tandem.routing.standing import Standing, num_blocks_of
+
+Floats = NDArray[np.float64]
+
+_FIRST_CAPACITY = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What a decision weighs, one entry a worker; to be read only. Names as in `Standing` and `WorkerState`.
+
+    does_both: 1 where the role is both. chunk_blocks: what one prefill step computes at most. prefill_*, decode_*: the
+    calibrated speed. best_*: what no link into the worker beats.
+    """
+
+    reported_at_s: Floats
+    stale_from_s: Floats
+    free_at_s: Floats
+    joined_step_ms: Floats
+    num_running: Floats
+    num_awaiting_kv: Floats
+    num_free_blocks: Floats
+    num_total_blocks: Floats
+    turn: Floats
+    does_both: Floats
+    chunk_blocks: Floats
+    block_bytes: Floats
+    prefill_ms_per_request: Floats
+    prefill_ms_per_token: Floats
+    prefill_ms_per_pair: Floats
+    decode_ms_per_request: Floats
+    decode_ms_per_context_token: Floats
+    best_bytes_per_s: Floats
+    best_latency_ms: Floats
+
+
+class Roster:
+    """`links` says what is best into each worker. `columns` are new ones after a worker came or went."""
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+        self.standings: list[Standing] = []
+        self._row_of: dict[str, int] = {}
+        self._cells = [array("d", bytes(8 * _FIRST_CAPACITY)) for _ in fields(Columns)]
+        self._show()
+
+    @staticmethod
+    def of(standings: Iterable[Standing], links: Links) -> "Roster":
+        """A roster of these alone."""
+        roster = Roster(links)
+        for standing in standings:
+            roster.put(standing)
+        return roster
+
+    def __len__(self) -> int:
+        return len(self.standings)
+
+    def row_of(self, worker_id: str) -> int | None:
+        return self._row_of.get(worker_id)
+
+    def put(self, standing: Standing) -> None:
+        """Add a worker, or replace what is known of it."""
+        row = self._row_of.get(standing.worker_id)
+        if row is not None:
+            self.standings[row] = standing
+            self._write(row, standing)
+            return
+        row = self._row_of[standing.worker_id] = len(self.standings)
+        self.standings.append(standing)
+        if row >= len(self._cells[0]):
+            self._cells = [cells + cells for cells in self._cells]
+        self._write(row, standing)
+        self._show()
+
+    def drop(self, worker_id: str) -> None:
+        """Remove a worker if it is there."""
+        row = self._row_of.pop(worker_id, None)
+        if row is None:
+            return
+        last = self.standings.pop()
+        if last.worker_id != worker_id:
+            self.standings[row] = last
+            self._row_of[last.worker_id] = row
+            self._write(row, last)
+        self._show()
+
+    def refresh_link(self, worker_id: str) -> None:
+        """A link into this worker has become the best."""
+        row = self._row_of.get(worker_id)
+        if row is not None:
+            self._write(row, self.standings[row])
+
+    def scattered(self, values: Mapping[str, float], default: float = 0.0) -> Floats:
+        """A column of `values` by worker id, `default` where there is none; those of workers elsewhere are left out."""
+        num_rows, num_values = len(self.standings), len(values)
+        column = np.empty(num_rows + 1)  # NOTE: the last cell takes what belongs to nobody here
+        column.fill(default)
+        rows = np.fromiter(map(self._row_of.get, values, repeat(num_rows)), np.intp, num_values)
+        column[rows] = np.fromiter(values.values(), np.float64, num_values)
+        return column[:num_rows]
+
+    def _write(self, row: int, standing: Standing) -> None:
+        best = self._links.best_into.get(standing.worker_id, self._links.default)
+        for cells, value in zip(self._cells, _values(standing, best), strict=True):
+            cells[row] = value
+
+    def _show(self) -> None:
+        """Name the part of the columns that is in use."""
+        num_rows = len(self.standings)
+        self.columns = Columns(*(np.frombuffer(cells, np.float64, num_rows) for cells in self._cells))
+
+
+def _values(standing: Standing, best: LinkState) -> tuple[float, ...]:
+    """A worker's row, in the order of `Columns`."""
+    worker, prefill, decode = standing.worker, standing.speed.prefill, standing.speed.decode
+    return (
+        standing.reported_at_s,
+        standing.stale_from_s,
+        standing.free_at_s,
+        standing.joined_step_ms,
+        standing.num_running,
+        standing.num_awaiting_kv,
+        standing.num_free_blocks,
+        standing.num_total_blocks,
+        standing.turn,
+        worker.role is Role.BOTH,
+        num_blocks_of(worker.chunk_tokens, worker.block_size),
+        worker.block_bytes,
+        prefill.ms_per_request,
+        prefill.ms_per_token,
+        prefill.ms_per_pair,
+        decode.ms_per_request,
+        decode.ms_per_context_token,
+        best.bytes_per_s,
+        best.latency_ms,
+    )
