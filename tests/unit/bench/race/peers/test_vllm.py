@@ -1,0 +1,43 @@
+"""vLLM's command line and what its environment tells it: the configuration that makes the race fair."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.race.peers import peers
+from bench.race.peers.process import cores
+from bench.race.peers.vllm import ENVIRONMENT, Vllm, command, variables
+from bench.race.system import NotHere
+
+
+def test_command_and_variables() -> None:
+    asked = command(ENVIRONMENT, Path("/checkpoints/small"), 8000)
+    assert asked[0].endswith("build/race/venvs/vllm/bin/vllm")
+    assert asked[1:3] == ["serve", "/checkpoints/small"]
+    flags = " ".join(asked)
+    for flag in ("--dtype bfloat16", "--max-model-len 4096", "--distributed-executor-backend uni", "--port 8000"):
+        assert flag in flags
+    assert "--enforce-eager" not in flags
+    told = variables(ENVIRONMENT, num_threads=2)
+    assert told["OMP_NUM_THREADS"] == "2"
+    assert told["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert told["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+
+
+def test_lengths_are_forced_and_tokens_told() -> None:
+    assert Vllm().body([1, 2], 16) == {"ignore_eos": True, "return_token_ids": True}
+
+
+def test_without_its_environment_it_is_not_here(tmp_path: Path) -> None:
+    with pytest.raises(NotHere, match="vllm cannot be started"):
+        Vllm(build=tmp_path).serve(tmp_path).__enter__()
+
+
+def test_all_peers_have_names_of_their_own_and_go_where_asked(tmp_path: Path) -> None:
+    found = peers(tmp_path)
+    assert [system.name for system in found] == ["vllm", "openvino", "transformers", "vllm-1p1d"]
+    for system in found:
+        with pytest.raises(NotHere):
+            system.serve(tmp_path / "checkpoint").__enter__()
+    assert {path.name for path in (tmp_path / "logs").iterdir()} >= {"vllm.log", "openvino-export.log"}
+    assert cores()

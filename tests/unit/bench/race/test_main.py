@@ -1,0 +1,58 @@
+"""The command: what it chooses, and a whole race over the bundled model."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.race.__main__ import main
+
+ROOT = Path(__file__).parents[4]
+END_S = 280.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--only", "tandem,nobody"], "--only='nobody' is not there; there are tandem, tandem-1p1d"),
+        (["--only", "tandem", "--workloads", "singel"], "--workloads='singel' is not there; there are single"),
+        (["--only", "tandem", "--cpus", "first"], "cpus="),
+        (["--only", "tandem", "--shape", "big"], "--shape='big' is not there; there are qwen3-0.6b"),
+    ],
+)
+def test_what_does_not_exist_is_refused_before_anything_runs(
+    arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--directory", str(tmp_path)]) == 2
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_whole_race_over_the_bundled_model(tmp_path: Path) -> None:
+    """Both ways to run Tandem, every kind of workload but the longest; then again, from what was kept."""
+    arguments = ["--only", "tandem,tandem-1p1d", "--shape", "demo", "--rounds", "1", "--floor-repeats", "1"]
+    arguments += ["--workloads", "single,prefill-8,burst,turns", "--directory", str(tmp_path)]
+    first = _race(arguments)
+    assert "FAILED" not in first.stdout, first.stdout
+    assert first.returncode == 0, first.stderr
+    runs = [json.loads(path.read_text()) for path in (tmp_path / "runs").rglob("*.json")]
+    assert len(runs) == 8
+    for run in runs:
+        assert run["measured"]["figures"]["CPU time"] > 0
+        assert run["measured"]["figures"]["peak memory"] > 50
+    cached = {(run["slot"]["system"], run["slot"]["workload"]): run["measured"]["cached_share"] for run in runs}
+    assert cached["tandem", "prefill-8"] == 0.0
+    assert cached["tandem", "turns"] > 0.5
+    assert "1P1D / tandem" in (tmp_path / "race.md").read_text()
+    assert {path.name for path in tmp_path.glob("*.svg")} == {"race-burst.svg"}  # NOTE: no peer, no ratios to draw
+    again = _race(arguments)
+    assert again.returncode == 0
+    assert "starting" not in again.stdout
+
+
+def _race(arguments: list[str]) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "bench.race", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=END_S, check=False)

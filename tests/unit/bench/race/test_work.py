@@ -1,0 +1,76 @@
+"""Floors, against sums done by hand."""
+
+import pytest
+
+from bench.race.work import ModelCost, Rates, Span, Work
+from bench.race.workloads import WORKLOADS, Batch, Conversations
+
+SIZES = {
+    "num_hidden_layers": 2,
+    "hidden_size": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 2,
+    "intermediate_size": 16,
+    "vocab_size": 32,
+}
+# q and o 8x8 each, k and v 8x4 each, three of 8x16
+LAYER = 64 + 64 + 32 + 32 + 3 * 128
+HEAD = 32 * 8
+KV_BYTES = 2 * 2 * 2 * 2 * 2  # bytes, layers, K and V, heads, width
+
+
+def test_weights_are_two_bytes_each() -> None:
+    assert ModelCost(SIZES).weight_bytes == 2 * (2 * LAYER + HEAD)
+
+
+def test_a_prompt_costs_its_products_and_its_attention() -> None:
+    work = Work((Span(0, 10),), (), 0)
+    # scores and values: 4 FLOP for each of 8 query elements, each pair and layer; 50 pairs
+    assert ModelCost(SIZES).flops(work) == 2 * (2 * LAYER) * 10 + 4 * 2 * 8 * 50 + 2 * HEAD
+
+
+def test_a_cached_prefix_costs_attention_only() -> None:
+    cost = ModelCost(SIZES)
+    whole, prefix = Work((Span(0, 10),), (), 0), Work((Span(0, 6),), (), 0)
+    assert cost.flops(Work((Span(6, 10),), (), 0)) == cost.flops(whole) - cost.flops(prefix) + 2 * HEAD
+
+
+def test_a_step_reads_the_weights_once_and_each_context() -> None:
+    cost = ModelCost(SIZES)
+    work = Work((), (Span(10, 14), Span(10, 14)), num_steps=4)
+    assert cost.read_bytes(work) == 4 * cost.weight_bytes + KV_BYTES * 2 * (14**2 - 10**2) / 2
+
+
+def test_the_floor_is_whichever_is_slower() -> None:
+    cost, work = ModelCost(SIZES), Work((Span(0, 10),), (Span(10, 14),), num_steps=4)
+    by_reads = cost.floor_s(work, Rates(read_bandwidth=1.0, matmul=1e12))
+    by_products = cost.floor_s(work, Rates(read_bandwidth=1e12, matmul=1.0))
+    assert by_reads == cost.read_bytes(work)
+    assert by_products == cost.flops(work)
+    assert cost.decode_floor_s(work, Rates(2.0, 1.0)) == cost.read_bytes(work) / 8
+
+
+def test_a_shared_prefix_is_computed_once() -> None:
+    work = Batch("x", "x", num_requests=3, concurrency=2, own=4, output=5, shared=10).work()
+    assert work.prefills == (Span(0, 10), Span(10, 14), Span(10, 14), Span(10, 14))
+    assert work.decodes == (Span(14, 18),) * 3
+    assert work.num_steps == 2 * 4
+
+
+def test_a_conversation_computes_only_what_is_new() -> None:
+    work = Conversations("x", "x", users=1, turns=2, first=10, later=3, output=4).work()
+    assert work.prefills == (Span(0, 10), Span(13, 17))
+    assert work.decodes == (Span(10, 13), Span(17, 20))
+    assert work.num_steps == 6
+
+
+def test_every_workload_of_the_race_has_a_floor_or_none_by_choice() -> None:
+    without = {workload.key for workload in WORKLOADS if workload.work() is None}
+    assert without == {"burst"}
+    for workload in WORKLOADS:
+        work = workload.work()
+        if work is not None:
+            assert ModelCost(SIZES).floor_s(work, Rates(1e9, 1e9)) == pytest.approx(
+                max(ModelCost(SIZES).flops(work), ModelCost(SIZES).read_bytes(work)) / 1e9
+            )
