@@ -38,6 +38,7 @@ NAME = "tandem-demo"
 PROMPT_TOKENS = 2000
 WHOLE_TOKENS = 16
 STREAM_TOKENS = 256
+PACE_S = 0.02  # an engine's step: every token comes alone, and has a write of its own to its client
 TIMEOUT_S = 120.0
 
 
@@ -58,9 +59,10 @@ class System:
 
 
 @contextlib.contextmanager
-def running(num_tokens: int, per_message: int) -> Iterator[System]:
-    """Both processes, for the time of the block."""
-    arguments = [sys.executable, "-m", "bench.instant_backend", NAME, str(num_tokens), str(per_message)]
+def running(num_tokens: int, per_step: int, step_s: float = 0.0, *, is_shared: bool = True) -> Iterator[System]:
+    """Both processes, for the time of the block; as `bench.instant_backend`."""
+    behaviour = map(str, (NAME, num_tokens, per_step, step_s, int(is_shared)))
+    arguments = [sys.executable, "-m", "bench.instant_backend", *behaviour]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as backend:
         assert backend.stdout is not None
         assert backend.stdin is not None
@@ -178,24 +180,30 @@ def measure_whole(num_requests: int, rounds: int) -> list[Row]:
     return rows
 
 
-def measure_streams(concurrencies: Sequence[int], rounds: int, per_message: int) -> list[Row]:
-    """Tokens a second of one core, when the engine's messages have so many tokens."""
+def measure_streams(
+    concurrencies: Sequence[int], rounds: int, per_step: int, step_s: float = 0.0, *, is_shared: bool = True
+) -> list[Row]:
+    """Tokens a second of one core; arguments as `bench.instant_backend` takes them."""
     _, stream, _ = bodies()
     short = orjson.dumps({**orjson.loads(stream), "messages": [{"role": "user", "content": "hi"}]})
     rows = []
-    with running(STREAM_TOKENS, per_message) as system:
+    with running(STREAM_TOKENS, per_step, step_s, is_shared=is_shared) as system:
         asyncio.run(ask_many(system, "/v1/chat/completions", short, 8, 8))
         for concurrency in concurrencies:
             load = ForeignLoad()
-            num_requests = max(64, concurrency)
+            num_requests = max(64, concurrency) if concurrency > 1 else 16
             samples = [
                 num_requests * STREAM_TOKENS
                 / asyncio.run(ask_many(system, "/v1/chat/completions", short, num_requests, concurrency))
                 for _ in range(rounds)
             ]  # fmt: skip
-            name = f"{concurrency} streams, {per_message} tokens a message"
-            rows.append(_row(name, "rate", samples, "tokens/s/core", load))
+            rows.append(_row(_named(concurrency, per_step, step_s, is_shared), "rate", samples, "tokens/s/core", load))
     return rows
+
+
+def _named(concurrency: int, per_step: int, step_s: float, is_shared: bool) -> str:
+    pace = f", a step each {1000 * step_s:g} ms" if step_s else ""
+    return f"{concurrency} streams, {per_step} tokens a step{pace}{'' if is_shared else ', calls of their own'}"
 
 
 async def _hang_up(num_times: int) -> list[float]:
@@ -266,8 +274,12 @@ def main() -> None:
     prioritise()
     streams = [int(number) for number in given.streams.split(",") if number]
     rows = measure_whole(given.requests, given.rounds) + measure_hang_ups()
-    for per_message in (1, 4, 16):
-        rows += measure_streams(streams if per_message == 1 else streams[-1:], given.rounds, per_message)
+    middle = streams[len(streams) // 2]
+    for is_shared in (False, True):
+        rows += measure_streams([middle], given.rounds, 1, PACE_S, is_shared=is_shared)
+    rows += measure_streams([middle], given.rounds, 1, is_shared=False)
+    for per_step in (1, 4, 16):
+        rows += measure_streams(streams if per_step == 1 else streams[-1:], given.rounds, per_step)
     if given.flat:
         rows += measure_memory(given.flat)
     report = Report("gateway", vars(given), rows)

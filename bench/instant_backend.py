@@ -1,8 +1,10 @@
 """A router and a decode worker that answer at once, as a process of their own: what is left is the gateway.
 
-    python -m bench.instant_backend MODEL NUM_TOKENS TOKENS_PER_MESSAGE
+    python -m bench.instant_backend MODEL NUM_TOKENS TOKENS_PER_STEP STEP_S SHARED
 
-Prints the router's address and serves until its input ends.
+The worker makes a token (or TOKENS_PER_STEP) of every request in a step, and a step takes STEP_S; 0 = as fast as it is
+sent. SHARED 0: it is of a version that gives every request a call of its own. Prints the router's address and serves
+until its input ends.
 """
 
 import asyncio
@@ -56,12 +58,34 @@ class _Rest:
         return refuse
 
 
-class InstantWorker(_Rest):
-    """Says the same word `num_tokens` times, `per_message` at a time."""
+class Steps:
+    """An engine's steps, which all requests share."""
 
-    def __init__(self, model: str, num_tokens: int, per_message: int) -> None:
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self._next = asyncio.Event()
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self._step_s)
+            ended, self._next = self._next, asyncio.Event()
+            ended.set()
+
+    async def end(self) -> None:
+        """Until the present one ends."""
+        if self._step_s:
+            await self._next.wait()
+        else:
+            await asyncio.sleep(0)
+
+
+class InstantWorker(_Rest):
+    """Says the same word `num_tokens` times, `per_step` at a time."""
+
+    def __init__(self, model: str, num_tokens: int, per_step: int, steps: Steps | None = None) -> None:
         self._model = model
-        self._messages = [(start, min(start + per_message, num_tokens)) for start in range(0, num_tokens, per_message)]
+        self._messages = [(start, min(start + per_step, num_tokens)) for start in range(0, num_tokens, per_step)]
+        self._steps = steps or Steps(0.0)
 
     async def status(self) -> WorkerStatus:
         state = WorkerState(
@@ -75,6 +99,7 @@ class InstantWorker(_Rest):
 
     async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateNews]:
         for start, end in self._messages:
+            await self._steps.end()
             is_last = end == self._messages[-1][1]
             output = RequestOutput(
                 call.request_id,
@@ -130,15 +155,21 @@ class InstantRouter(_Rest):
         return []
 
 
-async def _serve(model: str, num_tokens: int, per_message: int) -> None:
-    worker = await serve_worker(InstantWorker(model, num_tokens, per_message), "127.0.0.1:0")
+async def _serve(model: str, num_tokens: int, per_step: int, step_s: float, *, is_shared: bool) -> None:
+    steps = Steps(step_s)
+    worker = await serve_worker(InstantWorker(model, num_tokens, per_step, steps), "127.0.0.1:0", is_shared=is_shared)
     router = await serve_router(InstantRouter(model, worker.address), "127.0.0.1:0")
+    ticking = asyncio.create_task(steps.run()) if step_s else None
     sys.stdout.write(f"{router.address}\n")
     sys.stdout.flush()
     await asyncio.to_thread(sys.stdin.read)
+    if ticking is not None:
+        ticking.cancel()
     await router.stop(0)
     await worker.stop(0)
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    asyncio.run(
+        _serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), is_shared=sys.argv[5] != "0")
+    )

@@ -148,7 +148,7 @@ class Journey:
         timeout = asyncio.timeout(None)
         with self._ways.stalls.listen(worker, timeout) as listening:
             try:
-                async with timeout, aclosing(client.generate(self._call(pairing), timeout_s=None)) as stream:
+                async with timeout, aclosing(client.serve(self._call(pairing))) as stream:
                     async for news in stream:
                         listening.heard_s = self._ways.clock.now_s()
                         await self._take(news, listening.heard_s, worker)

@@ -3,7 +3,16 @@
 One registry an instance, so that two gateways can live in one process.
 """
 
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from itertools import accumulate
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from tandem.core.types import FinishReason
 from tandem.gateway.recent import Recent
@@ -16,6 +25,29 @@ _TOKENS = tuple(float(step * 10**power) for power in range(6) for step in (1, 2,
 _LABELS = ("model_name", "engine")
 
 
+class GapHistogram(Collector):
+    """Times between tokens. The library's histograms take one value at a time, and there is one for every token."""
+
+    def __init__(self, name: str, meaning: str, labels: Mapping[str, str]) -> None:
+        self._name = name
+        self._meaning = meaning
+        self._labels = labels
+        self._counts = [0] * (len(_GAP_S) + 1)
+        self._sum_s = 0.0
+
+    def observe(self, gap_s: float, num_tokens: int) -> None:
+        """As many equal gaps as tokens, `gap_s` together."""
+        self._counts[bisect_left(_GAP_S, gap_s / num_tokens)] += num_tokens
+        self._sum_s += gap_s
+
+    def collect(self) -> list[Metric]:
+        ends = map(floatToGoString, (*_GAP_S, math.inf))
+        buckets = list(zip(ends, map(float, accumulate(self._counts)), strict=True))
+        family = HistogramMetricFamily(self._name, self._meaning, labels=tuple(self._labels))
+        family.add_metric(tuple(self._labels.values()), buckets, self._sum_s)
+        return [family]
+
+
 class GatewayMetrics:
     """Counters of one gateway that serves one model."""
 
@@ -23,7 +55,8 @@ class GatewayMetrics:
         self.registry = CollectorRegistry()
         self._values = (model_name, "0")
         self._ttft = self._histogram("vllm:time_to_first_token_seconds", "request taken to first token", _TTFT_S)
-        self._gap = self._histogram("vllm:inter_token_latency_seconds", "time between tokens", _GAP_S)
+        self._gap = GapHistogram("vllm:inter_token_latency_seconds", "time between tokens", self._labels())
+        self.registry.register(self._gap)
         self._per_token = self._histogram(
             "vllm:request_time_per_output_token_seconds", "mean time between a request's tokens", _GAP_S
         )
@@ -68,8 +101,7 @@ class GatewayMetrics:
     def observe_tokens(self, num_tokens: int, gap_s: float) -> None:
         """Tokens that came together count as evenly spaced."""
         self.recent.note_tokens(num_tokens, gap_s)
-        for _ in range(num_tokens):
-            self._gap.observe(gap_s / num_tokens)
+        self._gap.observe(gap_s, num_tokens)
 
     def observe_end(self, end: ChoiceEnd, duration_s: float) -> None:
         """A choice has ended, one way or another."""
@@ -92,6 +124,9 @@ class GatewayMetrics:
     def text(self) -> bytes:
         """What /metrics answers."""
         return generate_latest(self.registry)
+
+    def _labels(self) -> dict[str, str]:
+        return dict(zip(_LABELS, self._values, strict=True))
 
     def _histogram(self, name: str, meaning: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, meaning, _LABELS, buckets=buckets, registry=self.registry).labels(*self._values)

@@ -8,8 +8,10 @@ also raise `ConfigurationError` when the cluster's secrets differ and `Incompati
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from typing import Generic, Protocol, TypeVar
 
+from tandem.core.errors import IncompatiblePeerError
 from tandem.core.events import BlockEvent
 from tandem.locality.base import PublishResult
 from tandem.rpc import methods
@@ -31,10 +33,12 @@ from tandem.rpc.messages import (
     PrefillNews,
     ProcessInfo,
     Settlement,
+    WorkerAddress,
     WorkerListing,
     WorkerRecord,
     WorkerStatus,
 )
+from tandem.rpc.trunk import Trunk, is_short
 
 DEFAULT_TIMEOUT_S = 5.0
 DEFAULT_MAX_CLIENTS = 1024
@@ -65,6 +69,45 @@ class _Client:
 
 class WorkerClient(_Client):
     """A worker elsewhere, as `handlers.WorkerHandler`. Closing or cancelling a stream ends it there within moments."""
+
+    def __init__(
+        self, address: str, *, secret: bytes | None = None, metadata_source: MetadataSource | None = None
+    ) -> None:
+        super().__init__(address, secret=secret, metadata_source=metadata_source)
+        self._trunk: Trunk | None = None
+        self._unshared: WorkerAddress | None = None
+
+    async def close(self) -> None:
+        if self._trunk is not None:
+            await self._trunk.close()
+        await super().close()
+
+    async def serve(self, call: GenerateCall) -> AsyncGenerator[GenerateNews, None]:
+        """`generate` on the one stream that requests of this client share, which costs both sides far less.
+
+        A call of its own is made where its messages may be long, and to a worker of an older version.
+        """
+        data = methods.GENERATE.request.encode(call)
+        if is_short(data, call.params) and (call.decode is None or call.decode != self._unshared):
+            trunk = self._live_trunk()
+            try:
+                async with aclosing(trunk.generate(data, call.request_id)) as shared:
+                    async for news in shared:
+                        yield news
+                return
+            except IncompatiblePeerError:
+                if trunk.was_answered:
+                    raise
+                self._unshared = call.decode
+        async with aclosing(self.generate(call)) as own:
+            async for news in own:
+                yield news
+
+    def _live_trunk(self) -> Trunk:
+        if self._trunk is None or self._trunk.has_ended:
+            self._trunk = Trunk(self._link)
+            self._trunk.start()
+        return self._trunk
 
     async def status(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> WorkerStatus:
         return await self._link.ask(methods.STATUS, None, timeout_s)

@@ -4,7 +4,7 @@ Nothing of gRPC leaves this file. A stream that is closed or cancelled here ends
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import TypeVar
 
 import grpc
@@ -77,15 +77,37 @@ class Link:
             call.cancel()
             self.num_calls -= 1
 
+    async def converse(self, method: Method[Q, A], requests: AsyncIterator[Q]) -> AsyncGenerator[A, None]:
+        """Many answers to many requests. Counts as no call: what it is for, does."""
+        self._require_open(method)
+        start: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(method.path)
+        call = start(metadata=self._fixed_metadata)
+        sender = asyncio.create_task(_send_all(call, method.request, requests), name=f"{method.name} to {self.address}")
+        try:
+            async for answer in call:
+                yield self._read(method.answer, answer)
+        except grpc.aio.AioRpcError as error:
+            raise error_from(error, self.address, method.name, None) from error
+        except asyncio.CancelledError:
+            self._explain_cancellation(method)
+            raise
+        finally:
+            call.cancel()
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
+
     async def close(self) -> None:
         """End the connection; calls that still run fail with `WorkerLostError`."""
         self._is_closed = True
         await self._channel.close()
 
+    @property
+    def own_metadata(self) -> Sequence[tuple[str, str]]:
+        """The headers that a call made now would carry beside those of every call."""
+        return () if self._metadata_source is None else self._metadata_source()
+
     def _metadata(self) -> Metadata:
-        if self._metadata_source is None:
-            return self._fixed_metadata
-        return (*self._fixed_metadata, *self._metadata_source())
+        return (*self._fixed_metadata, *self.own_metadata)
 
     def _read(self, form: Form[A], data: bytes) -> A:
         try:
@@ -105,3 +127,16 @@ class Link:
         task = asyncio.current_task()
         if self._is_closed and task is not None and not task.cancelling():
             raise self._closed_error(method)
+
+
+async def _send_all(call: "grpc.aio.StreamStreamCall[bytes, bytes]", form: Form[Q], requests: AsyncIterator[Q]) -> None:
+    """Until there are no more, or the call has ended, which its reader is told."""
+    try:
+        async for request in requests:
+            await call.write(form.encode(request))
+        await call.done_writing()
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        pass
+    except InvalidRequestError:  # NOTE: our bug, which must not leave the reader waiting
+        call.cancel()
+        raise

@@ -9,8 +9,9 @@ from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
+from tandem.core.errors import InvalidRequestError
 from tandem.locality.base import PublishResult
-from tandem.rpc import codec_common, codec_request, codec_router, codec_worker
+from tandem.rpc import codec_common, codec_request, codec_router, codec_serve, codec_worker
 from tandem.rpc.codec_router import BlockReport, BlockSnapshot
 from tandem.rpc.form import Form, required
 from tandem.rpc.messages import (
@@ -33,6 +34,7 @@ from tandem.rpc.messages import (
     WorkerRecord,
     WorkerStatus,
 )
+from tandem.rpc.serve_messages import ServeCall, ServeNews
 from tandem.rpc.v1 import router_pb2, worker_pb2
 
 WORKER_SERVICE = "tandem.rpc.v1.Worker"
@@ -55,6 +57,17 @@ class Method(Generic[Q, A]):
     def path(self) -> str:
         """As HTTP/2 names it."""
         return f"/{self.service}/{self.name}"
+
+    def encode_answer(self, answer: A) -> bytes:
+        """As sent.
+
+        Raises:
+            RuntimeError: it cannot be: our bug, which the caller must not take for its own.
+        """
+        try:
+            return self.answer.encode(answer)
+        except InvalidRequestError as error:
+            raise RuntimeError(f"{self.name} has an answer that cannot be sent: {error}") from error
 
 
 def _nothing(message_type: type[Message]) -> Form[None]:
@@ -89,6 +102,11 @@ GENERATE: Method[GenerateCall, GenerateNews] = _worker(
     "Generate",
     Form(worker_pb2.GenerateRequest, codec_worker.put_generate_call, codec_worker.take_generate_call),
     Form(worker_pb2.GenerateResponse, codec_request.put_generate_news, codec_request.take_generate_news),
+)
+SERVE: Method[ServeCall, ServeNews] = _worker(
+    "Serve",
+    Form(worker_pb2.ServeRequest, codec_serve.put_serve_call, codec_serve.take_serve_call),
+    Form(worker_pb2.ServeResponse, codec_serve.put_serve_news, codec_serve.take_serve_news),
 )
 PREFILL: Method[PrefillCall, PrefillNews] = _worker(
     "Prefill",

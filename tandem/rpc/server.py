@@ -12,13 +12,14 @@ from typing import Generic, NoReturn, Protocol, TypeVar
 
 import grpc
 
-from tandem.core.errors import ConfigurationError, IncompatiblePeerError, InvalidRequestError, WorkerLostError
+from tandem.core.errors import ConfigurationError, IncompatiblePeerError, WorkerLostError
 from tandem.rpc import methods
 from tandem.rpc.channel import SERVER_OPTIONS, cluster_token
 from tandem.rpc.context import incoming_traceparent
 from tandem.rpc.handlers import RouterHandler, WorkerHandler
 from tandem.rpc.messages import PROTOCOL_VERSION
 from tandem.rpc.methods import Method
+from tandem.rpc.shared_service import SharedService
 from tandem.rpc.status import TOKEN_KEY, TRACE_KEY, VERSION_KEY, code_of, details_of, metadata_of
 
 Q = TypeVar("Q")
@@ -51,8 +52,13 @@ class RpcServer:
         await self._server.stop(grace_s)
 
 
-async def serve_worker(handler: WorkerHandler, bind: str, *, secret: bytes | None = None) -> RpcServer:
+async def serve_worker(
+    handler: WorkerHandler, bind: str, *, secret: bytes | None = None, is_shared: bool = True
+) -> RpcServer:
     """Serve a worker's methods at `bind` (host:port; port 0 = any).
+
+    Args:
+        is_shared: False = every request has a call of its own, as with workers of older versions.
 
     Raises:
         ConfigurationError: `bind` is taken or is no address of this machine.
@@ -62,6 +68,8 @@ async def serve_worker(handler: WorkerHandler, bind: str, *, secret: bytes | Non
     service.stream(methods.WATCH, handler.watch)
     service.unary(methods.DRAIN, lambda _: handler.drain())
     service.stream(methods.GENERATE, handler.generate)
+    if is_shared:
+        service.conversation(methods.SERVE, lambda calls: SharedService(handler).respond(calls))
     service.stream(methods.PREFILL, handler.prefill)
     service.unary(methods.GREET, handler.greet)
     service.unary(methods.LEASE, handler.lease)
@@ -114,7 +122,7 @@ class _Service:
             call = _Call(method, context)
             try:
                 self._admit(context)
-                return _encoded(method, await respond(call.read(data)))
+                return method.encode_answer(await respond(call.read(data)))
             except (
                 Exception,
                 asyncio.CancelledError,
@@ -135,6 +143,19 @@ class _Service:
                 await call.fail(error)
 
         self.handlers[method.name] = grpc.unary_stream_rpc_method_handler(serve)
+
+    def conversation(self, method: Method[Q, A], respond: Callable[[AsyncIterator[Q]], AsyncIterator[A]]) -> None:
+        """Answer all requests of a caller by all that `respond` yields."""
+
+        async def serve(data: AsyncIterator[bytes], context: _Context) -> None:
+            call = _Call(method, context)
+            try:
+                self._admit(context)
+                await _write_all(method, respond(call.read_all(data)), context)
+            except (Exception, asyncio.CancelledError) as error:  # NOTE: as above
+                await call.fail(error)
+
+        self.handlers[method.name] = grpc.stream_stream_rpc_method_handler(serve)
 
     def _admit(self, context: _Context) -> None:
         metadata = dict(context.invocation_metadata() or ())
@@ -162,6 +183,10 @@ class _Call(Generic[Q, A]):
         self._request_id = getattr(request, "request_id", "-")
         return request
 
+    async def read_all(self, requests: AsyncIterator[bytes]) -> AsyncIterator[Q]:
+        async for data in requests:
+            yield self._method.request.decode(data)
+
     async def fail(self, error: Exception | asyncio.CancelledError) -> NoReturn:
         """Send `error`, if anyone still listens. What nobody raised on purpose is ours to repair, so it is logged."""
         task = asyncio.current_task()
@@ -184,18 +209,11 @@ class _WrongTokenError(Exception):
 async def _write_all(method: Method[Q, A], answers: AsyncIterator[A], context: _Context) -> None:
     try:
         async for answer in answers:
-            await context.write(_encoded(method, answer))
+            await context.write(method.encode_answer(answer))
     finally:
         close = getattr(answers, "aclose", None)
         if close is not None:
             await close()
-
-
-def _encoded(method: Method[Q, A], answer: A) -> bytes:
-    try:
-        return method.answer.encode(answer)
-    except InvalidRequestError as error:  # NOTE: our bug, which the caller must not take for its own
-        raise RuntimeError(f"{method.name} has an answer that cannot be sent: {error}") from error
 
 
 def _bytes(value: str | bytes) -> bytes:

@@ -5,7 +5,7 @@ they are missing the status came from gRPC itself, and is read as the peer being
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import grpc
 
@@ -23,6 +23,7 @@ from tandem.core.errors import (
     WorkerLostError,
 )
 from tandem.rpc.messages import PROTOCOL_VERSION
+from tandem.rpc.serve_messages import Ending
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -43,6 +44,7 @@ _CODES: dict[type[TandemError], grpc.StatusCode] = {
     LocalityUnavailableError: grpc.StatusCode.UNAVAILABLE,
     TransportError: grpc.StatusCode.ABORTED,
 }
+_BY_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 _CLASSES: dict[str, type[TandemError]] = {
     name: member
     for name, member in vars(errors).items()
@@ -75,10 +77,33 @@ def metadata_of(error: BaseException) -> Metadata:
 def error_from(error: grpc.aio.AioRpcError, address: str, method: str, timeout_s: float | None) -> TandemError:
     """What the caller of `method` at `address` raises."""
     trailing = _text_entries(error.trailing_metadata() or ())
-    details = error.details() or ""
+    return _error_of(error.code(), error.details() or "", trailing, address, method, timeout_s)
+
+
+def ending_of(error: BaseException) -> Ending:
+    """What the caller sees of `error` where the request shares its stream with others."""
+    return Ending(code_of(error).value[0], details_of(error), dict(metadata_of(error)))
+
+
+def error_of_ending(ending: Ending, address: str, method: str) -> TandemError | None:
+    """Undo `ending_of`; None: it ended as it should."""
+    code = _BY_NUMBER.get(ending.code, grpc.StatusCode.UNKNOWN)
+    if code is grpc.StatusCode.OK:
+        return None
+    return _error_of(code, ending.details, ending.trailing, address, method, None)
+
+
+def _error_of(
+    code: grpc.StatusCode,
+    details: str,
+    trailing: Mapping[str, str],
+    address: str,
+    method: str,
+    timeout_s: float | None,
+) -> TandemError:
     kind = _CLASSES.get(trailing.get(_CLASS_KEY, ""))
     if kind is None:
-        return _foreign(error.code(), details, address, method, timeout_s)
+        return _foreign(code, details, address, method, timeout_s)
     if issubclass(kind, CapacityError | UnavailableError):
         return kind(details, _seconds(trailing.get(_RETRY_KEY)))
     return kind(details)

@@ -147,6 +147,7 @@ METHODS = {
     WORKER_SERVICE: (
         "Status",
         "Watch",
+        "Serve",
         "Generate",
         "Prefill",
         "Greet",

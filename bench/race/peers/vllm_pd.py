@@ -1,7 +1,7 @@
 """vLLM's own way of 1 prefill + 1 decode: two servers with NixlConnector, and a proxy that asks one after the other.
 
-Each server has half of the cores and as many threads, unless told otherwise. Graphs are not compiled: with the connector
-they were no clear gain in short trials and take minutes to make.
+Each server has half of the cores and as many threads, unless told otherwise. Graphs are not compiled: with the
+connector they were no clear gain in short trials and take minutes to make.
 """
 
 import json

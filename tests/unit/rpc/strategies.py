@@ -45,6 +45,7 @@ from tandem.rpc.messages import (
     WorkerStatus,
 )
 from tandem.rpc.methods import Method
+from tandem.rpc.serve_messages import Delivery, Ending, Opening, Plain, Room, ServeCall, ServeNews
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 NAME = TEXT.filter(bool)
@@ -283,12 +284,22 @@ EVENT: st.SearchStrategy[BlockEvent] = st.builds(BlockStored, HASH, maybe(HASH),
     BlockRemoved, HASH, SMALL
 )
 
+SERVE_CALL = st.builds(
+    ServeCall,
+    tuples(st.builds(Opening, COUNT, st.binary(max_size=8), TEXT, COUNT)),
+    tuples(st.builds(Room, COUNT, COUNT)),
+    tuples(COUNT),
+)
+DELIVERY = st.builds(Delivery, COUNT, st.binary(max_size=8), maybe(st.builds(Ending, SMALL, TEXT, table(TEXT))))
+SERVE_NEWS = st.builds(ServeNews, tuples(st.builds(Plain, COUNT, TOKENS, TEXT)), tuples(DELIVERY))
+
 # Of every method: its requests and its answers.
 EVERY: dict[Method[Any, Any], tuple[st.SearchStrategy[Any], st.SearchStrategy[Any]]] = {
     methods.STATUS: (st.none(), STATUS),
     methods.WATCH: (st.floats(0.001, 3600), STATUS),
     methods.DRAIN: (st.none(), st.none()),
     methods.GENERATE: (GENERATE_CALL, st.builds(GenerateNews, OUTPUT, tuples(STAGE))),
+    methods.SERVE: (SERVE_CALL, SERVE_NEWS),
     methods.PREFILL: (PREFILL_CALL, PREFILL_NEWS),
     methods.GREET: (GREETING, GREETING),
     methods.LEASE: (st.builds(LeaseCall, reader=ADDRESS, lease_id=NAME, block_hashes=tuples(HASH)), LEASE),

@@ -15,7 +15,7 @@ from tandem.core.timeline import Stage
 from tandem.core.types import TokenLogprobs
 from tandem.routing.snapshot import WorkerState
 from tandem.routing.speed import PrefillWork
-from tandem.rpc import messages
+from tandem.rpc import messages, serve_messages
 from tandem.rpc.form import Form
 from tandem.rpc.methods import ROUTER_SERVICE, WORKER_SERVICE, Method
 from tandem.rpc.v1 import common_pb2, router_pb2, worker_pb2
@@ -100,7 +100,7 @@ def _described(method: Method[Any, Any]) -> tuple[str, str, str, str]:
 WIRE_NAMES = {"GenerateCall": "GenerateRequest", "GenerateNews": "GenerateResponse", "PrefillCall": "PrefillRequest"}
 WIRE_NAMES |= {"PrefillNews": "PrefillResponse", "LeaseCall": "LeaseRequest", "ConfirmCall": "ConfirmRequest"}
 WIRE_NAMES |= {"ConfirmAnswer": "ConfirmResponse", "PairCall": "PairRequest", "PairingAnswer": "PairResponse"}
-WIRE_NAMES |= {"Settlement": "SettleRequest", "ProcessInfo": "DescribeResponse"}
+WIRE_NAMES |= {"Settlement": "SettleRequest", "ProcessInfo": "DescribeResponse", "ServeCall": "ServeRequest"}
 
 
 def test_no_field_is_left_behind() -> None:
@@ -117,6 +117,8 @@ def test_no_field_is_left_behind() -> None:
         TokenLogprobs,
         SamplingParams,
     }:
+        assert {field.name for field in fields(value)} == declared[WIRE_NAMES.get(value.__name__, value.__name__)]
+    for value in (serve_messages.Opening, serve_messages.Ending, serve_messages.Delivery, serve_messages.ServeCall):
         assert {field.name for field in fields(value)} == declared[WIRE_NAMES.get(value.__name__, value.__name__)]
     output = {field.name for field in fields(RequestOutput)}
     assert output ^ declared["RequestOutput"] == {"stop_reason", "stop_token_id", "stop_text"}

@@ -1,0 +1,110 @@
+"""Serves the requests that come over one stream of one caller, each by the handler's `generate` in a task of its own.
+
+Invariant: when the stream ends, for whatever reason, every request of it is cancelled and has ended before anything
+else happens. What goes wrong with one request is told to its caller and concerns no other.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+
+import grpc
+
+from tandem.core.errors import InvalidRequestError, WorkerLostError
+from tandem.rpc import methods
+from tandem.rpc.context import incoming_traceparent
+from tandem.rpc.handlers import WorkerHandler
+from tandem.rpc.messages import GenerateCall
+from tandem.rpc.serve_messages import Ending, Opening, ServeCall, ServeNews
+from tandem.rpc.shared_outbox import SharedOutbox
+from tandem.rpc.status import ending_of
+
+logger = logging.getLogger(__name__)
+
+
+class SharedService:
+    """One such stream."""
+
+    def __init__(self, handler: WorkerHandler) -> None:
+        self._handler = handler
+        self._outbox = SharedOutbox()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    async def respond(self, calls: AsyncIterator[ServeCall]) -> AsyncGenerator[ServeNews, None]:
+        """All that is new, until there are no more calls.
+
+        Raises:
+            InvalidRequestError: a call makes no sense.
+        """
+        reader = asyncio.create_task(self._read(calls), name="shared stream")
+        reader.add_done_callback(lambda _: self._outbox.wake())
+        try:
+            while True:
+                await self._outbox.wait()
+                if reader.done():
+                    reader.result()
+                    return
+                yield self._outbox.take()
+        finally:
+            tasks = [reader, *self._tasks.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, calls: AsyncIterator[ServeCall]) -> None:
+        async for call in calls:
+            for opening in call.openings:
+                self._open(opening)
+            for room in call.rooms:
+                self._outbox.make_room(room.number, room.num_tokens)
+            for number in call.left:
+                if (task := self._tasks.get(number)) is not None:
+                    task.cancel()
+
+    def _open(self, opening: Opening) -> None:
+        if opening.number in self._tasks:
+            raise InvalidRequestError(f"number={opening.number} is taken by a request that has not ended")
+        self._outbox.open(opening.number, opening.room)
+        task = asyncio.create_task(self._serve(opening), name="shared request")
+        self._tasks[opening.number] = task
+        task.add_done_callback(lambda _: self._forget(opening.number))
+
+    def _forget(self, number: int) -> None:
+        del self._tasks[number]
+        self._outbox.forget(number)
+
+    async def _serve(self, opening: Opening) -> None:
+        incoming_traceparent.set(opening.traceparent or None)
+        request_id = "-"
+        try:
+            call = methods.GENERATE.request.decode(opening.call)
+            request_id = call.request_id
+            await self._pass_on(opening.number, call)
+        except (Exception, asyncio.CancelledError) as error:  # NOTE: whatever a handler raises is sent to its caller
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise asyncio.CancelledError from error
+            self._outbox.end(opening.number, _ending_of(error, request_id))
+        else:
+            self._outbox.end(opening.number, Ending())
+
+    async def _pass_on(self, number: int, call: GenerateCall) -> None:
+        answers = self._handler.generate(call)
+        try:
+            async for news in answers:
+                await self._outbox.put(number, news)
+                await asyncio.sleep(0)  # NOTE: one that never waits must not hold up others, nor its own first word
+        finally:
+            close = getattr(answers, "aclose", None)
+            if close is not None:
+                await close()
+
+
+def _ending_of(error: BaseException, request_id: str) -> Ending:
+    """What nobody raised on purpose is ours to repair, so it is logged."""
+    if isinstance(error, asyncio.CancelledError):
+        error = WorkerLostError("Generate was cancelled by the process that served it")
+    ending = ending_of(error)
+    if ending.code == grpc.StatusCode.INTERNAL.value[0]:
+        logger.error("Generate failed; request %s", request_id, exc_info=error)
+    return ending

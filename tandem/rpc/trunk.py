@@ -1,0 +1,175 @@
+"""The caller's end of the one stream on which a worker serves all of a process' requests.
+
+What a step of the worker made for many requests comes in one message: its price is paid once. Invariant: a request
+fares as by a call of its own. Its order, its errors and its end are its own; when the stream breaks all its requests
+are lost; one whose news nobody takes is sent no more than `ROOM_TOKENS` and holds up no other.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from itertools import count
+
+from tandem.core.errors import InvalidRequestError, TandemError, WorkerLostError
+from tandem.core.output import RequestOutput
+from tandem.core.sampling_params import SamplingParams
+from tandem.rpc import methods
+from tandem.rpc.joining import is_plain, joined
+from tandem.rpc.link import Link
+from tandem.rpc.messages import GenerateNews
+from tandem.rpc.serve_messages import Ending, Opening, Room, ServeCall, ServeNews
+from tandem.rpc.status import TRACE_KEY, error_of_ending
+
+ROOM_TOKENS = 1024
+MAX_OPENINGS = 64  # in one message
+MAX_CALL_BYTES = 256 << 10  # 64 of them are a quarter of the longest message
+
+
+def is_short(call: bytes, params: SamplingParams) -> bool:
+    """Whether a request and its news may share messages with others', which have a largest size."""
+    return len(call) <= MAX_CALL_BYTES and params.logprobs is None and params.prompt_logprobs is None
+
+
+class _Inbox:
+    """One request's news on its way to who asked for it. Bounded by the room; plain news that waits is joined."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.num_untold = 0
+        self._news: deque[GenerateNews] = deque()
+        self._end: TandemError | None = None
+        self._has_ended = False
+        self._has_any = asyncio.Event()
+
+    def put_plain(self, token_ids: tuple[int, ...], text: str) -> None:
+        news = GenerateNews(RequestOutput(self.request_id, 0, token_ids, text))
+        if self._news and is_plain(self._news[-1]):
+            self._news[-1] = joined(self._news[-1], news)
+        else:
+            self.put(news)
+
+    def put(self, news: GenerateNews) -> None:
+        self._news.append(news)
+        self._has_any.set()
+
+    def end(self, error: TandemError | None) -> None:
+        """Nothing follows; None: as it should."""
+        self._end, self._has_ended = error, True
+        self._has_any.set()
+
+    async def take(self) -> GenerateNews | None:
+        """What is new; None at the end. Raises what the end was."""
+        await self._has_any.wait()
+        if not self._news:
+            if self._end is not None:
+                raise self._end
+            return None
+        news = self._news.popleft()
+        if not self._news and not self._has_ended:
+            self._has_any.clear()
+        return news
+
+
+class Trunk:
+    """One connection's: once it has ended, another is needed. `start` before anything, in the event loop."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._numbers = count(1)
+        self._inboxes: dict[int, _Inbox] = {}
+        self._openings: list[Opening] = []
+        self._rooms: list[Room] = []
+        self._left: list[int] = []
+        self._has_words = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.has_ended = False
+        self.was_answered = False
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"trunk to {self._link.address}")
+
+    async def close(self) -> None:
+        """End it, and every request on it, as lost."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def generate(self, call: bytes, request_id: str) -> AsyncGenerator[GenerateNews, None]:
+        """As `WorkerClient.generate` of an encoded call."""
+        assert not self.has_ended
+        number = next(self._numbers)
+        inbox = self._inboxes[number] = _Inbox(request_id)
+        traceparent = dict(self._link.own_metadata).get(TRACE_KEY, "")
+        self._openings.append(Opening(number, call, traceparent, ROOM_TOKENS))
+        self._has_words.set()
+        self._link.num_calls += 1
+        try:
+            while (news := await inbox.take()) is not None:
+                self._make_room(number, inbox, len(news.output.token_ids))
+                yield news
+        finally:
+            self._link.num_calls -= 1
+            if self._inboxes.pop(number, None) is not None:
+                self._left.append(number)
+                self._has_words.set()
+
+    def _make_room(self, number: int, inbox: _Inbox, num_tokens: int) -> None:
+        """NOTE: told by halves of the room, so that it is seldom told and never runs out while news is taken."""
+        inbox.num_untold += num_tokens
+        if 2 * inbox.num_untold >= ROOM_TOKENS and number in self._inboxes:
+            self._rooms.append(Room(number, inbox.num_untold))
+            inbox.num_untold = 0
+            self._has_words.set()
+
+    async def _run(self) -> None:
+        error: TandemError = WorkerLostError(f"{self._link.address} ended the stream of all requests")
+        try:
+            async with aclosing(self._link.converse(methods.SERVE, self._words())) as answers:
+                async for news in answers:
+                    self.was_answered = True
+                    self._deliver(news)
+        except TandemError as lost:
+            error = lost
+        except asyncio.CancelledError:
+            error = WorkerLostError(f"Generate at {self._link.address}: this side has closed the connection")
+            raise
+        finally:
+            self.has_ended = True
+            inboxes, self._inboxes = self._inboxes, {}
+            for inbox in inboxes.values():
+                inbox.end(error)
+
+    async def _words(self) -> AsyncGenerator[ServeCall, None]:
+        """What is to be said, as it comes up."""
+        while True:
+            await self._has_words.wait()
+            self._has_words.clear()
+            openings, self._openings = self._openings[:MAX_OPENINGS], self._openings[MAX_OPENINGS:]
+            rooms, self._rooms = self._rooms, []
+            left, self._left = self._left, []
+            if self._openings:
+                self._has_words.set()
+            yield ServeCall(tuple(openings), tuple(rooms), tuple(left))
+
+    def _deliver(self, news: ServeNews) -> None:
+        """NOTE: of a request that was left nothing is wanted."""
+        for plain in news.plain:
+            if (inbox := self._inboxes.get(plain.number)) is not None:
+                inbox.put_plain(plain.token_ids, plain.text)
+        for delivery in news.others:
+            if delivery.number in self._inboxes:
+                self._take(delivery.number, delivery.news, delivery.ending)
+
+    def _take(self, number: int, data: bytes, ending: Ending | None) -> None:
+        try:
+            if data:
+                self._inboxes[number].put(methods.GENERATE.answer.decode(data))
+        except InvalidRequestError as error:
+            nonsense = WorkerLostError(f"{self._link.address} answered nonsense: {error}")
+            self._inboxes.pop(number).end(nonsense)
+            self._left.append(number)
+            self._has_words.set()
+            return
+        if ending is not None:
+            self._inboxes.pop(number).end(error_of_ending(ending, self._link.address, "Generate"))
