@@ -195,8 +195,9 @@ class Engine:
         self._note_scheduled(step)
         started_s, stats = self._clock.now_s(), stats_of(step)
         result = self._executor.execute(step)
-        for item in step.scheduled:
-            self._note_prompt_logprobs(item, result.prompt_logprobs.get(item.request.request_id))
+        if result.prompt_logprobs:
+            for item in step.scheduled:
+                self._note_prompt_logprobs(item, result.prompt_logprobs.get(item.request.request_id))
         self._scheduler.update(step, result)
         self._pass_on_news()
         now_s = self._clock.now_s()

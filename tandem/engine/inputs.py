@@ -1,10 +1,12 @@
 """From a step's plan to the tensors the model reads.
 
-Keeps a copy of each running request's block tables in preallocated rows and appends only what is new, so that a step
-costs per token, not per token of context.
+Keeps a copy of each running request's block tables in preallocated rows and appends only what is new. The rows have no
+gaps, and a batch is in their order: its block tables are the rows themselves, so a step costs per token, not per token
+of context.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,15 +23,17 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """One step, requests concatenated along the token dimension.
+    """One step, requests concatenated along the token dimension; valid until the next is built.
 
-    `batches` has one entry a KV group. `sample_rows` are the tokens whose logits choose a token, in scheduled order.
+    `batches` has one entry a KV group. In scheduled order: `sample_rows` are the tokens whose logits choose a token,
+    `first_rows` each request's first token of this step.
     """
 
     input_ids: torch.Tensor  # [num_tokens] int64
     positions: torch.Tensor  # [num_tokens] int64
     batches: tuple[AttentionBatch, ...]
     sample_rows: torch.Tensor  # [num_sampling] int64
+    first_rows: tuple[int, ...] = ()
 
 
 class InputBuilder:
@@ -48,27 +52,32 @@ class InputBuilder:
         self._device = device
         self._tables = [np.zeros((max_num_requests, max_blocks), dtype=np.int32) for _ in layout.groups]
         self._rows: dict[str, int] = {}
+        self._owners: list[str] = []  # of the rows, the other way round
         self._filled = [0] * max_num_requests
         self._num_dropped = [[0] * len(layout.groups) for _ in range(max_num_requests)]
-        self._free_rows = list(range(max_num_requests - 1, -1, -1))
 
     def build(self, step: SchedulerOutput) -> ModelInputs:
         """The inputs of `step`, which schedules at least one token."""
         for request_id in step.released:
             self._forget(request_id)
         rows = np.array([self._update_row(item) for item in step.scheduled], dtype=np.int64)
-        lengths = np.array([item.num_tokens for item in step.scheduled], dtype=np.int64)
-        ends = np.array([item.end for item in step.scheduled], dtype=np.int64)
+        order = np.argsort(rows)
+        scheduled = [step.scheduled[index] for index in order.tolist()]
+        lengths = np.array([item.num_tokens for item in scheduled], dtype=np.int64)
+        ends = np.array([item.end for item in scheduled], dtype=np.int64)
         query_start = np.concatenate(([0], np.cumsum(lengths)))
         owner = np.repeat(np.arange(len(rows)), lengths)
         positions = np.arange(query_start[-1]) + (ends - query_start[1:])[owner]
-        batches = self._attention_batches(rows, owner, positions, query_start, ends)
+        batches = self._attention_batches(rows[order], owner, positions, query_start, ends)
+        first_rows, last_rows = np.empty_like(rows), np.empty_like(rows)
+        first_rows[order], last_rows[order] = query_start[:-1], query_start[1:] - 1
         samples = [index for index, item in enumerate(step.scheduled) if item.samples]
         return ModelInputs(
-            input_ids=self._tensor(_token_ids(step.scheduled)),
+            input_ids=self._tensor(_token_ids(scheduled)),
             positions=self._tensor(positions),
             batches=batches,
-            sample_rows=self._tensor(query_start[1:][samples] - 1),
+            sample_rows=self._tensor(last_rows[samples]),
+            first_rows=tuple(first_rows.tolist()),
         )
 
     def _attention_batches(
@@ -81,8 +90,9 @@ class InputBuilder:
         max_query_len = int(np.diff(query_start).max())
         block_index, offset = np.divmod(positions, self._block_size)
         batches = []
+        has_no_gaps = rows[-1] == len(rows) - 1
         for table in self._tables:
-            block_tables = table[rows, :num_blocks]
+            block_tables = table[: len(rows), :num_blocks] if has_no_gaps else table[rows, :num_blocks]
             slots = block_tables[owner, block_index].astype(np.int64) * self._block_size + offset
             batches.append(
                 AttentionBatch(
@@ -101,30 +111,40 @@ class InputBuilder:
         request_id = item.request.request_id
         row = self._rows.get(request_id)
         if row is None:
-            row = self._rows[request_id] = self._free_rows.pop()
+            row = self._rows[request_id] = len(self._owners)
+            self._owners.append(request_id)
             self._filled[row] = 0
             self._num_dropped[row] = [0] * len(self._tables)
-        start, end = self._filled[row], len(item.block_table.groups[0])
-        for group, (table, blocks) in enumerate(zip(self._tables, item.block_table.groups, strict=True)):
-            if end > start:
-                table[row, start:end] = blocks[start:end]
-            dropped, num_dropped = self._num_dropped[row][group], item.block_table.num_dropped[group]
-            if num_dropped > dropped:
-                table[row, dropped:num_dropped] = NULL_BLOCK
-                self._num_dropped[row][group] = num_dropped
-        self._filled[row] = end
+        groups, num_dropped = item.block_table.groups, item.block_table.num_dropped
+        if len(groups[0]) != self._filled[row] or num_dropped != self._num_dropped[row]:
+            self._update_tables(row, groups, num_dropped)
         return row
 
+    def _update_tables(self, row: int, groups: tuple[list[int], ...], num_dropped: list[int]) -> None:
+        start, end = self._filled[row], len(groups[0])
+        for group, (table, blocks) in enumerate(zip(self._tables, groups, strict=True)):
+            table[row, start:end] = blocks[start:end]
+            table[row, self._num_dropped[row][group] : num_dropped[group]] = NULL_BLOCK
+        self._filled[row], self._num_dropped[row] = end, list(num_dropped)
+
     def _forget(self, request_id: str) -> None:
+        """Free its row; the last one moves there."""
         row = self._rows.pop(request_id, None)
-        if row is not None:
-            self._free_rows.append(row)
+        if row is None:
+            return
+        last, owner = len(self._owners) - 1, self._owners.pop()
+        if row == last:
+            return
+        self._rows[owner], self._owners[row] = row, owner
+        self._filled[row], self._num_dropped[row] = self._filled[last], self._num_dropped[last]
+        for table in self._tables:
+            table[row, : self._filled[row]] = table[last, : self._filled[row]]
 
     def _tensor(self, array: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
 
 
-def _token_ids(scheduled: tuple[ScheduledRequest, ...]) -> IntArray:
+def _token_ids(scheduled: Sequence[ScheduledRequest]) -> IntArray:
     token_ids: list[int] = []
     for item in scheduled:
         token_ids += item.request.token_ids[item.request.num_computed_tokens : item.end]

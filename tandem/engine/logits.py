@@ -40,7 +40,10 @@ class SamplingState:
         self._allowed_ids = _unique_ids(params.allowed_token_ids) if params.allowed_token_ids else None
         ends = (*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids))
         self._end_ids = _unique_ids(ends)
+        self._min_tokens = params.min_tokens if ends else 0
         self.constraint = Constraint.create(params, self._end_ids)
+        holders = (self._penalties, self._bias_ids, self._allowed_ids, self._bad_words)
+        self._always_adjusts = any(holder is not None for holder in holders)
         for token_id in output_token_ids:
             self.observe(token_id)
 
@@ -57,9 +60,8 @@ class SamplingState:
     @property
     def adjusts(self) -> bool:
         """Whether `adjust` could change anything for the next token."""
-        holders = (self._penalties, self._bias_ids, self._allowed_ids, self._bad_words)
         is_constrained = self.constraint is not None and self.constraint.applies
-        return self._ends_are_banned or is_constrained or any(holder is not None for holder in holders)
+        return self._always_adjusts or is_constrained or self._ends_are_banned
 
     @property
     def error(self) -> str | None:
@@ -73,7 +75,7 @@ class SamplingState:
 
     @property
     def _ends_are_banned(self) -> bool:
-        return self.num_output_tokens < self.params.min_tokens and self._end_ids.numel() > 0
+        return self.num_output_tokens < self._min_tokens
 
     def adjust(self, row: torch.Tensor) -> None:
         """Apply everything that acts before the temperature, in place. `row`: float32 [vocab_size], any device."""

@@ -19,6 +19,8 @@ from tandem.engine.identity import ModelIdentity
 from tandem.engine.masks import MaskMaker
 from tandem.engine.runner import ModelRunner
 from tandem.kernels.choose import choose_kernels
+from tandem.kernels.native.bindings import NativeKernels
+from tandem.kernels.native.sampling import load_draws
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.spec import KVLayout, build_layout
 from tandem.models.config import ModelConfig
@@ -99,6 +101,7 @@ def assemble(config: EngineConfig, *, clock: Clock | None = None, emit: BlockEve
         max_num_requests=config.max_num_running,
         max_model_len=sizes.max_model_len,
         masks=masks,
+        draws=load_draws() if isinstance(kernels, NativeKernels) else None,
     )
     engine = Engine(
         runner,

@@ -16,6 +16,7 @@ from tandem.engine.inputs import InputBuilder, ModelInputs
 from tandem.engine.logits import SamplingState
 from tandem.engine.masks import MaskMaker
 from tandem.engine.sampler import Sampler
+from tandem.kernels.native.sampling import NativeDraws
 from tandem.kvcache.spec import KVLayout
 from tandem.models.config import ModelConfig
 from tandem.models.decoder import Decoder
@@ -36,6 +37,7 @@ class ModelRunner:
         max_num_requests: requests that run at once.
         max_model_len: longest request in tokens.
         masks: of answers with a grammar; None = there are none.
+        draws: choose tokens on the CPU; None = PyTorch does.
     """
 
     def __init__(
@@ -48,12 +50,13 @@ class ModelRunner:
         max_num_requests: int,
         max_model_len: int,
         masks: MaskMaker | None = None,
+        draws: NativeDraws | None = None,
     ) -> None:
         self._decoder = decoder
         self._config = config
         self._arena = arena
         self._backend = backend
-        self._sampler = Sampler()
+        self._sampler = Sampler(draws)
         self._masks = masks
         self._states: dict[str, SamplingState] = {}
         self._group_of_layer = _groups_by_layer(arena.layout)
@@ -76,7 +79,7 @@ class ModelRunner:
         hidden = self._graphs.run(inputs) if self._graphs is not None else None
         if hidden is None:
             hidden = self._forward(inputs.input_ids, inputs.positions, inputs.batches)
-        return ExecutorOutput(self._sample(step, inputs, hidden, states), self._prompt_logprobs(step, hidden))
+        return ExecutorOutput(self._sample(step, inputs, hidden, states), self._prompt_logprobs(step, inputs, hidden))
 
     def _forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, batches: Sequence[AttentionBatch]
@@ -101,11 +104,19 @@ class ModelRunner:
         graphs.prepare()
         return graphs
 
+    def _await_kernels(self) -> None:
+        """On an accelerator, until the step's KV is written: its blocks may be leased or used anew when the step is over.
+        Where tokens are chosen that waits already.
+        """
+        if self._arena.pages.is_cuda:
+            torch.cuda.current_stream(self._arena.pages.device).synchronize()
+
     def _sample(
         self, step: SchedulerOutput, inputs: ModelInputs, hidden: torch.Tensor, states: Sequence[SamplingState]
     ) -> dict[str, SampledToken]:
         requests = [item.request for item in step.scheduled if item.samples]
         if not requests:
+            self._await_kernels()
             return {}
         logits = self._decoder.logits(hidden[inputs.sample_rows])  # [num_sampling, vocab_size]
         if self._masks is not None:
@@ -129,15 +140,16 @@ class ModelRunner:
             )
         return state
 
-    def _prompt_logprobs(self, step: SchedulerOutput, hidden: torch.Tensor) -> Mapping[str, tuple[TokenLogprobs, ...]]:
+    def _prompt_logprobs(
+        self, step: SchedulerOutput, inputs: ModelInputs, hidden: torch.Tensor
+    ) -> Mapping[str, tuple[TokenLogprobs, ...]]:
         found: dict[str, tuple[TokenLogprobs, ...]] = {}
-        row = 0
-        for item in step.scheduled:
+        for index, item in enumerate(step.scheduled):
             if item.request.params.prompt_logprobs is not None and item.request.num_output_tokens == 0:
+                row = inputs.first_rows[index]
                 entries = self._score_prompt(item, hidden[row : row + item.num_tokens])
                 if entries:
                     found[item.request.request_id] = entries
-            row += item.num_tokens
         return found
 
     def _score_prompt(self, item: ScheduledRequest, hidden: torch.Tensor) -> tuple[TokenLogprobs, ...]:

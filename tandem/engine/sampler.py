@@ -2,6 +2,7 @@
 
 Invariant: a row's token depends on its own logits, options, history, seed and position only; on a CPU every row is
 computed by itself, so alone and batched agree bit for bit. A row that cannot be sampled fails alone, as an answer.
+The compiled draw (`tandem.kernels.native.sampling`), where there is one, means the same as the PyTorch draws here.
 
 The order a draw walks the cumulative distribution in: token id where neither top-k nor top-p is set, otherwise
 descending probability with ties by token id. Top-k keeps exactly k tokens of that order; top-p (Holtzman et al. 2020)
@@ -19,6 +20,7 @@ from tandem.core.types import TokenLogprobs
 from tandem.engine.candidates import top_candidates
 from tandem.engine.logits import SamplingState
 from tandem.engine.randomness import inverse_cdf, uniform
+from tandem.kernels.native.sampling import NativeDraws
 from tandem.scheduler.output import SampledToken
 
 _SMALLEST_TEMPERATURE = 1e-30  # keeps (logit - peak) / temperature inside float32
@@ -40,11 +42,13 @@ _Draw = tuple[torch.Tensor, torch.Tensor]  # token_ids int64 [num_rows], largest
 class Sampler:
     """Chooses tokens. Holds no request state: everything a draw depends on comes with the row.
 
-    `rows_together` computes all rows of one method as one batch, which suits an accelerator; the default does so off
-    the CPU only. The chosen tokens mean the same, but rounding may then depend on the batch.
+    `draws` serves logits on the CPU; without it PyTorch does. `rows_together` computes all rows of one method as one
+    batch, which suits an accelerator; the default does so off the CPU only. The chosen tokens mean the same, but
+    rounding may then depend on the batch.
     """
 
-    def __init__(self, *, rows_together: bool | None = None) -> None:
+    def __init__(self, draws: NativeDraws | None = None, *, rows_together: bool | None = None) -> None:
+        self._draws = draws
         self._rows_together = rows_together
 
     def _batches(self, logits: torch.Tensor) -> bool:
@@ -58,6 +62,8 @@ class Sampler:
         """
         assert logits.dtype == torch.float32
         assert logits.shape[0] == len(states)
+        if self._draws is not None and logits.device.type == "cpu":
+            return _sample_compiled(self._draws, logits, states)
         chosen: list[SampledToken | None] = [None] * len(states)
         for indices in _chunks(states, self._batches(logits)):
             for index, token in zip(indices, _sample_chunk(logits, states, indices), strict=True):
@@ -73,6 +79,23 @@ class Sampler:
             known = list(token_ids[start : start + step])
             found += _logprobs(logits[start : start + step], known, [num_top] * len(known))
         return found
+
+
+def _sample_compiled(draws: NativeDraws, logits: torch.Tensor, states: Sequence[SamplingState]) -> list[SampledToken]:
+    assert logits.shape[1] == 1 or logits.stride(1) == 1
+    base, row_bytes = logits.data_ptr(), logits.stride(0) * logits.element_size()
+    rows = [base + index * row_bytes for index in range(len(states))]
+    adjusted = {index: logits[index].clone() for index, state in enumerate(states) if state.adjusts}
+    for index, row in adjusted.items():
+        states[index].adjust(row)
+        rows[index] = row.data_ptr()
+    uniforms = [0.0 if state.params.is_greedy else uniform(state.seed, state.num_output_tokens) for state in states]
+    token_ids, peaks = draws.draw(rows, [state.params for state in states], uniforms, logits.shape[1])
+    chosen = [_chosen(token_id, peak, state) for token_id, peak, state in zip(token_ids, peaks, states, strict=True)]
+    for index, state in enumerate(states):
+        if state.params.logprobs is not None:
+            chosen[index : index + 1] = _with_logprobs(logits[index : index + 1], [state], [chosen[index]])
+    return chosen
 
 
 def _chunks(states: Sequence[SamplingState], rows_together: bool) -> Iterator[list[int]]:

@@ -1,7 +1,7 @@
 """One request's text as it grows: tokens in, text that may be shown out, and whether a stop string was met."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tandem.core.sampling_params import SamplingParams
 from tandem.text.detokenizer import IncrementalDetokenizer
@@ -9,8 +9,7 @@ from tandem.text.stop import StopStrings
 from tandem.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class TextPiece:
+class TextPiece(NamedTuple):
     """Text to show now, and the stop string that ends the request, if one was met."""
 
     text: str

@@ -8,9 +8,11 @@ from tandem.kvcache.block_table import BlockRange, BlockTable
 from tandem.scheduler.request import Request
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ScheduledRequest:
     """Compute tokens `[start, start + num_tokens)`; `start` is where the request's cursor was when it was scheduled.
+
+    Nobody changes it. NOTE: not frozen, which would take nine times as long to make, for each request and step.
 
     `samples`: whether the last token's logits choose a new token: only when the cursor catches up. The executor reads
     the request and its block table and changes neither.
@@ -24,8 +26,8 @@ class ScheduledRequest:
 
     def __post_init__(self) -> None:
         # NOTE: fixed here, since the request moves on while a step may still be looked at.
-        object.__setattr__(self, "start", self.request.num_computed_tokens)
-        object.__setattr__(self, "samples", self.end == self.request.num_tokens)
+        self.start = self.request.num_computed_tokens
+        self.samples = self.start + self.num_tokens == len(self.request.token_ids)
 
     @property
     def end(self) -> int:
@@ -47,9 +49,12 @@ class SchedulerOutput:
         return sum(item.num_tokens for item in self.scheduled)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SampledToken:
-    """The token chosen for one request, or why none could be. `ends`: none was needed, the answer is complete."""
+    """The token chosen for one request, or why none could be. `ends`: none was needed, the answer is complete.
+
+    Nobody changes it. NOTE: not frozen, for the same reason as `ScheduledRequest`.
+    """
 
     token_id: int
     logprobs: TokenLogprobs | None = None

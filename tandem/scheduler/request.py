@@ -116,7 +116,8 @@ class Request:
     @property
     def is_decoding(self) -> bool:
         """Whether only the newest token is pending."""
-        return self.num_pending_tokens == 1 and self.num_output_tokens > 0
+        num_tokens = len(self.token_ids)
+        return num_tokens - self.num_computed_tokens == 1 and num_tokens > self.num_prompt_tokens
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -134,9 +135,10 @@ class Request:
     def append(self, token_id: int) -> None:
         """Take a chosen token, and finish if it ends the request."""
         self.token_ids.append(token_id)
-        if self.num_output_tokens >= self.params.min_tokens and self._stops_at(token_id):
+        num_output_tokens = self.num_output_tokens
+        if num_output_tokens >= self.params.min_tokens and self._stops_at(token_id):
             self.finish_reason = FinishReason.STOP
-        elif self.num_output_tokens >= self.max_tokens:
+        elif num_output_tokens >= self.max_tokens:
             self.finish_reason = FinishReason.LENGTH
 
     def _stops_at(self, token_id: int) -> bool:

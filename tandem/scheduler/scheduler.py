@@ -206,8 +206,10 @@ class Scheduler:
 
     def _catch_up_order(self) -> Iterator[Request]:
         """Running requests, decodes first, each kind in order of urgency; requests preempted meanwhile are left out."""
-        decoding = [request for request in self._running if request.is_decoding]
-        prefilling = [request for request in self._running if not request.is_decoding]
+        decoding: list[Request] = []
+        prefilling: list[Request] = []
+        for request in self._running:
+            (decoding if request.is_decoding else prefilling).append(request)
         for request in decoding + prefilling:
             if request.state is RequestState.RUNNING:
                 yield request

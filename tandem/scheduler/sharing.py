@@ -33,8 +33,10 @@ class KVSharing:
 
     def note_computed(self, request: Request) -> None:
         """Its cursor has moved and its blocks are committed: grant the pins it has passed, lease what is whole."""
-        self._grant_pins(request)
-        self._lease_computed(request)
+        if request.pins:
+            self._grant_pins(request)
+        if request.handoff.lease_id is not None:
+            self._lease_computed(request, request.handoff.lease_id)
 
     def _grant_pins(self, request: Request) -> None:
         """NOTE: as soon as a pin's last token is computed: later a windowed group has dropped what was before it."""
@@ -45,11 +47,9 @@ class KVSharing:
                 num_granted = self._kv.kept.pin(request.block_hashes[:num_blocks], pin.ttl_s)
                 request.num_pinned_tokens[index] = num_granted * block_size
 
-    def _lease_computed(self, request: Request) -> None:
+    def _lease_computed(self, request: Request, lease_id: str) -> None:
         """Lease the blocks that have become whole; the last one, part full, when the cursor has caught up."""
-        lease_id, block_size = request.handoff.lease_id, self._kv.layout.block_size
-        if lease_id is None:
-            return
+        block_size = self._kv.layout.block_size
         is_last = request.num_pending_tokens == 0
         first, end = request.num_leased_blocks, (request.num_computed_tokens + is_last * (block_size - 1)) // block_size
         if end <= first:

@@ -41,16 +41,18 @@ class IncrementalDetokenizer:
     def _piece(self, token_id: int) -> bytes:
         if self._skip_special_tokens and self._tokenizer.is_special(token_id):
             return b""
+        if not self._at_start:
+            return self._tokenizer.token_bytes(token_id)
         token = self._tokenizer.token(token_id)
         if token is None:
             return b""
-        rules = self._tokenizer.rules
-        piece = rules.first_piece(token) if self._at_start else rules.piece(token)
         self._at_start = False
-        return piece
+        return self._tokenizer.rules.first_piece(token)
 
     def _strip(self, text: str) -> str:
         """Take off what the decoder removes at the very start of a text."""
+        if not self._num_to_strip:
+            return text
         stripped = self._tokenizer.rules.stripped
         while self._num_to_strip and text:
             if not text.startswith(stripped):
@@ -90,6 +92,8 @@ class _Utf8Stream:
         self._held = b""
 
     def add(self, chunk: bytes) -> str:
+        if not self._held and chunk.isascii():
+            return chunk.decode("ascii")
         return self._decode(chunk, final=False)
 
     def flush(self) -> str:

@@ -5,11 +5,10 @@ pieces were cut; no more is held back than could still become part of a match.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class StopResult:
+class StopResult(NamedTuple):
     """Text that may be shown, and the stop string met, after which nothing more is emitted."""
 
     emit: str
@@ -25,6 +24,7 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str], include_in_output: bool = False) -> None:
         self._matchers = [_Matcher(stop) for stop in dict.fromkeys(stops)]
+        self._first_characters = {matcher.stop[:1] for matcher in self._matchers}
         self._include_in_output = include_in_output
         self._held = ""
         self._matched = False
@@ -33,7 +33,7 @@ class StopStrings:
         """Take the next piece of text."""
         if self._matched:
             return StopResult("")
-        if not self._matchers:
+        if not self._held and self._first_characters.isdisjoint(text):
             return StopResult(text)
         for num_read, character in enumerate(text, start=1):
             complete = [matcher.stop for matcher in self._matchers if matcher.advance(character)]

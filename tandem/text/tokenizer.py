@@ -1,7 +1,8 @@
 """A checkpoint's tokenizer: text to token ids and back, equal to transformers' fast tokenizers.
 
-Owns the loaded `tokenizers` object; immutable after loading and safe to share between threads. Never truncates, pads
-or "cleans up" text: what goes in is what the model sees, and what the model says comes out.
+Owns the loaded `tokenizers` object; immutable after loading, but for a memory of tokens' bytes, and safe to share
+between threads. Never truncates, pads or "cleans up" text: what goes in is what the model sees, and what the model says
+comes out.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,7 @@ class Tokenizer:
         self.rules = rules
         self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         added = backend.get_added_tokens_decoder()
+        self._bytes: dict[int, bytes] = {}  # of tokens that were asked for
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.bos_token_id: int | None = self._named_id(names, "bos_token")
         self.eos_token_id: int | None = self._named_id(names, "eos_token")
@@ -98,8 +100,13 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """What `token_id` adds to a text it does not begin; empty where it names no token."""
-        token = self.token(token_id)
-        return b"" if token is None else self.rules.piece(token)
+        known = self._bytes.get(token_id)
+        if known is None:
+            token = self.token(token_id)
+            known = b"" if token is None else self.rules.piece(token)
+            if token is not None:
+                self._bytes[token_id] = known
+        return known
 
     def is_special(self, token_id: int) -> bool:
         """Whether the token controls the model rather than being text."""

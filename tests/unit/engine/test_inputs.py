@@ -65,3 +65,32 @@ def test_a_released_row_is_reused_without_its_past(builder: InputBuilder) -> Non
     again = ScheduledRequest(make_request("a", 3), 3, BlockTable(([9], [8]), [0, 0]))
     full, windowed = builder.build(step(again, released=("a", "b"))).batches
     assert (full.block_tables.tolist(), windowed.block_tables.tolist()) == ([[9]], [[8]])
+
+
+def test_the_last_row_moves_into_a_gap() -> None:
+    """So the batch is always the first rows of the tables: nothing is copied, whatever the contexts."""
+    builder = InputBuilder(LAYOUT, max_num_requests=3, max_model_len=64, device=torch.device("cpu"))
+    first, second, third = (
+        ScheduledRequest(make_request(name, 9), 9, BlockTable(([base, base + 1], [base + 2, base + 3]), [0, 0]))
+        for name, base in (("a", 10), ("b", 20), ("c", 30))
+    )
+    builder.build(step(first, second, third))
+    inputs = builder.build(step(second, third, released=("a",)))
+    full, windowed = inputs.batches
+    assert full.block_tables.tolist() == [[30, 31], [20, 21]]
+    assert windowed.block_tables.tolist() == [[32, 33], [22, 23]]
+    assert full.slot_mapping.tolist() == [240 + i for i in range(8)] + [248] + [160 + i for i in range(8)] + [168]
+    assert inputs.sample_rows.tolist() == [17, 8]
+    assert inputs.first_rows == (9, 0)
+    assert full.block_tables.data_ptr() == builder.build(step(third)).batches[0].block_tables.data_ptr()
+
+
+def test_requests_that_are_left_out_of_a_step_keep_their_rows(builder: InputBuilder) -> None:
+    items = [
+        ScheduledRequest(make_request(name, 3), 3, BlockTable(([block], [block]), [0, 0]))
+        for name, block in (("a", 1), ("b", 2))
+    ]
+    builder.build(step(*items))
+    assert builder.build(step(items[1])).batches[0].block_tables.tolist() == [[2]]
+    assert builder.build(step(*reversed(items))).batches[0].block_tables.tolist() == [[1], [2]]
+    assert builder.build(step(*reversed(items))).sample_rows.tolist() == [5, 2]

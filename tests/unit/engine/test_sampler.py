@@ -8,12 +8,27 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.core.errors import ConfigurationError
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.logits import SamplingState
 from tandem.engine.sampler import Sampler
+from tandem.kernels.native.sampling import NativeDraws, load_draws
 from tandem.scheduler.output import SampledToken
 
 NAN, INFINITY = float("nan"), float("inf")
+
+
+def _draws() -> NativeDraws:
+    try:
+        return load_draws()
+    except ConfigurationError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module", params=["torch", "native"])
+def sampler(request: pytest.FixtureRequest) -> Sampler:
+    """Whatever is said of a sampler holds with and without the compiled draw."""
+    return Sampler(_draws() if request.param == "native" else None)
 
 
 def _state(params: SamplingParams, vocab_size: int, seed: int = 0, outputs: tuple[int, ...] = ()) -> SamplingState:
@@ -55,14 +70,14 @@ FILTERS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", FILTERS, ids=str)
 @pytest.mark.parametrize("vocab_size", [37, 700])
-def test_draws_follow_the_filtered_distribution(options: dict[str, Any], vocab_size: int) -> None:
+def test_draws_follow_the_filtered_distribution(sampler: Sampler, options: dict[str, Any], vocab_size: int) -> None:
     """Chi-square over fixed seeds; tokens expected fewer than five times are pooled."""
     params = SamplingParams(**options)
     row = _logits(1, vocab_size, seed=vocab_size)
     kept = _kept(row[0], params)
     num_draws = 2000
     states = [_state(params, vocab_size, seed) for seed in range(num_draws)]
-    drawn = Counter(token.token_id for token in Sampler().sample(row.expand(num_draws, -1), states))
+    drawn = Counter(token.token_id for token in sampler.sample(row.expand(num_draws, -1), states))
     assert set(drawn) <= set(kept)
     expected = {token_id: p * num_draws for token_id, p in kept.items()}
     cells = [(drawn[token_id], count) for token_id, count in expected.items() if count >= 5]
@@ -76,52 +91,52 @@ def test_draws_follow_the_filtered_distribution(options: dict[str, Any], vocab_s
 
 @pytest.mark.parametrize("top_p", [0.5, 0.9, 0.999])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 6.0])
-def test_top_p_is_exact_however_many_candidates_it_takes(top_p: float, scale: float) -> None:
+def test_top_p_is_exact_however_many_candidates_it_takes(sampler: Sampler, top_p: float, scale: float) -> None:
     vocab_size = 20000
     row = _logits(1, vocab_size, seed=5, scale=scale)
     probabilities, order = row[0].double().softmax(-1).sort(descending=True, stable=True)
     cut = int((probabilities.cumsum(0) - probabilities < top_p - 1e-9).sum())
     allowed = set(order[: cut + 1].tolist())  # one more than the exact cut: float32 weights may round at the boundary
     states = [_state(SamplingParams(top_p=top_p), vocab_size, seed) for seed in range(40)]
-    drawn = {token.token_id for token in Sampler().sample(row.expand(40, -1), states)}
+    drawn = {token.token_id for token in sampler.sample(row.expand(40, -1), states)}
     assert drawn <= allowed
     assert cut < 3000 or not drawn <= set(order[: cut // 2].tolist())
 
 
-def test_top_p_includes_the_token_that_crosses() -> None:
+def test_top_p_includes_the_token_that_crosses(sampler: Sampler) -> None:
     row = torch.tensor([[0.5, 0.3, 0.2]]).log()
     for top_p, expected in ((0.4, {0}), (0.6, {0, 1}), (0.79, {0, 1}), (0.81, {0, 1, 2})):
         states = [_state(SamplingParams(top_p=top_p), 3, seed) for seed in range(200)]
-        assert {token.token_id for token in Sampler().sample(row.expand(200, -1), states)} == expected
+        assert {token.token_id for token in sampler.sample(row.expand(200, -1), states)} == expected
 
 
-def test_top_p_reached_exactly_keeps_no_more() -> None:
+def test_top_p_reached_exactly_keeps_no_more(sampler: Sampler) -> None:
     states = [_state(SamplingParams(top_p=0.5), 4, seed) for seed in range(100)]
-    assert {token.token_id for token in Sampler().sample(torch.zeros(100, 4), states)} == {0, 1}
+    assert {token.token_id for token in sampler.sample(torch.zeros(100, 4), states)} == {0, 1}
 
 
-def test_top_p_is_computed_after_top_k_is_renormalised() -> None:
+def test_top_p_is_computed_after_top_k_is_renormalised(sampler: Sampler) -> None:
     row = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
     states = [_state(SamplingParams(top_k=2, top_p=0.56), 4, seed) for seed in range(200)]
-    assert {token.token_id for token in Sampler().sample(row.expand(200, -1), states)} == {0}
+    assert {token.token_id for token in sampler.sample(row.expand(200, -1), states)} == {0}
 
 
 @pytest.mark.parametrize("vocab_size", [1, 5, 128, 129, 300, 50257])
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"top_k": 1}], ids=str)
-def test_greedy_takes_the_lowest_id_among_equals(vocab_size: int, options: dict[str, Any]) -> None:
+def test_greedy_takes_the_lowest_id_among_equals(sampler: Sampler, vocab_size: int, options: dict[str, Any]) -> None:
     rows = torch.zeros(3, vocab_size)
     rows[1, vocab_size // 2 :] = 1.0
     rows[2, vocab_size - 1] = 1.0
     states = [_state(SamplingParams(**options), vocab_size)] * 3
-    tokens = [token.token_id for token in Sampler().sample(rows, states)]
+    tokens = [token.token_id for token in sampler.sample(rows, states)]
     assert tokens == [0, vocab_size // 2, vocab_size - 1]
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-38, 1e-3])
-def test_a_tiny_temperature_is_nearly_greedy_and_never_fails(temperature: float) -> None:
+def test_a_tiny_temperature_is_nearly_greedy_and_never_fails(sampler: Sampler, temperature: float) -> None:
     rows = _logits(4, 500)
     states = [_state(SamplingParams(temperature=temperature), 500, seed) for seed in range(4)]
-    tokens = Sampler().sample(rows, states)
+    tokens = sampler.sample(rows, states)
     assert [token.token_id for token in tokens] == rows.argmax(-1).tolist()
 
 
@@ -143,7 +158,7 @@ def _random_params(rng: random.Random) -> SamplingParams:
 
 @pytest.mark.parametrize("vocab_size", [1003, 6145])
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_batched_equals_alone_bit_for_bit(vocab_size: int, num_threads: int) -> None:
+def test_batched_equals_alone_bit_for_bit(sampler: Sampler, vocab_size: int, num_threads: int) -> None:
     rng = random.Random(vocab_size)
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
@@ -155,19 +170,19 @@ def test_batched_equals_alone_bit_for_bit(vocab_size: int, num_threads: int) -> 
             params = [SamplingParams(temperature=0) if greedy else _random_params(rng) for _ in range(num_rows)]
             outputs = tuple(rng.choices(range(12), k=trial))
             states = [_state(p, vocab_size, rng.getrandbits(64), outputs) for p in params]
-            together = Sampler().sample(logits, states)
+            together = sampler.sample(logits, states)
             for row in range(num_rows):
-                assert Sampler().sample(logits[row : row + 1].clone(), [states[row]]) == [together[row]]
+                assert sampler.sample(logits[row : row + 1].clone(), [states[row]]) == [together[row]]
     finally:
         torch.set_num_threads(before)
 
 
-def test_the_same_rows_on_the_batched_route_choose_the_same_tokens() -> None:
+def test_the_same_rows_on_the_batched_route_choose_the_same_tokens(sampler: Sampler) -> None:
     """Accelerators compute all rows of a method together; that route must mean the same."""
     rng = random.Random(1)
     logits = _logits(40, 1003)
     states = [_state(_random_params(rng), 1003, seed, (5, 7)) for seed in range(40)]
-    alone = Sampler().sample(logits, states)
+    alone = sampler.sample(logits, states)
     together = Sampler(rows_together=True).sample(logits, states)
     assert [token.token_id for token in together] == [token.token_id for token in alone]
     for one, other in zip(alone, together, strict=True):
@@ -177,36 +192,36 @@ def test_the_same_rows_on_the_batched_route_choose_the_same_tokens() -> None:
             assert [pair[0] for pair in other.logprobs.top] == [pair[0] for pair in one.logprobs.top]
 
 
-def test_a_stream_continues_elsewhere() -> None:
+def test_a_stream_continues_elsewhere(sampler: Sampler) -> None:
     params = SamplingParams(temperature=1.2, top_p=0.9, repetition_penalty=1.2, n=1)
     rows = _logits(10, 300)
     here = _state(params, 300, seed=99)
     outputs: list[int] = []
     for step in range(10):
-        [token] = Sampler().sample(rows[step : step + 1], [here])
+        [token] = sampler.sample(rows[step : step + 1], [here])
         here.observe(token.token_id)
         outputs.append(token.token_id)
     for step in range(10):
         there = _state(params, 300, seed=99, outputs=tuple(outputs[:step]))
-        assert Sampler().sample(rows[step : step + 1], [there])[0].token_id == outputs[step]
+        assert sampler.sample(rows[step : step + 1], [there])[0].token_id == outputs[step]
 
 
-def test_seed_and_position_change_the_draw() -> None:
+def test_seed_and_position_change_the_draw(sampler: Sampler) -> None:
     row = torch.zeros(1, 1000)
     params = SamplingParams()
-    by_seed = {Sampler().sample(row, [_state(params, 1000, seed)])[0].token_id for seed in range(50)}
+    by_seed = {sampler.sample(row, [_state(params, 1000, seed)])[0].token_id for seed in range(50)}
     by_position = {
-        Sampler().sample(row, [_state(params, 1000, outputs=(1,) * length)])[0].token_id for length in range(50)
+        sampler.sample(row, [_state(params, 1000, outputs=(1,) * length)])[0].token_id for length in range(50)
     }
     assert len(by_seed) > 40
     assert len(by_position) > 40
 
 
-def test_the_models_logits_are_not_modified() -> None:
+def test_the_models_logits_are_not_modified(sampler: Sampler) -> None:
     logits = _logits(6, 1003)
     before = logits.clone()
     rng = random.Random(7)
-    Sampler().sample(logits, [_state(_random_params(rng), 1003, seed) for seed in range(6)])
+    sampler.sample(logits, [_state(_random_params(rng), 1003, seed) for seed in range(6)])
     assert torch.equal(logits, before)
 
 
@@ -238,22 +253,22 @@ def test_a_broken_row_fails_alone(options: dict[str, Any], rows_together: bool, 
 
 
 @pytest.mark.parametrize("options", METHODS, ids=str)
-def test_a_request_that_bans_everything_gets_an_error(options: dict[str, Any]) -> None:
+def test_a_request_that_bans_everything_gets_an_error(sampler: Sampler, options: dict[str, Any]) -> None:
     params = SamplingParams(allowed_token_ids=(4,), bad_words=((4,),), **options)
-    [token] = Sampler().sample(_logits(1, 50), [_state(params, 50)])
+    [token] = sampler.sample(_logits(1, 50), [_state(params, 50)])
     assert token.error is not None
     assert "bad_words" in token.error
 
 
-def test_no_rows_give_no_tokens() -> None:
-    assert Sampler().sample(torch.zeros(0, 10), []) == []
+def test_no_rows_give_no_tokens(sampler: Sampler) -> None:
+    assert sampler.sample(torch.zeros(0, 10), []) == []
 
 
 @pytest.mark.parametrize("vocab_size", [9, 5000])
-def test_logprobs_are_of_the_raw_logits(vocab_size: int) -> None:
+def test_logprobs_are_of_the_raw_logits(sampler: Sampler, vocab_size: int) -> None:
     logits = _logits(2, vocab_size)
     params = SamplingParams(temperature=0.0, logit_bias={3: 100.0}, logprobs=5)
-    tokens = Sampler().sample(logits, [_state(params, vocab_size)] * 2)
+    tokens = sampler.sample(logits, [_state(params, vocab_size)] * 2)
     reference = logits.double().log_softmax(-1)
     for row, token in zip(reference, tokens, strict=True):
         assert token.token_id == 3
@@ -266,8 +281,8 @@ def test_logprobs_are_of_the_raw_logits(vocab_size: int) -> None:
         assert [logprob for _, logprob in token.logprobs.top] == pytest.approx(top.values.tolist(), abs=1e-5)
 
 
-def test_logprobs_of_only_the_chosen_token() -> None:
-    [token] = Sampler().sample(torch.zeros(1, 4), [_state(SamplingParams(temperature=0.0, logprobs=0), 4)])
+def test_logprobs_of_only_the_chosen_token(sampler: Sampler) -> None:
+    [token] = sampler.sample(torch.zeros(1, 4), [_state(SamplingParams(temperature=0.0, logprobs=0), 4)])
     assert token.logprobs is not None
     assert token.logprobs.top == ()
     assert token.logprobs.rank == 1
@@ -286,3 +301,66 @@ def test_prompt_logprobs(rows_together: bool) -> None:
         assert entry.logprob == pytest.approx(row[entry.token_id].item(), abs=1e-5)
         assert entry.rank == int((row > row[entry.token_id]).sum()) + 1
         assert [token_id for token_id, _ in entry.top] == row.topk(2).indices.tolist()
+
+
+@pytest.mark.parametrize("vocab_size", [1, 127, 129, 1003, 6145, 30011])
+@pytest.mark.parametrize("scale", [0.0, 0.1, 3.0, 10.0])
+def test_the_compiled_draw_chooses_what_pytorch_chooses(vocab_size: int, scale: float) -> None:
+    """Wide and narrow distributions, many ties, banned tokens: another way to the same token."""
+    native = Sampler(_draws())
+    rng = random.Random(vocab_size)
+    for trial in range(20):
+        logits = _logits(4, vocab_size, seed=trial, scale=scale)
+        if trial % 3 == 0:
+            logits = (2 * logits).round()
+        if trial % 4 == 0 and vocab_size > 1:
+            logits[:, :: rng.choice([2, 3])] = -INFINITY
+        params = [
+            SamplingParams(
+                temperature=rng.choice([0.0, 1e-30, 1e-3, 0.3, 1.0, 2.0, 100.0]),
+                top_k=rng.choice([0, 0, 1, 7, 300, 5000]),
+                top_p=rng.choice([1.0, 0.5, 0.95, 0.9999]),
+                min_p=rng.choice([0.0, 0.0, 0.02, 0.3]),
+            )
+            for _ in range(4)
+        ]
+        states = [_state(each, vocab_size, rng.getrandbits(63)) for each in params]
+        assert native.sample(logits, states) == Sampler().sample(logits, states)
+
+
+@pytest.mark.parametrize("position", ["first", "last"])
+@pytest.mark.parametrize("options", [{"top_p": 0.9}, {"top_k": 600}, {"top_p": 0.9, "min_p": 0.5}], ids=str)
+def test_the_compiled_draw_reaches_both_ends_of_the_order(options: dict[str, Any], position: str) -> None:
+    """All tokens alike: the order is the token id, so the kept ones are the first, and both ends can be drawn."""
+    vocab_size = 4096
+    num_kept = options.get("top_k", vocab_size) * options.get("top_p", 1.0)
+    draws = _draws()
+    row = torch.zeros(1, vocab_size)
+    uniform = 0.0 if position == "first" else 1.0 - 2.0**-53
+    token_ids, peaks = draws.draw([row.data_ptr()], [SamplingParams(**options)], [uniform], vocab_size)
+    assert token_ids == [0 if position == "first" else math.ceil(num_kept) - 1]
+    assert peaks == [0.0]
+
+
+def test_rows_may_lie_apart() -> None:
+    """The model's logits need not be contiguous from row to row."""
+    native = Sampler(_draws())
+    wide = _logits(3, 3000)
+    states = [_state(SamplingParams(top_p=0.9), 1000, seed) for seed in range(3)]
+    assert native.sample(wide[:, 1000:2000], states) == native.sample(wide[:, 1000:2000].contiguous(), states)
+
+
+@pytest.mark.parametrize("options", METHODS, ids=str)
+@pytest.mark.parametrize("bad_value", [NAN, INFINITY])
+@pytest.mark.parametrize("place", [0, 4321, 4999])
+def test_a_broken_row_fails_alone_in_the_compiled_draw(options: dict[str, Any], bad_value: float, place: int) -> None:
+    native = Sampler(_draws())
+    logits = _logits(4, 5000)
+    logits[1, place] = bad_value
+    logits[2, :] = -INFINITY
+    states = [_state(SamplingParams(**options), 5000, seed) for seed in range(4)]
+    tokens = native.sample(logits, states)
+    assert [token.error is None for token in tokens] == [True, False, False, True]
+    assert "not finite" in str(tokens[1].error)
+    assert "ban" in str(tokens[2].error)
+    assert native.sample(logits[[0, 3]], [states[0], states[3]]) == [tokens[0], tokens[3]]

@@ -1,0 +1,332 @@
+// Choosing tokens: greedy, or temperature, top-k, top-p, min-p and one draw, each row by one thread in one order.
+//
+// The order that a draw walks is token id where neither top-k nor top-p is set, otherwise descending logit with ties by
+// token id. Rows are not sorted: logits are counted into buckets, the bucket where the sum reaches what is sought is
+// counted into finer ones, and when few tokens are left, those are put in order. Sums are in double.
+#include <cfloat>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "pool.h"
+
+namespace tandem {
+namespace {
+
+constexpr double kRowNs = 0.4;     // one thread's time per element
+constexpr int64_t kBlock = 128;    // elements behind one maximum
+constexpr int kBuckets = 256;
+constexpr int64_t kFew = 512;      // candidates that are put in order without counting them into finer buckets
+constexpr float kBucketed = 12.0f;  // in temperatures below the peak; what is further down is the last bucket
+constexpr float kNoWeight = 105.0f;  // likewise: e^-105 is 0 in float
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+typedef double f64x16 __attribute__((vector_size(128)));
+TANDEM_INLINE f64x16 to_double(f32x16 v) { return __builtin_convertvector(v, f64x16); }
+TANDEM_INLINE f32x16 where(i32x16 mask, f32x16 v) { return float_of(bits_of(v) & mask); }
+TANDEM_INLINE i32x16 lane_numbers() { return i32x16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+// One bit a lane.
+TANDEM_INLINE uint32_t bits_set(i32x16 mask) {
+#if defined(__AVX512F__)
+  const __m512i lanes = reinterpret_cast<__m512i>(mask);
+  return _mm512_test_epi32_mask(lanes, lanes);
+#else
+  uint32_t bits = 0;
+  for (int i = 0; i < kLanes; ++i) bits |= uint32_t(mask[i] != 0) << i;
+  return bits;
+#endif
+}
+template <class Body> TANDEM_INLINE void for_each_set(i32x16 mask, const Body& body) {
+  for (uint32_t bits = bits_set(mask); bits != 0; bits &= bits - 1) body(__builtin_ctz(bits));
+}
+template <class Vector> TANDEM_INLINE double sum_of(const Vector& v) {
+  double sum = 0.0;
+  for (int i = 0; i < kLanes; ++i) sum += v[i];
+  return sum;
+}
+
+struct Options {  // of one row, as they are packed
+  const float* logits;
+  int64_t top_k;  // 0 = off
+  double temperature, top_p, min_p, uniform;  // temperature 0 = greedy
+};
+
+struct Candidate {
+  float logit;
+  int32_t token_id;
+  bool precedes(const Candidate& other) const {
+    return logit > other.logit || (logit == other.logit && token_id < other.token_id);
+  }
+};
+inline bool first_of(const Candidate& a, const Candidate& b) { return a.precedes(b); }
+
+struct Mass {
+  double weight = 0.0;
+  int64_t count = 0;
+  Mass operator+(const Mass& other) const { return {weight + other.weight, count + other.count}; }
+};
+
+// The logits in [low, high), and what lies above them.
+struct Bracket {
+  float low, high;
+  Mass above, within;
+};
+
+// A bracket's logits by their distance from its upper end.
+struct Buckets {
+  Bracket whole;
+  Mass mass[kBuckets] = {};
+  float lowest[kBuckets] = {};
+
+  Mass total() const {
+    Mass sum = whole.above;
+    for (const Mass& each : mass) sum = sum + each;
+    return sum;
+  }
+
+  // The bucket where the sum from above is first `reached`; the last that is not empty if it never is.
+  template <class Reached> Bracket find(const Reached& reached) const {
+    Bracket found = whole;
+    Mass sum = whole.above;
+    float high = whole.high;
+    for (int i = 0; i < kBuckets; ++i) {
+      if (mass[i].count == 0) continue;
+      found = {lowest[i], high, sum, mass[i]};
+      sum = sum + mass[i];
+      if (reached(sum)) break;
+      high = lowest[i];
+    }
+    return found;
+  }
+};
+
+class Row {
+ public:
+  Row(const float* logits, int64_t size) : logits_(logits), size_(size), maxima_(size_t(ceil_div(size, kBlock))) {}
+
+  // Finds the maxima. The peak of a row with a NaN is NaN.
+  float scan() {
+    i32x16 broken{};
+    peak_ = -kInfinity;
+    for (size_t block = 0; block < maxima_.size(); ++block) {
+      f32x16 best = splat(-kInfinity);
+      for_each(block, [&](int64_t, f32x16 v) {
+        broken |= v != v;
+        best = vmax(best, v);
+      });
+      maxima_[block] = reduce_max(best);
+      peak_ = std::max(peak_, maxima_[block]);
+    }
+    return bits_set(broken) != 0 ? std::numeric_limits<float>::quiet_NaN() : peak_;
+  }
+
+  int64_t draw(const Options& options) {
+    if (options.temperature == 0.0) return first_peak();
+    temperature_ = std::max(float(options.temperature), 1e-30f);
+    scale_ = kLog2E / temperature_;
+    if (options.top_k > 0 && options.top_k < size_) return draw_top_k(options);
+    if (options.top_p < 1.0) return draw_top_p(options);
+    floor_ = float(options.min_p);
+    return draw_by_token_id(options.uniform);
+  }
+
+ private:
+  int64_t first_peak() const {
+    size_t block = 0;
+    while (maxima_[block] != peak_) ++block;
+    int64_t i = int64_t(block) * kBlock;
+    while (logits_[i] != peak_) ++i;
+    return i;
+  }
+
+  // Relative to the likeliest token's; 0 below the floor.
+  f32x16 weights(f32x16 v) const {
+    const f32x16 w = exp2_16((v - splat(peak_)) * splat(scale_));
+    return where(w >= splat(floor_), w);
+  }
+  float weight(float logit) const { return weights(splat(logit))[0]; }
+
+  int64_t draw_by_token_id(double uniform) const {
+    std::vector<double> sums(maxima_.size());
+    double total = 0.0;
+    for (size_t block = 0; block < sums.size(); ++block) {
+      f64x16 lanes{};
+      for_each(block, [&](int64_t, f32x16 v) { lanes += to_double(weights(v)); });
+      total += sums[block] = sum_of(lanes);
+    }
+    const double target = uniform * total;
+    double sum = 0.0;
+    size_t block = 0;
+    while (block + 1 < sums.size() && !(sum + sums[block] > target)) sum += sums[block++];
+    int64_t picked = first_peak();
+    for (int64_t i = int64_t(block) * kBlock; i < size_ && !(sum > target); ++i) {
+      const float w = weight(logits_[i]);
+      sum += w;
+      if (w > 0.0f) picked = i;
+    }
+    return picked;
+  }
+
+  // Top-p over all tokens, then min-p.
+  int64_t draw_top_p(const Options& options) {
+    Buckets all = buckets();
+    const double wanted = options.top_p * all.total().weight;
+    const auto reaches = [&](const Mass& mass) { return mass.weight >= wanted; };
+    const Bracket at_cut = narrow(all.find(reaches), reaches);
+    Candidate cut{-kInfinity, 0};
+    double kept = at_cut.above.weight;
+    for (const Candidate& candidate : ordered(at_cut)) {
+      cut = candidate;
+      kept += weight(candidate.logit);
+      if (kept >= wanted) break;
+    }
+    floor_ = float(options.min_p);
+    if (floor_ > 0.0f) {
+      all = buckets();
+      if (weight(cut.logit) == 0.0f) kept = all.total().weight;  // all that has a weight comes before the cut
+    }
+    return pick(all, cut, options.uniform * kept);
+  }
+
+  // The first token, not after `cut`, where the sum exceeds `target`.
+  int64_t pick(const Buckets& all, const Candidate& cut, double target) const {
+    const auto exceeds = [&](const Mass& mass) { return mass.weight > target; };
+    const Bracket bracket = narrow(all.find(exceeds), exceeds);
+    int64_t picked = weight(cut.logit) > 0.0f ? cut.token_id : first_peak();
+    double sum = bracket.above.weight;
+    for (const Candidate& candidate : ordered(bracket)) {
+      if (cut.precedes(candidate)) break;
+      const float w = weight(candidate.logit);
+      sum += w;
+      if (w > 0.0f) picked = candidate.token_id;
+      if (sum > target) break;
+    }
+    return picked;
+  }
+
+  // Top-k, and top-p and min-p of what that leaves.
+  int64_t draw_top_k(const Options& options) {
+    const auto reaches = [&](const Mass& mass) { return mass.count >= options.top_k; };
+    const Bracket at_k = narrow(buckets().find(reaches), reaches);
+    std::vector<Candidate> found = between(at_k.low, kInfinity, at_k.above.count + at_k.within.count);
+    const auto end = found.begin() + min64(options.top_k, int64_t(found.size()));
+    std::partial_sort(found.begin(), end, found.end(), first_of);
+    double total = 0.0, before = 0.0, kept = 0.0, sum = 0.0;
+    for (auto each = found.begin(); each != end; ++each) total += weight(each->logit);
+    auto cut = found.begin();
+    for (; cut != end && before < options.top_p * total; ++cut) before += weight(cut->logit);
+    floor_ = float(options.min_p);
+    for (auto each = found.begin(); each != cut; ++each) kept += weight(each->logit);
+    int64_t picked = found[0].token_id;
+    for (auto each = found.begin(); each != cut && !(sum > options.uniform * kept); ++each) {
+      const float w = weight(each->logit);
+      sum += w;
+      if (w > 0.0f) picked = each->token_id;
+    }
+    return picked;
+  }
+
+  // All logits, finely for those that matter mostly.
+  Buckets buckets() const {
+    Buckets all{{-kInfinity, std::nextafter(peak_, kInfinity), {}, {}}};
+    count_into(all, peak_, (kBuckets - 1) / kBucketed / temperature_);
+    return all;
+  }
+
+  // Fills the buckets of `into.whole`. What is beyond the last but one goes into the last, by vectors.
+  void count_into(Buckets& into, float origin, float scale) const {
+    const f32x16 low = splat(into.whole.low), high = splat(into.whole.high), last = splat(kBuckets - 1.0f);
+    f64x16 rest{};
+    i32x16 rest_counts{};
+    f32x16 rest_lowest = high;
+    for (int i = 0; i < kBuckets; ++i) into.lowest[i] = into.whole.high;
+    for (size_t block = 0; block < maxima_.size(); ++block) {
+      if (!(maxima_[block] >= into.whole.low)) continue;
+      for_each(block, [&](int64_t, f32x16 v) {
+        const i32x16 within = v >= low & v < high;
+        const f32x16 w = weights(v), place = (splat(origin) - v) * splat(scale);
+        const i32x16 near = within & (place < last), far = within & ~(place < last);
+        rest += to_double(where(far, w));
+        rest_counts -= far;
+        rest_lowest = far & (v < rest_lowest) ? v : rest_lowest;
+        const i32x16 index = __builtin_convertvector(where(near, place), i32x16);
+        for_each_set(near, [&](int lane) {
+          Mass& mass = into.mass[index[lane]];
+          mass.weight += w[lane];
+          mass.count += 1;
+          into.lowest[index[lane]] = std::min(into.lowest[index[lane]], v[lane]);
+        });
+      });
+    }
+    into.mass[kBuckets - 1] = {sum_of(rest), int64_t(sum_of(rest_counts))};
+    into.lowest[kBuckets - 1] = -reduce_max(-rest_lowest);
+  }
+
+  template <class Reached> Bracket narrow(Bracket found, const Reached& reached) const {
+    while (found.within.count > kFew) {
+      const float low = std::max({found.low, peak_ - kNoWeight * temperature_, -FLT_MAX});
+      if (!(low < found.high)) break;
+      Buckets finer{{low, found.high, found.above, {}}};
+      count_into(finer, found.high, (kBuckets - 1) / (found.high - low));
+      const Bracket next = finer.find(reached);
+      if (next.within.count == 0 || (next.low == found.low && next.high == found.high)) break;
+      found = next;
+    }
+    return found;
+  }
+
+  std::vector<Candidate> ordered(const Bracket& bracket) const {
+    std::vector<Candidate> found = between(bracket.low, bracket.high, bracket.within.count);
+    if (!std::is_sorted(found.begin(), found.end(), first_of)) std::sort(found.begin(), found.end(), first_of);
+    return found;
+  }
+
+  // In order of token id; `count` is how many there are.
+  std::vector<Candidate> between(float low, float high, int64_t count) const {
+    std::vector<Candidate> found;
+    found.reserve(size_t(count));
+    for (size_t block = 0; block < maxima_.size(); ++block) {
+      if (!(maxima_[block] >= low)) continue;
+      for_each(block, [&](int64_t first, f32x16 v) {
+        for_each_set(v >= low & v < high, [&](int lane) { found.push_back({v[lane], int32_t(first) + lane}); });
+      });
+    }
+    return found;
+  }
+
+  // Vectors of a block; lanes past the row's end are -infinity.
+  template <class Body> void for_each(size_t block, const Body& body) const {
+    int64_t i = int64_t(block) * kBlock;
+    const int64_t end = min64(i + kBlock, size_);
+    for (; i + kLanes <= end; i += kLanes) body(i, load16(logits_ + i));
+    const int left = int(end - i);
+    if (left > 0) body(i, lane_numbers() < left ? load16(logits_ + i, left) : splat(-kInfinity));
+  }
+
+  const float* logits_;
+  int64_t size_;
+  std::vector<float> maxima_;
+  float peak_ = 0.0f, temperature_ = 1.0f, scale_ = 1.0f, floor_ = 0.0f;
+};
+
+struct DrawArgs {
+  const Options* options;  // [num_rows]
+  int64_t* token_ids;      // [num_rows]; 0 where the peak is not finite
+  float* peaks;            // [num_rows]
+  int64_t num_rows, size, threads;
+};
+
+}  // namespace
+}  // namespace tandem
+
+TANDEM_EXPORT void tandem_draw(const tandem::DrawArgs* a) {
+  using namespace tandem;
+  Pool::run(a->num_rows, split(a->num_rows, kRowNs * double(a->num_rows * a->size), a->threads),
+            [a](int64_t first, int64_t last) {
+              for (int64_t i = first; i < last; ++i) {
+                Row row(a->options[i].logits, a->size);
+                a->peaks[i] = row.scan();
+                a->token_ids[i] = std::isfinite(a->peaks[i]) ? row.draw(a->options[i]) : 0;
+              }
+            });
+}
