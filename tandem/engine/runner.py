@@ -105,8 +105,8 @@ class ModelRunner:
         return graphs
 
     def _await_kernels(self) -> None:
-        """On an accelerator, until the step's KV is written: its blocks may be leased or used anew when the step is over.
-        Where tokens are chosen that waits already.
+        """On an accelerator, until the step's KV is written: its blocks may be leased or used anew once the step is over.
+        Choosing tokens waits for that too.
         """
         if self._arena.pages.is_cuda:
             torch.cuda.current_stream(self._arena.pages.device).synchronize()
