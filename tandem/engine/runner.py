@@ -105,7 +105,7 @@ class ModelRunner:
         return graphs
 
     def _await_kernels(self) -> None:
-        """On an accelerator, until the step's KV is written: its blocks may be leased or used anew once the step is over.
+        """On an accelerator, until the step's KV is written: when the step is over its blocks may be leased or reused.
         Choosing tokens waits for that too.
         """
         if self._arena.pages.is_cuda:
