@@ -85,7 +85,7 @@ def run_tandem(engine: Engine, workload: Workload, seed: int) -> Timing:
             engine.add_request(waiting.popleft(), params)
             in_flight += 1
         for output in engine.step():
-            if output.metrics is not None:
+            if output.metrics is not None and output.finish_reason is not None:
                 in_flight -= 1
                 ttft.append(output.metrics.ttft_s or 0.0)
                 tpot.append(output.metrics.tpot_s or 0.0)
