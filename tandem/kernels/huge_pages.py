@@ -1,4 +1,4 @@
-"""Asks the kernel to hold weights in huge pages: a decode step reads them all, and reads them about a fifth faster so.
+"""Asks the kernel to hold weights in huge pages: a decode step reads them all, and reads large ones faster so.
 
 Files stay in the page cache, shared by all processes. Everything here is a wish: where the kernel or the file system
 has no huge pages for it, nothing changes but a little time. It must never change what a file or a tensor holds.
