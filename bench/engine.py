@@ -43,7 +43,7 @@ class Workload:
     concurrency: int
 
     def prompts(self, seed: int) -> list[Prompt]:
-        rng = random.Random(seed)
+        rng = random.Random(f"{self.name}/{seed}")  # NOTE: no workload may find another's prompts in the cache
         prefix = [rng.randrange(10, 4000) for _ in range(self.shared)]
         return [prefix + [rng.randrange(10, 4000) for _ in range(self.own)] for _ in range(self.num_requests)]
 

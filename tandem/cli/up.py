@@ -9,7 +9,9 @@ import random
 import shlex
 import socket
 import sys
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -18,6 +20,7 @@ from pydantic import Field, SecretStr
 from tandem.cli.cluster_status import ClusterStatus
 from tandem.cli.process_output import ProcessOutput
 from tandem.cli.trace import checked_key
+from tandem.kernels.native.core_board import CoreBoard
 from tandem.models.hub import resolve_model_path, served_name
 from tandem.serving.cores import parse_cpus, share_cores
 from tandem.serving.ports import free_ports
@@ -46,6 +49,7 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
     transport: Literal["auto", "nixl", "tcp"] = Field("auto", description="what moves KV blocks: auto, nixl or tcp")
     served_model_name: str | None = Field(None, description="what clients ask for; omitted: the directory's name")
     cpus: str = Field("auto", description="cores for the workers as 0-3,8; auto: all of ours; any: confine nobody")
+    lend_cores: bool = Field(True, description="workers may use the cores of those that are idle; not with cpus=any")
     log_dir: Path | None = Field(None, description="directory of one log file a process; omitted: standard error")
     status_interval_s: float = Field(10.0, gt=0, description="time between two lines about health and rates, seconds")
     stop_timeout_s: float = Field(40.0, ge=0, description="on Ctrl-C each process may go on for this long, seconds")
@@ -57,7 +61,8 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
         path = resolve_model_path(self.model)
         key = None if self.admin_key is None else checked_key(self.admin_key.get_secret_value())
         topology = self.topology(path, random.SystemRandom())
-        with ProcessOutput(self.log_dir, sys.stderr) as output:
+        with ProcessOutput(self.log_dir, sys.stderr) as output, tempfile.TemporaryDirectory() as scratch:
+            topology = self.lending(topology, Path(scratch) / "cores")
             return asyncio.run(self._serve(topology, output, ChatTemplate.find(path) is not None, key))
 
     def topology(self, path: Path, source: random.Random) -> Topology:
@@ -83,6 +88,13 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
             worker_flags=self._engine_flags(),
             without_env=frozenset(f"TANDEM_{name.upper()}" for name in type(self).model_fields),
         )
+
+    def lending(self, topology: Topology, path: Path) -> Topology:
+        """The same cluster, whose workers lend each other cores by the file `path`, which is written; if they may."""
+        if not self.lend_cores or self.cpus == "any" or topology.num_workers < 2:
+            return topology
+        CoreBoard.create(path, topology.shares)
+        return replace(topology, core_board=str(path))
 
     def _engine_flags(self) -> tuple[str, ...]:
         """What was said about the engine, as flags again."""

@@ -41,7 +41,8 @@ class _Stream:
 class AsyncEngine:
     """Runs an `Engine` on a thread of its own.
 
-    Use as `async with AsyncEngine(engine) as serving: async for output in serving.generate(...)`.
+    Use as `async with AsyncEngine(engine) as serving: async for output in serving.generate(...)`. Its thread tells
+    `on_busy` when it begins to wait for work and when there is some again.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -52,6 +53,7 @@ class AsyncEngine:
         self._failure: str | None = "the engine has not been started"
         self._was_started = False
         self._busy_since_s: float | None = None
+        self.on_busy: Callable[[bool], None] | None = None
         self._thread = threading.Thread(target=self._run, name="tandem-engine", daemon=True)
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="tandem-grammars")
 
@@ -259,6 +261,8 @@ class AsyncEngine:
         NOTE: what arrives meanwhile waits for the next step, so that a flood of callers cannot hold up the running.
         """
         is_idle = self._engine.is_stalled or not self._engine.has_work
+        if is_idle and self.on_busy is not None:
+            self.on_busy(False)
         for _ in range(max(self._inbox.qsize(), is_idle)):
             self._busy_since_s = None
             action = self._inbox.get()
@@ -266,32 +270,39 @@ class AsyncEngine:
             if action is _STOP:
                 return False
             action()
+        if is_idle and self.on_busy is not None:
+            self.on_busy(True)
         return True
 
     def _dispatch(self, outputs: list[RequestOutput]) -> None:
         by_stream: dict[str, list[_News]] = {}
         for output in outputs:
             by_stream.setdefault(output.request_id, []).append(output)
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, Sequence[_News]]]] = {}
         for request_id, news in by_stream.items():
             stream = self._streams.get(request_id)
-            if stream is None:
-                continue  # it was added to the engine directly, before this loop began
-            if not self._tell(stream, news):
-                self._abort(stream)
-            elif not self._engine.knows(request_id):
-                del self._streams[request_id]
+            if stream is not None:  # else it was added to the engine directly, before this loop began
+                by_loop.setdefault(stream.loop, []).append((stream, news))
+        for loop, told in by_loop.items():
+            is_heard = _call_soon(loop, partial(self._deliver, told))
+            for stream, _ in told:
+                if not is_heard:
+                    self._abort(stream)
+                elif stream.request_id is not None and not self._engine.knows(stream.request_id):
+                    del self._streams[stream.request_id]
 
-    def _tell(self, stream: _Stream, news: Sequence[_News]) -> bool:
-        """Hand news to the caller's loop in one wake-up. False: that loop has closed, so nobody listens any more."""
-
-        def deliver() -> None:
+    def _deliver(self, told: Sequence[tuple[_Stream, Sequence[_News]]]) -> None:
+        """On the callers' own loop."""
+        for stream, news in told:
             for item in news:
                 if stream.is_abandoned:
                     self._disown(item)
                 else:
                     stream.news.put_nowait(item)
 
-        return _call_soon(stream.loop, deliver)
+    def _tell(self, stream: _Stream, news: Sequence[_News]) -> bool:
+        """Hand news to the caller's loop in one wake-up. False: that loop has closed, so nobody listens any more."""
+        return _call_soon(stream.loop, partial(self._deliver, [(stream, news)]))
 
     def _fail(self, reason: str) -> None:
         """End what is here and refuse what comes.

@@ -118,7 +118,7 @@ class ModelRunner:
         if not requests:
             self._await_kernels()
             return {}
-        logits = self._decoder.logits(hidden[inputs.sample_rows])  # [num_sampling, vocab_size]
+        logits = self._decoder.logits(hidden, inputs.sample_rows)  # [num_sampling, vocab_size]
         if self._masks is not None:
             self._masks.finish()
         sampled = self._sampler.sample(logits, states)

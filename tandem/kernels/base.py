@@ -99,6 +99,10 @@ class Stack(Protocol):
 class Kernels(Protocol):
     """Implemented by `tandem.kernels.native` (compiled, CPU) and `tandem.kernels.torch_kernels` (any device)."""
 
+    def take_rows(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Rows `indices` (int64 [n], each in range) of `x` [rows, size], copied: [n, size]."""
+        ...
+
     def linear(
         self,
         x: torch.Tensor,

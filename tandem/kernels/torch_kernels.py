@@ -18,6 +18,9 @@ class TorchKernels:
 
     name = "torch"
 
+    def take_rows(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        return x.index_select(0, indices)
+
     def linear(
         self,
         x: torch.Tensor,

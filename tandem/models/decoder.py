@@ -111,14 +111,16 @@ class Decoder:
             x = layer.forward(normed, residual, positions, kv[index], batches[index], backend)
         return self._norm(residual, self._final_norm, x)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, hidden] -> [n, vocab] float32, soft-capped where the model says so."""
+    def logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """[n, hidden] -> [n, vocab] float32, soft-capped where the model says so. `rows`: int64, of these alone."""
+        if rows is not None:
+            hidden = self._kernels.take_rows(hidden, rows)
         logits = self._kernels.linear(hidden, self._head, out_dtype=torch.float32)
         cap = self.config.logit_softcap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def _embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        hidden = torch.nn.functional.embedding(input_ids, self._embedding)
+        hidden = self._kernels.take_rows(self._embedding, input_ids)
         return hidden if self._embedding_scale == 1.0 else hidden.mul_(self._embedding_scale)
 
     def _norm(self, residual: torch.Tensor, weight: torch.Tensor, x: torch.Tensor | None) -> torch.Tensor:

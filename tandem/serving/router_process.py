@@ -5,6 +5,7 @@ Invariant: whatever was opened is closed again in reverse order, also when start
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -64,6 +65,8 @@ async def _run(settings: RouterSettings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with serving_router(settings) as router:
+        gc.collect()
+        gc.freeze()  # NOTE: what was imported stays, and need not be looked through at every collection
         _LOG.info("router ready at %s", router.address)
         stop = asyncio.create_task(_stop_when(stopped))
         ended, _ = await asyncio.wait((stop, *router.tasks), return_when=asyncio.FIRST_COMPLETED)

@@ -41,7 +41,7 @@ class RouterSettings(Settings, cli_prog_name="python -m services.router"):
         2.0, ge=0.5, le=60, description="a worker silent for this long gets nothing, seconds; news come every 0.25 s"
     )
     max_local_tokens: int = Field(
-        2048, ge=0, description="a decode worker may compute a prompt itself when it lacks at most so many tokens of it"
+        512, ge=0, description="a decode worker may compute a prompt itself when it lacks at most so many tokens of it"
     )
     max_block_replicas: int = Field(
         DEFAULT_MAX_BLOCK_REPLICAS,

@@ -29,6 +29,7 @@ class Topology:
         redis: URL; None = routers keep the index and the list of workers.
         shares: of the machine's cores, one a worker, prefill first.
         node: makes worker ids unique among machines that share a Redis; "" = not needed.
+        core_board: file by which workers lend each other cores; None = they do not.
         worker_flags: for every worker, besides what follows from the above.
         flags: more of them, by process name or role.
         env: variables for every process.
@@ -47,6 +48,7 @@ class Topology:
     redis: str | None = None
     transport: str = "auto"
     node: str = ""
+    core_board: str | None = None
     worker_flags: tuple[str, ...] = ()
     flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
@@ -94,6 +96,7 @@ class Topology:
             *("--worker-id", f"{name}.{self.node}" if self.node else name, "--transport", self.transport),
             *(self._redis_flags() or ("--routers", self._router_list())),
             *("--num-threads", str(share.num_threads)),
+            *(("--core-board", f"{self.core_board}:{index}") if self.core_board else ()),
             *self.worker_flags,
         )
 

@@ -6,6 +6,7 @@ while it can be called.
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import random
@@ -90,12 +91,25 @@ async def _run(settings: WorkerSettings) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, worker.lifecycle.drain)
         me = worker.core.me
+        gc.collect()
+        gc.freeze()  # NOTE: what was imported stays; looking through it again takes a step's time and more
         logger.info("%s worker %s ready at %s", settings.role, me.worker_id, me.address)
         await worker.lifecycle.until_drained()
         logger.info("worker %s drains", me.worker_id)
         if not await worker.drain(settings.grace_s):
             logger.warning("worker %s stops with work unfinished after %s s", me.worker_id, settings.grace_s)
     return 0
+
+
+def _share_cores(settings: WorkerSettings, engine: AsyncEngine) -> None:
+    """Borrow the cores of this machine's idle workers, and lend ours. Without compiled kernels there is no way to."""
+    board = settings.open_core_board()
+    if board is not None:
+        try:
+            board.borrow()
+        except ConfigurationError as error:
+            logger.warning("no cores are borrowed: %s", error)
+        engine.on_busy = board.set_busy
 
 
 @contextlib.asynccontextmanager
@@ -120,6 +134,7 @@ async def serving_worker(
         feeds = await _open_feeds(settings, me, epoch, opened)
         assembly = await asyncio.to_thread(assemble, settings.engine_config(), clock=clock, emit=feeds.emit)
         engine = AsyncEngine(assembly.engine)
+        _share_cores(settings, engine)
         host = await asyncio.to_thread(_open_host, settings, assembly, clock, engine)
         if host is not None:
             opened.push_async_callback(asyncio.to_thread, host.close)

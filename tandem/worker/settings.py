@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 from ipaddress import ip_address
+from pathlib import Path
 
 import psutil
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError
+from tandem.kernels.native.core_board import CoreBoard
 from tandem.models.hub import served_name
 from tandem.routing.snapshot import Role
 from tandem.serving.settings import EngineSettings, secret_of
@@ -58,6 +60,9 @@ class WorkerSettings(EngineSettings):
     host_kv_gib: float = Field(
         0.0, ge=0, le=1e6, description="host memory for pinned prefixes that leave the KV blocks, GiB; 0 = none"
     )
+    core_board: str | None = Field(
+        None, description="FILE:SLOT by which the workers of one machine lend each other cores; `tandem up` sets it"
+    )
     cluster_secret: SecretStr | None = Field(None, description="shared by all processes; calls without it are refused")
     grace_s: float = Field(120.0, ge=0, description="after SIGTERM running requests may go on for this long, seconds")
     max_step_s: float = Field(
@@ -69,6 +74,13 @@ class WorkerSettings(EngineSettings):
     otlp_endpoint: str | None = Field(None, description="OpenTelemetry collector for traces, http://host:4318")
     log_level: str = Field("info", description="debug, info, warning or error")
     log_format: str = Field("text", description="text, or json: one object a line")
+
+    @field_validator("core_board")
+    @classmethod
+    def _has_slot(cls, value: str | None) -> str | None:
+        if value is not None and not value.rpartition(":")[2].isdecimal():
+            raise ValueError("needs the form FILE:SLOT, such as /tmp/cores:0")
+        return value
 
     @field_validator("advertise")
     @classmethod
@@ -85,6 +97,13 @@ class WorkerSettings(EngineSettings):
 
     def engine_config(self) -> EngineConfig:
         return replace(super().engine_config(), pin_share=self.pin_share)
+
+    def open_core_board(self) -> CoreBoard | None:
+        """The board, if there is one; raises as `CoreBoard`."""
+        if self.core_board is None:
+            return None
+        path, _, slot = self.core_board.rpartition(":")
+        return CoreBoard(Path(path), int(slot))
 
     @property
     def host_kv_bytes(self) -> int:

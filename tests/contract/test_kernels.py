@@ -55,6 +55,16 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, magnitude: float,
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [0, 1, 3, 700])
+def test_rows_are_taken_in_the_order_asked_for(kernels: Implementation, dtype: torch.dtype, count: int) -> None:
+    x = normal(0, 50, 129, dtype=dtype)
+    indices = torch.randint(50, (count,), generator=torch.Generator().manual_seed(1))
+    expected = torch.stack([x[int(i)] for i in indices]) if count else x[:0]
+    assert torch.equal(kernels.take_rows(x, indices), expected)
+    assert torch.equal(kernels.take_rows(strided(x), indices), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("m", "n", "k"),
     [(1, 1, 8), (1, 64, 1000), (2, 7, 24), (3, 33, 40), (6, 130, 96), (17, 30, 1000), (70, 65, 31), (200, 5, 257)],

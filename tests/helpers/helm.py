@@ -43,8 +43,8 @@ SETTINGS: Mapping[str, type[BaseSettings]] = {
 OWNED = {
     "gateway": "host port routers model served_model_name redis drain_timeout_s",
     "router": "bind metrics_port redis discovery kubernetes_namespace kubernetes_selector grace_s",
-    "prefill": "model served_model_name bind advertise worker_id routers redis grace_s metrics_port",
-    "decode": "model served_model_name bind advertise worker_id routers redis grace_s metrics_port",
+    "prefill": "model served_model_name bind advertise worker_id routers redis grace_s metrics_port core_board",
+    "decode": "model served_model_name bind advertise worker_id routers redis grace_s metrics_port core_board",
     "planner": "mode ttft_ms tpot_ms min_prefill max_prefill min_decode max_decode prefill_accelerators "
     "decode_accelerators max_accelerators max_num_running served_model_name routers gateways gateway_selector "
     "kubernetes_namespace prefill_deployment decode_deployment prefill_selector decode_selector lease_name planner_id "

@@ -87,6 +87,20 @@ class NativeKernels:
         self._rope_and_write = _bind(library, "tandem_rope_and_write", "22qd7q")
         self._gated_linear = _bind(library, "tandem_gated_linear", "12q")
         self._stack = _bind(library, "tandem_stack", STACK_FIELDS)
+        self._take_rows = _bind(library, "tandem_take_rows", "7q")
+
+    def take_rows(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """NOTE: PyTorch's own has OpenMP wake threads, which then spin on the cores that the next kernel wants."""
+        size = x.shape[1]
+        out = x.new_empty(indices.shape[0], size)
+        assert _rows(x)
+        assert indices.dtype == torch.int64
+        assert indices.is_contiguous()
+        item = x.itemsize
+        strides = x.stride(0) * item, size * item
+        pointers = x.data_ptr(), indices.data_ptr(), out.data_ptr()
+        self._take_rows(*pointers, *strides, indices.shape[0], torch.get_num_threads())
+        return out
 
     def linear(
         self,

@@ -1,7 +1,7 @@
 """All layers of a decoder as one compiled call, over tables of pointers.
 
 It computes what the decoder would call one by one, in the same order, so it has the same bits. It keeps alive whatever
-it has pointers to. Indices (positions, slots, block tables) are not checked.
+it has pointers to. Indices (positions, slots, block tables) are not checked. One step at a time: steps share scratch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +10,7 @@ from dataclasses import fields
 import torch
 
 from tandem.kernels.base import LayerCache, PagedBatch, StackLayer, StackShape
+from tandem.kernels.huge_pages import LEAST_BYTES, advise_huge_pages
 from tandem.kernels.native.codes import ACTIVATION_CODES, DTYPE_CODES
 
 STACK_FIELDS = "9q3d13q"
@@ -47,6 +48,7 @@ class NativeStack:
         self._layers = tuple(layers)
         self._final_norm = final_norm
         self._table = torch.tensor([_constants(layer) for layer in layers], dtype=torch.int64)  # [num_layers, 21]
+        self._scratch = final_norm.new_empty(0)
         self._caches: Sequence[LayerCache] = ()
         self._cache_pointers: list[tuple[int, int, int, int]] = []
 
@@ -67,7 +69,7 @@ class NativeStack:
         assert positions.dtype == torch.int64
         assert first.query_start.dtype == first.seq_lens.dtype == torch.int32
         where = torch.tensor(self._where(caches, batches, num_tokens), dtype=torch.int64)  # [num_layers * 7]
-        scratch = residual.new_empty(num_tokens * _scratch_width(shape))
+        scratch = self._scratch_for(num_tokens)
         out = torch.empty_like(residual)
         self._call(
             DTYPE_CODES[residual.dtype],
@@ -97,6 +99,14 @@ class NativeStack:
             torch.get_num_threads(),
         )
         return out
+
+    def _scratch_for(self, num_tokens: int) -> torch.Tensor:
+        """Kept between steps and in huge pages where there are such: fresh small ones cost a prefill a tenth."""
+        size = num_tokens * _scratch_width(self._shape)
+        if self._scratch.numel() < size:
+            self._scratch = self._final_norm.new_empty(max(size, LEAST_BYTES // self._final_norm.itemsize))
+            advise_huge_pages(self._scratch)
+        return self._scratch
 
     def _where(self, caches: Sequence[LayerCache], batches: Sequence[PagedBatch], num_tokens: int) -> list[int]:
         """For each layer: its caches and their strides, its block tables and their stride, its slots."""

@@ -108,6 +108,22 @@ def test_bad_requests_fail_alone(checkpoint: Path) -> None:
     asyncio.run(run())
 
 
+def test_it_says_when_it_has_work_and_when_not(checkpoint: Path) -> None:
+    said: list[bool] = []
+
+    async def run() -> None:
+        serving = AsyncEngine(tiny_engine(checkpoint))
+        serving.on_busy = said.append
+        async with serving:
+            await collect(serving, "prompt")
+            while said[-1]:
+                await asyncio.sleep(0)
+            await collect(serving, "once more")
+
+    asyncio.run(run())
+    assert said[:4] == [False, True, False, True]
+
+
 def test_stopping_ends_streams_with_the_reason(checkpoint: Path) -> None:
     async def run() -> None:
         serving = AsyncEngine(tiny_engine(checkpoint))

@@ -133,3 +133,11 @@ def test_ports_are_free_different_and_chosen_by_the_seed() -> None:
         again = free_ports(20, "127.0.0.1", random.Random(5))
     assert first[3] not in again
     assert set(first) - set(again) == {first[3]}
+
+
+def test_workers_alone_are_told_of_the_core_board_each_with_a_slot_of_its_own() -> None:
+    specs = by_name(topology(core_board="/run/cores"))
+    told = {name: flag(spec, "--core-board") for name, spec in specs.items()}
+    slots = {"prefill-0": "/run/cores:0", "prefill-1": "/run/cores:1", "decode-0": "/run/cores:2"}
+    assert {name: value for name, value in told.items() if value is not None} == slots
+    assert not any(flag(spec, "--core-board") for spec in topology().specs())

@@ -53,3 +53,15 @@ def test_without_one_the_bound_address_is_told_unless_nobody_can_call_it() -> No
     assert settings_of(bind="10.1.2.3:7900").advertised("10.1.2.3:7900") == "10.1.2.3:7900"
     with pytest.raises(ConfigurationError, match="advertise="):
         settings_of(bind="0.0.0.0:7900").advertised("0.0.0.0:7900")
+
+
+@pytest.mark.parametrize("value", ["board", "board:", "board:x", ":-1"])
+def test_a_core_board_without_a_slot_is_refused(value: str) -> None:
+    with pytest.raises(ValidationError, match="FILE:SLOT"):
+        settings_of(core_board=value)
+
+
+def test_a_core_board_that_is_not_there_is_named() -> None:
+    assert settings_of().open_core_board() is None
+    with pytest.raises(ConfigurationError, match="/nowhere/board"):
+        settings_of(core_board="/nowhere/board:3").open_core_board()

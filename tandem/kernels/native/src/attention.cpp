@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "attention_tile.h"
+#include "attention_direct.h"
 #include "calls.h"
 #include "pool.h"
 
@@ -67,15 +67,20 @@ alignas(64) constexpr char kZeros[kMaxHeadDim * sizeof(float)] = {};
 // Where the K and V of a tile's keys are; keys outside [low, high) are zeros and their blocks are never looked up.
 template <class T>
 void locate(const Call<T>& call, const Task& task, int64_t start, int64_t low, int64_t high, TileRows<T>& rows) {
-  const int32_t* table = call.block_tables + task.request * call.table_stride;
+  const int32_t* entry = call.block_tables + task.request * call.table_stride + start / call.block_size;
   const int64_t head = int64_t(task.kv_head) * call.block_size * call.head_dim;
-  for (int j = 0; j < kTile; ++j) {
-    const int64_t key = start + j;
-    rows.k[j] = rows.v[j] = reinterpret_cast<const T*>(kZeros);
-    if (key < low || key >= high) continue;
-    const int64_t block = table[key / call.block_size], inner = head + key % call.block_size * call.head_dim;
-    rows.k[j] = call.k_cache + block * call.k_block_stride + inner;
-    rows.v[j] = call.v_cache + block * call.v_block_stride + inner;
+  const T* const nothing = reinterpret_cast<const T*>(kZeros);
+  const int64_t size = call.block_size, dim = call.head_dim;
+  int64_t slot = start % size;
+  for (int64_t j = 0; j < kTile; ++entry, slot = 0) {
+    const int64_t first = start + j, last = min64(first + size - slot, start + kTile);  // keys of one block
+    const bool seen = last > low && first < high;
+    const T* k = seen ? call.k_cache + *entry * call.k_block_stride + head + slot * dim : nothing;
+    const T* v = seen ? call.v_cache + *entry * call.v_block_stride + head + slot * dim : nothing;
+    for (int64_t key = first; key < last; ++key, ++j, k += seen ? dim : 0, v += seen ? dim : 0) {
+      const bool visible = key >= low && key < high;
+      rows.k[j] = visible ? k : nothing, rows.v[j] = visible ? v : nothing;
+    }
   }
 }
 
@@ -171,11 +176,18 @@ template <class T> struct Attention {
       const bool more = start + kTile < high;
       if (more) locate_tile(start + kTile, following);
       else if (next) Attention(call, *next).locate_first_tile(following);
-      pack(tiles[index], more || next ? &following : nullptr, int(min64(kTile, high - start)));
+      const TileRows<T>* ahead = more || next ? &following : nullptr;
+      if (reads_directly()) {
+        attend_directly(tiles[index], ahead, start);
+        continue;
+      }
+      pack(tiles[index], ahead, int(min64(kTile, high - start)));
       for (int row = 0; row < rows; row += kTileRows) attend(row, int(min64(kTileRows, rows - row)), start);
     }
     store();
   }
+
+  bool reads_directly() const { return kReadsDirectly<T> && rows <= kTileRows && call.head_dim % kChunk == 0; }
 
   void pack(const TileRows<T>& tile, const TileRows<T>* next, int used) {
     for (int j = 0; j < used; j += kLanes) {
@@ -184,17 +196,28 @@ template <class T> struct Attention {
     }
   }
 
+  // What becomes of a tile's scores: probability words, and what the sums so far are to be scaled with.
+  struct Tile {
+    alignas(64) float scores[kTileRows][kTile], probabilities[kTileRows][kTile / kPair], scale[kTileRows];
+  };
+
   // Rows [row, row + count) meet the packed tile.
   void attend(int row, int count, int64_t start) {
     const int64_t used = min64(kTile, position(row + count - 1) + 1 - start);
     if (used <= 0 || first_visible(position(row)) >= start + kTile) return;
     const int vectors = int(ceil_div(used, kLanes));
-    alignas(64) float scores[kTileRows][kTile], probabilities[kTileRows][kTile / kPair], scale[kTileRows];
-    multiply_add_rows<T>(count, vectors, q + row * words, words, keys, kTile, words, nullptr, scores[0], kTile);
+    Tile tile;
+    multiply_add_rows<T>(count, vectors, q + row * words, words, keys, kTile, words, nullptr, tile.scores[0], kTile);
+    weigh(row, count, start, vectors, tile);
+    multiply_add_rows<T>(count, dim / kLanes, tile.probabilities[0], kTile / kPair, values, dim,
+                         int(ceil_div(used, kPair)), tile.scale, sums + int64_t(row) * dim, dim);
+  }
+
+  void weigh(int row, int count, int64_t start, int vectors, Tile& tile) {
     f32x16 before{}, base{};
     for (int r = 0; r < count; ++r) {
       const int64_t at = position(row + r);
-      const float best = mask_and_scale(call, first_visible(at) - start, at + 1 - start, vectors, scores[r]);
+      const float best = mask_and_scale(call, first_visible(at) - start, at + 1 - start, vectors, tile.scores[r]);
       const float maximum = std::max(maxima[row + r], best);
       before[r] = maxima[row + r];
       base[r] = maximum == kNegativeInfinity ? 0.0f : maximum;
@@ -202,11 +225,34 @@ template <class T> struct Attention {
     }
     const f32x16 rescale = exp2_16(before - base);
     for (int r = 0; r < count; ++r) {
-      scale[r] = rescale[r];
-      totals[row + r] = totals[row + r] * scale[r] + exponentiate<T>(base[r], vectors, scores[r], probabilities[r]);
+      tile.scale[r] = rescale[r];
+      totals[row + r] = totals[row + r] * rescale[r] +
+                        exponentiate<T>(base[r], vectors, tile.scores[r], tile.probabilities[r]);
     }
-    multiply_add_rows<T>(count, dim / kLanes, probabilities[0], kTile / kPair, values, dim,
-                         int(ceil_div(used, kPair)), scale, sums + int64_t(row) * dim, dim);
+  }
+
+  // All rows meet a tile where it lies.
+  void attend_directly(const TileRows<T>& at, const TileRows<T>* next, int64_t start) {
+    switch (rows) {
+      case 1: return attend_directly<1>(at, next, start);
+      case 2: return attend_directly<2>(at, next, start);
+      case 3: return attend_directly<3>(at, next, start);
+      case 4: return attend_directly<4>(at, next, start);
+      case 5: return attend_directly<5>(at, next, start);
+      default: return attend_directly<6>(at, next, start);
+    }
+  }
+
+  template <int kRows> void attend_directly(const TileRows<T>& at, const TileRows<T>* next, int64_t start) {
+    if constexpr (kReadsDirectly<T> && kRows <= kTileRows) {
+      const int64_t used = min64(kTile, position(rows - 1) + 1 - start);
+      const int vectors = int(ceil_div(used, kLanes));
+      Tile tile;
+      direct_scores<kRows>(q, words, at.k, next ? next->k : nullptr, vectors * kLanes, tile.scores);
+      weigh(0, rows, start, vectors, tile);
+      direct_values<kRows>(tile.probabilities, at.v, next ? next->v : nullptr, int(ceil_div(used, kPair)),
+                           call.head_dim, tile.scale, sums);
+    }
   }
 
   void store() const {

@@ -9,6 +9,21 @@ struct Matrix {  // [outer, inner] rows of a strided tensor
   int64_t outer_stride, inner_stride;
 };
 
+struct BorrowCoresArguments {
+  const int32_t* busy;
+  int64_t threads;
+  const int64_t* cpus;
+  int64_t num_cpus;
+  int64_t* ok;
+};
+
+struct TakeRowsArguments {
+  const char* x;
+  const int64_t* indices;
+  char* out;
+  int64_t stride_bytes, row_bytes, n, threads;
+};
+
 struct LinearArguments {
   int64_t dtype, out_dtype;
   const void* x;
@@ -96,6 +111,8 @@ struct PagedAttentionArguments {
 
 }  // namespace tandem
 
+TANDEM_EXPORT void tandem_borrow_cores(const tandem::BorrowCoresArguments*);
+TANDEM_EXPORT void tandem_take_rows(const tandem::TakeRowsArguments*);
 TANDEM_EXPORT void tandem_linear(const tandem::LinearArguments*);
 void tandem_joined_linear(const tandem::JoinedLinearArguments*);
 TANDEM_EXPORT void tandem_gated_linear(const tandem::GatedLinearArguments*);

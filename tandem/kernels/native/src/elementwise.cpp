@@ -1,4 +1,4 @@
-// Norms and rotary embedding: one pass over each row, float32 inside, rounded once on the way out.
+// Rows copied, norms and rotary embedding: one pass over each row, float32 inside, rounded once on the way out.
 //
 // A row is always handled whole by one thread in one order, so its bits do not depend on the other rows.
 #include <cmath>
@@ -10,6 +10,7 @@ namespace tandem {
 namespace {
 
 constexpr double kNormNs = 0.2, kRopeNs = 0.3;  // one thread's time per element
+constexpr double kCopyNs = 0.1;  // and per byte
 constexpr int kMaxHeadDim = 512;
 
 // Weights come in the tensor's dtype or in float32.
@@ -128,6 +129,13 @@ template <class T> struct Rope {
 }  // namespace tandem
 
 using namespace tandem;
+
+TANDEM_EXPORT void tandem_take_rows(const TakeRowsArguments* a) {
+  Pool::run(a->n, split(a->n, double(a->n * a->row_bytes) * kCopyNs, a->threads), [a](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i)
+      std::memcpy(a->out + i * a->row_bytes, a->x + a->indices[i] * a->stride_bytes, size_t(a->row_bytes));
+  });
+}
 
 TANDEM_EXPORT void tandem_rms_norm(const RmsNormArguments* a) {
   const Weight weight{a->weight, int(a->weight_dtype), a->unit_offset ? 1.0f : 0.0f};

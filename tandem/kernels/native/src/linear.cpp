@@ -1,8 +1,13 @@
 // x @ weight.T straight from row-major weights: dot products along K, nothing packed or copied.
 //
-// A tile is up to kMaxRows activation rows by four weight rows. Each output element owns one 16-lane accumulator that
-// walks K in order and is folded by one fixed tree, so its bits do not depend on the number of rows or on its row.
-// Threads split outputs, never K. Weights stream from memory once per block of activation rows (kept in L2).
+// A tile is up to kMaxRows activation rows by a panel of four weight rows. Each output element owns one 16-lane
+// accumulator that walks K in order and is folded by one fixed tree, so its bits do not depend on the number of rows or
+// on its row. Threads split outputs, never K.
+//
+// Panels make strips of 16 output columns, strips make groups whose weights stay in L2 while the activations pass, six
+// rows at a time, from L1. Meanwhile the next group's weights are asked for: they come from memory once.
+#include <type_traits>
+
 #include "calls.h"
 #include "pool.h"
 
@@ -15,9 +20,12 @@ constexpr int kMaxRows = 6;  // 24 accumulators of 32 registers
 #else
 constexpr int kMaxRows = 1;
 #endif
-constexpr int kSumRows = 8;  // kMaxRows, rounded up to whole vectors of four rows
-constexpr double kBytesPerNs = 25.0, kFlopsPerNs = 150.0;  // what one thread reads and computes
-constexpr int64_t kBlockBytes = 512 * 1024;  // activation rows kept in L2 while the weights pass
+constexpr int kStrip = kLanes;  // output columns that are rounded and stored together
+constexpr int kStripPanels = kStrip / kPanel;
+constexpr int64_t kGroupBytes = 96 * 1024;  // weights kept in L2; as many again are on their way
+constexpr int64_t kChunkRows = 32 * kMaxRows;  // activation rows of a task
+constexpr int64_t kTasksPerThread = 4;
+constexpr double kBytesPerNs = 25.0, kFlopsPerNs = 200.0;  // what one thread reads and computes
 
 // How a dtype is multiplied: `dot` adds the products of kStep elements into 16 lanes.
 template <class T> struct Dot {
@@ -56,21 +64,21 @@ TANDEM_INLINE void fold4(const f32x16* acc, float* out) {
 }
 
 template <class T> struct Panel {
-  const T* row[kPanel];
-  const T* next[2];  // the following panel's first and second pair of rows (each pair contiguous), to prefetch
+  const T* row[kPanel];  // contiguous, but for a last one that stands in for rows past the end
 };
 
 // Asks L2 for `kLines` cache lines at step `k` of a walk over K, in address order. Order is what matters: it keeps DRAM
 // pages and the hardware prefetcher happy, where prefetching four rows side by side cost a third of the bandwidth.
 template <class T, int kLines> TANDEM_INLINE void prefetch_lines(const T* rows, int64_t k) {
   const char* line = reinterpret_cast<const char*>(rows + k * kLines);
+#pragma GCC unroll 4
   for (int i = 0; i < kLines; ++i) __builtin_prefetch(line + i * int64_t(Dot<T>::kStep * sizeof(T)), 0, 2);
 }
 
-// sums[m][n] = x row m . panel row n, meanwhile prefetching `kPrefetch` rows of the next panel from `first` on.
+// sums[m][n] = x row m . panel row n, meanwhile prefetching `kPrefetch` rows' worth of lines from `ahead` on.
 template <class T, int kRows, int kPrefetch>
-TANDEM_INLINE void tile(const T* x, int64_t ldx, const Panel<T>& panel, int first, int64_t k_size,
-                        float (*sums)[kPanel]) {
+TANDEM_INLINE void tile(const T* x, int64_t ldx, const Panel<T>& panel, const T* ahead, int64_t k_size, float* sums,
+                        int64_t ld_sums) {
   using D = Dot<T>;
   f32x16 acc[kRows][kPanel] = {};
   const auto step = [&](int64_t k, auto... count) {
@@ -86,21 +94,19 @@ TANDEM_INLINE void tile(const T* x, int64_t ldx, const Panel<T>& panel, int firs
   };
   int64_t k = 0;
   for (; k + D::kStep <= k_size; k += D::kStep) {
-    if (kPrefetch == 4) prefetch_lines<T, 2>(panel.next[0], k), prefetch_lines<T, 2>(panel.next[1], k);
-    if (kPrefetch == 2) prefetch_lines<T, 2>(panel.next[first / 2], k);
-    if (kPrefetch == 1) prefetch_lines<T, 1>(panel.next[first / 2] + first % 2 * k_size, k);
+    if (kPrefetch) prefetch_lines<T, kPrefetch>(ahead, k);
     step(k);
   }
   if (k < k_size) step(k, int(k_size - k));
 #pragma GCC unroll 8
-  for (int m = 0; m < kRows; ++m) fold4(acc[m], sums[m]);
+  for (int m = 0; m < kRows; ++m) fold4(acc[m], sums + m * ld_sums);
 }
 
 // The same sums for one or two rows of x, one weight row after the other: the hardware prefetcher then streams memory at
 // full speed, and there is too little arithmetic for anything else to matter.
 template <class T, int kRows>
-TANDEM_INLINE void streaming_tile(const T* x, int64_t ldx, const Panel<T>& panel, int64_t k_size,
-                                  float (*sums)[kPanel]) {
+TANDEM_INLINE void streaming_tile(const T* x, int64_t ldx, const Panel<T>& panel, int64_t k_size, float* sums,
+                                  int64_t ld_sums) {
   using D = Dot<T>;
   f32x16 acc[kRows][kPanel] = {};
   for (int n = 0; n < kPanel; ++n) {
@@ -114,83 +120,100 @@ TANDEM_INLINE void streaming_tile(const T* x, int64_t ldx, const Panel<T>& panel
     if (k < k_size) step(k, int(k_size - k));
     for (int m = 0; m < kRows; ++m) acc[m][n] = row[m];
   }
-  for (int m = 0; m < kRows; ++m) fold4(acc[m], sums[m]);
+  for (int m = 0; m < kRows; ++m) fold4(acc[m], sums + m * ld_sums);
 }
 
 template <class T, int kRows>
-void tile_of(const T* x, int64_t ldx, const Panel<T>& panel, int first, int prefetch, int64_t k_size,
-             float (*sums)[kPanel]) {
-  switch (prefetch) {
-    case 4: return tile<T, kRows, 4>(x, ldx, panel, first, k_size, sums);
-    case 2: return tile<T, kRows, 2>(x, ldx, panel, first, k_size, sums);
-    case 1: return tile<T, kRows, 1>(x, ldx, panel, first, k_size, sums);
-    default: return tile<T, kRows, 0>(x, ldx, panel, first, k_size, sums);
+void tile_of(const T* x, int64_t ldx, const Panel<T>& panel, const T* ahead, int lines, int64_t k_size, float* sums,
+             int64_t ld_sums) {
+  switch (lines) {
+    case 4: return tile<T, kRows, 4>(x, ldx, panel, ahead, k_size, sums, ld_sums);
+    case 2: return tile<T, kRows, 2>(x, ldx, panel, ahead, k_size, sums, ld_sums);
+    case 1: return tile<T, kRows, 1>(x, ldx, panel, ahead, k_size, sums, ld_sums);
+    default: return tile<T, kRows, 0>(x, ldx, panel, ahead, k_size, sums, ld_sums);
   }
 }
 
 template <class T>
-void any_tile(int rows, const T* x, int64_t ldx, const Panel<T>& panel, int first, int prefetch, int64_t k_size,
-              float (*sums)[kPanel]) {
-  if (prefetch == kPanel && rows == 1) return streaming_tile<T, 1>(x, ldx, panel, k_size, sums);
-  if (prefetch == kPanel && rows == 2) return streaming_tile<T, 2>(x, ldx, panel, k_size, sums);
+void any_tile(int rows, const T* x, int64_t ldx, const Panel<T>& panel, const T* ahead, int lines, int64_t k_size,
+              float* sums, int64_t ld_sums) {
   switch (rows) {
-    case 1: return tile_of<T, 1>(x, ldx, panel, first, prefetch, k_size, sums);
+    case 1: return tile_of<T, 1>(x, ldx, panel, ahead, lines, k_size, sums, ld_sums);
 #if defined(__AVX512F__)
-    case 2: return tile_of<T, 2>(x, ldx, panel, first, prefetch, k_size, sums);
-    case 3: return tile_of<T, 3>(x, ldx, panel, first, prefetch, k_size, sums);
-    case 4: return tile_of<T, 4>(x, ldx, panel, first, prefetch, k_size, sums);
-    case 5: return tile_of<T, 5>(x, ldx, panel, first, prefetch, k_size, sums);
-    default: return tile_of<T, 6>(x, ldx, panel, first, prefetch, k_size, sums);
+    case 2: return tile_of<T, 2>(x, ldx, panel, ahead, lines, k_size, sums, ld_sums);
+    case 3: return tile_of<T, 3>(x, ldx, panel, ahead, lines, k_size, sums, ld_sums);
+    case 4: return tile_of<T, 4>(x, ldx, panel, ahead, lines, k_size, sums, ld_sums);
+    case 5: return tile_of<T, 5>(x, ldx, panel, ahead, lines, k_size, sums, ld_sums);
+    default: return tile_of<T, 6>(x, ldx, panel, ahead, lines, k_size, sums, ld_sums);
 #endif
   }
 }
 
-// One weight panel against a block of activation rows; the next panel's prefetch is spread over the tiles.
-template <class T, class Epilogue>
-void panel_times_block(const T* x, int64_t ldx, int64_t first_row, int64_t rows, int64_t k_size,
-                       const Panel<T>& panel, int64_t index, const Epilogue& epilogue) {
-  const int64_t tiles = ceil_div(rows, kMaxRows);
-  const int per_tile = tiles == 1 ? 4 : tiles < 4 ? 2 : 1;  // prefetched rows
-  alignas(64) float sums[kSumRows][kPanel] = {};
-  int prefetched = 0;
-  for (int64_t t = 0; t < tiles; ++t) {
-    const int64_t begin = first_row + rows * t / tiles, end = first_row + rows * (t + 1) / tiles;
-    const int prefetch = prefetched < kPanel ? per_tile : 0;
-    any_tile<T>(int(end - begin), x + begin * ldx, ldx, panel, prefetched, prefetch, k_size, sums);
-    prefetched += prefetch;
-    epilogue(sums, begin, int(end - begin), index);
-  }
-}
-
-// One thread's time: weights come from memory once per block of activation rows, and are multiplied with every row.
-template <class T> double cost_ns(int64_t m_size, int64_t n_size, int64_t k_size, int64_t blocks) {
+// One thread's time: weights come from memory once and are multiplied with every row.
+template <class T> double cost_ns(int64_t m_size, int64_t n_size, int64_t k_size) {
   const double weights = double(n_size) * double(k_size);
-  return weights * double(sizeof(T)) * double(blocks) / kBytesPerNs + 2.0 * weights * double(m_size) / kFlopsPerNs;
+  return weights * double(sizeof(T)) / kBytesPerNs + 2.0 * weights * double(m_size) / kFlopsPerNs;
 }
 
-// Splits panels and activation blocks over threads. `panel_at(index)` names the weight rows of a panel.
-template <class T, class PanelAt, class Epilogue>
-void multiply(const T* x, int64_t ldx, int64_t m_size, int64_t k_size, int64_t num_panels, int num_threads,
-              const PanelAt& panel_at, const Epilogue& epilogue) {
-  const int64_t fitting = kBlockBytes / max64(1, k_size * int64_t(sizeof(T)));
-  const int64_t blocks = ceil_div(m_size, max64(kMaxRows, min64(fitting, 32 * kMaxRows)));
-  const double cost = cost_ns<T>(m_size, num_panels * kPanel, k_size, blocks);
-  Pool::run(blocks * num_panels, split(blocks * num_panels, cost, num_threads), [&](int64_t first, int64_t last) {
-    for (int64_t task = first; task < last; ++task) {
-      const int64_t b = task / num_panels, index = task % num_panels;
-      const int64_t first_row = m_size * b / blocks, rows = m_size * (b + 1) / blocks - first_row;
-      panel_times_block<T>(x, ldx, first_row, rows, k_size, panel_at(index), index, epilogue);
-    }
-  });
-}
+// What is multiplied with the rows of x. `Source::kPanels` panels make a strip; `panel(strip, i)` names the weight rows
+// of one, `store(sums, row, rows, strip)` gets the sums [rows][kPanels * kPanel] of rows of x from `row` on.
+template <class T, class Source> class Product {
+ public:
+  Product(const T* x, int64_t ldx, int64_t m_size, int64_t k_size, int64_t strips, const Source& source)
+      : x_(x), ldx_(ldx), m_size_(m_size), k_size_(k_size), strips_(strips), source_(source) {}
 
-template <class Out> TANDEM_INLINE void copy_row(Out* to, const Out* from, int columns) {
-  if (columns == kPanel) {
-    std::memcpy(to, from, kPanel * sizeof(Out));
-  } else {
-    for (int n = 0; n < columns; ++n) to[n] = from[n];
+  void run(int num_threads) {
+    chunks_ = ceil_div(m_size_, kChunkRows);
+    const int64_t fitting = kGroupBytes / max64(1, kColumns * k_size_ * int64_t(sizeof(T)));
+    const int64_t even = ceil_div(strips_, kTasksPerThread * num_threads);
+    group_ = m_size_ <= kMaxRows ? 1 : max64(1, min64(fitting, even));
+    const int64_t tasks = ceil_div(strips_, group_) * chunks_;
+    const double cost = cost_ns<T>(m_size_, strips_ * kColumns, k_size_);
+    Pool::run(tasks, split(tasks, cost, num_threads), [&](int64_t first, int64_t last) {
+      for (int64_t task = first; task < last; ++task) group_times_chunk(task / chunks_ * group_, task % chunks_);
+    });
   }
-}
+
+ private:
+  static constexpr int kColumns = Source::kPanels * kPanel;
+
+  void group_times_chunk(int64_t strip, int64_t chunk) const {
+    const int64_t first_row = m_size_ * chunk / chunks_, rows = m_size_ * (chunk + 1) / chunks_ - first_row;
+    const int64_t tiles = ceil_div(rows, kMaxRows), end = min64(strip + group_, strips_);
+    const int lines = chunk + 1 < chunks_ ? 0 : tiles == 1 ? 4 : tiles < 4 ? 2 : 1;
+    for (int64_t t = 0; t < tiles; ++t) {
+      const int64_t begin = rows * t / tiles;
+      const int count = int(rows * (t + 1) / tiles - begin), prefetched = int(min64(t * lines, kPanel));
+      for (int64_t s = strip; s < end; ++s)
+        strip_times_tile(s, first_row + begin, count, prefetched, min64(lines, kPanel - prefetched));
+    }
+  }
+
+  // `lines` of the next group's weights are asked for at each step, where `prefetched` rows of a panel already were.
+  void strip_times_tile(int64_t strip, int64_t row, int count, int prefetched, int64_t lines) const {
+    alignas(64) float sums[kMaxRows][kColumns];
+    const T* x = x_ + row * ldx_;
+    const bool streams = m_size_ <= 2;
+    const int64_t next = min64(strip + group_, strips_ - 1);
+    for (int i = 0; i < Source::kPanels; ++i) {
+      const Panel<T> panel = source_.panel(strip, i);
+      if (streams && count == 1) {
+        streaming_tile<T, 1>(x, ldx_, panel, k_size_, sums[0] + i * kPanel, kColumns);
+      } else if (streams && kMaxRows > 1) {
+        streaming_tile<T, 2>(x, ldx_, panel, k_size_, sums[0] + i * kPanel, kColumns);
+      } else {
+        const T* ahead = lines ? source_.panel(next, i).row[0] + prefetched * k_size_ : nullptr;
+        any_tile<T>(count, x, ldx_, panel, ahead, int(lines), k_size_, sums[0] + i * kPanel, kColumns);
+      }
+    }
+    source_.store(sums, row, count, strip);
+  }
+
+  const T* x_;
+  int64_t ldx_, m_size_, k_size_, strips_;
+  const Source& source_;
+  int64_t chunks_ = 1, group_ = 1;
+};
 
 // Weights whose products lie side by side in the output. All parts but the last have whole panels.
 template <class T> struct Part {
@@ -198,44 +221,53 @@ template <class T> struct Part {
   int64_t rows;
   int64_t panels() const { return ceil_div(rows, kPanel); }
 };
-template <class T> struct Parts {
+
+template <class T, class Out> struct Linear {
+  static constexpr int kPanels = kStripPanels;
   Part<T> part[3];
-  int64_t panels() const { return part[0].panels() + part[1].panels() + part[2].panels(); }
-  // The part that holds a panel, whose index comes out counted within it.
+  Out* out;
+  int64_t ldo, k_size;
+
+  int64_t columns() const { return part[0].rows + part[1].rows + part[2].rows; }
+  int64_t strips() const { return ceil_div(columns(), kStrip); }
+
+  // The part that holds a panel, whose index comes out counted within it; past the end it is the last one's last.
   const Part<T>& holding(int64_t& index) const {
     const Part<T>* p = part;
-    while (index >= p->panels()) index -= p++->panels();
+    while (index >= p->panels() && p < part + 2 && p[1].rows) index -= p++->panels();
     return *p;
   }
-};
 
-template <class T, class Out>
-void linear(const T* x, int64_t ldx, const Parts<T>& parts, Out* out, int64_t ldo, int64_t m_size, int64_t k_size,
-            int num_threads) {
-  const auto panel_at = [=](int64_t index) {
-    const Part<T>& part = parts.holding(index);
+  Panel<T> panel(int64_t strip, int i) const {
+    int64_t index = strip * kPanels + i;
+    const Part<T>& p = holding(index);
     Panel<T> panel;
-    for (int i = 0; i < kPanel; ++i) panel.row[i] = part.weight + min64(index * kPanel + i, part.rows - 1) * k_size;
-    panel.next[0] = part.weight + (index + 1) * kPanel * k_size;
-    panel.next[1] = panel.next[0] + 2 * k_size;
+    for (int n = 0; n < kPanel; ++n) panel.row[n] = p.weight + min64(index * kPanel + n, p.rows - 1) * k_size;
     return panel;
-  };
-  const auto epilogue = [=](float(*sums)[kPanel], int64_t row, int rows, int64_t index) {
-    const int64_t column = index * kPanel;
-    const Part<T>& part = parts.holding(index);
-    const int columns = int(min64(kPanel, part.rows - index * kPanel));
+  }
+
+  f32x16 bias(int64_t strip) const {
     f32x16 shift{};
-    for (int i = 0; part.bias && i < kLanes; ++i)
-      shift[i] = i % kPanel < columns ? to_float(part.bias[index * kPanel + i % kPanel]) : 0;
-    for (int m = 0; m < rows; m += 4) {
-      Out rounded[kLanes];
-      store16(rounded, load16(sums[m]) + shift);
-      for (int i = m; i < min64(m + 4, rows); ++i)
-        copy_row(out + (row + i) * ldo + column, rounded + (i - m) * kPanel, columns);
+    for (int i = 0; i < kPanels; ++i) {
+      int64_t index = strip * kPanels + i;
+      const Part<T>& p = holding(index);
+      for (int n = 0; p.bias && n < kPanel; ++n)
+        shift[i * kPanel + n] = to_float(p.bias[min64(index * kPanel + n, p.rows - 1)]);
     }
-  };
-  multiply<T>(x, ldx, m_size, k_size, parts.panels(), num_threads, panel_at, epilogue);
-}
+    return shift;
+  }
+
+  void store(const float (*sums)[kStrip], int64_t row, int rows, int64_t strip) const {
+    const f32x16 shift = part[0].bias || part[1].bias || part[2].bias ? bias(strip) : f32x16{};
+    const int count = int(min64(kStrip, columns() - strip * kStrip));
+    for (int m = 0; m < rows; ++m)
+      store16(out + (row + m) * ldo + strip * kStrip, load16(sums[m]) + shift, count);
+  }
+
+  void run(const T* x, int64_t ldx, int64_t m_size, int num_threads) const {
+    Product<T, Linear>(x, ldx, m_size, k_size, strips(), *this).run(num_threads);
+  }
+};
 
 enum Activation : int { kSilu = 0, kGeluTanh = 1 };
 
@@ -245,34 +277,33 @@ TANDEM_INLINE f32x16 activate(int activation, f32x16 v) {
   return v * sigmoid_16(inner + inner);  // 0.5 (1 + tanh u) = sigmoid(2u)
 }
 
-template <class T>
-void gated_linear(const T* x, int64_t ldx, const T* gate, const T* up, T* out, int64_t ldo, int64_t m_size,
-                  int64_t n_size, int64_t k_size, int activation, int num_threads) {
-  constexpr int kPairs = kPanel / 2;  // a panel is two gate rows and the two up rows beside them
-  const auto panel_at = [=](int64_t index) {
+// A strip is 16 gate rows and the 16 up rows beside them.
+template <class T> struct GatedLinear {
+  static constexpr int kPanels = 2 * kStripPanels;
+  const T *gate, *up;
+  T* out;
+  int64_t ldo, n_size, k_size;
+  int activation;
+
+  Panel<T> panel(int64_t strip, int i) const {
+    const T* weight = i < kStripPanels ? gate : up;
+    const int64_t first = strip * kStrip + i % kStripPanels * kPanel;
     Panel<T> panel;
-    for (int i = 0; i < kPairs; ++i) {
-      const int64_t row = min64(index * kPairs + i, n_size - 1) * k_size;
-      panel.row[i] = gate + row, panel.row[kPairs + i] = up + row;
-    }
-    panel.next[0] = gate + (index + 1) * kPairs * k_size;
-    panel.next[1] = up + (index + 1) * kPairs * k_size;
+    for (int n = 0; n < kPanel; ++n) panel.row[n] = weight + min64(first + n, n_size - 1) * k_size;
     return panel;
-  };
-  const auto epilogue = [=](float(*sums)[kPanel], int64_t row, int rows, int64_t index) {
-    f32x16 g{}, u{};
+  }
+
+  void store(const float (*sums)[2 * kStrip], int64_t row, int rows, int64_t strip) const {
+    const int count = int(min64(kStrip, n_size - strip * kStrip));
     for (int m = 0; m < rows; ++m)
-      for (int n = 0; n < kPairs; ++n) g[m * kPairs + n] = sums[m][n], u[m * kPairs + n] = sums[m][kPairs + n];
-    T rounded[kLanes];
-    store16(rounded, activate(activation, g) * u);
-    const int64_t column = index * kPairs;
-    const int columns = int(min64(kPairs, n_size - column));
-    for (int m = 0; m < rows; ++m)
-      for (int n = 0; n < columns; ++n)
-        out[(row + m) * ldo + column + n] = rounded[m * kPairs + n];
-  };
-  multiply<T>(x, ldx, m_size, k_size, ceil_div(n_size, kPairs), num_threads, panel_at, epilogue);
-}
+      store16(out + (row + m) * ldo + strip * kStrip,
+              activate(activation, load16(sums[m])) * load16(sums[m] + kStrip), count);
+  }
+
+  void run(const T* x, int64_t ldx, int64_t m_size, int num_threads) const {
+    Product<T, GatedLinear>(x, ldx, m_size, k_size, ceil_div(n_size, kStrip), *this).run(num_threads);
+  }
+};
 
 }  // namespace
 }  // namespace tandem
@@ -282,9 +313,11 @@ using namespace tandem;
 TANDEM_EXPORT void tandem_linear(const LinearArguments* a) {
   with_dtype(a->dtype, [a](auto tag) {
     using T = decltype(tag);
-    const Parts<T> parts{{{static_cast<const T*>(a->weight), static_cast<const T*>(a->bias), a->n}}};
+    const Part<T> whole{static_cast<const T*>(a->weight), static_cast<const T*>(a->bias), a->n};
     const auto into = [&](auto* out) {
-      linear(static_cast<const T*>(a->x), a->x_stride, parts, out, a->out_stride, a->m, a->k, int(a->threads));
+      using Out = std::remove_pointer_t<decltype(out)>;
+      const Linear<T, Out> linear{{whole}, out, a->out_stride, a->k};
+      linear.run(static_cast<const T*>(a->x), a->x_stride, a->m, int(a->threads));
     };
     if (a->out_dtype == kFloat32) return into(static_cast<float*>(a->out));
     into(static_cast<T*>(a->out));
@@ -294,20 +327,19 @@ TANDEM_EXPORT void tandem_linear(const LinearArguments* a) {
 void tandem_joined_linear(const JoinedLinearArguments* a) {
   with_dtype(a->dtype, [a](auto tag) {
     using T = decltype(tag);
-    Parts<T> parts{};
+    Linear<T, T> linear{{}, static_cast<T*>(a->out), a->out_stride, a->k};
     for (int i = 0; i < 3; ++i)
-      parts.part[i] = {static_cast<const T*>(a->parts[i].weight), static_cast<const T*>(a->parts[i].bias),
-                       a->parts[i].rows};
-    linear(static_cast<const T*>(a->x), a->x_stride, parts, static_cast<T*>(a->out), a->out_stride, a->m, a->k,
-           int(a->threads));
+      linear.part[i] = {static_cast<const T*>(a->parts[i].weight), static_cast<const T*>(a->parts[i].bias),
+                        a->parts[i].rows};
+    linear.run(static_cast<const T*>(a->x), a->x_stride, a->m, int(a->threads));
   });
 }
 
 TANDEM_EXPORT void tandem_gated_linear(const GatedLinearArguments* a) {
   with_dtype(a->dtype, [a](auto tag) {
     using T = decltype(tag);
-    gated_linear(static_cast<const T*>(a->x), a->x_stride, static_cast<const T*>(a->gate),
-                 static_cast<const T*>(a->up), static_cast<T*>(a->out), a->out_stride, a->m, a->n, a->k,
-                 int(a->activation), int(a->threads));
+    const GatedLinear<T> linear{static_cast<const T*>(a->gate), static_cast<const T*>(a->up), static_cast<T*>(a->out),
+                                a->out_stride, a->n, a->k, int(a->activation)};
+    linear.run(static_cast<const T*>(a->x), a->x_stride, a->m, int(a->threads));
   });
 }

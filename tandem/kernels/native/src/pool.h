@@ -6,6 +6,9 @@
 //
 // One call at a time has helpers; others meanwhile compute alone. Idle helpers sleep. The pool is leaked and its threads
 // are detached, so that the process may exit at any time; a forked child begins without a pool.
+//
+// Other processes may lend their cores: for each there is one more helper, who sleeps while the lender says it is busy
+// and leaves with the unit it has begun when the lender says so meanwhile.
 #pragma once
 #include <linux/futex.h>
 #include <pthread.h>
@@ -27,20 +30,19 @@ struct Split {
   int64_t grain;  // items in a unit
   int threads;
   bool ordered = false;  // one lane for all: units are started in order, whoever is free takes the next
+  int lent = 0;  // of the threads, on cores of others
+};
+
+// Another process's cores; it sets `busy` in memory that both map.
+struct Lender {
+  const std::atomic<int32_t>* busy;
+  int threads;
 };
 
 constexpr double kWorthyNs = 25e3;  // below this, a second thread costs more than it takes off
 constexpr double kShareNs = 12e3;   // the least work worth another thread
 constexpr double kMinUnitNs = 4e3, kMaxUnitNs = 40e3;
 constexpr int kUnitsPerThread = 16;
-
-// `cost_ns`: what all `items` together would take one thread.
-inline Split split(int64_t items, double cost_ns, int64_t max_threads) {
-  const double most = cost_ns < kWorthyNs ? 1.0 : cost_ns / kShareNs;
-  const int threads = int(std::max(1.0, std::min(most, double(std::min(items, max_threads)))));
-  const double unit_ns = std::min(std::max(cost_ns / (threads * kUnitsPerThread), kMinUnitNs), kMaxUnitNs);
-  return {std::max<int64_t>(1, int64_t(double(items) * std::min(1.0, unit_ns / std::max(cost_ns, 1.0)))), threads};
-}
 
 class Pool {
  public:
@@ -51,11 +53,34 @@ class Pool {
     if (!pool) return body(0, items);
     const Job job{[](const void* b, int64_t first, int64_t last) { (*static_cast<const Body*>(b))(first, last); },
                   &body, items, max64(split.grain, ceil_div(items, kMaxUnits))};
-    pool->run(job, int(min64(split.threads, kMaxThreads)), split.ordered);
+    pool->run(job, int(min64(split.threads, kMaxThreads)), split.lent, split.ordered);
     pool->busy_.store(false, std::memory_order_release);
   }
 
+  // Threads that run on cores of others and may be used now.
+  static int lent() {
+    const Pool* pool = current().load(std::memory_order_acquire);
+    int found = 0;
+    for (int i = pool ? pool->num_lenders_.load(std::memory_order_acquire) : 0; i-- > 0;)
+      if (pool->lenders_[i].is_idle()) found += pool->lenders_[i].lender.threads;
+    return found;
+  }
+
+  // Starts a lender's helpers on its cores (none: wherever the kernel puts them). False: some could not be started.
+  static bool borrow(const Lender& lender, const cpu_set_t* cpus) {
+    Pool* pool = current().load(std::memory_order_acquire);
+    if (!pool) pool = create();
+    const int index = pool ? pool->num_lenders_.load() : kMaxLenders;
+    if (index == kMaxLenders) return false;
+    pool->lenders_[index].lender = lender;
+    for (int i = 0; i < lender.threads; ++i)
+      if (!start_thread({pool, &pool->lenders_[index]}, cpus)) return false;
+    pool->num_lenders_.store(index + 1, std::memory_order_release);
+    return true;
+  }
+
  private:
+  static constexpr int kMaxLenders = 64;
   static constexpr int kMaxThreads = 256;
   static constexpr int64_t kMaxUnits = 0xffff;
   static constexpr int64_t kSpinNs = 50'000;  // a decode step calls again within this, mostly
@@ -74,6 +99,22 @@ class Pool {
   };
   struct alignas(64) Lane {
     std::atomic<Range> units{Range{}};
+  };
+
+  // Where helpers wait for a call.
+  struct alignas(64) Door {
+    std::atomic<uint32_t> call{0};  // number of the newest one
+    std::atomic<int> sleepers{0};
+    void open(uint32_t newest) {
+      call.store(newest);
+      if (sleepers.load() > 0) wake(call, kMaxThreads);
+    }
+  };
+
+  struct Borrowed {
+    Lender lender{};
+    Door door;
+    bool is_idle() const { return !lender.busy->load(std::memory_order_relaxed); }
   };
 
   // The process's pool if nobody is using it; otherwise nullptr, and the caller computes alone.
@@ -96,25 +137,28 @@ class Pool {
     return present;
   }
 
-  void run(const Job& job, int threads, bool ordered) {
-    if (!hire(threads - 1)) return job.body(job.context, 0, job.items);
+  void run(const Job& job, int threads, int lent, bool ordered) {
+    const int own = threads - 1 - lent;
+    if (!hire(own) && !lent) return job.body(job.context, 0, job.items);
     const int64_t units = ceil_div(job.items, job.grain);
     const uint32_t call = publish(job, units, threads, ordered ? 1 : threads);
-    const int sleeping = sleepers_.load(), awake = num_helpers_ - sleeping;
-    if (sleeping > 0 && awake < threads - 1) wake(call_, threads - 1 - awake);
-    work(call, 0);
+    const int sleeping = own_.sleepers.load(), awake = num_helpers_ - sleeping;
+    if (sleeping > 0 && awake < own) wake(own_.call, own - awake);
+    for (int i = lent > 0 ? num_lenders_.load() : 0; i-- > 0;)
+      if (lenders_[i].is_idle()) lenders_[i].door.open(call);
+    work(call, 0, nullptr);
     if (pending_.load(std::memory_order_acquire) != 0) wait();
   }
 
   uint32_t publish(const Job& job, int64_t units, int threads, int lanes) {
-    const uint32_t call = call_.load(std::memory_order_relaxed) + 1;
+    const uint32_t call = own_.call.load(std::memory_order_relaxed) + 1;
     job_ = job;
     num_lanes_.store(lanes, std::memory_order_relaxed);
     pending_.store(uint32_t(units), std::memory_order_relaxed);
     for (int i = 0; i < lanes; ++i)
       lanes_[i].units.store({call, uint16_t(units * i / lanes), uint16_t(units * (i + 1) / lanes)});
     seats_.store({call, 1, uint16_t(threads)});
-    call_.store(call);
+    own_.call.store(call);
     return call;
   }
 
@@ -132,12 +176,15 @@ class Pool {
     }
   }
 
-  // Computes what can be claimed of `call`, which is over when nothing can.
-  void work(uint32_t call, int seat) {
+  // Computes what can be claimed of `call`, which is over when nothing can, or until the lender wants its core back.
+  void work(uint32_t call, int seat, const Borrowed* lender) {
     const int lanes = num_lanes_.load(std::memory_order_relaxed);
     for (int i = 0; i < lanes; ++i) {
       std::atomic<Range>& lane = lanes_[(seat + i) % lanes].units;
-      for (int64_t unit; (unit = take(lane, call, i == 0)) >= 0;) {
+      for (;;) {
+        if (lender && !lender->is_idle()) return;
+        const int64_t unit = take(lane, call, i == 0);
+        if (unit < 0) break;
         const int64_t first = unit * job_.grain;
         job_.body(job_.context, first, min64(first + job_.grain, job_.items));
         if (pending_.fetch_sub(1) == 1 && caller_sleeps_.load()) wake(pending_, 1);
@@ -155,44 +202,60 @@ class Pool {
     return -1;
   }
 
-  void help() {
+  void help(Borrowed* lender) {
+    Door& door = lender ? lender->door : own_;
     for (uint32_t call = 0;;) {
-      call = await_call(call);
+      call = await_call(door, call);
       const int64_t seat = take(seats_, call, true);
-      if (seat >= 0) work(call, int(seat));
+      if (seat >= 0) work(call, int(seat), lender);
     }
   }
 
-  uint32_t await_call(uint32_t last) {
+  static uint32_t await_call(Door& door, uint32_t last) {
     const int64_t start = now_ns();
     for (;;) {
       for (int i = 0; i < 16; ++i) {
-        const uint32_t call = call_.load(std::memory_order_acquire);
+        const uint32_t call = door.call.load(std::memory_order_acquire);
         if (call != last) return call;
         relax();
       }
       if (now_ns() - start < kSpinNs) continue;
-      sleepers_.fetch_add(1);
-      while (call_.load() == last) sleep(call_, last);
-      sleepers_.fetch_sub(1);
+      door.sleepers.fetch_add(1);
+      while (door.call.load() == last) sleep(door.call, last);
+      door.sleepers.fetch_sub(1);
     }
   }
 
   // Starts helpers until there are `wanted`, or no more can be had; returns whether there are any.
   bool hire(int wanted) {
-    while (num_helpers_ < wanted && start_helper()) ++num_helpers_;
+    while (num_helpers_ < wanted && start_thread({this, nullptr}, nullptr)) ++num_helpers_;
     return num_helpers_ > 0;
   }
 
-  bool start_helper() {
+  struct Post {
+    Pool* pool;
+    Borrowed* lender;
+  };
+
+  static bool start_thread(Post post, const cpu_set_t* cpus) {
+    pthread_attr_t attributes;
+    if (pthread_attr_init(&attributes) != 0) return false;
     sigset_t all, before;  // signals belong to the threads that the process knows of
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_t thread;
-    const auto main = [](void* pool) -> void* { return static_cast<Pool*>(pool)->help(), nullptr; };
-    const bool started = pthread_create(&thread, nullptr, main, this) == 0;
+    const auto main = [](void* given) -> void* {
+      const Post taken = *static_cast<Post*>(given);
+      delete static_cast<Post*>(given);
+      return taken.pool->help(taken.lender), nullptr;
+    };
+    Post* const given = new (std::nothrow) Post(post);
+    const bool started = given && (!cpus || pthread_attr_setaffinity_np(&attributes, sizeof *cpus, cpus) == 0) &&
+                         pthread_create(&thread, &attributes, main, given) == 0;
     if (started) pthread_detach(thread);
+    else delete given;
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    pthread_attr_destroy(&attributes);
     return started;
   }
 
@@ -214,15 +277,26 @@ class Pool {
   }
 
   std::atomic<bool> busy_{false};
-  alignas(64) std::atomic<uint32_t> call_{0};  // number of the newest call
-  std::atomic<int> sleepers_{0};
+  Door own_;
   std::atomic<Range> seats_{Range{}};
   alignas(64) std::atomic<uint32_t> pending_{0};  // units of this call that are not done
   std::atomic<bool> caller_sleeps_{false};
   alignas(64) Job job_{};
   std::atomic<int> num_lanes_{1};
   Lane lanes_[kMaxThreads];
+  std::atomic<int> num_lenders_{0};
+  Borrowed lenders_[kMaxLenders];
   int num_helpers_ = 0;  // from here on: whoever holds busy_
 };
+
+// `cost_ns`: what all `items` together would take one thread.
+inline Split split(int64_t items, double cost_ns, int64_t own_threads) {
+  const double most = cost_ns < kWorthyNs ? 1.0 : cost_ns / kShareNs;
+  const int64_t max_threads = own_threads + (most > double(own_threads) ? Pool::lent() : 0);
+  const int threads = int(std::max(1.0, std::min(most, double(std::min(items, max_threads)))));
+  const double unit_ns = std::min(std::max(cost_ns / (threads * kUnitsPerThread), kMinUnitNs), kMaxUnitNs);
+  const int64_t grain = int64_t(double(items) * std::min(1.0, unit_ns / std::max(cost_ns, 1.0)));
+  return {std::max<int64_t>(1, grain), threads, false, int(std::max<int64_t>(0, threads - own_threads))};
+}
 
 }  // namespace tandem
