@@ -10,9 +10,6 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from tandem.accounts.charge import Charge, LedgerEntry, Settlement, Total
@@ -25,7 +22,7 @@ from tandem.accounts.standing import Standing
 from tandem.accounts.store import KEPT_DAYS, LEASE_S, Spending
 from tandem.accounts.usage import Usage
 from tandem.core.clock import Clock
-from tandem.core.errors import ConfigurationError
+from tandem.redis_client import connect
 
 _REMEMBERED_S = 7 * 24 * 3600  # charges that were settled
 _DAY_S = 24 * 3600
@@ -66,7 +63,7 @@ class RedisAccounts:
         self._lease_ms = round(lease_s * 1000)
         self._max_entries = max_entries
         self._retry_at_s: float | None = None
-        self._client = _connect(url, timeout_s)
+        self._client = connect(url, connect_timeout_s=timeout_s)
         self._reserve = self._client.register_script(RESERVE)
         self._settle = self._client.register_script(SETTLE)
         self._renew = self._client.register_script(RENEW)
@@ -233,13 +230,3 @@ def _entry(fields: Mapping[bytes, bytes]) -> LedgerEntry:
 
 def _or_empty(value: int | None) -> int | str:
     return "" if value is None else value
-
-
-def _connect(url: str, timeout_s: float) -> Redis:
-    """A client that connects when first used, again after a loss, and waits for nothing longer than `timeout_s`."""
-    try:
-        return Redis.from_url(
-            url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 0)
-        )
-    except ValueError as error:
-        raise ConfigurationError(f"the Redis URL is not understood ({error}); write redis://host:port") from error

@@ -1,14 +1,13 @@
 """The pin book of gateways that share a Redis. One round trip a question; entries end by themselves."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from tandem.core.errors import ConfigurationError, UnavailableError
+from tandem.core.errors import UnavailableError
+from tandem.redis_client import connect
 
 _PREFIX = b"tandem:pins:"
 _KEY_BYTES = 16
@@ -27,28 +26,24 @@ class RedisPinBook:
     """`PinBook` under one Redis. What is found there and is no number counts as not kept."""
 
     def __init__(self, url: str, timeout_s: float = 0.5) -> None:
-        try:
-            self._redis: Any = Redis.from_url(
-                url,
-                socket_timeout=timeout_s,
-                socket_connect_timeout=timeout_s,
-                retry=Retry(NoBackoff(), 1),
-            )
-        except ValueError as error:
-            raise ConfigurationError(f"redis={url!r}: {error}") from error
+        self._redis: Any = connect(url, connect_timeout_s=timeout_s, num_retries=1)
+        self._timeout_s = timeout_s
 
     async def find(self, keys: Sequence[bytes]) -> Sequence[float | None]:
         if not keys:
             return []
         try:
-            return [_seconds(value) for value in await self._redis.mget([_name(key) for key in keys])]
+            async with asyncio.timeout(self._timeout_s):
+                values = await self._redis.mget([_name(key) for key in keys])
         except (RedisError, OSError) as error:
             raise UnavailableError(f"Redis does not say what is kept: {error}") from error
+        return [_seconds(value) for value in values]
 
     async def keep(self, lifetimes: Mapping[bytes, float]) -> None:
         names = [_name(key) for key in lifetimes]
         try:
-            await self._redis.eval(_KEEP, len(names), *names, *map(str, lifetimes.values()))
+            async with asyncio.timeout(self._timeout_s):
+                await self._redis.eval(_KEEP, len(names), *names, *map(str, lifetimes.values()))
         except (RedisError, OSError) as error:
             raise UnavailableError(f"Redis does not note what is kept: {error}") from error
 

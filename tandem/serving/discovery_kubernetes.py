@@ -59,7 +59,8 @@ class KubernetesDiscovery:
         if self._task is None:
             self._task = asyncio.create_task(self._watch.run(), name="pods")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._watch.tried.wait(), self._first_wait_s)
+                async with asyncio.timeout(self._first_wait_s):
+                    await self._watch.tried.wait()
         if self._task.done():
             self._task.result()  # NOTE: it never ends but by a bug or settings that cannot work; this raises them
 

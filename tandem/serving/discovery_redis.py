@@ -11,12 +11,10 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from tandem.core.errors import ConfigurationError, InvalidRequestError, LocalityUnavailableError, shown
+from tandem.core.errors import InvalidRequestError, LocalityUnavailableError, shown
+from tandem.redis_client import connect
 from tandem.rpc.messages import WorkerAddress, WorkerRecord
 from tandem.serving.discovery import MAX_WORKERS, TTL_S, check_record
 
@@ -82,7 +80,7 @@ class RedisDiscovery:
         self._key = prefix
         self._ttl_ms = max(1, round(ttl_s * 1000))
         self._timeout_s = timeout_s
-        self._client = _connect(url, timeout_s)
+        self._client = connect(url, connect_timeout_s=timeout_s)
         self._has_complained = False
 
     async def announce(self, record: WorkerRecord) -> None:
@@ -143,13 +141,3 @@ def _name(record: WorkerRecord) -> bytes:
 def _encoded(record: WorkerRecord) -> bytes:
     own = {"role": record.role, "model": record.model, "pool": record.pool}
     return json.dumps({**dataclasses.asdict(record.worker), **own}).encode()
-
-
-def _connect(url: str, timeout_s: float) -> Redis:
-    """A client that connects when first used, again after a loss, and waits for nothing longer than `timeout_s`."""
-    try:
-        return Redis.from_url(
-            url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 0)
-        )
-    except ValueError as error:
-        raise ConfigurationError(f"the Redis URL is not understood ({error}); write redis://host:port") from error

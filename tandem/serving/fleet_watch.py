@@ -79,7 +79,8 @@ class FleetWatch:
                 self._wanted.clear()
                 await self._poll()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wanted.wait(), self._poll_s)
+                    async with asyncio.timeout(self._poll_s):
+                        await self._wanted.wait()
         finally:
             await self._end(list(self._streams))
 

@@ -139,7 +139,8 @@ class Supervised:
                 await process.wait()
                 helpers[1].cancel()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(helpers[0], _LAST_WORDS_S)
+                    async with asyncio.timeout(_LAST_WORDS_S):
+                        await helpers[0]
                 await asyncio.gather(*helpers, return_exceptions=True)
                 self.ready.clear()
 

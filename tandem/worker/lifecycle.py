@@ -70,13 +70,15 @@ class Lifecycle:
     async def until_idle(self, timeout_s: float) -> bool:
         """Whether nothing runs any more, waiting for that up to `timeout_s`."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
         return self._idle.is_set()  # NOTE: with no time to wait it was not even asked
 
     async def changed_within(self, timeout_s: float) -> bool:
         """Whether the state changes, waiting for that up to `timeout_s`."""
         try:
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
         except TimeoutError:
             return False
         return True

@@ -1,9 +1,9 @@
 """A real redis-server for tests: a random loopback port, a temporary directory, nothing kept on disk."""
 
 import contextlib
+import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -13,6 +13,8 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from tandem.serving.ports import free_ports
+
 MISSING = "redis-server is not on PATH: install it with the system's package manager (apt-get install redis-server)"
 _READY_S = 10.0
 
@@ -21,7 +23,7 @@ class RedisServer:
     """One server process that can be killed, started again on its port, stopped and continued."""
 
     def __init__(self, directory: str) -> None:
-        self.port = _free_port()
+        (self.port,) = free_ports(1, "127.0.0.1", random.SystemRandom())
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
@@ -79,10 +81,3 @@ def running_redis() -> Iterator[RedisServer]:
             yield server
         finally:
             server.kill()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

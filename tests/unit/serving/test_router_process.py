@@ -189,7 +189,7 @@ def test_the_process_says_when_it_is_ready_and_ends_cleanly() -> None:
         (["--bind", "nonsense"], "--bind='nonsense': write host:port"),
         (["--policy", "magic"], "--policy='magic': use one of predicted-cost"),
         (["--workers", "a:1,b"], "'b' is not host:port"),
-        (["--redis", "http://x"], "the Redis URL is not understood"),
+        (["--redis", "http://x"], "Redis URL 'http://x' is not understood"),
         (["--cluster-secret", ""], "cluster_secret has 0 bytes"),
         (["--log-level", "loud"], "log_level='loud' does not exist"),
         (["--wrong", "1"], "--wrong"),

@@ -4,19 +4,18 @@ Each entry is a hash, `body` and `running`, beside a key that lives while its ga
 and expire. A Redis that is away, slow, full or holds nonsense raises UnavailableError and nothing else.
 """
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable
 from typing import cast
 
 import orjson
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from tandem.core.clock import Clock, SystemClock
-from tandem.core.errors import ConfigurationError, UnavailableError
+from tandem.core.errors import UnavailableError
 from tandem.gateway.openai.responses.store import LEASE_S, MAX_ENTRY_BYTES, StoredResponse
+from tandem.redis_client import connect
 
 DEFAULT_TTL_S = 30 * 24 * 3600.0  # as OpenAI has it
 # KEYS entry, alive; ARGV body, running, ttl_ms, lease_ms, only over one that runs
@@ -66,7 +65,8 @@ class RedisResponseStore:
         retry_after_s: float = 1.0,
         clock: Clock | None = None,
     ) -> None:
-        self._redis = _connect(url, timeout_s)
+        self._redis = connect(url, connect_timeout_s=timeout_s)
+        self._timeout_s = timeout_s
         self._prefix = prefix
         self._ttl_ms = max(1, round(ttl_s * 1000))
         self._lease_ms = max(1, round(lease_s * 1000))
@@ -108,17 +108,8 @@ class RedisResponseStore:
         if self._clock.now_s() < self._away_until_s:
             raise UnavailableError("the store of responses did not answer a moment ago; try again shortly", 1.0)
         try:
-            return await cast(Awaitable[object], self._redis.eval(script, 2, *keys, *arguments))
-        except (RedisError, OSError, TimeoutError) as error:
+            async with asyncio.timeout(self._timeout_s):
+                return await cast(Awaitable[object], self._redis.eval(script, 2, *keys, *arguments))
+        except (RedisError, OSError) as error:
             self._away_until_s = self._clock.now_s() + self._retry_after_s
             raise UnavailableError(f"the store of responses does not answer ({error}); try again", 1.0) from error
-
-
-def _connect(url: str, timeout_s: float) -> "Redis":
-    """A client that connects when first used, again after a loss, and waits for no answer longer than `timeout_s`."""
-    retry = Retry(NoBackoff(), 0)
-    try:
-        return Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=retry)
-    except ValueError as error:
-        where = url.rpartition("@")[2]  # NOTE: what stands before may be a password
-        raise ConfigurationError(f"Redis URL {where!r} is not understood ({error}); write redis://host:port") from error

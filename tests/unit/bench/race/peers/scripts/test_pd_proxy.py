@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import socket
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from bench.race.peers.process import HOST, ports
+from bench.race.peers.process import HOST
 from bench.race.peers.scripts.pd_proxy import Proxy, prefill_part
 
 LIMIT_S = 20.0
@@ -22,14 +23,15 @@ class StandIn:
 
     def __init__(self, status: int, answer: bytes, content_type: str) -> None:
         self.bodies: list[dict[str, Any]] = []
-        self.port = ports(1)[0]
+        self._socket = bound()
+        self.port: int = self._socket.getsockname()[1]
         self._answer = (status, answer, content_type)
 
     async def start(self) -> web.AppRunner:
         application = web.Application()
         application.router.add_post("/v1/completions", self._complete)
         application.router.add_get("/health", self._health)
-        return await listen(application, self.port)
+        return await listen(application, self._socket)
 
     async def _complete(self, request: web.Request) -> web.Response:
         self.bodies.append(await request.json())
@@ -40,18 +42,26 @@ class StandIn:
         return web.Response()
 
 
-async def listen(application: web.Application, port: int) -> web.AppRunner:
+def bound() -> socket.socket:
+    """At a port of its own, which refuses connections until somebody listens."""
+    here = socket.socket()
+    here.bind((HOST, 0))
+    return here
+
+
+async def listen(application: web.Application, here: socket.socket) -> web.AppRunner:
     runner = web.AppRunner(application)
     await runner.setup()
-    await web.TCPSite(runner, HOST, port).start()
+    await web.SockSite(runner, here).start()
     return runner
 
 
 async def through(prefill: StandIn, decode: StandIn) -> tuple[int, bytes, int]:
     """Status and content of a request to a proxy between them, and its health before."""
-    (port,) = ports(1)
+    here = bound()
+    port = here.getsockname()[1]
     proxy = Proxy(f"http://{HOST}:{prefill.port}", f"http://{HOST}:{decode.port}")
-    runners = [await prefill.start(), await listen(proxy.application(), port)]
+    runners = [await prefill.start(), await listen(proxy.application(), here)]
     try:
         async with aiohttp.ClientSession() as session:
             async with session.get(f"http://{HOST}:{port}/health") as early:
