@@ -65,6 +65,7 @@ class EngineConfig:
         seed: from which requests without a seed of their own draw one.
         num_threads: CPU threads of the model; None = PyTorch's choice.
         native_kernels: whether to use the compiled CPU kernels; None = when they can be built.
+        pack_weights: keep a copy of the weights on disk, in the order of the compiled kernels, where they use one.
     """
 
     model: str
@@ -83,6 +84,7 @@ class EngineConfig:
     seed: int = 0
     num_threads: int | None = None
     native_kernels: bool | None = None
+    pack_weights: bool = True
 
     def __post_init__(self) -> None:
         for name in ("max_num_running", "max_num_waiting"):

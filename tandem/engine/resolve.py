@@ -20,6 +20,7 @@ from tandem.engine.masks import MaskMaker
 from tandem.engine.runner import ModelRunner
 from tandem.kernels.choose import choose_kernels
 from tandem.kernels.native.bindings import NativeKernels
+from tandem.kernels.native.build import default_cache_dir
 from tandem.kernels.native.sampling import load_draws
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.spec import KVLayout, build_layout
@@ -74,7 +75,12 @@ def assemble(config: EngineConfig, *, clock: Clock | None = None, emit: BlockEve
     path = resolve_model_path(config.model)
     kernels = choose_kernels(device, config.native_kernels)
     model = load_model(
-        str(path), dtype=config.dtype, device=device, kernels=kernels, max_model_len=config.max_model_len
+        str(path),
+        dtype=config.dtype,
+        device=device,
+        kernels=kernels,
+        max_model_len=config.max_model_len,
+        packed_dir=default_cache_dir() / "weights" if config.pack_weights else None,
     )
     tokenizer = Tokenizer.load(path)
     layout = build_layout(model.config.kv_specs, config.block_size)

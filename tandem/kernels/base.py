@@ -4,7 +4,7 @@ Everything here is row-wise: a token's result never depends on which other token
 implementation keeps that bit for bit, which is what makes batched equal alone in bfloat16 too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -55,6 +55,35 @@ class StackLayer:
     window: int | None
 
 
+class PackedWeight(torch.Tensor):
+    """A weight [out, in] in an order of its bytes that only the kernels that packed it know.
+
+    It has the shape, dtype and size of what it was; whatever would read it as a matrix raises TypeError.
+    """
+
+    _ASKED = frozenset({"shape", "dtype", "device", "is_contiguous", "data_ptr", "numel", "nbytes", "element_size"})
+
+    @classmethod
+    def of(cls, packed: torch.Tensor) -> "PackedWeight":
+        """What `Kernels.pack` made, wherever it is now; it begins at a cache line."""
+        assert packed.data_ptr() % 64 == 0
+        return packed.as_subclass(cls)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        asked = getattr(func, "__self__", func)  # of a property, its getter's owner
+        if getattr(asked, "__name__", "") not in cls._ASKED:
+            raise TypeError(f"{asked} of a packed weight: only the kernels that packed it can read it")
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
 class LayerCache(Protocol):
     """One layer's share of the arena, as `tandem.attention` has it."""
 
@@ -101,6 +130,14 @@ class Kernels(Protocol):
 
     def take_rows(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Rows `indices` (int64 [n], each in range) of `x` [rows, size], copied: [n, size]."""
+        ...
+
+    def can_pack(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+        """Whether `pack` serves a weight of that kind."""
+        ...
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        """`weight` [out, in] as `PackedWeight.of` wants it: the same bits from `linear` and `gated_linear`, sooner."""
         ...
 
     def linear(

@@ -21,6 +21,12 @@ class TorchKernels:
     def take_rows(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         return x.index_select(0, indices)
 
+    def can_pack(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+        return False
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError("PyTorch multiplies by weights as they are")
+
     def linear(
         self,
         x: torch.Tensor,

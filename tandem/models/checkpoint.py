@@ -39,9 +39,14 @@ class Checkpoint:
         """A read-only view of the tensor as it is stored."""
         return self._files[name].tensor(name)
 
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Of its files."""
+        return tuple(sorted({file.path for file in self._files.values()}))
+
     def cache_in_huge_pages(self) -> None:
         """For weights that are to be read again and again, where they lie. A wish, see `huge_pages`."""
-        for path in sorted({file.path for file in self._files.values()}):
+        for path in self.paths:
             cache_in_huge_pages(path)
 
     def touched(self, num_bytes: int) -> None:

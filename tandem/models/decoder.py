@@ -68,7 +68,7 @@ class DecoderLayer:
 class Decoder:
     """Args:
     config: what to compute.
-    weights: the tensors of `parameter_shapes(config)`, of the configured dtype, on one device.
+    weights: the tensors of `parameter_shapes(config)`, of the configured dtype, on one device; matrices may be packed.
     kernels: the arithmetic.
     """
 
@@ -77,7 +77,7 @@ class Decoder:
         self.parameters = weights
         self._kernels = kernels
         self._embedding = weights[EMBEDDING]
-        self._head = self._embedding if config.tie_word_embeddings else weights[HEAD]
+        self._head = weights[HEAD] if HEAD in weights or not config.tie_word_embeddings else self._embedding
         self._final_norm = weights[FINAL_NORM]
         self._embedding_scale = _rounded(config.embedding_scale, self._embedding.dtype)
         ropes = [layer.rope for layer in config.layers]

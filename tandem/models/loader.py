@@ -6,6 +6,7 @@ before any is loaded.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -19,8 +20,9 @@ from tandem.models.fields import Fields, read_json_object
 from tandem.models.fingerprint import compute_fingerprint
 from tandem.models.generation import read_generation_config
 from tandem.models.hub import resolve_model_path
+from tandem.models.packed import PackedFile
 from tandem.models.registry import find_family
-from tandem.models.weights import load_parameters, match_parameters
+from tandem.models.weights import Sources, load_parameters, match_parameters
 
 __all__ = ["LoadedModel", "load_model", "resolve_model_path"]
 
@@ -43,6 +45,7 @@ def load_model(
     device: torch.device,
     kernels: Kernels,
     max_model_len: int | None = None,
+    packed_dir: Path | None = None,
 ) -> LoadedModel:
     """Load a model.
 
@@ -52,6 +55,7 @@ def load_model(
         device: where the parameters go; on the CPU they stay views of the mapped files where the dtype allows.
         kernels: the decoder's arithmetic.
         max_model_len: the longest sequence that will be asked for, to size the rotary tables; None = the model's.
+        packed_dir: where matrices may be kept as the kernels want them, a copy of the weights; None = nowhere.
 
     Raises:
         CheckpointError: the directory cannot be served; see its subclasses.
@@ -64,8 +68,6 @@ def load_model(
     config = family.read_config(fields)
     generation = read_generation_config(directory)
     checkpoint = open_checkpoint(directory)
-    if device.type == "cpu":
-        checkpoint.cache_in_huge_pages()
     config, sources = match_parameters(checkpoint, config, family.parameter_name)
     config = replace(config, dtype=_resolve_dtype(dtype, fields, checkpoint))
     config = replace(
@@ -75,8 +77,25 @@ def load_model(
     )
     config = limit_length(config, max_model_len)
     checkpoint.release()
-    parameters = load_parameters(checkpoint, sources, TORCH_DTYPES[config.dtype], device)
+    parameters = _load(checkpoint, sources, config, device, kernels, packed_dir)
     return LoadedModel(config, Decoder(config, parameters, kernels), generation.defaults)
+
+
+def _load(
+    checkpoint: Checkpoint,
+    sources: Sources,
+    config: ModelConfig,
+    device: torch.device,
+    kernels: Kernels,
+    packed_dir: Path | None,
+) -> Mapping[str, torch.Tensor]:
+    """What the decoder takes, the head too where it is packed and tied to the embedding."""
+    file = None if packed_dir is None else PackedFile.of(checkpoint, sources, config, kernels, packed_dir)
+    packed = {} if file is None else file.load(checkpoint, kernels)
+    if device.type == "cpu" and not packed:
+        checkpoint.cache_in_huge_pages()
+    others = {name: source for name, source in sources.items() if name not in packed}
+    return packed | load_parameters(checkpoint, others, TORCH_DTYPES[config.dtype], device)
 
 
 def _join_eos(config: ModelConfig, others: tuple[int, ...]) -> tuple[int, ...]:

@@ -46,7 +46,7 @@ def load_parameters(
     checkpoint: Checkpoint, sources: Sources, dtype: torch.dtype, device: torch.device
 ) -> dict[str, torch.Tensor]:
     """The parameters, of `dtype` on `device`."""
-    parameters = {name: _load(checkpoint, source, dtype, device) for name, source in sources.items()}
+    parameters = {name: load_parameter(checkpoint, source, dtype, device) for name, source in sources.items()}
     checkpoint.release()
     return parameters
 
@@ -116,7 +116,8 @@ def _check_tensor(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> No
         raise UnsupportedCheckpointError(f"{name} is stored as {tensor.dtype}; supported: {supported}")
 
 
-def _load(checkpoint: Checkpoint, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def load_parameter(checkpoint: Checkpoint, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of the checkpoint, of `dtype` on `device`."""
     stored = checkpoint.tensor(name)
     if stored.dtype == dtype and device.type == "cpu" and stored.is_contiguous():
         advise_huge_pages(stored)

@@ -57,6 +57,9 @@ class EngineSettings(Settings):
     engine_seed: int = Field(0, description="from which requests without a seed draw theirs")
     num_threads: int | None = Field(None, description="CPU threads of the model")
     native_kernels: bool | None = Field(None, description="compiled CPU kernels; omitted: when they can be built")
+    pack_weights: bool = Field(
+        True, description="keep a second copy of the weights on disk, in TANDEM_CACHE_DIR, as the CPU's kernels want it"
+    )
 
     def engine_config(self) -> EngineConfig:
         """The engine these settings ask for."""
@@ -75,6 +78,7 @@ class EngineSettings(Settings):
             seed=self.engine_seed,
             num_threads=self.num_threads,
             native_kernels=self.native_kernels,
+            pack_weights=self.pack_weights,
         )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from tandem.core.errors import ConfigurationError
-from tandem.kernels.base import Activation, StackLayer, StackShape
+from tandem.kernels.base import Activation, PackedWeight, StackLayer, StackShape
 from tandem.kernels.native.build import build
 from tandem.kernels.native.codes import ACTIVATION_CODES, DTYPE_CODES
 from tandem.kernels.native.stack import STACK_FIELDS, NativeStack, serves
@@ -81,13 +81,14 @@ class NativeKernels:
     name = "native"
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._linear = _bind(library, "tandem_linear", "12q")
+        self._linear = _bind(library, "tandem_linear", "13q")
         self._paged_attention = _bind(library, "tandem_paged_attention", "20qdqdq")
         self._rms_norm = _bind(library, "tandem_rms_norm", "13qd4q")
         self._rope_and_write = _bind(library, "tandem_rope_and_write", "22qd7q")
-        self._gated_linear = _bind(library, "tandem_gated_linear", "12q")
+        self._gated_linear = _bind(library, "tandem_gated_linear", "13q")
         self._stack = _bind(library, "tandem_stack", STACK_FIELDS)
         self._take_rows = _bind(library, "tandem_take_rows", "7q")
+        self._pack = _bind(library, "tandem_pack", "7q")
 
     def take_rows(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """NOTE: PyTorch's own has OpenMP wake threads, which then spin on the cores that the next kernel wants."""
@@ -101,6 +102,21 @@ class NativeKernels:
         pointers = x.data_ptr(), indices.data_ptr(), out.data_ptr()
         self._take_rows(*pointers, *strides, indices.shape[0], torch.get_num_threads())
         return out
+
+    def can_pack(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+        return len(shape) == 2 and dtype in DTYPE_CODES and self._packed(shape, dtype, 0, 0)
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        assert weight.is_contiguous()
+        out = torch.empty_like(weight)
+        assert self._packed(tuple(weight.shape), weight.dtype, weight.data_ptr(), out.data_ptr())
+        return out
+
+    def _packed(self, shape: tuple[int, ...], dtype: torch.dtype, weight: int, out: int) -> bool:
+        is_packed = ctypes.c_int64()
+        where = ctypes.addressof(is_packed)
+        self._pack(DTYPE_CODES[dtype], weight, out, *shape, torch.get_num_threads(), where)
+        return bool(is_packed.value)
 
     def linear(
         self,
@@ -135,6 +151,7 @@ class NativeKernels:
             m,
             n,
             k,
+            isinstance(weight, PackedWeight),
             torch.get_num_threads(),
         )
         return out
@@ -147,6 +164,7 @@ class NativeKernels:
         out = x.new_empty(m, n)
         assert gate.shape == up.shape == (n, k)
         assert gate.dtype == up.dtype == x.dtype
+        assert isinstance(gate, PackedWeight) == isinstance(up, PackedWeight)
         assert gate.is_contiguous()
         assert up.is_contiguous()
         assert _rows(x)
@@ -162,6 +180,7 @@ class NativeKernels:
             m,
             n,
             k,
+            isinstance(gate, PackedWeight),
             torch.get_num_threads(),
         )
         return out

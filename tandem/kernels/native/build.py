@@ -28,14 +28,14 @@ def build(cache_dir: Path | None = None, *, force: bool = False) -> Path:
         ConfigurationError: no usable compiler, or compilation failed; the message ends with the compiler's words.
     """
     command = (_compiler(), *_FLAGS, *map(str, _sources()))
-    directory = _default_cache_dir() if cache_dir is None else cache_dir
+    directory = default_cache_dir() if cache_dir is None else cache_dir
     target = directory / f"tandem_native_{_digest(command)}.so"
     if force or not target.exists():
         _compile(command, target)
     return target
 
 
-def _default_cache_dir() -> Path:
+def default_cache_dir() -> Path:
     configured = os.environ.get("TANDEM_CACHE_DIR")
     return Path(configured) if configured else Path.home() / ".cache" / "tandem"
 

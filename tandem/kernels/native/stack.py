@@ -9,13 +9,14 @@ from dataclasses import fields
 
 import torch
 
-from tandem.kernels.base import LayerCache, PagedBatch, StackLayer, StackShape
+from tandem.kernels.base import LayerCache, PackedWeight, PagedBatch, StackLayer, StackShape
 from tandem.kernels.huge_pages import LEAST_BYTES, advise_huge_pages
 from tandem.kernels.native.codes import ACTIVATION_CODES, DTYPE_CODES
 
-STACK_FIELDS = "9q3d13q"
+STACK_FIELDS = "9q3d14q"
 MAX_HEAD_DIM = 256
 
+_MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 _TABLES = ("cos", "sin")
 _WEIGHTS = tuple(field.name for field in fields(StackLayer) if field.name not in (*_TABLES, "window"))
 
@@ -25,6 +26,7 @@ def serves(shape: StackShape, layers: Sequence[StackLayer], final_norm: torch.Te
     weights = [final_norm, *(tensor for layer in layers for tensor in _weights(layer) if tensor is not None)]
     return (
         len(layers) > 0
+        and len({isinstance(getattr(layer, name), PackedWeight) for layer in layers for name in _MATRICES}) == 1
         and shape.head_dim % 8 == 0
         and shape.head_dim <= MAX_HEAD_DIM
         and final_norm.dtype in DTYPE_CODES
@@ -48,6 +50,7 @@ class NativeStack:
         self._layers = tuple(layers)
         self._final_norm = final_norm
         self._table = torch.tensor([_constants(layer) for layer in layers], dtype=torch.int64)  # [num_layers, 21]
+        self._is_packed = isinstance(layers[0].q, PackedWeight)
         self._scratch = final_norm.new_empty(0)
         self._caches: Sequence[LayerCache] = ()
         self._cache_pointers: list[tuple[int, int, int, int]] = []
@@ -96,6 +99,7 @@ class NativeStack:
             first.seq_lens.data_ptr(),
             num_tokens,
             first.seq_lens.shape[0],
+            self._is_packed,
             torch.get_num_threads(),
         )
         return out

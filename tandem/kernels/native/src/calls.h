@@ -24,13 +24,22 @@ struct TakeRowsArguments {
   int64_t stride_bytes, row_bytes, n, threads;
 };
 
+// `weight` [n, k] to `out` of the same size, strips of 16 rows turned round; no `out`: only whether that can be had.
+struct PackArguments {
+  int64_t dtype;
+  const void* weight;
+  void* out;
+  int64_t n, k, threads;
+  int64_t* ok;
+};
+
 struct LinearArguments {
   int64_t dtype, out_dtype;
   const void* x;
   int64_t x_stride;
   const void *weight, *bias;
   void* out;
-  int64_t out_stride, m, n, k, threads;
+  int64_t out_stride, m, n, k, is_packed, threads;
 };
 
 struct GatedLinearArguments {
@@ -39,10 +48,10 @@ struct GatedLinearArguments {
   int64_t x_stride;
   const void *gate, *up;
   void* out;
-  int64_t out_stride, m, n, k, threads;
+  int64_t out_stride, m, n, k, is_packed, threads;
 };
 
-// Up to three products of the same rows, side by side in `out`; the first ones' rows come in multiples of four.
+// Up to three products of the same rows, side by side in `out`.
 struct JoinedLinearArguments {
   struct Part {
     const void *weight, *bias;
@@ -53,7 +62,7 @@ struct JoinedLinearArguments {
   int64_t x_stride;
   Part parts[3];
   void* out;
-  int64_t out_stride, m, k, threads;
+  int64_t out_stride, m, k, is_packed, threads;
 };
 
 struct RmsNormArguments {
@@ -113,6 +122,7 @@ struct PagedAttentionArguments {
 
 TANDEM_EXPORT void tandem_borrow_cores(const tandem::BorrowCoresArguments*);
 TANDEM_EXPORT void tandem_take_rows(const tandem::TakeRowsArguments*);
+TANDEM_EXPORT void tandem_pack(const tandem::PackArguments*);
 TANDEM_EXPORT void tandem_linear(const tandem::LinearArguments*);
 void tandem_joined_linear(const tandem::JoinedLinearArguments*);
 TANDEM_EXPORT void tandem_gated_linear(const tandem::GatedLinearArguments*);

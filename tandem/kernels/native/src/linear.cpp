@@ -1,12 +1,12 @@
-// x @ weight.T straight from row-major weights: dot products along K, nothing packed or copied.
+// x @ weight.T, 16 outputs to a vector. Each owns one lane that walks K in order, so its bits do not depend on the
+// number of rows or on its row. Threads split outputs and rows, never K.
 //
-// A tile is up to kMaxRows activation rows by a panel of four weight rows. Each output element owns one 16-lane
-// accumulator that walks K in order and is folded by one fixed tree, so its bits do not depend on the number of rows or
-// on its row. Threads split outputs, never K.
-//
-// Panels make strips of 16 output columns, strips make groups whose weights stay in L2 while the activations pass, six
-// rows at a time, from L1. Meanwhile the next group's weights are asked for: they come from memory once.
+// Weights come in strips of 16 rows. A strip turned round has, unit after unit of K, that unit of all 16 rows: what the
+// walk wants, as one stream from memory. Strips that are stored as rows are turned round into a panel that stays in L2
+// while all rows of x pass. Meanwhile the next panel is asked for: weights come from memory once.
+#include <cstdlib>
 #include <type_traits>
+#include <utility>
 
 #include "calls.h"
 #include "pool.h"
@@ -14,139 +14,194 @@
 namespace tandem {
 namespace {
 
-constexpr int kPanel = 4;  // weight rows in a tile
+constexpr int kStrip = kLanes;
+constexpr int kPanelStrips = 2;  // strips that one tile multiplies
 #if defined(__AVX512F__)
-constexpr int kMaxRows = 6;  // 24 accumulators of 32 registers
+constexpr int kMaxRows = 12;  // 24 accumulators of 32 registers
 #else
-constexpr int kMaxRows = 1;
+constexpr int kMaxRows = 2;
 #endif
-constexpr int kStrip = kLanes;  // output columns that are rounded and stored together
-constexpr int kStripPanels = kStrip / kPanel;
-constexpr int64_t kGroupBytes = 96 * 1024;  // weights kept in L2; as many again are on their way
-constexpr int64_t kChunkRows = 32 * kMaxRows;  // activation rows of a task
-constexpr int64_t kTasksPerThread = 4;
+constexpr int kStreamingRows = kMaxRows < 4 ? kMaxRows : 4;
+constexpr int kUnitsAhead = 40;  // that a streaming walk asks for
+constexpr int64_t kChunkRows = 384;  // rows of x in a task, at most
 constexpr double kBytesPerNs = 25.0, kFlopsPerNs = 200.0;  // what one thread reads and computes
+constexpr int kLineBytes = 64;
+#if !defined(__AVX512F__)
+typedef float f32x4 __attribute__((vector_size(16)));
+typedef int32_t i32x4 __attribute__((vector_size(16)));
+#endif
 
-// How a dtype is multiplied: `dot` adds the products of kStep elements into 16 lanes.
-template <class T> struct Dot {
-  using Vector = f32x16;
-  static constexpr int kStep = kLanes;
-  static Vector load(const T* p) { return load16(p); }
-  static Vector load(const T* p, int count) { return load16(p, count); }
-  TANDEM_INLINE f32x16 dot(f32x16 acc, Vector a, Vector b) { return fma(a, b, acc); }
+// What one multiplication adds to a lane: one element as a float or, of bfloat16, two as they are.
+template <class T> struct Unit {
+  using Type = float;
+  static constexpr int kElements = 1;
+  static constexpr bool kIsStored = std::is_same<T, float>::value;  // memory has units
+  TANDEM_INLINE f32x16 load(const T* p, int count) { return load16(p, count); }
+  TANDEM_INLINE f32x16 dot(f32x16 acc, const float* x, f32x16 w) { return fma(splat(*x), w, acc); }
 };
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
-template <> struct Dot<bf16> {
-  using Vector = __m512bh;
-  static constexpr int kStep = 2 * kLanes;
-  static Vector load(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
-  static Vector load(const bf16* p, int count) {
-    return (__m512bh)_mm512_maskz_loadu_epi16(__mmask32((uint64_t(1) << count) - 1u), p);
+template <> struct Unit<bf16> {
+  using Type = uint32_t;
+  static constexpr int kElements = 2;
+  static constexpr bool kIsStored = true;
+  TANDEM_INLINE f32x16 load(const bf16* p, int count) {
+    return _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(__mmask32((uint64_t(1) << count) - 1u), p));
   }
-  TANDEM_INLINE f32x16 dot(f32x16 acc, Vector a, Vector b) { return _mm512_dpbf16_ps(acc, a, b); }
+  TANDEM_INLINE f32x16 dot(f32x16 acc, const uint32_t* x, f32x16 w) {
+    return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_set1_epi32(int(*x)), (__m512bh)w);
+  }
 };
 #endif
-
-// Folds four accumulators into four sums; the tree is reduce_add's.
-TANDEM_INLINE void fold4(const f32x16* acc, float* out) {
-#if defined(__AVX512F__)
-  const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(acc[0], acc[1]), _mm512_unpackhi_ps(acc[0], acc[1]));
-  const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(acc[2], acc[3]), _mm512_unpackhi_ps(acc[2], acc[3]));
-  const __m512d lo = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
-  const __m512d hi = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
-  const __m512 lanes = _mm512_add_ps(_mm512_castpd_ps(lo), _mm512_castpd_ps(hi));
-  const __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(lanes), 1));
-  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(lanes), upper);
-  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
-#else
-  for (int i = 0; i < kPanel; ++i) out[i] = reduce_add(acc[i]);
-#endif
+template <class T> constexpr int kBlock = kLanes * Unit<T>::kElements;  // elements of K that are turned round at once
+template <class T> TANDEM_INLINE int64_t units(int64_t k) {
+  return (k + Unit<T>::kElements - 1) / Unit<T>::kElements;
 }
 
-template <class T> struct Panel {
-  const T* row[kPanel];  // contiguous, but for a last one that stands in for rows past the end
-};
-
-// Asks L2 for `kLines` cache lines at step `k` of a walk over K, in address order. Order is what matters: it keeps DRAM
-// pages and the hardware prefetcher happy, where prefetching four rows side by side cost a third of the bandwidth.
-template <class T, int kLines> TANDEM_INLINE void prefetch_lines(const T* rows, int64_t k) {
-  const char* line = reinterpret_cast<const char*>(rows + k * kLines);
+// Turns four units of 16 rows round, from unit u on: out[i] has unit u + i of every row.
+TANDEM_INLINE void turn4(const float* const* row, int64_t u, f32x16* out) {
+#if defined(__AVX512F__)
+  __m512 v[4];
 #pragma GCC unroll 4
-  for (int i = 0; i < kLines; ++i) __builtin_prefetch(line + i * int64_t(Dot<T>::kStep * sizeof(T)), 0, 2);
-}
-
-// sums[m][n] = x row m . panel row n, meanwhile prefetching `kPrefetch` rows' worth of lines from `ahead` on.
-template <class T, int kRows, int kPrefetch>
-TANDEM_INLINE void tile(const T* x, int64_t ldx, const Panel<T>& panel, const T* ahead, int64_t k_size, float* sums,
-                        int64_t ld_sums) {
-  using D = Dot<T>;
-  f32x16 acc[kRows][kPanel] = {};
-  const auto step = [&](int64_t k, auto... count) {
-    typename D::Vector w[kPanel];
-#pragma GCC unroll 8
-    for (int n = 0; n < kPanel; ++n) w[n] = D::load(panel.row[n] + k, count...);
-#pragma GCC unroll 8
-    for (int m = 0; m < kRows; ++m) {
-      const typename D::Vector a = D::load(x + m * ldx + k, count...);
-#pragma GCC unroll 8
-      for (int n = 0; n < kPanel; ++n) acc[m][n] = D::dot(acc[m][n], a, w[n]);
-    }
-  };
-  int64_t k = 0;
-  for (; k + D::kStep <= k_size; k += D::kStep) {
-    if (kPrefetch) prefetch_lines<T, kPrefetch>(ahead, k);
-    step(k);
+  for (int i = 0; i < 4; ++i) {  // NOTE: a masked load is no shuffle, of which there is but one a cycle
+    v[i] = _mm512_broadcast_f32x4(_mm_loadu_ps(row[i] + u));
+    v[i] = _mm512_mask_broadcast_f32x4(v[i], 0x00f0, _mm_loadu_ps(row[i + 4] + u));
+    v[i] = _mm512_mask_broadcast_f32x4(v[i], 0x0f00, _mm_loadu_ps(row[i + 8] + u));
+    v[i] = _mm512_mask_broadcast_f32x4(v[i], 0xf000, _mm_loadu_ps(row[i + 12] + u));
   }
-  if (k < k_size) step(k, int(k_size - k));
-#pragma GCC unroll 8
-  for (int m = 0; m < kRows; ++m) fold4(acc[m], sums + m * ld_sums);
-}
-
-// The same sums for one or two rows of x, one weight row after the other: the hardware prefetcher then streams memory at
-// full speed, and there is too little arithmetic for anything else to matter.
-template <class T, int kRows>
-TANDEM_INLINE void streaming_tile(const T* x, int64_t ldx, const Panel<T>& panel, int64_t k_size, float* sums,
-                                  int64_t ld_sums) {
-  using D = Dot<T>;
-  f32x16 acc[kRows][kPanel] = {};
-  for (int n = 0; n < kPanel; ++n) {
-    f32x16 row[kRows] = {};
-    const auto step = [&](int64_t k, auto... count) {
-      const typename D::Vector w = D::load(panel.row[n] + k, count...);
-      for (int m = 0; m < kRows; ++m) row[m] = D::dot(row[m], D::load(x + m * ldx + k, count...), w);
-    };
-    int64_t k = 0;
-    for (; k + D::kStep <= k_size; k += D::kStep) step(k);
-    if (k < k_size) step(k, int(k_size - k));
-    for (int m = 0; m < kRows; ++m) acc[m][n] = row[m];
+  const __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(v[0], v[1]));
+  const __m512d b = _mm512_castps_pd(_mm512_unpackhi_ps(v[0], v[1]));
+  const __m512d c = _mm512_castps_pd(_mm512_unpacklo_ps(v[2], v[3]));
+  const __m512d d = _mm512_castps_pd(_mm512_unpackhi_ps(v[2], v[3]));
+  out[0] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+  out[1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+  out[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+  out[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+#else
+  for (int i = 0; i < kLanes; i += 4) {
+    f32x4 v[4];
+    for (int j = 0; j < 4; ++j) std::memcpy(&v[j], row[i + j] + u, sizeof v[j]);
+    const f32x4 a = __builtin_shuffle(v[0], v[1], i32x4{0, 4, 1, 5}), b = __builtin_shuffle(v[0], v[1], i32x4{2, 6, 3, 7});
+    const f32x4 c = __builtin_shuffle(v[2], v[3], i32x4{0, 4, 1, 5}), d = __builtin_shuffle(v[2], v[3], i32x4{2, 6, 3, 7});
+    v[0] = __builtin_shuffle(a, c, i32x4{0, 1, 4, 5}), v[1] = __builtin_shuffle(a, c, i32x4{2, 3, 6, 7});
+    v[2] = __builtin_shuffle(b, d, i32x4{0, 1, 4, 5}), v[3] = __builtin_shuffle(b, d, i32x4{2, 3, 6, 7});
+    for (int j = 0; j < 4; ++j) std::memcpy(reinterpret_cast<float*>(out + j) + i, &v[j], sizeof v[j]);
   }
-  for (int m = 0; m < kRows; ++m) fold4(acc[m], sums + m * ld_sums);
-}
-
-template <class T, int kRows>
-void tile_of(const T* x, int64_t ldx, const Panel<T>& panel, const T* ahead, int lines, int64_t k_size, float* sums,
-             int64_t ld_sums) {
-  switch (lines) {
-    case 4: return tile<T, kRows, 4>(x, ldx, panel, ahead, k_size, sums, ld_sums);
-    case 2: return tile<T, kRows, 2>(x, ldx, panel, ahead, k_size, sums, ld_sums);
-    case 1: return tile<T, kRows, 1>(x, ldx, panel, ahead, k_size, sums, ld_sums);
-    default: return tile<T, kRows, 0>(x, ldx, panel, ahead, k_size, sums, ld_sums);
-  }
-}
-
-template <class T>
-void any_tile(int rows, const T* x, int64_t ldx, const Panel<T>& panel, const T* ahead, int lines, int64_t k_size,
-              float* sums, int64_t ld_sums) {
-  switch (rows) {
-    case 1: return tile_of<T, 1>(x, ldx, panel, ahead, lines, k_size, sums, ld_sums);
-#if defined(__AVX512F__)
-    case 2: return tile_of<T, 2>(x, ldx, panel, ahead, lines, k_size, sums, ld_sums);
-    case 3: return tile_of<T, 3>(x, ldx, panel, ahead, lines, k_size, sums, ld_sums);
-    case 4: return tile_of<T, 4>(x, ldx, panel, ahead, lines, k_size, sums, ld_sums);
-    case 5: return tile_of<T, 5>(x, ldx, panel, ahead, lines, k_size, sums, ld_sums);
-    default: return tile_of<T, 6>(x, ldx, panel, ahead, lines, k_size, sums, ld_sums);
 #endif
+}
+
+// 16 weight rows or fewer: the first of them or, turned round, their units. Their products begin at `column`.
+template <class T> struct Strip {
+  const T *weight, *bias;
+  int64_t column;
+  int rows;
+};
+
+// Asks L2 for two strips, in address order: that keeps DRAM pages and the hardware prefetcher happy.
+class Ahead {
+ public:
+  Ahead() = default;
+  template <class T> Ahead(const Strip<T>* strips, int64_t k_size) : bytes_(kStrip * k_size * int64_t(sizeof(T))) {
+    for (int s = 0; s < kPanelStrips; ++s) strip_[s] = reinterpret_cast<const char*>(strips[s].weight);
   }
+
+  template <int kLines> inline __attribute__((always_inline)) void ask() {
+    if (at_ >= bytes_) return;
+#pragma GCC unroll 16
+    for (int i = 0; i < kLines; ++i) __builtin_prefetch(strip_[0] + at_ + i * kLineBytes, 0, 2);
+    if ((at_ += kLines * kLineBytes) < bytes_ || strip_[0] == strip_[1]) return;
+    at_ = 0;
+    strip_[0] = strip_[1];
+  }
+
+ private:
+  const char* strip_[kPanelStrips] = {};
+  int64_t at_ = 0, bytes_ = 0;
+};
+
+// Where the units of 16 rows are: in the weights, or in `copy` where they are the last ones or not stored as such.
+template <class T>
+TANDEM_INLINE void block_of(const Strip<T>& strip, int64_t k, int64_t k_size, float (*copy)[kLanes], const float** at) {
+  const bool is_there = Unit<T>::kIsStored && k + kBlock<T> <= k_size;
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    const T* row = strip.weight + min64(i, strip.rows - 1) * k_size + k;
+    at[i] = is_there ? reinterpret_cast<const float*>(row) : copy[i];
+    if (!is_there) store16(copy[i], Unit<T>::load(row, int(min64(kBlock<T>, k_size - k))));
+  }
+}
+
+// A strip turned round: [unit][row], zeros up to a whole block. Rows that it lacks repeat its last.
+template <class T> void turn(const Strip<T>& strip, int64_t k_size, f32x16* out, Ahead& ahead) {
+  for (int64_t k = 0; k < k_size; k += kBlock<T>, out += kLanes) {
+    alignas(64) float copy[kLanes][kLanes];
+    const float* at[kLanes];
+    block_of(strip, k, k_size, copy, at);
+#pragma GCC unroll 4
+    for (int u = 0; u < kLanes; u += 4) turn4(at, u, out + u);
+    ahead.ask<8>();
+  }
+}
+
+// sums[m][s] = x row m . strip s. Asks for `lines` ahead at each fourth unit.
+template <class T, int kRows>
+TANDEM_INLINE void tile(const typename Unit<T>::Type* x, int64_t ldx, const f32x16* const* strip, int64_t num_units,
+                        Ahead& ahead, int lines, f32x16 (*sums)[kPanelStrips]) {
+  const f32x16 *first = strip[0], *second = strip[1];
+  f32x16 acc[kRows][kPanelStrips] = {};
+  const auto step = [&](int64_t u) {
+    const f32x16 w[kPanelStrips] = {first[u], second[u]};
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m)
+#pragma GCC unroll 2
+      for (int s = 0; s < kPanelStrips; ++s) acc[m][s] = Unit<T>::dot(acc[m][s], x + m * ldx + u, w[s]);
+  };
+  int64_t u = 0;
+  for (; u + 4 <= num_units; u += 4) {
+    if (lines == 8) ahead.ask<8>();
+    else if (lines == 4) ahead.ask<4>();
+    else if (lines == 2) ahead.ask<2>();
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) step(u + i);
+  }
+  for (; u < num_units; ++u) step(u);
+#pragma GCC unroll 16
+  for (int m = 0; m < kRows; ++m)
+#pragma GCC unroll 2
+    for (int s = 0; s < kPanelStrips; ++s) sums[m][s] = acc[m][s];
+}
+
+// The same sums for a few rows of x, one strip after the other: the hardware prefetcher then streams memory at full speed,
+// and there is too little arithmetic for anything else to matter.
+template <class T, int kRows>
+TANDEM_INLINE void streaming_tile(const typename Unit<T>::Type* x, int64_t ldx, const f32x16* const* strip,
+                                  int64_t num_units, f32x16 (*sums)[kPanelStrips]) {
+  for (int s = 0; s < kPanelStrips; ++s) {
+    const f32x16* w = strip[s];
+    f32x16 acc[kRows] = {};
+#pragma GCC unroll 8
+    for (int64_t u = 0; u < num_units; ++u) {
+      __builtin_prefetch(w + u + kUnitsAhead, 0, 2);
+#pragma GCC unroll 4
+      for (int m = 0; m < kRows; ++m) acc[m] = Unit<T>::dot(acc[m], x + m * ldx + u, w[u]);
+    }
+    for (int m = 0; m < kRows; ++m) sums[m][s] = acc[m];
+  }
+}
+
+template <class T, int kRows = kStreamingRows>
+void any_streaming_tile(int rows, const typename Unit<T>::Type* x, int64_t ldx, const f32x16* const* strip,
+                        int64_t num_units, f32x16 (*sums)[kPanelStrips]) {
+  if constexpr (kRows > 1)
+    if (rows < kRows) return any_streaming_tile<T, kRows - 1>(rows, x, ldx, strip, num_units, sums);
+  streaming_tile<T, kRows>(x, ldx, strip, num_units, sums);
+}
+
+template <class T, int kRows = kMaxRows>
+void any_tile(int rows, const typename Unit<T>::Type* x, int64_t ldx, const f32x16* const* strip, int64_t num_units,
+              Ahead& ahead, int lines, f32x16 (*sums)[kPanelStrips]) {
+  if constexpr (kRows > 1)
+    if (rows < kRows) return any_tile<T, kRows - 1>(rows, x, ldx, strip, num_units, ahead, lines, sums);
+  tile<T, kRows>(x, ldx, strip, num_units, ahead, lines, sums);
 }
 
 // One thread's time: weights come from memory once and are multiplied with every row.
@@ -155,117 +210,147 @@ template <class T> double cost_ns(int64_t m_size, int64_t n_size, int64_t k_size
   return weights * double(sizeof(T)) / kBytesPerNs + 2.0 * weights * double(m_size) / kFlopsPerNs;
 }
 
-// What is multiplied with the rows of x. `Source::kPanels` panels make a strip; `panel(strip, i)` names the weight rows
-// of one, `store(sums, row, rows, strip)` gets the sums [rows][kPanels * kPanel] of rows of x from `row` on.
-template <class T, class Source> class Product {
+// A thread's own memory, kept.
+class Scratch {
  public:
-  Product(const T* x, int64_t ldx, int64_t m_size, int64_t k_size, int64_t strips, const Source& source)
-      : x_(x), ldx_(ldx), m_size_(m_size), k_size_(k_size), strips_(strips), source_(source) {}
+  ~Scratch() { std::free(at_); }
+  void* bytes(int64_t count) {
+    if (count > size_) {
+      std::free(at_);
+      size_ = ceil_div(count, kPageBytes) * kPageBytes;
+      at_ = std::aligned_alloc(kPageBytes, size_t(size_));
+    }
+    return at_;
+  }
+
+ private:
+  static constexpr int64_t kPageBytes = 4096;
+  void* at_ = nullptr;
+  int64_t size_ = 0;
+};
+
+// What is multiplied with the rows of x: `panel(i, strips)` names two strips, `store(sums, row, rows, strips)` gets the
+// sums of rows of x from `row` on.
+template <class T, class Source> class Product {
+  using X = typename Unit<T>::Type;
+
+ public:
+  Product(const T* x, int64_t ldx, int64_t m_size, int64_t k_size, bool is_packed, const Source& source)
+      : x_(x), ldx_(ldx), m_size_(m_size), k_size_(k_size), is_packed_(is_packed), source_(source) {}
 
   void run(int num_threads) {
     chunks_ = ceil_div(m_size_, kChunkRows);
-    const int64_t fitting = kGroupBytes / max64(1, kColumns * k_size_ * int64_t(sizeof(T)));
-    const int64_t even = ceil_div(strips_, kTasksPerThread * num_threads);
-    group_ = m_size_ <= kMaxRows ? 1 : max64(1, min64(fitting, even));
-    const int64_t tasks = ceil_div(strips_, group_) * chunks_;
-    const double cost = cost_ns<T>(m_size_, strips_ * kColumns, k_size_);
+    const int64_t tasks = source_.panels() * chunks_;
+    const double cost = cost_ns<T>(m_size_, source_.panels() * kPanelStrips * kStrip, k_size_);
     Pool::run(tasks, split(tasks, cost, num_threads), [&](int64_t first, int64_t last) {
-      for (int64_t task = first; task < last; ++task) group_times_chunk(task / chunks_ * group_, task % chunks_);
+      for (int64_t task = first; task < last; ++task) panel_times_chunk(task / chunks_, task % chunks_);
     });
   }
 
  private:
-  static constexpr int kColumns = Source::kPanels * kPanel;
-
-  void group_times_chunk(int64_t strip, int64_t chunk) const {
+  void panel_times_chunk(int64_t index, int64_t chunk) const {
     const int64_t first_row = m_size_ * chunk / chunks_, rows = m_size_ * (chunk + 1) / chunks_ - first_row;
-    const int64_t tiles = ceil_div(rows, kMaxRows), end = min64(strip + group_, strips_);
-    const int lines = chunk + 1 < chunks_ ? 0 : tiles == 1 ? 4 : tiles < 4 ? 2 : 1;
+    const int64_t tiles = ceil_div(rows, kMaxRows);
+    Strip<T> strips[kPanelStrips], next[kPanelStrips];
+    const bool is_last = chunk + 1 < chunks_ || index + 1 == source_.panels();
+    source_.panel(index, strips);
+    source_.panel(is_last ? index : index + 1, next);
+    Ahead ahead = is_last ? Ahead() : Ahead(next, k_size_);
+    const f32x16* units_of[kPanelStrips];
+    pack(strips, units_of, ahead);
+    const int lines = tiles == 1 ? 8 : tiles == 2 ? 4 : 2;
     for (int64_t t = 0; t < tiles; ++t) {
-      const int64_t begin = rows * t / tiles;
-      const int count = int(rows * (t + 1) / tiles - begin), prefetched = int(min64(t * lines, kPanel));
-      for (int64_t s = strip; s < end; ++s)
-        strip_times_tile(s, first_row + begin, count, prefetched, min64(lines, kPanel - prefetched));
+      const int64_t row = first_row + rows * t / tiles;
+      const int count = int(first_row + rows * (t + 1) / tiles - row);
+      f32x16 sums[kMaxRows][kPanelStrips];
+      int64_t ldx;
+      const X* x = rows_of_x(row, count, ldx);
+      if (is_packed_ && m_size_ <= kStreamingRows)
+        any_streaming_tile<T>(count, x, ldx, units_of, units<T>(k_size_), sums);
+      else
+        any_tile<T>(count, x, ldx, units_of, units<T>(k_size_), ahead, lines, sums);
+      source_.store(sums, row, count, strips);
     }
   }
 
-  // `lines` of the next group's weights are asked for at each step, where `prefetched` rows of a panel already were.
-  void strip_times_tile(int64_t strip, int64_t row, int count, int prefetched, int64_t lines) const {
-    alignas(64) float sums[kMaxRows][kColumns];
-    const T* x = x_ + row * ldx_;
-    const bool streams = m_size_ <= 2;
-    const int64_t next = min64(strip + group_, strips_ - 1);
-    for (int i = 0; i < Source::kPanels; ++i) {
-      const Panel<T> panel = source_.panel(strip, i);
-      if (streams && count == 1) {
-        streaming_tile<T, 1>(x, ldx_, panel, k_size_, sums[0] + i * kPanel, kColumns);
-      } else if (streams && kMaxRows > 1) {
-        streaming_tile<T, 2>(x, ldx_, panel, k_size_, sums[0] + i * kPanel, kColumns);
-      } else {
-        const T* ahead = lines ? source_.panel(next, i).row[0] + prefetched * k_size_ : nullptr;
-        any_tile<T>(count, x, ldx_, panel, ahead, int(lines), k_size_, sums[0] + i * kPanel, kColumns);
-      }
+  void pack(const Strip<T>* strips, const f32x16** units_of, Ahead& ahead) const {
+    thread_local Scratch scratch;
+    const int64_t size = ceil_div(units<T>(k_size_), kLanes) * kLanes;
+    for (int s = 0; s < kPanelStrips; ++s) {
+      units_of[s] = reinterpret_cast<const f32x16*>(strips[s].weight);
+      if (is_packed_) continue;
+      f32x16* out = static_cast<f32x16*>(scratch.bytes(kPanelStrips * size * int64_t(sizeof(f32x16)))) + s * size;
+      turn(strips[s], k_size_, out, ahead);
+      units_of[s] = out;
     }
-    source_.store(sums, row, count, strip);
+  }
+
+  // As units: where they lie, or copied.
+  const X* rows_of_x(int64_t row, int count, int64_t& ldx) const {
+    const T* x = x_ + row * ldx_;
+    constexpr int kElements = Unit<T>::kElements;
+    ldx = ldx_ / kElements;
+    if (Unit<T>::kIsStored && k_size_ % kElements == 0 && ldx_ % kElements == 0) return reinterpret_cast<const X*>(x);
+    thread_local Scratch scratch;
+    ldx = ceil_div(k_size_, kBlock<T>) * kLanes;
+    X* copy = static_cast<X*>(scratch.bytes(ldx * count * int64_t(sizeof(X))));
+    for (int m = 0; m < count; ++m)
+      for (int64_t k = 0; k < k_size_; k += kBlock<T>)
+        store16(reinterpret_cast<float*>(copy + m * ldx + k / kElements),
+                Unit<T>::load(x + m * ldx_ + k, int(min64(kBlock<T>, k_size_ - k))));
+    return copy;
   }
 
   const T* x_;
-  int64_t ldx_, m_size_, k_size_, strips_;
+  int64_t ldx_, m_size_, k_size_;
+  bool is_packed_;
   const Source& source_;
-  int64_t chunks_ = 1, group_ = 1;
+  int64_t chunks_ = 1;
 };
 
-// Weights whose products lie side by side in the output. All parts but the last have whole panels.
+// Weights whose products lie side by side in the output.
 template <class T> struct Part {
   const T *weight, *bias;
   int64_t rows;
-  int64_t panels() const { return ceil_div(rows, kPanel); }
+  int64_t strips() const { return ceil_div(rows, kStrip); }
 };
 
 template <class T, class Out> struct Linear {
-  static constexpr int kPanels = kStripPanels;
   Part<T> part[3];
   Out* out;
   int64_t ldo, k_size;
+  bool is_packed;
 
-  int64_t columns() const { return part[0].rows + part[1].rows + part[2].rows; }
-  int64_t strips() const { return ceil_div(columns(), kStrip); }
+  int64_t panels() const { return ceil_div(part[0].strips() + part[1].strips() + part[2].strips(), kPanelStrips); }
 
-  // The part that holds a panel, whose index comes out counted within it; past the end it is the last one's last.
-  const Part<T>& holding(int64_t& index) const {
+  void panel(int64_t index, Strip<T>* strips) const {
+    for (int s = 0; s < kPanelStrips; ++s) strips[s] = strip(index * kPanelStrips + s);
+  }
+
+  // NOTE: past the end it is the last one again, whose sums are then stored twice.
+  Strip<T> strip(int64_t index) const {
     const Part<T>* p = part;
-    while (index >= p->panels() && p < part + 2 && p[1].rows) index -= p++->panels();
-    return *p;
-  }
-
-  Panel<T> panel(int64_t strip, int i) const {
-    int64_t index = strip * kPanels + i;
-    const Part<T>& p = holding(index);
-    Panel<T> panel;
-    for (int n = 0; n < kPanel; ++n) panel.row[n] = p.weight + min64(index * kPanel + n, p.rows - 1) * k_size;
-    return panel;
-  }
-
-  f32x16 bias(int64_t strip) const {
-    f32x16 shift{};
-    for (int i = 0; i < kPanels; ++i) {
-      int64_t index = strip * kPanels + i;
-      const Part<T>& p = holding(index);
-      for (int n = 0; p.bias && n < kPanel; ++n)
-        shift[i * kPanel + n] = to_float(p.bias[min64(index * kPanel + n, p.rows - 1)]);
+    int64_t column = 0;
+    while (index >= p->strips() && p < part + 2 && p[1].rows) {
+      index -= p->strips();
+      column += p++->rows;
     }
-    return shift;
+    const int64_t row = min64(index, p->strips() - 1) * kStrip;
+    const T* bias = p->bias ? p->bias + row : nullptr;
+    return {p->weight + row * k_size, bias, column + row, int(min64(kStrip, p->rows - row))};
   }
 
-  void store(const float (*sums)[kStrip], int64_t row, int rows, int64_t strip) const {
-    const f32x16 shift = part[0].bias || part[1].bias || part[2].bias ? bias(strip) : f32x16{};
-    const int count = int(min64(kStrip, columns() - strip * kStrip));
-    for (int m = 0; m < rows; ++m)
-      store16(out + (row + m) * ldo + strip * kStrip, load16(sums[m]) + shift, count);
+  void store(const f32x16 (*sums)[kPanelStrips], int64_t row, int rows, const Strip<T>* strips) const {
+    for (int s = 0; s < kPanelStrips; ++s) {
+      const Strip<T>& strip = strips[s];
+      const f32x16 shift = strip.bias ? load16(strip.bias, strip.rows) : f32x16{};
+      for (int m = 0; m < rows; ++m)
+        store16(out + (row + m) * ldo + strip.column, sums[m][s] + shift, strip.rows);
+    }
   }
 
   void run(const T* x, int64_t ldx, int64_t m_size, int num_threads) const {
-    Product<T, Linear>(x, ldx, m_size, k_size, strips(), *this).run(num_threads);
+    Product<T, Linear>(x, ldx, m_size, k_size, is_packed, *this).run(num_threads);
   }
 };
 
@@ -277,31 +362,30 @@ TANDEM_INLINE f32x16 activate(int activation, f32x16 v) {
   return v * sigmoid_16(inner + inner);  // 0.5 (1 + tanh u) = sigmoid(2u)
 }
 
-// A strip is 16 gate rows and the 16 up rows beside them.
+// A panel is a strip of gate rows and the up rows beside them.
 template <class T> struct GatedLinear {
-  static constexpr int kPanels = 2 * kStripPanels;
   const T *gate, *up;
   T* out;
   int64_t ldo, n_size, k_size;
+  bool is_packed;
   int activation;
 
-  Panel<T> panel(int64_t strip, int i) const {
-    const T* weight = i < kStripPanels ? gate : up;
-    const int64_t first = strip * kStrip + i % kStripPanels * kPanel;
-    Panel<T> panel;
-    for (int n = 0; n < kPanel; ++n) panel.row[n] = weight + min64(first + n, n_size - 1) * k_size;
-    return panel;
+  int64_t panels() const { return ceil_div(n_size, kStrip); }
+
+  void panel(int64_t index, Strip<T>* strips) const {
+    const int64_t row = index * kStrip;
+    const int rows = int(min64(kStrip, n_size - row));
+    strips[0] = {gate + row * k_size, nullptr, row, rows};
+    strips[1] = {up + row * k_size, nullptr, row, rows};
   }
 
-  void store(const float (*sums)[2 * kStrip], int64_t row, int rows, int64_t strip) const {
-    const int count = int(min64(kStrip, n_size - strip * kStrip));
+  void store(const f32x16 (*sums)[kPanelStrips], int64_t row, int rows, const Strip<T>* strips) const {
     for (int m = 0; m < rows; ++m)
-      store16(out + (row + m) * ldo + strip * kStrip,
-              activate(activation, load16(sums[m])) * load16(sums[m] + kStrip), count);
+      store16(out + (row + m) * ldo + strips->column, activate(activation, sums[m][0]) * sums[m][1], strips->rows);
   }
 
   void run(const T* x, int64_t ldx, int64_t m_size, int num_threads) const {
-    Product<T, GatedLinear>(x, ldx, m_size, k_size, ceil_div(n_size, kStrip), *this).run(num_threads);
+    Product<T, GatedLinear>(x, ldx, m_size, k_size, is_packed, *this).run(num_threads);
   }
 };
 
@@ -316,7 +400,7 @@ TANDEM_EXPORT void tandem_linear(const LinearArguments* a) {
     const Part<T> whole{static_cast<const T*>(a->weight), static_cast<const T*>(a->bias), a->n};
     const auto into = [&](auto* out) {
       using Out = std::remove_pointer_t<decltype(out)>;
-      const Linear<T, Out> linear{{whole}, out, a->out_stride, a->k};
+      const Linear<T, Out> linear{{whole}, out, a->out_stride, a->k, a->is_packed != 0};
       linear.run(static_cast<const T*>(a->x), a->x_stride, a->m, int(a->threads));
     };
     if (a->out_dtype == kFloat32) return into(static_cast<float*>(a->out));
@@ -327,7 +411,7 @@ TANDEM_EXPORT void tandem_linear(const LinearArguments* a) {
 void tandem_joined_linear(const JoinedLinearArguments* a) {
   with_dtype(a->dtype, [a](auto tag) {
     using T = decltype(tag);
-    Linear<T, T> linear{{}, static_cast<T*>(a->out), a->out_stride, a->k};
+    Linear<T, T> linear{{}, static_cast<T*>(a->out), a->out_stride, a->k, a->is_packed != 0};
     for (int i = 0; i < 3; ++i)
       linear.part[i] = {static_cast<const T*>(a->parts[i].weight), static_cast<const T*>(a->parts[i].bias),
                         a->parts[i].rows};
@@ -339,7 +423,26 @@ TANDEM_EXPORT void tandem_gated_linear(const GatedLinearArguments* a) {
   with_dtype(a->dtype, [a](auto tag) {
     using T = decltype(tag);
     const GatedLinear<T> linear{static_cast<const T*>(a->gate), static_cast<const T*>(a->up), static_cast<T*>(a->out),
-                                a->out_stride, a->n, a->k, int(a->activation)};
+                                a->out_stride, a->n, a->k, a->is_packed != 0, int(a->activation)};
     linear.run(static_cast<const T*>(a->x), a->x_stride, a->m, int(a->threads));
+  });
+}
+
+// Turned round a weight takes as many bytes as before, where memory has units and none is cut.
+TANDEM_EXPORT void tandem_pack(const PackArguments* a) {
+  *a->ok = 0;
+  with_dtype(a->dtype, [a](auto tag) {
+    using T = decltype(tag);
+    if (!Unit<T>::kIsStored || a->n % kStrip || a->k % kBlock<T>) return;
+    const int64_t strips = a->n / kStrip, size = kStrip * a->k;
+    const double cost = double(a->n * a->k * int64_t(sizeof(T))) / kBytesPerNs;
+    if (a->out) Pool::run(strips, split(strips, cost, int(a->threads)), [a, size](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        Ahead nothing;
+        const Strip<T> strip{static_cast<const T*>(a->weight) + i * size, nullptr, 0, kStrip};
+        turn(strip, a->k, reinterpret_cast<f32x16*>(static_cast<T*>(a->out) + i * size), nothing);
+      }
+    });
+    *a->ok = 1;
   });
 }

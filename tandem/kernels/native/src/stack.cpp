@@ -39,7 +39,7 @@ struct StackArguments {
   void *residual, *scratch, *out;  // [num_tokens, hidden]; scratch: see Stack
   const int64_t* positions;
   const int32_t *query_start, *seq_lens;
-  int64_t num_tokens, num_requests, threads;
+  int64_t num_tokens, num_requests, is_packed, threads;
 };
 
 class Stack {
@@ -76,7 +76,8 @@ class Stack {
   }
 
   void linear(const void* x, int64_t k, const void* weight, const void* bias, void* out, int64_t n) const {
-    const LinearArguments call{a.dtype, a.dtype, x, k, weight, bias, out, n, a.num_tokens, n, k, a.threads};
+    const LinearArguments call{a.dtype, a.dtype, x, k, weight, bias, out, n, a.num_tokens, n, k,
+                               a.is_packed, a.threads};
     tandem_linear(&call);
   }
 
@@ -95,7 +96,7 @@ class Stack {
     const JoinedLinearArguments call{
         a.dtype, normed, a.hidden,
         {{layer.q, layer.q_bias, q_size}, {layer.k, layer.k_bias, kv_size}, {layer.v, layer.v_bias, kv_size}},
-        qkv, row(), a.num_tokens, a.hidden, a.threads};
+        qkv, row(), a.num_tokens, a.hidden, a.is_packed, a.threads};
     tandem_joined_linear(&call);
   }
 
@@ -125,7 +126,7 @@ class Stack {
 
   void mlp(const Layer& layer) const {
     const GatedLinearArguments call{a.dtype, a.activation, normed, a.hidden, layer.gate, layer.up, gated, a.ffn,
-                                    a.num_tokens, a.ffn, a.hidden, a.threads};
+                                    a.num_tokens, a.ffn, a.hidden, a.is_packed, a.threads};
     tandem_gated_linear(&call);
     if (!layer.after_mlp) return linear(gated, a.ffn, layer.down, nullptr, delta, a.hidden);
     linear(gated, a.ffn, layer.down, nullptr, normed, a.hidden);

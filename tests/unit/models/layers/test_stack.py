@@ -14,13 +14,16 @@ from tandem.attention.arena import Arena
 from tandem.attention.base import AttentionBatch
 from tandem.attention.native_backend import NativeBackend
 from tandem.core.errors import ConfigurationError
+from tandem.kernels.base import PackedWeight
 from tandem.kernels.native.bindings import NativeKernels, load
 from tandem.kernels.torch_kernels import TorchKernels
 from tandem.kvcache.spec import KVLayout, build_layout
+from tandem.models import packed
 from tandem.models.decoder import Decoder
 from tandem.models.layers.rotary import build_rotary_tables
 from tandem.models.layers.stack import build_stack
 from tandem.models.loader import LoadedModel, load_model
+from tandem.models.parameters import FINAL_NORM
 from tests.helpers import checkpoints
 
 CPU = torch.device("cpu")
@@ -102,6 +105,22 @@ def test_the_stack_has_the_bits_of_its_layers(path: Path, dtype: str, kernels: N
     assert all(torch.equal(step, right) for step, right in zip(hidden, expected, strict=True))
     assert torch.equal(pages, expected_pages)
     assert all(torch.isfinite(step).all() for step in hidden)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_packed_weights_change_no_bit(
+    path: Path, dtype: str, kernels: NativeKernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "LEAST_BYTES", 0)
+    decoder = load_model(str(path), dtype=dtype, device=CPU, kernels=kernels, packed_dir=tmp_path).decoder
+    assert any(isinstance(weight, PackedWeight) for weight in decoder.parameters.values()) == kernels.can_pack(
+        (16, 32), decoder.parameters[FINAL_NORM].dtype
+    )
+    expected, expected_pages = _run(_load(path, dtype, kernels).decoder, NativeBackend(CPU))
+    for backend in (NativeBackend(CPU), OneByOne(CPU)):
+        hidden, pages = _run(decoder, backend)
+        assert all(torch.equal(step, right) for step, right in zip(hidden, expected, strict=True))
+        assert torch.equal(pages, expected_pages)
 
 
 def test_a_new_arena_is_noticed(tmp_path: Path, kernels: NativeKernels) -> None:

@@ -1,0 +1,142 @@
+"""A model's matrices as its kernels want them, in a file: written by whoever needs it first, mapped by every process.
+
+The file is a copy that can be deleted at any time. It belongs to one checkpoint as it lies on disk; where it cannot be
+had, the matrices are served as they are, with the same bits.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tandem.attention.arena import TORCH_DTYPES
+from tandem.core.errors import CheckpointError
+from tandem.kernels.base import Kernels, PackedWeight
+from tandem.kernels.huge_pages import advise_huge_pages, cache_in_huge_pages
+from tandem.models.checkpoint import Checkpoint
+from tandem.models.config import ModelConfig
+from tandem.models.parameters import EMBEDDING, HEAD, parameter_shapes
+from tandem.models.weight_files import SafetensorsFile
+from tandem.models.weights import Sources, load_parameter
+
+LEAST_BYTES = 8 << 20  # below this nothing is gained
+_LAYOUT = "strips-of-16/1"
+_FREE_SHARE = 1.1  # of its size, that the disk must have free
+_ALIGNMENT = 4096
+_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # safetensors'
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedFile:
+    """Where it is to be, and of which parameters: the checkpoint's tensor and the shape of each."""
+
+    path: Path
+    sources: Sources
+    shapes: Mapping[str, tuple[int, ...]]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(
+        cls, checkpoint: Checkpoint, sources: Sources, config: ModelConfig, kernels: Kernels, directory: Path
+    ) -> "PackedFile | None":
+        """None: the kernels do not pack such a model, or it is too small."""
+        dtype = TORCH_DTYPES[config.dtype]
+        shapes = {name: shape for name, shape in parameter_shapes(config).items() if len(shape) == 2}
+        head = shapes.pop(HEAD, shapes.pop(EMBEDDING))
+        if not all(kernels.can_pack(shape, dtype) for shape in shapes.values()):
+            return None
+        if kernels.can_pack(head, dtype):
+            shapes[HEAD] = head
+        if sum(rows * columns for rows, columns in shapes.values()) * dtype.itemsize < LEAST_BYTES:
+            return None
+        states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in checkpoint.paths]
+        key = hashlib.sha256(json.dumps([_LAYOUT, config.fingerprint, states]).encode()).hexdigest()[:32]
+        found = {name: sources[name] if name in sources else sources[EMBEDDING] for name in shapes}
+        return cls(directory / f"{key}.safetensors", found, shapes, dtype)
+
+    def load(self, checkpoint: Checkpoint, kernels: Kernels) -> dict[str, torch.Tensor]:
+        """The packed parameters by name, from the file, which is written first if need be; none where it cannot be."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(self.path.with_suffix(".lock")):
+                found = self._read()
+                if found is None:
+                    self._write(checkpoint, kernels)
+                    found = self._read()
+        except (OSError, CheckpointError) as error:
+            _log.warning("weights are not packed, answers take longer: %s; make the directory writable", error)
+            return {}
+        return found or {}
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(rows * columns for rows, columns in self.shapes.values()) * self.dtype.itemsize
+
+    def _read(self) -> dict[str, torch.Tensor] | None:
+        """None: there is no such file, or a damaged one."""
+        if not self.path.is_file():
+            return None
+        cache_in_huge_pages(self.path)
+        file = SafetensorsFile(self.path)
+        found: dict[str, torch.Tensor] = {}
+        try:
+            for name, shape in self.shapes.items():
+                tensor = file.tensor(name)
+                if tuple(tensor.shape) != shape or tensor.dtype != self.dtype:
+                    return None
+                advise_huge_pages(tensor)
+                found[name] = PackedWeight.of(tensor)
+        except CheckpointError as error:
+            _log.warning("packed weights are made anew: %s", error)
+            return None
+        return found
+
+    def _write(self, checkpoint: Checkpoint, kernels: Kernels) -> None:
+        free = shutil.disk_usage(self.path.parent).free
+        if free < _FREE_SHARE * self.num_bytes:
+            raise OSError(f"{self.path.parent} has {free >> 20} MiB free, {self.num_bytes >> 20} are needed")
+        _log.info("packing %d MiB of weights into %s, once", self.num_bytes >> 20, self.path)
+        with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix="packing-", delete=False) as file:
+            try:
+                file.write(self._header())
+                for source in self.sources.values():
+                    weight = load_parameter(checkpoint, source, self.dtype, torch.device("cpu"))
+                    file.write(kernels.pack(weight).view(torch.uint8).numpy().data)
+                    num_bytes = weight.nbytes
+                    del weight
+                    checkpoint.touched(num_bytes)
+                file.flush()
+                os.fsync(file.fileno())
+                Path(file.name).replace(self.path)
+            finally:
+                Path(file.name).unlink(missing_ok=True)  # NOTE: it still has that name only if something failed
+
+    def _header(self) -> bytes:
+        """Of a safetensors file; padded, so that every tensor begins at a cache line."""
+        offset, entries = 0, {}
+        for name, (rows, columns) in self.shapes.items():
+            end = offset + rows * columns * self.dtype.itemsize
+            entries[name] = {"dtype": _NAMES[self.dtype], "shape": [rows, columns], "data_offsets": [offset, end]}
+            offset = end
+        text = json.dumps(entries).encode()
+        text += b" " * (-(len(text) + 8) % _ALIGNMENT)
+        return len(text).to_bytes(8, "little") + text
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Until the end of the block, alone among processes."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,74 @@
+"""Packed weights: the same bits from every product, and nobody but the kernels reads them."""
+
+import operator
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tandem.core.errors import ConfigurationError
+from tandem.kernels.base import PackedWeight
+from tandem.kernels.native.bindings import NativeKernels, load
+from tandem.kernels.torch_kernels import TorchKernels
+
+
+@pytest.fixture(scope="module")
+def kernels() -> NativeKernels:
+    try:
+        return load()
+    except ConfigurationError as error:
+        pytest.skip(str(error))
+
+
+def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("n", "k"), [(16, 32), (48, 96), (160, 1024)])
+def test_a_packed_weight_gives_the_same_bits(kernels: NativeKernels, dtype: torch.dtype, n: int, k: int) -> None:
+    """For every number of rows: a few are multiplied in another way than many, and many in chunks."""
+    if not kernels.can_pack((n, k), dtype):
+        pytest.skip(f"this CPU does not multiply pairs of {dtype}")
+    gate, up, bias = normal(0, n, k, dtype=dtype), normal(1, n, k, dtype=dtype), normal(2, n, dtype=dtype)
+    packed, packed_up = (PackedWeight.of(kernels.pack(weight)) for weight in (gate, up))
+    all_rows = normal(3, 900, k, dtype=dtype)
+    linear, gated = kernels.linear(all_rows, gate, bias), kernels.gated_linear(all_rows, gate, up, "silu")
+    for m in (*range(1, 30), 383, 384, 385, 900):
+        assert torch.equal(kernels.linear(all_rows[:m], packed, bias), linear[:m]), m
+        assert torch.equal(kernels.gated_linear(all_rows[:m], packed, packed_up, "silu"), gated[:m]), m
+
+
+def test_packing_moves_elements_and_changes_none(kernels: NativeKernels) -> None:
+    weight = normal(0, 64, 96)
+    packed = kernels.pack(weight)
+    assert not torch.equal(packed, weight)
+    for strip in range(0, 64, 16):
+        assert torch.equal(packed[strip : strip + 16].flatten().view(96, 16).T, weight[strip : strip + 16])
+
+
+@pytest.mark.parametrize("shape", [(15, 32), (16, 1), (3, 16, 32), (16,)])
+def test_a_weight_that_would_not_keep_its_size_is_not_packed(kernels: NativeKernels, shape: tuple[int, ...]) -> None:
+    assert kernels.can_pack((16, 32), torch.float32)
+    assert not kernels.can_pack(shape, torch.float32)
+    assert not kernels.can_pack((16, 32), torch.float16)
+    assert not TorchKernels().can_pack((16, 32), torch.float32)
+
+
+@pytest.mark.parametrize(
+    "read", [lambda x: F.linear(x, x), lambda x: x[0], lambda x: x.sum(), lambda x: x.tolist(), lambda x: x.view(-1)]
+)
+def test_nobody_else_reads_it(kernels: NativeKernels, read: Callable[[torch.Tensor], object]) -> None:
+    packed = PackedWeight.of(kernels.pack(normal(0, 16, 32)))
+    assert (packed.shape, packed.dtype) == ((16, 32), torch.float32)
+    with pytest.raises(TypeError, match="only the kernels that packed it"):
+        read(packed)
+
+
+def test_it_is_no_operand_either(kernels: NativeKernels) -> None:
+    packed = PackedWeight.of(kernels.pack(normal(0, 16, 32)))
+    with pytest.raises(TypeError):
+        operator.matmul(packed, packed)
+    with pytest.raises(TypeError):
+        operator.matmul(normal(0, 16, 16), packed)

@@ -1,0 +1,200 @@
+"""A model's matrices packed in a file: the same answers, written once, and done without where they cannot be had."""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.core.errors import ConfigurationError
+from tandem.kernels.base import Kernels, PackedWeight
+from tandem.kernels.native.bindings import NativeKernels, load
+from tandem.kernels.torch_kernels import TorchKernels
+from tandem.models import packed
+from tandem.models.loader import LoadedModel, load_model
+from tandem.models.parameters import EMBEDDING, HEAD
+from tests.helpers import checkpoints
+
+CPU = torch.device("cpu")
+SIZES: dict[str, Any] = {"vocab_size": 208, "hidden_size": 64, "intermediate_size": 96}
+
+
+@pytest.fixture(scope="module")
+def kernels() -> NativeKernels:
+    try:
+        return load()
+    except ConfigurationError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(autouse=True)
+def _tiny_models_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "LEAST_BYTES", 0)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return checkpoints.save_tiny_qwen3(tmp_path / "model", **SIZES)
+
+
+def loaded(path: Path, kernels: Kernels, directory: Path | None) -> LoadedModel:
+    return load_model(str(path), device=CPU, kernels=kernels, packed_dir=directory)
+
+
+def answers(model: LoadedModel) -> torch.Tensor:
+    """Logits of hidden states, and all layers' matrices by the MLP of each."""
+    hidden = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+    for layer in model.decoder._layers:
+        hidden = hidden + layer._mlp.forward(hidden)
+    return model.decoder.logits(hidden)
+
+
+def files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_the_same_bits_from_a_file_that_is_written_once(kernels: NativeKernels, tmp_path: Path, is_tied: bool) -> None:
+    path = checkpoints.save_tiny_qwen3(tmp_path / "model", **SIZES, tie_word_embeddings=is_tied)
+    plain, first = loaded(path, kernels, None), loaded(path, kernels, tmp_path / "packed")
+    (file,) = files(tmp_path / "packed")
+    written = file.stat()
+    again = loaded(path, kernels, tmp_path / "packed")
+    assert torch.equal(answers(first), answers(plain))
+    assert torch.equal(answers(again), answers(plain))
+    assert (file.stat().st_mtime_ns, file.stat().st_ino) == (written.st_mtime_ns, written.st_ino)
+    of_matrices = {name for name, weight in again.decoder.parameters.items() if isinstance(weight, PackedWeight)}
+    assert of_matrices == {name for name in plain.decoder.parameters if "proj" in name} | {HEAD}
+    assert not isinstance(again.decoder.parameters[EMBEDDING], PackedWeight)
+    assert again.config == plain.config
+
+
+def test_other_weights_get_another_file(kernels: NativeKernels, tmp_path: Path, checkpoint: Path) -> None:
+    loaded(checkpoint, kernels, tmp_path / "packed")
+    shutil.rmtree(checkpoint)
+    other = checkpoints.save_tiny_qwen3(checkpoint, seed=1, **SIZES)
+    assert torch.equal(answers(loaded(other, kernels, tmp_path / "packed")), answers(loaded(other, kernels, None)))
+    assert len(files(tmp_path / "packed")) == 2
+
+
+def test_weights_that_were_edited_where_no_sample_lies_get_another_file(
+    kernels: NativeKernels, tmp_path: Path, checkpoint: Path
+) -> None:
+    loaded(checkpoint, kernels, tmp_path / "packed")
+    os.utime(checkpoint / "model.safetensors", ns=(1, 1))
+    loaded(checkpoint, kernels, tmp_path / "packed")
+    assert len(files(tmp_path / "packed")) == 2
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def of_other_shapes(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content.replace(b"[96, 64]", b"[64, 96]"))
+
+
+@pytest.mark.parametrize("damage", [cut, empty, of_other_shapes])
+def test_a_damaged_file_is_made_anew(
+    kernels: NativeKernels, tmp_path: Path, checkpoint: Path, damage: Callable[[Path], None]
+) -> None:
+    loaded(checkpoint, kernels, tmp_path / "packed")
+    (file,) = files(tmp_path / "packed")
+    whole = file.read_bytes()
+    damage(file)
+    assert torch.equal(
+        answers(loaded(checkpoint, kernels, tmp_path / "packed")), answers(loaded(checkpoint, kernels, None))
+    )
+    assert file.read_bytes() == whole
+
+
+def test_a_full_disk_is_said_and_done_without(
+    kernels: NativeKernels,
+    tmp_path: Path,
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with caplog.at_level(logging.WARNING):
+        model = loaded(checkpoint, kernels, tmp_path / "packed")
+    assert "not packed" in caplog.text
+    assert torch.equal(answers(model), answers(loaded(checkpoint, kernels, None)))
+    assert not files(tmp_path / "packed")
+
+
+def test_a_write_that_fails_leaves_nothing(
+    kernels: NativeKernels, tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    model = loaded(checkpoint, kernels, tmp_path / "packed")
+    assert torch.equal(answers(model), answers(loaded(checkpoint, kernels, None)))
+    assert [path.suffix for path in (tmp_path / "packed").iterdir()] == [".lock"]
+
+
+def test_a_place_that_cannot_be_written_is_done_without(
+    kernels: NativeKernels, tmp_path: Path, checkpoint: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    model = loaded(checkpoint, kernels, tmp_path / "file" / "packed")
+    assert torch.equal(answers(model), answers(loaded(checkpoint, kernels, None)))
+
+
+@pytest.mark.parametrize("options", [{"vocab_size": 199}, {"intermediate_size": 90}])
+def test_what_cannot_be_packed_stays_as_it_is(kernels: NativeKernels, tmp_path: Path, options: dict[str, int]) -> None:
+    """A head alone, or with one layer's matrix all of them."""
+    path = checkpoints.save_tiny_qwen3(tmp_path / "model", **SIZES | options)
+    model = loaded(path, kernels, tmp_path / "packed")
+    names = {name for name, weight in model.decoder.parameters.items() if isinstance(weight, PackedWeight)}
+    assert HEAD not in names
+    assert bool(names) == ("vocab_size" in options)
+    assert torch.equal(answers(model), answers(loaded(path, kernels, None)))
+
+
+def test_kernels_that_do_not_pack_write_nothing(tmp_path: Path, checkpoint: Path) -> None:
+    loaded(checkpoint, TorchKernels(), tmp_path / "packed")
+    assert not (tmp_path / "packed").exists()
+
+
+def test_small_models_are_not_worth_a_file(
+    kernels: NativeKernels, tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "LEAST_BYTES", 8 << 20)
+    loaded(checkpoint, kernels, tmp_path / "packed")
+    assert not (tmp_path / "packed").exists()
+
+
+SCRIPT = """
+import sys, torch
+from pathlib import Path
+from tandem.kernels.native.bindings import load
+from tandem.models import packed
+from tandem.models.loader import load_model
+packed.LEAST_BYTES = 0
+model = load_model(sys.argv[1], device=torch.device("cpu"), kernels=load(), packed_dir=Path(sys.argv[2]))
+print(type(model.decoder.parameters["lm_head.weight"]).__name__)
+"""
+
+
+def test_processes_that_start_together_write_it_once(kernels: NativeKernels, tmp_path: Path, checkpoint: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(checkpoint), str(tmp_path / "packed")]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [process.communicate(timeout=120) for process in started]
+    assert [out.strip() for out, _ in told] == ["PackedWeight"] * 2, told
+    assert sum("once" in err for _, err in told) <= 1
+    assert len(files(tmp_path / "packed")) == 1
