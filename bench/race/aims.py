@@ -45,6 +45,7 @@ AIMS = (
     *(Aim(workload, "prompt rate", AGGREGATED, FLOOR, 0.8) for workload in ("prefill-1", "prefill-8")),
     *(Aim(workload, "output rate", AGGREGATED, BEST, 1.2) for workload in ("batch", "shared", "turns")),
     Aim("burst", "ITL p99", SPLIT, AGGREGATED, 3.0),
+    *(Aim("batch", "peak memory", system, FLOOR, 1.0) for system in (AGGREGATED, SPLIT)),
     Aim("single", "TPOT p50", SPLIT, PEER_SPLIT, 3.0),
     *(Aim(workload, "prompt rate", SPLIT, PEER_SPLIT, 3.0) for workload in ("prefill-1", "prefill-8")),
     *(Aim(workload, "output rate", SPLIT, PEER_SPLIT, 3.0) for workload in ("batch", "shared", "turns")),

@@ -19,6 +19,7 @@ from bench.race.work import ModelCost, Rates
 from bench.race.workloads import Figures, Played, Workload
 
 _MB = 1e6
+_OVERHEAD_BYTES = 300_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Gauge:
         figures |= {"CPU time": 1e3 * cpu_s / _num_tokens(plays), "peak memory": peak_bytes / _MB}
         return Measured(
             figures,
-            floors(workload, self._cost, rates),
+            floors(workload, self._cost, rates) | budget(self._cost, served),
             sum(_wall_s(played) for played in plays),
             foreign_cores,
             client_cores,
@@ -112,6 +113,13 @@ def floors(workload: Workload, cost: ModelCost, rates: Rates) -> Figures:
     if num_output == work.num_steps + 1:  # one stream alone
         found |= {"TTFT p50": 1e3 * prefill_s, "TPOT p50": 1e3 * cost.decode_floor_s(work, rates)}
     return found
+
+
+def budget(cost: ModelCost, served: Served) -> Figures:
+    """The memory that its processes together are meant to take at most; of a system whose KV cache is known."""
+    if not served.kv_cache_bytes:
+        return {}
+    return {"peak memory": (cost.weight_bytes + served.kv_cache_bytes + _OVERHEAD_BYTES) / _MB}
 
 
 def _medians(each: Sequence[Figures]) -> Figures:

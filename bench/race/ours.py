@@ -24,7 +24,8 @@ _START_S = 300.0
 _STOP_S = 60.0
 _POLL_S = 0.2
 _SHOWN_LINES = 20
-FLAGS = ("--dtype", "bfloat16", "--max-model-len", "4096", "--kv-cache-gib", "3")
+KV_CACHE_GIB = 3
+FLAGS = ("--dtype", "bfloat16", "--max-model-len", "4096", "--kv-cache-gib", str(KV_CACHE_GIB))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ class Tandem:
             )
         try:
             self._await_ready(process, port, log)
-            yield Served(f"http://{_HOST}:{port}", _MODEL, (process.pid,))
+            pools = (1 + self.num_prefill) * KV_CACHE_GIB << 30
+            yield Served(f"http://{_HOST}:{port}", _MODEL, (process.pid,), pools)
         finally:
             _end(process)
 

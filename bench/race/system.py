@@ -23,12 +23,14 @@ class Served:
     """A system that is ready.
 
     `base_url` has no path (the client adds `/v1/completions`); `model` goes into the request's field of that name.
-    `pids` are the roots of the process trees whose memory and CPU time are the system's.
+    `pids` are the roots of the process trees whose memory and CPU time are the system's. `kv_cache_bytes`: what all of
+    it takes for keys and values at its start; 0: not known.
     """
 
     base_url: str
     model: str
     pids: tuple[int, ...]
+    kv_cache_bytes: int = 0
 
 
 class System(Protocol):

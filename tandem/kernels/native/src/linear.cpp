@@ -26,10 +26,6 @@ constexpr int kUnitsAhead = 40;  // that a streaming walk asks for
 constexpr int64_t kChunkRows = 384;  // rows of x in a task, at most
 constexpr double kBytesPerNs = 25.0, kFlopsPerNs = 200.0;  // what one thread reads and computes
 constexpr int kLineBytes = 64;
-#if !defined(__AVX512F__)
-typedef float f32x4 __attribute__((vector_size(16)));
-typedef int32_t i32x4 __attribute__((vector_size(16)));
-#endif
 
 // What one multiplication adds to a lane: one element as a float or, of bfloat16, two as they are.
 template <class T> struct Unit {
@@ -39,19 +35,25 @@ template <class T> struct Unit {
   TANDEM_INLINE f32x16 load(const T* p, int count) { return load16(p, count); }
   TANDEM_INLINE f32x16 dot(f32x16 acc, const float* x, f32x16 w) { return fma(splat(*x), w, acc); }
 };
-#if defined(__AVX512BF16__) && defined(__AVX512BW__)
 template <> struct Unit<bf16> {
   using Type = uint32_t;
   static constexpr int kElements = 2;
   static constexpr bool kIsStored = true;
   TANDEM_INLINE f32x16 load(const bf16* p, int count) {
-    return _mm512_castsi512_ps(_mm512_maskz_loadu_epi16(__mmask32((uint64_t(1) << count) - 1u), p));
+    f32x16 units{};
+    std::memcpy(&units, p, size_t(count) * sizeof(bf16));
+    return units;
   }
   TANDEM_INLINE f32x16 dot(f32x16 acc, const uint32_t* x, f32x16 w) {
+#if defined(__AVX512BF16__)
     return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_set1_epi32(int(*x)), (__m512bh)w);
+#else
+    const i32x16 pairs = bits_of(w);
+    acc = fma(splat(as_float(*x << 16)), float_of(pairs << 16), acc);
+    return fma(splat(as_float(*x & 0xffff0000u)), float_of(pairs & int32_t(0xffff0000u)), acc);
+#endif
   }
 };
-#endif
 template <class T> constexpr int kBlock = kLanes * Unit<T>::kElements;  // elements of K that are turned round at once
 template <class T> TANDEM_INLINE int64_t units(int64_t k) {
   return (k + Unit<T>::kElements - 1) / Unit<T>::kElements;
@@ -77,15 +79,9 @@ TANDEM_INLINE void turn4(const float* const* row, int64_t u, f32x16* out) {
   out[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
   out[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
 #else
-  for (int i = 0; i < kLanes; i += 4) {
-    f32x4 v[4];
-    for (int j = 0; j < 4; ++j) std::memcpy(&v[j], row[i + j] + u, sizeof v[j]);
-    const f32x4 a = __builtin_shuffle(v[0], v[1], i32x4{0, 4, 1, 5}), b = __builtin_shuffle(v[0], v[1], i32x4{2, 6, 3, 7});
-    const f32x4 c = __builtin_shuffle(v[2], v[3], i32x4{0, 4, 1, 5}), d = __builtin_shuffle(v[2], v[3], i32x4{2, 6, 3, 7});
-    v[0] = __builtin_shuffle(a, c, i32x4{0, 1, 4, 5}), v[1] = __builtin_shuffle(a, c, i32x4{2, 3, 6, 7});
-    v[2] = __builtin_shuffle(b, d, i32x4{0, 1, 4, 5}), v[3] = __builtin_shuffle(b, d, i32x4{2, 3, 6, 7});
-    for (int j = 0; j < 4; ++j) std::memcpy(reinterpret_cast<float*>(out + j) + i, &v[j], sizeof v[j]);
-  }
+  float* to = reinterpret_cast<float*>(out);
+  for (int i = 0; i < kLanes; ++i)
+    for (int j = 0; j < 4; ++j) std::memcpy(to + j * kLanes + i, row[i] + u + j, sizeof *to);
 #endif
 }
 
@@ -170,8 +166,8 @@ TANDEM_INLINE void tile(const typename Unit<T>::Type* x, int64_t ldx, const f32x
     for (int s = 0; s < kPanelStrips; ++s) sums[m][s] = acc[m][s];
 }
 
-// The same sums for a few rows of x, one strip after the other: the hardware prefetcher then streams memory at full speed,
-// and there is too little arithmetic for anything else to matter.
+// The same sums for a few rows of x, one strip after the other: the hardware prefetcher then streams memory at full
+// speed, and there is too little arithmetic for anything else to matter.
 template <class T, int kRows>
 TANDEM_INLINE void streaming_tile(const typename Unit<T>::Type* x, int64_t ldx, const f32x16* const* strip,
                                   int64_t num_units, f32x16 (*sums)[kPanelStrips]) {

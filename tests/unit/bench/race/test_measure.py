@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from bench.race.measure import floors
+from bench.race.measure import budget, floors
 from bench.race.metrics import METRICS
+from bench.race.system import Served
 from bench.race.work import ModelCost, Rates
 from bench.race.workloads import WORKLOADS, Workload
 from tests.unit.bench.race.test_work import SIZES
@@ -57,6 +58,13 @@ def test_a_faster_machine_has_lower_floors() -> None:
         here, there = floors(workload, COST, RATES), floors(workload, COST, twice)
         for name, value in here.items():
             assert METRICS[name].better_by(there[name], value) == pytest.approx(2.0)
+
+
+def test_what_its_processes_may_take_is_weights_once_the_pools_and_a_little() -> None:
+    """In MB; of a system that does not say what its KV cache takes, nothing is asked."""
+    served = Served("http://127.0.0.1:1", "m", (), kv_cache_bytes=6_000_000)
+    assert budget(COST, served) == {"peak memory": (COST.weight_bytes + 306_000_000) / 1e6}
+    assert budget(COST, replace(served, kv_cache_bytes=0)) == {}
 
 
 def test_without_readings_there_are_no_floors() -> None:

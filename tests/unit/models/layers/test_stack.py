@@ -23,7 +23,6 @@ from tandem.models.decoder import Decoder
 from tandem.models.layers.rotary import build_rotary_tables
 from tandem.models.layers.stack import build_stack
 from tandem.models.loader import LoadedModel, load_model
-from tandem.models.parameters import FINAL_NORM
 from tests.helpers import checkpoints
 
 CPU = torch.device("cpu")
@@ -113,9 +112,7 @@ def test_packed_weights_change_no_bit(
 ) -> None:
     monkeypatch.setattr(packed, "LEAST_BYTES", 0)
     decoder = load_model(str(path), dtype=dtype, device=CPU, kernels=kernels, packed_dir=tmp_path).decoder
-    assert any(isinstance(weight, PackedWeight) for weight in decoder.parameters.values()) == kernels.can_pack(
-        (16, 32), decoder.parameters[FINAL_NORM].dtype
-    )
+    assert any(isinstance(weight, PackedWeight) for weight in decoder.parameters.values())
     expected, expected_pages = _run(_load(path, dtype, kernels).decoder, NativeBackend(CPU))
     for backend in (NativeBackend(CPU), OneByOne(CPU)):
         hidden, pages = _run(decoder, backend)
