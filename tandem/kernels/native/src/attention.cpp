@@ -4,9 +4,7 @@
 // may not see contribute exact zeros, and tiles begin at multiples of kTile. So its bits never depend on its company.
 // Threads split (request, KV head, run of query tokens), never the keys. All heads of a group share one pass over K and V.
 #include <algorithm>
-#include <cstdlib>
 #include <limits>
-#include <memory>
 #include <vector>
 
 #include "attention_direct.h"
@@ -39,23 +37,6 @@ struct Task {
   int request, kv_head, first_token, num_tokens;  // tokens counted within the request's queries
   int first_position;
   int64_t cost;
-};
-
-// Scratch of one thread, kept between calls.
-class Workspace {
- public:
-  float* reserve(size_t floats) {
-    if (floats > size_) {
-      data_.reset(static_cast<float*>(std::aligned_alloc(64, ceil_div(floats * sizeof(float), 64) * 64)));
-      size_ = floats;
-    }
-    return data_.get();
-  }
-
- private:
-  struct Free { void operator()(float* p) const { std::free(p); } };
-  std::unique_ptr<float, Free> data_;
-  size_t size_ = 0;
 };
 
 template <class T> struct TileRows {

@@ -5,7 +5,9 @@
 // through the same arithmetic as a full one, so where an element sits never changes its bits.
 #pragma once
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
@@ -178,5 +180,22 @@ TANDEM_INLINE f32x16 tanh_16(f32x16 x) { return splat(1.0f) - splat(2.0f) / (exp
 TANDEM_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 TANDEM_INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 TANDEM_INLINE int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// Scratch of one thread, kept between calls.
+class Workspace {
+ public:
+  float* reserve(size_t floats) {
+    if (floats > size_) {
+      data_.reset(static_cast<float*>(std::aligned_alloc(64, ceil_div(floats * sizeof(float), 64) * 64)));
+      size_ = floats;
+    }
+    return data_.get();
+  }
+
+ private:
+  struct Free { void operator()(float* p) const { std::free(p); } };
+  std::unique_ptr<float, Free> data_;
+  size_t size_ = 0;
+};
 
 }  // namespace tandem

@@ -4,7 +4,6 @@
 // Weights come in strips of 16 rows. A strip turned round has, unit after unit of K, that unit of all 16 rows: what the
 // walk wants, as one stream from memory. Strips that are stored as rows are turned round into a panel that stays in L2
 // while all rows of x pass. Meanwhile the next panel is asked for: weights come from memory once.
-#include <cstdlib>
 #include <type_traits>
 #include <utility>
 
@@ -206,25 +205,6 @@ template <class T> double cost_ns(int64_t m_size, int64_t n_size, int64_t k_size
   return weights * double(sizeof(T)) / kBytesPerNs + 2.0 * weights * double(m_size) / kFlopsPerNs;
 }
 
-// A thread's own memory, kept.
-class Scratch {
- public:
-  ~Scratch() { std::free(at_); }
-  void* bytes(int64_t count) {
-    if (count > size_) {
-      std::free(at_);
-      size_ = ceil_div(count, kPageBytes) * kPageBytes;
-      at_ = std::aligned_alloc(kPageBytes, size_t(size_));
-    }
-    return at_;
-  }
-
- private:
-  static constexpr int64_t kPageBytes = 4096;
-  void* at_ = nullptr;
-  int64_t size_ = 0;
-};
-
 // What is multiplied with the rows of x: `panel(i, strips)` names two strips, `store(sums, row, rows, strips)` gets the
 // sums of rows of x from `row` on.
 template <class T, class Source> class Product {
@@ -248,10 +228,10 @@ template <class T, class Source> class Product {
     const int64_t first_row = m_size_ * chunk / chunks_, rows = m_size_ * (chunk + 1) / chunks_ - first_row;
     const int64_t tiles = ceil_div(rows, kMaxRows);
     Strip<T> strips[kPanelStrips], next[kPanelStrips];
-    const bool is_last = chunk + 1 < chunks_ || index + 1 == source_.panels();
+    const bool has_next = chunk + 1 == chunks_ && index + 1 < source_.panels();
     source_.panel(index, strips);
-    source_.panel(is_last ? index : index + 1, next);
-    Ahead ahead = is_last ? Ahead() : Ahead(next, k_size_);
+    source_.panel(has_next ? index + 1 : index, next);
+    Ahead ahead = has_next ? Ahead(next, k_size_) : Ahead();
     const f32x16* units_of[kPanelStrips];
     pack(strips, units_of, ahead);
     const int lines = tiles == 1 ? 8 : tiles == 2 ? 4 : 2;
@@ -270,12 +250,12 @@ template <class T, class Source> class Product {
   }
 
   void pack(const Strip<T>* strips, const f32x16** units_of, Ahead& ahead) const {
-    thread_local Scratch scratch;
-    const int64_t size = ceil_div(units<T>(k_size_), kLanes) * kLanes;
+    thread_local Workspace workspace;
+    const int64_t size = ceil_div(units<T>(k_size_), kLanes) * kLanes;  // vectors
     for (int s = 0; s < kPanelStrips; ++s) {
       units_of[s] = reinterpret_cast<const f32x16*>(strips[s].weight);
       if (is_packed_) continue;
-      f32x16* out = static_cast<f32x16*>(scratch.bytes(kPanelStrips * size * int64_t(sizeof(f32x16)))) + s * size;
+      f32x16* out = reinterpret_cast<f32x16*>(workspace.reserve(size_t(kPanelStrips * size * kLanes))) + s * size;
       turn(strips[s], k_size_, out, ahead);
       units_of[s] = out;
     }
@@ -287,9 +267,10 @@ template <class T, class Source> class Product {
     constexpr int kElements = Unit<T>::kElements;
     ldx = ldx_ / kElements;
     if (Unit<T>::kIsStored && k_size_ % kElements == 0 && ldx_ % kElements == 0) return reinterpret_cast<const X*>(x);
-    thread_local Scratch scratch;
+    thread_local Workspace workspace;
     ldx = ceil_div(k_size_, kBlock<T>) * kLanes;
-    X* copy = static_cast<X*>(scratch.bytes(ldx * count * int64_t(sizeof(X))));
+    static_assert(sizeof(X) == sizeof(float), "units are words");
+    X* copy = reinterpret_cast<X*>(workspace.reserve(size_t(ldx * count)));
     for (int m = 0; m < count; ++m)
       for (int64_t k = 0; k < k_size_; k += kBlock<T>)
         store16(reinterpret_cast<float*>(copy + m * ldx + k / kElements),
