@@ -58,12 +58,11 @@ class PackedFile:
             return None
         if kernels.can_pack(head, dtype):
             shapes[HEAD] = head
-        if sum(rows * columns for rows, columns in shapes.values()) * dtype.itemsize < LEAST_BYTES:
-            return None
         states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in checkpoint.paths]
         key = hashlib.sha256(json.dumps([_LAYOUT, config.fingerprint, states]).encode()).hexdigest()[:32]
         found = {name: sources[name] if name in sources else sources[EMBEDDING] for name in shapes}
-        return cls(directory / f"{key}.safetensors", found, shapes, dtype)
+        file = cls(directory / f"{key}.safetensors", found, shapes, dtype)
+        return file if file.num_bytes >= LEAST_BYTES else None
 
     def load(self, checkpoint: Checkpoint, kernels: Kernels) -> dict[str, torch.Tensor]:
         """The packed parameters by name, from the file, which is written first if need be; none where it cannot be."""

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.core.errors import ConfigurationError
 from tandem.kernels.base import Kernels, PackedWeight
-from tandem.kernels.native.bindings import NativeKernels, load
+from tandem.kernels.native.bindings import NativeKernels
 from tandem.kernels.torch_kernels import TorchKernels
 from tandem.models import packed
 from tandem.models.loader import LoadedModel, load_model
 from tandem.models.parameters import EMBEDDING, HEAD
 from tests.helpers import checkpoints
+from tests.helpers.native_kernels import load_or_skip
 
 CPU = torch.device("cpu")
 SIZES: dict[str, Any] = {"vocab_size": 208, "hidden_size": 64, "intermediate_size": 96}
@@ -28,10 +28,7 @@ SIZES: dict[str, Any] = {"vocab_size": 208, "hidden_size": 64, "intermediate_siz
 
 @pytest.fixture(scope="module")
 def kernels() -> NativeKernels:
-    try:
-        return load()
-    except ConfigurationError as error:
-        pytest.skip(str(error))
+    return load_or_skip()
 
 
 @pytest.fixture(autouse=True)

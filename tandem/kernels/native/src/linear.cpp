@@ -5,7 +5,6 @@
 // walk wants, as one stream from memory. Strips that are stored as rows are turned round into a panel that stays in L2
 // while all rows of x pass. Meanwhile the next panel is asked for: weights come from memory once.
 #include <type_traits>
-#include <utility>
 
 #include "calls.h"
 #include "pool.h"

@@ -6,19 +6,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tandem.core.errors import ConfigurationError
 from tandem.kernels.base import Activation
-from tandem.kernels.native.bindings import NativeKernels, load, unavailable_reason
+from tandem.kernels.native.bindings import NativeKernels, unavailable_reason
+from tests.helpers.native_kernels import load_or_skip
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 
 
 @pytest.fixture(scope="module")
 def kernels() -> NativeKernels:
-    try:
-        return load()
-    except ConfigurationError as error:
-        pytest.skip(str(error))
+    return load_or_skip()
 
 
 def normal(seed: int, *shape: int, dtype: torch.dtype) -> torch.Tensor:

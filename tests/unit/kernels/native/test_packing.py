@@ -7,18 +7,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tandem.core.errors import ConfigurationError
 from tandem.kernels.base import PackedWeight
-from tandem.kernels.native.bindings import NativeKernels, load
+from tandem.kernels.native.bindings import NativeKernels
 from tandem.kernels.torch_kernels import TorchKernels
+from tests.helpers.native_kernels import load_or_skip
 
 
 @pytest.fixture(scope="module")
 def kernels() -> NativeKernels:
-    try:
-        return load()
-    except ConfigurationError as error:
-        pytest.skip(str(error))
+    return load_or_skip()
 
 
 def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

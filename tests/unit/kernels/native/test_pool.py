@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tandem.core.errors import ConfigurationError
-from tandem.kernels.native.bindings import NativeKernels, load
+from tandem.kernels.native.bindings import NativeKernels
+from tests.helpers.native_kernels import load_or_skip
 
 PREAMBLE = """
 import os, sys, time, torch
@@ -45,10 +45,7 @@ assert num_threads() == before + 2
 
 @pytest.fixture(scope="module")
 def kernels() -> NativeKernels:
-    try:
-        return load()
-    except ConfigurationError as error:
-        pytest.skip(str(error))
+    return load_or_skip()
 
 
 def run(script: str) -> None:

@@ -13,9 +13,8 @@ import torch
 from tandem.attention.arena import Arena
 from tandem.attention.base import AttentionBatch
 from tandem.attention.native_backend import NativeBackend
-from tandem.core.errors import ConfigurationError
 from tandem.kernels.base import PackedWeight
-from tandem.kernels.native.bindings import NativeKernels, load
+from tandem.kernels.native.bindings import NativeKernels
 from tandem.kernels.torch_kernels import TorchKernels
 from tandem.kvcache.spec import KVLayout, build_layout
 from tandem.models import packed
@@ -24,6 +23,7 @@ from tandem.models.layers.rotary import build_rotary_tables
 from tandem.models.layers.stack import build_stack
 from tandem.models.loader import LoadedModel, load_model
 from tests.helpers import checkpoints
+from tests.helpers.native_kernels import load_or_skip
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 8
@@ -38,10 +38,7 @@ class OneByOne(NativeBackend):
 
 @pytest.fixture(scope="module")
 def kernels() -> NativeKernels:
-    try:
-        return load()
-    except ConfigurationError as error:
-        pytest.skip(str(error))
+    return load_or_skip()
 
 
 @pytest.fixture(scope="module", params=sorted(checkpoints.BUILDERS))
