@@ -9,6 +9,7 @@ Each message names the offending value and the remedy. gRPC and HTTP statuses ar
     │   ├── CorruptCheckpointError      its bytes are damaged, missing or contradict each other
     │   └── UnsupportedCheckpointError  it is well-formed, but we would not serve it exactly
     ├── CapacityError               a bounded queue or pool is full; retrying later can help
+    │   └── NoRoomError                 every worker's KV cache is promised away; room comes as requests end
     ├── EngineStoppedError          the engine has stopped or failed; no request can be served by it
     ├── UnavailableError            nobody who could serve this is there now; another worker or a later try can help
     │   └── WorkerLostError             the process at the other end died, went silent or answered nonsense
@@ -52,6 +53,10 @@ class CapacityError(TandemError):
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class NoRoomError(CapacityError):
+    """Every worker that could serve this has promised its KV cache away; waiting for one's turn helps."""
 
 
 class EngineStoppedError(TandemError):

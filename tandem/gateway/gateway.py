@@ -27,6 +27,7 @@ from tandem.gateway.serving import ServeStream
 from tandem.gateway.settings import GatewaySettings
 from tandem.gateway.settler import Settler
 from tandem.gateway.stalls import StallWatch
+from tandem.gateway.waiting_line import WaitingLine
 from tandem.rpc.client import ClientPool, RouterClient, WorkerClient
 from tandem.telemetry.tracing import Tracing
 
@@ -76,6 +77,7 @@ class Gateway:
             clock,
             settings.max_attempts,
             settings.failover_timeout_s,
+            WaitingLine(settings.room_timeout_s, self.metrics.waiting),
         )
 
     def start(self) -> None:

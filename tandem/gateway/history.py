@@ -66,14 +66,24 @@ class RequestRecord:
         return sorted(found, key=lambda stage: stage.start_s)
 
     @contextmanager
-    def timed(self, name: str, wall: Callable[[], float] = time.time) -> Iterator[dict[str, str | int | float]]:
-        """Record the block as a stage of the gateway; what is put into the yielded dict becomes its attributes."""
-        start_s = wall()
+    def timed(
+        self, name: str, wall: Callable[[], float] = time.time, unless: tuple[type[Exception], ...] = ()
+    ) -> Iterator[dict[str, str | int | float]]:
+        """Record the block as a stage of the gateway; what is put into the yielded dict becomes its attributes.
+
+        Args:
+            unless: errors after which it was no stage.
+        """
+        start_s: float | None = wall()
         attributes: dict[str, str | int | float] = {}
         try:
             yield attributes
+        except unless:
+            start_s = None
+            raise
         finally:
-            self.add(Stage(name, PROCESS, start_s, wall() - start_s, attributes))
+            if start_s is not None:
+                self.add(Stage(name, PROCESS, start_s, wall() - start_s, attributes))
 
     def as_json(self) -> dict[str, Any]:
         ends = [self.ends[index] for index in sorted(self.ends)]

@@ -10,7 +10,14 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from tandem.core.clock import Clock
-from tandem.core.errors import CapacityError, EngineStoppedError, TandemError, UnavailableError, WorkerLostError
+from tandem.core.errors import (
+    CapacityError,
+    EngineStoppedError,
+    NoRoomError,
+    TandemError,
+    UnavailableError,
+    WorkerLostError,
+)
 from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason
@@ -20,6 +27,7 @@ from tandem.gateway.news_queue import NewsQueue
 from tandem.gateway.request import Choice, ChoiceEnd, ChoiceNews, ServeRequest
 from tandem.gateway.routers import PAUSE_S, Routers
 from tandem.gateway.stalls import StallWatch
+from tandem.gateway.waiting_line import WaitingLine
 from tandem.rpc.client import ClientPool, WorkerClient
 from tandem.rpc.messages import GenerateCall, GenerateNews, PairCall, PairingAnswer, WorkerAddress
 
@@ -37,6 +45,7 @@ class Ways:
     clock: Clock
     max_attempts: int
     failover_timeout_s: float
+    line: WaitingLine
 
 
 class Journey:
@@ -69,7 +78,7 @@ class Journey:
             TandemError: it cannot be served, or not to its end.
         """
         while self._final is None:
-            pairing = await self._pair()
+            pairing = await (self._pair_again() if self._failed else self._pair())
             try:
                 await self._follow(pairing)
             except (CapacityError, UnavailableError, EngineStoppedError) as error:
@@ -97,7 +106,14 @@ class Journey:
         return None if self._final is None else self._final.metrics
 
     async def _pair(self) -> PairingAnswer:
-        """Whom to go to. Once a worker was lost, one that has room is waited for a little."""
+        """Whom to go to first, in turn when all are full."""
+        return await self._ways.line.ask(self._request.priority, self._ask_router, self._record)
+
+    async def _pair_again(self) -> PairingAnswer:
+        """Whom to go on with. Once a worker was lost, one that has room is waited for a little.
+
+        NOTE: past the line: others' places in it say nothing of a client that has half of its answer.
+        """
         is_lost = isinstance(self._failure, (UnavailableError, EngineStoppedError))
         give_up_s = self._ways.clock.now_s() + (self._ways.failover_timeout_s if is_lost else 0.0)
         while True:
@@ -110,7 +126,7 @@ class Journey:
 
     async def _ask_router(self) -> PairingAnswer:
         excluded = tuple({worker.worker_id for worker in self._failed})
-        with self._record.timed("pair") as attributes:
+        with self._record.timed("pair", unless=(NoRoomError,)) as attributes:
             try:
                 self.router, answer = await self._ways.routers.pair(self._pair_call(excluded))
             except UnavailableError:

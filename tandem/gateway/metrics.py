@@ -68,6 +68,9 @@ class GatewayMetrics:
         self.running = Gauge(
             "vllm:num_requests_running", "choices being served", _LABELS, registry=self.registry
         ).labels(*self._values)
+        self.waiting = Gauge(
+            "vllm:num_requests_waiting", "of those, choices that wait for room", _LABELS, registry=self.registry
+        ).labels(*self._values)
         success = Counter(
             "vllm:request_success_total", "choices that ended", (*_LABELS, "finished_reason"), registry=self.registry
         )

@@ -52,6 +52,12 @@ class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
     failover_timeout_s: float = Field(
         2.0, ge=0, description="how long another worker is looked for when one is lost, seconds"
     )
+    room_timeout_s: float = Field(
+        60.0,
+        ge=0,
+        description="how long a request waits for its turn while every worker's KV cache is promised away, seconds; "
+        "past it 429; 0 = not at all",
+    )
     drain_timeout_s: float = Field(30.0, ge=0, description="after SIGTERM streams may go on for this long, seconds")
     accounts: SecretStr | None = Field(
         None,

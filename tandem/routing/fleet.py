@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tandem.routing.admission import Limits
+from tandem.routing.admission import Limits, num_lacking_blocks
 from tandem.routing.lineup import Lineup
 from tandem.routing.pricing import wait_ms
 from tandem.routing.roster import Roster
@@ -185,12 +185,11 @@ class Fleet:
         first = choice.prefill or choice.decode
         source = choice.holder or first
         work = PrefillWork.of(request.num_tokens, num_cached_tokens(request, source.worker))
-        num_tokens = request.num_tokens + request.num_expected_output
         serving = _Delta(
             now_s,
             num_running=1,
             num_context_tokens=request.num_tokens,
-            num_blocks=num_blocks_of(num_tokens, choice.decode.worker.block_size),
+            num_blocks=num_lacking_blocks(request, choice.decode),
         )
         if choice.prefill is None:
             self._add(choice.decode, request.request_id, replace(serving, work=work))

@@ -15,6 +15,7 @@ from tandem.core.errors import (
     CapacityError,
     ConfigurationError,
     InvalidRequestError,
+    NoRoomError,
     TandemError,
     UnavailableError,
     shown,
@@ -254,4 +255,5 @@ def _error_of(refusal: Refusal, model: str) -> TandemError:
         return InvalidRequestError(message)
     if refusal.reason is RefusalReason.NO_WORKER:
         return UnavailableError(f"no worker for model {shown(model)} is alive and may be chosen", refusal.retry_after_s)
-    return CapacityError(message, refusal.retry_after_s)
+    kind = NoRoomError if refusal.reason is RefusalReason.NO_BLOCKS else CapacityError
+    return kind(message, refusal.retry_after_s)

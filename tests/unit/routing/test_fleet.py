@@ -60,6 +60,13 @@ def test_more_sent_than_there_is_room_for_leaves_none_and_not_less() -> None:
     assert known(fleet, "d").num_free_blocks == 0
 
 
+def test_a_prefix_that_is_there_takes_no_room_twice() -> None:
+    fleet = fleet_of("p", "d")
+    shared = request(2000, {"d": 120})
+    fleet.sent(shared, Choice(known(fleet, "p"), known(fleet, "d")), 1.0)
+    assert known(fleet, "d").num_free_blocks == 10_000 - 12
+
+
 def test_older_news_is_ignored() -> None:
     fleet = fleet_of()
     fleet.report(worker("p", num_running=3, reported_at_s=2.0))

@@ -12,6 +12,7 @@ from tandem.core.errors import (
     ConfigurationError,
     InvalidRequestError,
     LocalityUnavailableError,
+    NoRoomError,
     UnavailableError,
 )
 from tandem.core.events import BlockEvent, BlockStored
@@ -291,7 +292,7 @@ def test_an_unknown_model_is_the_callers_mistake_and_a_dead_one_is_not() -> None
     ("state", "changes", "expected", "reason"),
     [
         ({"num_total_blocks": 10, "num_free_blocks": 10}, {}, InvalidRequestError, "too_long"),
-        ({"num_free_blocks": 10, "num_running": 4, "num_context_tokens": 4000}, {}, CapacityError, "no_blocks"),
+        ({"num_free_blocks": 10, "num_running": 4, "num_context_tokens": 4000}, {}, NoRoomError, "no_blocks"),
         ({"queued": queue_of(10**6)}, {}, CapacityError, "queue"),
         ({"queued": queue_of(10_000)}, {"max_ttft_ms": 100.0}, CapacityError, "queue"),
     ],
@@ -304,7 +305,9 @@ def test_refusals_are_errors_of_their_kind(
             router.has("d0", **state)
             with pytest.raises(expected) as refused:
                 await router.service.pair(call(**changes))
-            assert (getattr(refused.value, "retry_after_s", None) is not None) == (expected is CapacityError)
+            assert type(refused.value) is expected
+            assert hasattr(refused.value, "retry_after_s") == issubclass(expected, CapacityError)
+            assert getattr(refused.value, "retry_after_s", 1.0) is not None
             assert router.sample("tandem_router_decisions_total", policy="predicted cost", outcome=reason) == 1
 
     run(scenario())

@@ -1,0 +1,104 @@
+"""Requests that no worker has room for now: they wait for their turn, as they would in an engine's own queue.
+
+Invariant: nobody gets room before one who was there earlier, so a long prompt is not starved by short ones; a level of
+priority counts as a second of waiting. Only the first in line asks, so a full cluster costs the routers a few questions
+a second however many wait. Owned by one event loop; decides nothing about workers.
+"""
+
+import asyncio
+from bisect import insort
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from prometheus_client import Gauge
+
+from tandem.core.errors import NoRoomError
+from tandem.gateway.history import RequestRecord
+
+LEVEL_S = 1.0
+_MIN_PAUSE_S = 0.05
+_MAX_PAUSE_S = 0.25
+
+T = TypeVar("T")
+
+
+@dataclass(order=True, slots=True)
+class _Place:
+    """By `since_s`, the loop's time of arrival with its priority."""
+
+    since_s: float
+    number: int
+    is_first: asyncio.Event = field(default_factory=asyncio.Event, compare=False)
+
+
+class WaitingLine:
+    """The line before one gateway's routers.
+
+    Args:
+        timeout_s: how long one waits in it; 0 = nobody waits.
+        waiting: shows how many do.
+    """
+
+    def __init__(self, timeout_s: float, waiting: Gauge) -> None:
+        self._timeout_s = timeout_s
+        self._waiting = waiting
+        self._places: list[_Place] = []
+        self._num_entered = 0
+        self._refusal = NoRoomError("no worker has room")
+
+    async def ask(self, priority: int, question: Callable[[], Awaitable[T]], record: RequestRecord) -> T:
+        """What `question` answers, asked again in turn for as long as that is `NoRoomError`.
+
+        Args:
+            priority: lower is more urgent.
+            record: gets the time in line as its stage `room`.
+
+        Raises:
+            NoRoomError: it took longer than `timeout_s`. What else `question` raises.
+        """
+        if not self._places:
+            try:
+                return await question()
+            except NoRoomError as error:
+                if not self._timeout_s:
+                    raise
+                self._refusal = error
+        with record.timed("room"):
+            return await self._wait(priority, question)
+
+    async def _wait(self, priority: int, question: Callable[[], Awaitable[T]]) -> T:
+        place = self._enter(priority)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    await place.is_first.wait()
+                    try:
+                        return await question()
+                    except NoRoomError as error:
+                        self._refusal = error
+                        await asyncio.sleep(min(max(_MIN_PAUSE_S, error.retry_after_s or 0.0), _MAX_PAUSE_S))
+        except TimeoutError:
+            message = f"{self._refusal}; the request had no turn in {self._timeout_s:g} s"
+            raise NoRoomError(message, self._refusal.retry_after_s) from self._refusal
+        finally:
+            self._leave(place)
+
+    def _enter(self, priority: int) -> _Place:
+        self._num_entered += 1
+        place = _Place(asyncio.get_running_loop().time() + priority * LEVEL_S, self._num_entered)
+        if self._places and place < self._places[0]:
+            self._places[0].is_first.clear()
+        insort(self._places, place)
+        self._show()
+        return place
+
+    def _leave(self, place: _Place) -> None:
+        self._places.remove(place)
+        self._show()
+
+    def _show(self) -> None:
+        """Tell the first that it is, and the gauge how many there are."""
+        if self._places:
+            self._places[0].is_first.set()
+        self._waiting.set(len(self._places))
