@@ -11,7 +11,7 @@ import torch
 from bench.gpu.models import RandomModel
 from bench.gpu.setting import Setting
 from tandem.attention.arena import TORCH_DTYPES, Arena
-from tandem.attention.base import AttentionBackend, AttentionBatch
+from tandem.attention.base import AttentionBackend, AttentionBatch, WantedTokens
 from tandem.attention.registry import choose_backend
 from tandem.core.config import EngineConfig, SchedulerConfig
 from tandem.core.sampling_params import SamplingParams
@@ -50,10 +50,14 @@ class WatchedRunner(ModelRunner):
         return result
 
     def _forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, batches: Sequence[AttentionBatch]
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        batches: Sequence[AttentionBatch],
+        wanted: WantedTokens | None = None,
     ) -> torch.Tensor:
         self._num_forwards += 1
-        return super()._forward(input_ids, positions, batches)
+        return super()._forward(input_ids, positions, batches, wanted)
 
     @property
     def replays_graphs(self) -> bool:

@@ -35,6 +35,17 @@ class AttentionBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class WantedTokens:
+    """The tokens of a step whose hidden states are asked for: the last ones of some requests, or none.
+
+    The last layer computes nothing but K and V of the others, which nobody could tell from its results.
+    """
+
+    rows: torch.Tensor  # [num_wanted] int64, ascending
+    batch: AttentionBatch  # their requests with these tokens alone, as the last layer's KV group sees them
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionParams:
     """What one layer's attention needs beyond the batch. `window` as in KVSpec; `softcap` 0 = none."""
 

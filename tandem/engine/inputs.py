@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tandem.attention.base import AttentionBatch
+from tandem.attention.base import AttentionBatch, WantedTokens
 from tandem.kvcache.prefix import NULL_BLOCK
 from tandem.kvcache.spec import KVLayout
 from tandem.scheduler.output import ScheduledRequest, SchedulerOutput
@@ -25,8 +25,8 @@ IntArray = npt.NDArray[np.int64]
 class ModelInputs:
     """One step, requests concatenated along the token dimension; valid until the next is built.
 
-    `batches` has one entry a KV group. In scheduled order: `sample_rows` are the tokens whose logits choose a token,
-    `first_rows` each request's first token of this step.
+    `batches` has one entry a KV group. `wanted`: the tokens whose hidden states are asked for; None = all. Among those,
+    in scheduled order: `sample_rows` are the ones whose logits choose a token, `first_rows` each request's first.
     """
 
     input_ids: torch.Tensor  # [num_tokens] int64
@@ -34,6 +34,7 @@ class ModelInputs:
     batches: tuple[AttentionBatch, ...]
     sample_rows: torch.Tensor  # [num_sampling] int64
     first_rows: tuple[int, ...] = ()
+    wanted: WantedTokens | None = None
 
 
 class InputBuilder:
@@ -51,6 +52,7 @@ class InputBuilder:
         self._block_size = layout.block_size
         self._device = device
         self._tables = [np.zeros((max_num_requests, max_blocks), dtype=np.int32) for _ in layout.groups]
+        self._last_table = self._tables[layout.group_of_layer(layout.num_layers - 1)[0]]
         self._rows: dict[str, int] = {}
         self._owners: list[str] = []  # of the rows, the other way round
         self._filled = [0] * max_num_requests
@@ -68,9 +70,14 @@ class InputBuilder:
         query_start = np.concatenate(([0], np.cumsum(lengths)))
         owner = np.repeat(np.arange(len(rows)), lengths)
         positions = np.arange(query_start[-1]) + (ends - query_start[1:])[owner]
-        batches = self._attention_batches(rows[order], owner, positions, query_start, ends)
+        batches = self._attention_batches(self._tables, rows[order], positions, query_start, ends)
+        num_wanted = lengths if lengths.max() == 1 else np.array([_num_wanted(item) for item in scheduled])
+        wanted = None
+        if num_wanted.sum() < query_start[-1]:
+            wanted = self._wanted(rows[order], positions, query_start, ends, num_wanted)
+        wanted_start = np.concatenate(([0], np.cumsum(num_wanted)))
         first_rows, last_rows = np.empty_like(rows), np.empty_like(rows)
-        first_rows[order], last_rows[order] = query_start[:-1], query_start[1:] - 1
+        first_rows[order], last_rows[order] = wanted_start[:-1], wanted_start[1:] - 1
         samples = [index for index, item in enumerate(step.scheduled) if item.samples]
         return ModelInputs(
             input_ids=self._tensor(_token_ids(scheduled)),
@@ -78,20 +85,38 @@ class InputBuilder:
             batches=batches,
             sample_rows=self._tensor(last_rows[samples]),
             first_rows=tuple(first_rows.tolist()),
+            wanted=wanted,
         )
 
+    def _wanted(
+        self, rows: IntArray, positions: IntArray, query_start: IntArray, ends: IntArray, num_wanted: IntArray
+    ) -> WantedTokens:
+        """The last `num_wanted` tokens of each request."""
+        some = num_wanted > 0
+        starts = np.concatenate(([0], np.cumsum(num_wanted[some])))
+        first_tokens = query_start[1:][some] - num_wanted[some] - starts[:-1]
+        tokens = np.arange(starts[-1]) + np.repeat(first_tokens, num_wanted[some])
+        (batch,) = self._attention_batches([self._last_table], rows[some], positions[tokens], starts, ends[some])
+        return WantedTokens(self._tensor(tokens), batch)
+
     def _attention_batches(
-        self, rows: IntArray, owner: IntArray, positions: IntArray, query_start: IntArray, ends: IntArray
+        self,
+        tables: Sequence[npt.NDArray[np.int32]],
+        rows: IntArray,
+        positions: IntArray,
+        query_start: IntArray,
+        ends: IntArray,
     ) -> tuple[AttentionBatch, ...]:
-        max_seq_len = int(ends.max())
+        max_seq_len = int(ends.max(initial=0))
         num_blocks = math.ceil(max_seq_len / self._block_size)
         starts = self._tensor(query_start.astype(np.int32))
         seq_lens = self._tensor(ends.astype(np.int32))
-        max_query_len = int(np.diff(query_start).max())
+        lengths = np.diff(query_start)
+        owner = np.repeat(np.arange(len(rows)), lengths)
         block_index, offset = np.divmod(positions, self._block_size)
         batches = []
-        has_no_gaps = rows[-1] == len(rows) - 1
-        for table in self._tables:
+        has_no_gaps = not len(rows) or rows[-1] == len(rows) - 1
+        for table in tables:
             block_tables = table[: len(rows), :num_blocks] if has_no_gaps else table[rows, :num_blocks]
             slots = block_tables[owner, block_index].astype(np.int64) * self._block_size + offset
             batches.append(
@@ -100,7 +125,7 @@ class InputBuilder:
                     seq_lens=seq_lens,
                     block_tables=self._tensor(block_tables),
                     slot_mapping=self._tensor(slots),
-                    max_query_len=max_query_len,
+                    max_query_len=int(lengths.max(initial=0)),
                     max_seq_len=max_seq_len,
                 )
             )
@@ -142,6 +167,11 @@ class InputBuilder:
 
     def _tensor(self, array: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+
+def _num_wanted(item: ScheduledRequest) -> int:
+    """Of how many of its tokens logits are asked for, the last ones."""
+    return item.num_tokens if item.scores_prompt else int(item.samples)
 
 
 def _token_ids(scheduled: Sequence[ScheduledRequest]) -> IntArray:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from tandem.attention.arena import Arena
-from tandem.attention.base import AttentionBackend, AttentionBatch
+from tandem.attention.base import AttentionBackend, AttentionBatch, WantedTokens
 from tandem.core.types import TokenLogprobs
 from tandem.engine.constraint import constraints_of
 from tandem.engine.graphs import DecodeGraphs, padded_sizes
@@ -78,15 +78,19 @@ class ModelRunner:
         inputs = self._inputs.build(step)
         hidden = self._graphs.run(inputs) if self._graphs is not None else None
         if hidden is None:
-            hidden = self._forward(inputs.input_ids, inputs.positions, inputs.batches)
+            hidden = self._forward(inputs.input_ids, inputs.positions, inputs.batches, inputs.wanted)
         return ExecutorOutput(self._sample(step, inputs, hidden, states), self._prompt_logprobs(step, inputs, hidden))
 
     def _forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, batches: Sequence[AttentionBatch]
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        batches: Sequence[AttentionBatch],
+        wanted: WantedTokens | None = None,
     ) -> torch.Tensor:
         """`batches` has one entry a KV group; the decoder wants one a layer."""
         by_layer = [batches[group] for group in self._group_of_layer]
-        return self._decoder.forward(input_ids, positions, self._arena.layers, by_layer, self._backend)
+        return self._decoder.forward(input_ids, positions, self._arena.layers, by_layer, self._backend, wanted)
 
     def _capture_graphs(self, max_num_requests: int, max_model_len: int) -> DecodeGraphs | None:
         """CUDA graphs for decode steps, where device and backend allow them."""
@@ -145,7 +149,7 @@ class ModelRunner:
     ) -> Mapping[str, tuple[TokenLogprobs, ...]]:
         found: dict[str, tuple[TokenLogprobs, ...]] = {}
         for index, item in enumerate(step.scheduled):
-            if item.request.params.prompt_logprobs is not None and item.request.num_output_tokens == 0:
+            if item.scores_prompt:
                 row = inputs.first_rows[index]
                 entries = self._score_prompt(item, hidden[row : row + item.num_tokens])
                 if entries:

@@ -106,6 +106,15 @@ class PagedBatch(Protocol):
     def slot_mapping(self) -> torch.Tensor: ...
 
 
+class WantedTokens(Protocol):
+    """Those whose hidden states are asked for, as `tandem.attention` has them."""
+
+    @property
+    def rows(self) -> torch.Tensor: ...
+    @property
+    def batch(self) -> PagedBatch: ...
+
+
 class Stack(Protocol):
     """All layers in one call. `attention` names the attention backend whose arithmetic it has inside."""
 
@@ -117,10 +126,12 @@ class Stack(Protocol):
         positions: torch.Tensor,
         caches: Sequence[LayerCache],
         batches: Sequence[PagedBatch],
+        wanted: WantedTokens | None = None,
     ) -> torch.Tensor:
         """Embeddings [num_tokens, hidden] to hidden states after the final norm; writes the step's K and V.
 
         `residual`, the embeddings, is used up. Same bits as the layers one by one. Layers of a KV group share a batch.
+        `wanted`: the tokens whose hidden states are returned; None = all.
         """
         ...
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from tandem.attention.arena import LayerKV
-from tandem.attention.base import AttentionBackend, AttentionBatch
+from tandem.attention.base import AttentionBackend, AttentionBatch, WantedTokens
 from tandem.kernels.base import Kernels
 from tandem.models.config import LayerConfig, ModelConfig
 from tandem.models.layers.attention import Attention
@@ -48,12 +48,23 @@ class DecoderLayer:
         kv: LayerKV,
         batch: AttentionBatch,
         backend: AttentionBackend,
-    ) -> torch.Tensor:
-        """`x` is the normed input; returns what is to be added to `residual` (updated in place) by the next norm."""
-        x = self._attention.forward(x, positions, kv, batch, backend)
+        wanted: WantedTokens | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`x` is the normed input; returns the residual stream and what the next norm is to add to it.
+
+        NOTE: `residual` is updated in place. With `wanted`, both are of those tokens alone.
+        """
+        queries = self._attention.write(x, positions, kv, batch)
+        if wanted is not None:
+            take = self._kernels.take_rows
+            queries = take(queries.flatten(1), wanted.rows).view(-1, *queries.shape[1:])
+            residual, batch = take(residual, wanted.rows), wanted.batch
+        if not len(residual):
+            return residual, residual
+        x = self._attention.attend(queries, kv, batch, backend)
         x = self._norm_into_mlp(x, residual)
         x = self._mlp.forward(x)
-        return x if self._after_mlp is None else self._norm(x, self._after_mlp)
+        return residual, x if self._after_mlp is None else self._norm(x, self._after_mlp)
 
     def _norm_into_mlp(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         if self._before_mlp is None:
@@ -95,20 +106,23 @@ class Decoder:
         kv: Sequence[LayerKV],
         batches: Sequence[AttentionBatch],
         backend: AttentionBackend,
+        wanted: WantedTokens | None = None,
     ) -> torch.Tensor:
         """Hidden states after the final norm, [num_tokens, hidden]; writes the step's K and V into `kv`.
 
         Args:
             input_ids, positions: [num_tokens] int64, requests concatenated.
             kv, batches: one entry per layer; layers of a group share the batch object.
+            wanted: the tokens whose hidden states are asked for, and returned; None = all.
         """
         residual = self._embed(input_ids)
         if self._stack is not None and backend.name == self._stack.attention:
-            return self._stack.forward(residual, positions, kv, batches)
+            return self._stack.forward(residual, positions, kv, batches, wanted)
         x: torch.Tensor | None = None
         for index, layer in enumerate(self._layers):
+            asked = wanted if index == len(self._layers) - 1 else None
             normed = self._norm(residual, layer.input_norm, x)
-            x = layer.forward(normed, residual, positions, kv[index], batches[index], backend)
+            residual, x = layer.forward(normed, residual, positions, kv[index], batches[index], backend, asked)
         return self._norm(residual, self._final_norm, x)
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:

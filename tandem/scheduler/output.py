@@ -34,6 +34,11 @@ class ScheduledRequest:
         """Where the cursor will be."""
         return self.start + self.num_tokens
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the logits of all its tokens are asked for."""
+        return self.request.params.prompt_logprobs is not None and self.request.num_output_tokens == 0
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:

@@ -9,11 +9,11 @@ from dataclasses import fields
 
 import torch
 
-from tandem.kernels.base import LayerCache, PackedWeight, PagedBatch, StackLayer, StackShape
+from tandem.kernels.base import LayerCache, PackedWeight, PagedBatch, StackLayer, StackShape, WantedTokens
 from tandem.kernels.huge_pages import LEAST_BYTES, advise_huge_pages
 from tandem.kernels.native.codes import ACTIVATION_CODES, DTYPE_CODES
 
-STACK_FIELDS = "9q3d14q"
+STACK_FIELDS = "9q3d21q"
 MAX_HEAD_DIM = 256
 
 _MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
@@ -61,6 +61,7 @@ class NativeStack:
         positions: torch.Tensor,
         caches: Sequence[LayerCache],
         batches: Sequence[PagedBatch],
+        wanted: WantedTokens | None = None,
     ) -> torch.Tensor:
         """See `tandem.kernels.base.Stack`."""
         shape, first = self._shape, batches[0]
@@ -73,7 +74,7 @@ class NativeStack:
         assert first.query_start.dtype == first.seq_lens.dtype == torch.int32
         where = torch.tensor(self._where(caches, batches, num_tokens), dtype=torch.int64)  # [num_layers * 7]
         scratch = self._scratch_for(num_tokens)
-        out = torch.empty_like(residual)
+        out = torch.empty_like(residual) if wanted is None else residual.new_empty(len(wanted.rows), shape.hidden_size)
         self._call(
             DTYPE_CODES[residual.dtype],
             ACTIVATION_CODES[shape.activation],
@@ -101,6 +102,7 @@ class NativeStack:
             first.seq_lens.shape[0],
             self._is_packed,
             torch.get_num_threads(),
+            *_wanted_fields(wanted),
         )
         return out
 
@@ -152,6 +154,26 @@ def _step_pointers(batch: PagedBatch, num_tokens: int) -> tuple[int, int, int]:
     assert batch.slot_mapping.dtype == torch.int64
     assert batch.slot_mapping.is_contiguous()
     return batch.block_tables.data_ptr(), batch.block_tables.stride(0), batch.slot_mapping.data_ptr()
+
+
+def _wanted_fields(wanted: WantedTokens | None) -> tuple[int, ...]:
+    """In the order of the C++ struct."""
+    if wanted is None:
+        return (0,) * 7
+    rows, batch = wanted.rows, wanted.batch
+    assert rows.dtype == torch.int64
+    assert rows.is_contiguous()
+    assert batch.query_start.dtype == batch.seq_lens.dtype == batch.block_tables.dtype == torch.int32
+    assert batch.block_tables.stride(1) == 1 or not len(rows)
+    return (
+        rows.data_ptr() or 1,  # NOTE: none is another answer than all, and an empty tensor has no address
+        len(rows),
+        batch.query_start.data_ptr(),
+        batch.seq_lens.data_ptr(),
+        batch.block_tables.data_ptr(),
+        batch.block_tables.stride(0),
+        batch.seq_lens.shape[0],
+    )
 
 
 def _scratch_width(shape: StackShape) -> int:

@@ -44,15 +44,8 @@ class Attention:
         self._q_norm = weights.get(f"{prefix}.q_norm.weight")
         self._k_norm = weights.get(f"{prefix}.k_norm.weight")
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        positions: torch.Tensor,
-        kv: LayerKV,
-        batch: AttentionBatch,
-        backend: AttentionBackend,
-    ) -> torch.Tensor:
-        """`x` [num_tokens, hidden] -> the same shape; writes this step's K and V into `kv`."""
+    def write(self, x: torch.Tensor, positions: torch.Tensor, kv: LayerKV, batch: AttentionBatch) -> torch.Tensor:
+        """Queries [num_tokens, num_heads, head_dim] of `x` [num_tokens, hidden]; its K and V are in `kv` then."""
         queries, keys, values = self._project(x)
         self._kernels.rope_and_write(
             queries,
@@ -69,6 +62,12 @@ class Attention:
             norm_eps=self._config.rms_norm_eps,
             unit_offset=self._config.unit_offset_norm,
         )
+        return queries
+
+    def attend(
+        self, queries: torch.Tensor, kv: LayerKV, batch: AttentionBatch, backend: AttentionBackend
+    ) -> torch.Tensor:
+        """[num_tokens, hidden], of what the queries find in `kv`."""
         attended = backend.attend(queries, kv, batch, self._params)
         return self._kernels.linear(attended.flatten(1), self._o.weight, self._o.bias)
 

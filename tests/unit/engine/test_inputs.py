@@ -1,5 +1,7 @@
 """What the model is told to read and write, step after step, worked out by hand."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -20,9 +22,9 @@ def builder() -> InputBuilder:
     return InputBuilder(LAYOUT, max_num_requests=2, max_model_len=64, device=torch.device("cpu"))
 
 
-def make_request(name: str, num_tokens: int) -> Request:
+def make_request(name: str, num_tokens: int, **params: Any) -> Request:
     prompt = [100 + index for index in range(num_tokens)]
-    return Request(name, prompt, SamplingParams(), 0, b"root", frozenset(), 10)
+    return Request(name, prompt, SamplingParams(**params), 0, b"root", frozenset(), 10)
 
 
 def step(*items: ScheduledRequest, released: tuple[str, ...] = ()) -> SchedulerOutput:
@@ -36,7 +38,7 @@ def test_a_chunk_beside_a_decode(builder: InputBuilder) -> None:
     inputs = builder.build(step(ScheduledRequest(long, 4, tables[0]), ScheduledRequest(short, 1, tables[1])))
     assert inputs.input_ids.tolist() == [106, 107, 108, 109, 102]
     assert inputs.positions.tolist() == [6, 7, 8, 9, 2]
-    assert inputs.sample_rows.tolist() == [4]
+    assert inputs.sample_rows.tolist() == [0]
     full, windowed = inputs.batches
     assert full.query_start.tolist() == [0, 4, 5]
     assert full.seq_lens.tolist() == [10, 3]
@@ -44,6 +46,36 @@ def test_a_chunk_beside_a_decode(builder: InputBuilder) -> None:
     assert full.block_tables.tolist() == [[4, 5], [1, 0]]
     assert full.slot_mapping.tolist() == [4 * 8 + 6, 4 * 8 + 7, 5 * 8 + 0, 5 * 8 + 1, 1 * 8 + 2]
     assert windowed.slot_mapping.tolist() == [6 * 8 + 6, 6 * 8 + 7, 7 * 8 + 0, 7 * 8 + 1, 2 * 8 + 2]
+
+
+def test_hidden_states_are_asked_for_where_logits_are(builder: InputBuilder) -> None:
+    """Of a prompt's last token, of all tokens of a prompt that is scored, of none of an unfinished prompt."""
+    chunk, scored = make_request("chunk", 20), make_request("scored", 12, prompt_logprobs=1)
+    tables = BlockTable(([4, 5], [6, 7]), [0, 0]), BlockTable(([1, 2], [3, 8]), [0, 0])
+    scored.num_computed_tokens = 9
+    inputs = builder.build(step(ScheduledRequest(chunk, 4, tables[0]), ScheduledRequest(scored, 3, tables[1])))
+    assert inputs.wanted is not None
+    assert inputs.wanted.rows.tolist() == [4, 5, 6]
+    batch = inputs.wanted.batch
+    assert (batch.query_start.tolist(), batch.seq_lens.tolist()) == ([0, 3], [12])
+    assert (batch.max_query_len, batch.max_seq_len) == (3, 12)
+    assert batch.block_tables.tolist() == [[3, 8]]  # of the last layer's group
+    assert (inputs.sample_rows.tolist(), inputs.first_rows[1]) == ([2], 0)
+    chunk.num_computed_tokens = 4
+    alone = builder.build(step(ScheduledRequest(chunk, 4, tables[0]))).wanted
+    assert alone is not None
+    assert (alone.rows.tolist(), alone.batch.num_requests) == ([], 0)
+
+
+def test_a_step_of_single_tokens_leaves_none_out(builder: InputBuilder) -> None:
+    """So it fits the captured decode graphs, whatever their requests are at."""
+    chunk, last = make_request("chunk", 20), make_request("last", 1)
+    tables = BlockTable(([4], [6]), [0, 0]), BlockTable(([1], [3]), [0, 0])
+    inputs = builder.build(step(ScheduledRequest(chunk, 1, tables[0]), ScheduledRequest(last, 1, tables[1])))
+    assert inputs.wanted is None
+    assert inputs.sample_rows.tolist() == [1]
+    scored = ScheduledRequest(make_request("scored", 4, prompt_logprobs=0), 4, tables[0])
+    assert builder.build(step(scored, released=("chunk", "last"))).wanted is None
 
 
 def test_blocks_that_left_the_window_become_the_null_block(builder: InputBuilder) -> None:
@@ -80,8 +112,10 @@ def test_the_last_row_moves_into_a_gap() -> None:
     assert full.block_tables.tolist() == [[30, 31], [20, 21]]
     assert windowed.block_tables.tolist() == [[32, 33], [22, 23]]
     assert full.slot_mapping.tolist() == [240 + i for i in range(8)] + [248] + [160 + i for i in range(8)] + [168]
-    assert inputs.sample_rows.tolist() == [17, 8]
-    assert inputs.first_rows == (9, 0)
+    assert inputs.wanted is not None
+    assert inputs.wanted.rows.tolist() == [8, 17]
+    assert inputs.sample_rows.tolist() == [1, 0]
+    assert inputs.first_rows == (1, 0)
     assert full.block_tables.data_ptr() == builder.build(step(third)).batches[0].block_tables.data_ptr()
 
 
@@ -93,4 +127,4 @@ def test_requests_that_are_left_out_of_a_step_keep_their_rows(builder: InputBuil
     builder.build(step(*items))
     assert builder.build(step(items[1])).batches[0].block_tables.tolist() == [[2]]
     assert builder.build(step(*reversed(items))).batches[0].block_tables.tolist() == [[1], [2]]
-    assert builder.build(step(*reversed(items))).sample_rows.tolist() == [5, 2]
+    assert builder.build(step(*reversed(items))).sample_rows.tolist() == [1, 0]

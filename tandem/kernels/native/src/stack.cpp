@@ -2,6 +2,7 @@
 //
 // Between two kernels there is then nothing but a function call, where from Python there are ten microseconds in which
 // no weight is read. Holds nothing; the caller's tables say where everything is.
+#include <cstring>
 #include <utility>
 
 #include "calls.h"
@@ -16,6 +17,14 @@ struct Layer {
   const void *gate, *up, *down;
   const float *cos, *sin;
   int64_t half, window;
+};
+
+// The tokens whose hidden states are asked for: the last few of some requests, and those requests with these alone.
+struct Wanted {
+  const int64_t* rows;  // ascending; null: of all tokens
+  int64_t num_rows;
+  const int32_t *query_start, *seq_lens, *block_tables;
+  int64_t table_stride, num_requests;
 };
 
 // A layer's share of the cache, and where this step's tokens are in it.
@@ -40,24 +49,31 @@ struct StackArguments {
   const int64_t* positions;
   const int32_t *query_start, *seq_lens;
   int64_t num_tokens, num_requests, is_packed, threads;
+  Wanted wanted;
 };
 
 class Stack {
  public:
   explicit Stack(const StackArguments& arguments)
       : a(arguments), element_bytes(a.dtype == kFloat32 ? 4 : 2), q_size(a.num_heads * a.head_dim),
-        kv_size(a.num_kv_heads * a.head_dim) {
+        kv_size(a.num_kv_heads * a.head_dim), num_tokens(a.num_tokens) {
     char* at = static_cast<char*>(a.scratch);
     const auto take = [&](int64_t width) { return std::exchange(at, at + a.num_tokens * width * element_bytes); };
     normed = take(a.hidden), qkv = take(q_size + 2 * kv_size), attended = take(q_size), gated = take(a.ffn);
     delta = take(a.hidden);
   }
 
-  void run() const {
+  void run() {
     for (int64_t i = 0; i < a.num_layers; ++i) {
       const Layer& layer = a.layers[i];
       i == 0 ? norm(a.residual, layer.input_norm, nullptr, normed) : norm(delta, layer.input_norm, a.residual, normed);
-      attention(layer, a.caches[i]);
+      project(layer);
+      rotate_and_write(layer, a.caches[i]);
+      const bool leaves_some_out = a.wanted.rows && i + 1 == a.num_layers;
+      if (leaves_some_out) keep_wanted();
+      if (!num_tokens) return;
+      attend(layer, a.caches[i], leaves_some_out);
+      linear(attended, q_size, layer.o, layer.o_bias, delta, a.hidden);
       norm_into_mlp(layer);
       mlp(layer);
     }
@@ -67,25 +83,31 @@ class Stack {
  private:
   const StackArguments& a;
   const int64_t element_bytes, q_size, kv_size;
+  int64_t num_tokens;  // that are still computed
   char *normed, *qkv, *attended, *gated, *delta;
+
+  // After the last layer's keys and values nobody reads a token that is not asked for.
+  void keep_wanted() {
+    num_tokens = a.wanted.num_rows;
+    keep_rows(qkv, row(), q_size);
+    keep_rows(static_cast<char*>(a.residual), a.hidden, a.hidden);
+  }
+
+  void keep_rows(char* x, int64_t stride, int64_t size) const {
+    for (int64_t i = 0; i < num_tokens; ++i)
+      std::memmove(x + i * stride * element_bytes, x + a.wanted.rows[i] * stride * element_bytes, size * element_bytes);
+  }
 
   void norm(const void* x, const void* weight, void* residual, void* out) const {
     const RmsNormArguments call{a.dtype, x, {a.hidden, 0}, residual, {a.hidden, 0}, out, {a.hidden, 0}, weight,
-                                a.dtype, a.unit_offset, a.eps, a.num_tokens, 1, a.hidden, a.threads};
+                                a.dtype, a.unit_offset, a.eps, num_tokens, 1, a.hidden, a.threads};
     tandem_rms_norm(&call);
   }
 
   void linear(const void* x, int64_t k, const void* weight, const void* bias, void* out, int64_t n) const {
-    const LinearArguments call{a.dtype, a.dtype, x, k, weight, bias, out, n, a.num_tokens, n, k,
+    const LinearArguments call{a.dtype, a.dtype, x, k, weight, bias, out, n, num_tokens, n, k,
                                a.is_packed, a.threads};
     tandem_linear(&call);
-  }
-
-  void attention(const Layer& layer, const Cache& cache) const {
-    project(layer);
-    rotate_and_write(layer, cache);
-    attend(layer, cache);
-    linear(attended, q_size, layer.o, layer.o_bias, delta, a.hidden);
   }
 
   int64_t row() const { return q_size + 2 * kv_size; }
@@ -96,7 +118,7 @@ class Stack {
     const JoinedLinearArguments call{
         a.dtype, normed, a.hidden,
         {{layer.q, layer.q_bias, q_size}, {layer.k, layer.k_bias, kv_size}, {layer.v, layer.v_bias, kv_size}},
-        qkv, row(), a.num_tokens, a.hidden, a.is_packed, a.threads};
+        qkv, row(), num_tokens, a.hidden, a.is_packed, a.threads};
     tandem_joined_linear(&call);
   }
 
@@ -105,15 +127,18 @@ class Stack {
     const RopeAndWriteArguments call{
         a.dtype, qkv, heads, keys(), heads, values(), heads, layer.cos, layer.sin, a.positions, cache.slots, cache.k,
         cache.k_block_stride, cache.v, cache.v_block_stride, layer.q_norm, layer.k_norm, a.dtype, a.unit_offset,
-        a.eps, a.num_tokens, a.num_heads, a.num_kv_heads, a.head_dim, layer.half, a.block_size, a.threads};
+        a.eps, num_tokens, a.num_heads, a.num_kv_heads, a.head_dim, layer.half, a.block_size, a.threads};
     tandem_rope_and_write(&call);
   }
 
-  void attend(const Layer& layer, const Cache& cache) const {
+  void attend(const Layer& layer, const Cache& cache, bool leaves_some_out) const {
+    const Wanted all{nullptr, num_tokens, a.query_start, a.seq_lens, cache.block_tables, cache.table_stride,
+                     a.num_requests};
+    const Wanted& batch = leaves_some_out ? a.wanted : all;
     const PagedAttentionArguments call{
         a.dtype, qkv, row(), a.head_dim, cache.k, cache.k_block_stride, cache.v, cache.v_block_stride,
-        cache.block_tables, cache.table_stride, a.query_start, a.seq_lens, attended, q_size, a.head_dim,
-        a.num_requests, a.num_heads, a.num_kv_heads, a.head_dim, a.block_size, a.scale, layer.window, a.softcap,
+        batch.block_tables, batch.table_stride, batch.query_start, batch.seq_lens, attended, q_size, a.head_dim,
+        batch.num_requests, a.num_heads, a.num_kv_heads, a.head_dim, a.block_size, a.scale, layer.window, a.softcap,
         a.threads};
     tandem_paged_attention(&call);
   }
@@ -126,7 +151,7 @@ class Stack {
 
   void mlp(const Layer& layer) const {
     const GatedLinearArguments call{a.dtype, a.activation, normed, a.hidden, layer.gate, layer.up, gated, a.ffn,
-                                    a.num_tokens, a.ffn, a.hidden, a.is_packed, a.threads};
+                                    num_tokens, a.ffn, a.hidden, a.is_packed, a.threads};
     tandem_gated_linear(&call);
     if (!layer.after_mlp) return linear(gated, a.ffn, layer.down, nullptr, delta, a.hidden);
     linear(gated, a.ffn, layer.down, nullptr, normed, a.hidden);

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from tandem.attention.arena import Arena
-from tandem.attention.base import AttentionBatch
+from tandem.attention.base import AttentionBackend, AttentionBatch, WantedTokens
 from tandem.attention.native_backend import NativeBackend
+from tandem.attention.reference import ReferenceBackend
 from tandem.kernels.base import PackedWeight
 from tandem.kernels.native.bindings import NativeKernels
 from tandem.kernels.torch_kernels import TorchKernels
@@ -50,17 +51,38 @@ def _load(path: Path, dtype: str, kernels: NativeKernels) -> LoadedModel:
     return load_model(str(path), dtype=dtype, device=CPU, kernels=kernels)
 
 
-def _run(decoder: Decoder, backend: NativeBackend) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """The hidden states of every step, and the arena afterwards."""
+def _run(
+    decoder: Decoder, backend: AttentionBackend, asked: Sequence[Sequence[int]] | None = None
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The hidden states of every step, and the arena afterwards. `asked`: of how many of each request's last tokens."""
     layout = build_layout(decoder.config.kv_specs, BLOCK_SIZE)
     arena = Arena(layout, 1 + len(STEPS[0]) * MAX_BLOCKS * len(layout.groups), CPU)
     tables = torch.randperm(arena.num_blocks - 1, generator=torch.Generator().manual_seed(0)).int() + 1
     group_of = [layout.group_of_layer(layer)[0] for layer in range(layout.num_layers)]
     hidden = []
-    for input_ids, positions, batches in _inputs(layout, tables.view(len(layout.groups), -1, MAX_BLOCKS)):
+    steps = _inputs(layout, tables.view(len(layout.groups), -1, MAX_BLOCKS))
+    for index, (input_ids, positions, batches) in enumerate(steps):
         by_layer = [batches[group] for group in group_of]
-        hidden.append(decoder.forward(input_ids, positions, arena.layers, by_layer, backend))
+        wanted = None if asked is None else _wanted(by_layer[-1], asked[index])
+        hidden.append(decoder.forward(input_ids, positions, arena.layers, by_layer, backend, wanted))
     return hidden, arena.pages
+
+
+def _wanted(batch: AttentionBatch, nums: Sequence[int]) -> WantedTokens:
+    """The last `nums` tokens of each request."""
+    ends = batch.query_start[1:].tolist()
+    rows = [torch.arange(end - num, end) for end, num in zip(ends, nums, strict=True)]
+    some = torch.tensor(nums) > 0
+    lengths = torch.tensor(nums)[some]
+    part = AttentionBatch(
+        query_start=torch.cat([torch.zeros(1), lengths.cumsum(0)]).int(),
+        seq_lens=batch.seq_lens[some],
+        block_tables=batch.block_tables[some],
+        slot_mapping=batch.slot_mapping[torch.cat(rows)],
+        max_query_len=max(nums),
+        max_seq_len=batch.max_seq_len,
+    )
+    return WantedTokens(torch.cat(rows), part)
 
 
 def _inputs(
@@ -101,6 +123,30 @@ def test_the_stack_has_the_bits_of_its_layers(path: Path, dtype: str, kernels: N
     assert all(torch.equal(step, right) for step, right in zip(hidden, expected, strict=True))
     assert torch.equal(pages, expected_pages)
     assert all(torch.isfinite(step).all() for step in hidden)
+
+
+ASKED = ([1, 4, 20], [0, 1, 1], [0, 0, 0], [1])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_those_asked_for_have_the_bits_they_have_among_all(path: Path, dtype: str, kernels: NativeKernels) -> None:
+    """And the arena too: later steps read K and V of tokens that nobody asked for."""
+    native = _load(path, dtype, kernels).decoder
+    plain = load_model(str(path), dtype=dtype, device=CPU, kernels=TorchKernels()).decoder
+    for decoder, backend in (
+        (native, NativeBackend(CPU)),
+        (native, OneByOne(CPU)),
+        (plain, ReferenceBackend()),
+    ):
+        expected, expected_pages = _run(decoder, backend)
+        hidden, pages = _run(decoder, backend, ASKED)
+        for step, right, lengths, nums in zip(hidden, expected, STEPS, ASKED, strict=True):
+            rows = [part[len(part) - num :] for part, num in zip(torch.split(right, lengths), nums, strict=True)]
+            if decoder is native:
+                assert torch.equal(step, torch.cat(rows))
+            else:  # NOTE: PyTorch's products have other bits for other numbers of rows
+                torch.testing.assert_close(step, torch.cat(rows), rtol=2e-2, atol=2e-2)
+        assert torch.equal(pages, expected_pages)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
