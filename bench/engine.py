@@ -141,7 +141,9 @@ class Floors:
         )
         hidden, ffn = sizes["hidden_size"], sizes["intermediate_size"]
         attention = hidden * self._head_dim * (2 * self._heads + 2 * self._kv_heads)
-        self._layer_weights = self._layers * (attention + 3 * hidden * ffn)
+        layer = attention + 3 * hidden * ffn
+        self._layer_weights = self._layers * layer
+        self._unasked_weights = layer - 2 * hidden * self._kv_heads * self._head_dim
         self._head_weights = sizes["vocab_size"] * hidden
 
     def decode_s(self, workload: Workload, bandwidth: float) -> float:
@@ -151,10 +153,12 @@ class Floors:
         return 2 * (self._layer_weights + self._head_weights + kv) / bandwidth
 
     def prefill_flops(self, workload: Workload) -> float:
-        """Matrix products of all prompt tokens, causal attention, and one row of logits a request."""
+        """Matrix products of all prompt tokens, causal attention, and one row of logits a request; of the last layer
+        only K and V but for the last token.
+        """
         length = workload.shared + workload.own
-        linear = 2 * self._layer_weights * length + 2 * self._head_weights
-        attention = 2 * self._layers * self._heads * self._head_dim * length**2
+        linear = 2 * (self._layer_weights * length - self._unasked_weights * (length - 1) + self._head_weights)
+        attention = 2 * self._heads * self._head_dim * (self._layers * length**2 - (length - 1) ** 2)
         return workload.num_requests * (linear + attention)
 
 

@@ -92,13 +92,17 @@ class RandomModel:
         return sum(spec.bytes_per_token for spec in self.config.kv_specs)
 
     def prefill_flops(self, num_tokens: int) -> float:
-        """Matrix products of a prompt, causal attention, and one row of logits."""
-        config = self.config
+        """Matrix products of a prompt, causal attention, and one row of logits; of the last layer only K and V but for
+        the last token.
+        """
+        config, num_unasked = self.config, num_tokens - 1
         head = config.vocab_size * config.hidden_size
         weights = sum(tensor.numel() for tensor in self.parameters.values() if tensor.dim() == 2)
         linear = weights - head * (1 if config.tie_word_embeddings else 2)
-        attention = 2 * config.num_layers * config.num_heads * config.head_dim * num_tokens**2
-        return float(2 * linear * num_tokens + 2 * head + attention)
+        layer = linear // config.num_layers - 2 * config.hidden_size * config.num_kv_heads * config.head_dim
+        pairs = config.num_layers * num_tokens**2 - num_unasked**2
+        attention = 2 * config.num_heads * config.head_dim * pairs
+        return float(2 * (linear * num_tokens - layer * num_unasked + head) + attention)
 
 
 def fields_of(name: str, *, is_dry: bool) -> dict[str, Any]:

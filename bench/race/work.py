@@ -1,10 +1,11 @@
 """The least a workload can cost: its arithmetic over the measured matmul rate, its reads over the measured bandwidth.
 
 A floor is below what any system can reach, since it lets arithmetic and reads overlap without loss and every prefix be
-found. Counts bfloat16 (two bytes), matrix products and attention only.
+found. Counts bfloat16 (two bytes), matrix products and attention only. Of a prompt only the last token's hidden state
+is asked for, so the last layer need not compute more than K and V of the others.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +54,9 @@ class ModelCost:
         heads, kv_heads = int(sizes["num_attention_heads"]), int(sizes["num_key_value_heads"])
         head_dim = int(sizes["head_dim"])
         attention = hidden * head_dim * (2 * heads + 2 * kv_heads)
-        self._layer_weights = self._layers * (attention + 3 * hidden * int(sizes["intermediate_size"]))
+        layer = attention + 3 * hidden * int(sizes["intermediate_size"])
+        self._layer_weights = self._layers * layer
+        self._unasked_weights = layer - 2 * hidden * kv_heads * head_dim
         self._head_weights = int(sizes["vocab_size"]) * hidden
         self._query_width = heads * head_dim
         self._kv_bytes = _BYTES * self._layers * 2 * kv_heads * head_dim
@@ -69,7 +72,7 @@ class ModelCost:
 
     def prefill_floor_s(self, work: Work, rates: Rates) -> float:
         """Of the prompts alone, up to their first tokens."""
-        flops = self._span_flops(work.prefills) + 2 * self._head_weights * len(work.prefills)
+        flops = self._prefill_flops(work.prefills) + 2 * self._head_weights * len(work.prefills)
         return flops / rates.matmul
 
     def decode_floor_s(self, work: Work, rates: Rates) -> float:
@@ -79,14 +82,18 @@ class ModelCost:
     def flops(self, work: Work) -> float:
         """NOTE: one row of logits for each prompt and each token of an answer but its first."""
         rows = len(work.prefills) + sum(span.length for span in work.decodes)
-        return self._span_flops((*work.prefills, *work.decodes)) + 2 * self._head_weights * rows
+        return self._prefill_flops(work.prefills) + self._span_flops(work.decodes) + 2 * self._head_weights * rows
 
     def read_bytes(self, work: Work) -> float:
         """To write the answers: the weights once a step, and each request's own context once a token."""
         context = sum(span.pairs for span in work.decodes)
         return work.num_steps * self.weight_bytes + self._kv_bytes * context
 
-    def _span_flops(self, spans: Iterable[Span]) -> float:
-        spans = tuple(spans)
+    def _prefill_flops(self, spans: tuple[Span, ...]) -> float:
+        unasked = tuple(Span(span.start, span.end - 1) for span in spans)
+        linear = 2 * self._unasked_weights * sum(span.length for span in unasked)
+        return self._span_flops(spans) - linear - 4 * self._query_width * sum(span.pairs for span in unasked)
+
+    def _span_flops(self, spans: tuple[Span, ...]) -> float:
         linear = 2 * self._layer_weights * sum(span.length for span in spans)
         return linear + 4 * self._layers * self._query_width * sum(span.pairs for span in spans)

@@ -29,13 +29,18 @@ def test_real_shapes(name: str) -> None:
 
 
 def test_flops_of_a_prompt() -> None:
-    """Two a weight and token, but for the embedding; the head once; causal attention's half of the square."""
+    """Two a weight and token, but for the embedding; the head once; causal attention's half of the square. The last
+    layer computes K and V of all tokens and everything else of one.
+    """
     model = unfilled("llama-3.1-8b")
     head = 128256 * 4096
     norms = (2 * 32 + 1) * 4096
     linear = PARAMETERS["llama-3.1-8b"] - 2 * head - norms
     attention = 32 * 2 * (2 * 32 * 128) * 1000 * 1000 / 2
-    assert model.prefill_flops(1000) == 2 * linear * 1000 + 2 * head + attention
+    unasked = linear / 32 - 2 * 4096 * 1024
+    unasked_attention = 2 * (2 * 32 * 128) * 999 * 999 / 2
+    expected = 2 * linear * 1000 + 2 * head + attention - 2 * unasked * 999 - unasked_attention
+    assert model.prefill_flops(1000) == expected
 
 
 def test_the_same_weights_every_time() -> None:

@@ -17,6 +17,7 @@ SIZES = {
 # q and o 8x8 each, k and v 8x4 each, three of 8x16
 LAYER = 64 + 64 + 32 + 32 + 3 * 128
 HEAD = 32 * 8
+UNASKED = LAYER - 64  # but k and v
 KV_BYTES = 2 * 2 * 2 * 2 * 2  # bytes, layers, K and V, heads, width
 
 
@@ -26,14 +27,16 @@ def test_weights_are_two_bytes_each() -> None:
 
 def test_a_prompt_costs_its_products_and_its_attention() -> None:
     work = Work((Span(0, 10),), (), 0)
-    # scores and values: 4 FLOP for each of 8 query elements, each pair and layer; 50 pairs
-    assert ModelCost(SIZES).flops(work) == 2 * (2 * LAYER) * 10 + 4 * 2 * 8 * 50 + 2 * HEAD
+    # scores and values: 4 FLOP for each of 8 query elements and each pair; 50 pairs, 40.5 of them of the first 9 tokens
+    products = 2 * (2 * LAYER * 10 - UNASKED * 9)
+    assert ModelCost(SIZES).flops(work) == products + 4 * 8 * (2 * 50 - 40.5) + 2 * HEAD
 
 
 def test_a_cached_prefix_costs_attention_only() -> None:
     cost = ModelCost(SIZES)
     whole, prefix = Work((Span(0, 10),), (), 0), Work((Span(0, 6),), (), 0)
-    assert cost.flops(Work((Span(6, 10),), (), 0)) == cost.flops(whole) - cost.flops(prefix) + 2 * HEAD
+    last_of_prefix = 2 * UNASKED + 4 * 8 * (6**2 - 5**2) / 2 + 2 * HEAD  # whose hidden state is asked for by one alone
+    assert cost.flops(Work((Span(6, 10),), (), 0)) == cost.flops(whole) - cost.flops(prefix) + last_of_prefix
 
 
 def test_a_step_reads_the_weights_once_and_each_context() -> None:
