@@ -58,8 +58,11 @@ class StackLayer:
 class PackedWeight(torch.Tensor):
     """A weight [out, in] in an order of its bytes that only the kernels that packed it know.
 
-    It has the shape, dtype and size of what it was; whatever would read it as a matrix raises TypeError.
+    It has the shape, dtype and size of what it was; whatever would read it as a matrix raises TypeError. `packed`: its
+    bytes as a tensor like any other, for the kernels, to whom the guard would cost ten microseconds a call.
     """
+
+    packed: torch.Tensor
 
     _ASKED = frozenset({"shape", "dtype", "device", "is_contiguous", "data_ptr", "numel", "nbytes", "element_size"})
 
@@ -67,7 +70,9 @@ class PackedWeight(torch.Tensor):
     def of(cls, packed: torch.Tensor) -> "PackedWeight":
         """What `Kernels.pack` made, wherever it is now; it begins at a cache line."""
         assert packed.data_ptr() % 64 == 0
-        return packed.as_subclass(cls)
+        weight = packed.as_subclass(cls)
+        weight.packed = packed
+        return weight
 
     @classmethod
     def __torch_function__(

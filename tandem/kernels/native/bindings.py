@@ -128,6 +128,8 @@ class NativeKernels:
         out_dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         m, k = x.shape
+        is_packed = isinstance(weight, PackedWeight)
+        weight = getattr(weight, "packed", weight)
         n = weight.shape[0]
         if out is None:
             out = x.new_empty(m, n) if out_dtype is None else torch.empty(m, n, dtype=out_dtype)
@@ -151,7 +153,7 @@ class NativeKernels:
             m,
             n,
             k,
-            isinstance(weight, PackedWeight),
+            is_packed,
             torch.get_num_threads(),
         )
         return out
