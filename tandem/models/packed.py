@@ -1,7 +1,8 @@
 """A model's matrices as its kernels want them, in a file: written by whoever needs it first, mapped by every process.
 
 The file is a copy that can be deleted at any time. It belongs to one checkpoint as it lies on disk; where it cannot be
-had, the matrices are served as they are, with the same bits.
+had, the matrices are served as they are, with the same bits. Whoever writes one deletes those that nobody has loaded
+for long, which takes nothing from a process that has one mapped.
 """
 
 import fcntl
@@ -11,8 +12,9 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +34,11 @@ LEAST_BYTES = 8 << 20  # below this nothing is gained
 _LAYOUT = "strips-of-16/1"
 _FREE_SHARE = 1.1  # of its size, that the disk must have free
 _ALIGNMENT = 4096
+_PATIENCE_S = 600.0  # for another process that writes the file
+_POLL_S = 0.05
+_KEPT_S = 30 * 86400.0  # after it was last loaded
+_ABANDONED_S = 86400.0  # after it was last written to
+_UNFINISHED = "packing-"
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # safetensors'
 
 _log = logging.getLogger(__name__)
@@ -72,6 +79,7 @@ class PackedFile:
                 found = self._read()
                 if found is None:
                     self._write(checkpoint, kernels)
+                    _delete_old(self.path.parent)
                     found = self._read()
         except (OSError, CheckpointError) as error:
             _log.warning("weights are not packed, answers take longer: %s; make the directory writable", error)
@@ -86,6 +94,8 @@ class PackedFile:
         """None: there is no such file, or a damaged one."""
         if not self.path.is_file():
             return None
+        with suppress(OSError):  # NOTE: somebody else's, which we may read: then they say when it was loaded
+            os.utime(self.path)
         cache_in_huge_pages(self.path)
         file = SafetensorsFile(self.path)
         found: dict[str, torch.Tensor] = {}
@@ -106,7 +116,7 @@ class PackedFile:
         if free < _FREE_SHARE * self.num_bytes:
             raise OSError(f"{self.path.parent} has {free >> 20} MiB free, {self.num_bytes >> 20} are needed")
         _log.info("packing %d MiB of weights into %s, once", self.num_bytes >> 20, self.path)
-        with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix="packing-", delete=False) as file:
+        with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=_UNFINISHED, delete=False) as file:
             try:
                 file.write(self._header())
                 for source in self.sources.values():
@@ -135,7 +145,34 @@ class PackedFile:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Until the end of the block, alone among processes."""
+    """Until the end of the block, alone among processes.
+
+    Raises:
+        OSError: another one has been in it for too long.
+    """
+    give_up_s = time.monotonic() + _PATIENCE_S
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        while not _lock(file.fileno()):
+            if time.monotonic() > give_up_s:
+                raise TimeoutError(f"another process has held {path} for {_PATIENCE_S:g} s")
+            time.sleep(_POLL_S)
         yield
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _delete_old(directory: Path) -> None:
+    """What nobody has loaded for long, and what writers left who were killed."""
+    now_s = time.time()
+    for pattern, kept_s in (("*.safetensors", _KEPT_S), (f"{_UNFINISHED}*", _ABANDONED_S)):
+        for path in directory.glob(pattern):
+            with suppress(OSError):  # NOTE: another process deletes too
+                if now_s - path.stat().st_mtime > kept_s:
+                    _log.info("deleting %s, not used for %d days", path, (now_s - path.stat().st_mtime) // 86400)
+                    path.unlink()

@@ -23,6 +23,7 @@ from tests.helpers import checkpoints
 from tests.helpers.native_kernels import load_or_skip
 
 CPU = torch.device("cpu")
+NAMES = (("first", 13), ("second", 14), ("third", 15))
 SIZES: dict[str, Any] = {"vocab_size": 208, "hidden_size": 64, "intermediate_size": 96}
 
 
@@ -62,11 +63,11 @@ def test_the_same_bits_from_a_file_that_is_written_once(kernels: NativeKernels, 
     path = checkpoints.save_tiny_qwen3(tmp_path / "model", **SIZES, tie_word_embeddings=is_tied)
     plain, first = loaded(path, kernels, None), loaded(path, kernels, tmp_path / "packed")
     (file,) = files(tmp_path / "packed")
-    written = file.stat()
+    written = file.stat().st_ino
     again = loaded(path, kernels, tmp_path / "packed")
     assert torch.equal(answers(first), answers(plain))
     assert torch.equal(answers(again), answers(plain))
-    assert (file.stat().st_mtime_ns, file.stat().st_ino) == (written.st_mtime_ns, written.st_ino)
+    assert file.stat().st_ino == written
     of_matrices = {name for name, weight in again.decoder.parameters.items() if isinstance(weight, PackedWeight)}
     assert of_matrices == {name for name in plain.decoder.parameters if "proj" in name} | {HEAD}
     assert not isinstance(again.decoder.parameters[EMBEDDING], PackedWeight)
@@ -174,6 +175,46 @@ def test_small_models_are_not_worth_a_file(
     monkeypatch.setattr(packed, "LEAST_BYTES", 8 << 20)
     loaded(checkpoint, kernels, tmp_path / "packed")
     assert not (tmp_path / "packed").exists()
+
+
+def test_a_new_file_ends_what_nobody_loads_any_more(kernels: NativeKernels, tmp_path: Path) -> None:
+    paths = [checkpoints.save_tiny_qwen3(tmp_path / name, **SIZES | {"vocab_size": 16 * size}) for name, size in NAMES]
+    directory = tmp_path / "packed"
+    known: list[Path] = []
+    for path in paths[:2]:
+        loaded(path, kernels, directory)
+        known += [file for file in files(directory) if file not in known]
+    old, loaded_again = known
+    left = directory / "packing-by-one-who-was-killed"
+    left.write_text("half")
+    for file in (old, loaded_again, left):
+        os.utime(file, (0, 0))
+    mapped = loaded(paths[1], kernels, directory)
+    expected = answers(mapped)
+    loaded(paths[2], kernels, directory)
+    assert not old.exists()
+    assert not left.exists()
+    assert loaded_again in files(directory)
+    assert len(files(directory)) == 2
+    loaded_again.unlink()
+    assert torch.equal(answers(mapped), expected)
+
+
+def test_one_who_packs_for_ever_is_not_waited_for(
+    kernels: NativeKernels,
+    tmp_path: Path,
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loaded(checkpoint, kernels, tmp_path / "packed")
+    (file,) = files(tmp_path / "packed")
+    monkeypatch.setattr(packed, "_PATIENCE_S", 0.1)
+    with packed._locked(file.with_suffix(".lock")), caplog.at_level(logging.WARNING):
+        model = loaded(checkpoint, kernels, tmp_path / "packed")
+    assert "another process has held" in caplog.text
+    assert not any(isinstance(weight, PackedWeight) for weight in model.decoder.parameters.values())
+    assert torch.equal(answers(model), answers(loaded(checkpoint, kernels, None)))
 
 
 SCRIPT = """
