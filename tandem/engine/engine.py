@@ -47,6 +47,7 @@ class Engine:
         clock: for metrics, and for how long pins last; nothing else is decided by it.
 
     `on_close` ends what the executor runs beside this thread.
+    `borrowed_s` says for how long cores that belong to others have worked for this engine, in time of all its own.
     `on_kv_news` is told, on the thread that steps, what was reserved and leased for other workers' sake.
     """
 
@@ -76,6 +77,7 @@ class Engine:
         self._on_close = on_close
         self.tokenizer = tokenizer
         self.grammars = grammars
+        self.borrowed_s: Callable[[], float] = lambda: 0.0
         self.on_kv_news: Callable[[KVNews], None] | None = None
         self.is_stalled = False
 
@@ -193,7 +195,7 @@ class Engine:
         if self.is_stalled:
             return outputs
         self._note_scheduled(step)
-        started_s, stats = self._clock.now_s(), stats_of(step)
+        started_s, stats = self._clock.now_s() + self.borrowed_s(), stats_of(step)
         result = self._executor.execute(step)
         if result.prompt_logprobs:
             for item in step.scheduled:
@@ -201,7 +203,7 @@ class Engine:
         self._scheduler.update(step, result)
         self._pass_on_news()
         now_s = self._clock.now_s()
-        self._step_stats.append(replace(stats, duration_s=now_s - started_s))
+        self._step_stats.append(replace(stats, duration_s=now_s + self.borrowed_s() - started_s))
         return outputs + [
             self._take_token(self._choices[request_id], token, now_s) for request_id, token in result.sampled.items()
         ]

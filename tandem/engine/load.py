@@ -30,7 +30,11 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats:
-    """One step: the prompt work in it (as in `EngineLoad`; prompts count when they end), its decodes, its duration."""
+    """One step: the prompt work in it (as in `EngineLoad`; prompts count when they end), its decodes, its duration.
+
+    duration_s: on the worker's own cores alone; what borrowed ones took off it is added, as who has them next time may
+    be somebody else.
+    """
 
     num_prompts: int
     num_prompt_tokens: int

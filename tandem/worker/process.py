@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import ConfigurationError, LocalityUnavailableError, TandemError
 from tandem.engine.async_engine import AsyncEngine
+from tandem.engine.engine import Engine
 from tandem.engine.resolve import Assembly, assemble
 from tandem.locality.base import LocalityIndex
 from tandem.locality.redis import RedisIndex
@@ -101,7 +102,7 @@ async def _run(settings: WorkerSettings) -> int:
     return 0
 
 
-def _share_cores(settings: WorkerSettings, engine: AsyncEngine) -> None:
+def _share_cores(settings: WorkerSettings, engine: Engine, thread: AsyncEngine) -> None:
     """Borrow the cores of this machine's idle workers, and lend ours. Without compiled kernels there is no way to."""
     board = settings.open_core_board()
     if board is not None:
@@ -109,7 +110,7 @@ def _share_cores(settings: WorkerSettings, engine: AsyncEngine) -> None:
             board.borrow()
         except ConfigurationError as error:
             logger.warning("no cores are borrowed: %s", error)
-        engine.on_busy = board.set_busy
+        engine.borrowed_s, thread.on_busy = board.borrowed_s, board.set_busy
 
 
 @contextlib.asynccontextmanager
@@ -134,7 +135,7 @@ async def serving_worker(
         feeds = await _open_feeds(settings, me, epoch, opened)
         assembly = await asyncio.to_thread(assemble, settings.engine_config(), clock=clock, emit=feeds.emit)
         engine = AsyncEngine(assembly.engine)
-        _share_cores(settings, engine)
+        _share_cores(settings, assembly.engine, engine)
         host = await asyncio.to_thread(_open_host, settings, assembly, clock, engine)
         if host is not None:
             opened.push_async_callback(asyncio.to_thread, host.close)

@@ -9,7 +9,7 @@ one of that slot says anew.
 import ctypes
 import mmap
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -41,6 +41,7 @@ class CoreBoard:
 
     def __init__(self, path: Path, slot: int) -> None:
         self._slot = slot
+        self._tell_borrowed: Callable[[bytes], None] | None = None
         try:
             with path.open("r+b") as file:
                 self._map = mmap.mmap(file.fileno(), 0)
@@ -86,6 +87,17 @@ class CoreBoard:
         for slot in range(self.num_slots):
             if slot != self._slot:
                 self._borrow_from(slot, function, address + slot * _SLOT_BYTES)
+        self._tell_borrowed = library["tandem_borrowed_time"]
+        self._tell_borrowed.restype, self._tell_borrowed.argtypes = None, [ctypes.c_char_p]
+
+    def borrowed_s(self) -> float:
+        """For how long this worker's own cores, all together, would have had to do what borrowed ones did so far."""
+        if self._tell_borrowed is None:
+            return 0.0
+        num_threads: int = _SLOT.unpack_from(self._map, self._slot * _SLOT_BYTES)[1]
+        told = ctypes.c_int64()
+        self._tell_borrowed(struct.pack("=q", ctypes.addressof(told)))
+        return told.value / 1e9 / num_threads
 
     def _borrow_from(self, slot: int, function: "ctypes._NamedFuncPointer", busy: int) -> None:
         _, num_threads, *cpus = _SLOT.unpack_from(self._map, slot * _SLOT_BYTES)

@@ -1,5 +1,6 @@
 """The engine over a real tiny model: what callers see of adding, stepping, stopping, aborting and failing."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,14 @@ def test_metrics_come_with_the_last_output_only(engine: Engine) -> None:
     assert (metrics.num_prompt_tokens, metrics.num_output_tokens, metrics.num_cached_tokens) == (40, 24, 0)
     assert metrics.ttft_s is not None
     assert metrics.tpot_s is not None
+
+
+def test_a_step_is_as_long_as_it_would_be_without_borrowed_cores(engine: Engine) -> None:
+    engine.borrowed_s = itertools.count(0.0, 1000.0).__next__
+    generate(engine, list(range(40)), GREEDY)
+    durations_s = [step.duration_s for step in engine.take_step_stats()]
+    assert len(durations_s) == 24
+    assert all(1000.0 < duration_s < 2000.0 for duration_s in durations_s)
 
 
 def test_second_request_reports_its_cached_tokens(engine: Engine) -> None:

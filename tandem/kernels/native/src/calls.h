@@ -17,6 +17,10 @@ struct BorrowCoresArguments {
   int64_t* ok;
 };
 
+struct BorrowedTimeArguments {
+  int64_t* ns;
+};
+
 struct TakeRowsArguments {
   const char* x;
   const int64_t* indices;
@@ -121,6 +125,7 @@ struct PagedAttentionArguments {
 }  // namespace tandem
 
 TANDEM_EXPORT void tandem_borrow_cores(const tandem::BorrowCoresArguments*);
+TANDEM_EXPORT void tandem_borrowed_time(const tandem::BorrowedTimeArguments*);
 TANDEM_EXPORT void tandem_take_rows(const tandem::TakeRowsArguments*);
 TANDEM_EXPORT void tandem_pack(const tandem::PackArguments*);
 TANDEM_EXPORT void tandem_linear(const tandem::LinearArguments*);

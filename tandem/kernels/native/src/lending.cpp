@@ -15,3 +15,5 @@ TANDEM_EXPORT void tandem_borrow_cores(const BorrowCoresArguments* a) {
   const Lender lender{reinterpret_cast<const std::atomic<int32_t>*>(a->busy), int(a->threads)};
   *a->ok = Pool::borrow(lender, a->num_cpus ? &cpus : nullptr);
 }
+
+TANDEM_EXPORT void tandem_borrowed_time(const BorrowedTimeArguments* a) { *a->ns = Pool::borrowed_ns(); }

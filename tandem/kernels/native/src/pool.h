@@ -66,6 +66,12 @@ class Pool {
     return found;
   }
 
+  // What lent threads have worked for this process so far, each for itself.
+  static int64_t borrowed_ns() {
+    const Pool* pool = current().load(std::memory_order_acquire);
+    return pool ? pool->borrowed_ns_.load(std::memory_order_relaxed) : 0;
+  }
+
   // Starts a lender's helpers on its cores (none: wherever the kernel puts them). False: some could not be started.
   static bool borrow(const Lender& lender, const cpu_set_t* cpus) {
     Pool* pool = current().load(std::memory_order_acquire);
@@ -207,7 +213,10 @@ class Pool {
     for (uint32_t call = 0;;) {
       call = await_call(door, call);
       const int64_t seat = take(seats_, call, true);
-      if (seat >= 0) work(call, int(seat), lender);
+      if (seat < 0) continue;
+      const int64_t start = lender ? now_ns() : 0;
+      work(call, int(seat), lender);
+      if (lender) borrowed_ns_.fetch_add(now_ns() - start, std::memory_order_relaxed);
     }
   }
 
@@ -286,6 +295,7 @@ class Pool {
   Lane lanes_[kMaxThreads];
   std::atomic<int> num_lenders_{0};
   Borrowed lenders_[kMaxLenders];
+  std::atomic<int64_t> borrowed_ns_{0};
   int num_helpers_ = 0;  // from here on: whoever holds busy_
 };
 

@@ -123,3 +123,28 @@ for i in range(300):
 """,
         tmp_path,
     )
+
+
+@needs_proc
+def test_borrowed_time_is_what_the_helpers_worked(kernels: NativeKernels, tmp_path: Path) -> None:
+    run_with_board(
+        """
+CoreBoard.create(Path(sys.argv[1]), [Share(2), Share(1)])
+board, lender = (CoreBoard(Path(sys.argv[1]), slot) for slot in range(2))
+assert board.borrowed_s() == 0.0
+known = set(os.listdir("/proc/self/task"))
+board.borrow()
+(helper,) = set(os.listdir("/proc/self/task")) - known
+assert board.borrowed_s() == 0.0
+start_s = time.monotonic()
+until(lambda: board.borrowed_s() > 0.01)
+lender.set_busy(True)
+until(lambda: is_asleep(helper))
+assert 2 * board.borrowed_s() <= time.monotonic() - start_s, "one helper is worth half of what two own threads are"
+worked_s = board.borrowed_s()
+for _ in range(200):
+    assert torch.equal(kernels.linear(x, weight), alone)
+assert board.borrowed_s() == worked_s
+""",
+        tmp_path,
+    )
