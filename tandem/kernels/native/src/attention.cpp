@@ -2,7 +2,8 @@
 //
 // A query row meets the same key tiles with the same arithmetic whether it comes alone, in a chunk or in a batch: keys it
 // may not see contribute exact zeros, and tiles begin at multiples of kTile. So its bits never depend on its company.
-// Threads split (request, KV head, run of query tokens), never the keys. All heads of a group share one pass over K and V.
+// Threads split (request, KV head, run of query tokens), never the keys. All heads of a group share one pass over K and V,
+// and so do requests that decode after the same prefix, as far as it goes.
 #include <algorithm>
 #include <limits>
 #include <vector>
@@ -33,10 +34,19 @@ template <class T> struct Call {
   int padded_dim() const { return int(ceil_div(head_dim, kLanes)) * kLanes; }
 };
 
+// Some of one request's query tokens; or, with `members`, one token each of requests whose first `shared` keys lie in the
+// same blocks.
 struct Task {
+  const int32_t* members;
   int request, kv_head, first_token, num_tokens;  // tokens counted within the request's queries
   int first_position;
-  int64_t cost;
+  int64_t shared, cost;
+};
+
+// Rows [row, row + rows) meet the keys [low, high), which lie where `request` has them.
+struct Span {
+  int row, rows, request;
+  int64_t low, high;
 };
 
 template <class T> struct TileRows {
@@ -45,11 +55,11 @@ template <class T> struct TileRows {
 
 alignas(64) constexpr char kZeros[kMaxHeadDim * sizeof(float)] = {};
 
-// Where the K and V of a tile's keys are; keys outside [low, high) are zeros and their blocks are never looked up.
+// Where the K and V of a tile's keys are; keys outside of the span are zeros and their blocks are never looked up.
 template <class T>
-void locate(const Call<T>& call, const Task& task, int64_t start, int64_t low, int64_t high, TileRows<T>& rows) {
-  const int32_t* entry = call.block_tables + task.request * call.table_stride + start / call.block_size;
-  const int64_t head = int64_t(task.kv_head) * call.block_size * call.head_dim;
+void locate(const Call<T>& call, const Span& span, int kv_head, int64_t start, TileRows<T>& rows) {
+  const int32_t* entry = call.block_tables + span.request * call.table_stride + start / call.block_size;
+  const int64_t head = int64_t(kv_head) * call.block_size * call.head_dim, low = span.low, high = span.high;
   const T* const nothing = reinterpret_cast<const T*>(kZeros);
   const int64_t size = call.block_size, dim = call.head_dim;
   int64_t slot = start % size;
@@ -120,14 +130,21 @@ template <class T> struct Attention {
     for (int i = 0; i < 6; ++i) *parts[i] = base, base += ceil_div(sizes[i], kLanes) * kLanes;
   }
 
-  int64_t position(int row) const { return task.first_position + row / call.group(); }
+  int64_t position(int row) const {
+    const int token = row / call.group();
+    return task.members ? call.seq_lens[task.members[token]] - 1 : task.first_position + token;
+  }
   int64_t first_visible(int64_t at) const { return call.window > 0 ? max64(0, at - call.window + 1) : 0; }
-  int64_t query_token() const { return call.query_start[task.request] + task.first_token; }
+  int64_t query_token(int row) const {
+    const int token = row / call.group();
+    return task.members ? call.query_start[task.members[token]]
+                        : call.query_start[task.request] + task.first_token + token;
+  }
 
   void load_queries() {
     for (int row = 0; row < rows; ++row) {
       const int head = task.kv_head * call.group() + row % call.group();
-      const T* from = call.q + (query_token() + row / call.group()) * call.q_token_stride + head * call.q_head_stride;
+      const T* from = call.q + query_token(row) * call.q_token_stride + head * call.q_head_stride;
       for (int w = 0; w < words; w += kLanes) {
         const int count = int(min64(kLanes, words - w));
         store16(q + row * words + w, Words<T>::load(from + w * kPair, count), count);
@@ -138,37 +155,49 @@ template <class T> struct Attention {
     std::fill(maxima, maxima + rows, kNegativeInfinity);
   }
 
-  // The keys that some row may see: [first_key, end_key).
-  int64_t first_key() const { return first_visible(position(0)); }
-  int64_t end_key() const { return position(rows - 1) + 1; }
-  void locate_tile(int64_t start, TileRows<T>& tile) const { locate(call, task, start, first_key(), end_key(), tile); }
-
-  void locate_first_tile(TileRows<T>& tile) const { locate_tile(first_key() / kTile * kTile, tile); }
+  // All that some row may see, in order: for members what they share, then what each has for itself.
+  int num_spans() const { return task.members ? 1 + task.num_tokens : 1; }
+  Span span(int index) const {
+    if (!task.members) return {0, rows, task.request, first_visible(position(0)), position(rows - 1) + 1};
+    if (index == 0) return {0, rows, task.members[0], 0, task.shared};
+    const int row = (index - 1) * call.group();
+    return {row, call.group(), task.members[index - 1], task.shared, position(row) + 1};
+  }
+  static int64_t first_tile(const Span& span) { return span.low / kTile * kTile; }
 
   // `next`: the task that this thread will probably have next; its first tile is prefetched during the last one here.
   void run(const Task* next) {
     load_queries();
-    const int64_t high = end_key();
     TileRows<T> tiles[2];
-    int64_t start = first_key() / kTile * kTile;
-    locate_tile(start, tiles[0]);
-    for (int index = 0; start < high; start += kTile, index ^= 1) {
-      TileRows<T>& following = tiles[index ^ 1];
-      const bool more = start + kTile < high;
-      if (more) locate_tile(start + kTile, following);
-      else if (next) Attention(call, *next).locate_first_tile(following);
-      const TileRows<T>* ahead = more || next ? &following : nullptr;
-      if (reads_directly()) {
-        attend_directly(tiles[index], ahead, start);
-        continue;
+    Span now = span(0);
+    int64_t start = first_tile(now);
+    locate(call, now, task.kv_head, start, tiles[0]);
+    for (int i = 0, index = 0; i < num_spans(); index ^= 1) {
+      const bool is_last = start + kTile >= now.high;
+      i += is_last;
+      const bool is_end = i == num_spans();
+      const Span following = !is_last ? now : !is_end ? span(i) : next ? Attention(call, *next).span(0) : now;
+      const int64_t following_start = is_last ? first_tile(following) : start + kTile;
+      const TileRows<T>* ahead = nullptr;
+      if (!is_end || next) {
+        locate(call, following, is_end ? next->kv_head : task.kv_head, following_start, tiles[index ^ 1]);
+        ahead = &tiles[index ^ 1];
       }
-      pack(tiles[index], ahead, int(min64(kTile, high - start)));
-      for (int row = 0; row < rows; row += kTileRows) attend(row, int(min64(kTileRows, rows - row)), start);
+      meet(now, tiles[index], ahead, start);
+      now = following, start = following_start;
     }
     store();
   }
 
-  bool reads_directly() const { return kReadsDirectly<T> && rows <= kTileRows && call.head_dim % kChunk == 0; }
+  void meet(const Span& span, const TileRows<T>& tile, const TileRows<T>* ahead, int64_t start) {
+    if (kReadsDirectly<T> && span.rows <= kTileRows && call.head_dim % kChunk == 0) {
+      attend_directly(span, tile, ahead, start);
+      return;
+    }
+    pack(tile, ahead, int(min64(kTile, span.high - start)));
+    for (int done = 0; done < span.rows; done += kTileRows)
+      attend(span.row + done, int(min64(kTileRows, span.rows - done)), start);
+  }
 
   void pack(const TileRows<T>& tile, const TileRows<T>* next, int used) {
     for (int j = 0; j < used; j += kLanes) {
@@ -212,34 +241,35 @@ template <class T> struct Attention {
     }
   }
 
-  // All rows meet a tile where it lies.
-  void attend_directly(const TileRows<T>& at, const TileRows<T>* next, int64_t start) {
-    switch (rows) {
-      case 1: return attend_directly<1>(at, next, start);
-      case 2: return attend_directly<2>(at, next, start);
-      case 3: return attend_directly<3>(at, next, start);
-      case 4: return attend_directly<4>(at, next, start);
-      case 5: return attend_directly<5>(at, next, start);
-      default: return attend_directly<6>(at, next, start);
+  // A span's rows meet a tile where it lies.
+  void attend_directly(const Span& span, const TileRows<T>& at, const TileRows<T>* next, int64_t start) {
+    switch (span.rows) {
+      case 1: return attend_directly<1>(span, at, next, start);
+      case 2: return attend_directly<2>(span, at, next, start);
+      case 3: return attend_directly<3>(span, at, next, start);
+      case 4: return attend_directly<4>(span, at, next, start);
+      case 5: return attend_directly<5>(span, at, next, start);
+      default: return attend_directly<6>(span, at, next, start);
     }
   }
 
-  template <int kRows> void attend_directly(const TileRows<T>& at, const TileRows<T>* next, int64_t start) {
+  template <int kRows>
+  void attend_directly(const Span& span, const TileRows<T>& at, const TileRows<T>* next, int64_t start) {
     if constexpr (kReadsDirectly<T> && kRows <= kTileRows) {
-      const int64_t used = min64(kTile, position(rows - 1) + 1 - start);
+      const int64_t used = min64(kTile, span.high - start);
       const int vectors = int(ceil_div(used, kLanes));
       Tile tile;
-      direct_scores<kRows>(q, words, at.k, next ? next->k : nullptr, vectors * kLanes, tile.scores);
-      weigh(0, rows, start, vectors, tile);
+      direct_scores<kRows>(q + span.row * words, words, at.k, next ? next->k : nullptr, vectors * kLanes, tile.scores);
+      weigh(span.row, kRows, start, vectors, tile);
       direct_values<kRows>(tile.probabilities, at.v, next ? next->v : nullptr, int(ceil_div(used, kPair)),
-                           call.head_dim, tile.scale, sums);
+                           call.head_dim, tile.scale, sums + int64_t(span.row) * dim);
     }
   }
 
   void store() const {
     for (int row = 0; row < rows; ++row) {
       const int head = task.kv_head * call.group() + row % call.group();
-      T* to = call.out + (query_token() + row / call.group()) * call.out_token_stride + head * call.out_head_stride;
+      T* to = call.out + query_token(row) * call.out_token_stride + head * call.out_head_stride;
       const f32x16 inverse = splat(1.0f / totals[row]);
       for (int d = 0; d < call.head_dim; d += kLanes)
         store16(to + d, load16(sums + int64_t(row) * dim + d) * inverse, int(min64(kLanes, call.head_dim - d)));
@@ -248,24 +278,86 @@ template <class T> struct Attention {
 };
 
 // All work, longest first, so that a dynamic schedule ends evenly.
-template <class T> std::vector<Task> plan(const Call<T>& call) {
+template <class T> struct Plan {
+  const Call<T>& call;
   std::vector<Task> tasks;
-  const int tokens = std::max(1, kTaskTileRows / call.group());
-  for (int r = 0; r < call.num_requests; ++r) {
-    const int length = call.query_start[r + 1] - call.query_start[r];
-    for (int first = 0; first < length; first += tokens) {
-      const int count = std::min(tokens, length - first), position = call.seq_lens[r] - length + first;
+  std::vector<int32_t> members;  // of the tasks
+
+  Plan(const Call<T>& c, int num_threads) : call(c) {
+    for (int r = 0; r < call.num_requests; ++r)
+      if (call.window > 0 || length(r) != 1 || call.seq_lens[r] <= kTile) add_request(r);
+      else members.push_back(r);
+    share(num_threads);
+    std::stable_sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) { return a.cost > b.cost; });
+  }
+
+  int length(int request) const { return call.query_start[request + 1] - call.query_start[request]; }
+  const int32_t* table(int request) const { return call.block_tables + request * call.table_stride; }
+  int64_t cost_of(int64_t keys, int num_tokens) const { return keys * (num_tokens * call.group() + 8); }
+
+  void add(Task task) {
+    for (task.kv_head = 0; task.kv_head < call.num_kv_heads; ++task.kv_head) tasks.push_back(task);
+  }
+
+  void add_request(int r) {
+    const int tokens = std::max(1, kTaskTileRows / call.group());
+    for (int first = 0; first < length(r); first += tokens) {
+      const int count = std::min(tokens, length(r) - first), position = call.seq_lens[r] - length(r) + first;
       const int64_t keys = call.window > 0 ? std::min(position, call.window) + count : position + count;
-      const int64_t cost = keys * (count * call.group() + 8);
-      for (int head = 0; head < call.num_kv_heads; ++head) tasks.push_back({r, head, first, count, position, cost});
+      add({nullptr, r, 0, first, count, position, 0, cost_of(keys, count)});
     }
   }
-  std::stable_sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) { return a.cost > b.cost; });
-  return tasks;
-}
+
+  // Tasks for `members`, who decode: together those for whom that saves most, again and again.
+  void share(int num_threads) {
+    const auto first_block = [this](int32_t r) { return *table(r); };
+    std::stable_sort(members.begin(), members.end(),
+                     [&](int32_t a, int32_t b) { return first_block(a) < first_block(b); });
+    for (auto begin = members.begin(); begin != members.end();) {
+      const auto end = std::find_if(begin, members.end(), [&](int32_t r) { return first_block(r) != first_block(*begin); });
+      const auto [last, shared] = together(begin, end);
+      if (last - begin == 1) add_request(*begin);
+      else add_members(&*begin, int(last - begin), shared, num_threads);
+      begin = last;
+    }
+  }
+
+  // Puts those to the front who are best taken together with the first one: (where they end, the keys they share).
+  template <class It> std::pair<It, int64_t> together(It begin, It end) const {
+    std::vector<std::pair<int64_t, int32_t>> found;  // (keys shared with the first, request)
+    for (It it = begin; it != end; ++it) found.push_back({shared_keys(*begin, *it), *it});
+    std::stable_sort(found.begin() + 1, found.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    size_t best = 1;
+    for (size_t n = 2; n <= found.size(); ++n)
+      if (int64_t(n - 1) * found[n - 1].first > int64_t(best - 1) * found[best - 1].first) best = n;
+    std::transform(found.begin(), found.end(), begin, [](const auto& one) { return one.second; });
+    return {begin + int64_t(best), found[best - 1].first};
+  }
+
+  // Whole tiles of keys that lie in the same blocks, before both's last key.
+  int64_t shared_keys(int a, int b) const {
+    const int64_t keys = min64(call.seq_lens[a], call.seq_lens[b]) - 1, blocks = ceil_div(keys, call.block_size);
+    const int32_t* const first = table(a);
+    return min64(keys, (std::mismatch(first, first + blocks, table(b)).first - first) * call.block_size) / kTile * kTile;
+  }
+
+  void add_members(const int32_t* from, int count, int64_t shared, int num_threads) {
+    constexpr int kLeast = 4;  // in a part, for the keys' sake
+    const int64_t most = std::max(1, kTaskTileRows / call.group());
+    const int64_t wanted = min64(count / kLeast, ceil_div(2 * num_threads, call.num_kv_heads));
+    const int64_t parts = max64(ceil_div(count, most), wanted);
+    for (int64_t i = 0; i < parts; ++i) {
+      const int64_t first = count * i / parts, last = count * (i + 1) / parts;
+      Task task{from + first, 0, 0, 0, int(last - first), 0, shared, cost_of(shared, int(last - first))};
+      for (int64_t m = first; m < last; ++m) task.cost += cost_of(call.seq_lens[from[m]] - shared, 1);
+      add(task);
+    }
+  }
+};
 
 template <class T> void paged_attention(const Call<T>& call, int num_threads) {
-  const std::vector<Task> tasks = plan(call);
+  const Plan<T> plan(call, num_threads);
+  const std::vector<Task>& tasks = plan.tasks;
   double cost = 0.0;
   for (const Task& task : tasks) cost += double(task.cost) * call.head_dim * kElementNs;
   Split dealt = split(int64_t(tasks.size()), cost, num_threads);

@@ -233,7 +233,7 @@ template <class T, class Source> class Product {
     Ahead ahead = has_next ? Ahead(next, k_size_) : Ahead();
     const f32x16* units_of[kPanelStrips];
     pack(strips, units_of, ahead);
-    const int lines = tiles == 1 ? 8 : tiles == 2 ? 4 : 2;
+    const int lines = tiles == 1 ? 8 : tiles <= 3 ? 4 : 2;  // in four units: all tiles together ask for the next panel's
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t row = first_row + rows * t / tiles;
       const int count = int(first_row + rows * (t + 1) / tiles - row);

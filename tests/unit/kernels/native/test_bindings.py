@@ -1,5 +1,6 @@
 """What the compiled kernels promise beyond the contract: a row's bits never depend on its company."""
 
+import random
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,61 @@ def test_attention_of_a_token_does_not_depend_on_how_it_is_computed(
         assert torch.equal(bits(torch.cat(pieces)), bits(whole))
     for token in (0, 1, 15, 16, 63, 64, 65, 127, 128, 200, 299):
         assert torch.equal(bits(attend(token, token + 1)), bits(whole[token : token + 1]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (150, 0.0), (0, 20.0)])
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "block_size"),
+    [(4, 2, 64, 16), (6, 2, 40, 8), (2, 2, 128, 128), (40, 1, 32, 64)],
+)
+def test_decodes_with_a_prefix_in_common_get_the_bits_of_each_alone(
+    kernels: NativeKernels,
+    dtype: torch.dtype,
+    window: int,
+    softcap: float,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+) -> None:
+    """Prefixes of prefixes, blocks read to different lengths, too short a share, and none; prompts among them."""
+    common, longer, other = [list(range(first, first + 400)) for first in (0, 400, 800)]
+    shares = [(common, 256)] * 30 + [(common[:16] + longer, 500)] * 6 + [(common[:1] + other, 128)] * 3
+    shares += [(common, 40), (common, 0), (other, 448), (other, 448), (longer, 0)]
+    own = iter(range(1200, 10**6))
+    rng = random.Random(0)
+    tables, requests = [], []
+    for index, (blocks, num_shared) in enumerate(shares):
+        length = max(1, num_shared + rng.choice((-70, 0, 1, 5, 63, 64, 65, 130)))
+        num_blocks = -(-length // block_size)
+        row = blocks[: num_shared // block_size]
+        tables.append((row + [next(own) for _ in range(num_blocks)])[:num_blocks])
+        requests.append((length, min(length, 20) if index % 17 == 5 else 1))
+    order = rng.sample(range(len(shares)), len(shares))
+    tables, requests = [tables[i] for i in order], [requests[i] for i in order]
+    width = max(map(len, tables))
+    block_tables = torch.tensor([row + [0] * (width - len(row)) for row in tables], dtype=torch.int32)
+    num_cached = next(own)
+    k_cache, v_cache = (normal(i, num_cached, num_kv_heads, block_size, head_dim, dtype=dtype) for i in (0, 1))
+    lengths = torch.tensor(requests, dtype=torch.int32)
+    starts = F.pad(lengths[:, 1].cumsum(0, dtype=torch.int32), (1, 0))
+    q = normal(2, int(starts[-1]), num_heads, head_dim, dtype=dtype)
+
+    def attend(rows: slice) -> torch.Tensor:
+        first, last = int(starts[rows.start]), int(starts[rows.stop])
+        begins = (starts[rows.start : rows.stop + 1] - first).contiguous()
+        seq_lens, scale = lengths[rows, 0].contiguous(), head_dim**-0.5
+        return kernels.paged_attention(
+            q[first:last], k_cache, v_cache, block_tables[rows], begins, seq_lens, scale, window, softcap
+        )
+
+    alone = torch.cat([attend(slice(i, i + 1)) for i in range(len(requests))])
+    before = torch.get_num_threads()
+    for num_threads in (1, 2, 64):
+        torch.set_num_threads(num_threads)
+        assert torch.equal(bits(attend(slice(0, len(requests)))), bits(alone))
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
