@@ -1,6 +1,7 @@
 """`make race`: every system, every workload, in turns; goes on where it stopped.
 
-    python -m bench.race [--only tandem,vllm] [--shape small] [--rounds 3] [--workloads single,batch] [--fresh] [--save]
+    python -m bench.race [--only tandem,vllm] [--shape small] [--rounds 3] [--workloads single,batch]
+                         [--fresh | --report] [--save]
 
 Prints progress, then a Markdown table a shape. Everything lies below build/race; --save also keeps the JSON under
 bench/results and the pictures under docs/figures.
@@ -66,12 +67,14 @@ def race(options: argparse.Namespace) -> int:
     _settle(cpus)
     found = circumstances()
     the_race = Race(systems, workloads, options.rounds, runs, _tell, found["git_sha"])
-    the_race.prepare()
+    if not options.report:
+        the_race.prepare()
     limits = Limits(floor_repeats=options.floor_repeats)
     summaries: list[Summary] = []
     for shape in shapes:
         path = checkpoint(shape)
-        the_race.run(Track(shape, path, Gauge(cost_of(path), limits)))
+        if not options.report:
+            the_race.run(Track(shape, path, Gauge(cost_of(path), limits)))
         kept = list(runs.of(list(the_race.slots(shape)), {workload.key: workload for workload in workloads}))
         summaries.append(Summary.of(shape, kept))
         print("\n" + markdown(summaries[-1], _TITLES, the_race.absent), flush=True)
@@ -147,7 +150,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tandem-flags", default="", help="more flags for `tandem up`")
     parser.add_argument("--floor-repeats", type=int, default=3, help="readings of each floor; 0: no floors")
     parser.add_argument("--directory", default="build/race", help="where environments, runs and logs lie")
-    parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
+    before = parser.add_mutually_exclusive_group()
+    before.add_argument("--fresh", action="store_true", help="forget what was measured before")
+    before.add_argument("--report", action="store_true", help="measure nothing: tell what was measured before")
     parser.add_argument("--save", action="store_true", help="keep the JSON and the pictures in the repository")
     return parser
 

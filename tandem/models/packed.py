@@ -173,6 +173,7 @@ def _delete_old(directory: Path) -> None:
     for pattern, kept_s in (("*.safetensors", _KEPT_S), (f"{_UNFINISHED}*", _ABANDONED_S)):
         for path in directory.glob(pattern):
             with suppress(OSError):  # NOTE: another process deletes too
-                if now_s - path.stat().st_mtime > kept_s:
-                    _log.info("deleting %s, not used for %d days", path, (now_s - path.stat().st_mtime) // 86400)
+                age_s = now_s - path.stat().st_mtime
+                if age_s > kept_s:
+                    _log.info("deleting %s, not used for %d days", path, age_s // 86400)
                     path.unlink()

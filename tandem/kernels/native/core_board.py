@@ -84,11 +84,11 @@ class CoreBoard:
         function.restype, function.argtypes = None, [ctypes.c_char_p]
         _READ_BY_HELPERS.append(self._map)
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._tell_borrowed = library["tandem_borrowed_time"]
+        self._tell_borrowed.restype, self._tell_borrowed.argtypes = None, [ctypes.c_char_p]
         for slot in range(self.num_slots):
             if slot != self._slot:
                 self._borrow_from(slot, function, address + slot * _SLOT_BYTES)
-        self._tell_borrowed = library["tandem_borrowed_time"]
-        self._tell_borrowed.restype, self._tell_borrowed.argtypes = None, [ctypes.c_char_p]
 
     def borrowed_s(self) -> float:
         """For how long this worker's own cores, all together, would have had to do what borrowed ones did so far."""

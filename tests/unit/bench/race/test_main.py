@@ -3,11 +3,15 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.race.__main__ import main
+from bench.race.runs import Runs, definition_of
+from bench.race.workloads import WORKLOADS
+from tests.unit.bench.race import runs_by_hand
 
 ROOT = Path(__file__).parents[4]
 END_S = 280.0
@@ -28,6 +32,22 @@ def test_what_does_not_exist_is_refused_before_anything_runs(
     assert main([*arguments, "--directory", str(tmp_path)]) == 2
     assert words in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_report_tells_what_there_is_and_starts_nothing(tmp_path: Path) -> None:
+    """Also of shapes with fewer rounds than asked for."""
+    workload = next(one for one in WORKLOADS if one.key == "batch")
+    left = replace(
+        runs_by_hand.run("tandem", "batch", shape="demo", output_rate=123.0), definition=definition_of(workload)
+    )
+    Runs(tmp_path / "runs").keep(left)
+    arguments = ["--only", "tandem,tandem-1p1d", "--shape", "demo", "--report", "--directory", str(tmp_path)]
+    told = _race(arguments)
+    assert told.returncode == 0, told.stderr
+    assert "| 123 |" in told.stdout
+    assert "starting" not in told.stdout
+    assert "not allowed with" in _race([*arguments, "--fresh"]).stderr
+    assert len(list((tmp_path / "runs").rglob("*.json"))) == 1
 
 
 @pytest.mark.slow
