@@ -7,11 +7,15 @@
 // One call at a time has helpers; others meanwhile compute alone. Idle helpers sleep. The pool is leaked and its threads
 // are detached, so that the process may exit at any time; a forked child begins without a pool.
 //
+// A few helpers are kept off the caller's core. One that wakes up while every core is taken would else queue behind the
+// caller, and stay there while another core falls idle: the kernel moves no thread that has just run.
+//
 // Other processes may lend their cores: for each there is one more helper, who sleeps while the lender says it is busy
 // and leaves with the unit it has begun when the lender says so meanwhile.
 #pragma once
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -80,7 +84,7 @@ class Pool {
     if (index == kMaxLenders) return false;
     pool->lenders_[index].lender = lender;
     for (int i = 0; i < lender.threads; ++i)
-      if (!start_thread({pool, &pool->lenders_[index]}, cpus)) return false;
+      if (pthread_t ignored; !start_thread({pool, &pool->lenders_[index]}, cpus, &ignored)) return false;
     pool->num_lenders_.store(index + 1, std::memory_order_release);
     return true;
   }
@@ -88,6 +92,7 @@ class Pool {
  private:
   static constexpr int kMaxLenders = 64;
   static constexpr int kMaxThreads = 256;
+  static constexpr int kMaxKeptOff = 7;  // helpers; each costs a system call, and matters the less the more there are
   static constexpr int64_t kMaxUnits = 0xffff;
   static constexpr int64_t kSpinNs = 50'000;  // a decode step calls again within this, mostly
 
@@ -146,6 +151,7 @@ class Pool {
   void run(const Job& job, int threads, int lent, bool ordered) {
     const int own = threads - 1 - lent;
     if (!hire(own) && !lent) return job.body(job.context, 0, job.items);
+    if (const int cpu = sched_getcpu(); cpu != kept_off_ && num_helpers_ <= kMaxKeptOff) keep_helpers_off(cpu);
     const int64_t units = ceil_div(job.items, job.grain);
     const uint32_t call = publish(job, units, threads, ordered ? 1 : threads);
     const int sleeping = own_.sleepers.load(), awake = num_helpers_ - sleeping;
@@ -166,6 +172,16 @@ class Pool {
     seats_.store({call, 1, uint16_t(threads)});
     own_.call.store(call);
     return call;
+  }
+
+  // Lets own helpers run wherever the caller may but on `cpu`, if that leaves a core for each.
+  void keep_helpers_off(int cpu) {
+    kept_off_ = cpu;
+    cpu_set_t cpus;
+    if (cpu < 0 || cpu >= CPU_SETSIZE || sched_getaffinity(0, sizeof cpus, &cpus) != 0) return;
+    CPU_CLR(cpu, &cpus);
+    if (CPU_COUNT(&cpus) < num_helpers_) return;
+    for (int i = 0; i < num_helpers_; ++i) pthread_setaffinity_np(own_threads_[i], sizeof cpus, &cpus);
   }
 
   // Waits for the units that helpers are computing.
@@ -237,7 +253,10 @@ class Pool {
 
   // Starts helpers until there are `wanted`, or no more can be had; returns whether there are any.
   bool hire(int wanted) {
-    while (num_helpers_ < wanted && start_thread({this, nullptr}, nullptr)) ++num_helpers_;
+    while (num_helpers_ < wanted && start_thread({this, nullptr}, nullptr, &own_threads_[num_helpers_])) {
+      ++num_helpers_;
+      kept_off_ = -1;
+    }
     return num_helpers_ > 0;
   }
 
@@ -246,13 +265,12 @@ class Pool {
     Borrowed* lender;
   };
 
-  static bool start_thread(Post post, const cpu_set_t* cpus) {
+  static bool start_thread(Post post, const cpu_set_t* cpus, pthread_t* thread) {
     pthread_attr_t attributes;
     if (pthread_attr_init(&attributes) != 0) return false;
     sigset_t all, before;  // signals belong to the threads that the process knows of
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    pthread_t thread;
     const auto main = [](void* given) -> void* {
       const Post taken = *static_cast<Post*>(given);
       delete static_cast<Post*>(given);
@@ -260,8 +278,8 @@ class Pool {
     };
     Post* const given = new (std::nothrow) Post(post);
     const bool started = given && (!cpus || pthread_attr_setaffinity_np(&attributes, sizeof *cpus, cpus) == 0) &&
-                         pthread_create(&thread, &attributes, main, given) == 0;
-    if (started) pthread_detach(thread);
+                         pthread_create(thread, &attributes, main, given) == 0;
+    if (started) pthread_detach(*thread);
     else delete given;
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     pthread_attr_destroy(&attributes);
@@ -297,6 +315,8 @@ class Pool {
   Borrowed lenders_[kMaxLenders];
   std::atomic<int64_t> borrowed_ns_{0};
   int num_helpers_ = 0;  // from here on: whoever holds busy_
+  int kept_off_ = -1;  // where the caller was when own helpers were last told
+  pthread_t own_threads_[kMaxThreads]{};
 };
 
 // `cost_ns`: what all `items` together would take one thread.

@@ -112,6 +112,29 @@ caller.join()
 """)
 
 
+@needs_proc
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core here")
+def test_helpers_keep_off_the_callers_core(kernels: NativeKernels) -> None:
+    """Wherever the caller is moved to; in a child, whose pool has no more helpers than there are other cores."""
+    run("""
+cores = os.sched_getaffinity(0)
+if child := os.fork():
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+else:
+    torch.set_num_threads(2)
+    kernels.linear(x, weight)
+    (helper,) = (int(thread) for thread in os.listdir("/proc/self/task") if int(thread) != os.getpid())
+    for core in sorted(cores)[:2] * 2:
+        end_s = time.monotonic() + 20.0
+        while os.sched_getaffinity(helper) != cores - {core}:
+            assert time.monotonic() < end_s, (os.sched_getaffinity(helper), core)
+            os.sched_setaffinity(0, {core})
+            os.sched_setaffinity(0, cores)
+            assert torch.equal(kernels.linear(x, weight), alone)
+    assert os.sched_getaffinity(0) == cores
+""")
+
+
 def test_callers_at_the_same_time_get_the_same_results(kernels: NativeKernels) -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(700, 512, generator=generator).bfloat16()
