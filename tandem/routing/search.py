@@ -17,6 +17,9 @@ from tandem.routing.snapshot import RequestShape
 from tandem.routing.standing import Candidates, Choice, Standing
 
 DEFAULT_FETCH_SOURCES = 4
+SHORT_TOKENS = (
+    32  # NOTE: two blocks; a decode worker computes them beside its streams sooner than a lease comes and goes
+)
 _MAX_VISITS = 512  # NOTE: bounds one decision when links are wildly uneven; past it the best so far is taken
 _ROUNDING = 1 - 1e-12  # NOTE: bounds add up in another order than costs
 
@@ -26,7 +29,8 @@ def cheapest(
 ) -> Choice | None:
     """The admissible choice of least predicted cost, or None when the limits forbid every one.
 
-    A prefix may be fetched from the `num_fetch_sources` workers that hold most of it.
+    A prefix may be fetched from the `num_fetch_sources` workers that hold most of it. A prompt of at most
+    `SHORT_TOKENS` is handed over only where no decode worker may compute it.
     """
     return _Search(request, candidates, num_fetch_sources).run() if candidates.decode else None
 
@@ -46,7 +50,9 @@ class _Search:
         self._best_ms = float("inf")
 
     def run(self) -> Choice | None:
-        if self._prefills:
+        if self._request.num_tokens <= SHORT_TOKENS:
+            self._try_local(self._candidates.max_local_tokens)
+        if self._prefills and self._best is None:
             self._try_pairs()
         self._try_local(self._candidates.max_local_tokens)
         if self._best is None:

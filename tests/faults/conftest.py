@@ -7,6 +7,7 @@ import json
 import os
 import random
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -22,21 +23,30 @@ from tests.helpers.redis_server import RedisServer, running_redis
 
 ROUTER_FLAGS = ("--max-local-tokens", "512")  # NOTE: so that the prompts here have a prefill worker
 _MATRIX = pytest.StashKey[Matrix]()
-_CLUSTER = pytest.StashKey[Cluster]()
+_CLUSTERS = pytest.StashKey[list[Cluster]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_MATRIX] = []
+    config.stash[_CLUSTERS] = []
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failure shows the ends of all processes' logs."""
+    """A failure shows the ends of all processes' logs, of every cluster that runs."""
     report = yield
-    cluster = item.config.stash.get(_CLUSTER, None)
-    if report.failed and cluster is not None:
-        report.sections.append(("processes", cluster.logs()))
+    if report.failed:
+        report.sections += [("processes", cluster.logs()) for cluster in item.config.stash[_CLUSTERS]]
     return report
+
+
+@contextmanager
+def logs_shown(config: pytest.Config, cluster: Cluster) -> Iterator[None]:
+    """While inside, failures show this cluster's logs."""
+    clusters = config.stash[_CLUSTERS]
+    clusters.append(cluster)
+    yield
+    clusters.remove(cluster)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -70,16 +80,13 @@ def redis() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="package")
 def running_scene(pytestconfig: pytest.Config, slow_model: Path, redis: RedisServer) -> Iterator[Scene]:
-    with running_cluster(
-        slow_model,
-        prefill=2,
-        decode=2,
-        routers=2,
-        gateways=2,
-        redis=redis.url,
-        extra={"worker": WORKER_FLAGS, "router": ROUTER_FLAGS},
-    ) as cluster:
-        pytestconfig.stash[_CLUSTER] = cluster
+    extra = {"worker": WORKER_FLAGS, "router": ROUTER_FLAGS}
+    with (
+        running_cluster(
+            slow_model, prefill=2, decode=2, routers=2, gateways=2, redis=redis.url, extra=extra
+        ) as cluster,
+        logs_shown(pytestconfig, cluster),
+    ):
         running = Scene(cluster, redis)
         running.heal()
         yield running
@@ -90,8 +97,10 @@ def running_small_scene(
     request: pytest.FixtureRequest, pytestconfig: pytest.Config, slow_model: Path
 ) -> Iterator[Scene]:
     extra = {"worker": WORKER_FLAGS, "router": ROUTER_FLAGS}
-    with running_cluster(slow_model, transport=request.param, extra=extra) as cluster:
-        pytestconfig.stash[_CLUSTER] = cluster
+    with (
+        running_cluster(slow_model, transport=request.param, extra=extra) as cluster,
+        logs_shown(pytestconfig, cluster),
+    ):
         running = Scene(cluster)
         running.heal()
         yield running

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.routing.cost import predict
-from tandem.routing.search import cheapest
+from tandem.routing.search import SHORT_TOKENS, cheapest
 from tandem.routing.snapshot import Links, LinkState, RequestShape, Role
 from tandem.routing.standing import Candidates, Choice, num_cached_tokens
 from tests.unit.routing.builders import (
@@ -27,6 +27,11 @@ P, D, BOTH = Role.PREFILL, Role.DECODE, Role.BOTH
 
 def every_choice(shape: RequestShape, candidates: Candidates) -> Iterator[Choice]:
     """Brute force: each pair, with each source that holds more; and each decode worker alone."""
+    yield from pairs(shape, candidates)
+    yield from locals_of(shape, candidates)
+
+
+def pairs(shape: RequestShape, candidates: Candidates) -> Iterator[Choice]:
     for prefill, decode in itertools.product(candidates.prefill, candidates.decode):
         if prefill.worker_id == decode.worker_id:
             continue
@@ -35,6 +40,9 @@ def every_choice(shape: RequestShape, candidates: Candidates) -> Iterator[Choice
         for holder in candidates.holders.values():
             if num_cached_tokens(shape, holder.worker) > num_held:
                 yield Choice(prefill, decode, holder)
+
+
+def locals_of(shape: RequestShape, candidates: Candidates) -> Iterator[Choice]:
     for decode in candidates.decode:
         num_lacking = shape.num_tokens - num_cached_tokens(shape, decode.worker)
         if decode.worker.role is BOTH or num_lacking <= candidates.max_local_tokens:
@@ -42,11 +50,14 @@ def every_choice(shape: RequestShape, candidates: Candidates) -> Iterator[Choice
 
 
 def admissible(shape: RequestShape, candidates: Candidates) -> list[tuple[float, Choice]]:
-    priced = [
-        (predict(shape, choice, candidates.links, candidates.now_s), choice)
-        for choice in every_choice(shape, candidates)
-    ]
-    return [(found.total_ms, choice) for found, choice in priced if found.ttft_ms <= candidates.max_ttft_ms]
+    """What may be chosen, priced: of a short prompt a pair only where nothing else may be."""
+
+    def priced(choices: Iterator[Choice]) -> list[tuple[float, Choice]]:
+        found = [(predict(shape, choice, candidates.links, candidates.now_s), choice) for choice in choices]
+        return [(cost.total_ms, choice) for cost, choice in found if cost.ttft_ms <= candidates.max_ttft_ms]
+
+    local = priced(locals_of(shape, candidates))
+    return local if local and shape.num_tokens <= SHORT_TOKENS else local + priced(pairs(shape, candidates))
 
 
 @given(data=st.data())
@@ -128,6 +139,19 @@ def test_short_tails_stay_on_decode_and_long_ones_do_not() -> None:
     assert short.prefill is None
     assert long is not None
     assert long.prefill is not None
+
+
+def test_the_shortest_prompts_are_not_handed_over_however_fast_prefill_is() -> None:
+    """A worker's learnt speed moves; whoever dies unnoticed then takes no request that needs nobody else."""
+    states = worker("p"), worker("d", D, kind="slow")
+    short, longer = (cheapest(request(num), candidates_of(*states)) for num in (SHORT_TOKENS, SHORT_TOKENS + 1))
+    assert short is not None
+    assert short.prefill is None
+    assert longer is not None
+    assert longer.prefill is not None
+    forbidden = cheapest(request(SHORT_TOKENS), candidates_of(*states, max_local_tokens=0))
+    assert forbidden is not None
+    assert forbidden.prefill is not None
 
 
 def test_decode_prefills_long_prompts_only_when_nobody_else_can() -> None:
