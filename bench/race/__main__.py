@@ -1,7 +1,7 @@
 """`make race`: every system, every workload, in turns; goes on where it stopped.
 
     python -m bench.race [--only tandem,vllm] [--shape small] [--rounds 3] [--workloads single,batch]
-                         [--fresh | --report] [--save]
+                         [--at-once 4] [--fresh | --report] [--save]
 
 Prints progress, then a Markdown table a shape. Everything lies below build/race; --save also keeps the JSON under
 bench/results and the pictures under docs/figures.
@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
 import torch
 
 from bench.load import prioritise
@@ -37,6 +38,8 @@ from tandem.core.errors import ConfigurationError, TandemError
 from tandem.serving.cores import parse_cpus
 
 NUM_CORES = 2
+AT_ONCE = 4
+ENOUGH_BYTES = 23e9  # for that many of them, of the larger shape
 _PR_SET_PDEATHSIG = 1
 _One = TypeVar("_One")
 _TITLES = {workload.key: workload.title for workload in WORKLOADS}
@@ -66,7 +69,8 @@ def race(options: argparse.Namespace) -> int:
         runs.forget()
     _settle(cpus)
     found = circumstances()
-    the_race = Race(systems, workloads, options.rounds, runs, _tell, found["git_sha"])
+    at_once = options.at_once or (AT_ONCE if psutil.virtual_memory().total > ENOUGH_BYTES else 1)
+    the_race = Race(systems, workloads, options.rounds, runs, _tell, found["git_sha"], at_once)
     if not options.report:
         the_race.prepare()
     limits = Limits(floor_repeats=options.floor_repeats)
@@ -146,6 +150,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shape", default="small,qwen3-0.6b", help=f"of {', '.join(SHAPE_NAMES)}; by comma")
     parser.add_argument("--workloads", default="", help=f"of {', '.join(_TITLES)}; by comma; omitted: all")
     parser.add_argument("--rounds", type=int, default=3, help="default 3")
+    parser.add_argument(
+        "--at-once",
+        type=int,
+        default=0,
+        help="systems that stand side by side; 0: 4 where they fit into memory, else 1",
+    )
     parser.add_argument("--cpus", default="", help="cores for everybody, as 0-1; omitted: the first two of ours")
     parser.add_argument("--tandem-flags", default="", help="more flags for `tandem up`")
     parser.add_argument("--floor-repeats", type=int, default=3, help="readings of each floor; 0: no floors")

@@ -10,11 +10,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
 
-from bench.race.system import Served
+from bench.race.system import KV_CACHE_GIB, Served
 from tandem.core.errors import UnavailableError
 from tandem.serving.ports import free_ports
 
@@ -24,7 +25,6 @@ _START_S = 300.0
 _STOP_S = 60.0
 _POLL_S = 0.2
 _SHOWN_LINES = 20
-KV_CACHE_GIB = 3
 FLAGS = ("--dtype", "bfloat16", "--max-model-len", "4096", "--kv-cache-gib", str(KV_CACHE_GIB))
 
 
@@ -52,7 +52,7 @@ class Tandem:
         try:
             self._await_ready(process, port, log)
             pools = (1 + self.num_prefill) * KV_CACHE_GIB << 30
-            yield Served(f"http://{_HOST}:{port}", _MODEL, (process.pid,), pools)
+            yield Served(f"http://{_HOST}:{port}", _MODEL, (process.pid,), pools, partial(self._is_ready, port))
         finally:
             _end(process)
 
@@ -70,11 +70,14 @@ class Tandem:
         while time.monotonic() < deadline_s:
             if process.poll() is not None:
                 raise UnavailableError(f"{self.name} ended with code {process.returncode}:\n{_tail(log)}")
-            state = _state(port)
-            if state.get("num_decode") == 1 and state.get("num_prefill") == self.num_prefill:
+            if self._is_ready(port):
                 return
             time.sleep(_POLL_S)
         raise UnavailableError(f"{self.name} is not ready after {_START_S:g} s:\n{_tail(log)}")
+
+    def _is_ready(self, port: int) -> bool:
+        state = _state(port)
+        return state.get("num_decode") == 1 and state.get("num_prefill") == self.num_prefill
 
 
 def ours(directory: Path, flags: Sequence[str] = ()) -> tuple[Tandem, ...]:

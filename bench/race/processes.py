@@ -1,10 +1,12 @@
 """What a system's processes cost: processor time and peak memory of whole trees, from /proc.
 
-Memory is proportional (PSS): a page that several processes share counts once. Never touches a process that is not below
-the given roots.
+A page that several processes of a tree share counts once: memory of nobody's file proportionally (PSS), and of a file
+what that process holds of it that holds most, since another system may hold the same file. Never touches a process that
+is not below the given roots.
 """
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +16,8 @@ import psutil
 _KIB = 1024
 _RESET_PEAK = "5"  # NOTE: to clear_refs: the peak of resident memory starts anew
 _PRIORITY = "-10"
+_MAPPING = re.compile(r"^(?=[0-9a-f]+-[0-9a-f]+ )", re.MULTILINE)
+_SHARED_MEMORY = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero")
 
 
 class ProcessTrees:
@@ -38,11 +42,30 @@ class ProcessTrees:
                 Path(f"/proc/{pid}/clear_refs").write_text(_RESET_PEAK)
 
     def peak_bytes(self) -> int:
-        """Proportional memory now, and for each process what its resident memory has shrunk by since its peak.
+        """What they hold now, and for each process what its resident memory has shrunk by since its peak.
 
         At most too high: peaks of several processes need not have been at the same time.
         """
-        return sum(self._peak_of(pid) for pid in self.pids())
+        total = 0
+        files: dict[str, int] = {}
+        for pid in self.pids():
+            with suppress(OSError):
+                held = _file_bytes(Path(f"/proc/{pid}/smaps").read_text())
+                total += self._own_peak_of(pid)
+                files = {file: max(held.get(file, 0), files.get(file, 0)) for file in held | files}
+        return total + sum(files.values())
+
+    def stop(self) -> None:
+        """SIGSTOP to all of them, whoever starts others first."""
+        for process in self._living():
+            with suppress(psutil.Error):
+                process.suspend()
+
+    def go_on(self) -> None:
+        """SIGCONT to all of them."""
+        for process in self._living():
+            with suppress(psutil.Error):
+                process.resume()
 
     def prioritise(self) -> None:
         """Prefer their sessions over others', as `bench.load.prioritise` does for ours."""
@@ -59,13 +82,12 @@ class ProcessTrees:
                 process = psutil.Process(root)
                 yield from (process, *process.children(recursive=True))
 
-    def _peak_of(self, pid: int) -> int:
-        with suppress(OSError):
-            proportional = _fields(Path(f"/proc/{pid}/smaps_rollup"))
-            resident = _fields(Path(f"/proc/{pid}/status"))
-            shrunk = resident.get("VmHWM", 0) - resident.get("VmRSS", 0)
-            return proportional.get("Pss", 0) + max(0, shrunk)
-        return 0
+    def _own_peak_of(self, pid: int) -> int:
+        """Without files. Raises OSError: it is gone."""
+        proportional = _fields(Path(f"/proc/{pid}/smaps_rollup").read_text())
+        resident = _fields(Path(f"/proc/{pid}/status").read_text())
+        shrunk = resident.get("VmHWM", 0) - resident.get("VmRSS", 0)
+        return proportional.get("Pss_Anon", 0) + proportional.get("Pss_Shmem", 0) + max(0, shrunk)
 
 
 def confine(cpus: Sequence[int]) -> None:
@@ -74,10 +96,27 @@ def confine(cpus: Sequence[int]) -> None:
         os.sched_setaffinity(0, set(cpus))
 
 
-def _fields(path: Path) -> dict[str, int]:
+def _file_bytes(smaps: str) -> dict[str, int]:
+    """What is resident of each mapped file, by device and inode; a process's own copies of pages are not of the file.
+
+    NOTE: shared memory is a file too, by a name of its own; no two systems share that.
+    """
+    found: dict[str, int] = {}
+    for mapping in _MAPPING.split(smaps)[1:]:
+        header, _, rest = mapping.partition("\n")
+        _, _, _, device, inode, *name = header.split(maxsplit=5)
+        if inode == "0" or "".join(name).startswith(_SHARED_MEMORY):
+            continue
+        fields = _fields(rest)
+        file = f"{device} {inode}"
+        found[file] = found.get(file, 0) + fields.get("Rss", 0) - fields.get("Anonymous", 0)
+    return found
+
+
+def _fields(text: str) -> dict[str, int]:
     """Of lines as `Pss:   922 kB`, in bytes."""
     found: dict[str, int] = {}
-    for line in path.read_text().splitlines():
+    for line in text.splitlines():
         name, _, rest = line.partition(":")
         words = rest.split()
         if len(words) == 2 and words[1] == "kB":

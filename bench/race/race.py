@@ -1,4 +1,5 @@
-"""The race itself: round after round every system is started, given all workloads it still lacks, and ended.
+"""The race itself: round after round the systems of a heat stand side by side, and each workload is asked of one after
+the other; whoever has no turn is stopped.
 
 Invariant: one system runs at a time, and what was measured is kept at once. A system that fails costs only its own
 rows: after a failure it is started anew for what is left.
@@ -8,13 +9,16 @@ import datetime
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from bench.race.measure import Gauge, Measured
 from bench.race.runs import Run, Runs, Slot, definition_of
-from bench.race.system import NotHere, Served, System
+from bench.race.stand import Stand
+from bench.race.system import NotHere, System
 from bench.race.workloads import Workload
 
 _SHOWN_CHARACTERS = 600
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,10 @@ class Track:
 
 
 class Race:
-    """Runs `systems` over `workloads`, `rounds` times each. `tell` gets a line about each thing that happens."""
+    """Runs `systems` over `workloads`, `rounds` times each.
+
+    `tell` gets a line about each thing that happens. `at_once`: so many systems stand side by side, in their order.
+    """
 
     def __init__(
         self,
@@ -37,6 +44,7 @@ class Race:
         runs: Runs,
         tell: Callable[[str], None],
         git_sha: str = "",
+        at_once: int = 1,
     ) -> None:
         self._systems = list(systems)
         self._workloads = workloads
@@ -44,6 +52,7 @@ class Race:
         self._runs = runs
         self._tell = tell
         self._git_sha = git_sha
+        self._at_once = at_once
         self.absent: dict[str, str] = {}
 
     def prepare(self) -> None:
@@ -56,13 +65,11 @@ class Race:
                 self._leave_out(system, error)
 
     def run(self, track: Track) -> None:
-        """All rounds of one shape. Each round begins with another system."""
+        """All rounds of one shape. Each round begins with another heat, and each workload with another system."""
+        heats = [self._systems[first : first + self._at_once] for first in range(0, len(self._systems), self._at_once)]
         for turn in range(self._rounds):
-            start = turn % max(1, len(self._systems))
-            for system in self._systems[start:] + self._systems[:start]:
-                missing = [one for one in self._workloads if not self._runs.has(_slot(track, one, system, turn), one)]
-                while missing and system.name not in self.absent:
-                    missing = self._serve_through(track, system, turn, missing)
+            for heat in _from(heats, turn):
+                self._run_heat(track, heat, turn)
 
     def slots(self, shape: str) -> Iterator[Slot]:
         """The place of every run, in the table's order."""
@@ -71,35 +78,54 @@ class Race:
                 for turn in range(self._rounds):
                     yield Slot(shape, workload.key, system.name, turn)
 
-    def _serve_through(self, track: Track, system: System, turn: int, missing: Sequence[Workload]) -> list[Workload]:
-        """Start it and measure until one fails; returns what is then still to do."""
+    def _run_heat(self, track: Track, heat: Sequence[System], turn: int) -> None:
+        """One round of those who stand side by side."""
+        missing = {
+            system.name: [one for one in self._workloads if not self._runs.has(_slot(track, one, system, turn), one)]
+            for system in heat
+        }
+        with Stand(track.checkpoint) as stand:
+            for system in _from(heat, turn):
+                self._start(track, stand, system, turn, missing[system.name])
+            for number, workload in enumerate(self._workloads):
+                for system in _from(heat, turn + number):
+                    left = missing[system.name]
+                    if workload not in left:
+                        continue
+                    left.remove(workload)
+                    if not self._attempt(track, stand, system, turn, workload):
+                        stand.end(system.name)
+                        self._start(track, stand, system, turn, left)
+
+    def _start(self, track: Track, stand: Stand, system: System, turn: int, missing: list[Workload]) -> None:
+        """Unless nothing is missing; where it does not start, nothing is from now on."""
+        if system.name in self.absent:
+            missing.clear()
+        if not missing:
+            return
         self._tell(f"round {turn + 1} · {track.shape} · {system.name}: starting")
-        left = list(missing)
         try:
-            with system.serve(track.checkpoint) as served:
-                while left:
-                    workload = left.pop(0)
-                    if not self._attempt(track, system, served, turn, workload):
-                        break
+            stand.start(system)
         except NotHere as error:
             self._leave_out(system, error)
+            missing.clear()
         except Exception as error:  # whatever another project's server may do
             self._tell(f"  {system.name}: {_said(error)}")
-            for workload in left:
+            for workload in missing:
                 self._keep(track, system, turn, workload, failure=_said(error))
-            return []
-        return left
+            missing.clear()
 
-    def _attempt(self, track: Track, system: System, served: Served, turn: int, workload: Workload) -> bool:
+    def _attempt(self, track: Track, stand: Stand, system: System, turn: int, workload: Workload) -> bool:
         """Measure one workload and keep what came of it; returns whether it went well."""
         seed = f"{track.shape}/{workload.key}/{turn}"
         try:
-            measured = track.gauge.measure(system, served, workload, seed)
+            with stand.running(system) as served:
+                measured = track.gauge.measure(system, served, workload, seed)
         except Exception as error:  # NOTE: one row is lost, loudly; the race goes on
-            self._tell(f"  {workload.key}: FAILED, {_said(error)}")
+            self._tell(f"  {system.name} · {workload.key}: FAILED, {_said(error)}")
             self._keep(track, system, turn, workload, failure=_said(error))
             return False
-        self._tell(f"  {workload.key}: {_line(measured)}")
+        self._tell(f"  {system.name} · {workload.key}: {_line(measured)}")
         self._keep(track, system, turn, workload, measured)
         return True
 
@@ -119,6 +145,12 @@ class Race:
     def _leave_out(self, system: System, error: Exception) -> None:
         self.absent[system.name] = _said(error)
         self._tell(f"{system.name} is left out: {_said(error)}")
+
+
+def _from(items: Sequence[_Item], first: int) -> list[_Item]:
+    """All of them, in turn, from that one on."""
+    first %= max(1, len(items))
+    return [*items[first:], *items[:first]]
 
 
 def _slot(track: Track, workload: Workload, system: System, turn: int) -> Slot:

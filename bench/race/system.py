@@ -5,13 +5,15 @@ and a last event with `usage`. It must never be configured from what a workload 
 should tell its `token_ids` (a list, vLLM's field): conversations go on with them, and gaps are divided by their number.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from tandem.core.errors import TandemError
+
+KV_CACHE_GIB = 2  # of each engine; what any workload needs at once, and four systems stand in 24 GB
 
 
 class NotHere(TandemError):  # noqa: N818
@@ -24,13 +26,14 @@ class Served:
 
     `base_url` has no path (the client adds `/v1/completions`); `model` goes into the request's field of that name.
     `pids` are the roots of the process trees whose memory and CPU time are the system's. `kv_cache_bytes`: what all of
-    it takes for keys and values at its start; 0: not known.
+    it takes for keys and values at its start; 0: not known. `is_ready` asks whether it can serve right now.
     """
 
     base_url: str
     model: str
     pids: tuple[int, ...]
     kv_cache_bytes: int = 0
+    is_ready: Callable[[], bool] = lambda: True
 
 
 class System(Protocol):

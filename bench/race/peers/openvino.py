@@ -4,11 +4,12 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from bench.race.peers.environment import BUILD, Environment, prepare, run
-from bench.race.peers.process import HOST, Program, cores, ports, running
-from bench.race.system import Served
+from bench.race.peers.process import HOST, Program, answers, cores, ports, running
+from bench.race.system import KV_CACHE_GIB, Served
 
 MODEL = "m"
 ENVIRONMENT = Environment(
@@ -52,7 +53,9 @@ class OpenVino:
             self.name, self.command(model, port), self.environment.log(self.name), f"http://{HOST}:{port}/health"
         )
         with running(program) as pids:
-            yield Served(f"http://{HOST}:{port}", MODEL, pids)
+            yield Served(
+                f"http://{HOST}:{port}", MODEL, pids, is_ready=partial(answers, f"http://{HOST}:{port}/health")
+            )
 
     def body(self, prompt: Sequence[int], num_output: int) -> dict[str, object]:
         """Nothing: the server knows no other kind of request."""
@@ -66,7 +69,7 @@ class OpenVino:
             *("--name", MODEL),
             *("--port", str(port)),
             *("--threads", str(len(cores()))),
-            *("--cache-gb", "3"),
+            *("--cache-gb", str(KV_CACHE_GIB)),
             *("--kv-precision", self.kv_precision),
         ]
 

@@ -123,7 +123,7 @@ def _prioritise(pid: int) -> None:
 
 def _await_ready(program: Program, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + program.ready_limit_s
-    while not _answers(program.ready_url):
+    while not answers(program.ready_url):
         if process.poll() is not None:
             raise _not_ready(program, f"ended with status {process.returncode}")
         if time.monotonic() > deadline:
@@ -135,7 +135,8 @@ def _not_ready(program: Program, what: str) -> NotHere:
     return NotHere(f"{program.name} {what}; its output ends: {end_of(program.log)}")
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
+    """Whether it says 200."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return bool(answer.status == 200)

@@ -6,11 +6,12 @@ Its own `transformers serve` takes texts only, so a prompt of token ids cannot b
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from bench.race.peers.environment import BUILD, Environment, prepare
-from bench.race.peers.process import HOST, Program, cores, ports, running
-from bench.race.system import Served
+from bench.race.peers.process import HOST, Program, answers, cores, ports, running
+from bench.race.system import KV_CACHE_GIB, Served
 
 MODEL = "m"
 ENVIRONMENT = Environment("transformers", ("torch==2.13.0", "transformers==5.23.0", "psutil==7.2.2"))
@@ -37,7 +38,9 @@ class Transformers:
             self.name, self.command(checkpoint, port), self.environment.log(self.name), f"http://{HOST}:{port}/health"
         )
         with running(program) as pids:
-            yield Served(f"http://{HOST}:{port}", MODEL, pids)
+            yield Served(
+                f"http://{HOST}:{port}", MODEL, pids, is_ready=partial(answers, f"http://{HOST}:{port}/health")
+            )
 
     def body(self, prompt: Sequence[int], num_output: int) -> dict[str, object]:
         """Nothing: the server knows no other kind of request."""
@@ -51,5 +54,5 @@ class Transformers:
             *("--name", MODEL),
             *("--port", str(port)),
             *("--threads", str(len(cores()))),
-            *("--cache-gb", "3"),
+            *("--cache-gb", str(KV_CACHE_GIB)),
         ]

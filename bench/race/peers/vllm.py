@@ -7,11 +7,12 @@ threads also want, and a maximum length that leaves no room for a batch.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from bench.race.peers.environment import BUILD, Environment, prepare
-from bench.race.peers.process import HOST, Program, cores, ports, running
-from bench.race.system import Served
+from bench.race.peers.process import HOST, Program, answers, cores, ports, running
+from bench.race.system import KV_CACHE_GIB, Served
 
 VERSION = "0.32.0"
 MODEL = "m"
@@ -50,7 +51,7 @@ class Vllm:
             variables(environment, num_threads=len(cores())),
         )
         with running(program) as pids:
-            yield Served(f"http://{HOST}:{port}", MODEL, pids)
+            yield Served(f"http://{HOST}:{port}", MODEL, pids, is_ready=partial(answers, health(port)))
 
     def body(self, prompt: Sequence[int], num_output: int) -> dict[str, object]:
         return body()
@@ -86,7 +87,7 @@ def variables(environment: Environment, num_threads: int) -> dict[str, str]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(num_threads),
-        "VLLM_CPU_KVCACHE_SPACE": "3",
+        "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
         "VLLM_HOST_IP": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",
         "VLLM_NO_USAGE_STATS": "1",

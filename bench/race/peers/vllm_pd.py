@@ -8,11 +8,12 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from bench.race.peers import vllm
 from bench.race.peers.environment import BUILD, Environment, prepare
-from bench.race.peers.process import HOST, Program, cores, ports, running
+from bench.race.peers.process import HOST, Program, answers, cores, ports, running
 from bench.race.system import Served
 
 TRANSFER = {"kv_connector": "NixlConnector", "kv_buffer_device": "cpu"}
@@ -52,7 +53,7 @@ class VllmPrefillDecode:
         prefill = self.server(PREFILL, checkpoint, prefill_port, side[0])
         decode = self.server(DECODE, checkpoint, decode_port, side[1])
         with running(prefill, decode, self.proxy(port, prefill_port, decode_port)) as pids:
-            yield Served(f"http://{HOST}:{port}", vllm.MODEL, pids)
+            yield Served(f"http://{HOST}:{port}", vllm.MODEL, pids, is_ready=partial(answers, vllm.health(port)))
 
     def body(self, prompt: Sequence[int], num_output: int) -> dict[str, object]:
         return vllm.body()

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 
@@ -110,6 +111,47 @@ else:
         assert len(told.trees.pids()) == 2
         assert resident > 160 * MB
         assert told.trees.peak_bytes() < 110 * MB
+
+
+def test_a_file_counts_once_for_a_tree_and_whole_whoever_else_maps_it(tmp_path: Path) -> None:
+    """As two systems that map the same weights."""
+    file = tmp_path / "weights"
+    file.write_bytes(b"x" * 40_000_000)
+    program = f"""
+import mmap, os, sys
+child = os.fork()
+with open({str(file)!r}, "rb") as file:
+    held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+assert held.find(b"y") == -1
+for line in sys.stdin if child else []:
+    print("done", flush=True)
+if child:
+    os.kill(child, 9)
+    os.wait()
+else:
+    import signal
+    signal.pause()
+"""
+    with running(CHILD) as bare, running(program) as one, running(program) as other:
+        for told in (one, other):
+            told.tell("any")
+        bare.tell("burn 0")
+        bare_bytes = bare.trees.peak_bytes()
+        for told in (one, other):
+            assert len(told.trees.pids()) == 2
+            (child,) = psutil.Process(told.process.pid).children()
+            while not any(mapped.path == str(file) and mapped.rss > 39 * MB for mapped in child.memory_maps()):
+                pass
+            assert 38 * MB <= told.trees.peak_bytes() - bare_bytes <= 60 * MB
+
+
+def test_trees_can_be_stopped_and_go_on() -> None:
+    with running(PARENT) as told:
+        told.tell("burn 0")
+        told.trees.stop()
+        assert {psutil.Process(pid).status() for pid in told.trees.pids()} == {psutil.STATUS_STOPPED}
+        told.trees.go_on()
+        told.tell("burn 0")
 
 
 def test_a_process_that_is_gone_costs_nothing() -> None:

@@ -31,10 +31,11 @@ class Raced:
         workloads: Sequence[Workload] = (BATCH,),
         rounds: int = 1,
         workload_s: float = 200.0,
+        at_once: int = 1,
     ) -> None:
         self.said: list[str] = []
         self.runs = Runs(directory)
-        self.race = Race(systems, workloads, rounds, self.runs, self.said.append, "abc")
+        self.race = Race(systems, workloads, rounds, self.runs, self.said.append, "abc", at_once)
         limits = Limits(request_s=200.0, workload_s=workload_s, floor_repeats=0)
         self.race.prepare()
         self.race.run(Track("small", Path("unused"), Gauge(ModelCost(SIZES), limits)))
@@ -56,6 +57,30 @@ def test_systems_take_turns_and_each_round_begins_with_another(tmp_path: Path) -
     assert names == ["a: starting", "b: starting", "b: starting", "a: starting", "a: starting", "b: starting"]
     assert set(raced.failures().values()) == {""}
     assert len(raced.failures()) == 6
+
+
+def test_those_who_stand_side_by_side_take_turns_at_each_workload(tmp_path: Path) -> None:
+    systems = [FakeSystem(name) for name in "abc"]
+    raced = Raced(tmp_path, systems, [BATCH, PREFILL], rounds=2, at_once=2)
+    names = [line.split(" · ")[2][0] for line in started(raced.said)]
+    assert names == [*"ab", *"c", *"c", *"ba"]
+    measured = [tuple(line.strip().split(":")[0].split(" · ")) for line in raced.said if line.startswith("  ")]
+    side_by_side = [(name, key) for name, key in measured if name != "c"]
+    first = [("a", "batch"), ("b", "batch"), ("b", "prefill-1"), ("a", "prefill-1")]
+    assert side_by_side[:4] == first
+    assert side_by_side[4:] == [("b", "batch"), ("a", "batch"), ("a", "prefill-1"), ("b", "prefill-1")]
+    assert all(len(system.apps) == 2 for system in systems)
+    assert set(raced.failures().values()) == {""}
+    assert not any(system.is_up for system in systems)
+
+
+def test_one_that_breaks_does_not_disturb_who_stands_beside_it(tmp_path: Path) -> None:
+    broken, well = FakeSystem("a", (Script(refuse_from=6), Script())), FakeSystem("b")
+    raced = Raced(tmp_path, [broken, well], [BATCH, PREFILL, TURNS], at_once=2)
+    failures = raced.failures()
+    assert failures.pop(("a", "prefill-1", 0)).endswith("it is broken")
+    assert set(failures.values()) == {""}
+    assert (len(broken.apps), len(well.apps)) == (2, 1)
 
 
 def test_both_get_the_same_prompts_and_never_twice(tmp_path: Path) -> None:

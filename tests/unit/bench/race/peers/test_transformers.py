@@ -4,6 +4,7 @@ from pathlib import Path
 
 from bench.race.peers.process import cores
 from bench.race.peers.transformers import Transformers
+from bench.race.system import KV_CACHE_GIB
 
 
 def test_command(tmp_path: Path) -> None:
@@ -11,6 +12,6 @@ def test_command(tmp_path: Path) -> None:
     assert system.command(Path("/c"), 80) == [
         str(tmp_path / "venvs" / "transformers" / "bin" / "python"),
         *("-m", "bench.race.peers.scripts.transformers_server", "--model", "/c", "--name", "m", "--port", "80"),
-        *("--threads", str(len(cores())), "--cache-gb", "3"),
+        *("--threads", str(len(cores())), "--cache-gb", str(KV_CACHE_GIB)),
     ]
     assert system.body([1], 1) == {}
