@@ -48,9 +48,6 @@ class Stand:
             for name in list(self._standing):
                 each.callback(self.end, name)
 
-    def has(self, system: System) -> bool:
-        return system.name in self._standing
-
     def start(self, system: System) -> None:
         """Raises what `System.serve` raises."""
         with ExitStack() as ending:
@@ -71,6 +68,7 @@ class Stand:
             _stop(found)
 
     def end(self, name: str) -> None:
+        """Its processes are gone afterwards."""
         found = self._standing.pop(name)
         found.trees.go_on()
         found.ending.close()
