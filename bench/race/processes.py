@@ -7,6 +7,7 @@ is not below the given roots.
 
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ import psutil
 _KIB = 1024
 _RESET_PEAK = "5"  # NOTE: to clear_refs: the peak of resident memory starts anew
 _PRIORITY = "-10"
+_POLL_S = 0.001
 _MAPPING = re.compile(r"^(?=[0-9a-f]+-[0-9a-f]+ )", re.MULTILINE)
 _SHARED_MEMORY = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero")
 
@@ -56,10 +58,12 @@ class ProcessTrees:
         return total + sum(files.values())
 
     def stop(self) -> None:
-        """SIGSTOP to all of them, whoever starts others first."""
-        for process in self._living():
-            with suppress(psutil.Error):
-                process.suspend()
+        """SIGSTOP to all of them, until none runs: a signal takes effect when its process is next due."""
+        while running := [process for process in self._living() if _runs(process)]:
+            for process in running:
+                with suppress(psutil.Error):
+                    process.suspend()
+            time.sleep(_POLL_S)
 
     def go_on(self) -> None:
         """SIGCONT to all of them."""
@@ -88,6 +92,12 @@ class ProcessTrees:
         resident = _fields(Path(f"/proc/{pid}/status").read_text())
         shrunk = resident.get("VmHWM", 0) - resident.get("VmRSS", 0)
         return proportional.get("Pss_Anon", 0) + proportional.get("Pss_Shmem", 0) + max(0, shrunk)
+
+
+def _runs(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    return False
 
 
 def confine(cpus: Sequence[int]) -> None:
