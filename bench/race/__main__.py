@@ -60,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def race(options: argparse.Namespace) -> int:
     """The whole of it; 1 when nothing was measured."""
     directory = Path(options.directory)
+    if options.at_once < 0:
+        raise ConfigurationError(f"--at-once={options.at_once} is less than nobody; give 1 or more, or 0 for what fits")
     cpus = _cpus(options.cpus)
     systems = _chosen("--only", options.only, {system.name: system for system in _systems(directory, options)})
     workloads = _chosen("--workloads", options.workloads, {workload.key: workload for workload in WORKLOADS})

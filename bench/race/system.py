@@ -13,7 +13,7 @@ from typing import Protocol
 
 from tandem.core.errors import TandemError
 
-KV_CACHE_GIB = 2  # of each engine; what any workload needs at once, and four systems stand in 24 GB
+KV_CACHE_GIB = 2  # of each engine: four systems stand in 24 GB; all workloads fit that keep a shared prefix once
 
 
 class NotHere(TandemError):  # noqa: N818

@@ -17,9 +17,7 @@ from tandem.routing.snapshot import RequestShape
 from tandem.routing.standing import Candidates, Choice, Standing
 
 DEFAULT_FETCH_SOURCES = 4
-SHORT_TOKENS = (
-    32  # NOTE: two blocks; a decode worker computes them beside its streams sooner than a lease comes and goes
-)
+SHORT_TOKENS = 32  # NOTE: two blocks; a step that reads all weights for its streams hardly grows by them
 _MAX_VISITS = 512  # NOTE: bounds one decision when links are wildly uneven; past it the best so far is taken
 _ROUNDING = 1 - 1e-12  # NOTE: bounds add up in another order than costs
 
@@ -50,16 +48,19 @@ class _Search:
         self._best_ms = float("inf")
 
     def run(self) -> Choice | None:
-        if self._request.num_tokens <= SHORT_TOKENS:
-            self._try_local(self._candidates.max_local_tokens)
-        if self._prefills and self._best is None:
+        is_short = self._request.num_tokens <= SHORT_TOKENS
+        if not is_short:
             self._try_pairs()
         self._try_local(self._candidates.max_local_tokens)
+        if is_short and self._best is None:
+            self._try_pairs()
         if self._best is None:
             self._try_local(self._request.num_tokens)
         return self._best
 
     def _try_pairs(self) -> None:
+        if not self._prefills:
+            return
         request, found = self._request, self._candidates
         sources = _fetch_sources(request, found, self._num_fetch_sources)
         ways = ways_of(request, self._prefills, sources, found.links, found.now_s, found.max_ttft_ms)

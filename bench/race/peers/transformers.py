@@ -38,9 +38,7 @@ class Transformers:
             self.name, self.command(checkpoint, port), self.environment.log(self.name), f"http://{HOST}:{port}/health"
         )
         with running(program) as pids:
-            yield Served(
-                f"http://{HOST}:{port}", MODEL, pids, is_ready=partial(answers, f"http://{HOST}:{port}/health")
-            )
+            yield Served(f"http://{HOST}:{port}", MODEL, pids, is_ready=partial(answers, program.ready_url))
 
     def body(self, prompt: Sequence[int], num_output: int) -> dict[str, object]:
         """Nothing: the server knows no other kind of request."""

@@ -51,7 +51,7 @@ class Vllm:
             variables(environment, num_threads=len(cores())),
         )
         with running(program) as pids:
-            yield Served(f"http://{HOST}:{port}", MODEL, pids, is_ready=partial(answers, health(port)))
+            yield Served(f"http://{HOST}:{port}", MODEL, pids, is_ready=partial(answers, program.ready_url))
 
     def body(self, prompt: Sequence[int], num_output: int) -> dict[str, object]:
         return body()

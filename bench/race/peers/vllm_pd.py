@@ -52,8 +52,9 @@ class VllmPrefillDecode:
         prefill_port, decode_port, port, *side = ports(5)
         prefill = self.server(PREFILL, checkpoint, prefill_port, side[0])
         decode = self.server(DECODE, checkpoint, decode_port, side[1])
-        with running(prefill, decode, self.proxy(port, prefill_port, decode_port)) as pids:
-            yield Served(f"http://{HOST}:{port}", vllm.MODEL, pids, is_ready=partial(answers, vllm.health(port)))
+        proxy = self.proxy(port, prefill_port, decode_port)
+        with running(prefill, decode, proxy) as pids:
+            yield Served(f"http://{HOST}:{port}", vllm.MODEL, pids, is_ready=partial(answers, proxy.ready_url))
 
     def body(self, prompt: Sequence[int], num_output: int) -> dict[str, object]:
         return vllm.body()

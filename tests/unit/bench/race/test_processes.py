@@ -29,6 +29,18 @@ for line in sys.stdin:
 """
 PARENT = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', {CHILD!r}]).returncode)"
 
+# What a program goes on with that has forked: the parent answers lines, then ends the child, which waits.
+ANSWERING = """
+for line in sys.stdin if child else []:
+    print("done", flush=True)
+if child:
+    os.kill(child, 9)
+    os.wait()
+else:
+    import signal
+    signal.pause()
+"""
+
 
 class Told:
     """A running program that does as it is told."""
@@ -96,16 +108,8 @@ def test_pages_that_two_processes_share_count_once() -> None:
 import os, sys
 held = b"x" * 80_000_000
 child = os.fork()
-for line in sys.stdin if child else []:
-    print("done", flush=True)
-if child:
-    os.kill(child, 9)
-    os.wait()
-else:
-    import signal
-    signal.pause()
 """
-    with running(program) as told:
+    with running(program + ANSWERING) as told:
         told.tell("any")
         resident = sum(psutil.Process(pid).memory_info().rss for pid in told.trees.pids())
         assert len(told.trees.pids()) == 2
@@ -123,16 +127,8 @@ child = os.fork()
 with open({str(file)!r}, "rb") as file:
     held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 assert held.find(b"y") == -1
-for line in sys.stdin if child else []:
-    print("done", flush=True)
-if child:
-    os.kill(child, 9)
-    os.wait()
-else:
-    import signal
-    signal.pause()
 """
-    with running(CHILD) as bare, running(program) as one, running(program) as other:
+    with running(CHILD) as bare, running(program + ANSWERING) as one, running(program + ANSWERING) as other:
         for told in (one, other):
             told.tell("any")
         bare.tell("burn 0")
