@@ -11,9 +11,8 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from tandem.core.errors import TandemError
 from tandem.core.timeline import Stage
-from tandem.rpc.client import RouterClient, WorkerClient
+from tandem.rpc.client import WorkerClient
 from tandem.rpc.messages import GenerateCall, PrefillCall, WorkerAddress
 from tests.faults.streams import PATIENCE_S, Answer, Asked
 from tests.helpers.checkpoints import save_tiny_qwen3
@@ -125,12 +124,7 @@ class Scene:
         """Continue what is stopped, restart what is dead; returns when every router sees every worker."""
         self.continue_all()
         self._revive_redis()
-        dead = [process for process in self.cluster.processes.values() if process.returncode is not None]
-        for process in dead:
-            process.start()
-        for process in dead:
-            process.wait_ready()
-        self.cluster.wait(self._is_whole, PATIENCE_S)
+        self.cluster.start()
 
     def _revive_redis(self) -> None:
         if self.redis is not None:
@@ -146,22 +140,6 @@ class Scene:
         for process in self.cluster.processes.values():
             if process.returncode is None:
                 process.cont()
-
-    def _is_whole(self) -> bool:
-        pids = {self.cluster.processes[name].pid for name in self.workers()}
-        routers = [row["address"] for row in self.cluster.workers() if row["role"] == "router"]
-        return all(asyncio.run(living_pids(address)) == pids for address in routers)
-
-
-async def living_pids(router: str) -> set[int]:
-    """Of the workers that a router gives requests to; empty when it does not answer."""
-    client = RouterClient(router)
-    try:
-        return {listing.status.pid for listing in await client.workers(timeout_s=1.0) if listing.is_alive}
-    except TandemError:
-        return set()
-    finally:
-        await client.close()
 
 
 async def compute(worker: WorkerAddress, asked: Asked) -> None:

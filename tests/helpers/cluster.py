@@ -3,6 +3,7 @@
 Leaving the context kills them all. When a test fails inside it, the ends of their logs are added to its error.
 """
 
+import asyncio
 import contextlib
 import json
 import os
@@ -19,6 +20,8 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from tandem.core.errors import TandemError
+from tandem.rpc.client import RouterClient
 from tandem.serving.child import launch_command
 from tandem.serving.cores import Share
 from tandem.serving.ports import free_ports
@@ -52,9 +55,18 @@ class ClusterProcess:
         assert self._process is not None, f"{self.name} was never started"
         return self._process.poll()
 
+    @property
+    def bound_address(self) -> str:
+        """Where it speaks gRPC."""
+        return self.spec.argv[self.spec.argv.index("--bind") + 1]
+
+    def is_running(self) -> bool:
+        """Stopped counts."""
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         """Start it; does not wait until it is ready."""
-        assert self._process is None or self._process.poll() is not None, f"{self.name} runs"
+        assert not self.is_running(), f"{self.name} runs"
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}
         environment |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **self.spec.env}
         # NOTE: the kernel ends a tied child with the thread that started it, so other threads start free ones
@@ -147,11 +159,13 @@ class Cluster:
         return [name for name in self.processes if name == role or name.startswith(f"{role}-")]
 
     def start(self) -> None:
-        """Start what does not run; returns when all are ready."""
-        for process in self.processes.values():
+        """Start what does not run; returns when all are ready and every router knows all workers."""
+        idle = [process for process in self.processes.values() if not process.is_running()]
+        for process in idle:
             process.start()
-        for process in self.processes.values():
+        for process in idle:
             process.wait_ready()
+        self.wait(self.is_whole, START_TIMEOUT_S)
 
     def close(self) -> None:
         """Kill them all."""
@@ -169,6 +183,13 @@ class Cluster:
         """What the first gateway says of every process."""
         listed: list[dict[str, Any]] = self.get("/admin/workers")["workers"]
         return listed
+
+    def is_whole(self) -> bool:
+        """Whether every router gives requests to every worker that runs. Ready workers need up to a second for it."""
+        workers = (self.processes[name] for role in ("prefill", "decode") for name in self.names(role))
+        pids = {process.pid for process in workers if process.is_running()}
+        routers = (self.processes[name].bound_address for name in self.names("router"))
+        return all(asyncio.run(_living_pids(address)) == pids for address in routers)
 
     def metrics(self, name: str) -> dict[str, dict[tuple[str, ...], float]]:
         """A process's metrics by sample name and label values in the order of their names."""
@@ -247,6 +268,17 @@ def running_cluster(
             raise
         finally:
             cluster.close()
+
+
+async def _living_pids(router: str) -> set[int]:
+    """Of the workers that a router gives requests to; empty when it does not answer."""
+    client = RouterClient(router)
+    try:
+        return {listing.status.pid for listing in await client.workers(timeout_s=1.0) if listing.is_alive}
+    except TandemError:
+        return set()
+    finally:
+        await client.close()
 
 
 def _holds(predicate: Callable[[], object]) -> bool:
