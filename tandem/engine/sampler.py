@@ -4,10 +4,9 @@ Invariant: a row's token depends on its own logits, options, history, seed and p
 computed by itself, so alone and batched agree bit for bit. A row that cannot be sampled fails alone, as an answer.
 The compiled draw (`tandem.kernels.native.sampling`), where there is one, means the same as the PyTorch draws here.
 
-Top-k keeps the first k tokens in order of descending probability with ties by token id; top-p (Holtzman et al. 2020)
+The order a draw walks the cumulative distribution in: token id where neither top-k nor top-p is set, otherwise
+descending probability with ties by token id. Top-k keeps exactly k tokens of that order; top-p (Holtzman et al. 2020)
 the shortest prefix of what is left whose share is at least p; min-p (Nguyen et al. 2024) compares with the likeliest.
-A draw walks the cumulative distribution of what is kept by token id: that order does not change where logits differ by
-a rounding, as they do from one device or kernel to another.
 """
 
 import math
@@ -199,7 +198,7 @@ def _draw_greedy(rows: torch.Tensor, states: Sequence[SamplingState]) -> _Draw:
 
 
 def _draw_by_token_id(rows: torch.Tensor, states: Sequence[SamplingState]) -> _Draw:
-    """Temperature and min-p only: no sort is needed."""
+    """Temperature and min-p only: no order is needed, so the distribution is walked by token id, without a sort."""
     peaks = rows.amax(-1, keepdim=True)  # [num_rows, 1]
     weights = _weights(rows, peaks, states)  # [num_rows, vocab_size]
     min_ps = [state.params.min_p for state in states]
@@ -244,8 +243,7 @@ def _draw_prefix(
     before = accumulated - weights
     kept = before < total * _column(total, [state.params.top_p for state in states])
     kept &= weights >= _column(weights, [state.params.min_p for state in states])
-    token_ids, order = token_ids.sort(dim=-1)
-    picked = inverse_cdf((weights * kept).gather(1, order), _uniforms(values, states)).unsqueeze(1)
+    picked = inverse_cdf(weights * kept, _uniforms(values, states)).unsqueeze(1)
     return token_ids.gather(1, picked).squeeze(1), values[:, 0]
 
 

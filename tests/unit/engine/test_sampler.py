@@ -89,22 +89,6 @@ def test_draws_follow_the_filtered_distribution(sampler: Sampler, options: dict[
     assert chi_square <= freedom + 4 * math.sqrt(2 * freedom) + 4
 
 
-@pytest.mark.parametrize("options", [{}, {"top_k": 20}, {"top_p": 0.99}, {"top_k": 30, "top_p": 0.99}], ids=str)
-@pytest.mark.parametrize("rows_together", [False, True])
-def test_a_rounding_of_the_logits_does_not_change_the_draw(
-    sampler: Sampler, rows_together: bool, options: dict[str, Any]
-) -> None:
-    """Twenty tokens that are nearly equally likely: every rounding puts them in another order."""
-    sampler = Sampler(rows_together=True) if rows_together else sampler
-    states = [_state(SamplingParams(**options), 500, seed) for seed in range(200)]
-    rows = torch.full((200, 500), -30.0)
-    rows[:, 7:487:24] = 5.0 + _logits(200, 20, scale=1e-6)
-    alike = torch.where(rows > 0.0, 5.0, rows)
-    tokens = [token.token_id for token in sampler.sample(rows, states)]
-    assert len(set(tokens)) > 15
-    assert tokens == [token.token_id for token in sampler.sample(alike, states)]
-
-
 @pytest.mark.parametrize("top_p", [0.5, 0.9, 0.999])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 6.0])
 def test_top_p_is_exact_however_many_candidates_it_takes(sampler: Sampler, top_p: float, scale: float) -> None:

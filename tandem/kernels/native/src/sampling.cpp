@@ -1,8 +1,8 @@
 // Choosing tokens: greedy, or temperature, top-k, top-p, min-p and one draw, each row by one thread in one order.
 //
-// Top-k and top-p keep the first tokens in order of descending logit with ties by token id; the draw walks what is kept
-// in order of token id. Rows are not sorted: logits are counted into buckets, the bucket where the sum reaches what is
-// sought is counted into finer ones, and when few tokens are left, those are put in order. Sums are in double.
+// The order that a draw walks is token id where neither top-k nor top-p is set, otherwise descending logit with ties by
+// token id. Rows are not sorted: logits are counted into buckets, the bucket where the sum reaches what is sought is
+// counted into finer ones, and when few tokens are left, those are put in order. Sums are in double.
 #include <cfloat>
 #include <cmath>
 #include <limits>
@@ -124,13 +124,10 @@ class Row {
     if (options.temperature == 0.0) return first_peak();
     temperature_ = std::max(float(options.temperature), 1e-30f);
     scale_ = kLog2E / temperature_;
-    Candidate last{-kInfinity, 0};
-    if (options.top_k > 0 && options.top_k < size_) {
-      last = last_of_top_k(options);
-    } else if (options.top_p < 1.0) {
-      last = last_of_top_p(options.top_p);
-    }
-    return draw_kept(last, float(options.min_p), options.uniform);
+    if (options.top_k > 0 && options.top_k < size_) return draw_top_k(options);
+    if (options.top_p < 1.0) return draw_top_p(options);
+    floor_ = float(options.min_p);
+    return draw_by_token_id(options.uniform);
   }
 
  private:
@@ -142,26 +139,19 @@ class Row {
     return i;
   }
 
-  // Relative to the likeliest token's.
-  f32x16 weights(f32x16 v) const { return exp2_16((v - splat(peak_)) * splat(scale_)); }
+  // Relative to the likeliest token's; 0 below the floor.
+  f32x16 weights(f32x16 v) const {
+    const f32x16 w = exp2_16((v - splat(peak_)) * splat(scale_));
+    return where(w >= splat(floor_), w);
+  }
   float weight(float logit) const { return weights(splat(logit))[0]; }
 
-  // One draw of the tokens up to `last` whose weight is not below `floor`, in order of token id: where logits differ by
-  // a rounding, tokens that change places in the order of logits do not change the draw.
-  int64_t draw_kept(const Candidate& last, float floor, double uniform) const {
-    const f32x16 low = splat(last.logit);
-    const i32x16 last_id = i32x16{} + last.token_id;
-    const auto kept = [&](int64_t first, f32x16 v) {
-      const i32x16 is_kept = (v > low) | ((v == low) & (lane_numbers() + int32_t(first) <= last_id));
-      const f32x16 w = weights(v);
-      return where(is_kept & (w >= splat(floor)), w);
-    };
+  int64_t draw_by_token_id(double uniform) const {
     std::vector<double> sums(maxima_.size());
     double total = 0.0;
     for (size_t block = 0; block < sums.size(); ++block) {
-      if (!(maxima_[block] >= last.logit)) continue;
       f64x16 lanes{};
-      for_each(block, [&](int64_t first, f32x16 v) { lanes += to_double(kept(first, v)); });
+      for_each(block, [&](int64_t, f32x16 v) { lanes += to_double(weights(v)); });
       total += sums[block] = sum_of(lanes);
     }
     const double target = uniform * total;
@@ -170,46 +160,70 @@ class Row {
     while (block + 1 < sums.size() && !(sum + sums[block] > target)) sum += sums[block++];
     int64_t picked = first_peak();
     for (int64_t i = int64_t(block) * kBlock; i < size_ && !(sum > target); ++i) {
-      const float w = last.precedes({logits_[i], int32_t(i)}) ? 0.0f : weight(logits_[i]);
-      if (w <= 0.0f || w < floor) continue;
+      const float w = weight(logits_[i]);
       sum += w;
-      picked = i;
+      if (w > 0.0f) picked = i;
     }
     return picked;
   }
 
-  Candidate last_of_top_p(double top_p) const {
-    const Buckets all = buckets();
-    const double wanted = top_p * all.total().weight;
+  // Top-p over all tokens, then min-p.
+  int64_t draw_top_p(const Options& options) {
+    Buckets all = buckets();
+    const double wanted = options.top_p * all.total().weight;
     const auto reaches = [&](const Mass& mass) { return mass.weight >= wanted; };
     const Bracket at_cut = narrow(all.find(reaches), reaches);
-    std::vector<Candidate> found = between(at_cut.low, at_cut.high, at_cut.within.count);
-    if (!std::is_sorted(found.begin(), found.end(), first_of)) std::sort(found.begin(), found.end(), first_of);
-    Candidate last{-kInfinity, 0};
-    double sum = at_cut.above.weight;
-    for (const Candidate& candidate : found) {
-      last = candidate;
-      sum += weight(candidate.logit);
-      if (sum >= wanted) break;
+    Candidate cut{-kInfinity, 0};
+    double kept = at_cut.above.weight;
+    for (const Candidate& candidate : ordered(at_cut)) {
+      cut = candidate;
+      kept += weight(candidate.logit);
+      if (kept >= wanted) break;
     }
-    return last;
+    floor_ = float(options.min_p);
+    if (floor_ > 0.0f) {
+      all = buckets();
+      if (weight(cut.logit) == 0.0f) kept = all.total().weight;  // all that has a weight comes before the cut
+    }
+    return pick(all, cut, options.uniform * kept);
   }
 
-  // With top-p of what top-k leaves.
-  Candidate last_of_top_k(const Options& options) const {
+  // The first token, not after `cut`, where the sum exceeds `target`.
+  int64_t pick(const Buckets& all, const Candidate& cut, double target) const {
+    const auto exceeds = [&](const Mass& mass) { return mass.weight > target; };
+    const Bracket bracket = narrow(all.find(exceeds), exceeds);
+    int64_t picked = weight(cut.logit) > 0.0f ? cut.token_id : first_peak();
+    double sum = bracket.above.weight;
+    for (const Candidate& candidate : ordered(bracket)) {
+      if (cut.precedes(candidate)) break;
+      const float w = weight(candidate.logit);
+      sum += w;
+      if (w > 0.0f) picked = candidate.token_id;
+      if (sum > target) break;
+    }
+    return picked;
+  }
+
+  // Top-k, and top-p and min-p of what that leaves.
+  int64_t draw_top_k(const Options& options) {
     const auto reaches = [&](const Mass& mass) { return mass.count >= options.top_k; };
     const Bracket at_k = narrow(buckets().find(reaches), reaches);
     std::vector<Candidate> found = between(at_k.low, kInfinity, at_k.above.count + at_k.within.count);
     const auto end = found.begin() + min64(options.top_k, int64_t(found.size()));
     std::partial_sort(found.begin(), end, found.end(), first_of);
-    double total = 0.0, sum = 0.0;
+    double total = 0.0, before = 0.0, kept = 0.0, sum = 0.0;
     for (auto each = found.begin(); each != end; ++each) total += weight(each->logit);
-    auto last = found.begin();
-    for (auto each = found.begin(); each != end && sum < options.top_p * total; ++each) {
-      sum += weight(each->logit);
-      last = each;
+    auto cut = found.begin();
+    for (; cut != end && before < options.top_p * total; ++cut) before += weight(cut->logit);
+    floor_ = float(options.min_p);
+    for (auto each = found.begin(); each != cut; ++each) kept += weight(each->logit);
+    int64_t picked = found[0].token_id;
+    for (auto each = found.begin(); each != cut && !(sum > options.uniform * kept); ++each) {
+      const float w = weight(each->logit);
+      sum += w;
+      if (w > 0.0f) picked = each->token_id;
     }
-    return *last;
+    return picked;
   }
 
   // All logits, finely for those that matter mostly.
@@ -261,6 +275,12 @@ class Row {
     return found;
   }
 
+  std::vector<Candidate> ordered(const Bracket& bracket) const {
+    std::vector<Candidate> found = between(bracket.low, bracket.high, bracket.within.count);
+    if (!std::is_sorted(found.begin(), found.end(), first_of)) std::sort(found.begin(), found.end(), first_of);
+    return found;
+  }
+
   // In order of token id; `count` is how many there are.
   std::vector<Candidate> between(float low, float high, int64_t count) const {
     std::vector<Candidate> found;
@@ -286,7 +306,7 @@ class Row {
   const float* logits_;
   int64_t size_;
   std::vector<float> maxima_;
-  float peak_ = 0.0f, temperature_ = 1.0f, scale_ = 1.0f;
+  float peak_ = 0.0f, temperature_ = 1.0f, scale_ = 1.0f, floor_ = 0.0f;
 };
 
 struct DrawArgs {
