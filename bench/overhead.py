@@ -25,7 +25,7 @@ from bench.constraints import word_tokenizer
 from bench.load import ForeignLoad, prioritise
 from bench.report import Report, Row
 from tandem.attention.arena import Arena, LayerKV
-from tandem.attention.base import AttentionBackend, AttentionBatch
+from tandem.attention.base import AttentionBackend, AttentionBatch, WantedTokens
 from tandem.attention.registry import choose_backend
 from tandem.core.config import EngineConfig, SchedulerConfig
 from tandem.core.events import BlockEvent
@@ -99,13 +99,14 @@ class StandInDecoder:
         kv: Sequence[LayerKV],
         batches: Sequence[AttentionBatch],
         backend: AttentionBackend,
+        wanted: WantedTokens | None = None,
     ) -> torch.Tensor:
         self.entered_s = time.perf_counter()
-        return input_ids.unsqueeze(1)
+        return (input_ids if wanted is None else input_ids[wanted.rows]).unsqueeze(1)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
         self.left_s = time.perf_counter()
-        return self.logits_of_rows[: hidden.shape[0]]
+        return self.logits_of_rows[: len(hidden if rows is None else rows)]
 
 
 class TimedExecutor:
