@@ -169,6 +169,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=int, default=60, help="virtual")
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
+    if 60 * options.minutes < 2 * READ_EVERY_S:
+        parser.error(f"--minutes {options.minutes}: growth takes two readings, {2 * READ_EVERY_S // 60} minutes")
     prioritise()
     report = Report("churn", vars(options), asyncio.run(measure(options.workers, options.minutes)))
     report.print()

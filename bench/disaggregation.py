@@ -159,7 +159,7 @@ async def transfer_rows(url: str, vocab_size: int, lengths: Sequence[int], round
     client = Client(url, vocab_size, seed=1)
     rows: list[Row] = []
     try:
-        await client.complete(1024, 2)
+        await client.complete(min(1024, *lengths), 2)
         for length in lengths:
             foreign = ForeignLoad()
             samples = [moved(await client.timeline(await client.complete(length, 2))) for _ in range(rounds)]

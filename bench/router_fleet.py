@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tandem.core.clock import Clock, SystemClock
+from tandem.core.errors import ConfigurationError
 from tandem.locality.base import LocalityIndex
 from tandem.routing.admission import Limits
 from tandem.routing.calibration import Calibration
@@ -88,6 +89,9 @@ class RouterFleet:
             for name in self._random.sample(self._names, NUM_HOLDERS):
                 prompts[name].append(hashes[: self._random.choice([len(hashes), len(hashes) // 2, 80])])
         shared = self._hasher.hashes(self._chain, self._prompts[-1])[:SHARED_BLOCKS]
+        num_least = sum(len(blocks) for held in prompts.values() for blocks in held) + len(shared) * len(self._names)
+        if num_least > self.size.num_replicas:
+            raise ConfigurationError(f"{self.size.label}: the prompts alone are {num_least:,} replicas; ask for more")
         for name in self._names:
             held = [block for blocks in (shared, *prompts[name]) for block in blocks]
             num_others = max(0, self.size.num_replicas // self.size.num_workers - len(held))

@@ -32,8 +32,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """What the processes wrote before the test is not shown: a failure's reason would drown in it."""
+    for cluster in item.config.stash[_CLUSTERS]:
+        for process in cluster.processes.values():
+            process.mark_log()
+    yield
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failure shows the ends of all processes' logs, of every cluster that runs."""
+    """A failure shows what all processes, of every cluster that runs, have written in the test."""
     report = yield
     if report.failed:
         report.sections += [("processes", cluster.logs()) for cluster in item.config.stash[_CLUSTERS]]

@@ -42,6 +42,7 @@ class ClusterProcess:
         self.spec = spec
         self.name = spec.name
         self._log_path = directory / f"{spec.name}.log"
+        self._num_marked = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -132,8 +133,12 @@ class ClusterProcess:
         """What all its lives have written."""
         return self._log_path.read_text(errors="replace") if self._log_path.exists() else ""
 
+    def mark_log(self) -> None:
+        """What it has written so far is not shown in failures any more."""
+        self._num_marked = len(self.log())
+
     def tail(self) -> str:
-        return "\n".join(self.log().splitlines()[-_SHOWN_LINES:])
+        return "\n".join(self.log()[self._num_marked :].splitlines()[-_SHOWN_LINES:])
 
 
 class Cluster:
