@@ -2,7 +2,7 @@
 
 The file is a copy that can be deleted at any time. It belongs to one checkpoint as it lies on disk; where it cannot be
 had, the matrices are served as they are, with the same bits. Whoever writes one deletes those that nobody has loaded
-for long, which takes nothing from a process that has one mapped.
+for long, or for a day where their checkpoint is gone; that takes nothing from a process that has one mapped.
 """
 
 import fcntl
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from tandem.attention.arena import TORCH_DTYPES
 from tandem.core.errors import CheckpointError
@@ -37,7 +38,8 @@ _ALIGNMENT = 4096
 _PATIENCE_S = 600.0  # for another process that writes the file
 _POLL_S = 0.05
 _KEPT_S = 30 * 86400.0  # after it was last loaded
-_ABANDONED_S = 86400.0  # after it was last written to
+_ABANDONED_S = 86400.0  # after it was last written to, or loaded where its checkpoint is gone
+_ORIGIN = "checkpoint"  # in the file's metadata
 _UNFINISHED = "packing-"
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # safetensors'
 
@@ -46,9 +48,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PackedFile:
-    """Where it is to be, and of which parameters: the checkpoint's tensor and the shape of each."""
+    """Where it is to be, of which file of a checkpoint's, and of which parameters: the tensor and the shape of each."""
 
     path: Path
+    origin: Path
     sources: Sources
     shapes: Mapping[str, tuple[int, ...]]
     dtype: torch.dtype
@@ -68,7 +71,7 @@ class PackedFile:
         states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in checkpoint.paths]
         key = hashlib.sha256(json.dumps([_LAYOUT, config.fingerprint, states]).encode()).hexdigest()[:32]
         found = {name: sources[name] if name in sources else sources[EMBEDDING] for name in shapes}
-        file = cls(directory / f"{key}.safetensors", found, shapes, dtype)
+        file = cls(directory / f"{key}.safetensors", checkpoint.paths[0].resolve(), found, shapes, dtype)
         return file if file.num_bytes >= LEAST_BYTES else None
 
     def load(self, checkpoint: Checkpoint, kernels: Kernels) -> dict[str, torch.Tensor]:
@@ -133,7 +136,8 @@ class PackedFile:
 
     def _header(self) -> bytes:
         """Of a safetensors file; padded, so that every tensor begins at a cache line."""
-        offset, entries = 0, {}
+        offset = 0
+        entries: dict[str, object] = {"__metadata__": {_ORIGIN: str(self.origin)}}
         for name, (rows, columns) in self.shapes.items():
             end = offset + rows * columns * self.dtype.itemsize
             entries[name] = {"dtype": _NAMES[self.dtype], "shape": [rows, columns], "data_offsets": [offset, end]}
@@ -169,11 +173,25 @@ def _lock(descriptor: int) -> bool:
 
 def _delete_old(directory: Path) -> None:
     """What nobody has loaded for long, and what writers left who were killed."""
-    now_s = time.time()
-    for pattern, kept_s in (("*.safetensors", _KEPT_S), (f"{_UNFINISHED}*", _ABANDONED_S)):
-        for path in directory.glob(pattern):
-            with suppress(OSError):  # NOTE: another process deletes too
-                age_s = now_s - path.stat().st_mtime
-                if age_s > kept_s:
-                    _log.info("deleting %s, not used for %d days", path, age_s // 86400)
-                    path.unlink()
+    for path in directory.glob("*.safetensors"):
+        _delete(path, _KEPT_S if _has_origin(path) else _ABANDONED_S)
+    for path in directory.glob(f"{_UNFINISHED}*"):
+        _delete(path, _ABANDONED_S)
+
+
+def _has_origin(path: Path) -> bool:
+    """Whether the checkpoint that a file was made of is still there; True where it does not say."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            origin = (file.metadata() or {}).get(_ORIGIN)
+    except (SafetensorError, OSError):
+        return False
+    return origin is None or Path(origin).exists()
+
+
+def _delete(path: Path, kept_s: float) -> None:
+    with suppress(OSError):  # NOTE: another process deletes too
+        age_s = time.time() - path.stat().st_mtime
+        if age_s > kept_s:
+            _log.info("deleting %s, not used for %d days", path, age_s // 86400)
+            path.unlink()

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -198,6 +199,24 @@ def test_a_new_file_ends_what_nobody_loads_any_more(kernels: NativeKernels, tmp_
     assert len(files(directory)) == 2
     loaded_again.unlink()
     assert torch.equal(answers(mapped), expected)
+
+
+def test_what_was_made_of_a_checkpoint_that_is_gone_is_kept_for_a_day(kernels: NativeKernels, tmp_path: Path) -> None:
+    paths = [checkpoints.save_tiny_qwen3(tmp_path / name, **SIZES | {"vocab_size": 16 * size}) for name, size in NAMES]
+    directory = tmp_path / "packed"
+    loaded(paths[0], kernels, directory)
+    (gone,) = files(directory)
+    loaded(paths[1], kernels, directory)
+    (there,) = set(files(directory)) - {gone}
+    shutil.rmtree(paths[0])
+    loaded(paths[2], kernels, directory)
+    assert gone in files(directory)
+    for file in (gone, there):
+        os.utime(file, (time.time() - 2 * 86400,) * 2)
+    os.utime(paths[2] / "model.safetensors", ns=(1, 1))
+    loaded(paths[2], kernels, directory)
+    assert gone not in files(directory)
+    assert there in files(directory)
 
 
 def test_one_who_packs_for_ever_is_not_waited_for(
