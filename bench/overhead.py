@@ -50,9 +50,10 @@ SPEC = KVSpec(num_kv_heads=1, head_dim=8, dtype="bfloat16")
 NUMS_REQUESTS = (1, 64, 256, 1024)
 SHORT, LONG = 1024, 128 * 1024
 MAX_BATCHED_TOKENS = 1 << 20
+FEW = 4  # tokens of a real model's prompts
 WARM_UP_STEPS = 3
 STOP = "\n\nHuman:"
-MODEL_STEP_S = {1: 0.049, 64: 0.30, 256: 1.0, 1024: 3.6}
+MODEL_STEP_S = {1: 0.032, 64: 0.137, 256: 0.661, 1024: 2.112}
 PHASES = ("schedule", "inputs", "sample", "update and outputs")
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95)
@@ -268,20 +269,28 @@ def measure_arrival(bench: Bench, rounds: int) -> list[Row]:
     ]
 
 
-def measure_model(num_steps: int) -> dict[int, float]:
-    """Decode steps of the real model at short contexts: seconds by number of requests. Takes minutes."""
-    path = random_checkpoint("qwen3-0.6b")
+def measure_model(model: str, num_steps: int) -> dict[int, float]:
+    """Decode steps of a real model at short contexts: seconds by number of requests. Takes minutes."""
+    most = max(NUMS_REQUESTS)
     config = EngineConfig(
-        str(path), max_model_len=64, max_num_batched_tokens=1024, max_num_running=1024, kv_cache_bytes=4 << 30
+        model,
+        max_model_len=64,
+        max_num_batched_tokens=most * FEW,  # NOTE: all prompts in one step, so that all requests decode together
+        max_num_running=most,
+        kv_cache_bytes=4 << 30,
     )
     found = {}
     for num_requests in NUMS_REQUESTS:
         engine = build_engine(config)
-        for index in range(num_requests):
-            engine.add_request([index] * 4, dataclasses.replace(GREEDY, max_tokens=num_steps + 2, ignore_eos=True))
-        while engine.has_work:
-            engine.step()
-        steps = [stats.duration_s for stats in engine.take_step_stats() if stats.num_decodes == num_requests]
+        try:
+            for index in range(num_requests):
+                params = dataclasses.replace(GREEDY, max_tokens=num_steps + 2, ignore_eos=True)
+                engine.add_request([index] * FEW, params)
+            while engine.has_work:
+                engine.step()
+            steps = [stats.duration_s for stats in engine.take_step_stats() if stats.num_decodes == num_requests]
+        finally:
+            engine.close()
         found[num_requests] = statistics.median(steps[1:])
         print(f"a step of {num_requests} requests takes {found[num_requests]:.3f} s", flush=True)
     return found
@@ -299,7 +308,9 @@ def main() -> None:
     arguments = parser.parse_args()
     prioritise()
     torch.manual_seed(0)
-    steps_s = measure_model(arguments.model_steps) if arguments.model_steps else MODEL_STEP_S
+    steps_s = MODEL_STEP_S
+    if arguments.model_steps:
+        steps_s = measure_model(str(random_checkpoint("qwen3-0.6b")), arguments.model_steps)
     cases = [case for case in CASES if not arguments.case or any(part in case.name for part in arguments.case)]
     num_blocks = (arguments.num_long * (LONG + 4096) + max(NUMS_REQUESTS) * (SHORT + 4096)) // BLOCK_SIZE
     with tempfile.TemporaryDirectory() as directory:

@@ -3,7 +3,18 @@
 import pytest
 
 from bench.constraints import word_tokenizer
-from bench.overhead import BLOCK_SIZE, GREEDY, LONG, PHASES, SHORT, VOCAB_SIZE, Bench, measure_arrival
+from bench.overhead import (
+    BLOCK_SIZE,
+    GREEDY,
+    LONG,
+    NUMS_REQUESTS,
+    PHASES,
+    SHORT,
+    VOCAB_SIZE,
+    Bench,
+    measure_arrival,
+    measure_model,
+)
 from tandem.core.errors import ConfigurationError
 from tandem.text.tokenizer import Tokenizer
 
@@ -34,3 +45,9 @@ def test_prompts_arrive_new_and_cached(bench: Bench) -> None:
     lengths = [f"{length} tokens, {state}" for length in (SHORT, LONG) for state in ("new", "cached")]
     assert [row.workload for row in rows] == [length for length in lengths for _ in range(2)]
     assert min(row.value for row in rows) > 0.0
+
+
+def test_steps_of_a_real_model_are_those_of_all_requests_at_once() -> None:
+    steps_s = measure_model("demo/tandem-demo", 2)
+    assert tuple(steps_s) == NUMS_REQUESTS
+    assert min(steps_s.values()) > 0.0
