@@ -7,6 +7,7 @@ state or reads the clock; changing a constant breaks every stream that moves bet
 import hashlib
 
 _MANTISSA_BITS = 53
+_ALL_BITS = (1 << 64) - 1
 _UNIFORM_DOMAIN = b"tandem.uniform"
 _CHOICE_DOMAIN = b"tandem.choice"
 
@@ -17,6 +18,17 @@ def uniform(seed: int, position: int) -> float:
     The top 53 bits of BLAKE2b-64 (RFC 7693) over the little-endian signed 128-bit seed and unsigned 64-bit position.
     """
     return (_hash64(_UNIFORM_DOMAIN, seed, position) >> (64 - _MANTISSA_BITS)) * 2.0**-_MANTISSA_BITS
+
+
+def following(number: float) -> float:
+    """Another uniform number in [0, 1), where a draw needs more than one.
+
+    The top 53 bits of SplitMix64's output (Steele et al. 2014) for the 53 bits of the number before.
+    """
+    mixed = (int(number * 2.0**_MANTISSA_BITS) + 0x9E3779B97F4A7C15) & _ALL_BITS
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _ALL_BITS
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _ALL_BITS
+    return ((mixed ^ (mixed >> 31)) >> (64 - _MANTISSA_BITS)) * 2.0**-_MANTISSA_BITS
 
 
 def choice_seed(seed: int, choice: int) -> int:

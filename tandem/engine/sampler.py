@@ -4,9 +4,11 @@ Invariant: a row's token depends on its own logits, options, history, seed and p
 computed by itself, so alone and batched agree bit for bit. A row that cannot be sampled fails alone, as an answer.
 The compiled draw (`tandem.kernels.native.sampling`), where there is one, means the same as the PyTorch draws here.
 
-The order a draw walks the cumulative distribution in: token id where neither top-k nor top-p is set, otherwise
-descending probability with ties by token id. Top-k keeps exactly k tokens of that order; top-p (Holtzman et al. 2020)
-the shortest prefix of what is left whose share is at least p; min-p (Nguyen et al. 2024) compares with the likeliest.
+Tokens are in order of descending probability, ties by token id. Top-k keeps exactly k tokens of that order; top-p
+(Holtzman et al. 2020) the shortest prefix of what is left whose share is at least p; min-p (Nguyen et al. 2024)
+compares with the likeliest. With top-k a draw walks the cumulative distribution in that order, else by token id: top-p
+draws from all tokens, up to `_TRIES` times with a new number each, until it meets one that it keeps. So nothing is put
+in order, and roundings at the cut matter to tokens at the cut only. Then it walks in order what it keeps.
 """
 
 import math
@@ -19,11 +21,12 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import TokenLogprobs
 from tandem.engine.candidates import top_candidates
 from tandem.engine.logits import SamplingState
-from tandem.engine.randomness import inverse_cdf, uniform
+from tandem.engine.randomness import following, inverse_cdf, uniform
 from tandem.kernels.native.sampling import NativeDraws
 from tandem.scheduler.output import SampledToken
 
 _SMALLEST_TEMPERATURE = 1e-30  # keeps (logit - peak) / temperature inside float32
+_TRIES = 4  # as in the compiled draw
 _TOP_P_WIDTHS = (128, 2048, 16384)  # how many candidates are looked at before all of them are
 _GREEDY_BLOCK = 128
 _ROWS_PER_CHUNK = 64  # on an accelerator: bounds the working memory of prompt logprobs
@@ -204,7 +207,7 @@ def _draw_by_token_id(rows: torch.Tensor, states: Sequence[SamplingState]) -> _D
     min_ps = [state.params.min_p for state in states]
     if any(min_ps):
         weights = weights * (weights >= _column(rows, min_ps))
-    return inverse_cdf(weights, _uniforms(rows, states)), peaks.squeeze(1)
+    return inverse_cdf(weights, _float64(rows, _uniforms(states))), peaks.squeeze(1)
 
 
 def _draw_top_k(rows: torch.Tensor, states: Sequence[SamplingState]) -> _Draw:
@@ -215,12 +218,47 @@ def _draw_top_k(rows: torch.Tensor, states: Sequence[SamplingState]) -> _Draw:
     if min(ks) < max(ks):
         weights = weights * (torch.arange(max(ks), device=rows.device) < _column(rows, ks))
     total = weights.sum(-1, keepdim=True, dtype=torch.float64)
-    return _draw_prefix(values, token_ids, weights, total, states)
+    return _draw_prefix(token_ids, weights, total, states, _uniforms(states)), values[:, 0]
 
 
 def _draw_top_p(rows: torch.Tensor, states: Sequence[SamplingState]) -> _Draw:
-    """Top-p over all tokens: as few of the likeliest as hold the wanted share are put in order."""
-    total = _weights(rows, rows.amax(-1, keepdim=True), states).sum(-1, keepdim=True, dtype=torch.float64)
+    """Top-p over all tokens, then min-p."""
+    peaks = rows.amax(-1, keepdim=True)  # [num_rows, 1]
+    weights = _weights(rows, peaks, states)  # [num_rows, vocab_size]
+    total = weights.sum(-1, keepdim=True, dtype=torch.float64)
+    numbers = _uniforms(states)
+    chosen = torch.zeros_like(peaks, dtype=torch.int64)
+    is_kept = torch.zeros_like(peaks, dtype=torch.bool)
+    for _ in range(_TRIES):
+        tried = inverse_cdf(weights, _float64(rows, numbers)).unsqueeze(1)
+        numbers = [following(number) for number in numbers]
+        chosen = torch.where(is_kept, chosen, tried)
+        is_kept |= _is_kept(rows, weights, total, tried, states)
+        if bool(is_kept.all()):
+            return chosen.squeeze(1), peaks.squeeze(1)
+    walked = _walk_top_p(rows, total, states, numbers).unsqueeze(1)
+    return torch.where(is_kept, chosen, walked).squeeze(1), peaks.squeeze(1)
+
+
+def _is_kept(
+    rows: torch.Tensor,
+    weights: torch.Tensor,
+    total: torch.Tensor,
+    token_ids: torch.Tensor,
+    states: Sequence[SamplingState],
+) -> torch.Tensor:
+    """Whether one token a row, [num_rows, 1], passes top-p and min-p: what precedes it holds less than p."""
+    values = rows.gather(1, token_ids)
+    precedes = (rows > values) | ((rows == values) & (torch.arange(rows.shape[1], device=rows.device) < token_ids))
+    before = (weights * precedes).sum(-1, keepdim=True, dtype=torch.float64)
+    top_ps, min_ps = zip(*((state.params.top_p, state.params.min_p) for state in states), strict=True)
+    return (before < total * _column(total, top_ps)) & (weights.gather(1, token_ids) >= _column(weights, min_ps))
+
+
+def _walk_top_p(
+    rows: torch.Tensor, total: torch.Tensor, states: Sequence[SamplingState], numbers: Sequence[float]
+) -> torch.Tensor:
+    """Token ids [num_rows]: as few of the likeliest as hold the wanted share are put in order and walked."""
     wanted = total * _column(total, [state.params.top_p for state in states])
     vocab_size = rows.shape[1]
     for width in (*(width for width in _TOP_P_WIDTHS if width < vocab_size), vocab_size):
@@ -228,23 +266,23 @@ def _draw_top_p(rows: torch.Tensor, states: Sequence[SamplingState]) -> _Draw:
         weights = _weights(values, values[:, :1], states)
         if bool((weights.sum(-1, keepdim=True, dtype=torch.float64) >= wanted).all()):
             break
-    return _draw_prefix(values, token_ids, weights, total, states)
+    return _draw_prefix(token_ids, weights, total, states, numbers)
 
 
 def _draw_prefix(
-    values: torch.Tensor,
     token_ids: torch.Tensor,
     weights: torch.Tensor,
     total: torch.Tensor,
     states: Sequence[SamplingState],
-) -> _Draw:
-    """Cut ordered candidates by top-p and min-p and draw. All [num_rows, num_candidates]; `total` [num_rows, 1]."""
+    numbers: Sequence[float],
+) -> torch.Tensor:
+    """Cut ordered candidates by top-p and min-p and draw. [num_rows, num_candidates]; `total` [num_rows, 1]."""
     accumulated = weights.cumsum(-1, dtype=torch.float64)
     before = accumulated - weights
     kept = before < total * _column(total, [state.params.top_p for state in states])
     kept &= weights >= _column(weights, [state.params.min_p for state in states])
-    picked = inverse_cdf(weights * kept, _uniforms(values, states)).unsqueeze(1)
-    return token_ids.gather(1, picked).squeeze(1), values[:, 0]
+    picked = inverse_cdf(weights * kept, _float64(weights, numbers)).unsqueeze(1)
+    return token_ids.gather(1, picked).squeeze(1)
 
 
 def _weights(values: torch.Tensor, peaks: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
@@ -257,8 +295,11 @@ def _column(like: torch.Tensor, numbers: Sequence[float]) -> torch.Tensor:
     return torch.tensor(numbers, dtype=like.dtype, device=like.device).unsqueeze(1)
 
 
-def _uniforms(like: torch.Tensor, states: Sequence[SamplingState]) -> torch.Tensor:
-    numbers = [uniform(state.seed, state.num_output_tokens) for state in states]
+def _uniforms(states: Sequence[SamplingState]) -> list[float]:
+    return [uniform(state.seed, state.num_output_tokens) for state in states]
+
+
+def _float64(like: torch.Tensor, numbers: Sequence[float]) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.float64, device=like.device)
 
 

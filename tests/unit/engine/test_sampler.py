@@ -115,6 +115,24 @@ def test_top_p_reached_exactly_keeps_no_more(sampler: Sampler) -> None:
     assert {token.token_id for token in sampler.sample(torch.zeros(100, 4), states)} == {0, 1}
 
 
+@pytest.mark.parametrize("min_p", [0.0, 0.5])
+def test_top_p_of_next_to_nothing_keeps_the_first_of_the_order(sampler: Sampler, min_p: float) -> None:
+    """Tries among all tokens are in vain then."""
+    states = [_state(SamplingParams(top_p=0.001, min_p=min_p), 4096, seed) for seed in range(200)]
+    assert {token.token_id for token in sampler.sample(torch.zeros(200, 4096), states)} == {0, 1, 2, 3, 4}
+
+
+def test_roundings_at_the_cut_of_top_p_do_not_change_other_draws(sampler: Sampler) -> None:
+    """As kernels of another kind round: many tokens are as good as alike, and some pass each other."""
+    vocab_size = 8192
+    row = _logits(1, vocab_size, seed=3, scale=0.1)
+    other = row + 1e-6 * _logits(1, vocab_size, seed=4, scale=1.0)
+    assert not torch.equal(row.argsort(), other.argsort())
+    states = [_state(SamplingParams(top_p=0.9), vocab_size, seed) for seed in range(300)]
+    chosen = sampler.sample(row.expand(300, -1), states)
+    assert sampler.sample(other.expand(300, -1), states) == chosen
+
+
 def test_top_p_is_computed_after_top_k_is_renormalised(sampler: Sampler) -> None:
     row = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
     states = [_state(SamplingParams(top_k=2, top_p=0.56), 4, seed) for seed in range(200)]
@@ -319,7 +337,7 @@ def test_the_compiled_draw_chooses_what_pytorch_chooses(vocab_size: int, scale: 
             SamplingParams(
                 temperature=rng.choice([0.0, 1e-30, 1e-3, 0.3, 1.0, 2.0, 100.0]),
                 top_k=rng.choice([0, 0, 1, 7, 300, 5000]),
-                top_p=rng.choice([1.0, 0.5, 0.95, 0.9999]),
+                top_p=rng.choice([1.0, 0.01, 0.5, 0.95, 0.9999]),
                 min_p=rng.choice([0.0, 0.0, 0.02, 0.3]),
             )
             for _ in range(4)
@@ -329,7 +347,7 @@ def test_the_compiled_draw_chooses_what_pytorch_chooses(vocab_size: int, scale: 
 
 
 @pytest.mark.parametrize("position", ["first", "last"])
-@pytest.mark.parametrize("options", [{"top_p": 0.9}, {"top_k": 600}, {"top_p": 0.9, "min_p": 0.5}], ids=str)
+@pytest.mark.parametrize("options", [{"top_k": 600}, {"top_k": 600, "top_p": 0.9}, {"min_p": 0.5}], ids=str)
 def test_the_compiled_draw_reaches_both_ends_of_the_order(options: dict[str, Any], position: str) -> None:
     """All tokens alike: the order is the token id, so the kept ones are the first, and both ends can be drawn."""
     vocab_size = 4096

@@ -1,8 +1,9 @@
 // Choosing tokens: greedy, or temperature, top-k, top-p, min-p and one draw, each row by one thread in one order.
 //
-// The order that a draw walks is token id where neither top-k nor top-p is set, otherwise descending logit with ties by
-// token id. Rows are not sorted: logits are counted into buckets, the bucket where the sum reaches what is sought is
-// counted into finer ones, and when few tokens are left, those are put in order. Sums are in double.
+// A draw walks all tokens by token id. Top-p tries again while it meets what it does not keep: what comes before such a
+// token, by descending logit with ties by token id, holds p or more. After some tries, and for top-k, it walks that order.
+// Rows are not sorted for it: logits are counted into buckets, the bucket where the sum reaches what is sought is counted
+// into finer ones, and when few tokens are left, those are put in order. Sums are in double.
 #include <cfloat>
 #include <cmath>
 #include <limits>
@@ -15,6 +16,7 @@ namespace {
 
 constexpr double kRowNs = 0.4;     // one thread's time per element
 constexpr int64_t kBlock = 128;    // elements behind one maximum
+constexpr int kTries = 4;  // as in tandem.engine.sampler
 constexpr int kBuckets = 256;
 constexpr int64_t kFew = 512;      // candidates that are put in order without counting them into finer buckets
 constexpr float kBucketed = 12.0f;  // in temperatures below the peak; what is further down is the last bucket
@@ -43,6 +45,14 @@ template <class Vector> TANDEM_INLINE double sum_of(const Vector& v) {
   double sum = 0.0;
   for (int i = 0; i < kLanes; ++i) sum += v[i];
   return sum;
+}
+
+// As in tandem.core.randomness.
+double following(double number) {
+  uint64_t mixed = uint64_t(number * 0x1p53) + 0x9E3779B97F4A7C15;
+  mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9;
+  mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB;
+  return double((mixed ^ (mixed >> 31)) >> 11) * 0x1p-53;
 }
 
 struct Options {  // of one row, as they are packed
@@ -147,17 +157,30 @@ class Row {
   float weight(float logit) const { return weights(splat(logit))[0]; }
 
   int64_t draw_by_token_id(double uniform) const {
-    std::vector<double> sums(maxima_.size());
+    const Sums all = sums();
+    return walk(all, uniform * all.total);
+  }
+
+  struct Sums {
+    std::vector<double> of;  // [block]
     double total = 0.0;
-    for (size_t block = 0; block < sums.size(); ++block) {
+  };
+
+  Sums sums() const {
+    Sums found{std::vector<double>(maxima_.size())};
+    for (size_t block = 0; block < maxima_.size(); ++block) {
       f64x16 lanes{};
       for_each(block, [&](int64_t, f32x16 v) { lanes += to_double(weights(v)); });
-      total += sums[block] = sum_of(lanes);
+      found.total += found.of[block] = sum_of(lanes);
     }
-    const double target = uniform * total;
+    return found;
+  }
+
+  // By token id: the first token where the sum exceeds `target`.
+  int64_t walk(const Sums& all, double target) const {
     double sum = 0.0;
     size_t block = 0;
-    while (block + 1 < sums.size() && !(sum + sums[block] > target)) sum += sums[block++];
+    while (block + 1 < all.of.size() && !(sum + all.of[block] > target)) sum += all.of[block++];
     int64_t picked = first_peak();
     for (int64_t i = int64_t(block) * kBlock; i < size_ && !(sum > target); ++i) {
       const float w = weight(logits_[i]);
@@ -169,6 +192,34 @@ class Row {
 
   // Top-p over all tokens, then min-p.
   int64_t draw_top_p(const Options& options) {
+    const Sums all = sums();
+    double number = options.uniform;
+    for (int i = 0; i < kTries; ++i) {
+      const int64_t token_id = walk(all, number * all.total);
+      number = following(number);
+      if (weight(logits_[token_id]) >= float(options.min_p) && before(token_id) < options.top_p * all.total) {
+        return token_id;
+      }
+    }
+    return walk_top_p(options, number);
+  }
+
+  // The weight of all tokens that precede one.
+  double before(int64_t token_id) const {
+    const f32x16 at = splat(logits_[token_id]);
+    const i32x16 end = i32x16{} + int32_t(token_id);
+    f64x16 sum{};
+    for (size_t block = 0; block < maxima_.size(); ++block) {
+      if (maxima_[block] < at[0]) continue;
+      for_each(block, [&](int64_t first, f32x16 v) {
+        const i32x16 precedes = (v > at) | ((v == at) & (lane_numbers() + int32_t(first) < end));
+        sum += to_double(where(precedes, weights(v)));
+      });
+    }
+    return sum_of(sum);
+  }
+
+  int64_t walk_top_p(const Options& options, double uniform) {
     Buckets all = buckets();
     const double wanted = options.top_p * all.total().weight;
     const auto reaches = [&](const Mass& mass) { return mass.weight >= wanted; };
@@ -185,7 +236,7 @@ class Row {
       all = buckets();
       if (weight(cut.logit) == 0.0f) kept = all.total().weight;  // all that has a weight comes before the cut
     }
-    return pick(all, cut, options.uniform * kept);
+    return pick(all, cut, uniform * kept);
   }
 
   // The first token, not after `cut`, where the sum exceeds `target`.
