@@ -180,13 +180,18 @@ def _delete_old(directory: Path) -> None:
 
 
 def _has_origin(path: Path) -> bool:
-    """Whether the checkpoint that a file was made of is still there; True where it does not say."""
+    """Whether the checkpoint that a file was made of is still there; True where nobody can tell."""
     try:
         with safe_open(path, framework="pt") as file:
             origin = (file.metadata() or {}).get(_ORIGIN)
     except (SafetensorError, OSError):
         return False
-    return origin is None or Path(origin).exists()
+    try:
+        return origin is None or bool(Path(origin).stat())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:  # NOTE: somebody else's, where we may not look
+        return True
 
 
 def _delete(path: Path, kept_s: float) -> None:

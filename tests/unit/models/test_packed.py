@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tandem.kernels.base import Kernels, PackedWeight
 from tandem.kernels.native.bindings import NativeKernels
@@ -217,6 +218,19 @@ def test_what_was_made_of_a_checkpoint_that_is_gone_is_kept_for_a_day(kernels: N
     loaded(paths[2], kernels, directory)
     assert gone not in files(directory)
     assert there in files(directory)
+
+
+def test_what_was_made_of_a_checkpoint_that_cannot_be_looked_for_is_kept(
+    kernels: NativeKernels, tmp_path: Path, checkpoint: Path
+) -> None:
+    directory = tmp_path / "packed"
+    directory.mkdir()
+    hidden = directory / "of-another-user.safetensors"
+    save_file({"a": torch.zeros(1)}, hidden, {"checkpoint": 5000 * "x"})  # NOTE: too long to be asked for, even by root
+    os.utime(hidden, (time.time() - 2 * 86400,) * 2)
+    model = loaded(checkpoint, kernels, directory)
+    assert hidden in files(directory)
+    assert any(isinstance(weight, PackedWeight) for weight in model.decoder.parameters.values())
 
 
 def test_one_who_packs_for_ever_is_not_waited_for(
