@@ -1,7 +1,8 @@
 """What one worker exports: the `vllm:*` names that dashboards and inference gateways read, and our `tandem_*` ones.
 
 Takes plain values, so that it needs no engine; every metric lives in the registry given. Label values are bounded:
-what a peer can invent never becomes a new time series without limit.
+what a peer can invent never becomes a new time series without limit. A count whose labels are known is exported from
+the start, at 0: a rate over a series that begins at 1 misses its first event.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -85,12 +86,9 @@ class WorkerMetrics:
         self._e2e = self._histogram("e2e_request_latency_seconds", "arrival to last token", _REQUEST_S)
         self._request_prompt = self._histogram("request_prompt_tokens", "prompt tokens of a request", tokens)
         self._request_output = self._histogram("request_generation_tokens", "tokens generated for a request", tokens)
-        self._success = Counter(
-            "vllm:request_success",
-            "requests that ended",
-            ["model_name", "engine", "finished_reason"],
-            registry=registry,
-        )
+        labels = ["model_name", "engine", "finished_reason"]
+        success = Counter("vllm:request_success", "requests that ended", labels, registry=registry)
+        self._success = {reason: success.labels(model_name, _ENGINE, reason.value) for reason in FinishReason}
         self._cache_config = Gauge(
             "vllm:cache_config_info", "always 1", ["block_size", "num_gpu_blocks", "engine"], registry=registry
         )
@@ -99,7 +97,8 @@ class WorkerMetrics:
         self._kept_blocks = Counter(
             "tandem_kv_kept_blocks", "blocks of pinned prefixes by what became of them", ["event"], registry=registry
         )
-        self._pins = Counter("tandem_pins", "pins asked for by what was granted", ["outcome"], registry=registry)
+        pins = Counter("tandem_pins", "pins asked for by what was granted", ["outcome"], registry=registry)
+        self._pins = {outcome: pins.labels(outcome) for outcome in ("whole", "part", "none")}
         self._last_kept: dict[str, int] = {}
         self._leases = Gauge("tandem_leases", "leases on this worker's blocks by state", ["state"], registry=registry)
         self._transfer_s = Histogram(
@@ -144,7 +143,7 @@ class WorkerMetrics:
         for wanted, granted in zip(asked, metrics.pins, strict=False):
             num_whole = min(wanted.num_tokens, metrics.num_prompt_tokens) // block_size * block_size
             outcome = "whole" if granted.num_tokens >= num_whole else "part" if granted.num_tokens else "none"
-            self._pins.labels(outcome).inc()
+            self._pins[outcome].inc()
 
     def observe_tokens(self, num_tokens: int, gap_s: float | None) -> None:
         """Tokens that one request just got, `gap_s` after its last; None for its first."""
@@ -155,7 +154,7 @@ class WorkerMetrics:
 
     def observe_request(self, metrics: RequestMetrics, finish_reason: FinishReason) -> None:
         """A request that ended; its generated tokens were counted by `observe_tokens`."""
-        self._success.labels(self._model_name, _ENGINE, finish_reason.value).inc()
+        self._success[finish_reason].inc()
         self._prompt_tokens.inc(metrics.num_prompt_tokens)
         if metrics.first_scheduled_s is not None:
             self._queries.inc(metrics.num_prompt_tokens)

@@ -95,6 +95,17 @@ def test_links_and_states_that_are_gone_are_not_exported() -> None:
     ]
 
 
+def test_what_was_not_yet_counted_is_exported_as_zero() -> None:
+    """A rate over a series that begins at 1 misses its first event, and a dashboard finds no series at all."""
+    registry = CollectorRegistry()
+    WorkerMetrics(registry, "demo")
+    found = exported(registry)
+    for reason in FinishReason:
+        labels = (*LABELS[:1], ("finished_reason", reason.value), *LABELS[1:])
+        assert found["vllm:request_success_total", labels] == 0
+    assert [found["tandem_pins_total", (("outcome", outcome),)] for outcome in ("whole", "part", "none")] == [0, 0, 0]
+
+
 def test_a_request_is_counted_and_timed_by_stage() -> None:
     registry = CollectorRegistry()
     metrics = WorkerMetrics(registry, "demo")
