@@ -157,6 +157,7 @@ def test_variables_are_flags(cluster: Cluster) -> None:
         "TANDEM_LOAD_TOKEN_IDS": "10-200",
         "TANDEM_LOAD_API_KEY": "s3cret",
         "TANDEM_LOAD_QUIET": "true",
+        "TANDEM_LOAD_READY_TIMEOUT_S": "60",
         "TANDEM_URL": "http://other:1",
     }
     ran = load(**variables)
@@ -341,7 +342,7 @@ def test_mistakes_are_told_before_anything_is_sent(
 def test_a_trace_that_is_not_there_is_told_before_anything_is_sent(tmp_path: Path) -> None:
     async def run() -> None:
         async with fake_cluster(tmp_path) as cluster:
-            ran = await load_of(cluster, "--trace", str(tmp_path / "none.jsonl"))
+            ran = await load_of(cluster, *PATIENT, "--trace", str(tmp_path / "none.jsonl"))
             assert ran.code == 2
             assert "cannot be read" in ran.err
             assert not cluster.workers[0].calls

@@ -8,6 +8,7 @@ import contextlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,7 @@ class Running:
     cluster: Cluster
 
     def expect_idle(self) -> None:
-        self.cluster.wait(lambda: is_idle(self.cluster), 1.0)
+        self.cluster.wait(lambda: is_idle(self.cluster), 5.0)
 
 
 @dataclass
@@ -236,22 +237,32 @@ def test_prefill_fetches_what_decode_generated(running: Running, params: Samplin
 
 @pytest.mark.parametrize("anything", BY_COST, indirect=True)
 def test_second_turn_over_http(running: Running) -> None:
-    """The router sees by itself that fetching is quicker than computing, once it knows what decode holds."""
-    cluster = running.cluster
-    first = Ask(random_prompt(random.Random(8), 20), replace(GREEDY, max_tokens=180))
-    _, (told,) = complete(cluster, first)
-    second = Ask(first.prompt + told.token_ids + (3, 4), SAMPLED)
-    question = PairCall(request_id="question", model=cluster.model, token_ids=second.prompt, num_expected_output=24)
-    # NOTE: of these, prefill has one itself, of the first prompt.
-    cluster.wait(lambda: pair(cluster, question).num_fetch_blocks >= 11)
-    request_id, (reply,) = complete(cluster, second, stream=True)
-    assert [[told], [reply]] == expected(running.model, [first, second])
-    stages = timeline(cluster, request_id)
-    (paired,) = [stage for stage in stages if stage.name == "pair"]
+    """The router sees by itself that fetching is quicker than computing, once it knows what decode holds. A router
+    whose index does not answer in time pairs without it: then another conversation shows it.
+    """
+    cluster, rng = running.cluster, random.Random(8)
+    for _ in range(3):
+        first = Ask(random_prompt(rng, 20), replace(GREEDY, max_tokens=180))
+        _, (told,) = complete(cluster, first)
+        second = Ask(first.prompt + told.token_ids + (3, 4), SAMPLED)
+        cluster.wait(partial(_would_fetch, cluster, second, rng))
+        request_id, (reply,) = complete(cluster, second, stream=True)
+        assert [[told], [reply]] == expected(running.model, [first, second])
+        stages = timeline(cluster, request_id)
+        (paired,) = [stage for stage in stages if stage.name == "pair"]
+        if "fetch_from" in paired.attributes:
+            break
     prefill_id = str(paired.attributes["prefill"])
     assert paired.attributes["fetch_from"] == "decode-0"
     assert _num_blocks(stages, prefill_id, "decode-0") >= 10
     assert _num_blocks(stages, "decode-0", prefill_id) > 0
+
+
+def _would_fetch(cluster: Cluster, ask: Ask, rng: random.Random) -> bool:
+    """Whether prefill would fetch what decode holds. Speeds are learnt from what is computed, so something is."""
+    complete(cluster, Ask(random_prompt(rng, 150), replace(GREEDY, max_tokens=1)))
+    question = PairCall(request_id="question", model=cluster.model, token_ids=ask.prompt, num_expected_output=24)
+    return pair(cluster, question).num_fetch_blocks >= 11  # NOTE: prefill has one itself, of the first prompt
 
 
 def _call(ask: Ask, **chosen: object) -> GenerateCall:

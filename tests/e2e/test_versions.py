@@ -91,6 +91,7 @@ def test_versions_of_a_model_coexist_and_are_never_mixed(
     assert [reply for _, reply in ask_all(cluster)] == answers[0] * 2
     stopped = threading.Event()
     streamed: list[Reply] = []
+    paired: dict[str, tuple[str | None, str | None]] = {}
 
     def load() -> None:
         for index in itertools.cycle(range(len(ASKS))):
@@ -106,6 +107,7 @@ def test_versions_of_a_model_coexist_and_are_never_mixed(
             for name in ("prefill-1", "decode-1"):
                 roll(cluster, name, old, new)
             both = ask_all(cluster)
+            cluster.wait(lambda: paired.update(decisions(cluster)) or paired.keys() >= {asked for asked, _ in both})
             for name in ("prefill-0", "decode-0"):
                 roll(cluster, name, old, new)
         finally:
@@ -113,12 +115,11 @@ def test_versions_of_a_model_coexist_and_are_never_mixed(
         for one in loads:
             one.result()
     assert {*answers[0], *answers[1]} >= set(streamed)
-    paired = decisions(cluster)
     for index, (request_id, reply) in enumerate(both):
         version = [replies[index % len(ASKS)] for replies in answers].index(reply)
         assert paired[request_id] == (f"prefill-{version}", f"decode-{version}")
     assert [reply for _, reply in ask_all(cluster)] == answers[1] * 2
-    cluster.wait(lambda: is_idle(cluster), 2.0)
+    cluster.wait(lambda: is_idle(cluster), 5.0)
 
 
 def test_a_stream_is_not_continued_by_another_version(cluster: Cluster, versions: tuple[Path, Path]) -> None:

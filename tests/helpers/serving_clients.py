@@ -88,12 +88,18 @@ def timeline(cluster: Cluster, request_id: str) -> list[Stage]:
 
 
 def addresses(cluster: Cluster) -> dict[str, WorkerAddress]:
-    """The workers that live now, by id."""
-    return {
-        worker["worker_id"]: WorkerAddress(worker["worker_id"], worker["address"], worker["incarnation"])
-        for worker in cluster.workers()
-        if "blocks" in worker and worker["is_alive"]
-    }
+    """The workers by id, once all of them are known to live."""
+    found: dict[str, WorkerAddress] = {}
+
+    def are_known() -> bool:
+        for worker in cluster.workers():
+            if "blocks" in worker and worker["is_alive"]:
+                address = WorkerAddress(worker["worker_id"], worker["address"], worker["incarnation"])
+                found[worker["worker_id"]] = address
+        return found.keys() >= {*cluster.names("prefill"), *cluster.names("decode")}
+
+    cluster.wait(are_known)
+    return found
 
 
 def generate_at(call: GenerateCall) -> tuple[Reply, list[Stage]]:

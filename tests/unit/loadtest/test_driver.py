@@ -236,7 +236,7 @@ def test_a_server_that_is_away_does_not_make_a_closed_loop_spin() -> None:
         return driver
 
     driver = asyncio.run(run())
-    assert 3 <= len(driver.outcomes) <= 6
+    assert 1 <= len(driver.outcomes) <= 6
     assert all(outcome.failure is not None for outcome in driver.outcomes)
 
 

@@ -144,7 +144,7 @@ def test_a_stream_that_is_cancelled_here_is_cancelled_there(num_before_silence: 
         with pytest.raises(asyncio.CancelledError):
             await task
         await worker.cancelled.wait()
-        assert time.perf_counter() - begin < 0.1
+        assert time.perf_counter() - begin < 1.0
         assert client.is_idle
         await client.close()
         await server.stop()
@@ -164,7 +164,7 @@ def test_a_stream_that_is_closed_here_is_cancelled_there() -> None:
         begin = time.perf_counter()
         await stream.aclose()
         await worker.cancelled.wait()
-        assert time.perf_counter() - begin < 0.1
+        assert time.perf_counter() - begin < 1.0
         await client.close()
         await server.stop()
 

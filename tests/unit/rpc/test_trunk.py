@@ -202,7 +202,7 @@ def test_a_request_that_is_left_here_is_cancelled_there_and_no_other(held_at: in
         with pytest.raises(asyncio.CancelledError):
             await leaving
         await worker.gone["left"].wait()
-        assert time.perf_counter() - begin < 0.1
+        assert time.perf_counter() - begin < 1.0
         assert not worker.gone["stays"].is_set()
         worker.go.set()
         assert await stays == whole(3)

@@ -65,7 +65,7 @@ def test_the_event_loop_goes_on_while_redis_thinks(server: RedisServer) -> None:
             asked = asyncio.create_task(lookup.leading_blocks(HASHES))
             started_s = time.monotonic()
             await asyncio.sleep(0)
-            assert time.monotonic() - started_s < 0.1
+            assert time.monotonic() - started_s < 1.0
             assert await asked == {}
             assert time.monotonic() - started_s < 2.0
 

@@ -95,7 +95,7 @@ def test_workers_register_and_are_paired_and_the_dead_are_not() -> None:
                 assert [model.name for model in await client.models()] == ["m"]
                 assert [listing.is_alive for listing in await client.workers()] == [True]
                 stub.hush()
-                assert 1.0 < await refused(client) < 2.6
+                assert 1.0 < await refused(client) < 10
                 stub.hush(False)
                 assert await paired(client)
             assert await refused(client) < 0.5
@@ -130,7 +130,9 @@ def test_redis_dies_and_serving_goes_on_and_locality_comes_back() -> None:
                 async with announcing(status("d0", Role.DECODE), discovery):
                     assert (await paired(client)).decode_cached_blocks == 0
                     hold_prompt(redis.url)
-                    assert (await client.pair(CALL)).decode_cached_blocks == 3
+                    async with asyncio.timeout(PATIENT_S):
+                        while (await client.pair(CALL)).decode_cached_blocks != 3:
+                            await asyncio.sleep(0.02)
                     redis.kill()
                     assert (await client.pair(CALL)).decode_cached_blocks == 0
                     await asyncio.to_thread(redis.start)

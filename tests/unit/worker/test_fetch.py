@@ -102,7 +102,7 @@ def test_leading_blocks_count_when_they_are_confirmed(llama: Path) -> None:
         assert (fetch.num_arrived_tokens, fetch.is_complete) == (40, True)
         fetch.close()
         await stream.aclose()
-        await at_rest(pair.decode, timeout_s=1)
+        await at_rest(pair.decode)
 
     run(scenario, llama)
 
@@ -129,7 +129,7 @@ def test_a_read_that_may_still_write_keeps_its_blocks_pinned_and_others_out(llam
         assert fetch.is_complete
         fetch.close()
         await stream.aclose()
-        await at_rest(pair.decode, timeout_s=1)
+        await at_rest(pair.decode)
 
     run(scenario, llama)
 
@@ -152,7 +152,7 @@ def test_blocks_stay_pinned_after_the_request_until_every_read_is_over(llama: Pa
         transfer.fail(TransportError("disconnected"), is_over=False)
         assert await is_pinned(pair)
         transfer.settle()
-        await at_rest(pair.decode, timeout_s=1)
+        await at_rest(pair.decode)
 
     run(scenario, llama)
 
@@ -176,7 +176,7 @@ def test_a_block_that_is_offered_twice_is_read_once(llama: Path) -> None:
         assert len(moved.reads) == 2
         fetch.close()
         await stream.aclose()
-        await at_rest(pair.decode, timeout_s=1)
+        await at_rest(pair.decode)
 
     run(scenario, llama)
 
@@ -197,7 +197,7 @@ def test_what_is_not_confirmed_does_not_count(llama: Path, answer: ConfirmAnswer
         fetch.close()
         told = [token for news in [one async for one in stream] for token in tokens_of(news)]
         assert len(told) == GREEDY.max_tokens
-        await at_rest(pair.decode, timeout_s=1)
+        await at_rest(pair.decode)
 
     run(scenario, llama)
 
@@ -215,7 +215,7 @@ def test_a_bit_that_flips_here_after_the_read_is_found(llama: Path) -> None:
         assert fetch.num_arrived_tokens == 0
         fetch.close()
         await stream.aclose()
-        await at_rest(pair.decode, timeout_s=1)
+        await at_rest(pair.decode)
 
     run(scenario, llama)
 
@@ -233,6 +233,6 @@ def test_blocks_beyond_what_is_said_to_be_computed_are_refused(llama: Path) -> N
         assert not moved.reads
         fetch.close()
         await stream.aclose()
-        await at_rest(pair.decode, timeout_s=1)
+        await at_rest(pair.decode)
 
     run(scenario, llama)

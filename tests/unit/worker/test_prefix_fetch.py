@@ -62,10 +62,10 @@ def test_a_prefix_is_fetched_and_the_rest_computed(llama: Path, transport: str) 
             expected = await held_by_decode(pair)
             assert await first_token(pair, call_of(pair)) == expected
             assert await num_fetched(pair) == 56
-            await at_rest(pair.prefill, pair.decode, timeout_s=1)
+            await at_rest(pair.prefill, pair.decode)
             assert await first_token(pair, call_of(pair)) == expected
             assert await num_fetched(pair) == 56, "what is here already was fetched again"
-            await at_rest(pair.prefill, pair.decode, timeout_s=1)
+            await at_rest(pair.prefill, pair.decode)
 
     asyncio.run(main())
 
@@ -76,7 +76,7 @@ def test_a_prefix_that_is_gone_is_computed(llama: Path) -> None:
             token = await first_token(pair, call_of(pair))
             assert await num_fetched(pair) == 0
             assert token == await held_by_decode(pair)
-            await at_rest(pair.prefill, pair.decode, timeout_s=1)
+            await at_rest(pair.prefill, pair.decode)
 
     asyncio.run(main())
 
@@ -87,7 +87,7 @@ def test_a_holder_that_is_not_there_costs_a_recomputation(llama: Path) -> None:
             expected = await held_by_decode(pair)
             gone = WorkerAddress("gone", "127.0.0.1:1", "x")
             assert await first_token(pair, call_of(pair, gone)) == expected
-            await at_rest(pair.prefill, pair.decode, timeout_s=1)
+            await at_rest(pair.prefill, pair.decode)
 
     asyncio.run(main())
 
@@ -112,7 +112,7 @@ def test_a_holder_that_lies_costs_a_recomputation(llama: Path, lie: str) -> None
                 front.handler.change_confirm = lambda answer: ConfirmAnswer(False)
             assert await first_token(pair, call_of(pair, front.worker)) == expected
             assert await num_fetched(pair) == 0
-            await at_rest(pair.prefill, pair.decode, timeout_s=1)
+            await at_rest(pair.prefill, pair.decode)
 
     asyncio.run(main())
 
@@ -127,7 +127,7 @@ def test_a_reader_that_leaves_during_a_fetch_frees_all(llama: Path, silent: str)
                 await until(lambda: was_called(front.handler.calls, silent), silent)
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-            await at_rest(pair.prefill, pair.decode, timeout_s=1)
+            await at_rest(pair.prefill, pair.decode)
 
     asyncio.run(main())
 
@@ -152,7 +152,7 @@ def test_a_fetch_that_is_cancelled_before_it_begins_gives_its_reservation_back(l
             await ended(task)
             told = [news.token_ids for news in [one async for one in stream] if isinstance(news, RequestOutput)]
             assert len(told) == GREEDY.max_tokens, "the engine did not hear that no KV will come"
-            await at_rest(pair.prefill, timeout_s=1)
+            await at_rest(pair.prefill)
 
     asyncio.run(main())
 

@@ -152,7 +152,7 @@ def test_blocks_are_reported_to_redis(llama: Path) -> None:
         with running_redis() as server:
             async with one_worker(llama, redis=server.url) as (worker, client):
                 await generated(client, CALL)
-                index = RedisIndex(server.url)
+                index = RedisIndex(server.url, read_timeout_s=5.0)
 
                 async def is_known() -> bool:
                     return dict(await asyncio.to_thread(index.leading_blocks, hashes_of(worker))) == {"d0": 7}

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def test_a_lease_ends_when_the_kv_turns_out_to_be_here_already(llama: Path) -> N
         async with pair_of(llama, max_num_running=1) as pair:
             await generated(pair.to_decode, GenerateCall(request_id="c", prompt_token_ids=prompt, params=GREEDY))
             engine = pair.decode.core.engine
-            running = engine.stream(prompt_of(20, seed=9), LONG, request_id="first")
+            running = engine.stream(prompt_of(20, seed=9), replace(LONG, max_tokens=230), request_id="first")
             await anext(running)
             over = threading.Event()
             call = call_of(pair, prompt_token_ids=prompt, params=LONG)
@@ -84,7 +85,7 @@ def test_a_lease_ends_when_the_kv_turns_out_to_be_here_already(llama: Path) -> N
                 over.set()
             rest = [t async for news in stream for t in news.output.token_ids]
             assert [*first, *second, *rest] == alone(llama, prompt, LONG)
-            await at_rest(pair.prefill, pair.decode, timeout_s=1)
+            await at_rest(pair.prefill, pair.decode)
 
     asyncio.run(main())
 
@@ -99,9 +100,9 @@ def wait_for(event: threading.Event) -> None:
 def test_a_lease_is_renewed_while_its_prefill_goes_on(llama: Path, expected: list[int]) -> None:
     async def main() -> None:
         gate = Gate(3)
-        async with pair_of(llama, lease_ttl_s=1) as pair, front_of(pair.prefill, change=gate) as front:
+        async with pair_of(llama, lease_ttl_s=3) as pair, front_of(pair.prefill, change=gate) as front:
             task = asyncio.create_task(generated(pair.to_decode, call_of(pair, front.worker)))
-            await asyncio.wait([task], timeout=1.6)
+            await asyncio.wait([task], timeout=4.0)
             assert gate.reached.is_set()
             gate.opened.set()
             assert await task == expected
@@ -136,7 +137,7 @@ def test_a_client_that_leaves_before_the_kv_is_there_frees_all(
             await until(lambda: is_told(told, num_tokens_told), "the first token")
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
-            await at_rest(pair.prefill, pair.decode, timeout_s=1)
+            await at_rest(pair.prefill, pair.decode)
             gate.opened.set()
             assert await generated(pair.to_decode, call_of(pair, salt="next")) == expected
 
@@ -157,7 +158,7 @@ def test_a_client_that_leaves_before_admission_frees_all(llama: Path, expected: 
             await until(lambda: is_leasing(pair), "the lease of a request that waits")
             await leave(task)
             await engine.call(lambda e: e.kv.drop("taken"))
-            await at_rest(pair.prefill, pair.decode, timeout_s=1)
+            await at_rest(pair.prefill, pair.decode)
             assert await generated(pair.to_decode, call_of(pair)) == expected
 
     asyncio.run(main())
@@ -183,7 +184,7 @@ def test_a_client_that_leaves_during_decode_frees_all(llama: Path) -> None:
                 if num_told >= 3:
                     break
             await stream.aclose()
-            await at_rest(pair.prefill, pair.decode, timeout_s=1)
+            await at_rest(pair.prefill, pair.decode)
 
     asyncio.run(main())
 
@@ -209,7 +210,7 @@ def test_many_clients_leave_at_random_moments(llama: Path, expected: list[int]) 
                     assert isinstance(result, asyncio.CancelledError) or result == alone(
                         llama, prompts[start + index], GREEDY
                     )
-            await at_rest(pair.prefill, pair.decode, timeout_s=1)
+            await at_rest(pair.prefill, pair.decode)
             assert await generated(pair.to_decode, call_of(pair)) == expected
 
     asyncio.run(main())

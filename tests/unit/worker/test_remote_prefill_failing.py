@@ -78,7 +78,7 @@ def test_a_lease_that_ends_during_a_slow_prefill_is_never_used(llama: Path, expe
             assert await task == expected
             counters = await pair.decode.core.engine.call(lambda engine: engine.counters)
             assert counters.num_fetched_tokens == 0, "what came under an ended lease was used"
-            await at_rest(pair.prefill, pair.decode, timeout_s=1)
+            await at_rest(pair.prefill, pair.decode)
 
     asyncio.run(main())
 

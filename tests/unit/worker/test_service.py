@@ -61,7 +61,7 @@ def test_chunks_the_token_and_the_timeline_come_in_order(llama: Path) -> None:
             assert end.timeline
             assert await usage_of(pair) == (0, 12, 0)
             await pair.to_prefill.release([leases[0].lease_id])
-            await at_rest(pair.prefill, timeout_s=1)
+            await at_rest(pair.prefill)
 
     asyncio.run(main())
 
@@ -74,7 +74,7 @@ def test_a_reader_that_leaves_frees_all(llama: Path, num_news: int) -> None:
             for _ in range(num_news):
                 await anext(stream)
             await stream.aclose()
-            await at_rest(pair.prefill, timeout_s=2)
+            await at_rest(pair.prefill)
 
     asyncio.run(main())
 
@@ -89,7 +89,7 @@ def test_a_reader_that_leaves_before_the_first_chunk_frees_all(llama: Path) -> N
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             await engine.call(lambda e: e.kv.drop("taken"))
-            await at_rest(pair.prefill, timeout_s=1)
+            await at_rest(pair.prefill)
 
     asyncio.run(main())
 
@@ -104,7 +104,7 @@ def test_a_reader_that_is_told_all_and_never_comes_back_loses_its_lease(llama: P
             *_, last, _, _ = await prefilled(pair, call_of())
             assert last.lease is not None
             assert (await usage_of(pair))[1] == 12
-            await at_rest(pair.prefill, timeout_s=2)
+            await at_rest(pair.prefill)
             assert pair.prefill.core.leases.num_expired == 1
             assert not (await pair.to_prefill.confirm(ConfirmCall(lease_id=last.lease.lease_id))).is_valid
             assert list(await pair.to_prefill.renew([last.lease.lease_id])) == [last.lease.lease_id]
@@ -122,7 +122,7 @@ def test_a_lease_that_ends_in_the_middle_of_its_prefill_ends_the_call_and_frees_
             await pair.to_prefill.release([first.lease.lease_id])
             with pytest.raises(TransportError, match="not renewed"):
                 await anext(stream)
-            await at_rest(pair.prefill, timeout_s=1)
+            await at_rest(pair.prefill)
 
     asyncio.run(main())
 
@@ -162,7 +162,7 @@ def test_cached_blocks_are_leased_until_released(llama: Path) -> None:
                 await pair.to_prefill.lease(call)
             assert await usage_of(pair) == (0, 11, 0), "the first holder lost its blocks to the second"
             await pair.to_prefill.release([lease.lease_id])
-            await at_rest(pair.prefill, timeout_s=1)
+            await at_rest(pair.prefill)
 
     asyncio.run(main())
 
@@ -177,7 +177,7 @@ def test_what_is_not_cached_is_not_leased(llama: Path, salted: bytes) -> None:
             )
             assert lease.num_tokens == 0
             assert not any(group.block_ids for group in lease.groups)
-            await at_rest(pair.prefill, timeout_s=1)
+            await at_rest(pair.prefill)
 
     asyncio.run(main())
 
@@ -228,7 +228,7 @@ def test_unknown_leases_are_invalid_and_harmless(llama: Path) -> None:
             ).is_valid
             assert list(await pair.to_prefill.renew(["a", "b"])) == ["a", "b"]
             await pair.to_prefill.release(["a", "a"])
-            await at_rest(pair.prefill, timeout_s=1)
+            await at_rest(pair.prefill)
 
     asyncio.run(main())
 
@@ -307,7 +307,7 @@ def test_a_reader_can_end_a_lease_of_which_it_never_heard(llama: Path) -> None:
                 await prefilled(pair, call_of(lease_id=lease_id))
             assert await usage_of(pair) == (0, 12, 0)
             await pair.to_prefill.release([lease_id])
-            await at_rest(pair.prefill, timeout_s=1)
+            await at_rest(pair.prefill)
 
     asyncio.run(main())
 
@@ -322,6 +322,6 @@ def test_a_call_that_is_left_ends_its_lease_with_its_hold(llama: Path) -> None:
             assert first.lease is not None
             await stream.aclose()  # type: ignore[attr-defined]
             assert not pair.prefill.core.leases.is_valid(first.lease.lease_id)
-            await at_rest(pair.prefill, timeout_s=1)
+            await at_rest(pair.prefill)
 
     asyncio.run(main())

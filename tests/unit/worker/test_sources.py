@@ -26,7 +26,7 @@ def test_those_who_ask_at_once_share_one_connection_that_is_measured(llama: Path
             await sources.close()
             assert first.is_lost
             assert sources.links == ()
-            await at_rest(pair.prefill, pair.decode, timeout_s=1)
+            await at_rest(pair.prefill, pair.decode)
 
     asyncio.run(main())
 

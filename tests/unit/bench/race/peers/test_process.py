@@ -83,8 +83,8 @@ def test_a_server_that_ends_is_not_here(program: Make) -> None:
 
 def test_a_server_that_is_never_ready_is_not_here_and_is_ended(program: Make) -> None:
     began_s = time.time()
-    with pytest.raises(NotHere, match="peer was not ready after 1 s; its output ends: loading"):
-        running(program("mute", limit_s=1)).__enter__()
+    with pytest.raises(NotHere, match="peer was not ready after 5 s; its output ends: loading"):
+        running(program("mute", limit_s=5)).__enter__()
     assert not [
         process
         for process in psutil.Process().children(recursive=True)
