@@ -16,7 +16,7 @@ from tests.faults.scene import REPORT_S, Scene
 from tests.faults.states import NUM_DECODED
 from tests.faults.streams import PATIENCE_S, Answer, Asked, Known
 
-FREE_S = 1.0
+FREE_S = 1.5  # NOTE: a release that is lost takes the lease's 2 s
 NUM_AT_ONCE = 10
 NUM_NEVER_READ = 1000
 
@@ -50,7 +50,7 @@ def test_clients_that_leave_free_everything(
         free_s = scene.seconds_until_free(scene.workers(), time.monotonic(), FREE_S + REPORT_S)
         fresh = scene.finished(short)
         assert (fresh.error, len(fresh.token_ids)) == (None, short.max_tokens)
-        assert fresh.took_s < 1.0
+        assert fresh.took_s < 1.75
         slowest_s, slowest_new_s = max(slowest_s, free_s), max(slowest_new_s, fresh.took_s)
     for moment, count in sorted(Counter(moments).items()):
         matrix.append(Row("client", moment, "leaves", f"{count} of {num_aborts}", None, slowest_new_s, slowest_s))

@@ -17,7 +17,7 @@ from tests.faults.streams import Asked, Known
 MAX_SILENCE_S = 5.0
 MAX_FRESH_S = 1.75  # NOTE: a router that still trusts the dead one takes 2 s
 FREE_S = 1.0
-SLACK_S = 0.5  # NOTE: a worker's figures are up to 0.2 s old, and it looks for ended leases every 0.25 s
+SLACK_S = 0.75  # NOTE: a worker's figures are up to 0.2 s old, and it looks for ended leases every 0.25 s
 UNREAD_S = 10.0  # in which a request ends whose gateway does not read its tokens
 KILL, STOP = "kill -9", "SIGSTOP"
 PREFILL, DECODE, ROUTER, GATEWAY, REDIS = "prefill", "decode", "router", "gateway", "redis"

@@ -50,7 +50,7 @@ def survives(scene: Scene, told: Known, short: Asked, matrix: Matrix, name: str,
         assert fresh.took_s < MAX_FRESH_S
         target.answer.wait()
         assert (target.answer.error, target.answer.token_ids) == (None, told.token_ids)
-    free_s = scene.seconds_until_free(scene.workers(), time.monotonic(), 1.5)
+    free_s = scene.seconds_until_free(scene.workers(), time.monotonic(), 1.75)
     cached_blocks(scene, warm)
     silence_s = target.answer.longest_silence_s(since_s)
     matrix.append(Row("redis", State.DECODING, name, "exact, index filled again", silence_s, fresh.took_s, free_s))

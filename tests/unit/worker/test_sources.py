@@ -51,7 +51,7 @@ def test_a_silent_peer_is_lost_to_everybody_who_waits_for_it(llama: Path) -> Non
         async with pair_of(llama) as pair, front_of(pair.prefill, silent=silent) as front:
             sources = Sources(pair.decode.core)
             source = await sources.connect(front.worker)
-            async with asyncio.timeout(3), source.in_use():
+            async with asyncio.timeout(10), source.in_use():
                 with pytest.raises(WorkerLostError):
                     await source.client.confirm(ConfirmCall(lease_id="l"), timeout_s=30)
             assert source.is_lost
