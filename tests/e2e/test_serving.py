@@ -131,8 +131,12 @@ def test_what_cannot_be_served_is_refused_as_openai_does(cluster: Cluster, clien
 
 def test_health_and_ready(cluster: Cluster) -> None:
     assert get(cluster, "/health").status_code == 200
-    cluster.wait(lambda: get(cluster, "/ready").status_code == 200)
-    cluster.wait(lambda: [get(cluster, "/ready").json()[f"num_{role}"] for role in ("prefill", "decode")] == [1, 2])
+
+    def is_ready() -> bool:
+        ready = get(cluster, "/ready")
+        return (ready.status_code, ready.json()["num_prefill"], ready.json()["num_decode"]) == (200, 1, 2)
+
+    cluster.wait(is_ready)
 
 
 def test_metrics_have_the_names_that_dashboards_read(cluster: Cluster, client: openai.OpenAI) -> None:

@@ -227,7 +227,7 @@ def test_a_server_that_is_away_does_not_make_a_closed_loop_spin() -> None:
     async def run() -> Driver:
         clock = SystemClock()
         async with scripted_server() as server:
-            plan = load_plan(server.url, arrivals=Arrivals(concurrency=1), num_requests=None, duration_s=0.45)
+            plan = load_plan(server.url, arrivals=Arrivals(concurrency=1), num_requests=None, duration_s=2.0)
             endpoint = Endpoint(plan, clock)
             driver = make_driver(plan, endpoint, await endpoint.open())
         endpoint.begin(clock.now_s())
@@ -236,7 +236,7 @@ def test_a_server_that_is_away_does_not_make_a_closed_loop_spin() -> None:
         return driver
 
     driver = asyncio.run(run())
-    assert 1 <= len(driver.outcomes) <= 6
+    assert 3 <= len(driver.outcomes) <= 21
     assert all(outcome.failure is not None for outcome in driver.outcomes)
 
 
