@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tandem.core.errors import ConfigurationError
 from tandem.kernels.base import Activation
-from tandem.kernels.native.bindings import NativeKernels, load
+from tandem.kernels.native.bindings import NativeKernels
 from tandem.kernels.torch_kernels import TorchKernels
+from tests.helpers.native_kernels import ARCHITECTURES, load_or_skip
 
 Implementation = NativeKernels | TorchKernels
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -24,14 +24,9 @@ ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["native", "torch"])
+@pytest.fixture(scope="module", params=[*ARCHITECTURES, "torch"])
 def kernels(request: pytest.FixtureRequest) -> Implementation:
-    if request.param == "torch":
-        return TorchKernels()
-    try:
-        return load()
-    except ConfigurationError as error:
-        pytest.skip(str(error))
+    return TorchKernels() if request.param == "torch" else load_or_skip(request.param)
 
 
 def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:

@@ -18,13 +18,13 @@ from tandem.kernels.native.codes import ACTIVATION_CODES, DTYPE_CODES
 from tandem.kernels.native.stack import STACK_FIELDS, NativeStack, serves
 
 
-def load(cache_dir: Path | None = None) -> "NativeKernels":
-    """Build if needed, and load.
+def load(cache_dir: Path | None = None, architecture: str = "native") -> "NativeKernels":
+    """Build if needed, and load; see `build`.
 
     Raises:
         ConfigurationError: the kernels cannot be compiled or loaded on this machine; the message says why.
     """
-    path = build(cache_dir)
+    path = build(cache_dir, architecture=architecture)
     try:
         return NativeKernels(ctypes.CDLL(str(path)))
     except OSError as error:

@@ -15,19 +15,21 @@ from tandem.core.errors import ConfigurationError
 
 # NOTE: no -ffast-math. It would let the compiler reorder sums, and results would depend on how a loop was unrolled.
 _FLAGS = (
-    *("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno"),
+    *("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno"),
     *("-fPIC", "-shared", "-pthread", "-fvisibility=hidden"),
 )
 _COMPILE_TIMEOUT_S = 300.0
 
 
-def build(cache_dir: Path | None = None, *, force: bool = False) -> Path:
+def build(cache_dir: Path | None = None, *, force: bool = False, architecture: str = "native") -> Path:
     """Returns the compiled library, compiling it if this machine has not done so yet.
+
+    `architecture`: the processors that it is for, as the compiler's -march names them.
 
     Raises:
         ConfigurationError: no usable compiler, or compilation failed; the message ends with the compiler's words.
     """
-    command = (_compiler(), *_FLAGS, *map(str, _sources()))
+    command = (_compiler(), f"-march={architecture}", *_FLAGS, *map(str, _sources()))
     directory = default_cache_dir() if cache_dir is None else cache_dir
     target = directory / f"tandem_native_{_digest(command)}.so"
     if force or not target.exists():

@@ -13,28 +13,42 @@ namespace tandem {
 namespace {
 
 constexpr int kStrip = kLanes;
-constexpr int kPanelStrips = 2;  // strips that one tile multiplies
+constexpr int kPanelStrips = 2;  // strips whose products are stored together
+
+// What one instruction multiplies: a strip or, since the compiler keeps no longer vectors than the processor's in
+// registers, half of one. A tile multiplies two of them.
 #if defined(__AVX512F__)
-constexpr int kMaxRows = 12;  // 24 accumulators of 32 registers
+using Vec = f32x16;
+using IntVec = i32x16;
+constexpr int kTileStrips = 2, kMaxRows = 12;  // 24 accumulators of 32 registers
 #else
-constexpr int kMaxRows = 2;
+typedef float Vec __attribute__((vector_size(32), aligned(32), may_alias));
+typedef int32_t IntVec __attribute__((vector_size(32), aligned(32), may_alias));
+constexpr int kTileStrips = 1, kMaxRows = 5;  // 10 of 16
 #endif
+constexpr int kStripVecs = sizeof(f32x16) / sizeof(Vec);
+static_assert(kTileStrips * kStripVecs == 2, "a tile multiplies two vectors");
 constexpr int kStreamingRows = kMaxRows < 4 ? kMaxRows : 4;
 constexpr int kUnitsAhead = 40;  // that a streaming walk asks for
-constexpr int64_t kChunkRows = 384;  // rows of x in a task, at most
+constexpr int64_t kChunkRows = 384, kCopiedRows = 2 * kChunkRows;  // rows of x in a task, and copied at once, at most
 constexpr double kBytesPerNs = 25.0, kFlopsPerNs = 200.0;  // what one thread reads and computes
 constexpr int kLineBytes = 64;
 
-// What one multiplication adds to a lane: one element as a float or, of bfloat16, two as they are.
+// What one multiplication adds to a lane: one element as a float or, of bfloat16, two. `Type` is that of x, whose
+// elements are floats where the processor multiplies nothing else: then x is widened once and not at each strip.
 template <class T> struct Unit {
   using Type = float;
   static constexpr int kElements = 1;
   static constexpr bool kIsStored = std::is_same<T, float>::value;  // memory has units
   TANDEM_INLINE f32x16 load(const T* p, int count) { return load16(p, count); }
-  TANDEM_INLINE f32x16 dot(f32x16 acc, const float* x, f32x16 w) { return fma(splat(*x), w, acc); }
+  TANDEM_INLINE Vec dot(Vec acc, const float* x, Vec w) { return *x * w + acc; }
 };
 template <> struct Unit<bf16> {
+#if defined(__AVX512BF16__)
   using Type = uint32_t;
+#else
+  struct Type { float first, second; };
+#endif
   static constexpr int kElements = 2;
   static constexpr bool kIsStored = true;
   TANDEM_INLINE f32x16 load(const bf16* p, int count) {
@@ -42,13 +56,13 @@ template <> struct Unit<bf16> {
     std::memcpy(&units, p, size_t(count) * sizeof(bf16));
     return units;
   }
-  TANDEM_INLINE f32x16 dot(f32x16 acc, const uint32_t* x, f32x16 w) {
+  TANDEM_INLINE Vec dot(Vec acc, const Type* x, Vec w) {
 #if defined(__AVX512BF16__)
     return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_set1_epi32(int(*x)), (__m512bh)w);
 #else
-    const i32x16 pairs = bits_of(w);
-    acc = fma(splat(as_float(*x << 16)), float_of(pairs << 16), acc);
-    return fma(splat(as_float(*x & 0xffff0000u)), float_of(pairs & int32_t(0xffff0000u)), acc);
+    const IntVec pairs = reinterpret_cast<IntVec>(w);
+    acc = x->first * reinterpret_cast<Vec>(pairs << 16) + acc;
+    return x->second * reinterpret_cast<Vec>(pairs & int32_t(0xffff0000u)) + acc;
 #endif
   }
 };
@@ -140,14 +154,15 @@ template <class T> void turn(const Strip<T>& strip, int64_t k_size, f32x16* out,
 template <class T, int kRows>
 TANDEM_INLINE void tile(const typename Unit<T>::Type* x, int64_t ldx, const f32x16* const* strip, int64_t num_units,
                         Ahead& ahead, int lines, f32x16 (*sums)[kPanelStrips]) {
-  const f32x16 *first = strip[0], *second = strip[1];
-  f32x16 acc[kRows][kPanelStrips] = {};
+  const Vec* first = reinterpret_cast<const Vec*>(strip[0]);
+  const Vec* second = kTileStrips == 2 ? reinterpret_cast<const Vec*>(strip[1]) : first + 1;
+  Vec acc[kRows][2] = {};
   const auto step = [&](int64_t u) {
-    const f32x16 w[kPanelStrips] = {first[u], second[u]};
+    const Vec w[2] = {first[u * kStripVecs], second[u * kStripVecs]};
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 2
-      for (int s = 0; s < kPanelStrips; ++s) acc[m][s] = Unit<T>::dot(acc[m][s], x + m * ldx + u, w[s]);
+      for (int i = 0; i < 2; ++i) acc[m][i] = Unit<T>::dot(acc[m][i], x + m * ldx + u, w[i]);
   };
   int64_t u = 0;
   for (; u + 4 <= num_units; u += 4) {
@@ -161,7 +176,7 @@ TANDEM_INLINE void tile(const typename Unit<T>::Type* x, int64_t ldx, const f32x
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 2
-    for (int s = 0; s < kPanelStrips; ++s) sums[m][s] = acc[m][s];
+    for (int i = 0; i < 2; ++i) reinterpret_cast<Vec*>(sums[m])[i] = acc[m][i];
 }
 
 // The same sums for a few rows of x, one strip after the other: the hardware prefetcher then streams memory at full
@@ -170,15 +185,19 @@ template <class T, int kRows>
 TANDEM_INLINE void streaming_tile(const typename Unit<T>::Type* x, int64_t ldx, const f32x16* const* strip,
                                   int64_t num_units, f32x16 (*sums)[kPanelStrips]) {
   for (int s = 0; s < kPanelStrips; ++s) {
-    const f32x16* w = strip[s];
-    f32x16 acc[kRows] = {};
+    const Vec* w = reinterpret_cast<const Vec*>(strip[s]);
+    Vec acc[kRows][kStripVecs] = {};
 #pragma GCC unroll 8
     for (int64_t u = 0; u < num_units; ++u) {
-      __builtin_prefetch(w + u + kUnitsAhead, 0, 2);
+      __builtin_prefetch(w + (u + kUnitsAhead) * kStripVecs, 0, 2);
 #pragma GCC unroll 4
-      for (int m = 0; m < kRows; ++m) acc[m] = Unit<T>::dot(acc[m], x + m * ldx + u, w[u]);
+      for (int m = 0; m < kRows; ++m)
+#pragma GCC unroll 2
+        for (int i = 0; i < kStripVecs; ++i)
+          acc[m][i] = Unit<T>::dot(acc[m][i], x + m * ldx + u, w[u * kStripVecs + i]);
     }
-    for (int m = 0; m < kRows; ++m) sums[m][s] = acc[m];
+    for (int m = 0; m < kRows; ++m)
+      for (int i = 0; i < kStripVecs; ++i) reinterpret_cast<Vec*>(&sums[m][s])[i] = acc[m][i];
   }
 }
 
@@ -204,47 +223,91 @@ template <class T> double cost_ns(int64_t m_size, int64_t n_size, int64_t k_size
   return weights * double(sizeof(T)) / kBytesPerNs + 2.0 * weights * double(m_size) / kFlopsPerNs;
 }
 
+// Rows of x as units, those of the caller's last product that copied them.
+inline float* copied_rows(int64_t floats) {
+  thread_local Workspace workspace;
+  return workspace.reserve(size_t(floats));
+}
+
 // What is multiplied with the rows of x: `panel(i, strips)` names two strips, `store(sums, row, rows, strips)` gets the
 // sums of rows of x from `row` on.
 template <class T, class Source> class Product {
   using X = typename Unit<T>::Type;
+  static constexpr int kElements = Unit<T>::kElements, kFloats = sizeof(X) / sizeof(float);
+  static constexpr bool kIsWidened = sizeof(X) > sizeof(T) * kElements;
 
  public:
-  Product(const T* x, int64_t ldx, int64_t m_size, int64_t k_size, bool is_packed, const Source& source)
-      : x_(x), ldx_(ldx), m_size_(m_size), k_size_(k_size), is_packed_(is_packed), source_(source) {}
+  Product(int64_t k_size, bool is_packed, const Source& source, int num_threads)
+      : k_size_(k_size), is_packed_(is_packed), source_(source), num_threads_(num_threads) {}
 
-  void run(int num_threads) {
-    chunks_ = ceil_div(m_size_, kChunkRows);
-    const int64_t tasks = source_.panels() * chunks_;
-    const double cost = cost_ns<T>(m_size_, source_.panels() * kPanelStrips * kStrip, k_size_);
-    Pool::run(tasks, split(tasks, cost, num_threads), [&](int64_t first, int64_t last) {
-      for (int64_t task = first; task < last; ++task) panel_times_chunk(task / chunks_, task % chunks_);
-    });
+  // Units are where elements lie, or copied: then some rows after the other, for a copy that stays small.
+  void run(const T* x, int64_t stride, int64_t rows) const {
+    if (!kIsWidened && k_size_ % kElements == 0 && stride % kElements == 0)
+      return multiply({reinterpret_cast<const X*>(x), stride / kElements, 0, rows});
+    const int64_t parts = ceil_div(rows, kCopiedRows);
+    for (int64_t i = 0; i < parts; ++i) {
+      const int64_t first = rows * i / parts;
+      multiply(copy(x + first * stride, stride, first, rows * (i + 1) / parts - first));
+    }
   }
 
  private:
-  void panel_times_chunk(int64_t index, int64_t chunk) const {
-    const int64_t first_row = m_size_ * chunk / chunks_, rows = m_size_ * (chunk + 1) / chunks_ - first_row;
-    const int64_t tiles = ceil_div(rows, kMaxRows);
+  struct Rows {
+    const X* x;
+    int64_t stride, first, count;  // `first` in the whole product
+  };
+
+  Rows copy(const T* x, int64_t stride, int64_t first, int64_t count) const {
+    constexpr int kStep = kIsWidened ? kLanes : kBlock<T>;  // elements that 16 floats take
+    // NOTE: an odd number of cache lines. The rows of a tile would share a set of L1 where K is a power of two.
+    const int64_t copied = (ceil_div(k_size_, kStep) | 1) * kLanes;
+    float* out = copied_rows(count * copied);
+    const double cost = double(count * k_size_) * (sizeof(T) + sizeof(float)) / kBytesPerNs;
+    Pool::run(count, split(count, cost, num_threads_), [=](int64_t row, int64_t last) {
+      for (; row < last; ++row)
+        for (int64_t k = 0; k < k_size_; k += kStep) {
+          const T* from = x + row * stride + k;
+          float* to = out + row * copied + k / kStep * kLanes;
+          const int some = int(min64(kStep, k_size_ - k));
+          if constexpr (kIsWidened) store16(to, load16(from, some));
+          else store16(to, Unit<T>::load(from, some));
+        }
+    });
+    return {reinterpret_cast<const X*>(out), copied / kFloats, first, count};
+  }
+
+  void multiply(const Rows& rows) const {
+    const int64_t chunks = ceil_div(rows.count, kChunkRows), tasks = source_.panels() * chunks;
+    const double cost = cost_ns<T>(rows.count, source_.panels() * kPanelStrips * kStrip, k_size_);
+    Pool::run(tasks, split(tasks, cost, num_threads_), [&](int64_t task, int64_t last) {
+      for (; task < last; ++task) panel_times_chunk(rows, task / chunks, task % chunks, chunks);
+    });
+  }
+
+  void panel_times_chunk(const Rows& rows, int64_t index, int64_t chunk, int64_t chunks) const {
+    const int64_t first = rows.count * chunk / chunks, count = rows.count * (chunk + 1) / chunks - first;
+    const int64_t tiles = ceil_div(count, kMaxRows);
     Strip<T> strips[kPanelStrips], next[kPanelStrips];
-    const bool has_next = chunk + 1 == chunks_ && index + 1 < source_.panels();
+    const bool has_next = chunk + 1 == chunks && index + 1 < source_.panels();
     source_.panel(index, strips);
     source_.panel(has_next ? index + 1 : index, next);
     Ahead ahead = has_next ? Ahead(next, k_size_) : Ahead();
     const f32x16* units_of[kPanelStrips];
     pack(strips, units_of, ahead);
-    const int lines = tiles == 1 ? 8 : tiles <= 3 ? 4 : 2;  // in four units: all tiles together ask for the next panel's
+    const int64_t passes = tiles * (kPanelStrips / kTileStrips);
+    const int lines = passes == 1 ? 8 : passes <= 3 ? 4 : 2;  // in four units: all tiles together ask for the next panel's
     for (int64_t t = 0; t < tiles; ++t) {
-      const int64_t row = first_row + rows * t / tiles;
-      const int count = int(first_row + rows * (t + 1) / tiles - row);
+      const int64_t row = first + count * t / tiles;
+      const int tile_rows = int(first + count * (t + 1) / tiles - row);
+      const X* x = rows.x + row * rows.stride;
       f32x16 sums[kMaxRows][kPanelStrips];
-      int64_t ldx;
-      const X* x = rows_of_x(row, count, ldx);
-      if (is_packed_ && m_size_ <= kStreamingRows)
-        any_streaming_tile<T>(count, x, ldx, units_of, units<T>(k_size_), sums);
+      if (is_packed_ && rows.count <= kStreamingRows)
+        any_streaming_tile<T>(tile_rows, x, rows.stride, units_of, units<T>(k_size_), sums);
       else
-        any_tile<T>(count, x, ldx, units_of, units<T>(k_size_), ahead, lines, sums);
-      source_.store(sums, row, count, strips);
+        for (int s = 0; s < kPanelStrips; s += kTileStrips)
+          any_tile<T>(tile_rows, x, rows.stride, units_of + s, units<T>(k_size_), ahead, lines,
+                      reinterpret_cast<f32x16(*)[kPanelStrips]>(&sums[0][s]));
+      source_.store(sums, rows.first + row, tile_rows, strips);
     }
   }
 
@@ -260,28 +323,10 @@ template <class T, class Source> class Product {
     }
   }
 
-  // As units: where they lie, or copied.
-  const X* rows_of_x(int64_t row, int count, int64_t& ldx) const {
-    const T* x = x_ + row * ldx_;
-    constexpr int kElements = Unit<T>::kElements;
-    ldx = ldx_ / kElements;
-    if (Unit<T>::kIsStored && k_size_ % kElements == 0 && ldx_ % kElements == 0) return reinterpret_cast<const X*>(x);
-    thread_local Workspace workspace;
-    ldx = ceil_div(k_size_, kBlock<T>) * kLanes;
-    static_assert(sizeof(X) == sizeof(float), "units are words");
-    X* copy = reinterpret_cast<X*>(workspace.reserve(size_t(ldx * count)));
-    for (int m = 0; m < count; ++m)
-      for (int64_t k = 0; k < k_size_; k += kBlock<T>)
-        store16(reinterpret_cast<float*>(copy + m * ldx + k / kElements),
-                Unit<T>::load(x + m * ldx_ + k, int(min64(kBlock<T>, k_size_ - k))));
-    return copy;
-  }
-
-  const T* x_;
-  int64_t ldx_, m_size_, k_size_;
+  int64_t k_size_;
   bool is_packed_;
   const Source& source_;
-  int64_t chunks_ = 1;
+  int num_threads_;
 };
 
 // Weights whose products lie side by side in the output.
@@ -326,7 +371,7 @@ template <class T, class Out> struct Linear {
   }
 
   void run(const T* x, int64_t ldx, int64_t m_size, int num_threads) const {
-    Product<T, Linear>(x, ldx, m_size, k_size, is_packed, *this).run(num_threads);
+    Product<T, Linear>(k_size, is_packed, *this, num_threads).run(x, ldx, m_size);
   }
 };
 
@@ -361,7 +406,7 @@ template <class T> struct GatedLinear {
   }
 
   void run(const T* x, int64_t ldx, int64_t m_size, int num_threads) const {
-    Product<T, GatedLinear>(x, ldx, m_size, k_size, is_packed, *this).run(num_threads);
+    Product<T, GatedLinear>(k_size, is_packed, *this, num_threads).run(x, ldx, m_size);
   }
 };
 

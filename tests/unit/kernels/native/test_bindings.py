@@ -9,14 +9,14 @@ import torch.nn.functional as F
 
 from tandem.kernels.base import Activation
 from tandem.kernels.native.bindings import NativeKernels, unavailable_reason
-from tests.helpers.native_kernels import load_or_skip
+from tests.helpers.native_kernels import ARCHITECTURES, load_or_skip
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 
 
-@pytest.fixture(scope="module")
-def kernels() -> NativeKernels:
-    return load_or_skip()
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def kernels(request: pytest.FixtureRequest) -> NativeKernels:
+    return load_or_skip(request.param)
 
 
 def normal(seed: int, *shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -39,10 +39,12 @@ def test_linear_rows_do_not_depend_on_the_batch(kernels: NativeKernels, dtype: t
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_linear_rows_do_not_depend_on_blocks_of_rows(kernels: NativeKernels, dtype: torch.dtype) -> None:
-    """Long rows make the activation block small, so that 70 rows span several blocks."""
-    weight, rows = normal(0, 9, 20000, dtype=dtype), normal(1, 70, 20000, dtype=dtype)
+    """More rows than are multiplied by a panel at once, or copied where the processor wants them as floats."""
+    weight, rows = normal(0, 40, 72, dtype=dtype), normal(1, 1600, 72, dtype=dtype)
     alone = torch.cat([kernels.linear(row[None], weight) for row in rows])
     assert torch.equal(bits(kernels.linear(rows, weight)), bits(alone))
+    gated = torch.cat([kernels.gated_linear(row[None], weight, weight, "silu") for row in rows])
+    assert torch.equal(bits(kernels.gated_linear(rows, weight, weight, "silu")), bits(gated))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from tandem.kernels.base import PackedWeight
 from tandem.kernels.native.bindings import NativeKernels
 from tandem.kernels.torch_kernels import TorchKernels
-from tests.helpers.native_kernels import load_or_skip
+from tests.helpers.native_kernels import ARCHITECTURES, load_or_skip
 
 
-@pytest.fixture(scope="module")
-def kernels() -> NativeKernels:
-    return load_or_skip()
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def kernels(request: pytest.FixtureRequest) -> NativeKernels:
+    return load_or_skip(request.param)
 
 
 def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
