@@ -21,6 +21,7 @@ from typing import TypeVar
 import psutil
 import torch
 
+from bench.floor import fastest_dtype
 from bench.load import prioritise
 from bench.race.measure import Gauge, Limits
 from bench.race.ours import ours
@@ -109,7 +110,8 @@ def _systems(directory: Path, options: argparse.Namespace) -> list[System]:
     if not options.only or set(options.only.split(",")) - {system.name for system in found}:
         from bench.race.peers import peers
 
-        found += peers(directory)
+        options.peers_dtype = options.peers_dtype or str(fastest_dtype()).removeprefix("torch.")
+        found += peers(directory, options.peers_dtype)
     return found
 
 
@@ -160,6 +162,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--cpus", default="", help="cores for everybody, as 0-1; omitted: the first two of ours")
     parser.add_argument("--tandem-flags", default="", help="more flags for `tandem up`")
+    parser.add_argument(
+        "--peers-dtype",
+        default="",
+        choices=("", "bfloat16", "float32"),
+        help="what the peers multiply; omitted: what PyTorch multiplies faster here",
+    )
     parser.add_argument("--floor-repeats", type=int, default=3, help="readings of each floor; 0: no floors")
     parser.add_argument("--directory", default="build/race", help="where environments, runs and logs lie")
     before = parser.add_mutually_exclusive_group()

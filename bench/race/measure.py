@@ -8,9 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
-from bench.floor import matmul_rate, read_bandwidth
+from bench.floor import fastest_dtype, matmul_rate, read_bandwidth
 from bench.load import ForeignLoad
 from bench.race.client import Client
 from bench.race.processes import ProcessTrees
@@ -46,11 +44,12 @@ class Limits:
 
 
 class Gauge:
-    """Measures one shape, whose tokens cost `cost`."""
+    """Measures one shape, whose tokens cost `cost`; products are those of the dtype that PyTorch multiplies fastest."""
 
     def __init__(self, cost: ModelCost, limits: Limits | None = None) -> None:
         self._cost = cost
         self._limits = limits or Limits()
+        self._dtype = fastest_dtype()
 
     def measure(self, system: System, served: Served, workload: Workload, seed: str) -> Measured:
         """Raises TimeoutError, WrongAnswerError or ExchangeError."""
@@ -97,7 +96,7 @@ class Gauge:
 
     def _rates(self) -> Rates:
         repeats = self._limits.floor_repeats
-        return Rates(read_bandwidth(repeats), matmul_rate(torch.bfloat16, repeats)) if repeats else Rates(0.0, 0.0)
+        return Rates(read_bandwidth(repeats), matmul_rate(self._dtype, repeats)) if repeats else Rates(0.0, 0.0)
 
 
 def floors(workload: Workload, cost: ModelCost, rates: Rates) -> Figures:

@@ -108,7 +108,7 @@ class Summary:
         return [
             f"{self.shape}: the client used at most {max(one.client_cores for one in runs):.2f} cores",
             f"{self.shape}: {_spread([one.read_bandwidth / 1e9 for one in runs])} GB/s read, "
-            f"{_spread([one.matmul_rate / 1e9 for one in runs])} GFLOP/s of bfloat16 products",
+            f"{_spread([one.matmul_rate / 1e9 for one in runs])} GFLOP/s of products",
             f"{self.shape}: measured at {', '.join(commits) or 'no commit'}, "
             f"{min(run.date for run in self.measured)} to {max(run.date for run in self.measured)}",
         ]

@@ -11,12 +11,20 @@ if TYPE_CHECKING:
     from bench.race.system import System
 
 
-def peers(build: Path) -> "Sequence[System]":
-    """All of them, in the order of the table. `build`: where their environments, logs and caches go."""
+def peers(build: Path, dtype: str = "bfloat16") -> "Sequence[System]":
+    """All of them, in the order of the table.
+
+    `build`: where their environments, logs and caches go. `dtype`: what they multiply, bfloat16 or float32.
+    """
     from bench.race.peers.openvino import OpenVino
     from bench.race.peers.transformers import Transformers
     from bench.race.peers.vllm import Vllm
     from bench.race.peers.vllm_pd import VllmPrefillDecode
 
     build = build.absolute()
-    return [Vllm(build=build), OpenVino(build=build), Transformers(build=build), VllmPrefillDecode(build=build)]
+    return [
+        Vllm(build=build, dtype=dtype),
+        OpenVino(build=build, dtype=dtype),
+        Transformers(build=build, dtype=dtype),
+        VllmPrefillDecode(build=build, dtype=dtype),
+    ]

@@ -37,6 +37,7 @@ class OpenVino:
 
     name: str = "openvino"
     build: Path = BUILD
+    dtype: str = "bfloat16"
     kv_precision: str = "u8"
 
     @property
@@ -68,6 +69,7 @@ class OpenVino:
             *("--port", str(port)),
             *("--threads", str(len(cores()))),
             *("--cache-gb", str(KV_CACHE_GIB)),
+            *("--precision", "bf16" if self.dtype == "bfloat16" else "f32"),
             *("--kv-precision", self.kv_precision),
         ]
 

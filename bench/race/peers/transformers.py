@@ -23,6 +23,7 @@ class Transformers:
 
     name: str = "transformers"
     build: Path = BUILD
+    dtype: str = "bfloat16"
 
     @property
     def environment(self) -> Environment:
@@ -53,4 +54,5 @@ class Transformers:
             *("--port", str(port)),
             *("--threads", str(len(cores()))),
             *("--cache-gb", str(KV_CACHE_GIB)),
+            *("--dtype", self.dtype),
         ]

@@ -31,6 +31,7 @@ class Vllm:
 
     name: str = "vllm"
     build: Path = BUILD
+    dtype: str = "bfloat16"
 
     @property
     def environment(self) -> Environment:
@@ -45,7 +46,7 @@ class Vllm:
         environment = self.environment
         program = Program(
             self.name,
-            command(environment, checkpoint, port),
+            command(environment, checkpoint, port, self.dtype),
             environment.log(self.name),
             health(port),
             variables(environment, num_threads=len(cores())),
@@ -61,7 +62,7 @@ def body() -> dict[str, object]:
     return {"ignore_eos": True, "return_token_ids": True}
 
 
-def command(environment: Environment, checkpoint: Path, port: int) -> list[str]:
+def command(environment: Environment, checkpoint: Path, port: int, dtype: str) -> list[str]:
     """Of one server."""
     return [
         str(environment.directory / "bin" / "vllm"),
@@ -70,7 +71,7 @@ def command(environment: Environment, checkpoint: Path, port: int) -> list[str]:
         *("--served-model-name", MODEL),
         *("--host", "127.0.0.1"),
         *("--port", str(port)),
-        *("--dtype", "bfloat16"),
+        *("--dtype", dtype),
         *("--max-model-len", "4096"),
         *("--distributed-executor-backend", "uni"),
         "--disable-uvicorn-access-log",

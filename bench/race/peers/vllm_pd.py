@@ -38,6 +38,7 @@ class VllmPrefillDecode:
 
     name: str = "vllm-1p1d"
     build: Path = BUILD
+    dtype: str = "bfloat16"
     own_cores: bool = True
 
     @property
@@ -65,7 +66,7 @@ class VllmPrefillDecode:
         transfer = json.dumps({**TRANSFER, "kv_role": role.kv_role})
         command = [
             *("taskset", "--cpu-list", ",".join(map(str, own))),
-            *vllm.command(self.environment, checkpoint, port),
+            *vllm.command(self.environment, checkpoint, port, self.dtype),
             "--enforce-eager",
             *("--kv-transfer-config", transfer),
         ]

@@ -1,6 +1,6 @@
 """OpenVINO GenAI's continuous batching behind a light completions server; run by its environment's interpreter.
 
-bfloat16 arithmetic on all cores, prefix caching, and prompts split so that they join the steps of decodes.
+All cores, prefix caching, and prompts split so that they join the steps of decodes.
 """
 
 import argparse
@@ -22,14 +22,14 @@ numpy: Any = importlib.import_module("numpy")
 class OpenVinoEngine:
     """One `ContinuousBatchingPipeline`."""
 
-    def __init__(self, model: Path, num_threads: int, cache_gb: int, kv_precision: str) -> None:
+    def __init__(self, model: Path, num_threads: int, cache_gb: int, precision: str, kv_precision: str) -> None:
         scheduling = genai.SchedulerConfig()
         scheduling.cache_size = cache_gb
         scheduling.max_num_batched_tokens = 2048
         scheduling.dynamic_split_fuse = True
         scheduling.enable_prefix_caching = True
         properties = {
-            "INFERENCE_PRECISION_HINT": "bf16",
+            "INFERENCE_PRECISION_HINT": precision,
             "INFERENCE_NUM_THREADS": num_threads,
             "PERFORMANCE_HINT": "LATENCY",
             "KV_CACHE_PRECISION": kv_precision,
@@ -81,9 +81,10 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--cache-gb", type=int, required=True)
+    parser.add_argument("--precision", required=True)
     parser.add_argument("--kv-precision", required=True)
     asked = parser.parse_args()
-    engine = OpenVinoEngine(asked.model, asked.threads, asked.cache_gb, asked.kv_precision)
+    engine = OpenVinoEngine(asked.model, asked.threads, asked.cache_gb, asked.precision, asked.kv_precision)
     server = Server(Stepping(engine), asked.name, tokenizer_decoder(str(asked.model / "tokenizer.json")))
     asyncio.run(server.run(asked.port))
 

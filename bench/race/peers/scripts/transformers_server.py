@@ -55,12 +55,12 @@ def _unexpected(error: BaseException) -> None:
     raise error
 
 
-def load(path: Path, num_threads: int, cache_gb: int) -> Manager:
+def load(path: Path, num_threads: int, cache_gb: int, dtype: torch.dtype) -> Manager:
     """The model and what batches for it."""
     torch.set_num_threads(num_threads)
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, attn_implementation="sdpa")
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
     config = model.config
-    token_bytes = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    token_bytes = 2 * dtype.itemsize * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     batching = transformers.ContinuousBatchingConfig(max_batch_tokens=2048, auto_switch_to_flash=False)
     batching.num_blocks = cache_gb * 2**30 // (batching.page_size * token_bytes)
     greedy = transformers.GenerationConfig(do_sample=False, eos_token_id=_NO_END)
@@ -74,9 +74,11 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--cache-gb", type=int, required=True)
+    parser.add_argument("--dtype", required=True)
     asked = parser.parse_args()
     decoder = tokenizer_decoder(str(asked.model / "tokenizer.json"))
-    server = Server(load(asked.model, asked.threads, asked.cache_gb), asked.name, decoder)
+    manager = load(asked.model, asked.threads, asked.cache_gb, getattr(torch, asked.dtype))
+    server = Server(manager, asked.name, decoder)
     asyncio.run(server.run(asked.port))
 
 

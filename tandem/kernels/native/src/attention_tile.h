@@ -8,17 +8,18 @@
 namespace tandem {
 
 constexpr int kTile = 64;  // keys
+// Query rows in a register tile, and 16 lanes of keys or values beside them.
 #if defined(__AVX512F__)
-constexpr int kTileRows = 6;  // query rows in a register tile; with four vectors, 24 of 32 registers
+constexpr int kTileRows = 6, kTileVectors = 4;  // 24 of 32 registers
 #else
-constexpr int kTileRows = 1;
+constexpr int kTileRows = 5, kTileVectors = 1;  // 10 of 16
 #endif
 
 // What is multiplied: a 32-bit word is two bfloat16 along the summed dimension, or one float.
 template <class T> struct Words {
   static constexpr int kPair = 1;
   static f32x16 load(const T* p, int count) { return load16(p, count); }
-  TANDEM_INLINE f32x16 dot(f32x16 acc, float a, f32x16 b) { return fma(splat(a), b, acc); }
+  TANDEM_INLINE Vec dot(Vec acc, float a, Vec b) { return a * b + acc; }
   static void store_probabilities(float* to, f32x16 a, f32x16 b) { store16(to, a), store16(to + kLanes, b); }
   static void interleave(const T* a, const T*, float* to, int count) { store16(to, load16(a, min64(count, 16))); }
 };
@@ -114,36 +115,39 @@ void pack_values(const T* const* rows, const T* const* next, int head_dim, int p
 // c[row][0 .. 16 kVectors) = c * scale[row] + sum over steps of a[row][step] * b[step][...]; c starts at 0 without scale.
 template <class T, int kCount, int kVectors>
 void multiply_add(const float* a, int lda, const float* b, int ldb, int steps, const float* scale, float* c, int ldc) {
-  f32x16 acc[kCount][kVectors] = {};
+  constexpr int kAll = kVectors * kVecs;
+  Vec acc[kCount][kAll] = {};
   if (scale) {
 #pragma GCC unroll 8
     for (int r = 0; r < kCount; ++r)
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) acc[r][v] = load16(c + r * ldc + v * kLanes) * splat(scale[r]);
+      for (int v = 0; v < kAll; ++v) acc[r][v] = load_vec(c + r * ldc + v * kVecLanes) * scale[r];
   }
   for (int s = 0; s < steps; ++s) {
-    f32x16 right[kVectors];
+    Vec right[kAll];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) right[v] = load16(b + s * ldb + v * kLanes);
+    for (int v = 0; v < kAll; ++v) right[v] = load_vec(b + s * ldb + v * kVecLanes);
 #pragma GCC unroll 8
     for (int r = 0; r < kCount; ++r)
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) acc[r][v] = Words<T>::dot(acc[r][v], a[r * lda + s], right[v]);
+      for (int v = 0; v < kAll; ++v) acc[r][v] = Words<T>::dot(acc[r][v], a[r * lda + s], right[v]);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kCount; ++r)
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) store16(c + r * ldc + v * kLanes, acc[r][v]);
+    for (int v = 0; v < kAll; ++v) store_vec(c + r * ldc + v * kVecLanes, acc[r][v]);
 }
 
 template <class T, int kCount>
 void multiply_add_vectors(int vectors, const float* a, int lda, const float* b, int ldb, int steps,
                           const float* scale, float* c, int ldc) {
-  for (; vectors >= 4; vectors -= 4, b += 4 * kLanes, c += 4 * kLanes)
-    multiply_add<T, kCount, 4>(a, lda, b, ldb, steps, scale, c, ldc);
-  if (vectors == 3) multiply_add<T, kCount, 3>(a, lda, b, ldb, steps, scale, c, ldc);
-  if (vectors == 2) multiply_add<T, kCount, 2>(a, lda, b, ldb, steps, scale, c, ldc);
-  if (vectors == 1) multiply_add<T, kCount, 1>(a, lda, b, ldb, steps, scale, c, ldc);
+  for (; vectors >= kTileVectors; vectors -= kTileVectors, b += kTileVectors * kLanes, c += kTileVectors * kLanes)
+    multiply_add<T, kCount, kTileVectors>(a, lda, b, ldb, steps, scale, c, ldc);
+  if constexpr (kTileVectors > 1) {
+    if (vectors == 3) multiply_add<T, kCount, 3>(a, lda, b, ldb, steps, scale, c, ldc);
+    if (vectors == 2) multiply_add<T, kCount, 2>(a, lda, b, ldb, steps, scale, c, ldc);
+    if (vectors == 1) multiply_add<T, kCount, 1>(a, lda, b, ldb, steps, scale, c, ldc);
+  }
 }
 
 template <class T>
@@ -151,13 +155,11 @@ void multiply_add_rows(int rows, int vectors, const float* a, int lda, const flo
                        const float* scale, float* c, int ldc) {
   switch (rows) {
     case 1: return multiply_add_vectors<T, 1>(vectors, a, lda, b, ldb, steps, scale, c, ldc);
-#if defined(__AVX512F__)
     case 2: return multiply_add_vectors<T, 2>(vectors, a, lda, b, ldb, steps, scale, c, ldc);
     case 3: return multiply_add_vectors<T, 3>(vectors, a, lda, b, ldb, steps, scale, c, ldc);
     case 4: return multiply_add_vectors<T, 4>(vectors, a, lda, b, ldb, steps, scale, c, ldc);
     case 5: return multiply_add_vectors<T, 5>(vectors, a, lda, b, ldb, steps, scale, c, ldc);
-    default: return multiply_add_vectors<T, 6>(vectors, a, lda, b, ldb, steps, scale, c, ldc);
-#endif
+    default: return multiply_add_vectors<T, kTileRows>(vectors, a, lda, b, ldb, steps, scale, c, ldc);
   }
 }
 

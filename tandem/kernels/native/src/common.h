@@ -33,6 +33,19 @@ typedef float f32x16 __attribute__((vector_size(64), aligned(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64), aligned(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64), aligned(64)));
 
+// What one instruction multiplies: 16 lanes or, since the compiler keeps no longer vectors in registers than the
+// processor has, half of them.
+#if defined(__AVX512F__)
+using Vec = f32x16;
+using IntVec = i32x16;
+#else
+typedef float Vec __attribute__((vector_size(32), aligned(32), may_alias));
+typedef int32_t IntVec __attribute__((vector_size(32), aligned(32), may_alias));
+#endif
+constexpr int kVecLanes = sizeof(Vec) / sizeof(float), kVecs = kLanes / kVecLanes;
+TANDEM_INLINE Vec load_vec(const float* p) { Vec v; std::memcpy(&v, p, sizeof v); return v; }
+TANDEM_INLINE void store_vec(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
+
 TANDEM_INLINE f32x16 splat(float value) {
 #if defined(__AVX512F__)
   return _mm512_set1_ps(value);

@@ -15,19 +15,13 @@ namespace {
 constexpr int kStrip = kLanes;
 constexpr int kPanelStrips = 2;  // strips whose products are stored together
 
-// What one instruction multiplies: a strip or, since the compiler keeps no longer vectors than the processor's in
-// registers, half of one. A tile multiplies two of them.
+// A tile multiplies two vectors: as many sums as there are registers for.
 #if defined(__AVX512F__)
-using Vec = f32x16;
-using IntVec = i32x16;
-constexpr int kTileStrips = 2, kMaxRows = 12;  // 24 accumulators of 32 registers
+constexpr int kTileStrips = 2, kMaxRows = 12;  // 24 of 32
 #else
-typedef float Vec __attribute__((vector_size(32), aligned(32), may_alias));
-typedef int32_t IntVec __attribute__((vector_size(32), aligned(32), may_alias));
 constexpr int kTileStrips = 1, kMaxRows = 5;  // 10 of 16
 #endif
-constexpr int kStripVecs = sizeof(f32x16) / sizeof(Vec);
-static_assert(kTileStrips * kStripVecs == 2, "a tile multiplies two vectors");
+static_assert(kTileStrips * kVecs == 2, "a tile multiplies two vectors");
 constexpr int kStreamingRows = kMaxRows < 4 ? kMaxRows : 4;
 constexpr int kUnitsAhead = 40;  // that a streaming walk asks for
 constexpr int64_t kChunkRows = 384, kCopiedRows = 2 * kChunkRows;  // rows of x in a task, and copied at once, at most
@@ -158,7 +152,7 @@ TANDEM_INLINE void tile(const typename Unit<T>::Type* x, int64_t ldx, const f32x
   const Vec* second = kTileStrips == 2 ? reinterpret_cast<const Vec*>(strip[1]) : first + 1;
   Vec acc[kRows][2] = {};
   const auto step = [&](int64_t u) {
-    const Vec w[2] = {first[u * kStripVecs], second[u * kStripVecs]};
+    const Vec w[2] = {first[u * kVecs], second[u * kVecs]};
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 2
@@ -186,18 +180,18 @@ TANDEM_INLINE void streaming_tile(const typename Unit<T>::Type* x, int64_t ldx, 
                                   int64_t num_units, f32x16 (*sums)[kPanelStrips]) {
   for (int s = 0; s < kPanelStrips; ++s) {
     const Vec* w = reinterpret_cast<const Vec*>(strip[s]);
-    Vec acc[kRows][kStripVecs] = {};
+    Vec acc[kRows][kVecs] = {};
 #pragma GCC unroll 8
     for (int64_t u = 0; u < num_units; ++u) {
-      __builtin_prefetch(w + (u + kUnitsAhead) * kStripVecs, 0, 2);
+      __builtin_prefetch(w + (u + kUnitsAhead) * kVecs, 0, 2);
 #pragma GCC unroll 4
       for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 2
-        for (int i = 0; i < kStripVecs; ++i)
-          acc[m][i] = Unit<T>::dot(acc[m][i], x + m * ldx + u, w[u * kStripVecs + i]);
+        for (int i = 0; i < kVecs; ++i)
+          acc[m][i] = Unit<T>::dot(acc[m][i], x + m * ldx + u, w[u * kVecs + i]);
     }
     for (int m = 0; m < kRows; ++m)
-      for (int i = 0; i < kStripVecs; ++i) reinterpret_cast<Vec*>(&sums[m][s])[i] = acc[m][i];
+      for (int i = 0; i < kVecs; ++i) reinterpret_cast<Vec*>(&sums[m][s])[i] = acc[m][i];
   }
 }
 

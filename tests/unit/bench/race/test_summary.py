@@ -131,7 +131,7 @@ def test_one_reason_for_many_lost_workloads_is_said_once() -> None:
 def test_circumstances_say_how_busy_the_client_was_and_what_the_machine_gave() -> None:
     client, machine, when = summary(rates("tandem", 1.0, 2.0), run("vllm", "batch", failure="it died")).circumstances()
     assert client == "small: the client used at most 0.10 cores"
-    assert machine == "small: 1 to 1 GB/s read, 1 to 1 GFLOP/s of bfloat16 products"
+    assert machine == "small: 1 to 1 GB/s read, 1 to 1 GFLOP/s of products"
     assert when == "small: measured at no commit, 2026-01-01 to 2026-01-02"
     assert Summary("empty").circumstances() == []
 

@@ -13,7 +13,8 @@ def test_commands(tmp_path: Path) -> None:
     system = OpenVino(build=tmp_path)
     assert system.command(Path("/m"), 80)[1:] == [
         *("-m", "bench.race.peers.scripts.openvino_server", "--model", "/m", "--name", "m", "--port", "80"),
-        *("--threads", str(len(cores())), "--cache-gb", str(KV_CACHE_GIB), "--kv-precision", "u8"),
+        *("--threads", str(len(cores())), "--cache-gb", str(KV_CACHE_GIB)),
+        *("--precision", "bf16", "--kv-precision", "u8"),
     ]
     exporting = system.export_command(Path("/c"), Path("/m"))
     assert exporting[0] == str(tmp_path / "venvs" / "openvino" / "bin" / "optimum-cli")

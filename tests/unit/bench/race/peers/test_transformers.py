@@ -12,6 +12,6 @@ def test_command(tmp_path: Path) -> None:
     assert system.command(Path("/c"), 80) == [
         str(tmp_path / "venvs" / "transformers" / "bin" / "python"),
         *("-m", "bench.race.peers.scripts.transformers_server", "--model", "/c", "--name", "m", "--port", "80"),
-        *("--threads", str(len(cores())), "--cache-gb", str(KV_CACHE_GIB)),
+        *("--threads", str(len(cores())), "--cache-gb", str(KV_CACHE_GIB), "--dtype", "bfloat16"),
     ]
     assert system.body([1], 1) == {}

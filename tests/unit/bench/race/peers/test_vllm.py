@@ -11,7 +11,7 @@ from bench.race.system import NotHere
 
 
 def test_command_and_variables() -> None:
-    asked = command(ENVIRONMENT, Path("/checkpoints/small"), 8000)
+    asked = command(ENVIRONMENT, Path("/checkpoints/small"), 8000, "bfloat16")
     assert asked[0].endswith("build/race/venvs/vllm/bin/vllm")
     assert asked[1:3] == ["serve", "/checkpoints/small"]
     flags = " ".join(asked)
