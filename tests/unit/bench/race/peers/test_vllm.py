@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 
 from bench.race.peers import peers
+from bench.race.peers.openvino import OpenVino
 from bench.race.peers.process import cores
+from bench.race.peers.transformers import Transformers
 from bench.race.peers.vllm import ENVIRONMENT, Vllm, command, variables
+from bench.race.peers.vllm_pd import PREFILL, VllmPrefillDecode
 from bench.race.system import NotHere
 
 
@@ -26,6 +29,24 @@ def test_command_and_variables() -> None:
 
 def test_lengths_are_forced_and_tokens_told() -> None:
     assert Vllm().body([1, 2], 16) == {"ignore_eos": True, "return_token_ids": True}
+
+
+def test_all_peers_are_told_what_to_multiply(tmp_path: Path) -> None:
+    for dtype, precision in (("bfloat16", "bf16"), ("float32", "f32")):
+        plain, openvino, transformers, pair = peers(tmp_path, dtype)
+        assert isinstance(plain, Vllm)
+        assert isinstance(openvino, OpenVino)
+        assert isinstance(transformers, Transformers)
+        assert isinstance(pair, VllmPrefillDecode)
+        server = pair.server(PREFILL, Path("/c"), 1, 2)
+        for asked in (
+            command(ENVIRONMENT, Path("/c"), 1, plain.dtype),
+            server.command,
+            transformers.command(tmp_path, 1),
+        ):
+            assert asked[asked.index("--dtype") + 1] == dtype
+        asked = openvino.command(tmp_path, 1)
+        assert asked[asked.index("--precision") + 1] == precision
 
 
 def test_without_its_environment_it_is_not_here(tmp_path: Path) -> None:
