@@ -1,5 +1,6 @@
 """What the hardware could do at best, measured in the same minute and with the same threads as the systems."""
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -29,9 +30,10 @@ def matmul_rate(dtype: torch.dtype, repeats: int = 7) -> float:
     return 2 * MATMUL_SIZE**3 / statistics.median(_seconds(lambda: left @ right) for _ in range(repeats))
 
 
-def fastest_dtype(repeats: int = 3) -> torch.dtype:
+@functools.cache
+def fastest_dtype() -> torch.dtype:
     """Of bfloat16 and float32 the one whose products run faster: not every processor multiplies bfloat16."""
-    return max((torch.bfloat16, torch.float32), key=lambda dtype: matmul_rate(dtype, repeats))
+    return max((torch.bfloat16, torch.float32), key=matmul_rate)
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -43,16 +43,19 @@ class Vllm:
     @contextmanager
     def serve(self, checkpoint: Path) -> Iterator[Served]:
         (port,) = ports(1)
+        program = self.server(checkpoint, port)
+        with running(program) as pids:
+            yield Served(f"http://{HOST}:{port}", MODEL, pids, is_ready=partial(answers, program.ready_url))
+
+    def server(self, checkpoint: Path, port: int) -> Program:
         environment = self.environment
-        program = Program(
+        return Program(
             self.name,
             command(environment, checkpoint, port, self.dtype),
             environment.log(self.name),
             health(port),
             variables(environment, num_threads=len(cores())),
         )
-        with running(program) as pids:
-            yield Served(f"http://{HOST}:{port}", MODEL, pids, is_ready=partial(answers, program.ready_url))
 
     def body(self, prompt: Sequence[int], num_output: int) -> dict[str, object]:
         return body()

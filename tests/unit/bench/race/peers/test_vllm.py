@@ -38,12 +38,8 @@ def test_all_peers_are_told_what_to_multiply(tmp_path: Path) -> None:
         assert isinstance(openvino, OpenVino)
         assert isinstance(transformers, Transformers)
         assert isinstance(pair, VllmPrefillDecode)
-        server = pair.server(PREFILL, Path("/c"), 1, 2)
-        for asked in (
-            command(ENVIRONMENT, Path("/c"), 1, plain.dtype),
-            server.command,
-            transformers.command(tmp_path, 1),
-        ):
+        servers = plain.server(tmp_path, 1), pair.server(PREFILL, tmp_path, 1, 2)
+        for asked in (*(list(server.command) for server in servers), transformers.command(tmp_path, 1)):
             assert asked[asked.index("--dtype") + 1] == dtype
         asked = openvino.command(tmp_path, 1)
         assert asked[asked.index("--precision") + 1] == precision
