@@ -15,7 +15,7 @@
 namespace tandem {
 namespace {
 
-constexpr int kTaskTileRows = 96;  // query rows (token, head) that share one pass over the keys
+constexpr int kTaskTileRows = 192;  // query rows (token, head) that share one pass over the keys
 constexpr int kMaxHeadDim = 256;
 constexpr double kElementNs = 0.03;  // one thread's time per query row, key and dimension
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
@@ -75,20 +75,19 @@ void locate(const Call<T>& call, const Span& span, int kv_head, int64_t start, T
   }
 }
 
-// Scores -> logits in base 2, masked to keys [low, high) of the tile. Returns their maximum.
-template <class T>
-float mask_and_scale(const Call<T>& call, int64_t low, int64_t high, int vectors, float* scores) {
+// Masks scores to keys [low, high) of the tile; with a soft cap they become logits in base 2. Returns their maximum.
+template <class T> float mask(const Call<T>& call, int64_t low, int64_t high, int vectors, float* scores) {
   const bool whole = low <= 0 && high >= int64_t(vectors) * kLanes;
   const i32x16 iota = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const i32x16 first = int32_t(max64(low, 0)) - i32x16{}, last = int32_t(min64(high, kTile)) - i32x16{};
   f32x16 best = splat(kNegativeInfinity);
+  if (whole && call.softcap <= 0.0f) {
+    for (int v = 0; v < vectors; ++v) best = vmax(load16(scores + v * kLanes), best);
+    return reduce_max(best);
+  }
   for (int v = 0; v < vectors; ++v) {
     f32x16 x = load16(scores + v * kLanes);
-    if (call.softcap > 0.0f) {
-      x = tanh_16(x * splat(call.scale / call.softcap)) * splat(call.softcap * kLog2E);
-    } else {
-      x = x * splat(call.scale * kLog2E);
-    }
+    if (call.softcap > 0.0f) x = tanh_16(x * splat(call.scale / call.softcap)) * splat(call.softcap * kLog2E);
     const i32x16 key = iota + v * kLanes;
     if (!whole) x = ((key >= first) & (key < last)) ? x : splat(kNegativeInfinity);
     best = vmax(x, best);
@@ -97,16 +96,18 @@ float mask_and_scale(const Call<T>& call, int64_t low, int64_t high, int vectors
   return reduce_max(best);
 }
 
-// Logits -> probability words relative to `maximum`; returns their sum. `scores` is readable to a multiple of 32.
-template <class T> float exponentiate(float maximum, int vectors, const float* scores, float* probabilities) {
+// Scores -> probability words: 2 to the power of score * factor - maximum; returns their sum, by lane. `scores` is
+// readable to a multiple of 32.
+template <class T>
+f32x16 exponentiate(float factor, float maximum, int vectors, const float* scores, float* probabilities) {
+  const auto weight = [=](int v) { return exp2_16(fma(load16(scores + v * kLanes), splat(factor), splat(-maximum))); };
   f32x16 sum{};
   for (int v = 0; v < vectors; v += 2) {
-    const f32x16 a = exp2_16(load16(scores + v * kLanes) - splat(maximum));
-    const f32x16 b = v + 1 < vectors ? exp2_16(load16(scores + (v + 1) * kLanes) - splat(maximum)) : f32x16{};
+    const f32x16 a = weight(v), b = v + 1 < vectors ? weight(v + 1) : f32x16{};
     Words<T>::store_probabilities(probabilities + v * kLanes / Words<T>::kPair, a, b);
     sum = (sum + a) + b;
   }
-  return reduce_add(sum);
+  return sum;
 }
 
 // One thread's state while it works on one task.
@@ -115,19 +116,22 @@ template <class T> struct Attention {
   const Call<T>& call;
   const Task& task;
   int rows, words, dim;
-  float *q, *keys, *values, *sums, *maxima, *totals;  // sums: unnormalised output [rows][dim]
+  float *q, *keys, *values, *sums, *maxima, *totals;  // sums: unnormalised output [rows][dim]; totals: by lane
+  int32_t* positions;
 
   Attention(const Call<T>& c, const Task& t)
       : call(c), task(t), rows(t.num_tokens * c.group()), words(c.words()), dim(c.padded_dim()) {}
   Attention(const Call<T>& c, const Task& t, Workspace& workspace) : Attention(c, t) {
-    const size_t padded_rows = ceil_div(rows, kLanes) * kLanes;
     const size_t sizes[] = {size_t(rows) * words, size_t(words) * kTile, size_t(kTile / kPair) * dim,
-                            size_t(rows) * dim, padded_rows, padded_rows};
-    float** const parts[] = {&q, &keys, &values, &sums, &maxima, &totals};
+                            size_t(rows) * dim, size_t(rows), size_t(rows) * kLanes, size_t(rows)};
+    float* places;
+    float** const parts[] = {&q, &keys, &values, &sums, &maxima, &totals, &places};
     size_t total = 0;
     for (size_t size : sizes) total += ceil_div(size, kLanes) * kLanes;
     float* base = workspace.reserve(total);
-    for (int i = 0; i < 6; ++i) *parts[i] = base, base += ceil_div(sizes[i], kLanes) * kLanes;
+    for (int i = 0; i < 7; ++i) *parts[i] = base, base += ceil_div(sizes[i], kLanes) * kLanes;
+    positions = reinterpret_cast<int32_t*>(places);
+    for (int row = 0; row < rows; ++row) positions[row] = int32_t(position(row));
   }
 
   int64_t position(int row) const {
@@ -151,7 +155,7 @@ template <class T> struct Attention {
       }
     }
     std::fill(sums, sums + int64_t(rows) * dim, 0.0f);
-    std::fill(totals, totals + rows, 0.0f);
+    std::fill(totals, totals + rows * kLanes, 0.0f);
     std::fill(maxima, maxima + rows, kNegativeInfinity);
   }
 
@@ -213,8 +217,8 @@ template <class T> struct Attention {
 
   // Rows [row, row + count) meet the packed tile.
   void attend(int row, int count, int64_t start) {
-    const int64_t used = min64(kTile, position(row + count - 1) + 1 - start);
-    if (used <= 0 || first_visible(position(row)) >= start + kTile) return;
+    const int64_t used = min64(kTile, positions[row + count - 1] + 1 - start);
+    if (used <= 0 || first_visible(positions[row]) >= start + kTile) return;
     const int vectors = int(ceil_div(used, kLanes));
     Tile tile;
     multiply_add_rows<T>(count, vectors, q + row * words, words, keys, kTile, words, nullptr, tile.scores[0], kTile);
@@ -225,9 +229,10 @@ template <class T> struct Attention {
 
   void weigh(int row, int count, int64_t start, int vectors, Tile& tile) {
     f32x16 before{}, base{};
+    const float factor = call.softcap > 0.0f ? 1.0f : call.scale * kLog2E;
     for (int r = 0; r < count; ++r) {
-      const int64_t at = position(row + r);
-      const float best = mask_and_scale(call, first_visible(at) - start, at + 1 - start, vectors, tile.scores[r]);
+      const int64_t at = positions[row + r];
+      const float best = factor * mask(call, first_visible(at) - start, at + 1 - start, vectors, tile.scores[r]);
       const float maximum = std::max(maxima[row + r], best);
       before[r] = maxima[row + r];
       base[r] = maximum == kNegativeInfinity ? 0.0f : maximum;
@@ -236,8 +241,9 @@ template <class T> struct Attention {
     const f32x16 rescale = exp2_16(before - base);
     for (int r = 0; r < count; ++r) {
       tile.scale[r] = rescale[r];
-      totals[row + r] = totals[row + r] * rescale[r] +
-                        exponentiate<T>(base[r], vectors, tile.scores[r], tile.probabilities[r]);
+      float* total = totals + (row + r) * kLanes;
+      store16(total, load16(total) * splat(rescale[r]) +
+                        exponentiate<T>(factor, base[r], vectors, tile.scores[r], tile.probabilities[r]));
     }
   }
 
@@ -270,7 +276,7 @@ template <class T> struct Attention {
     for (int row = 0; row < rows; ++row) {
       const int head = task.kv_head * call.group() + row % call.group();
       T* to = call.out + query_token(row) * call.out_token_stride + head * call.out_head_stride;
-      const f32x16 inverse = splat(1.0f / totals[row]);
+      const f32x16 inverse = splat(1.0f / reduce_add(load16(totals + row * kLanes)));
       for (int d = 0; d < call.head_dim; d += kLanes)
         store16(to + d, load16(sums + int64_t(row) * dim + d) * inverse, int(min64(kLanes, call.head_dim - d)));
     }

@@ -24,7 +24,8 @@ constexpr int kTileStrips = 1, kMaxRows = 5;  // 10 of 16
 static_assert(kTileStrips * kVecs == 2, "a tile multiplies two vectors");
 constexpr int kStreamingRows = kMaxRows < 4 ? kMaxRows : 4;
 constexpr int kUnitsAhead = 40;  // that a streaming walk asks for
-constexpr int64_t kChunkRows = 384, kCopiedRows = 2 * kChunkRows;  // rows of x in a task, and copied at once, at most
+constexpr int64_t kChunkRows = 384;         // rows of x in a task, at most
+constexpr int64_t kChunkBytes = 256 << 10;  // that they take, widened, to stay in L2
 constexpr double kBytesPerNs = 25.0, kFlopsPerNs = 200.0;  // what one thread reads and computes
 constexpr int kLineBytes = 64;
 
@@ -144,6 +145,15 @@ template <class T> void turn(const Strip<T>& strip, int64_t k_size, f32x16* out,
   }
 }
 
+template <class T> constexpr bool kIsWidened = sizeof(typename Unit<T>::Type) > sizeof(T) * Unit<T>::kElements;
+
+// Unit u of row m of a tile's kRows. Widened rows lie in tiles: of each unit all rows side by side, so that a walk over K
+// has one stream and one pointer.
+template <class T, int kRows>
+TANDEM_INLINE const typename Unit<T>::Type* unit_at(const typename Unit<T>::Type* x, int64_t ldx, int m, int64_t u) {
+  return kIsWidened<T> ? x + u * kRows + m : x + m * ldx + u;
+}
+
 // sums[m][s] = x row m . strip s. Asks for `lines` ahead at each fourth unit.
 template <class T, int kRows>
 TANDEM_INLINE void tile(const typename Unit<T>::Type* x, int64_t ldx, const f32x16* const* strip, int64_t num_units,
@@ -156,7 +166,7 @@ TANDEM_INLINE void tile(const typename Unit<T>::Type* x, int64_t ldx, const f32x
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 2
-      for (int i = 0; i < 2; ++i) acc[m][i] = Unit<T>::dot(acc[m][i], x + m * ldx + u, w[i]);
+      for (int i = 0; i < 2; ++i) acc[m][i] = Unit<T>::dot(acc[m][i], unit_at<T, kRows>(x, ldx, m, u), w[i]);
   };
   int64_t u = 0;
   for (; u + 4 <= num_units; u += 4) {
@@ -188,7 +198,7 @@ TANDEM_INLINE void streaming_tile(const typename Unit<T>::Type* x, int64_t ldx, 
       for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 2
         for (int i = 0; i < kVecs; ++i)
-          acc[m][i] = Unit<T>::dot(acc[m][i], x + m * ldx + u, w[u * kVecs + i]);
+          acc[m][i] = Unit<T>::dot(acc[m][i], unit_at<T, kRows>(x, ldx, m, u), w[u * kVecs + i]);
     }
     for (int m = 0; m < kRows; ++m)
       for (int i = 0; i < kVecs; ++i) reinterpret_cast<Vec*>(&sums[m][s])[i] = acc[m][i];
@@ -228,71 +238,99 @@ inline float* copied_rows(int64_t floats) {
 template <class T, class Source> class Product {
   using X = typename Unit<T>::Type;
   static constexpr int kElements = Unit<T>::kElements, kFloats = sizeof(X) / sizeof(float);
-  static constexpr bool kIsWidened = sizeof(X) > sizeof(T) * kElements;
 
  public:
   Product(int64_t k_size, bool is_packed, const Source& source, int num_threads)
       : k_size_(k_size), is_packed_(is_packed), source_(source), num_threads_(num_threads) {}
 
-  // Units are where elements lie, or copied: then some rows after the other, for a copy that stays small.
-  void run(const T* x, int64_t stride, int64_t rows) const {
-    if (!kIsWidened && k_size_ % kElements == 0 && stride % kElements == 0)
-      return multiply({reinterpret_cast<const X*>(x), stride / kElements, 0, rows});
-    const int64_t parts = ceil_div(rows, kCopiedRows);
+  // Units are where elements lie, or copied: then a chunk for each thread at a time, for a copy that stays small.
+  void run(const T* x, int64_t stride, int64_t count) const {
+    if (!kIsWidened<T> && k_size_ % kElements == 0 && stride % kElements == 0)
+      return multiply({reinterpret_cast<const X*>(x), stride / kElements, 0, count, kChunkRows});
+    const int64_t chunk_rows = kIsWidened<T> && is_packed_ ? fitting_rows() : kChunkRows;
+    const int64_t parts = ceil_div(count, chunk_rows * num_threads_);
     for (int64_t i = 0; i < parts; ++i) {
-      const int64_t first = rows * i / parts;
-      multiply(copy(x + first * stride, stride, first, rows * (i + 1) / parts - first));
+      const int64_t first = count * i / parts, last = count * (i + 1) / parts;
+      multiply(copy(x + first * stride, stride, {nullptr, 0, first, last - first, chunk_rows}));
     }
   }
 
  private:
+  // NOTE: each chunk turns round what is not packed, so that it is worth more rows than stay in L2.
+  int64_t fitting_rows() const {
+    const int64_t fitting = kChunkBytes / int64_t(sizeof(X)) / units<T>(k_size_);
+    return min64(max64(fitting / kMaxRows, 2) * kMaxRows, kChunkRows);
+  }
+
   struct Rows {
     const X* x;
-    int64_t stride, first, count;  // `first` in the whole product
+    int64_t stride, first, count, chunk_rows;  // `first` in the whole product
+    int64_t chunks() const { return ceil_div(count, chunk_rows); }
+    int64_t tiles() const { return ceil_div(count, kMaxRows); }
+    int64_t tile(int64_t index) const { return count * index / tiles(); }  // its first row
   };
 
-  Rows copy(const T* x, int64_t stride, int64_t first, int64_t count) const {
-    constexpr int kStep = kIsWidened ? kLanes : kBlock<T>;  // elements that 16 floats take
-    // NOTE: an odd number of cache lines. The rows of a tile would share a set of L1 where K is a power of two.
-    const int64_t copied = (ceil_div(k_size_, kStep) | 1) * kLanes;
-    float* out = copied_rows(count * copied);
-    const double cost = double(count * k_size_) * (sizeof(T) + sizeof(float)) / kBytesPerNs;
-    Pool::run(count, split(count, cost, num_threads_), [=](int64_t row, int64_t last) {
-      for (; row < last; ++row)
-        for (int64_t k = 0; k < k_size_; k += kStep) {
-          const T* from = x + row * stride + k;
-          float* to = out + row * copied + k / kStep * kLanes;
-          const int some = int(min64(kStep, k_size_ - k));
-          if constexpr (kIsWidened) store16(to, load16(from, some));
-          else store16(to, Unit<T>::load(from, some));
-        }
+  Rows copy(const T* x, int64_t stride, Rows rows) const {
+    rows.stride = ceil_div(units<T>(k_size_), kLanes) * kLanes;
+    X* const out = reinterpret_cast<X*>(copied_rows(rows.count * rows.stride * kFloats));
+    const double cost = double(rows.count * k_size_) * (sizeof(T) + sizeof(float)) / kBytesPerNs;
+    Pool::run(rows.tiles(), split(rows.tiles(), cost, num_threads_), [=](int64_t tile, int64_t last) {
+      for (; tile < last; ++tile) {
+        const int64_t row = rows.tile(tile);
+        copy_tile(x + row * stride, stride, int(rows.tile(tile + 1) - row), out + row * rows.stride, rows.stride);
+      }
     });
-    return {reinterpret_cast<const X*>(out), copied / kFloats, first, count};
+    rows.x = out;
+    return rows;
   }
 
+  void copy_tile(const T* x, int64_t stride, int count, X* out, int64_t num_units) const {
+    for (int64_t u = 0; u < num_units; u += kLanes) {
+      X block[kMaxRows][kLanes];
+      for (int m = 0; m < count; ++m) load_units(x + m * stride, u * kElements, block[m]);
+      for (int i = 0; i < kLanes; ++i)
+        for (int m = 0; m < count; ++m)
+          out[kIsWidened<T> ? (u + i) * count + m : m * num_units + u + i] = block[m][i];
+    }
+  }
+
+  // 16 units of a row from element k on; past its end they are zeros.
+  void load_units(const T* row, int64_t k, X* to) const {
+    constexpr int kVectors = kIsWidened<T> ? kElements : 1;
+    f32x16 v[kVectors];
+    for (int i = 0; i < kVectors; ++i) {
+      const int64_t at = k + i * kLanes, left = k_size_ - at;
+      if constexpr (kIsWidened<T>) v[i] = left > 0 ? load16(row + at, int(min64(left, kLanes))) : f32x16{};
+      else v[i] = Unit<T>::load(row + at, int(min64(left, kBlock<T>)));
+    }
+    std::memcpy(to, v, sizeof v);
+  }
+
+  // Widened rows of a chunk stay in L2 while all panels pass; otherwise a panel does while all rows pass.
   void multiply(const Rows& rows) const {
-    const int64_t chunks = ceil_div(rows.count, kChunkRows), tasks = source_.panels() * chunks;
-    const double cost = cost_ns<T>(rows.count, source_.panels() * kPanelStrips * kStrip, k_size_);
+    const int64_t panels = source_.panels(), chunks = rows.chunks(), tasks = panels * chunks;
+    const double cost = cost_ns<T>(rows.count, panels * kPanelStrips * kStrip, k_size_);
     Pool::run(tasks, split(tasks, cost, num_threads_), [&](int64_t task, int64_t last) {
-      for (; task < last; ++task) panel_times_chunk(rows, task / chunks, task % chunks, chunks);
+      for (; task < last; ++task)
+        if (kIsWidened<T>) panel_times_chunk(rows, task % panels, task / panels, true);
+        else panel_times_chunk(rows, task / chunks, task % chunks, task % chunks + 1 == chunks);
     });
   }
 
-  void panel_times_chunk(const Rows& rows, int64_t index, int64_t chunk, int64_t chunks) const {
-    const int64_t first = rows.count * chunk / chunks, count = rows.count * (chunk + 1) / chunks - first;
-    const int64_t tiles = ceil_div(count, kMaxRows);
+  void panel_times_chunk(const Rows& rows, int64_t index, int64_t chunk, bool is_next_another) const {
+    const int64_t begin = rows.tiles() * chunk / rows.chunks(), end = rows.tiles() * (chunk + 1) / rows.chunks();
     Strip<T> strips[kPanelStrips], next[kPanelStrips];
-    const bool has_next = chunk + 1 == chunks && index + 1 < source_.panels();
+    const bool has_next = is_next_another && index + 1 < source_.panels();
     source_.panel(index, strips);
     source_.panel(has_next ? index + 1 : index, next);
     Ahead ahead = has_next ? Ahead(next, k_size_) : Ahead();
     const f32x16* units_of[kPanelStrips];
     pack(strips, units_of, ahead);
-    const int64_t passes = tiles * (kPanelStrips / kTileStrips);
+    const int64_t passes = (end - begin) * (kPanelStrips / kTileStrips);
     const int lines = passes == 1 ? 8 : passes <= 3 ? 4 : 2;  // in four units: all tiles together ask for the next panel's
-    for (int64_t t = 0; t < tiles; ++t) {
-      const int64_t row = first + count * t / tiles;
-      const int tile_rows = int(first + count * (t + 1) / tiles - row);
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t row = rows.tile(t);
+      const int tile_rows = int(rows.tile(t + 1) - row);
       const X* x = rows.x + row * rows.stride;
       f32x16 sums[kMaxRows][kPanelStrips];
       if (is_packed_ && rows.count <= kStreamingRows)
