@@ -9,7 +9,9 @@ import psutil
 
 
 class ForeignLoad:
-    """Mean number of cores that other processes kept busy since construction; those we started are not others."""
+    """Mean number of cores that others kept busy since construction: processes that we did not start, and other virtual
+    machines on the same cores as far as the kernel is told (steal).
+    """
 
     def __init__(self) -> None:
         self._started_s = time.perf_counter()
@@ -32,7 +34,7 @@ def prioritise() -> None:
 
 def _busy_s() -> float:
     times = psutil.cpu_times()
-    return float(times.user + times.system + times.nice)
+    return float(times.user + times.system + times.nice + getattr(times, "steal", 0.0))
 
 
 def _own_s() -> float:
