@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bench.checkpoints import SHAPES, random_checkpoint
-from bench.floor import matmul_rate, read_bandwidth
+from bench.floor import fastest_dtype, matmul_rate, read_bandwidth
 from bench.load import ForeignLoad, prioritise
 from bench.report import Report, Row
 from tandem.core.config import EngineConfig
@@ -179,11 +179,11 @@ def measure(shape: str, rounds: int, names: list[str], *, baseline: bool) -> Rep
             if names and not any(name in workload.name for name in names):
                 continue
             for system, run in systems.items():
-                before = read_bandwidth(), matmul_rate(torch.bfloat16, 3)
+                before = read_bandwidth(), matmul_rate(fastest_dtype(), 3)
                 load = ForeignLoad()
                 timing = run(workload, index)
                 foreign[workload.name, system].append(load.cores())
-                after = read_bandwidth(), matmul_rate(torch.bfloat16, 3)
+                after = read_bandwidth(), matmul_rate(fastest_dtype(), 3)
                 bandwidth, rate = (statistics.mean(pair) for pair in zip(before, after, strict=True))
                 for metric, unit, value, floor in _figures(workload, timing, floors, bandwidth, rate, system):
                     samples[workload.name, system, metric, unit].append(value)

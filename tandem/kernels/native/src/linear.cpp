@@ -248,7 +248,7 @@ template <class T, class Source> class Product {
     if (!kIsWidened<T> && k_size_ % kElements == 0 && stride % kElements == 0)
       return multiply({reinterpret_cast<const X*>(x), stride / kElements, 0, count, kChunkRows});
     const int64_t chunk_rows = kIsWidened<T> && is_packed_ ? fitting_rows() : kChunkRows;
-    const int64_t parts = ceil_div(count, chunk_rows * num_threads_);
+    const int64_t parts = ceil_div(count, chunk_rows * (num_threads_ + Pool::lent()));
     for (int64_t i = 0; i < parts; ++i) {
       const int64_t first = count * i / parts, last = count * (i + 1) / parts;
       multiply(copy(x + first * stride, stride, {nullptr, 0, first, last - first, chunk_rows}));
@@ -256,10 +256,11 @@ template <class T, class Source> class Product {
   }
 
  private:
-  // NOTE: each chunk turns round what is not packed, so that it is worth more rows than stay in L2.
+  // Rows whose units stay in L2, but four tiles where rows are long: weights are read again for each chunk.
+  // NOTE: not for weights that are not packed. They would be turned round for each.
   int64_t fitting_rows() const {
     const int64_t fitting = kChunkBytes / int64_t(sizeof(X)) / units<T>(k_size_);
-    return min64(max64(fitting / kMaxRows, 2) * kMaxRows, kChunkRows);
+    return min64(max64(fitting / kMaxRows, 4) * kMaxRows, kChunkRows);
   }
 
   struct Rows {
