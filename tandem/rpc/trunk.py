@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from itertools import count
+from itertools import count, islice
 
 from tandem.core.errors import InvalidRequestError, TandemError, WorkerLostError
 from tandem.core.output import RequestOutput
@@ -78,7 +78,7 @@ class Trunk:
         self._link = link
         self._numbers = count(1)
         self._inboxes: dict[int, _Inbox] = {}
-        self._openings: list[Opening] = []
+        self._openings: dict[int, Opening] = {}
         self._rooms: list[Room] = []
         self._left: list[int] = []
         self._has_words = asyncio.Event()
@@ -101,7 +101,7 @@ class Trunk:
         number = next(self._numbers)
         inbox = self._inboxes[number] = _Inbox(request_id)
         traceparent = dict(self._link.own_metadata).get(TRACE_KEY, "")
-        self._openings.append(Opening(number, call, traceparent, ROOM_TOKENS))
+        self._openings[number] = Opening(number, call, traceparent, ROOM_TOKENS)
         self._has_words.set()
         self._link.num_calls += 1
         try:
@@ -111,8 +111,13 @@ class Trunk:
         finally:
             self._link.num_calls -= 1
             if self._inboxes.pop(number, None) is not None:
-                self._left.append(number)
-                self._has_words.set()
+                self._leave(number)
+
+    def _leave(self, number: int) -> None:
+        """Nothing more of it is wanted; what has not been opened yet never is."""
+        if self._openings.pop(number, None) is None:
+            self._left.append(number)
+            self._has_words.set()
 
     def _make_room(self, number: int, inbox: _Inbox, num_tokens: int) -> None:
         """NOTE: told by halves of the room, so that it is seldom told and never runs out while news is taken."""
@@ -145,7 +150,7 @@ class Trunk:
         while True:
             await self._has_words.wait()
             self._has_words.clear()
-            openings, self._openings = self._openings[:MAX_OPENINGS], self._openings[MAX_OPENINGS:]
+            openings = [self._openings.pop(number) for number in list(islice(self._openings, MAX_OPENINGS))]
             rooms, self._rooms = self._rooms, []
             left, self._left = self._left, []
             if self._openings:
@@ -168,8 +173,7 @@ class Trunk:
         except InvalidRequestError as error:
             nonsense = WorkerLostError(f"{self._link.address} answered nonsense: {error}")
             self._inboxes.pop(number).end(nonsense)
-            self._left.append(number)
-            self._has_words.set()
+            self._leave(number)
             return
         if ending is not None:
             self._inboxes.pop(number).end(error_of_ending(ending, self._link.address, "Generate"))

@@ -220,7 +220,7 @@ async def _open_feeds(
 def _open_transports(
     settings: WorkerSettings, assembly: Assembly, identity: Identity, registry: InprocRegistry | None
 ) -> Transports:
-    advertised = None if settings.advertise is None else settings.advertise.rpartition(":")[0]
+    advertised = None if settings.advertise is None else settings.advertise.rpartition(":")[0].strip("[]")
     return Transports(
         pool_of_arena(assembly),
         identity,
@@ -289,16 +289,20 @@ async def _expire(core: WorkerCore) -> None:
 async def _announce(discovery: Discovery, record: WorkerRecord, sources: Sources) -> None:
     """Say that we are there, and meet those who are. What stands in the way is logged once while it lasts."""
     complaint = ""
-    while True:
-        try:
-            await discovery.announce(record)
-            await sources.meet([other.worker for other in await discovery.workers() if other.pool == record.pool])
-            complaint = ""
-        except TandemError as error:
-            if str(error) != complaint:
-                complaint = str(error)
-                logger.warning("not announced: %s", complaint)
-        await asyncio.sleep(ANNOUNCE_INTERVAL_S)
+    async with asyncio.TaskGroup() as tasks:
+        meeting: asyncio.Task[None] | None = None
+        while True:
+            try:
+                await discovery.announce(record)
+                others = [other.worker for other in await discovery.workers() if other.pool == record.pool]
+                if meeting is None or meeting.done():  # NOTE: one who is silent takes seconds, a record lives three
+                    meeting = tasks.create_task(sources.meet(others))
+                complaint = ""
+            except TandemError as error:
+                if str(error) != complaint:
+                    complaint = str(error)
+                    logger.warning("not announced: %s", complaint)
+            await asyncio.sleep(ANNOUNCE_INTERVAL_S)
 
 
 async def _withdraw(discovery: Discovery, record: WorkerRecord) -> None:

@@ -36,6 +36,10 @@ class Source:
         self._pings: asyncio.Task[None] | None = None
         self._releases: set[asyncio.Task[None]] = set()
 
+    @property
+    def is_used(self) -> bool:
+        return self._num_users > 0
+
     @asynccontextmanager
     async def in_use(self) -> AsyncIterator[None]:
         """Keep asking whether it lives."""

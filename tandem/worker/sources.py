@@ -5,7 +5,7 @@ Invariant: a peer whose blocks would mean something else is never connected; bot
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from itertools import count
 
 from tandem.core.errors import IncompatiblePeerError, TandemError, TransportError, WorkerLostError
@@ -19,6 +19,7 @@ from tandem.worker.pins import Pins
 from tandem.worker.source import Source
 
 GREETING_TIMEOUT_S = 2.0
+FORGET_AFTER_S = 300.0  # of not being listed nor used; discovery may be away for a while
 MEASURED_BYTES = 8 << 20
 MEASURED_SHARE = 8  # at most one of so many blocks
 
@@ -31,6 +32,7 @@ class Sources:
     def __init__(self, core: WorkerCore) -> None:
         self._core = core
         self._sources: dict[str, Source] = {}
+        self._unlisted_s: dict[str, float] = {}
         self._connecting: dict[WorkerAddress, asyncio.Task[Source]] = {}
         self._numbers = count(1)
 
@@ -60,9 +62,7 @@ class Sources:
 
     async def meet(self, workers: Sequence[WorkerAddress]) -> None:
         """Connect to those that are new, so that links are measured before they are needed, and forget the others."""
-        listed = {worker.worker_id for worker in workers}
-        for worker_id in [key for key, source in self._sources.items() if source.is_lost and key not in listed]:
-            await self._sources.pop(worker_id).close()
+        await self._forget({worker.worker_id for worker in workers})
         for worker in workers:
             if worker.worker_id == self._core.me.worker_id:
                 continue
@@ -77,6 +77,20 @@ class Sources:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(source.close() for source in self._sources.values()))
+
+    async def _forget(self, listed: Set[str]) -> None:
+        """Close connections to who is not listed: at once where lost, else when nobody has used them for long."""
+        now_s, gone = self._core.clock.now_s(), list[Source]()
+        for worker_id, source in list(self._sources.items()):
+            since_s = self._unlisted_s.setdefault(worker_id, now_s)
+            if source.is_lost and worker_id not in listed:
+                gone.append(self._sources.pop(worker_id))
+            elif source.is_used or worker_id in listed:
+                del self._unlisted_s[worker_id]
+            elif now_s - since_s >= FORGET_AFTER_S:
+                gone.append(self._sources.pop(worker_id))
+        self._unlisted_s = {key: since_s for key, since_s in self._unlisted_s.items() if key in self._sources}
+        await asyncio.gather(*(source.close() for source in gone))
 
     async def _connect(self, worker: WorkerAddress) -> Source:
         client = WorkerClient(worker.address, secret=self._core.secret, metadata_source=self._core.tracing.metadata)
@@ -118,7 +132,11 @@ class Sources:
             transport, peer = await self._reach(choice, theirs)
         logger.info("worker %s is read by %s (%s)", theirs.worker.worker_id, choice.path, choice.reason)
         source = Source(theirs.worker, client, transport, peer)
-        await self._measure(source, choice)
+        try:
+            await self._measure(source, choice)
+        except BaseException:  # NOTE: cancelled too, its threads and sockets must go
+            await asyncio.to_thread(transport.disconnect, peer)
+            raise
         return source
 
     async def _reach(self, choice: Choice, theirs: Greeting) -> tuple[KVTransport, Peer]:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from tandem.core.clock import Clock
 from tandem.core.errors import ConfigurationError, TransportError
-from tandem.transport.nixl.agent import NixlAgent
+from tandem.transport.nixl.agent import NixlAgent, RemoteAgent
 from tandem.transport.nixl.flight import Flight, Link, Part
 from tandem.transport.transfer import TransferState
 
@@ -38,6 +38,7 @@ class AgentOwner:
         self._build, self._clock, self._fence_after_s = build, clock, fence_after_s
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._flights: list[Flight] = []
+        self._links: set[Link] = set()  # whose peers the agent knows
         self._agent: NixlAgent | None = None
         self._lock = threading.Lock()
         self._is_closed = False
@@ -64,6 +65,10 @@ class AgentOwner:
             raise TransportError("NIXL could not be started again after its last agent was destroyed")
         return self._agent
 
+    def link(self, add: Callable[[NixlAgent], RemoteAgent]) -> Link:
+        """A link to the peer that `add` makes known to the agent."""
+        return self.call(lambda: self._link(add))
+
     def submit(self, flight: Flight) -> None:
         """Take over a read; returns at once. Raises `TransportError` once closed."""
         self._send(lambda: self._flights.append(flight))
@@ -87,6 +92,11 @@ class AgentOwner:
                 self._commands.put(self._shut_down)
         if threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def _link(self, add: Callable[[NixlAgent], RemoteAgent]) -> Link:
+        link = Link(add(self.agent()))
+        self._links.add(link)
+        return link
 
     def _send(self, command: Callable[[], None]) -> None:
         with self._lock:
@@ -218,8 +228,9 @@ class AgentOwner:
 
     def _forget(self, link: Link) -> None:
         """Release a broken peer's descriptors once nothing of it is under way."""
-        if self._agent is not None and not any(flight.link is link for flight in self._flights):
-            self._agent.remove_remote(link.remote)
+        if link in self._links and not any(flight.link is link for flight in self._flights):
+            self._links.remove(link)
+            self.agent().remove_remote(link.remote)
 
     def _fence(self) -> None:
         self._end_all(TransportError("the NIXL agent was destroyed to end reads that would not end; connect again"))
@@ -229,13 +240,15 @@ class AgentOwner:
         self._agent = self._build()
 
     def _end_all(self, error: TransportError) -> None:
-        """Destroy the agent, after which every read is over."""
+        """Destroy the agent, after which every read is over and what it knew of peers is no more."""
         if self._agent is not None:
             self._agent.destroy()
             self._agent = None
+        for link in self._links:
+            link.broken = str(error)
+        self._links.clear()
         flights, self._flights = self._flights, []
         for flight in flights:
-            flight.link.broken = str(error)
             if flight.transfer.state is TransferState.PENDING:
                 flight.link.pace.end(flight.transfer.num_bytes, None)
             flight.transfer.fail(error)

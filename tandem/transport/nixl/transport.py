@@ -70,7 +70,9 @@ class NixlTransport:
         accepted = accept(card, self.name, self._identity, self._pool)
         address, metadata = _parse_metadata(accepted, self._pool)
         try:
-            link = self._owner.call(lambda: self._add_remote(address, metadata))
+            link = self._owner.link(
+                lambda agent: agent.add_remote(address.name, metadata, address.pool, address.identity)
+            )
         except TransportError as error:
             raise TransportError(f"peer {accepted.incarnation} cannot be reached: {error}") from error
         try:
@@ -121,9 +123,6 @@ class NixlTransport:
         limit_s = transfer.started_s + (allowance_s if deadline_s is None else deadline_s)
         self._owner.submit(Flight(link, transfer, limit_s, deque(parts)))
         return transfer
-
-    def _add_remote(self, address: AgentAddress, metadata: bytes) -> Link:
-        return Link(self._owner.agent().add_remote(address.name, metadata, address.pool, address.identity))
 
     def _recognise(self, card: Card, link: Link) -> None:
         """Read what the peer says it is: proves that it lives, is who the card says, and that reads work."""

@@ -230,6 +230,26 @@ def test_a_request_that_is_left_before_it_was_sent_never_begins_or_ends_at_once(
     run(check)
 
 
+def test_requests_that_are_left_behind_a_full_message_of_openings_never_begin() -> None:
+    async def check() -> None:
+        worker = Talker()
+        server, client = await both(worker)
+        num_staying = MAX_OPENINGS
+        staying = [asyncio.ensure_future(told(client, asked(f"stays {i}", 2))) for i in range(num_staying)]
+        leaving = [asyncio.ensure_future(told(client, asked(f"left {i}", 2 * ROOM_TOKENS))) for i in range(6)]
+        await asyncio.sleep(0)
+        for task in leaving:
+            task.cancel()
+        await asyncio.gather(*leaving, return_exceptions=True)
+        assert await asyncio.gather(*staying) == num_staying * [whole(2)]
+        assert await told(client, asked("next", 2)) == whole(2)
+        assert not any(request_id.startswith("left") for request_id in worker.said)
+        await client.close()
+        await server.stop()
+
+    run(check)
+
+
 def test_whoever_takes_nothing_is_sent_no_more_than_its_room_and_holds_up_no_other() -> None:
     async def check() -> None:
         num_tokens = 5 * ROOM_TOKENS

@@ -8,16 +8,23 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tandem.core.errors import ConfigurationError, LocalityUnavailableError, UnavailableError, WorkerLostError
+from tandem.core.errors import (
+    CapacityError,
+    ConfigurationError,
+    LocalityUnavailableError,
+    UnavailableError,
+    WorkerLostError,
+)
 from tandem.core.hashing import extend_hashes, root_hash
 from tandem.engine.engine import Engine
 from tandem.locality.redis import RedisIndex
 from tandem.rpc.client import RouterClient, WorkerClient
-from tandem.rpc.messages import GenerateCall, PairCall, WorkerRecord, WorkerStatus
+from tandem.rpc.messages import GenerateCall, PairCall, WorkerAddress, WorkerRecord, WorkerStatus
 from tandem.serving.ports import free_ports
 from tandem.serving.router_process import serving_router
 from tandem.serving.router_settings import RouterSettings
@@ -361,6 +368,67 @@ class AwayDiscovery:
         return []
 
     async def close(self) -> None: ...
+
+
+class SlowSources(Sources):
+    """Meets somebody who is silent, until `go`."""
+
+    num_meetings = 0
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker.core)
+        self.go = asyncio.Event()
+
+    async def meet(self, workers: Sequence[WorkerAddress]) -> None:
+        self.num_meetings += 1
+        await self.go.wait()
+
+
+class NearDiscovery(AwayDiscovery):
+    """Is told at once; `tried` as above."""
+
+    async def announce(self, record: WorkerRecord) -> None:
+        with contextlib.suppress(LocalityUnavailableError):
+            await super().announce(record)
+
+
+def test_a_worker_announces_itself_while_a_peer_is_silent(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.worker.process.ANNOUNCE_INTERVAL_S", 0.01)
+
+    async def main() -> None:
+        async with one_worker(llama) as (worker, _):
+            discovery, sources = NearDiscovery(), SlowSources(worker)
+            record = WorkerRecord(worker.core.me, "decode", "m", "pool")
+            announcing = asyncio.create_task(_announce(discovery, record, sources))
+            await asyncio.wait_for(discovery.tried.wait(), 20)
+            assert sources.num_meetings == 1
+            sources.go.set()
+            await until(lambda: has_met(sources, 2), "the next meeting")
+            announcing.cancel()
+            await asyncio.gather(announcing, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+async def has_met(sources: SlowSources, number: int) -> bool:
+    return sources.num_meetings >= number
+
+
+def test_kv_crosses_between_workers_of_ipv6_addresses(llama: Path) -> None:
+    try:
+        (port,) = free_ports(1, "::1", random.Random())
+    except CapacityError:
+        pytest.skip("this machine has no IPv6 loopback address")
+
+    async def main() -> None:
+        address = f"[::1]:{port}"
+        async with pair_of(llama, transport="tcp", prefill={"bind": address, "advertise": address}) as pair:
+            call = replace(CALL, prefill=pair.prefill.core.me)
+            await generated(pair.to_decode, call)
+            counters = await pair.decode.core.engine.call(lambda engine: engine.counters)
+            assert counters.num_fetched_tokens == len(PROMPT)
+
+    asyncio.run(main())
 
 
 def test_what_stands_in_the_way_of_announcing_is_said_once(llama: Path, caplog: pytest.LogCaptureFixture) -> None:

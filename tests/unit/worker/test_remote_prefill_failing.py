@@ -9,6 +9,7 @@ import torch
 
 from tandem.core.errors import IncompatiblePeerError, WorkerLostError
 from tandem.rpc.messages import ConfirmCall, Greeting
+from tandem.transport.inproc import InprocTransport
 from tests.helpers.handoffs import PROMPT, Gate, call_of
 from tests.helpers.workers import (
     at_rest,
@@ -48,6 +49,24 @@ def test_the_next_prefill_worker_takes_over(llama: Path, expected: list[int], nu
             assert await task == expected
             counters = await pair.decode.core.engine.call(lambda engine: engine.counters)
             assert counters.num_fetched_tokens == len(PROMPT)
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
+def test_a_connection_that_takes_no_reads_is_made_anew(llama: Path, expected: list[int]) -> None:
+    async def main() -> None:
+        async with pair_of(llama) as pair:
+            assert await generated(pair.to_decode, call_of(pair)) == expected
+            transport = pair.decode.core.transports.get("inproc")
+            assert isinstance(transport, InprocTransport)
+            for peer in list(transport._peers._links):
+                transport.disconnect(peer)
+            assert await generated(pair.to_decode, call_of(pair, salt="broken")) == expected
+            before = await pair.decode.core.engine.call(lambda engine: engine.counters.num_fetched_tokens)
+            assert await generated(pair.to_decode, call_of(pair, salt="anew")) == expected
+            after = await pair.decode.core.engine.call(lambda engine: engine.counters.num_fetched_tokens)
+            assert after - before == len(PROMPT)
             await at_rest(pair.prefill, pair.decode)
 
     asyncio.run(main())

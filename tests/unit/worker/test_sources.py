@@ -8,6 +8,7 @@ import pytest
 
 from tandem.core.errors import IncompatiblePeerError, TandemError, TransportError, WorkerLostError
 from tandem.rpc.messages import ConfirmCall, WorkerAddress
+from tandem.transport.base import Peer
 from tandem.worker.source import Source
 from tandem.worker.sources import Sources, check_compatible
 from tests.helpers.workers import at_rest, front_of, pair_of, until
@@ -101,6 +102,56 @@ def test_those_who_are_not_there_do_not_stop_the_meeting(llama: Path) -> None:
             await sources.meet([])
             with pytest.raises(TandemError):
                 await sources.connect(gone)
+            await sources.close()
+
+    asyncio.run(main())
+
+
+def test_those_who_are_no_longer_listed_are_forgotten_once_nobody_has_used_them_for_long(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with pair_of(llama) as pair:
+            sources = Sources(pair.decode.core)
+            source = await sources.connect(pair.prefill.core.me)
+            await sources.meet([])
+            assert len(sources.links) == 1
+            monkeypatch.setattr("tandem.worker.sources.FORGET_AFTER_S", 0.0)
+            async with source.in_use():
+                await sources.meet([])
+                assert not source.is_lost
+            await sources.meet([pair.prefill.core.me])
+            assert not source.is_lost
+            await sources.meet([])
+            assert sources.links == ()
+            assert await sources.connect(pair.prefill.core.me) is not source
+            await sources.close()
+
+    asyncio.run(main())
+
+
+def test_a_peer_that_cannot_be_measured_is_disconnected(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise TransportError("bulk data does not get through")
+
+    async def main() -> None:
+        async with pair_of(llama, transport="tcp") as pair:
+            sources, transport = Sources(pair.decode.core), pair.decode.core.transports.get("tcp")
+            disconnected: list[Peer] = []
+            disconnect = transport.disconnect
+
+            def noted(peer: Peer) -> None:
+                disconnected.append(peer)
+                disconnect(peer)
+
+            monkeypatch.setattr(transport, "disconnect", noted)
+            monkeypatch.setattr("tandem.worker.sources.measure_link", broken)
+            for number in range(1, 4):
+                with pytest.raises(TransportError, match="bulk data"):
+                    await sources.connect(pair.prefill.core.me)
+                assert len(disconnected) == number
+            with pytest.raises(TransportError, match="not connected"):
+                transport.read(disconnected[0], [1], [1])
             await sources.close()
 
     asyncio.run(main())

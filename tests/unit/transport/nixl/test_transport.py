@@ -93,6 +93,19 @@ def test_after_a_fence_every_read_is_over_and_nothing_is_written(
     assert reader.card() != old_card
 
 
+def test_after_a_fence_no_peer_is_read_by_what_the_former_agent_knew(
+    source: SourceProcess, reader: NixlTransport, pages: Pages
+) -> None:
+    peer = reader.connect(source.card)
+    reader.fence()
+    with pytest.raises(TransportError, match="connect"):
+        reader.read(peer, [1], [1])
+    reader.disconnect(peer)
+    again = reader.read(reader.connect(source.card), [1], [1])
+    assert again.wait(WAIT_S)
+    assert np.array_equal(pages[1], source.pages[1])
+
+
 def test_the_fence_comes_by_itself(source: SourceProcess, pages: Pages) -> None:
     reader = reader_of(pages, fence_after_s=0.2)
     peer = reader.connect(source.card)
