@@ -8,6 +8,8 @@ from tests.helpers.helm import EXAMPLES, POOLS, SETTINGS, at, example, merged, s
 Values = dict[str, Any]
 MINIMAL: Values = {"model": {"uri": "hf://Qwen/Qwen3-8B"}}
 GPU = {"accelerator": {"vendor": "nvidia"}}
+RDMA = {"rdma": {"enabled": True}}
+CUDA_IPC = {"hostIPC": True, "hostPID": True}
 NO_REDIS = {"redis": {"enabled": False}, "router": {"replicas": 1}}
 PROMETHEUS = "http://prometheus.monitoring:9090"
 CLAIM = {"name": "gpu", "resourceClaimTemplateName": "one-gpu"}
@@ -94,7 +96,11 @@ FLAGS: dict[str, Values] = {
         }
     },
     "planner-advises": {"planner": {"enabled": True}, "prefill": {"autoscaling": {"hpa": {"enabled": True}}}},
-    "planner-acts": {"planner": {"enabled": True, "mode": "act", "maxAccelerators": 6}, "prefill": GPU},
+    "planner-acts": {
+        "planner": {"enabled": True, "mode": "act", "maxAccelerators": 6},
+        "prefill": {**GPU, **RDMA},
+        "decode": {**GPU, **RDMA},
+    },
     "load": at("load", {"enabled": True, "args": ["--figures", "/results"], "results": {"existingClaim": "results"}}),
     "load-elsewhere": at(
         "load",
@@ -115,10 +121,11 @@ FLAGS: dict[str, Values] = {
             "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: '{{ .Release.Name }}-b'}\n",
         ]
     },
-    "amd": at("decode.accelerator", {"vendor": "amd", "count": 8}),
+    "accelerators": at("decode.accelerator", {"vendor": "nvidia", "count": 8}),
     "own-resource": at("decode.accelerator", {"vendor": "nvidia", "resource": "nvidia.com/mig-1g.10gb"}),
     "own-vendor": {"acceleratorResources": {"acme": "acme.com/npu"}, "decode": {"accelerator": {"vendor": "acme"}}},
     "rdma-ipc-lock": at("decode", {**GPU, "rdma": {"enabled": True, "ipcLock": True, "count": 2}}),
+    "rdma-unasked": {pool: {**GPU, "rdma": {"enabled": True, "resource": ""}} for pool in ("prefill", "decode")},
     "run-as-root": at("decode", {"podSecurityContext": {"runAsUser": 0, "runAsNonRoot": False}}),
     "writable-root": at("decode.securityContext.readOnlyRootFilesystem", False),
 }
@@ -141,8 +148,7 @@ def _pool_flags(pool: str) -> dict[str, Values]:
         "devices": {
             **GPU,
             "rdma": {"enabled": True, "resource": "rdma/hca", "ucxTls": "rc", "ucxNetDevices": "mlx5_0:1"},
-            "hostIPC": True,
-            "hostPID": True,
+            **CUDA_IPC,
         },
         "placed": {
             "nodeSelector": {"a": "b"},
@@ -182,7 +188,10 @@ def _pool_flags(pool: str) -> dict[str, Values]:
             }
         }
     on = {"enabled": True} if pool == "planner" else {}
-    return {f"{pool}-{name}": at(pool, {**on, **values}) for name, values in flags.items()}
+    found = {f"{pool}-{name}": at(pool, {**on, **values}) for name, values in flags.items()}
+    if pool == "prefill":
+        found["prefill-devices"] = merged(found["prefill-devices"], at("decode", {**GPU, **RDMA}))
+    return found
 
 
 def _matrix() -> dict[str, Values]:

@@ -6,7 +6,7 @@ from typing import Any
 import helm_python
 import pytest
 
-from tests.helm.cases import GPU, MINIMAL, NO_REDIS, PROMETHEUS
+from tests.helm.cases import CLAIM, CUDA_IPC, GPU, MINIMAL, NO_REDIS, PROMETHEUS, RDMA
 from tests.helpers.helm import CHART, KUBE_VERSION, NAME, at, install_dry, merged, old_helm, render, run_old_helm
 
 KEDA = {"autoscaling": {"keda": {"enabled": True, "serverAddress": PROMETHEUS}}}
@@ -65,7 +65,17 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
     "two budgets": (at("decode.pdb", {"minAvailable": 1, "maxUnavailable": 2}), r"decode\.pdb: .*: keep one"),
     "unknown vendor": (
         at("decode.accelerator.vendor", "acme"),
-        r"vendor=acme is unknown: use none or one of amd, gaudi, intel, nvidia, add it to acceleratorResources",
+        r"vendor=acme is unknown: use none or one of nvidia, add it to acceleratorResources",
+    ),
+    "gpus without a transport": (
+        {"prefill": GPU, "decode": GPU},
+        r"prefill\.accelerator .*set rdma\.enabled=true in prefill and decode .*hostIPC=true and hostPID=true in both",
+    ),
+    "claimed gpus without a transport": (at("prefill.accelerator.claims", [CLAIM]), r"or prefill\.enabled=false"),
+    "rdma on one side": ({"prefill": {**GPU, **RDMA}, "decode": GPU}, r"set rdma\.enabled=true in prefill and decode"),
+    "process ids without ipc": (
+        {pool: {**GPU, "hostPID": True} for pool in ("prefill", "decode")},
+        r"hostIPC=true and hostPID=true in both",
     ),
     "resource without vendor": (at("decode.accelerator.resource", "acme.com/npu"), r"set vendor"),
     "device and claim": (
@@ -138,6 +148,13 @@ def test_guards_name_the_remedy(why: str) -> None:
     values, words = GUARDED[why]
     message = _message(merged(MINIMAL, values))
     assert re.search(words, message), message
+
+
+@pytest.mark.parametrize("transport", [RDMA, CUDA_IPC])
+def test_gpus_with_a_transport_are_taken(transport: dict[str, Any]) -> None:
+    pool = {**GPU, **transport}
+    assert render(merged(MINIMAL, {"prefill": pool, "decode": pool})).objects
+    assert render(merged(MINIMAL, {"prefill": {**GPU, "enabled": False}, "decode": GPU})).objects
 
 
 @pytest.mark.parametrize("why", REFUSED)

@@ -9,11 +9,16 @@ from typing import Any
 import yaml
 
 from tandem import __version__
+from tandem.planning.hardware import find_accelerator
+from tandem.planning.roofline import Roofline
+from tandem.planning.shape_catalogue import find_shape
 from tests.helm.test_render import UPDATE
-from tests.helpers.helm import CHART, EXAMPLES, POOLS, ROOT, SETTINGS, Object, settings_schema
+from tests.helpers.helm import CHART, EXAMPLES, POOLS, ROOT, SETTINGS, Object, example, settings_schema
 
 README = CHART / "README.md"
 SCHEMA = CHART / "values.schema.json"
+GPU_PRODUCTS = {"NVIDIA-H100-80GB-HBM3": "h100", "NVIDIA-H200": "h200"}
+PROMPT_TOKENS = 16_384  # a worker should have room for
 _BEGIN, _END = "<!-- values: begin -->\n", "<!-- values: end -->\n"
 BLOCKS = {
     *("enabled", "replicas", "settings", "image", "args", "extraEnv", "envFrom", "resources", "accelerator", "rdma"),
@@ -144,6 +149,45 @@ def test_examples_say_what_they_are_for() -> None:
     assert set(EXAMPLES) == {"cpu", "one-gpu", "pd-rdma", "nvlink", "external-redis", "keda", "hpa", "planner"}
     named = set(re.findall(r"values-([a-z-]+)\.yaml", (ROOT / "docs" / "kubernetes.md").read_text()))
     assert named == set(EXAMPLES)
+
+
+def _accelerated() -> Iterator[tuple[str, Object, Object]]:
+    """Example, its values and its block, of each pool on accelerators."""
+    for name in EXAMPLES:
+        values = example(name)
+        for pool in ("prefill", "decode"):
+            if values[pool].get("accelerator"):
+                yield name, values, values[pool]
+
+
+def test_examples_on_accelerators_can_hand_over_blocks() -> None:
+    """TCP carries CPU memory only."""
+    for name, values, _ in _accelerated():
+        prefill, decode = values["prefill"], values["decode"]
+        if not prefill.get("enabled", True):
+            continue
+        assert prefill.get("accelerator"), f"{name}: blocks do not move between a CPU and a GPU"
+        assert decode.get("accelerator"), f"{name}: blocks do not move between a CPU and a GPU"
+        is_rdma = all(pool.get("rdma", {}).get("enabled") for pool in (prefill, decode))
+        is_cuda_ipc = all(pool.get("hostIPC") and pool.get("hostPID") for pool in (prefill, decode))
+        assert is_rdma or is_cuda_ipc, name
+
+
+def test_models_of_examples_fit_one_accelerator() -> None:
+    weighed = set()
+    for name, values, pool in _accelerated():
+        assert pool["accelerator"].get("count", 1) == 1, f"{name}: a worker computes on one"
+        product = pool.get("nodeSelector", {}).get("nvidia.com/gpu.product")
+        if product is not None:
+            shape = find_shape(values["model"]["uri"].rpartition("/")[2])
+            assert Roofline(shape, find_accelerator(GPU_PRODUCTS[product])).kv_tokens >= PROMPT_TOKENS, (name, product)
+            weighed.add(name)
+    assert weighed == {"nvlink", "pd-rdma"}
+
+
+def test_default_vendors_are_those_that_workers_compute_on() -> None:
+    """Attention and NIXL serve CUDA alone."""
+    assert _values()["acceleratorResources"] == {"nvidia": "nvidia.com/gpu"}
 
 
 def test_queries_name_metrics_that_are_exported() -> None:

@@ -179,7 +179,7 @@ livenessProbe:
 {{- end -}}
 {{- end -}}
 {{- with .pool.rdma -}}
-{{- if .enabled -}}
+{{- if and .enabled .resource -}}
 {{- $_ := set $devices .resource .count -}}
 {{- end -}}
 {{- end -}}

@@ -21,6 +21,7 @@
 {{- end -}}
 {{- end -}}
 {{- include "tandem.validatePlanner" . -}}
+{{- include "tandem.validateTransport" . -}}
 {{- if and .Values.gatewayApi.enabled (not .Values.gatewayApi.parentRefs) -}}
 {{- fail "gatewayApi.enabled needs gatewayApi.parentRefs: name the Gateway, as [{name: my-gateway}]" -}}
 {{- end -}}
@@ -116,6 +117,18 @@
 {{- if has .name $own -}}
 {{- fail (printf "%s.extraEnv sets %s, which the chart sets too: use the value that it comes from, or %s.settings" $.name .name $.name) -}}
 {{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* TCP carries CPU memory only. */}}
+{{- define "tandem.validateTransport" -}}
+{{- $prefill := .Values.prefill -}}
+{{- $decode := .Values.decode -}}
+{{- $onAccelerators := or (ne $prefill.accelerator.vendor "none") $prefill.accelerator.claims -}}
+{{- $overRdma := and $prefill.rdma.enabled $decode.rdma.enabled -}}
+{{- $overCudaIpc := and $prefill.hostIPC $prefill.hostPID $decode.hostIPC $decode.hostPID -}}
+{{- if and $prefill.enabled $onAccelerators (not (or $overRdma $overCudaIpc)) -}}
+{{- fail "prefill.accelerator without a transport between GPUs, so decode would compute every prompt itself: set rdma.enabled=true in prefill and decode (and rdma.resource empty where pods have the devices without asking), or hostIPC=true and hostPID=true in both where they share nodes, or prefill.enabled=false" -}}
 {{- end -}}
 {{- end }}
 
