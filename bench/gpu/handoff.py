@@ -144,24 +144,25 @@ def hand_off(stack: Stack, source: Connection, read: Read, prompt: list[int]) ->
     started_s = time.monotonic()
     source.send(Prefill(prompt))
     request_id = engine.add_request(prompt, params, handoff=Handoff(num_expected_tokens=len(prompt)))
-    engine.step()  # finds blocks for it
-    local = reserved[0].groups[0].block_ids
     try:
+        engine.step()  # finds blocks for it
+        local = reserved[0].groups[0].block_ids
         pairs, first_block_s, first = _pull(source, read, local)
         done_s = time.monotonic()
         engine.accept_token(request_id, SampledToken(first.token_ids[0]))
         engine.kv_arrived(request_id, len(prompt))
+        theirs = _sums(source, tuple(remote for remote, _ in pairs))
+        is_whole = theirs == block_sums(stack.arena.pages, tuple(block for _, block in pairs))
+        token_ids = [first.token_ids[0]]
+        while engine.has_work:
+            token_ids += [token_id for output in engine.step() for token_id in output.token_ids]
     except BaseException:
         engine.abort(request_id)
         _drain(source)
         raise
     finally:
-        engine.kv.drop(reserved[0].fetch_id)
-    theirs = _sums(source, tuple(remote for remote, _ in pairs))
-    is_whole = theirs == block_sums(stack.arena.pages, tuple(block for _, block in pairs))
-    token_ids = [first.token_ids[0]]
-    while engine.has_work:
-        token_ids += [token_id for output in engine.step() for token_id in output.token_ids]
+        for news in reserved:
+            engine.kv.drop(news.fetch_id)
     return Sample(
         ttft_s=first.sent_s - started_s,
         pulled_s=done_s - first_block_s,

@@ -1,8 +1,8 @@
 """Attention on NVIDIA GPUs by PyTorch's variable-length FlashAttention over paged KV.
 
-PyTorch serves a block table only through a FlashAttention that its user activated: FA3 on Hopper, FA4 on Blackwell.
-Both take pages by strides, so our head-major pages go in as a transposed view. They cannot soft-cap. Not yet exercised
-on a GPU.
+PyTorch serves a block table only through a FlashAttention of another package: FA3 on Hopper, FA4 on Blackwell. The one
+that is needed is activated for the whole process, unless another one already is. Both take pages by strides, so our
+head-major pages go in as a transposed view. They cannot soft-cap. Not yet exercised on a GPU.
 
 NOTE: a tile that straddles a window's start also loads the null or freed block before it and masks its scores. That is
 exact while the arena holds finite numbers, which it does from its allocation on.
@@ -20,6 +20,8 @@ from tandem.kvcache.spec import KVSpec
 NEEDED_ARGUMENTS = frozenset({"window_size", "enable_gqa", "seqused_k", "block_table", "num_splits"})
 IMPLEMENTATIONS = {9: "FA3", 10: "FA4"}  # by major compute capability
 MAX_HEAD_DIM = {"FA3": 256, "FA4": 128}
+# What the packages raise: when they are missing, broken, or made for another PyTorch.
+ACTIVATION_ERRORS = (ImportError, AttributeError, OSError, RuntimeError, TypeError, ValueError)
 
 
 class VarlenBackend:
@@ -36,7 +38,7 @@ class VarlenBackend:
         self._device = device
 
     def refuses(self, spec: KVSpec, block_size: int, softcap: float) -> str | None:
-        """Why not; the remedy is in the reason where there is one."""
+        """Why not; the remedy is in the reason where there is one. Activates the FlashAttention that it needs."""
         if self._device.type != "cuda":
             return f"device {self._device} is not CUDA"
         if softcap:
@@ -50,15 +52,9 @@ class VarlenBackend:
         needed = IMPLEMENTATIONS.get(major)
         if needed is None:
             return f"no FlashAttention of PyTorch's reads paged KV on compute capability {major}.x"
-        active = _active_implementation()
-        if active != needed:
-            return (
-                f"{needed} is not active (active: {active}); install it and call "
-                f"torch.nn.attention.activate_flash_attention_impl({needed!r})"
-            )
         if spec.head_dim % 8 or spec.head_dim > MAX_HEAD_DIM[needed]:
             return f"head_dim={spec.head_dim}: {needed} serves multiples of 8 up to {MAX_HEAD_DIM[needed]}"
-        return None
+        return _activate(needed)
 
     def attend(
         self, queries: torch.Tensor, kv: LayerKV, batch: AttentionBatch, params: AttentionParams
@@ -92,6 +88,15 @@ def missing_arguments() -> str | None:
     return f"varlen_attn of torch {torch.__version__} lacks {sorted(missing)}" if missing else None
 
 
-def _active_implementation() -> str | None:
-    current = getattr(import_module("torch.nn.attention"), "current_flash_attention_impl", None)
-    return None if current is None else current()
+def _activate(needed: str) -> str | None:
+    """Why it cannot be active, or None: then it is."""
+    attention = import_module("torch.nn.attention")
+    try:
+        if attention.current_flash_attention_impl() is None:
+            attention.activate_flash_attention_impl(needed)
+        active = attention.current_flash_attention_impl()
+    except ACTIVATION_ERRORS as error:
+        return f"{needed} cannot be activated: {error}; install a {needed} that PyTorch {torch.__version__} can use"
+    if active != needed:
+        return f"{needed} is not active (active: {active}); activate no other FlashAttention in this process"
+    return None

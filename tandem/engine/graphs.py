@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tandem.attention.base import AttentionBatch
+from tandem.engine.current_device import current_device
 from tandem.engine.inputs import ModelInputs
 
 WARM_UP_RUNS = 2  # kernels compile and libraries allocate in these, which capture would forbid
@@ -65,6 +66,7 @@ class DecodeGraphs:
         self._forward = forward
         self._sizes = tuple(sizes)
         self._capture = capture
+        self._device = device
         self._max_model_len = max_model_len
         self._buffers = _Buffers.padding(sizes[-1], num_groups, max_model_len, block_size, device)
         self._captured: dict[int, _Captured] = {}
@@ -74,9 +76,10 @@ class DecodeGraphs:
         """Capture every size, largest first so that the smaller ones reuse its memory. Call once, before serving."""
         if not self._capture:
             return
-        pool = torch.cuda.graph_pool_handle()
-        for size in reversed(self._sizes):
-            self._captured[size] = self._capture_size(size, pool)
+        with current_device(self._device):
+            pool = torch.cuda.graph_pool_handle()
+            for size in reversed(self._sizes):
+                self._captured[size] = self._capture_size(size, pool)
 
     def size_for(self, inputs: ModelInputs) -> int | None:
         """The smallest size that serves the step, or None: it holds prefill tokens or is too large."""

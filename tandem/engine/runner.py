@@ -11,6 +11,7 @@ from tandem.attention.arena import Arena
 from tandem.attention.base import AttentionBackend, AttentionBatch, WantedTokens
 from tandem.core.types import TokenLogprobs
 from tandem.engine.constraint import constraints_of
+from tandem.engine.current_device import current_device
 from tandem.engine.graphs import DecodeGraphs, padded_sizes
 from tandem.engine.inputs import InputBuilder, ModelInputs
 from tandem.engine.logits import SamplingState
@@ -70,6 +71,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> ExecutorOutput:
+        with current_device(self._arena.pages.device):
+            return self._execute(step)
+
+    def _execute(self, step: SchedulerOutput) -> ExecutorOutput:
         for request_id in step.released:
             self._states.pop(request_id, None)
         states = [self._state_of(item.request) for item in step.scheduled if item.samples]

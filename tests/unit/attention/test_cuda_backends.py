@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from torch.nn import attention
 
 from tandem.attention.arena import LayerKV
 from tandem.attention.base import AttentionBackend, AttentionBatch, AttentionParams
@@ -28,6 +29,53 @@ def test_varlen_refuses_what_flash_attention_lacks() -> None:
     backend = VarlenBackend(CUDA)
     assert "soft-cap" in str(backend.refuses(SPEC, 16, 50.0))
     assert "float32" in str(backend.refuses(KVSpec(2, 128, "float32"), 16, 0.0))
+
+
+class FakeFlashAttention:
+    """As much of an implementation as PyTorch's registry looks at."""
+
+    def remove(self) -> None:
+        pass
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that needs FA3, with nothing active; what becomes active is forgotten afterwards."""
+    if (missing := missing_arguments()) is not None:
+        pytest.skip(missing)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(attention._registry, "_FLASH_ATTENTION_IMPLS", {})
+    monkeypatch.setattr(attention._registry, "_FLASH_ATTENTION_ACTIVE", None)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_varlen_activates_the_flash_attention_that_it_needs() -> None:
+    attention.register_flash_attention_impl("FA3", register_fn=FakeFlashAttention)
+    backend = VarlenBackend(CUDA)
+    assert "head_dim=320" in str(backend.refuses(KVSpec(2, 320, "bfloat16"), 16, 0.0))
+    assert attention.current_flash_attention_impl() is None
+    assert backend.refuses(SPEC, 16, 0.0) is None
+    assert attention.current_flash_attention_impl() == "FA3"
+
+
+@pytest.mark.usefixtures("hopper")
+def test_varlen_refuses_where_its_flash_attention_cannot_be_had() -> None:
+    def fails() -> FakeFlashAttention:
+        raise ImportError("No module named 'flash_attn_interface'")
+
+    assert "Unknown flash attention impl 'FA3'" in str(VarlenBackend(CUDA).refuses(SPEC, 16, 0.0))
+    attention.register_flash_attention_impl("FA3", register_fn=fails)
+    reason = str(VarlenBackend(CUDA).refuses(SPEC, 16, 0.0))
+    assert "No module named 'flash_attn_interface'; install" in reason
+
+
+@pytest.mark.usefixtures("hopper")
+def test_varlen_leaves_another_flash_attention_active() -> None:
+    for name in ("FA3", "FA4"):
+        attention.register_flash_attention_impl(name, register_fn=FakeFlashAttention)
+    attention.activate_flash_attention_impl("FA4")
+    assert "active: FA4" in str(VarlenBackend(CUDA).refuses(SPEC, 16, 0.0))
+    assert attention.current_flash_attention_impl() == "FA4"
 
 
 def test_varlen_call_matches_this_pytorch() -> None:

@@ -1,12 +1,15 @@
 """Padding and selection of decode graphs, on CPU with capture off. Capture itself: `bench/gpu_checks.py`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 
 from tandem.attention.base import AttentionBatch
 from tandem.attention.reference import ReferenceBackend
+from tandem.engine.current_device import current_device
 from tandem.engine.graphs import DecodeGraphs, ForwardFunction, padded_sizes
 from tandem.engine.inputs import ModelInputs
 from tests.helpers.attention_cases import Shape, build_step, random_request
@@ -136,3 +139,40 @@ def test_attention_over_padded_rows_equals_unpadded(window: int | None) -> None:
     hidden = graphs(forward).run(ModelInputs(rows, rows, (batch,), rows))
     assert hidden is not None
     assert torch.equal(hidden, ReferenceBackend().attend(step.queries, step.kv, step.batch, step.params))
+
+
+def test_current_device_of_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = [torch.device("cuda:0")]
+
+    @contextmanager
+    def chosen(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", chosen)
+    with current_device(torch.device("cuda:1")):
+        assert current[-1] == torch.device("cuda:1")
+    with current_device(torch.device("cpu")):
+        assert current == [torch.device("cuda:0")]
+
+
+def test_captures_on_the_device_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[torch.device] = []
+    captured: list[tuple[int, list[torch.device]]] = []
+
+    @contextmanager
+    def chosen(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.pop()
+
+    class Capturing(DecodeGraphs):
+        def _capture_size(self, size: int, pool: Any) -> Any:
+            captured.append((size, list(current)))
+
+    monkeypatch.setattr("tandem.engine.graphs.current_device", chosen)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: list(current))
+    device = torch.device("cpu")
+    Capturing(Recorder(), (1, 2), num_groups=1, block_size=BLOCK_SIZE, max_model_len=64, device=device).prepare()
+    assert captured == [(2, [device]), (1, [device])]

@@ -5,20 +5,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from bench.gpu import handoff, handoff_words, stack
+from bench.gpu.graphs import graph_safe_backend
+from bench.gpu.handoff_words import block_sums
+from bench.gpu.models import random_model
 from bench.gpu.results import SectionResults
 from bench.gpu.sections import find
 from bench.gpu.setting import Setting
+from tandem.attention.flashinfer_backend import FlashInferBackend
+from tandem.attention.varlen_backend import VarlenBackend
 
 DRY = Setting(is_dry=True)
 
 
 def rehearse(label: str, folder: Path) -> dict[str, Any]:
+    found = take_steps(label, folder)
+    assert not found.get("errors"), found["errors"]
+    assert all(check["passed"] for check in found.get("checks", ()))
+    return found
+
+
+def take_steps(label: str, folder: Path) -> dict[str, Any]:
     part = find(label)
     part.load()(DRY, SectionResults(folder, part.section, is_dry=True), *([part.model] if part.model else []))
     found: dict[str, Any] = json.loads((folder / f"{part.section}.json").read_text())
-    assert not found.get("errors"), found["errors"]
-    assert all(check["passed"] for check in found.get("checks", ()))
     return found
 
 
@@ -52,6 +64,50 @@ def test_hand_off_between_two_processes(tmp_path: Path) -> None:
     found = rehearse("handoff/qwen3-8b", tmp_path)
     assert {"40 by cuda ipc", "90 by cuda ipc"} <= {check["case"] for check in found["checks"]}
     assert all(row["value"] >= 0 for row in found["rows"])
+
+
+def test_hand_off_after_one_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it left behind must not get into the next one's tokens."""
+    failures = iter([RuntimeError("out of memory")])
+
+    def sums_or_failure(pages: torch.Tensor, block_ids: tuple[int, ...]) -> tuple[int, ...]:
+        for failure in failures:
+            raise failure
+        return block_sums(pages, block_ids)
+
+    monkeypatch.setattr(handoff, "block_sums", sums_or_failure)
+    monkeypatch.setattr(handoff, "ROUNDS", 1)
+    found = take_steps("handoff/qwen3-8b", tmp_path)
+    assert ["hand-off of 40 by cuda ipc" in error["what"] for error in found["errors"]] == [True]
+    passed = {check["case"]: check["passed"] for check in found["checks"]}
+    assert passed["90 by cuda ipc"]
+    assert all(passed.values())
+
+
+def test_sums_of_blocks_do_not_depend_on_how_many_are_summed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = torch.randint(0, 256, (12, 64), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    block_ids = (7, 2, 11, 3, 0, 5, 9, 1, 4, 10, 6)
+    at_once = block_sums(pages, block_ids)
+    monkeypatch.setattr(handoff_words, "BLOCKS_AT_ONCE", 4)
+    assert block_sums(pages, block_ids) == at_once
+    assert len(set(at_once)) == len(block_ids)
+
+
+def test_graphs_of_a_backend_that_is_not_graph_safe_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stack, "_set_graphs", lambda runner, limits, arena: None)
+    found = rehearse("graphs/qwen3-8b", tmp_path)
+    assert found["notes"] == ["left out the graphs of qwen3-8b: attention backend reference is not graph-safe"]
+    assert not found.get("rows")
+
+
+def test_graphs_take_a_backend_that_can_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(FlashInferBackend, "refuses", lambda *spec: None)
+    monkeypatch.setattr(VarlenBackend, "refuses", lambda *spec: "not here")
+    model = random_model(DRY, "qwen3-8b", 64)
+    assert graph_safe_backend(model, torch.device("cuda")) == "triton"
 
 
 @pytest.mark.slow

@@ -1,0 +1,10 @@
+"""Which CUDA device is a thread's current one: Triton launches there, and new streams and captures are made there."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+
+def current_device(device: torch.device) -> AbstractContextManager[None]:
+    """`device` is the calling thread's current one within. Nothing happens on the CPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
