@@ -16,6 +16,7 @@ MAX_LIST_TOKENS = 4096
 MAX_CHOICES = 128
 MAX_GRAMMAR_CHARACTERS = 2**20
 MAX_TOKEN_ID = 2**31 - 1
+MIN_REPETITION_PENALTY = 0.01  # logits are divided by it and must stay within float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class SamplingParams:
         _require_int("top_k", self.top_k, 0, MAX_TOKEN_ID)
         _require_float("top_p", self.top_p, 0.0, 1.0, above_minimum=True)
         _require_float("min_p", self.min_p, 0.0, 1.0)
-        _require_float("repetition_penalty", self.repetition_penalty, 0.0, 100.0, above_minimum=True)
+        _require_float("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, 100.0)
         _require_float("presence_penalty", self.presence_penalty, -100.0, 100.0)
         _require_float("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
         _require_int("seed", self.seed, -(2**63), 2**64 - 1, optional=True)

@@ -19,6 +19,7 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
 from tandem.scheduler.output import KVComputed, KVNews, KVReserved, SampledToken
 from tandem.scheduler.request import WHOLE, Handoff
+from tandem.text.grammars import CompiledGrammar
 
 _STOP: Final = None
 _LONG_TEXT: Final = 2048  # characters; encoding more, about a millisecond, must not hold up the engine's steps
@@ -29,11 +30,14 @@ _Result = TypeVar("_Result")
 
 @dataclass(slots=True)
 class _Stream:
-    """One caller's end: news is put here from its own event loop. `request_id` is set once the engine has taken it."""
+    """One caller's end: news is put here from its own event loop. `request_id` is set once the engine has taken it;
+    `grammar` is held until then.
+    """
 
     loop: asyncio.AbstractEventLoop
     news: asyncio.Queue[_News]
     num_unfinished: int
+    grammar: CompiledGrammar | None
     request_id: str | None = None
     is_abandoned: bool = False
 
@@ -127,8 +131,8 @@ class AsyncEngine:
             raise InvalidRequestError(f"params={shown(params)} must be a SamplingParams")
         if isinstance(prompt, str) and len(prompt) > _LONG_TEXT:
             prompt = await asyncio.to_thread(self._engine.encode, prompt)
-        await self._compile(params)
-        stream = _Stream(asyncio.get_running_loop(), asyncio.Queue(), params.n)
+        grammar = await self._compiled(params)
+        stream = _Stream(asyncio.get_running_loop(), asyncio.Queue(), params.n, grammar)
 
         def add() -> None:
             self._add(stream, prompt, params, request_id, priority, cache_salt, handoff)
@@ -150,15 +154,19 @@ class AsyncEngine:
             if stream.num_unfinished:
                 self._inbox.put(lambda: self._abort(stream))
 
-    async def _compile(self, params: SamplingParams) -> None:
+    async def _compiled(self, params: SamplingParams) -> CompiledGrammar | None:
         """Have a new grammar compiled before its request is queued: neither the steps nor the caller's loop wait."""
         grammars = self._engine.grammars
-        if params.grammar is not None and grammars is not None and not grammars.knows(params.grammar):
-            try:
-                compiled = self._compiler.submit(grammars.check, params.grammar)
-            except RuntimeError as error:  # the thread has ended
-                raise EngineStoppedError("the engine was stopped") from error
-            await asyncio.wrap_future(compiled)
+        if params.grammar is None or grammars is None:
+            return None
+        known = grammars.known(params.grammar)
+        if known is not None:
+            return known
+        try:
+            compiled = self._compiler.submit(grammars.compiled, params.grammar)
+        except RuntimeError as error:  # the thread has ended
+            raise EngineStoppedError("the engine was stopped") from error
+        return await asyncio.wrap_future(compiled)
 
     def post(self, action: Callable[[Engine], None]) -> None:
         """Do something with the engine between two steps, without waiting. Any thread may call; harmless when it has

@@ -6,17 +6,19 @@ from tandem.core.output import RequestMetrics
 from tandem.core.types import TokenLogprobs
 from tandem.engine.text_stream import TextStream
 from tandem.scheduler.request import Request
+from tandem.text.grammars import CompiledGrammar
 
 
 @dataclass(slots=True)
 class Choice:
-    """Times are seconds of the engine's clock; None until it has happened."""
+    """Times are seconds of the engine's clock; None until it has happened. `grammar` is held here for the masks."""
 
     parent_id: str
     index: int
     request: Request
     text: TextStream | None
     arrival_s: float
+    grammar: CompiledGrammar | None
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None

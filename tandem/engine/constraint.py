@@ -92,7 +92,7 @@ class Constraint:
         """Its matcher, brought to where the answer stands; None where that does not match. On the mask's thread.
 
         Raises:
-            InvalidRequestError, CapacityError: as `Grammars.check`.
+            InvalidRequestError, CapacityError: as `Grammars.matcher`.
         """
         assert self._grammar is not None
         if self._matcher is None:

@@ -147,7 +147,7 @@ class Engine:
         check_names(request_id, cache_salt)
         if request_id in self._children:
             raise InvalidRequestError(f"request_id={request_id!r} is in use; ids of live requests are unique")
-        check_params(params, self.tokenizer, self._model.vocab_size, self.grammars)
+        grammar = check_params(params, self.tokenizer, self._model.vocab_size, self.grammars)
         check_handoff(handoff, params, self._model.vocab_size)
         token_ids = self.encode(prompt)
         requests = self._requests(request_id, token_ids, params, priority, self._root_hash(cache_salt), handoff)
@@ -155,7 +155,7 @@ class Engine:
         self._children[request_id] = [request.request_id for request in requests]
         for index, request in enumerate(requests):
             text = self._text_stream(token_ids, params, handoff)
-            self._choices[request.request_id] = Choice(request_id, index, request, text, arrival_s)
+            self._choices[request.request_id] = Choice(request_id, index, request, text, arrival_s, grammar)
         return request_id
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:

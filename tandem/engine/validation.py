@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tandem.core.errors import InvalidRequestError, shown
 from tandem.core.sampling_params import SamplingParams, validate_for_vocab
 from tandem.scheduler.request import WHOLE, Handoff
-from tandem.text.grammars import Grammars
+from tandem.text.grammars import CompiledGrammar, Grammars
 from tandem.text.tokenizer import Tokenizer
 
 MAX_NAME_CHARACTERS = 256
@@ -50,24 +50,26 @@ def encode_prompt(prompt: object, tokenizer: Tokenizer | None, vocab_size: int, 
 
 def check_params(
     params: object, tokenizer: Tokenizer | None, vocab_size: int, grammars: Grammars | None = None
-) -> None:
+) -> CompiledGrammar | None:
     """Refuse options that this model or engine cannot honour; `SamplingParams` has refused the rest.
 
-    A grammar that `grammars` does not know yet takes up to a second to compile.
+    A grammar that `grammars` does not know yet takes up to a second to compile. Returns it, to be held for as long as
+    the answer needs it.
 
     Raises:
         InvalidRequestError: naming what is wrong.
-        CapacityError: the machine is out of processes to try a grammar in.
+        CapacityError: the grammar could not be tried.
     """
     if not isinstance(params, SamplingParams):
         raise InvalidRequestError(f"params={shown(params)} must be a SamplingParams")
     if params.stop and tokenizer is None:
         raise InvalidRequestError("this engine has no tokenizer, so stop strings cannot be matched")
     validate_for_vocab(params, vocab_size)
-    if params.grammar is not None:
-        if grammars is None:
-            raise InvalidRequestError("this engine has no tokenizer, so no grammar can be enforced")
-        grammars.check(params.grammar)
+    if params.grammar is None:
+        return None
+    if grammars is None:
+        raise InvalidRequestError("this engine has no tokenizer, so no grammar can be enforced")
+    return grammars.compiled(params.grammar)
 
 
 def check_handoff(handoff: Handoff, params: SamplingParams, vocab_size: int) -> None:

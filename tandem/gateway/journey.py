@@ -7,7 +7,7 @@ generated. Attempts and the time spent looking for another worker are bounded. N
 import asyncio
 import logging
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem.core.clock import Clock
 from tandem.core.errors import (
@@ -61,7 +61,6 @@ class Journey:
         self._queue = queue
         self._started_s = ways.clock.now_s()
         self._token_ids: list[int] = []
-        self._has_prompt_logprobs = False
         self._first_s: float | None = None
         self._last_s: float | None = None
         self._failed: list[WorkerAddress] = []
@@ -174,10 +173,12 @@ class Journey:
             raise WorkerLostError(f"worker {worker.worker_id} at {worker.address} ended the stream early")
 
     def _call(self, pairing: PairingAnswer) -> GenerateCall:
+        """NOTE: prompt logprobs have come with the first token, and who goes on from there cannot give them."""
+        params = self._choice.params
         return GenerateCall(
             request_id=self._choice.request_id,
             prompt_token_ids=self._choice.prompt_token_ids,
-            params=self._choice.params,
+            params=replace(params, prompt_logprobs=None) if self._token_ids else params,
             output_token_ids=tuple(self._token_ids),
             priority=self._request.priority,
             cache_salt=self._request.cache_salt,
@@ -196,8 +197,7 @@ class Journey:
         if output.finish_reason is FinishReason.ERROR:
             raise TandemError(f"worker {worker.worker_id} failed on the request: {output.stop_reason}")
         await self._queue.put(self._as_news(output))
-        # NOTE: noted only once the client will get it: when the line above is interrupted, both never happened.
-        self._has_prompt_logprobs |= output.prompt_logprobs is not None
+        # NOTE: noted only once the client will get them: when the line above is interrupted, both never happened.
         if output.token_ids:
             self._note_tokens(output.token_ids, now_s)
         if output.finished:
@@ -220,7 +220,7 @@ class Journey:
             output.token_ids,
             output.text,
             output.logprobs,
-            None if self._has_prompt_logprobs else output.prompt_logprobs,
+            output.prompt_logprobs,
             output.finish_reason,
             output.stop_reason,
             0 if output.metrics is None else output.metrics.num_cached_tokens,

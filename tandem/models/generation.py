@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandem.core.sampling_params import MIN_REPETITION_PENALTY
 from tandem.models.fields import Fields, read_json_object
 
 FILE_NAME = "generation_config.json"
@@ -31,7 +32,7 @@ def read_generation_config(directory: Path) -> GenerationConfig:
         "top_k": fields.optional_count("top_k", low=0),
         "top_p": fields.optional_number("top_p", high=1.0),
         "min_p": fields.optional_number("min_p", low=-1e-9, high=1.0),
-        "repetition_penalty": fields.optional_number("repetition_penalty", high=100.0),
+        "repetition_penalty": fields.optional_number("repetition_penalty", low=MIN_REPETITION_PENALTY, high=100.0),
     }
     defaults = {name: value for name, value in values.items() if value is not None}
     return GenerationConfig(defaults, fields.token_ids("eos_token_id"))

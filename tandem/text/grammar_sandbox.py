@@ -6,6 +6,7 @@ Invariant: a grammar that hangs, crashes or fills the memory of its compiler is 
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -13,11 +14,14 @@ import time
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 from tandem.core.errors import CapacityError
 
 _TRIAL = Path(__file__).with_name("grammar_trial.py")
 _TIMEOUT_S = 30.0  # the trial counts its own processor time; this is for a machine that gives it none
+# NOTE: with these a grammar ends its trial: an error of Python's, no time, no memory, no stack
+_OWN_ENDS = {0, *(-number for number in (signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL))}
 
 
 class GrammarSandbox:
@@ -36,14 +40,19 @@ class GrammarSandbox:
         """What is wrong with `grammar`; None = it compiles.
 
         Raises:
-            CapacityError: this machine would not start a process, or gave it no time.
+            CapacityError: this machine would not start a process, gave it no time, or ended it.
         """
         with self._lock:
-            process = self._started()
-            answer = _answer(process) if _tell(process, grammar) else None
+            deadline_s = time.monotonic() + _TIMEOUT_S
+            process = self._started(deadline_s)
+            answer = _answer(process, deadline_s) if _tell(process, grammar, deadline_s) else None
             if answer is None:
+                status = _status(process, deadline_s)
                 self._end()
-                return "it takes too much time or memory to compile; make it smaller"
+                if status in _OWN_ENDS:
+                    return "it takes too much time or memory to compile; make it smaller"
+                reason = f"gave no answer in {_TIMEOUT_S:g} s" if status is None else f"ended with status {status}"
+                raise CapacityError(f"the process that tries a grammar {reason}; send the request again")
             found: str | None = json.loads(answer)
             return found
 
@@ -52,7 +61,7 @@ class GrammarSandbox:
         with self._lock:
             self._end()
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self, deadline_s: float) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self._end()
             try:
@@ -66,7 +75,7 @@ class GrammarSandbox:
             except OSError as error:
                 raise CapacityError(f"no process could be started to try a grammar in: {error}") from error
             self._finalizer = weakref.finalize(self, _kill, self._process)
-            _tell(self._process, self._special_tokens)
+            _tell(self._process, self._special_tokens, deadline_s)
         return self._process
 
     def _end(self) -> None:
@@ -75,32 +84,49 @@ class GrammarSandbox:
         self._process = self._finalizer = None
 
 
-def _tell(process: subprocess.Popen[bytes], text: str) -> bool:
-    """False: the process has ended."""
+def _tell(process: subprocess.Popen[bytes], text: str, deadline_s: float) -> bool:
+    """False: the process has ended or does not listen."""
     assert process.stdin is not None
     data = text.encode()
     message = memoryview(len(data).to_bytes(4, "little") + data)
     try:
         while message:
-            message = message[process.stdin.write(message) :]
+            if not _awaited(process.stdin, select.POLLOUT, deadline_s):
+                return False
+            message = message[process.stdin.write(message[: select.PIPE_BUF]) :]  # NOTE: so much does not block
     except BrokenPipeError:
         return False
     return True
 
 
-def _answer(process: subprocess.Popen[bytes]) -> bytes | None:
+def _answer(process: subprocess.Popen[bytes], deadline_s: float) -> bytes | None:
     """The answer's line; None where the process ended instead, or has no time."""
     assert process.stdout is not None
-    answer, deadline_s = b"", time.monotonic() + _TIMEOUT_S
+    answer = b""
     while not answer.endswith(b"\n"):
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0 or not select.select([process.stdout], [], [], left_s)[0]:
+        if not _awaited(process.stdout, select.POLLIN, deadline_s):
             return None
         chunk = os.read(process.stdout.fileno(), 1 << 16)
         if not chunk:
             return None
         answer += chunk
     return answer
+
+
+def _status(process: subprocess.Popen[bytes], deadline_s: float) -> int | None:
+    """With which it ended; None where it has not."""
+    try:
+        return process.wait(deadline_s - time.monotonic())
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _awaited(pipe: IO[bytes], event: int, deadline_s: float) -> bool:
+    """Whether it was ready, or closed by the other side, in time."""
+    ready = select.poll()
+    ready.register(pipe, event)
+    left_s = deadline_s - time.monotonic()
+    return left_s > 0 and bool(ready.poll(left_s * 1000))
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -7,6 +7,7 @@ writes masks as bits, one token each, and after the last token one more: whether
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from weakref import WeakValueDictionary
 
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -41,6 +42,13 @@ class GrammarMatcher:
         return self.inner.try_consume_tokens(list(token_ids)) == len(token_ids)
 
 
+class CompiledGrammar:
+    """`Grammars` does not forget it while somebody holds it."""
+
+    def __init__(self, prototype: LLMatcher) -> None:
+        self.prototype = prototype
+
+
 class Grammars:
     """The grammars of one model. Any thread may call; the vocabulary is prepared when the first grammar comes.
 
@@ -57,7 +65,8 @@ class Grammars:
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
         self._executor: LLExecutor | None = None
-        self._cache: OrderedDict[str, LLMatcher | str] = OrderedDict()
+        self._cache: OrderedDict[str, CompiledGrammar | str] = OrderedDict()
+        self._held: WeakValueDictionary[str, CompiledGrammar] = WeakValueDictionary()
         self._num_cached_characters = 0
 
     @property
@@ -71,24 +80,36 @@ class Grammars:
         return (self.end_bit // 32 + 1) * 4
 
     def check(self, grammar: str) -> None:
-        """Compile, which takes up to a second of one core. Whatever was found out is remembered.
+        """As `compiled`, to hear what is wrong."""
+        self.compiled(grammar)
+
+    def compiled(self, grammar: str) -> CompiledGrammar:
+        """Compile, which takes up to a second of one core. What was found out is remembered for the latest grammars,
+        and for those whose outcome is held.
 
         Raises:
             InvalidRequestError: it is wrong, too large, or no token could begin the answer.
-            CapacityError: the machine is out of processes.
+            CapacityError: it could not be tried: no process would start, or it was ended from outside or got no time.
         """
-        self._compiled(grammar)
+        found = self._cached(grammar)
+        if found is None:
+            with self._compiling:
+                found = self._cached(grammar)
+                if found is None:
+                    found = self._compile(grammar)
+                    self._remember(grammar, found)
+        return _sound(found)
 
-    def knows(self, grammar: str) -> bool:
-        """Whether `check` would answer at once."""
-        with self._lock:
-            return grammar in self._cache
+    def known(self, grammar: str) -> CompiledGrammar | None:
+        """As `compiled` where that answers at once, else None."""
+        found = self._cached(grammar)
+        return None if found is None else _sound(found)
 
     def matcher(self, grammar: str) -> GrammarMatcher:
-        """At the beginning of an answer. Raises as `check`."""
-        compiled = self._compiled(grammar)
+        """At the beginning of an answer; at once where the grammar is held. Raises as `compiled`."""
+        prototype = self.compiled(grammar).prototype
         with self._lock:
-            return GrammarMatcher(compiled.deep_copy())
+            return GrammarMatcher(prototype.deep_copy())
 
     def fill_masks(self, matchers: Sequence[tuple[GrammarMatcher, int]], address: int, num_rows: int) -> None:
         """Write what may come next: of each matcher into the row beside it, of `num_rows` rows of `mask_bytes` bytes
@@ -107,27 +128,16 @@ class Grammars:
             self._sandbox.close()
         self._executor = None
 
-    def _compiled(self, grammar: str) -> LLMatcher:
-        found = self._cached(grammar)
-        if found is None:
-            with self._compiling:
-                found = self._cached(grammar)
-                if found is None:
-                    found = self._compile(grammar)
-                    self._remember(grammar, found)
-        if isinstance(found, str):
-            raise InvalidRequestError(f"the answer's grammar cannot be enforced: {found}")
-        return found
-
-    def _cached(self, grammar: str) -> LLMatcher | str | None:
+    def _cached(self, grammar: str) -> CompiledGrammar | str | None:
         with self._lock:
             found = self._cache.get(grammar)
             if found is not None:
                 self._cache.move_to_end(grammar)
-            return found
+                return found
+            return self._held.get(grammar)
 
-    def _compile(self, grammar: str) -> LLMatcher | str:
-        """The matcher, or what is wrong."""
+    def _compile(self, grammar: str) -> CompiledGrammar | str:
+        """What is wrong as text."""
         if self._tokenizer is None or self._sandbox is None:
             self._tokenizer = LLTokenizer(self._vocabulary.read())
             self._sandbox = GrammarSandbox(self._vocabulary.special_tokens)
@@ -138,10 +148,12 @@ class Grammars:
         trial = matcher.deep_copy()
         if not trial.is_error():
             trial.compute_bitmask()
-        return _shortened(trial.get_error()) if trial.is_error() else matcher
+        return _shortened(trial.get_error()) if trial.is_error() else CompiledGrammar(matcher)
 
-    def _remember(self, grammar: str, found: LLMatcher | str) -> None:
+    def _remember(self, grammar: str, found: CompiledGrammar | str) -> None:
         with self._lock:
+            if isinstance(found, CompiledGrammar):
+                self._held[grammar] = found
             self._cache[grammar] = found
             self._num_cached_characters += len(grammar)
             while len(self._cache) > 1 and (
@@ -149,6 +161,12 @@ class Grammars:
             ):
                 oldest, _ = self._cache.popitem(last=False)
                 self._num_cached_characters -= len(oldest)
+
+
+def _sound(found: CompiledGrammar | str) -> CompiledGrammar:
+    if isinstance(found, str):
+        raise InvalidRequestError(f"the answer's grammar cannot be enforced: {found}")
+    return found
 
 
 def _shortened(message: str) -> str:

@@ -14,6 +14,7 @@ from tandem.core.pins import Pin
 from tandem.core.randomness import uniform
 from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason, TokenLogprobs
+from tandem.engine.validation import check_handoff
 from tandem.routing.snapshot import Role, WorkerState
 from tandem.rpc.context import incoming_traceparent
 from tandem.rpc.messages import (
@@ -31,6 +32,7 @@ from tandem.rpc.messages import (
     WorkerStatus,
 )
 from tandem.rpc.server import RpcServer
+from tandem.scheduler.request import Handoff
 from tandem.text.tokenizer import Tokenizer
 from tests.helpers.tokenizers import NUM_TOKENS
 
@@ -125,7 +127,7 @@ class FakeWorker:
         if self.refuse is not None:
             raise self.refuse
         assert call.params.seed is not None
-        assert call.params.n == 1
+        check_handoff(Handoff(output_token_ids=call.output_token_ids), call.params, NUM_TOKENS)
         num_tokens = call.params.max_tokens or 8
         position = len(call.output_token_ids)
         arrival_s = time.monotonic()

@@ -21,6 +21,7 @@ from tandem.engine.engine import Engine
 from tandem.rpc.messages import GenerateCall
 from tandem.scheduler.request import Handoff
 from tandem.text.grammar import choice_grammar, lark_grammar, regex_grammar, schema_grammar
+from tandem.text.grammar_sandbox import GrammarSandbox
 from tests.helpers.checkpoints import BUILDERS
 from tests.helpers.engines import drain, least_kv_cache_bytes, serve_alone, text, tiny_engine, token_ids
 from tests.helpers.grammars import schema_faults
@@ -135,6 +136,53 @@ def test_preempted_equals_undisturbed(checkpoint: Path) -> None:
     assert engine.counters.num_preemptions >= 3
     prompts, params_of = ({name: pair[i] for name, pair in mix.items()} for i in (0, 1))
     assert served == serve_alone(checkpoint, prompts, params_of)  # type: ignore[arg-type]
+
+
+def test_no_step_waits_for_a_compiler(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many grammars have come since a request was queued, and though it was preempted."""
+    monkeypatch.setattr("tandem.text.grammars.MAX_CACHED", 1)
+    mix = {name: (prompt[:14], params) for name, (prompt, params) in _mix().items()}
+    size = least_kv_cache_bytes(checkpoint, 80, 16, "float32")
+    engine = tiny_engine(
+        checkpoint, kv_cache_bytes=size, max_model_len=80, max_num_batched_tokens=16, max_num_running=4
+    )
+    for name, (prompt, params) in mix.items():
+        engine.add_request(prompt, params, request_id=name)
+    tried: list[str] = []
+    monkeypatch.setattr(GrammarSandbox, "fault", lambda _, grammar: tried.append(grammar))
+    for outputs in drain(engine).values():
+        assert outputs[-1].finish_reason is not FinishReason.ERROR
+    assert engine.counters.num_preemptions >= 3
+    assert tried == []
+
+
+def test_a_request_that_waits_for_a_long_step_is_not_compiled_again(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the time the engine takes it, others' grammars have come."""
+    monkeypatch.setattr("tandem.text.grammars.MAX_CACHED", 1)
+    engine = tiny_engine(checkpoint)
+    assert engine.grammars is not None
+    take, check, fault = engine.add_request, engine.grammars.check, GrammarSandbox.fault
+    tried: list[str] = []
+
+    def fault_of(sandbox: GrammarSandbox, grammar: str) -> str | None:
+        tried.append(grammar)
+        return fault(sandbox, grammar)
+
+    def take_late(*arguments: Any, **options: Any) -> str:
+        check(choice_grammar(["other"]))
+        return take(*arguments, **options)
+
+    async def main() -> None:
+        async with AsyncEngine(engine) as serving:
+            outputs = [output async for output in serving.generate("x", _params(GRAMMARS["choice"][0], 1))]
+            assert outputs[-1].finish_reason is FinishReason.STOP
+
+    monkeypatch.setattr(GrammarSandbox, "fault", fault_of)
+    monkeypatch.setattr(engine, "add_request", take_late)
+    asyncio.run(main())
+    assert tried == [GRAMMARS["choice"][0], choice_grammar(["other"])]
 
 
 @pytest.mark.parametrize("name", ["r0", "r1", "r2", "r3"])

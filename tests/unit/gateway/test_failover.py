@@ -62,6 +62,24 @@ def test_a_killed_worker_is_replaced_before_and_after_the_first_token(tmp_path: 
     tell(tmp_path, story)
 
 
+def test_logprobs_of_the_prompt_are_told_once_however_many_workers_it_takes(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        first, second = cluster.workers
+        for options in ({"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}):
+            asked = body(stream=False, **options)
+            whole = (await client.post("/v1/completions", json=asked)).json()["choices"]
+            for position in (0, 2):
+                first.fail_at = position
+                response = await client.post("/v1/completions", json=asked)
+                assert response.status_code == 200, response.text
+                assert response.json()["choices"] == whole
+                assert len(second.calls[-1].output_token_ids) == position
+            first.fail_at = None
+        assert await stream(client, echo=True, logprobs=1) == ("abc" + RIGHT, None)
+
+    tell(tmp_path, story)
+
+
 def test_a_worker_that_stops_without_a_word_is_noticed_within_two_seconds(tmp_path: Path) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
         first = cluster.workers[0]

@@ -217,7 +217,10 @@ def test_binary_in_json(llama: Path) -> None:
         load(llama)
 
 
-@pytest.mark.parametrize("changes", [{"temperature": "hot"}, {"top_p": 2.0}, {"top_k": -1}, {"eos_token_id": [True]}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"temperature": "hot"}, {"top_p": 2.0}, {"top_k": -1}, {"repetition_penalty": 1e-40}, {"eos_token_id": [True]}],
+)
 def test_wrong_generation_defaults(changes: dict[str, Any], llama: Path) -> None:
     with pytest.raises(CorruptCheckpointError, match=next(iter(changes))):
         load(checkpoints.edit_generation_config(llama, **changes))

@@ -94,7 +94,7 @@ PLAIN_PARAMS = st.builds(
     top_k=TOKEN,
     top_p=st.floats(0, 1, exclude_min=True),
     min_p=st.floats(0, 1),
-    repetition_penalty=st.floats(0, 100, exclude_min=True),
+    repetition_penalty=st.floats(0.01, 100),
     presence_penalty=st.floats(-100, 100),
     frequency_penalty=st.floats(-100, 100),
     logit_bias=st.dictionaries(TOKEN, st.floats(-100, 100), max_size=3),

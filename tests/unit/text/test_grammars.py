@@ -4,15 +4,18 @@ import gc
 import json
 import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tandem.core.errors import InvalidRequestError
+from tandem.core.errors import CapacityError, InvalidRequestError
+from tandem.text import grammar_sandbox
 from tandem.text.grammar import choice_grammar, lark_grammar, regex_grammar, schema_grammar
 from tandem.text.grammars import MAX_CACHED, Grammars
 from tandem.text.tokenizer import Tokenizer
@@ -154,6 +157,48 @@ def test_a_hostile_grammar_is_refused_and_the_next_one_served(plain: Grammars, g
     plain.check(regex_grammar("a"))
 
 
+@pytest.mark.parametrize("size", [1, 2**18], ids=["small", "larger than a pipe"])
+def test_a_trial_that_gets_no_time_says_nothing_of_its_grammar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    grammars, pid = _with_trial(tmp_path)
+    grammar = regex_grammar("b") + " " * size
+    os.kill(pid, signal.SIGSTOP)
+    with monkeypatch.context() as short:
+        short.setattr(grammar_sandbox, "_TIMEOUT_S", 0.2)
+        with pytest.raises(CapacityError, match=r"no answer in 0\.2 s"):
+            grammars.check(grammar)
+    grammars.check(grammar)
+    grammars.close()
+
+
+def test_a_trial_that_was_killed_says_nothing_of_its_grammar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars, pid = _with_trial(tmp_path)
+    tell = grammar_sandbox._tell
+
+    def tell_and_kill(*arguments: Any) -> bool:
+        is_told = tell(*arguments)
+        os.kill(pid, signal.SIGKILL)
+        return is_told
+
+    os.kill(pid, signal.SIGSTOP)  # it must not answer before it is killed
+    with monkeypatch.context() as killing:
+        killing.setattr(grammar_sandbox, "_tell", tell_and_kill)
+        with pytest.raises(CapacityError, match="ended with status -9"):
+            grammars.check(regex_grammar("b"))
+    grammars.check(regex_grammar("b"))
+    grammars.close()
+
+
+def _with_trial(path: Path) -> tuple[Grammars, int]:
+    """And the id of its process."""
+    before = _children()
+    grammars = Grammars(Tokenizer.load(write_byte_tokenizer(path)), NUM_TOKENS)
+    grammars.check(regex_grammar("a"))
+    (pid,) = _children() - before
+    return grammars, int(pid)
+
+
 @pytest.mark.parametrize("pattern", ["((a{1,1000}){1,1000}){1,1000}", "(a|b)*a(a|b){40}", ".*a.{300}"])
 def test_a_regex_that_grows_step_by_step_ends_in_an_error_not_in_a_hang(plain: Grammars, pattern: str) -> None:
     matcher = plain.matcher(regex_grammar(pattern))
@@ -171,11 +216,29 @@ def test_the_cache_is_bounded_and_what_it_forgot_is_compiled_again(tmp_path: Pat
     texts = [choice_grammar([f"item {index}"]) for index in range(MAX_CACHED + 3)]
     for text in texts:
         grammars.check(text)
-    assert [grammars.knows(text) for text in texts].count(True) == MAX_CACHED
-    assert not grammars.knows(texts[0])
+    assert [grammars.known(text) is not None for text in texts].count(True) == MAX_CACHED
+    assert grammars.known(texts[0]) is None
     grammars.matcher(texts[0])
-    assert grammars.knows(texts[0])
+    assert grammars.known(texts[0]) is not None
     grammars.close()
+
+
+def test_a_grammar_is_not_forgotten_while_it_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.text.grammars.MAX_CACHED", 1)
+    grammars = Grammars(Tokenizer.load(write_byte_tokenizer(tmp_path)), NUM_TOKENS)
+    held = grammars.compiled(regex_grammar("a"))
+    grammars.check(regex_grammar("b"))
+    assert grammars.known(regex_grammar("a")) is held
+    assert grammars.compiled(regex_grammar("a")) is held
+    del held
+    assert grammars.known(regex_grammar("a")) is None
+    grammars.close()
+
+
+def test_what_is_known_to_be_wrong_is_refused_at_once(plain: Grammars) -> None:
+    for refuses in (plain.check, plain.known):
+        with pytest.raises(InvalidRequestError, match="cannot be enforced"):
+            refuses("[]")
 
 
 def test_threads_ask_at_once(tmp_path: Path) -> None:
