@@ -30,7 +30,7 @@ from bench.race.processes import confine
 from bench.race.race import Race, Track
 from bench.race.runs import Runs
 from bench.race.shapes import SHAPE_NAMES, checkpoint, cost_of
-from bench.race.summary import Summary
+from bench.race.summary import Summary, is_peer
 from bench.race.system import System
 from bench.race.table import markdown
 from bench.race.workloads import WORKLOADS
@@ -67,7 +67,7 @@ def race(options: argparse.Namespace) -> int:
     systems = _chosen("--only", options.only, {system.name: system for system in _systems(directory, options)})
     workloads = _chosen("--workloads", options.workloads, {workload.key: workload for workload in WORKLOADS})
     shapes = _chosen("--shape", options.shape, {name: name for name in SHAPE_NAMES})
-    runs = Runs(directory / "runs")
+    runs = Runs(directory / "runs", {system.name: settings_of(system.name, options, cpus) for system in systems})
     if options.fresh:
         runs.forget()
     _settle(cpus)
@@ -113,6 +113,12 @@ def _systems(directory: Path, options: argparse.Namespace) -> list[System]:
         options.peers_dtype = options.peers_dtype or str(fastest_dtype()).removeprefix("torch.")
         found += peers(directory, options.peers_dtype)
     return found
+
+
+def settings_of(system: str, options: argparse.Namespace, cpus: Sequence[int]) -> dict[str, object]:
+    """What that system is run with: a run with other settings is another one."""
+    own = {"dtype": options.peers_dtype} if is_peer(system) else {"flags": options.tandem_flags.split()}
+    return {**own, "cpus": list(cpus)}
 
 
 def _chosen(flag: str, text: str, there: Mapping[str, _One]) -> list[_One]:

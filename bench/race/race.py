@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bench.race.measure import Gauge, Measured
-from bench.race.runs import Run, Runs, Slot, definition_of
+from bench.race.runs import Run, Runs, Slot
 from bench.race.stand import Stand
 from bench.race.system import NotHere, System
 from bench.race.workloads import Workload
@@ -140,7 +140,8 @@ class Race:
     ) -> None:
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         slot = _slot(track, workload, system, turn)
-        self._runs.keep(Run(slot, definition_of(workload), measured, failure, self._git_sha, date))
+        definition = self._runs.definition(slot, workload)
+        self._runs.keep(Run(slot, definition, measured, failure, self._git_sha, date))
 
     def _leave_out(self, system: System, error: Exception) -> None:
         self.absent[system.name] = _said(error)

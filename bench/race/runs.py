@@ -1,6 +1,7 @@
 """What the race has measured so far, one file a run, so that an interrupted race goes on where it stopped.
 
-A run counts only for the workload as it is defined now. A failure is kept for the report, and tried again next time.
+A run counts only for the workload as it is defined now, and for the settings that its system has now; one whose
+settings nobody wrote down counts for none. A failure is kept for the report, and tried again next time.
 """
 
 import json
@@ -26,7 +27,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of it: `measured`, or why not. `definition`: the workload's own numbers."""
+    """What came of it: `measured`, or why not. `definition`: the workload's own numbers, and the system's settings."""
 
     slot: Slot
     definition: Mapping[str, Any]
@@ -38,9 +39,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Those below `directory`."""
+    """Those below `directory`. `settings`: what each system is run with now, as JSON keeps it."""
 
-    directory: Path = field(default=Path("build/race/runs"))
+    directory: Path
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def keep(self, run: Run) -> None:
         """Write it, whole or not at all."""
@@ -51,12 +53,16 @@ class Runs:
         partial.replace(path)
 
     def find(self, slot: Slot, workload: Workload) -> Run | None:
-        """The run of that slot, unless the workload has changed since."""
+        """The run of that slot, unless the workload or the system's settings have changed since."""
         path = self._path(slot)
         if not path.exists():
             return None
         run = _read(path)
-        return run if run.definition == definition_of(workload) else None
+        return run if run.definition == self.definition(slot, workload) else None
+
+    def definition(self, slot: Slot, workload: Workload) -> Mapping[str, Any]:
+        """What a run of that slot is of."""
+        return {**definition_of(workload), **self.settings.get(slot.system, {})}
 
     def has(self, slot: Slot, workload: Workload) -> bool:
         """Whether it was measured."""

@@ -16,6 +16,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from rich.console import Console
 
 from tandem.core.clock import SystemClock
+from tandem.core.errors import InvalidRequestError
 from tandem.loadtest.environment import allow_many_sockets, circumstances, loop_factory
 from tandem.loadtest.figures import can_draw, draw
 from tandem.loadtest.load_test import run_load_test
@@ -114,7 +115,11 @@ class Load(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD_"):
         return self
 
     def run(self) -> int:
-        """Run the test; the exit code is 1 when nothing was answered, or when attainment is below what was asked."""
+        """Run the test; the exit code is 1 when nothing was answered, or when attainment is below what was asked.
+
+        Raises:
+            InvalidRequestError: a line of the trace cannot be read; what ran before it was reported and kept.
+        """
         console = Console(
             stderr=True, highlight=False, soft_wrap=True, width=None if sys.stderr.isatty() else _LOG_COLUMNS
         )
@@ -200,6 +205,8 @@ class Load(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD_"):
             console.print(f"drawn: {path}", markup=False)
 
     def _exit_code(self, result: LoadResult, console: Console) -> int:
+        if result.trace_problem is not None:
+            raise InvalidRequestError(result.trace_problem)
         if result.was_stopped:
             return INTERRUPTED
         if result.report is None or not result.report.num_completed:

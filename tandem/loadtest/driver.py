@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from tandem.core.errors import InvalidRequestError
 from tandem.loadtest.ask import Ask
 from tandem.loadtest.conversations import Conversation
 from tandem.loadtest.endpoint import Answered, Endpoint
@@ -34,7 +35,7 @@ class Arrival:
 class Driver(ABC):
     """Runs a load once. `outcomes` grows as requests end; `num_open`, `num_sent`: now, and of all so far.
 
-    has_lasted: requests were sent for the whole of the plan's duration.
+    has_lasted: requests were sent for the whole of the plan's duration. trace_problem: why no more of it could be read.
     """
 
     def __init__(self, plan: LoadPlan, endpoint: Endpoint) -> None:
@@ -43,6 +44,7 @@ class Driver(ABC):
         self.num_open = 0
         self.num_sent = 0
         self.has_lasted = False
+        self.trace_problem: str | None = None
         self._endpoint = endpoint
         self._num_counted = 0
         self._is_stopping = False
@@ -63,7 +65,10 @@ class Driver(ABC):
 
     async def _work(self) -> None:
         async with asyncio.TaskGroup() as group:
-            await self._feed(group)
+            try:
+                await self._feed(group)
+            except InvalidRequestError as error:  # NOTE: a line of the trace; what was sent is still waited for
+                self.trace_problem = str(error)
 
     @abstractmethod
     async def _feed(self, group: asyncio.TaskGroup) -> None:

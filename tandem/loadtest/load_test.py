@@ -50,7 +50,7 @@ async def run_load_test(
     Raises:
         UnavailableError: no server is there, or ready in time.
         ConfigurationError: a setting cannot be honoured.
-        InvalidRequestError: the trace cannot be read.
+        InvalidRequestError: the trace cannot be read from its start; a later line ends the test, with a result.
     """
     endpoint = Endpoint(plan, clock)
     try:
@@ -70,7 +70,8 @@ async def run_load_test(
         slo=plan.slo,
         least_duration_s=plan.duration_s or 0.0 if driver.has_lasted else 0.0,
         window_s=plan.window_s,
-        was_stopped=stop.is_set(),
+        was_stopped=stop.is_set() or driver.trace_problem is not None,
+        trace_problem=driver.trace_problem,
         pools=pools.samples,
         pools_problem=pools.problem,
         client=cost,

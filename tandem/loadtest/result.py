@@ -39,12 +39,13 @@ class LoadResult:
         report: judged from when requests were due, as their users see it; None when none was counted.
         report_from_send: judged from when they were sent: what the server did of it.
         latencies, quantiles: by measure; quantiles at 0 %, 1 %, … 100 %, for drawing.
-        was_stopped: before its own end.
+        was_stopped: before its own end. trace_problem: the line of the trace that ended it.
     """
 
     slo: Slo
     duration_s: float
     was_stopped: bool
+    trace_problem: str | None
     report: SloReport | None
     report_from_send: SloReport | None
     num_warm_up: int
@@ -81,6 +82,7 @@ def sum_up(
     least_duration_s: float,
     window_s: float,
     was_stopped: bool,
+    trace_problem: str | None,
     pools: Sequence[PoolSample],
     pools_problem: str | None,
     client: ClientCost,
@@ -97,6 +99,7 @@ def sum_up(
         slo=slo,
         duration_s=duration_s,
         was_stopped=was_stopped,
+        trace_problem=trace_problem,
         report=_report(counted, slo, duration_s, from_send=False),
         report_from_send=_report(counted, slo, duration_s, from_send=True),
         num_warm_up=sum(outcome.is_warm_up for outcome in outcomes),

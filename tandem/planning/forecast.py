@@ -139,7 +139,7 @@ class Forecast:
 
 
 def _errors(samples: Sequence[_Sample], horizon_s: float) -> list[float]:
-    """For every past moment with a whole horizon behind it: demand less what was expected of it.
+    """For every past moment with a whole horizon and an observation behind it: demand less what was expected of it.
 
     Demand is taken over the horizon's second half: what a replica meets that was asked for at that moment. Errors are
     absolute: relative ones of a quiet hour would call for too much in a busy one.
@@ -155,5 +155,6 @@ def _errors(samples: Sequence[_Sample], horizon_s: float) -> list[float]:
         while samples[first].at_s < start.at_s + horizon_s / 2:
             total -= samples[first].level
             first += 1
-        errors.append(total / (end - first) - start.mean(horizon_s))
+        if first < end:
+            errors.append(total / (end - first) - start.mean(horizon_s))
     return errors

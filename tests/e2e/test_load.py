@@ -350,6 +350,24 @@ def test_a_trace_that_is_not_there_is_told_before_anything_is_sent(tmp_path: Pat
     asyncio.run(run())
 
 
+def test_a_trace_with_a_bad_line_is_reported_up_to_it(tmp_path: Path) -> None:
+    async def run() -> None:
+        rows = ["2023-11-16 18:15:40.0,20,5", "2023-11-16 18:15:40.1,20,6", "2023-11-16 18:15:40.2,20,0"]
+        trace = tmp_path / "t.csv"
+        trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+        async with fake_cluster(tmp_path) as cluster:
+            ran = await load_of(cluster, *SMALL, "--trace", str(trace))
+        assert ran.code == 2
+        assert ran.counts() == (2, 0, 0)
+        assert ran.result["was_stopped"] is True
+        assert ran.result["trace_problem"].startswith(f"{trace}:4: GeneratedTokens=0")
+        assert "2 requests in" in ran.err
+        assert ran.err.splitlines()[-1] == f"error: {ran.result['trace_problem']}"
+        assert "Traceback" not in ran.err
+
+    asyncio.run(run())
+
+
 def test_a_plan_is_what_flags_say() -> None:
     def plan(**flags: object) -> LoadPlan:
         return Load.model_validate(flags).plan()

@@ -103,6 +103,19 @@ def test_a_model_that_does_not_fit_gets_no_pools(capsys: pytest.CaptureFixture[s
     assert "4 x h100" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("model", "rate"), [("qwen3-8b", "600"), ("llama-3-70b", "100")])
+def test_more_than_any_number_of_workers_can_do_is_said(
+    model: str, rate: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["plan", "--model", model, "--hardware", "cpu", "--rate", rate]
+    assert main(arguments) == 1
+    assert "cannot be met: prompt work: 16,384 workers do not suffice" in capsys.readouterr().out
+    assert main([*arguments, "--json"]) == 1
+    together = json.loads(capsys.readouterr().out)["rates"][0]["aggregated"]
+    assert together["prefill"]["num_workers"] == 16_384
+    assert "prompt and token work: 16,384 workers do not suffice" in together["problems"]
+
+
 def test_a_model_directory_and_a_hardware_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", "--model", str(DEMO), "--hardware", "cpu,tflops=0.1,gb-per-s=20,gb=8,usd=0.2"]
     assert main([*arguments, "--input-tokens", "500-1500", "--rate", "3", "--link", "tcp-10g"]) == 0

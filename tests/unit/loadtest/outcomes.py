@@ -42,6 +42,7 @@ def result(*outcomes: Outcome, **other: Any) -> LoadResult:
         "least_duration_s": 0.0,
         "window_s": 1.0,
         "was_stopped": False,
+        "trace_problem": None,
         "pools": [PoolSample(0.5, "decode", 2, 2, 3, 1, 0.25), PoolSample(1.5, "decode", 3, 3, 3, 0, 0.5)],
         "pools_problem": None,
         "client": ClientCost(0.1, None, None, ()),

@@ -248,3 +248,16 @@ def test_a_trace_is_replayed_at_its_times(tmp_path: Path) -> None:
     assert [outcome.due_s for outcome in driver.outcomes] == pytest.approx([0.0, 0.05, 0.1, 0.15, 0.2])
     assert [len(asked["prompt"]) for asked in server.asked] == [1, 2, 3, 4, 5]
     assert [asked["max_tokens"] for asked in server.asked] == [2, 3, 4, 5, 6]
+    assert driver.trace_problem is None
+
+
+def test_a_trace_ends_before_a_line_that_cannot_be_read_and_what_was_sent_is_waited_for(tmp_path: Path) -> None:
+    rows = [f"2023-11-16 18:15:4{second}.0,5,{tokens}" for second, tokens in enumerate((3, 4, 0, 6))]
+    (tmp_path / "t.csv").write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    arrivals = Arrivals(trace=tmp_path / "t.csv", time_scale=0.05)
+    driver, server = driven(arrivals=arrivals, num_requests=None)
+    assert [asked["max_tokens"] for asked in server.asked] == [3, 4]
+    assert [outcome.due_s for outcome in driver.outcomes] == pytest.approx([0.0, 0.05])
+    assert all(outcome.failure is None for outcome in driver.outcomes)
+    assert driver.trace_problem is not None
+    assert "t.csv:4: GeneratedTokens=0; a whole number above zero" in driver.trace_problem

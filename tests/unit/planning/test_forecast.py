@@ -88,6 +88,19 @@ def test_windows_may_differ_in_length() -> None:
     assert forecast.expect(0.0).level == pytest.approx(4.0)
 
 
+@pytest.mark.parametrize("gap_s", [41.0, 60.0, 90.0, 120.0])
+def test_a_gap_in_what_was_observed_tells_nothing_of_errors(gap_s: float) -> None:
+    forecast = _fed([5.0] * 60)
+    forecast.observe(600.0 + gap_s, 10.0, 5.0)
+    expected = forecast.expect(70.0)
+    assert (expected.level, expected.mean, expected.upper) == (5.0, 5.0, 5.0)
+
+
+def test_windows_longer_than_the_horizon_leave_the_first_margin() -> None:
+    expected = _fed([5.0] * 60, step_s=10.003).expect(10.0)
+    assert expected.upper == pytest.approx(5.5)
+
+
 def test_settings_that_contradict_themselves_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="quick_s"):
         ForecastSettings(quick_s=100.0)

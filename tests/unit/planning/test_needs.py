@@ -18,3 +18,9 @@ def test_the_need_that_asks_for_most_is_named_and_unmet_ones_are_told() -> None:
     assert (num, limit) == (7, "b")
     assert unmet == [f"c: {MAX_WORKERS:,} workers do not suffice"]
     assert largest_need({"a": lambda num: True}) == (1, "one is enough", [])
+
+
+def test_where_no_need_can_be_met_all_are_told_and_the_count_is_the_most() -> None:
+    num, limit, unmet = largest_need({"a": lambda num: False, "b": lambda num: False})
+    assert (num, limit) == (MAX_WORKERS, "a")
+    assert unmet == [f"{name}: {MAX_WORKERS:,} workers do not suffice" for name in "ab"]

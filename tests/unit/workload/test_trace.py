@@ -59,6 +59,7 @@ def test_a_bad_line_of_mooncake_is_named(tmp_path: Path, line: str, told: str) -
         ("2023-11-16 18:15:46,374", "has 2 fields; 3"),
         ("yesterday,374,44", "TIMESTAMP='yesterday'"),
         ("2023-11-16 18:15:46,0,44", "ContextTokens=0"),
+        ("2023-11-16 18:15:46,374,0", "GeneratedTokens=0; a whole number above zero"),
         ("2023-11-16 18:15:46,374,4.5", r"GeneratedTokens='4\.5'"),
         ("2023-11-16 18:15:46,374,٤", "GeneratedTokens="),
         ("2023-11-16 18:15:44,374,44", "TIMESTAMP is 1 s before"),

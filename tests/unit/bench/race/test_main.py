@@ -1,6 +1,8 @@
 """The command: what it chooses, and a whole race over the bundled model."""
 
+import argparse
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -8,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.race.__main__ import main
-from bench.race.runs import Runs, definition_of
+from bench.race.__main__ import main, settings_of
+from bench.race.runs import Runs
 from bench.race.workloads import WORKLOADS
 from tests.unit.bench.race import runs_by_hand
 
@@ -36,19 +38,30 @@ def test_what_does_not_exist_is_refused_before_anything_runs(
 
 
 def test_a_report_tells_what_there_is_and_starts_nothing(tmp_path: Path) -> None:
-    """Also of shapes with fewer rounds than asked for."""
+    """Also of shapes with fewer rounds than asked for. What was measured with other settings is not told."""
     workload = next(one for one in WORKLOADS if one.key == "batch")
-    left = replace(
-        runs_by_hand.run("tandem", "batch", shape="demo", output_rate=123.0), definition=definition_of(workload)
-    )
-    Runs(tmp_path / "runs").keep(left)
+    left = runs_by_hand.run("tandem", "batch", shape="demo", output_rate=123.0)
+    cpus = sorted(os.sched_getaffinity(0))[:1]
+    runs = Runs(tmp_path / "runs", {"tandem": {"flags": ["--max-running", "4"], "cpus": cpus}})
+    runs.keep(replace(left, definition=runs.definition(left.slot, workload)))
     arguments = ["--only", "tandem,tandem-1p1d", "--shape", "demo", "--report", "--directory", str(tmp_path)]
+    arguments += ["--cpus", str(cpus[0])]
+    other = _race(arguments)
+    assert other.returncode == 1, other.stderr
+    assert "| 123 |" not in other.stdout
+    arguments.append("--tandem-flags=--max-running 4")
     told = _race(arguments)
     assert told.returncode == 0, told.stderr
     assert "| 123 |" in told.stdout
     assert "starting" not in told.stdout
     assert "not allowed with" in _race([*arguments, "--fresh"]).stderr
     assert len(list((tmp_path / "runs").rglob("*.json"))) == 1
+
+
+def test_settings_are_those_that_a_system_is_run_with() -> None:
+    options = argparse.Namespace(tandem_flags="--max-running 4", peers_dtype="float32")
+    assert settings_of("tandem-1p1d", options, (0, 1)) == {"flags": ["--max-running", "4"], "cpus": [0, 1]}
+    assert settings_of("vllm", options, (2,)) == {"dtype": "float32", "cpus": [2]}
 
 
 @pytest.mark.slow

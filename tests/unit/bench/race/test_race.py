@@ -1,7 +1,7 @@
 """The race over real HTTP against scripted servers: turns, resumption, and systems that fail in the middle."""
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -32,9 +32,10 @@ class Raced:
         rounds: int = 1,
         workload_s: float = 200.0,
         at_once: int = 1,
+        settings: Mapping[str, Mapping[str, object]] | None = None,
     ) -> None:
         self.said: list[str] = []
-        self.runs = Runs(directory)
+        self.runs = Runs(directory, settings or {})
         self.race = Race(systems, workloads, rounds, self.runs, self.said.append, "abc", at_once)
         limits = Limits(request_s=200.0, workload_s=workload_s, floor_repeats=0)
         self.race.prepare()
@@ -115,6 +116,18 @@ def test_an_interrupted_race_goes_on_where_it_stopped(tmp_path: Path) -> None:
     nothing = FakeSystem("a")
     Raced(tmp_path, [nothing], [BATCH, PREFILL])
     assert nothing.apps == []
+
+
+def test_a_system_with_other_settings_is_measured_anew_and_its_neighbours_are_not(tmp_path: Path) -> None:
+    for flags, num_starts in (([], (1, 1)), (["--max-running", "4"], (1, 0)), (["--max-running", "4"], (0, 0))):
+        systems = [FakeSystem("a"), FakeSystem("b")]
+        raced = Raced(tmp_path, systems, settings={"a": {"flags": flags}, "b": {"dtype": "float32"}})
+        assert tuple(len(system.apps) for system in systems) == num_starts
+        assert raced.failures() == {("a", "batch", 0): "", ("b", "batch", 0): ""}
+        (slot, _) = raced.race.slots("small")
+        run = raced.runs.find(slot, BATCH)
+        assert run is not None
+        assert run.definition["flags"] == flags
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:

@@ -51,6 +51,16 @@ def test_a_workload_that_has_changed_is_measured_again(tmp_path: Path) -> None:
     assert runs.has(SLOT, replace(BATCH, title="another name"))
 
 
+def test_a_run_with_other_settings_or_none_is_another_one(tmp_path: Path) -> None:
+    now = Runs(tmp_path, {"vllm": {"dtype": "float32", "cpus": [0, 1]}})
+    kept(Runs(tmp_path))
+    assert not now.has(SLOT, BATCH)
+    now.keep(replace(kept(Runs(tmp_path)), definition=now.definition(SLOT, BATCH)))
+    assert now.has(SLOT, BATCH)
+    for settings in ({"dtype": "bfloat16", "cpus": [0, 1]}, {"dtype": "float32", "cpus": [2, 3]}, {}):
+        assert not Runs(tmp_path, {"vllm": settings}).has(SLOT, BATCH)
+
+
 def test_a_failure_is_told_but_does_not_count(tmp_path: Path) -> None:
     runs = Runs(tmp_path)
     run = kept(runs, failure="it died")
