@@ -95,7 +95,7 @@ class Fetch:
         await self._former_over(entries)
         started_s, began_s = time.time(), self._core.clock.now_s()
         try:
-            transfer = await self._begin(source, remote, local)
+            transfer = source.read(remote, local)
             self._pins.add(transfer)
             self._writers.update(dict.fromkeys(entries, transfer))
             await _done(transfer)
@@ -106,14 +106,6 @@ class Fetch:
             raise
         self._core.metrics.observe_transfer(transfer.num_bytes, read_s)
         self._note(source, transfer.num_bytes, len(entries), started_s, read_s, self._core.clock.now_s() - began_s)
-
-    async def _begin(self, source: Source, remote: list[int], local: list[int]) -> Transfer:
-        """NOTE: a connection that takes no read takes none later, though its process lives: the next needs another."""
-        try:
-            return source.transport.read(source.peer, remote, local)
-        except TransportError:
-            await source.lose()
-            raise
 
     async def _former_over(self, entries: list[_Entry]) -> None:
         """NOTE: a read that failed may still write: until it is over, another into the same blocks could be undone."""

@@ -1,17 +1,20 @@
 """A peer whose blocks this worker can read: its address, the connection of a transport, and whether it still lives.
 
+`is_broken`: it lives and can be asked, but another connection is needed to read.
+
 Invariant: once `is_lost`, its calls and reads fail at once, so nobody waits for a process that died or was stopped.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from tandem.core.errors import TandemError
+from tandem.core.errors import TandemError, TransportError
 from tandem.rpc.client import WorkerClient
 from tandem.rpc.messages import LinkReport, WorkerAddress
 from tandem.transport.base import KVTransport, Peer
+from tandem.transport.transfer import Transfer
 
 PING_INTERVAL_S = 0.5
 PING_TIMEOUT_S = 1.5
@@ -31,10 +34,15 @@ class Source:
         self.peer = peer
         self.link: LinkReport | None = None
         self.is_lost = False
+        self.is_broken = False
         self._leases: set[str] = set()
         self._num_users = 0
         self._pings: asyncio.Task[None] | None = None
         self._releases: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_readable(self) -> bool:
+        return not (self.is_lost or self.is_broken)
 
     @property
     def is_used(self) -> bool:
@@ -55,6 +63,14 @@ class Source:
                 if not self.is_lost:  # NOTE: else they are disconnecting, which is waited for
                     pings.cancel()
                 await asyncio.gather(pings, return_exceptions=True)
+
+    def read(self, remote_blocks: Sequence[int], local_blocks: Sequence[int]) -> Transfer:
+        """As the transport's. A connection that takes no read takes none later, though the process lives."""
+        try:
+            return self.transport.read(self.peer, remote_blocks, local_blocks)
+        except TransportError:
+            self.is_broken = True
+            raise
 
     def keep(self, lease_id: str) -> None:
         """Renew a lease from now on."""

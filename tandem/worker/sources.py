@@ -38,9 +38,9 @@ class Sources:
 
     @property
     def links(self) -> tuple[LinkReport, ...]:
-        """What was measured, of peers that are not lost."""
+        """What was measured, of peers that can be read from."""
         sources = self._sources.values()
-        return tuple(source.link for source in sources if source.link is not None and not source.is_lost)
+        return tuple(source.link for source in sources if source.link is not None and source.is_readable)
 
     async def connect(self, worker: WorkerAddress) -> Source:
         """The connection to this incarnation, made when there is none.
@@ -52,7 +52,7 @@ class Sources:
             ConfigurationError: no transport can serve this pair.
         """
         known = self._sources.get(worker.worker_id)
-        if known is not None and not known.is_lost and worker.incarnation in ("", known.worker.incarnation):
+        if known is not None and known.is_readable and worker.incarnation in ("", known.worker.incarnation):
             return known
         task = self._connecting.get(worker)
         if task is None:
