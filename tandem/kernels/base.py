@@ -168,9 +168,15 @@ class Kernels(Protocol):
         ...
 
     def gated_linear(
-        self, x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: Activation
+        self,
+        x: torch.Tensor,
+        gate: torch.Tensor,
+        up: torch.Tensor,
+        activation: Activation,
+        gate_bias: torch.Tensor | None = None,
+        up_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`activation(x @ gate.T) * (x @ up.T)`: [num_tokens, in] -> [num_tokens, ffn]."""
+        """`activation(x @ gate.T + gate_bias) * (x @ up.T + up_bias)`: [num_tokens, in] -> [num_tokens, ffn]."""
         ...
 
     def rms_norm(

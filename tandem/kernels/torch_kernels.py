@@ -39,11 +39,17 @@ class TorchKernels:
         return functional.linear(x, weight, bias).to(out_dtype or x.dtype)
 
     def gated_linear(
-        self, x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: Activation
+        self,
+        x: torch.Tensor,
+        gate: torch.Tensor,
+        up: torch.Tensor,
+        activation: Activation,
+        gate_bias: torch.Tensor | None = None,
+        up_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        gated = functional.linear(x, gate).float()
+        gated = functional.linear(x, gate, gate_bias).float()
         gated = functional.silu(gated) if activation == "silu" else functional.gelu(gated, approximate="tanh")
-        return gated.mul_(functional.linear(x, up)).to(x.dtype)
+        return gated.mul_(functional.linear(x, up, up_bias)).to(x.dtype)
 
     def rms_norm(
         self,

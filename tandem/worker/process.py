@@ -24,6 +24,7 @@ from tandem.core.errors import ConfigurationError, LocalityUnavailableError, Tan
 from tandem.engine.async_engine import AsyncEngine
 from tandem.engine.engine import Engine
 from tandem.engine.resolve import Assembly, assemble
+from tandem.kernels.native.core_board import MissingBoardError
 from tandem.locality.base import LocalityIndex
 from tandem.locality.redis import RedisIndex
 from tandem.rpc.messages import WorkerAddress, WorkerRecord
@@ -104,7 +105,11 @@ async def _run(settings: WorkerSettings) -> int:
 
 def _share_cores(settings: WorkerSettings, engine: Engine, thread: AsyncEngine) -> None:
     """Borrow the cores of this machine's idle workers, and lend ours. Without compiled kernels there is no way to."""
-    board = settings.open_core_board()
+    try:
+        board = settings.open_core_board()
+    except MissingBoardError as error:  # NOTE: it may lie where files are deleted in time
+        logger.warning("no cores are borrowed: %s", error)
+        return
     if board is not None:
         try:
             board.borrow()
@@ -121,7 +126,7 @@ async def serving_worker(
 
     Args:
         registry: of the workers of this process, where there are several.
-        clock: by which leases and pins end; None = the system's.
+        clock: by which leases and pins end and figures age; None = the system's.
 
     Raises:
         ConfigurationError: a setting cannot be honoured, or an address cannot be listened at.

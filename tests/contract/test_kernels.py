@@ -104,6 +104,20 @@ def test_gated_linear_matches_float64(
         assert_close(result, expected, 16.0 * k)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+@pytest.mark.parametrize(("m", "n"), [(1, 16), (7, 33)])
+def test_gated_linear_adds_biases_before_the_activation(
+    kernels: Implementation, dtype: torch.dtype, activation: Activation, m: int, n: int
+) -> None:
+    """By weights of zeros: what is left is exact but for the activation."""
+    x, weight = normal(0, m, 24, dtype=dtype), torch.zeros(n, 24, dtype=dtype)
+    gate_bias, up_bias = normal(1, n, dtype=dtype), normal(2, n, dtype=dtype)
+    result = kernels.gated_linear(x, weight, weight, activation, gate_bias, up_bias)
+    expected = ACTIVATIONS[activation](gate_bias.double()) * up_bias.double()
+    assert_close(result, expected.expand(m, n), 1.0)
+
+
 def test_gated_linear_saturates_instead_of_overflowing(kernels: Implementation) -> None:
     x = torch.tensor([[1000.0, 0.0], [-1000.0, 0.0]])
     weight = torch.eye(2)

@@ -87,7 +87,7 @@ def test_compiled_kernels_serve_without_a_compiler(images: Images, journal: Jour
 
 @pytest.mark.usefixtures("network")
 def test_on_another_cpu_pytorch_computes_instead(images: Images) -> None:
-    """The kernels are named by a digest of the CPU's flags; a folder without them is what another CPU finds."""
+    """The kernels are named by a digest of the CPU; a folder without them is what another CPU finds."""
     source = (
         "import torch; from tandem.kernels.choose import choose_kernels\n"
         "print(type(choose_kernels(torch.device('cpu'))).__name__)"

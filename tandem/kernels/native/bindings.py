@@ -13,7 +13,7 @@ import torch
 
 from tandem.core.errors import ConfigurationError
 from tandem.kernels.base import Activation, PackedWeight, StackLayer, StackShape
-from tandem.kernels.native.build import build
+from tandem.kernels.native.build import load_library
 from tandem.kernels.native.codes import ACTIVATION_CODES, DTYPE_CODES
 from tandem.kernels.native.stack import STACK_FIELDS, NativeStack, serves
 
@@ -24,11 +24,7 @@ def load(cache_dir: Path | None = None, architecture: str = "native") -> "Native
     Raises:
         ConfigurationError: the kernels cannot be compiled or loaded on this machine; the message says why.
     """
-    path = build(cache_dir, architecture=architecture)
-    try:
-        return NativeKernels(ctypes.CDLL(str(path)))
-    except OSError as error:
-        raise ConfigurationError(f"the native kernels at {str(path)!r} do not load: {error}") from error
+    return NativeKernels(load_library(cache_dir, architecture=architecture))
 
 
 def unavailable_reason(cache_dir: Path | None = None) -> str | None:
@@ -85,7 +81,7 @@ class NativeKernels:
         self._paged_attention = _bind(library, "tandem_paged_attention", "20qdqdq")
         self._rms_norm = _bind(library, "tandem_rms_norm", "13qd4q")
         self._rope_and_write = _bind(library, "tandem_rope_and_write", "22qd7q")
-        self._gated_linear = _bind(library, "tandem_gated_linear", "13q")
+        self._gated_linear = _bind(library, "tandem_gated_linear", "15q")
         self._stack = _bind(library, "tandem_stack", STACK_FIELDS)
         self._take_rows = _bind(library, "tandem_take_rows", "7q")
         self._pack = _bind(library, "tandem_pack", "7q")
@@ -109,7 +105,8 @@ class NativeKernels:
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         assert weight.is_contiguous()
         out = torch.empty_like(weight)
-        assert self._packed(tuple(weight.shape), weight.dtype, weight.data_ptr(), out.data_ptr())
+        is_packed = self._packed(tuple(weight.shape), weight.dtype, weight.data_ptr(), out.data_ptr())
+        assert is_packed
         return out
 
     def _packed(self, shape: tuple[int, ...], dtype: torch.dtype, weight: int, out: int) -> bool:
@@ -159,7 +156,13 @@ class NativeKernels:
         return out
 
     def gated_linear(
-        self, x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: Activation
+        self,
+        x: torch.Tensor,
+        gate: torch.Tensor,
+        up: torch.Tensor,
+        activation: Activation,
+        gate_bias: torch.Tensor | None = None,
+        up_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         m, k = x.shape
         n = gate.shape[0]
@@ -170,6 +173,9 @@ class NativeKernels:
         assert gate.is_contiguous()
         assert up.is_contiguous()
         assert _rows(x)
+        assert all(
+            b is None or (b.dtype == x.dtype and b.shape == (n,) and b.stride() == (1,)) for b in (gate_bias, up_bias)
+        )
         self._gated_linear(
             DTYPE_CODES[x.dtype],
             ACTIVATION_CODES[activation],
@@ -177,6 +183,8 @@ class NativeKernels:
             x.stride(0),
             gate.data_ptr(),
             up.data_ptr(),
+            0 if gate_bias is None else gate_bias.data_ptr(),
+            0 if up_bias is None else up_bias.data_ptr(),
             out.data_ptr(),
             n,
             m,

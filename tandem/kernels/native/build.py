@@ -3,9 +3,11 @@
 A file that exists under its name is complete (temporary file, then rename), so processes may race.
 """
 
+import ctypes
 import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,6 +21,34 @@ _FLAGS = (
     *("-fPIC", "-shared", "-pthread", "-fvisibility=hidden"),
 )
 _COMPILE_TIMEOUT_S = 300.0
+_CPUINFO = Path("/proc/cpuinfo")
+_MODEL_FIELDS = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
+# Instructions that a compiler may choose; the other flags of an x86 depend on the system and the hypervisor too.
+_INSTRUCTION_FLAGS = re.compile(
+    r"3dnowprefetch|abm|adx|aes|amx_\w+|apx|avx\w*|bmi[12]|cx16|f16c|fma4?|gfni|lahf_lm|mmx|movbe|pclmulqdq|pni|popcnt"
+    r"|sha_ni|sha512|sm[34]|sse\w*|ssse3|tbm|vaes|vpclmulqdq|xop"
+)
+_compiled_again: set[Path] = set()
+
+
+def load_library(cache_dir: Path | None = None, *, architecture: str = "native") -> ctypes.CDLL:
+    """Build if needed, and load; a file that does not load is compiled again, once in a process's life. See `build`.
+
+    Raises:
+        ConfigurationError: the kernels cannot be compiled or loaded on this machine; the message says why.
+    """
+    path = build(cache_dir, architecture=architecture)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        reason = f"the native kernels at {str(path)!r} do not load: {error}"
+    if path in _compiled_again:
+        raise ConfigurationError(reason)
+    _compiled_again.add(path)
+    try:
+        return ctypes.CDLL(str(build(cache_dir, force=True, architecture=architecture)))
+    except (OSError, ConfigurationError) as error:
+        raise ConfigurationError(f"{reason}; nor when they are compiled again: {error}") from error
 
 
 def build(cache_dir: Path | None = None, *, force: bool = False, architecture: str = "native") -> Path:
@@ -55,7 +85,7 @@ def _sources() -> list[Path]:
 
 
 def _digest(command: tuple[str, ...]) -> str:
-    parts = [_compiler_version(command[0]), _cpu_flags(), *command]
+    parts = [_compiler_version(command[0]), _cpu(), *command]
     parts += [path.read_text() for path in sorted(_source_dir().iterdir())]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
@@ -69,12 +99,17 @@ def _compiler_version(compiler: str) -> str:
         ) from error
 
 
-def _cpu_flags() -> str:
+def _cpu() -> str:
+    """The processor's model and instructions: what -march=native looks at."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        first = _CPUINFO.read_text().partition("\n\n")[0]
     except OSError:
         return platform.machine()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
+    pairs = (line.partition(":") for line in first.splitlines())
+    values = {name.strip(): value.strip() for name, _, value in pairs}
+    flags = [flag for flag in values.get("flags", "").split() if _INSTRUCTION_FLAGS.fullmatch(flag)]
+    model = [values.get(name, "") for name in _MODEL_FIELDS]
+    return " ".join([platform.machine(), *model, *sorted(flags), values.get("Features", "")])
 
 
 def _compile(command: tuple[str, ...], target: Path) -> None:
@@ -84,6 +119,8 @@ def _compile(command: tuple[str, ...], target: Path) -> None:
             output = Path(scratch) / target.name
             arguments = [*command, "-o", str(output)]
             subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=_COMPILE_TIMEOUT_S)
+            with output.open("rb") as compiled:
+                os.fsync(compiled.fileno())  # a power cut must not leave an empty file under that name
             output.replace(target)
     except subprocess.CalledProcessError as error:
         raise ConfigurationError(

@@ -14,13 +14,17 @@ from pathlib import Path
 from typing import Protocol
 
 from tandem.core.errors import ConfigurationError
-from tandem.kernels.native.build import build
+from tandem.kernels.native.build import load_library
 
 _SLOT_BYTES = 64
 _SLOT = struct.Struct("=ii28h")  # busy, threads, cores: -1 = no more
 _MAX_CPUS = 28
 _ARGUMENTS = struct.Struct("=5q")
 _READ_BY_HELPERS: list[mmap.mmap] = []  # they never end, so these must not be unmapped
+
+
+class MissingBoardError(ConfigurationError):
+    """The file is not there."""
 
 
 class Cores(Protocol):
@@ -36,6 +40,7 @@ class CoreBoard:
     """One worker's view of the file.
 
     Raises:
+        MissingBoardError: there is no such file.
         ConfigurationError: the file is no such board, or has no such slot.
     """
 
@@ -45,6 +50,8 @@ class CoreBoard:
         try:
             with path.open("r+b") as file:
                 self._map = mmap.mmap(file.fileno(), 0)
+        except FileNotFoundError as error:
+            raise MissingBoardError(f"core_board={str(path)!r} is not there; `tandem up` makes such files") from error
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"core_board={str(path)!r} cannot be mapped: {error}") from error
         if len(self._map) % _SLOT_BYTES or not 0 <= slot < self.num_slots:
@@ -79,7 +86,7 @@ class CoreBoard:
         Raises:
             ConfigurationError: the kernels cannot be compiled or loaded here, or the system refuses such threads.
         """
-        library = ctypes.CDLL(str(build(cache_dir)))
+        library = load_library(cache_dir)
         function = library["tandem_borrow_cores"]
         function.restype, function.argtypes = None, [ctypes.c_char_p]
         _READ_BY_HELPERS.append(self._map)

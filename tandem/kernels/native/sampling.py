@@ -11,9 +11,8 @@ from pathlib import Path
 
 import torch
 
-from tandem.core.errors import ConfigurationError
 from tandem.core.sampling_params import SamplingParams
-from tandem.kernels.native.build import build
+from tandem.kernels.native.build import load_library
 
 _OPTIONS = struct.Struct("=qqdddd")
 _ARGUMENTS = struct.Struct("=6q")
@@ -61,8 +60,4 @@ def load_draws(cache_dir: Path | None = None) -> NativeDraws:
     Raises:
         ConfigurationError: the kernels cannot be compiled or loaded on this machine; the message says why.
     """
-    path = build(cache_dir)
-    try:
-        return NativeDraws(ctypes.CDLL(str(path)))
-    except OSError as error:
-        raise ConfigurationError(f"the native kernels at {str(path)!r} do not load: {error}") from error
+    return NativeDraws(load_library(cache_dir))

@@ -346,8 +346,37 @@ def test_the_compiled_draw_chooses_what_pytorch_chooses(vocab_size: int, scale: 
         assert native.sample(logits, states) == Sampler().sample(logits, states)
 
 
+@pytest.mark.parametrize("top_k", [50020, 25010, 20000])
+@pytest.mark.parametrize("kind", ["distinct", "ties", "flat", "banned"])
+def test_the_compiled_draw_keeps_as_many_of_many_tokens_as_pytorch_does(top_k: int, kind: str) -> None:
+    vocab_size = 50021
+    native = Sampler(_draws())
+    rng = random.Random(top_k)
+    for trial in range(10):
+        logits = _logits(4, vocab_size, seed=trial)
+        if kind == "ties":
+            logits = logits.round()
+        elif kind == "flat":
+            logits.zero_()
+        elif kind == "banned":
+            logits[:, :: rng.choice([2, 3])] = -INFINITY
+        params = [
+            SamplingParams(
+                temperature=temperature,
+                top_k=top_k,
+                top_p=rng.choice([1.0, 0.3, 0.95, 0.9999]),
+                min_p=rng.choice([0.0, 0.0, 1e-9, 0.02]),
+            )
+            for temperature in (0.001, 0.1, 1.0, 100.0)
+        ]
+        states = [_state(each, vocab_size, rng.getrandbits(63)) for each in params]
+        assert native.sample(logits, states) == Sampler().sample(logits, states)
+
+
 @pytest.mark.parametrize("position", ["first", "last"])
-@pytest.mark.parametrize("options", [{"top_k": 600}, {"top_k": 600, "top_p": 0.9}, {"min_p": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"top_k": 600}, {"top_k": 4095}, {"top_k": 600, "top_p": 0.9}, {"min_p": 0.5}], ids=str
+)
 def test_the_compiled_draw_reaches_both_ends_of_the_order(options: dict[str, Any], position: str) -> None:
     """All tokens alike: the order is the token id, so the kept ones are the first, and both ends can be drawn."""
     vocab_size = 4096

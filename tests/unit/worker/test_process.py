@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem.core.clock import Clock, ManualClock
 from tandem.core.errors import (
     CapacityError,
     ConfigurationError,
@@ -40,9 +41,11 @@ CALL = GenerateCall(request_id="g", prompt_token_ids=PROMPT, params=GREEDY)
 
 
 @contextlib.asynccontextmanager
-async def one_worker(path: Path, **settings: object) -> AsyncIterator[tuple[Worker, WorkerClient]]:
+async def one_worker(
+    path: Path, clock: Clock | None = None, **settings: object
+) -> AsyncIterator[tuple[Worker, WorkerClient]]:
     settings = {"transport": "tcp", **settings}
-    async with serving_worker(settings_of(DecodeSettings, path, "d0", **settings)) as worker:
+    async with serving_worker(settings_of(DecodeSettings, path, "d0", **settings), clock=clock) as worker:
         client = WorkerClient(worker.core.me.address)
         try:
             yield worker, client
@@ -134,6 +137,30 @@ def test_status_is_told_while_the_engine_is_in_a_long_step(llama: Path) -> None:
     asyncio.run(main())
 
 
+def test_figures_age_while_the_engine_is_in_a_step(llama: Path) -> None:
+    async def main() -> None:
+        clock = ManualClock(100.0)
+        async with one_worker(llama, clock) as (worker, client):
+            begun, over = threading.Event(), threading.Event()
+
+            def long_step(_: Engine) -> None:
+                begun.set()
+                over.wait(10)
+
+            worker.core.engine.post(long_step)
+            try:
+                await asyncio.to_thread(begun.wait, 5)
+                for age_s in (0.0, 0.5, 1.0):
+                    assert (await client.status()).state.figures_age_s == age_s
+                    clock.advance(0.5)
+            finally:
+                over.set()
+            await worker.reports.refresh()
+            assert (await client.status()).state.figures_age_s == 0
+
+    asyncio.run(main())
+
+
 def test_each_watcher_is_told_every_sample_once(llama: Path) -> None:
     async def main() -> None:
         async with one_worker(llama) as (worker, client):
@@ -194,6 +221,31 @@ async def knows(router: RouterClient) -> bool:
         return (await router.pair(call)).decode_cached_blocks == 7
     except (UnavailableError, WorkerLostError):
         return False
+
+
+# --- cores ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_whose_core_board_was_deleted_serves_without(
+    llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with one_worker(llama, core_board=f"{tmp_path / 'deleted'}:0") as (_, client):
+            assert await generated(client, CALL)
+
+    asyncio.run(main())
+    [warning] = [record.message for record in caplog.records if "cores" in record.message]
+    assert warning.startswith(f"no cores are borrowed: core_board='{tmp_path / 'deleted'}' is not there")
+
+
+def test_a_core_board_that_is_none_ends_the_start(llama: Path, tmp_path: Path) -> None:
+    async def main() -> None:
+        (tmp_path / "board").write_bytes(b"short")
+        with pytest.raises(ConfigurationError, match="no slot 0"):
+            async with one_worker(llama, core_board=f"{tmp_path / 'board'}:0"):
+                raise AssertionError("a board without slots")
+
+    asyncio.run(main())
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ struct GatedLinearArguments {
   int64_t dtype, activation;
   const void* x;
   int64_t x_stride;
-  const void *gate, *up;
+  const void *gate, *up, *gate_bias, *up_bias;
   void* out;
   int64_t out_stride, m, n, k, is_packed, threads;
 };

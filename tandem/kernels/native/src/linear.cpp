@@ -98,6 +98,9 @@ template <class T> struct Strip {
   int64_t column;
   int rows;
 };
+template <class T> TANDEM_INLINE f32x16 bias_of(const Strip<T>& strip) {
+  return strip.bias ? load16(strip.bias, strip.rows) : f32x16{};
+}
 
 // Asks L2 for two strips, in address order: that keeps DRAM pages and the hardware prefetcher happy.
 class Ahead {
@@ -397,7 +400,7 @@ template <class T, class Out> struct Linear {
   void store(const f32x16 (*sums)[kPanelStrips], int64_t row, int rows, const Strip<T>* strips) const {
     for (int s = 0; s < kPanelStrips; ++s) {
       const Strip<T>& strip = strips[s];
-      const f32x16 shift = strip.bias ? load16(strip.bias, strip.rows) : f32x16{};
+      const f32x16 shift = bias_of(strip);
       for (int m = 0; m < rows; ++m)
         store16(out + (row + m) * ldo + strip.column, sums[m][s] + shift, strip.rows);
     }
@@ -418,7 +421,7 @@ TANDEM_INLINE f32x16 activate(int activation, f32x16 v) {
 
 // A panel is a strip of gate rows and the up rows beside them.
 template <class T> struct GatedLinear {
-  const T *gate, *up;
+  const T *gate, *up, *gate_bias, *up_bias;
   T* out;
   int64_t ldo, n_size, k_size;
   bool is_packed;
@@ -429,13 +432,15 @@ template <class T> struct GatedLinear {
   void panel(int64_t index, Strip<T>* strips) const {
     const int64_t row = index * kStrip;
     const int rows = int(min64(kStrip, n_size - row));
-    strips[0] = {gate + row * k_size, nullptr, row, rows};
-    strips[1] = {up + row * k_size, nullptr, row, rows};
+    strips[0] = {gate + row * k_size, gate_bias ? gate_bias + row : nullptr, row, rows};
+    strips[1] = {up + row * k_size, up_bias ? up_bias + row : nullptr, row, rows};
   }
 
   void store(const f32x16 (*sums)[kPanelStrips], int64_t row, int rows, const Strip<T>* strips) const {
+    const f32x16 gate_shift = bias_of(strips[0]), up_shift = bias_of(strips[1]);
     for (int m = 0; m < rows; ++m)
-      store16(out + (row + m) * ldo + strips->column, activate(activation, sums[m][0]) * sums[m][1], strips->rows);
+      store16(out + (row + m) * ldo + strips->column,
+              activate(activation, sums[m][0] + gate_shift) * (sums[m][1] + up_shift), strips->rows);
   }
 
   void run(const T* x, int64_t ldx, int64_t m_size, int num_threads) const {
@@ -476,8 +481,10 @@ void tandem_joined_linear(const JoinedLinearArguments* a) {
 TANDEM_EXPORT void tandem_gated_linear(const GatedLinearArguments* a) {
   with_dtype(a->dtype, [a](auto tag) {
     using T = decltype(tag);
-    const GatedLinear<T> linear{static_cast<const T*>(a->gate), static_cast<const T*>(a->up), static_cast<T*>(a->out),
-                                a->out_stride, a->n, a->k, a->is_packed != 0, int(a->activation)};
+    const GatedLinear<T> linear{static_cast<const T*>(a->gate), static_cast<const T*>(a->up),
+                                static_cast<const T*>(a->gate_bias), static_cast<const T*>(a->up_bias),
+                                static_cast<T*>(a->out), a->out_stride, a->n, a->k, a->is_packed != 0,
+                                int(a->activation)};
     linear.run(static_cast<const T*>(a->x), a->x_stride, a->m, int(a->threads));
   });
 }

@@ -14,8 +14,8 @@
 namespace tandem {
 namespace {
 
-constexpr double kRowNs = 0.4;     // one thread's time per element
-constexpr int64_t kBlock = 128;    // elements behind one maximum
+constexpr double kScanNs = 0.4, kDrawNs = 2.0, kWalkNs = 8.0;  // one thread's time per element
+constexpr int64_t kBlock = 128;  // elements behind one maximum
 constexpr int kTries = 4;  // as in tandem.engine.sampler
 constexpr int kBuckets = 256;
 constexpr int64_t kFew = 512;      // candidates that are put in order without counting them into finer buckets
@@ -59,6 +59,7 @@ struct Options {  // of one row, as they are packed
   const float* logits;
   int64_t top_k;  // 0 = off
   double temperature, top_p, min_p, uniform;  // temperature 0 = greedy
+  double ns_per_element() const { return temperature == 0.0 ? kScanNs : top_k > 0 ? kWalkNs : kDrawNs; }
 };
 
 struct Candidate {
@@ -134,7 +135,7 @@ class Row {
     if (options.temperature == 0.0) return first_peak();
     temperature_ = std::max(float(options.temperature), 1e-30f);
     scale_ = kLog2E / temperature_;
-    if (options.top_k > 0 && options.top_k < size_) return draw_top_k(options);
+    if (has_top_k(options)) return walk_in_order(options, options.uniform);
     if (options.top_p < 1.0) return draw_top_p(options);
     floor_ = float(options.min_p);
     return draw_by_token_id(options.uniform);
@@ -201,7 +202,7 @@ class Row {
         return token_id;
       }
     }
-    return walk_top_p(options, number);
+    return walk_in_order(options, number);
   }
 
   // The weight of all tokens that precede one.
@@ -219,24 +220,42 @@ class Row {
     return sum_of(sum);
   }
 
-  int64_t walk_top_p(const Options& options, double uniform) {
+  bool has_top_k(const Options& options) const { return options.top_k > 0 && options.top_k < size_; }
+
+  // Top-k, top-p of what that leaves, and min-p of that.
+  int64_t walk_in_order(const Options& options, double uniform) {
     Buckets all = buckets();
-    const double wanted = options.top_p * all.total().weight;
-    const auto reaches = [&](const Mass& mass) { return mass.weight >= wanted; };
-    const Bracket at_cut = narrow(all.find(reaches), reaches);
-    Candidate cut{-kInfinity, 0};
-    double kept = at_cut.above.weight;
-    for (const Candidate& candidate : ordered(at_cut)) {
-      cut = candidate;
-      kept += weight(candidate.logit);
-      if (kept >= wanted) break;
+    Cut cut{{-kInfinity, int32_t(size_)}, all.total()};
+    if (has_top_k(options)) cut = cut_at(all, [&](const Mass& mass) { return mass.count >= options.top_k; });
+    if (options.top_p < 1.0) {
+      const double wanted = options.top_p * cut.kept.weight;
+      const Cut at_p = cut_at(all, [&](const Mass& mass) { return mass.weight >= wanted; });
+      if (at_p.last.precedes(cut.last)) cut = at_p;
     }
+    double kept = cut.kept.weight;
     floor_ = float(options.min_p);
     if (floor_ > 0.0f) {
       all = buckets();
-      if (weight(cut.logit) == 0.0f) kept = all.total().weight;  // all that has a weight comes before the cut
+      if (weight(cut.last.logit) == 0.0f) kept = all.total().weight;  // all that has a weight comes before the cut
     }
-    return pick(all, cut, uniform * kept);
+    return pick(all, cut.last, uniform * kept);
+  }
+
+  // The last token that is kept, and all that are. Tokens without a weight may be missing at the end.
+  struct Cut {
+    Candidate last;
+    Mass kept;
+  };
+
+  // Where the sum in order is first `reached`.
+  template <class Reached> Cut cut_at(const Buckets& all, const Reached& reached) const {
+    const Bracket bracket = narrow(all.find(reached), reached);
+    Cut cut{{-kInfinity, int32_t(size_)}, bracket.above};
+    for (const Candidate& candidate : ordered(bracket)) {
+      cut = {candidate, cut.kept + Mass{weight(candidate.logit), 1}};
+      if (reached(cut.kept)) break;
+    }
+    return cut;
   }
 
   // The first token, not after `cut`, where the sum exceeds `target`.
@@ -251,28 +270,6 @@ class Row {
       sum += w;
       if (w > 0.0f) picked = candidate.token_id;
       if (sum > target) break;
-    }
-    return picked;
-  }
-
-  // Top-k, and top-p and min-p of what that leaves.
-  int64_t draw_top_k(const Options& options) {
-    const auto reaches = [&](const Mass& mass) { return mass.count >= options.top_k; };
-    const Bracket at_k = narrow(buckets().find(reaches), reaches);
-    std::vector<Candidate> found = between(at_k.low, kInfinity, at_k.above.count + at_k.within.count);
-    const auto end = found.begin() + min64(options.top_k, int64_t(found.size()));
-    std::partial_sort(found.begin(), end, found.end(), first_of);
-    double total = 0.0, before = 0.0, kept = 0.0, sum = 0.0;
-    for (auto each = found.begin(); each != end; ++each) total += weight(each->logit);
-    auto cut = found.begin();
-    for (; cut != end && before < options.top_p * total; ++cut) before += weight(cut->logit);
-    floor_ = float(options.min_p);
-    for (auto each = found.begin(); each != cut; ++each) kept += weight(each->logit);
-    int64_t picked = found[0].token_id;
-    for (auto each = found.begin(); each != cut && !(sum > options.uniform * kept); ++each) {
-      const float w = weight(each->logit);
-      sum += w;
-      if (w > 0.0f) picked = each->token_id;
     }
     return picked;
   }
@@ -313,14 +310,15 @@ class Row {
     into.lowest[kBuckets - 1] = -reduce_max(-rest_lowest);
   }
 
+  // Until few are left, or all alike. Leaves out what has no weight: that needs no order.
   template <class Reached> Bracket narrow(Bracket found, const Reached& reached) const {
     while (found.within.count > kFew) {
       const float low = std::max({found.low, peak_ - kNoWeight * temperature_, -FLT_MAX});
-      if (!(low < found.high)) break;
+      if (!(low < found.high)) return {found.high, found.high, found.above, {}};
       Buckets finer{{low, found.high, found.above, {}}};
       count_into(finer, found.high, (kBuckets - 1) / (found.high - low));
       const Bracket next = finer.find(reached);
-      if (next.within.count == 0 || (next.low == found.low && next.high == found.high)) break;
+      if (next.low == found.low && next.high == found.high) break;
       found = next;
     }
     return found;
@@ -372,12 +370,13 @@ struct DrawArgs {
 
 TANDEM_EXPORT void tandem_draw(const tandem::DrawArgs* a) {
   using namespace tandem;
-  Pool::run(a->num_rows, split(a->num_rows, kRowNs * double(a->num_rows * a->size), a->threads),
-            [a](int64_t first, int64_t last) {
-              for (int64_t i = first; i < last; ++i) {
-                Row row(a->options[i].logits, a->size);
-                a->peaks[i] = row.scan();
-                a->token_ids[i] = std::isfinite(a->peaks[i]) ? row.draw(a->options[i]) : 0;
-              }
-            });
+  double cost = 0.0;
+  for (int64_t i = 0; i < a->num_rows; ++i) cost += a->options[i].ns_per_element() * double(a->size);
+  Pool::run(a->num_rows, split(a->num_rows, cost, a->threads), [a](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      Row row(a->options[i].logits, a->size);
+      a->peaks[i] = row.scan();
+      a->token_ids[i] = std::isfinite(a->peaks[i]) ? row.draw(a->options[i]) : 0;
+    }
+  });
 }

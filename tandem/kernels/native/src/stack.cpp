@@ -150,8 +150,8 @@ class Stack {
   }
 
   void mlp(const Layer& layer) const {
-    const GatedLinearArguments call{a.dtype, a.activation, normed, a.hidden, layer.gate, layer.up, gated, a.ffn,
-                                    num_tokens, a.ffn, a.hidden, a.is_packed, a.threads};
+    const GatedLinearArguments call{a.dtype, a.activation, normed, a.hidden, layer.gate, layer.up, nullptr, nullptr,
+                                    gated, a.ffn, num_tokens, a.ffn, a.hidden, a.is_packed, a.threads};
     tandem_gated_linear(&call);
     if (!layer.after_mlp) return linear(gated, a.ffn, layer.down, nullptr, delta, a.hidden);
     linear(gated, a.ffn, layer.down, nullptr, normed, a.hidden);

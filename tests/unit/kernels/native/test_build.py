@@ -1,19 +1,46 @@
-"""The build cache: complete files only, one per compiler and flags, and errors that say what to do."""
+"""The build cache: complete files only, one per compiler, flags and processor, and errors that say what to do."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tandem.core.errors import ConfigurationError
+from tandem.kernels.native import build as build_module
+from tandem.kernels.native.bindings import load
 from tandem.kernels.native.build import build
+from tandem.kernels.native.core_board import CoreBoard
+from tandem.kernels.native.sampling import load_draws
+from tandem.serving.cores import Share
+from tests.helpers.native_kernels import load_or_skip
 
 FAKE_COMPILER = """#!/bin/sh
 [ "$1" = --version ] && echo "fake {version}" && exit 0
 echo run >> {log}
 while [ "$1" != -o ]; do shift; done
 [ -n "{fail}" ] && echo "{fail}" >&2 && exit 1
-echo compiled > "$2"
+{write} "$2"
 """
+CPUINFO = """processor	: {number}
+vendor_id	: GenuineIntel
+cpu family	: 6
+model		: {model}
+model name	: Intel(R) Xeon(R) Processor @ 2.80GHz
+cpu MHz		: {mhz}
+flags		: fpu sse sse2 ss avx2 avx512f {flags}
+bugs		: spectre_v1
+
+"""
+
+
+def _borrow(cache_dir: Path) -> None:
+    path = cache_dir.parent / "board"
+    CoreBoard.create(path, [Share(1)])
+    CoreBoard(path, 0).borrow(cache_dir)
+
+
+LOADERS: list[Callable[[Path], object]] = [load, load_draws, _borrow]
 
 
 @pytest.fixture
@@ -22,10 +49,16 @@ def runs(tmp_path: Path) -> Path:
 
 
 def use_compiler(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: Path, *, version: str = "1", fail: str = ""
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    log: Path,
+    *,
+    version: str = "1",
+    fail: str = "",
+    write: str = "echo compiled >",
 ) -> None:
     script = tmp_path / "compiler"
-    script.write_text(FAKE_COMPILER.format(version=version, log=log, fail=fail))
+    script.write_text(FAKE_COMPILER.format(version=version, log=log, fail=fail, write=write))
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
 
@@ -74,3 +107,55 @@ def test_unwritable_cache_directory_names_the_setting(
     occupied.touch()
     with pytest.raises(ConfigurationError, match="TANDEM_CACHE_DIR"):
         build(occupied)
+
+
+@pytest.mark.parametrize("use", LOADERS)
+def test_a_file_that_does_not_load_is_compiled_again(
+    tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[[Path], object]
+) -> None:
+    load_or_skip()
+    use_compiler(monkeypatch, tmp_path, runs, write=f"cp '{build()}'")
+    build(tmp_path / "cache").write_bytes(b"")
+    use(tmp_path / "cache")
+    assert runs.read_text() == "run\nrun\n"
+
+
+@pytest.mark.parametrize("use", LOADERS)
+def test_what_never_loads_is_an_error_and_compiled_again_only_once(
+    tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[[Path], object]
+) -> None:
+    use_compiler(monkeypatch, tmp_path, runs)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="do not load"):
+            use(tmp_path / "cache")
+        assert runs.read_text() == "run\nrun\n"
+
+
+def test_a_file_is_on_disk_before_it_has_its_name(tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+
+    def fsync(descriptor: int) -> None:
+        synced.append((os.fstat(descriptor).st_ino, list((tmp_path / "cache").glob("*.so"))))
+
+    use_compiler(monkeypatch, tmp_path, runs)
+    monkeypatch.setattr(os, "fsync", fsync)
+    compiled = build(tmp_path / "cache")
+    assert synced == [(compiled.stat().st_ino, [])]
+
+
+def test_instructions_and_model_name_the_file_but_no_kernel_or_hypervisor(
+    tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_compiler(monkeypatch, tmp_path, runs)
+    monkeypatch.setattr(build_module, "_CPUINFO", tmp_path / "cpuinfo")
+
+    def built(flags: str, *, model: int = 106, mhz: float = 2800.0) -> Path:
+        cores = [CPUINFO.format(number=number, model=model, mhz=mhz + number, flags=flags) for number in range(2)]
+        (tmp_path / "cpuinfo").write_text("".join(cores))
+        return build(tmp_path / "cache")
+
+    first = built("avx512_bf16 avx512_vnni")
+    assert built("avx512_bf16 avx512_vnni md_clear hypervisor ibpb_exit_to_user", mhz=3300.0) == first
+    assert built("avx512_vnni avx512_bf16") == first
+    assert built("avx512_vnni") != first
+    assert built("avx512_bf16 avx512_vnni", model=143) != first

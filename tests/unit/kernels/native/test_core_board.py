@@ -7,7 +7,7 @@ import pytest
 
 from tandem.core.errors import ConfigurationError
 from tandem.kernels.native.bindings import NativeKernels
-from tandem.kernels.native.core_board import CoreBoard
+from tandem.kernels.native.core_board import CoreBoard, MissingBoardError
 from tandem.serving.cores import Share
 from tests.unit.kernels.native.test_pool import kernels, needs_proc, run
 
@@ -59,8 +59,9 @@ def test_a_file_that_is_no_board_is_refused_by_name(tmp_path: Path, content: byt
     path = tmp_path / "board"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ConfigurationError, match=str(path)):
+    with pytest.raises(ConfigurationError, match=str(path)) as raised:
         CoreBoard(path, slot)
+    assert isinstance(raised.value, MissingBoardError) == (content is None)
 
 
 @needs_proc

@@ -1,6 +1,8 @@
 """Packed weights: the same bits from every product, and nobody but the kernels reads them."""
 
 import operator
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -42,6 +44,20 @@ def test_packing_moves_elements_and_changes_none(kernels: NativeKernels) -> None
     assert not torch.equal(packed, weight)
     for strip in range(0, 64, 16):
         assert torch.equal(packed[strip : strip + 16].flatten().view(96, 16).T, weight[strip : strip + 16])
+
+
+def test_packing_without_assertions_is_the_same() -> None:
+    load_or_skip()
+    code = """
+import sys, torch
+from tandem.kernels.native.bindings import load
+weight = torch.arange(64.0 * 96).view(64, 96)
+packed = load().pack(weight)
+strips = [packed[at : at + 16].flatten().view(96, 16).T for at in range(0, 64, 16)]
+sys.exit(not torch.equal(torch.cat(strips), weight))
+"""
+    done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("shape", [(15, 32), (16, 1), (3, 16, 32), (16,)])
