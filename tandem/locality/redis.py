@@ -46,7 +46,8 @@ class RedisIndex:
     Args:
         url: `redis://`, `rediss://` or `unix://` URL.
         prefix: names the deployment; must contain a `{hash tag}`.
-        max_block_replicas: see `LocalityIndex`. All clients of a prefix should agree; about 75 bytes of Redis each.
+        max_block_replicas: see `LocalityIndex`; about 75 bytes of Redis each. Of all clients of a prefix, that of the
+            one who asked last counts: workers only report, and routers bound what they may.
         ttl_s: after this long without any report the keys vanish; also when a silent worker is forgotten.
         read_timeout_s: a question that takes longer is given up.
         write_timeout_s: the same for reports.

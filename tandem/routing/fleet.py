@@ -1,7 +1,7 @@
 """All workers as the router knows them: their last reports, and what was sent to them since.
 
 Invariant: a standing is its report plus every delta the report cannot include yet. A delta ends with the request, or
-with a report that arrived long enough after it was sent, so a lost request cannot weigh on a worker for ever.
+with a report of figures taken long enough after it was sent, so a lost request cannot weigh on a worker for ever.
 Owned by one thread. Decides nothing.
 """
 
@@ -79,7 +79,7 @@ class Fleet:
             return
         if self._pool_of.get(state.worker_id, state.fingerprint) != state.fingerprint:
             self.remove(state.worker_id)
-        settled_s = state.reported_at_s - self.limits.settle_s
+        settled_s = state.reported_at_s - state.figures_age_s - self.limits.settle_s
         deltas = self._deltas.setdefault(state.worker_id, {})
         for request_id in [key for key, delta in deltas.items() if delta.sent_at_s <= settled_s]:
             del deltas[request_id]

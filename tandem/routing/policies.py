@@ -103,15 +103,15 @@ class SessionSticky:
             lambda standing: float("-inf") if standing.worker_id == decode_id else decode_load(standing),
         )
         if choice is not None and request.session_id:
-            self._remember(request.session_id, choice)
+            self._remember(request.session_id, choice, prefill_id)
         return choice
 
     def __len__(self) -> int:
         """Sessions remembered."""
         return len(self._homes)
 
-    def _remember(self, session_id: str, choice: Choice) -> None:
-        prefill_id = choice.prefill.worker_id if choice.prefill is not None else ""
+    def _remember(self, session_id: str, choice: Choice, former_prefill_id: str) -> None:
+        prefill_id = choice.prefill.worker_id if choice.prefill is not None else former_prefill_id
         self._homes[session_id] = (prefill_id, choice.decode.worker_id)
         self._homes.move_to_end(session_id)
         if len(self._homes) > self._max_sessions:
@@ -137,12 +137,13 @@ def policy_named(name: str) -> RoutingPolicy:
 
 
 def in_time(request: RequestShape, candidates: Candidates) -> Sequence[Standing]:
-    """The prefill workers whose first token is predicted within the limit."""
+    """The prefill workers whose first token is predicted within the limit; decode workers where no other prefills."""
+    computing = candidates.prefill or candidates.decode
     if candidates.max_ttft_ms == float("inf"):
-        return candidates.prefill
+        return computing
     return [
         standing
-        for standing in candidates.prefill
+        for standing in computing
         if standing.wait_ms(candidates.now_s)
         + standing.speed.prefill.prompt_ms(request.num_tokens, num_cached_tokens(request, standing.worker))
         <= candidates.max_ttft_ms
@@ -165,7 +166,10 @@ def decode_load(standing: Standing) -> float:
 def pair_of(
     request: RequestShape, candidates: Candidates, prefill: Standing | None, score: Callable[[Standing], float]
 ) -> Choice | None:
-    """`prefill` with the other worker that scores least for decode."""
+    """`prefill` with the other worker that scores least for decode, which serves alone where no other prefills."""
+    if not candidates.prefill:
+        alone = least(in_time(request, candidates), score)
+        return None if alone is None else Choice(None, alone)
     if prefill is None:
         return None
     others = (s for s in candidates.decode if s.worker_id != prefill.worker_id)

@@ -47,6 +47,7 @@ class WorkerState:
     num_running, num_context_tokens: requests accepted and not finished, and their tokens in context.
     num_awaiting_kv: of `num_running`, those whose prompt another worker computes: they do not decode yet.
     reported_at_s: when the report arrived here.
+    figures_age_s: how old its figures were then: they are taken between two engine steps, and one can be long.
     """
 
     worker_id: str
@@ -64,6 +65,7 @@ class WorkerState:
     num_awaiting_kv: int = 0
     draining: bool = False
     reported_at_s: float = 0.0
+    figures_age_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -72,6 +74,7 @@ class WorkerState:
         parts = (work.num_requests, work.num_tokens, work.num_pairs)
         self._require("queued", all(0 <= part < math.inf for part in parts), "finite parts of zero or more")
         self._require("reported_at_s", math.isfinite(self.reported_at_s), "a finite time")
+        self._require("figures_age_s", 0 <= self.figures_age_s < math.inf, "a finite time of zero or more")
 
     def _require(self, name: str, holds: bool, needed: str) -> None:
         if not holds:

@@ -11,6 +11,7 @@ from tandem.rpc.form import Names, finite, maybe, not_empty, not_negative, requi
 from tandem.rpc.messages import LinkReport, ModelInfo, PrefillSample, StepSample, WorkerAddress, WorkerStatus
 from tandem.rpc.v1 import common_pb2 as pb
 
+_UNTOLD_AGE_S = 0.25  # NOTE: of the figures of a worker that does not tell it; no older ones are usual
 ROLES = Names("role", {Role.PREFILL: pb.ROLE_PREFILL, Role.DECODE: pb.ROLE_DECODE, Role.BOTH: pb.ROLE_BOTH})
 _LIFECYCLES = Names(
     "lifecycle",
@@ -115,6 +116,7 @@ def _put_state(state: WorkerState) -> pb.WorkerState:
         num_context_tokens=state.num_context_tokens,
         draining=state.draining,
         reported_at_s=state.reported_at_s,
+        figures_age_s=state.figures_age_s,
     )
 
 
@@ -135,6 +137,7 @@ def _take_state(message: pb.WorkerState) -> WorkerState:
         num_context_tokens=message.num_context_tokens,
         draining=message.draining,
         reported_at_s=message.reported_at_s,
+        figures_age_s=message.figures_age_s if message.HasField("figures_age_s") else _UNTOLD_AGE_S,
     )
 
 

@@ -184,12 +184,11 @@ class RouterService:
         standing = None if worker_id is None else self._pairer.fleet.standing(worker_id)
         return 0 if standing is None else num_cached_blocks(shape, standing.worker)
 
-    def _nobody(self, model: str) -> TandemError:
-        """Why nobody serves this name: it is wrong, or its workers are not there now."""
-        known = self._view.known_models()
-        if known and model not in known:
-            return InvalidRequestError(f"model {shown(model)} is not served; use one of {', '.join(known)}")
-        return UnavailableError(f"no worker for model {shown(model)} is alive now", self._pairer.fleet.limits.dead_s)
+    def _nobody(self, model: str) -> UnavailableError:
+        """Not the caller's mistake: the gateway has checked the name, whose workers may be forgotten or yet to come."""
+        known = ", ".join(self._view.known_models()) or "none"
+        message = f"no worker for model {shown(model)} is alive now; models of known workers: {known}"
+        return UnavailableError(message, self._pairer.fleet.limits.dead_s)
 
     def _own_registry(self) -> Discovery:
         if self._registry is None:

@@ -56,12 +56,16 @@ class Reports:
         self._blank = blank
         self._links = links
         self._load: EngineLoad | None = None
+        self._taken_at_s = 0.0
         self.kept = KeptUsage()
         self._receivers: set[Receiver] = set()
 
     async def refresh(self) -> None:
         """Take the engine's figures when it is next between two steps."""
-        self._load, self.kept, steps = await self._core.engine.call(_figures)
+        clock = self._core.clock
+        self._taken_at_s, (self._load, self.kept, steps) = await self._core.engine.call(
+            lambda engine: (clock.now_s(), _figures(engine))
+        )
         for receiver in self._receivers:
             receiver.samples.extend(steps)
 
@@ -92,7 +96,7 @@ class Reports:
             return status
         status = replace(
             status,
-            state=_with_load(status.state, load),
+            state=_with_load(status.state, load, max(0.0, self._core.clock.now_s() - self._taken_at_s)),
             blocks={name: getattr(load.usage, name) for name in BLOCK_STATES},
             num_waiting=load.num_waiting,
         )
@@ -103,7 +107,7 @@ def _figures(engine: Engine) -> tuple[EngineLoad, KeptUsage, list[StepStats]]:
     return engine.load(), engine.kv.kept.blocks.usage, engine.take_step_stats()
 
 
-def _with_load(state: WorkerState, load: EngineLoad) -> WorkerState:
+def _with_load(state: WorkerState, load: EngineLoad, age_s: float) -> WorkerState:
     """NOTE: kept blocks yield to a request that has the worker for itself, so they must not have it refused."""
     num_yielding = load.usage.kept if load.num_requests == 0 else 0
     return replace(
@@ -113,6 +117,7 @@ def _with_load(state: WorkerState, load: EngineLoad) -> WorkerState:
         num_awaiting_kv=load.num_awaiting_kv,
         num_context_tokens=load.num_context_tokens,
         queued=PrefillWork(load.num_prompts, load.num_prompt_tokens, load.num_prompt_pairs),
+        figures_age_s=age_s,
     )
 
 

@@ -516,6 +516,33 @@ def test_two_clients_of_one_redis_agree(in_redis: RedisIndex, redis_server: Redi
         assert in_redis.stats() == other.stats()
 
 
+def test_the_bound_of_who_asks_holds_for_who_reports(in_redis: RedisIndex, redis_server: RedisServer) -> None:
+    """A worker opens the index without a bound of its own; a router has one."""
+    router = RedisIndex(redis_server.url, max_block_replicas=LIMIT, read_timeout_s=PATIENT_S)
+    with contextlib.closing(router), contextlib.closing(redis_server.client()) as plain:
+        for incarnation in range(2):
+            in_redis.replace("p0", 1, [], 0)
+            router.leading_blocks(chain("a", 1))
+            for i in range(10):
+                in_redis.publish("p0", 1, stored(chain(f"{incarnation} {i}", LIMIT // 4)), i + 1)
+            assert LIMIT // 4 < router.stats().num_block_replicas <= LIMIT
+            in_redis.replace("p1", 1, chain("b", 3 * LIMIT), 0)
+            assert LIMIT // 4 < router.stats().num_block_replicas <= LIMIT
+            audit_redis(plain)
+            plain.flushall()
+
+
+def test_a_bound_that_is_lowered_holds_once_as_much_was_reported(
+    in_redis: RedisIndex, redis_server: RedisServer
+) -> None:
+    in_redis.replace("p0", 1, chain("a", 3 * LIMIT), 0)
+    assert in_redis.leading_blocks(chain("a", 3 * LIMIT)) == {"p0": 3 * LIMIT}
+    with contextlib.closing(RedisIndex(redis_server.url, max_block_replicas=LIMIT, read_timeout_s=PATIENT_S)) as router:
+        router.leading_blocks(chain("a", 1))
+        in_redis.publish("p0", 1, stored(chain("b", LIMIT)), 1)
+        assert router.stats().num_block_replicas <= LIMIT
+
+
 def test_forgotten_scripts_are_loaded_again(in_redis: RedisIndex, redis_server: RedisServer) -> None:
     blocks = chain("a", 2000)
     in_redis.replace("p0", 1, blocks, 0)

@@ -53,11 +53,21 @@ def test_serves_whenever_there_is_a_pair(make: Callable[[], RoutingPolicy]) -> N
 
 @every_policy
 def test_decode_workers_alone_serve_and_so_does_one_that_does_both(make: Callable[[], RoutingPolicy]) -> None:
-    """A policy of pairs finds none; the search has the last word."""
     for state in (worker("d", D), worker("d", Role.BOTH)):
         answer = pairer_of(state, policy=make()).pair(request(), 0.0)
         assert isinstance(answer, Pairing)
         assert (answer.prefill_id, answer.decode_id) == (None, "d")
+
+
+@every_policy
+def test_decode_workers_alone_are_chosen_by_the_policy_within_the_limit(make: Callable[[], RoutingPolicy]) -> None:
+    states = [worker("d0", D), worker("d1", D, queued=queue_of(50_000))]
+    for max_ttft_ms, allowed in ((float("inf"), {"d0", "d1"}), (1000.0, {"d0"})):
+        choice = make().choose(request(), candidates_of(*states, max_ttft_ms=max_ttft_ms))
+        assert choice is not None
+        assert choice.prefill is None
+        assert choice.decode.worker_id in allowed
+    assert make().choose(request(), candidates_of(*states, max_ttft_ms=1.0)) is None
 
 
 @every_policy
@@ -138,6 +148,21 @@ def test_a_session_stays_while_its_workers_are_there() -> None:
     moved = policy.choose(request(session_id="s"), candidates_of(*gone))
     assert moved is not None
     assert moved.prefill is not None
+
+
+def test_a_session_stays_on_its_decode_worker_where_there_is_no_prefill_worker() -> None:
+    policy = SessionSticky()
+    pairer = pairer_of(*(worker(f"d{i}", D) for i in range(3)), policy=policy)
+    answers = [pairer.pair(request(request_id=str(i), session_id="s"), 0.0) for i in range(6)]
+    assert len({answer.decode_id for answer in answers if isinstance(answer, Pairing)}) == 1
+    assert len(policy) == 1
+
+
+def test_a_prompt_that_decode_computes_leaves_a_session_its_prefill_worker() -> None:
+    pairer = pairer_of(*(worker(f"p{i}") for i in range(3)), worker("d", D), policy=SessionSticky())
+    answers = [pairer.pair(request(request_id=str(i), session_id="s", local_prefill=i == 1), 0.0) for i in range(3)]
+    first, local, again = [answer.prefill_id for answer in answers if isinstance(answer, Pairing)]
+    assert (first, local) == (again, None)
 
 
 def test_remembered_sessions_are_bounded() -> None:

@@ -1,5 +1,6 @@
 -- What every script shares. The index is three hashes, all lost or kept together:
 --   META   generation · young · old (replicas in each) · slots (the last one given out) · rotations
+--          half = half of the bound, of whoever asked last; absent until somebody asks
 --          w:<worker id> = slot, then "<1 when its snapshot is complete> <epoch> <sequence> <time of last report, s>"
 --          s:<slot>      = worker id; absent when the slot is over. Slot 0 stands for none.
 --   YOUNG  <15 bytes of a block hash> = its holders: slots of 4 bytes each; '' = generation
@@ -20,7 +21,7 @@ end
 
 -- The state of the index, or nil when it is missing or damaged.
 local function open()
-  local found = redis.pcall('HMGET', META, 'generation', 'young', 'old', 'slots', 'rotations')
+  local found = redis.pcall('HMGET', META, 'generation', 'young', 'old', 'slots', 'rotations', 'half')
   local generation = found[1]
   if not generation then return nil end
   for i = 2, 5 do
@@ -29,7 +30,7 @@ local function open()
   if redis.pcall('HGET', YOUNG, '') ~= generation or redis.pcall('HGET', OLD, '') ~= generation then return nil end
   return {
     generation = generation, young = tonumber(found[2]), old = tonumber(found[3]),
-    slots = tonumber(found[4]), rotations = tonumber(found[5]),
+    slots = tonumber(found[4]), rotations = tonumber(found[5]), half = is_count(found[6]) and tonumber(found[6]),
   }
 end
 
@@ -153,8 +154,10 @@ local function merge(holders, own, held, alive)
 end
 
 -- Write holders ('' = none) of fields whose holders `read` found to be `before`. What has holders becomes young.
--- When the young generation would count more than `half`, the old one is forgotten and the young one becomes old.
+-- When the young generation would count more than half of the bound, the old one is forgotten and the young one becomes
+-- old. `half`: what counts until somebody has asked.
 local function write(state, half, fields, is_old, before, after)
+  half = state.half or half
   local sets, young_drops, old_drops, rotated = {}, {}, {}, 0
   local function flush()
     if #sets > 0 then redis.call('HSET', YOUNG, unpack(sets)) end

@@ -1,11 +1,16 @@
 -- How many leading blocks of a chain each worker holds. Reads ever larger parts of the chain until the last worker has
 -- dropped out, and makes the blocks that counted young. While no block is old it reads only the first part and then
--- leaps: whoever holds a block has those before it. ARGV: packed hashes, half of the bound.
+-- leaps: whoever holds a block has those before it. ARGV: packed hashes, half of the bound, which counts for reports too
+-- from now on.
 local HASH_BYTES, FIRST_PART, LARGEST_PART = 32, 16, 512
 local packed, half = ARGV[1], tonumber(ARGV[2])
 local state = open()
 local total = #packed / HASH_BYTES
 if not state or total == 0 then return '{}' end
+if state.half ~= half then
+  redis.pcall('HSET', META, 'half', half)
+  state.half = half
+end
 
 local racing, num_racing, leading = {}, 0, {}
 

@@ -52,7 +52,7 @@ def pairer_of(
     fleet = Fleet(limits or Limits(), links or Links(LINK), SPEEDS.__getitem__, seed)
     for state in workers:
         fleet.report(state)
-    return Pairer(fleet, policy or PredictedCost())
+    return Pairer(fleet, PredictedCost() if policy is None else policy)
 
 
 def candidates_of(*workers: WorkerState, links: Links | None = None, **changes: Any) -> Candidates:

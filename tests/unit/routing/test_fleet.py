@@ -44,6 +44,17 @@ def test_a_report_takes_over_what_it_can_include_and_only_that() -> None:
     assert known(fleet, "d").num_running == 2
 
 
+def test_a_report_that_arrives_late_but_whose_figures_are_older_does_not_take_over() -> None:
+    """A worker in a long step tells what it was told before."""
+    fleet = fleet_of("p", "d")
+    send(fleet, "a", 1.0)
+    for reported_at_s in (1.25, 1.5, 3.0):
+        fleet.report(worker("d", Role.DECODE, reported_at_s=reported_at_s, figures_age_s=reported_at_s - 0.9))
+        assert (known(fleet, "d").num_running, known(fleet, "d").reported_at_s) == (1, reported_at_s)
+    fleet.report(worker("d", Role.DECODE, num_running=1, reported_at_s=3.25, figures_age_s=0.1))
+    assert known(fleet, "d").num_running == 1
+
+
 def test_a_request_that_ends_before_any_report_is_no_longer_counted() -> None:
     fleet = fleet_of("p", "d")
     before = known(fleet, "p").queued, known(fleet, "d").num_running

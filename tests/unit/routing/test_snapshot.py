@@ -19,6 +19,8 @@ from tests.unit.routing.builders import request, worker
         ("queued", PrefillWork(1, -5, 0)),
         ("queued", PrefillWork(1, float("nan"), 0)),
         ("reported_at_s", float("nan")),
+        ("figures_age_s", -1.0),
+        ("figures_age_s", float("inf")),
     ],
 )
 def test_an_impossible_report_is_refused_by_name(field: str, value: Any) -> None:

@@ -151,6 +151,7 @@ STATE = st.builds(
     num_awaiting_kv=COUNT,
     draining=BOOL,
     reported_at_s=NUMBER,
+    figures_age_s=AMOUNT,
 )
 MODEL = st.builds(
     ModelInfo,

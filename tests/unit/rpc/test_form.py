@@ -83,6 +83,7 @@ NONSENSE = [
     (STATUS, worker_pb2.StatusResponse(status=status(state={"role": 7})), "role=7 is unknown"),
     (STATUS, worker_pb2.StatusResponse(status=status(state={"block_size": 0})), "block_size=0"),
     (STATUS, worker_pb2.StatusResponse(status=status(state={"reported_at_s": math.nan})), "reported_at_s=nan"),
+    (STATUS, worker_pb2.StatusResponse(status=status(state={"figures_age_s": -1.0})), "figures_age_s=-1.0"),
     (
         STATUS,
         worker_pb2.StatusResponse(status=status(links=[common_pb2.LinkReport(source_id="a", latency_s=-1.0)])),
@@ -136,3 +137,9 @@ def test_what_is_not_said_has_its_default() -> None:
 def test_token_ids_are_packed_little_endian() -> None:
     assert pack_token_ids((1, 2**31 - 1)) == b"\x01\x00\x00\x00\xff\xff\xff\x7f"
     assert list(unpack_token_ids("ids", b"\x01\x00\x00\x00\xff\xff\xff\x7f")) == [1, 2**31 - 1]
+
+
+def test_figures_whose_age_is_not_told_are_taken_for_a_little_old() -> None:
+    for state, expected in (({}, 0.25), ({"figures_age_s": 0.0}, 0.0), ({"figures_age_s": 3.0}, 3.0)):
+        told = worker_pb2.StatusResponse(status=status(state=state)).SerializeToString()
+        assert STATUS.decode(told).state.figures_age_s == expected

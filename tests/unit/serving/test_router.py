@@ -1,12 +1,12 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
 
-from tandem.core.clock import ManualClock
+from tandem.core.clock import ManualClock, SystemClock
 from tandem.core.errors import (
     CapacityError,
     ConfigurationError,
@@ -17,6 +17,7 @@ from tandem.core.errors import (
 )
 from tandem.core.events import BlockEvent, BlockStored
 from tandem.core.hashing import extend_hashes, root_hash
+from tandem.gateway.routers import Routers
 from tandem.locality.base import LocalityStats, PublishResult
 from tandem.locality.embedded import EmbeddedIndex
 from tandem.routing.admission import Limits
@@ -25,8 +26,9 @@ from tandem.routing.fleet import Fleet
 from tandem.routing.pairing import Pairer
 from tandem.routing.policies import PredictedCost
 from tandem.routing.snapshot import Links, Role
-from tandem.rpc.client import WorkerClient
+from tandem.rpc.client import ClientPool, RouterClient, WorkerClient
 from tandem.rpc.messages import PairCall, Settlement
+from tandem.rpc.server import serve_router
 from tandem.serving.discovery import EmbeddedDiscovery
 from tandem.serving.fleet_view import FleetView
 from tandem.serving.fleet_watch import FleetWatch
@@ -276,14 +278,36 @@ def test_nobody_there_is_said_with_when_to_ask_again(
     run(scenario())
 
 
-def test_an_unknown_model_is_the_callers_mistake_and_a_dead_one_is_not() -> None:
+def test_a_model_without_workers_is_unavailable_however_long_they_are_gone() -> None:
     async def scenario() -> None:
         async with routing("d0") as router:
-            with pytest.raises(InvalidRequestError, match="'wrong' is not served; use one of m"):
-                await router.service.pair(call(model="wrong"))
+            other = model("other", "other weights")
+            router.view.take("b0:1", status("b0", Role.BOTH, served=other, fingerprint="other"))
             router.view.lose("d0:1")
-            with pytest.raises(UnavailableError):
+            with pytest.raises(UnavailableError, match="'m' is alive now; models of known workers: m, other"):
                 await router.service.pair(call())
+            router.view.forget("d0")
+            with pytest.raises(UnavailableError, match="'m' is alive now; models of known workers: other") as refused:
+                await router.service.pair(call())
+            assert refused.value.retry_after_s == 2.0
+
+    run(scenario())
+
+
+def test_a_router_that_knows_another_model_only_is_not_believed_while_the_next_serves() -> None:
+    async def scenario() -> None:
+        async with routing() as first, routing("d0") as second, AsyncExitStack() as opened:
+            first.view.take(
+                "b0:1", status("b0", Role.BOTH, served=model("other", "other weights"), fingerprint="other")
+            )
+            servers = [await serve_router(router.service, "127.0.0.1:0") for router in (first, second)]
+            pool = ClientPool(RouterClient)
+            opened.push_async_callback(pool.close)
+            for server in servers:
+                opened.push_async_callback(server.stop, 0)
+            addresses = [server.address for server in servers]
+            address, answer = await Routers(addresses, pool, SystemClock(), 2.0, 2.0).pair(call())
+            assert (address, answer.decode.worker_id) == (addresses[1], "d0")
 
     run(scenario())
 
