@@ -78,11 +78,11 @@ def _add_count(app: FastAPI, gateway: Gateway) -> None:
     async def count(request: Request) -> Response:
         """Tokens that a message's prompt would have."""
         declared = header_of(request.scope, b"content-length")
+        try:
+            body = await read_body(request.receive, declared, gateway.max_body_bytes)
+        except ClientLeftError:
+            return Response(status_code=CLIENT_LEFT)
         with gateway.admission.place():
-            try:
-                body = await read_body(request.receive, declared, gateway.max_body_bytes)
-            except ClientLeftError:
-                return Response(status_code=CLIENT_LEFT)
             return Response(await count_tokens(body, gateway.surroundings), media_type=JSON)
 
 

@@ -3,6 +3,7 @@
 Invariant: what a conversation asks of the answer is enforced while it is generated, or the request is refused.
 """
 
+import asyncio
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -76,7 +77,7 @@ async def assemble(conversation: Conversation, around: Surroundings, info: Model
     _check_abilities(asked, model)
     variables = _thinking_variables(asked, model)
     prompt = await _render(asked, variables, model)
-    grammar = answers.grammar(asked.tools, asked.tool_choice, asked.output_format)
+    grammar = await _grammar(asked, model)
     prompt = _begin_thinking(prompt, grammar, asked, model)
     is_open = answers.thinking is not None and answers.thinking.is_open(prompt)
     reasoning = answers.reasoning(model.tokenizer, is_open=is_open, budget=_budget(asked, model))
@@ -94,6 +95,14 @@ async def assemble(conversation: Conversation, around: Surroundings, info: Model
         tools=asked.tools,
         is_thinking_open=is_open,
     )
+
+
+async def _grammar(asked: Conversation, model: ServedModel) -> str | None:
+    """NOTE: writing down large schemas takes a while, which must not hold up streams."""
+    wanted = (asked.tools, asked.tool_choice, asked.output_format)
+    if not asked.tools and asked.output_format is None:
+        return model.answers.grammar(*wanted)
+    return await asyncio.to_thread(model.answers.grammar, *wanted)
 
 
 def _without_unused_tools(conversation: Conversation) -> Conversation:

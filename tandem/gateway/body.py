@@ -1,8 +1,15 @@
-"""Reads a request's body off the wire. Invariant: never holds more than the limit; a client that leaves is noticed."""
+"""Reads a request's body off the wire.
+
+Invariant: never holds more than the limit, nor waits longer; a client that leaves is noticed.
+"""
+
+import asyncio
 
 from starlette.types import Receive
 
 from tandem.gateway.errors import RequestError
+
+BODY_TIMEOUT_S = 60.0
 
 
 class ClientLeftError(ConnectionError):
@@ -16,11 +23,23 @@ async def read_body(receive: Receive, declared: str | None, max_bytes: int) -> b
         declared: the content-length header.
 
     Raises:
-        RequestError: it is longer than `max_bytes`.
+        RequestError: it is longer than `max_bytes`, or takes longer than `BODY_TIMEOUT_S`.
         ClientLeftError: it did not come to its end.
     """
     if declared is not None and declared.isascii() and declared.isdecimal() and int(declared[:20]) > max_bytes:
         raise _too_long(max_bytes)
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await _read(receive, max_bytes)
+    except TimeoutError as error:
+        raise RequestError(
+            f"the body did not come to its end within {BODY_TIMEOUT_S:g} s; send it faster, or less of it",
+            code="request_timeout",
+            status=408,
+        ) from error
+
+
+async def _read(receive: Receive, max_bytes: int) -> bytes:
     chunks: list[bytes] = []
     num_bytes = 0
     while True:

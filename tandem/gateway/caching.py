@@ -42,6 +42,7 @@ class PromptSplit:
 
 def split_prompt(num_prompt: int, num_cached: int, granted: Sequence[Pin], live: LivePins) -> PromptSplit:
     """`num_cached`: leading tokens whose KV was found. `granted`: by the worker that computed the prompt."""
+    num_cached = min(num_cached, num_prompt)
     long_end = max((pin.num_tokens for pin in granted if pin.ttl_s > SHORT_S), default=0)
     short_end = max((pin.num_tokens for pin in granted if pin.ttl_s <= SHORT_S), default=0)
     long_start, short_start = live.num_long, max(live.num_any, long_end)

@@ -21,7 +21,7 @@ class RequestError(InvalidRequestError):
     Args:
         param: the field that is wrong.
         code: a word for programs, as `model_not_found`.
-        status: 400, or a more exact one: 404, 405, 413.
+        status: 400, or a more exact one: 404, 405, 408, 413.
     """
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
@@ -44,6 +44,8 @@ class Problem:
 
     @property
     def headers(self) -> Mapping[str, str]:
+        if self.status == 408:  # or what is still to come of the body would hold the connection
+            return {"connection": "close"}
         return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
 
 

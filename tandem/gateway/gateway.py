@@ -91,6 +91,7 @@ class Gateway:
     async def close(self) -> None:
         """End it, and every connection."""
         await self.responses.close(self._drain_timeout_s)
+        self.model.grammars.close()
         await self.directory.close()
         await self._settler.close()
         await self._stalls.close()

@@ -94,7 +94,7 @@ class ServedModel:
 
     async def check_grammar(self, grammar: str, info: ModelInfo) -> None:
         """Raises InvalidRequestError for one that cannot be enforced, naming why."""
-        await asyncio.to_thread(self.grammars.check, grammar, info.vocab_size)
+        await self.grammars.check(grammar, info.vocab_size)
 
     async def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         """The prompt of a chat.

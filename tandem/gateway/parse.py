@@ -1,14 +1,37 @@
 """JSON bodies as pydantic models, the same in every dialect. Invariant: what is wrong is named, with what it may be."""
 
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar
 
 import orjson
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, FailFast, ValidationError
+from pydantic_core import PydanticCustomError
 
 from tandem.core.errors import shown
 from tandem.gateway.errors import RequestError
 
 AnyBody = TypeVar("AnyBody", bound=BaseModel)
+AnyEntry = TypeVar("AnyEntry")
+
+
+class _FailFast(FailFast):
+    """Pydantic's, as a member of a union, which must be hashable."""
+
+    __hash__ = object.__hash__
+
+
+Entries = Annotated[list[AnyEntry], _FailFast()]  # refused at its first wrong entry, since each one costs a report
+
+
+def at_most(num_entries: int) -> BeforeValidator:
+    """For a field that is an object: counted before its entries are looked at, since each wrong one costs a report."""
+
+    def counted(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > num_entries:
+            counts = {"most": num_entries, "given": len(value)}
+            raise PydanticCustomError("too_long", "at most {most} entries are accepted, not {given}", counts)
+        return value
+
+    return BeforeValidator(counted)
 
 
 def parse_body(kind: type[AnyBody], body: bytes) -> AnyBody:

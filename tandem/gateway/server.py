@@ -18,6 +18,7 @@ from tandem.core.clock import SystemClock
 from tandem.core.errors import ConfigurationError
 from tandem.gateway.app import build_app
 from tandem.gateway.gateway import Gateway
+from tandem.gateway.http_protocol import LimitedHttpProtocol
 from tandem.gateway.model import ServedModel
 from tandem.gateway.settings import GatewaySettings
 from tandem.serving.signals import exit_when_told
@@ -135,7 +136,7 @@ async def _drain(running: RunningGateway, server: GatewayServer, timeout_s: floa
 def _uvicorn_config(settings: GatewaySettings, gateway: Gateway) -> uvicorn.Config:
     return uvicorn.Config(
         build_app(gateway),
-        http="httptools",
+        http=LimitedHttpProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -23,10 +23,11 @@ from tandem.gateway.edge import header_of
 from tandem.gateway.errors import RequestError
 from tandem.gateway.gateway import Gateway
 from tandem.gateway.model import LONG_TEXT, MAX_CHARACTERS_PER_TOKEN, ServedModel
+from tandem.gateway.openai.chat import template_variables
 from tandem.gateway.openai.messages import MessageReader
 from tandem.gateway.openai.tools import read_tools
 from tandem.gateway.openapi import body_schema
-from tandem.gateway.parse import parse_body
+from tandem.gateway.parse import Entries, parse_body
 from tandem.rpc.messages import ModelInfo
 
 MAX_TOKEN_STRINGS = 65_536
@@ -46,16 +47,16 @@ class TokenizeBody(_Body):
     """A prompt or a chat, never both."""
 
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Entries[dict[str, Any]] | None = None
     add_special_tokens: bool | None = Field(None, description="default: true for a prompt, false for a chat")
     return_token_strs: bool | None = Field(None, description="the tokens as the vocabulary spells them, too")
     add_generation_prompt: bool | None = Field(None, description="of a chat; default true")
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Entries[dict[str, Any]] | None = None
 
 
 class DetokenizeBody(_Body):
-    tokens: list[int]
+    tokens: Entries[int]
 
 
 AnyTokens = TypeVar("AnyTokens", TokenizeBody, DetokenizeBody)
@@ -148,11 +149,11 @@ def describe(model: ServedModel, info: ModelInfo | None) -> dict[str, Any]:
 
 async def _answered(request: Request, gateway: Gateway, reader: Reader) -> Response:
     declared = header_of(request.scope, b"content-length")
+    try:
+        body = await read_body(request.receive, declared, gateway.max_body_bytes)
+    except ClientLeftError:
+        return Response(status_code=_CLIENT_LEFT)
     with gateway.admission.place():
-        try:
-            body = await read_body(request.receive, declared, gateway.max_body_bytes)
-        except ClientLeftError:
-            return Response(status_code=_CLIENT_LEFT)
         return Response(await reader(body, gateway.surroundings), media_type=JSON)
 
 
@@ -183,14 +184,11 @@ async def _of_prompt(asked: TokenizeBody, text: str, model: ServedModel, info: M
 
 async def _of_chat(asked: TokenizeBody, around: Surroundings, info: ModelInfo) -> list[int]:
     tools, choice = read_tools(asked.tools, None, None)
-    variables = dict(asked.chat_template_kwargs or {})
-    if asked.add_generation_prompt is not None:
-        variables["add_generation_prompt"] = asked.add_generation_prompt
     conversation = Conversation(
         messages=MessageReader().read(asked.messages or (), around.limits.max_messages),
         tools=tools,
         tool_choice=choice,
-        variables=variables,
+        variables=template_variables(asked.chat_template_kwargs, asked.add_generation_prompt),
         add_special_tokens=bool(asked.add_special_tokens),
     )
     return (await assemble(conversation, around, info)).token_ids

@@ -47,7 +47,7 @@ class Scheduler:
         self._tables: dict[str, BlockTable] = {}
         self._waiting = WaitingQueue()
         self._running: list[Request] = []
-        self._fetching: dict[str, Request] = {}
+        self._fetching: dict[str, int] = {}  # tokens held when the rest was reserved, by request
         self._evicted: list[Request] = []
         self._released: list[str] = []
         self._step = 0
@@ -125,7 +125,7 @@ class Scheduler:
         request.num_expected_tokens = 0
         if request.state is RequestState.WAITING:
             return
-        del self._fetching[request_id]
+        num_held_tokens = self._fetching.pop(request_id)
         usable = min(num_tokens, request.num_tokens - 1)
         self._kv.commit(request_id, request.block_hashes, usable)
         if num_tokens < expected:
@@ -133,7 +133,7 @@ class Scheduler:
             request.state = RequestState.WAITING
             self._waiting.push(request)
             return
-        self.counters.num_fetched_tokens += usable - request.num_cached_tokens
+        self.counters.num_fetched_tokens += usable - num_held_tokens
         request.num_computed_tokens = usable
         request.state = RequestState.RUNNING
         insort(self._running, request, key=_order)
@@ -286,12 +286,13 @@ class Scheduler:
         num_held_tokens = match.num_blocks * self._kv.layout.block_size
         if not request.was_admitted:
             request.was_admitted = True
-            request.num_cached_tokens = num_held_tokens
+            # NOTE: of an answer that goes on here, output may be held too
+            request.num_cached_tokens = min(num_held_tokens, request.num_prompt_tokens)
             self.counters.num_prompt_tokens += request.num_prompt_tokens
-            self.counters.num_cached_prompt_tokens += num_held_tokens
+            self.counters.num_cached_prompt_tokens += request.num_cached_tokens
         if request.num_expected_tokens > num_held_tokens:
             request.state = RequestState.WAITING_FOR_KV
-            self._fetching[request.request_id] = request
+            self._fetching[request.request_id] = num_held_tokens
             self._sharing.reserve(request, num_held_tokens)
             return True
         if request.num_expected_tokens:

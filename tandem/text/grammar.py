@@ -30,7 +30,11 @@ MAX_REGEX_CHARACTERS = 8192
 MAX_LARK_CHARACTERS = 2**16
 MAX_CHOICES = 4096
 MAX_CHOICES_CHARACTERS = 2**18
-_TEMPERATURE = re.compile(r"^\s*\w+\s*\[[^\]\n]*\btemperature\s*=", re.MULTILINE)
+# Texts, regexes, special tokens and comments as llguidance reads them, and outside of them what sets a temperature.
+_LEXEMES = re.compile(
+    r""""(?:\\.|[^"\\])*"?|//[^\n]*|/(?:\\.|[^/\\])+/?|#[^\n]*|<[^<>\s]+>|(?P<temperature>\btemperature[ \t]*=)""",
+    re.DOTALL,
+)
 
 
 def schema_grammar(schema: Mapping[str, Any] | bool) -> str:
@@ -79,7 +83,7 @@ def lark_grammar(source: str) -> str:
         InvalidRequestError: it is not text, too long, or asks for what only the sampler could do.
     """
     _check_text("grammar", source, MAX_LARK_CHARACTERS)
-    if _TEMPERATURE.search(source):
+    if any(found.lastgroup for found in _LEXEMES.finditer(source)):
         raise InvalidRequestError("the grammar sets a temperature for a rule, which cannot be honoured; remove it")
     return _lark(source)
 

@@ -5,10 +5,10 @@ Nothing recurses before the depth is known.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
-from itertools import combinations
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import unquote
 
 from tandem.core.errors import InvalidRequestError, shown
@@ -18,6 +18,7 @@ MAX_SCHEMA_CHARACTERS = 2**18
 MAX_SCHEMA_REFERENCES = 256
 MAX_PATTERN_CHARACTERS = 4096
 MAX_MULTIPLE = 10_000
+_MAX_COMPARED = 2**16  # options of oneOf and texts that tell them apart
 _MAX_EXACT = 2**53
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"  # NOTE: between tokens of JSON; unbounded, a model may never leave it
 
@@ -99,6 +100,8 @@ class _Walk:
         self._schemas: dict[_Path, object] = {}
         self._rewritten: list[dict[str, Any]] = []
         self._references: dict[_Path, _Path] = {}  # target → one place that names it
+        self._followed: dict[str, object] = {}  # reference → what it stands for
+        self._options: dict[int, _Option] = {}  # by the schema's identity
 
     def rewrite(self, schema: object, path: _Path) -> dict[str, Any] | bool:
         """The schema at `path` without what does not constrain."""
@@ -113,11 +116,18 @@ class _Walk:
         return rewritten
 
     def widen_exclusive(self) -> None:
-        """Put anyOf for a oneOf whose options exclude each other, which llguidance cannot see behind references."""
+        """Put anyOf for a oneOf whose options exclude each other, which llguidance cannot see behind references.
+
+        NOTE: what is too much to compare stays a oneOf, which llguidance refuses unless it can tell.
+        """
+        num_compared = 0
         for schema in self._rewritten:
             if "oneOf" in schema and "anyOf" not in schema:
-                options = [self._followed(option) for option in schema["oneOf"]]
-                if all(exclude_each_other(one, other) for one, other in combinations(options, 2)):
+                options = [self._option(option) for option in schema["oneOf"]]
+                num_compared += sum(option.size for option in options)
+                if num_compared > _MAX_COMPARED:
+                    return
+                if _exclude_each_other(options):
                     schema["anyOf"] = schema.pop("oneOf")
 
     def check_references(self) -> None:
@@ -146,10 +156,21 @@ class _Walk:
             self._references.setdefault(_target(value, path), path)
         return value
 
-    def _followed(self, schema: object) -> object:
+    def _option(self, schema: object) -> "_Option":
+        """NOTE: a reference is followed once and what it stands for read once, however many options name it."""
+        if _is_reference(schema):
+            reference = schema["$ref"]
+            if reference not in self._followed:
+                self._followed[reference] = self._end_of(schema)
+            schema = self._followed[reference]
+        if id(schema) not in self._options:
+            self._options[id(schema)] = _Option.of(schema)
+        return self._options[id(schema)]
+
+    def _end_of(self, schema: object) -> object:
         """What a schema that is only a reference stands for."""
         for _ in range(MAX_SCHEMA_DEPTH):
-            if not isinstance(schema, Mapping) or schema.keys() != {"$ref"}:
+            if not _is_reference(schema):
                 break
             schema = self._schemas[_target(schema["$ref"], ())]
         return schema
@@ -185,7 +206,12 @@ def _check_values(schema: Mapping[str, Any], path: _Path) -> None:
     pattern = schema.get("pattern")
     if isinstance(pattern, str):
         check_size(pattern, f"the schema's pattern at {_shown_path(path)}", MAX_PATTERN_CHARACTERS)
-    multiple = schema.get("multipleOf")
+    named = schema.get("type", "object")
+    if not isinstance(named, str) and not (isinstance(named, (list, tuple)) and all(isinstance(t, str) for t in named)):
+        raise _refusal(path, f"type={shown(named)} must be a type's name, or a list of them")
+    multiple = schema.get("multipleOf", 1)
+    if isinstance(multiple, bool):
+        raise _refusal(path, f"multipleOf={multiple} must be a number")
     if isinstance(multiple, (int, float)) and not 0 < _num_steps(multiple) <= MAX_MULTIPLE:
         raise _refusal(path, f"multipleOf={multiple} has too many digits; at most {MAX_MULTIPLE} times a power of ten")
 
@@ -200,8 +226,7 @@ def _num_steps(multiple: float) -> int:
 def _check_num_properties(schema: Mapping[str, Any], path: _Path) -> None:
     """NOTE: a grammar cannot keep a free key from coming twice, and then there are fewer properties than it counted."""
     least = schema.get("minProperties", 0)
-    required = schema.get("required")
-    num_required = len(set(map(str, required))) if isinstance(required, (list, tuple)) else 0
+    num_required = len(_required(schema))
     is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
     if isinstance(least, int) and least > num_required and not is_closed:
         raise _refusal(path, "minProperties cannot be enforced where keys are free; require them by name")
@@ -217,24 +242,44 @@ def _integers(value: object) -> Iterator[int]:
         yield value
 
 
-def exclude_each_other(one: object, other: object) -> bool:
-    """Whether it is plain that no value matches both: their types differ, or a key that both require does."""
-    if not isinstance(one, Mapping) or not isinstance(other, Mapping):
-        return False
-    types, other_types = _types(one), _types(other)
-    if not types & other_types:
-        return True
-    if types != {"object"} or other_types != {"object"}:
-        return False
-    shared = _required(one) & _required(other)
-    return any(_texts(one, key) and _texts(other, key) and not _texts(one, key) & _texts(other, key) for key in shared)
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """
+    Args:
+        types: every type it may have; integers are numbers.
+        texts: of the keys that it requires and that are one of some texts: which.
+    """
+
+    types: frozenset[str]
+    texts: Mapping[str, frozenset[str]]
+
+    @classmethod
+    def of(cls, schema: object) -> "_Option":
+        """NOTE: a schema that is a boolean says nothing."""
+        said: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
+        named = said.get("type", ("null", "boolean", "number", "string", "array", "object"))
+        names = {named} if isinstance(named, str) else named
+        texts = {key: found for key in _required(said) if (found := _texts(said, key))}
+        return cls(frozenset("number" if name == "integer" else name for name in names), texts)
+
+    @property
+    def size(self) -> int:
+        return 1 + sum(map(len, self.texts.values()))
 
 
-def _types(schema: Mapping[str, Any]) -> set[str]:
-    """Every type it may have; integers are numbers."""
-    named = schema.get("type", ("null", "boolean", "number", "string", "array", "object"))
-    names = {named} if isinstance(named, str) else set(map(str, named))
-    return {"number" if name == "integer" else name for name in names}
+def _exclude_each_other(options: Sequence[_Option]) -> bool:
+    """Whether it is plain that no value matches two of them: each has types of its own, or those that are objects
+    have texts of their own for a key that all of them require."""
+    objects = [option for option in options if option.types == {"object"}]
+    types = [option.types for option in options if option.types != {"object"}]
+    if not _are_disjoint([*types, {"object"}] if objects else types):
+        return False
+    shared = set.intersection(*(set(option.texts) for option in objects)) if objects else set()
+    return len(objects) < 2 or any(_are_disjoint([option.texts[key] for option in objects]) for key in shared)
+
+
+def _are_disjoint(sets: Sequence[Collection[str]]) -> bool:
+    return sum(map(len, sets)) == len(set().union(*sets))
 
 
 def _required(schema: Mapping[str, Any]) -> set[str]:
@@ -242,16 +287,21 @@ def _required(schema: Mapping[str, Any]) -> set[str]:
     return set(map(str, names)) if isinstance(names, (list, tuple)) else set()
 
 
-def _texts(schema: Mapping[str, Any], key: str) -> set[str]:
+def _texts(schema: Mapping[str, Any], key: str) -> frozenset[str]:
     """The texts a property is one of; none where it may be anything else."""
     properties = schema.get("properties")
     found = properties.get(key) if isinstance(properties, Mapping) else None
     if not isinstance(found, Mapping):
-        return set()
+        return frozenset()
     values = [found["const"]] if "const" in found else found.get("enum")
     if not isinstance(values, (list, tuple)) or not all(isinstance(value, str) for value in values):
-        return set()
-    return set(values)
+        return frozenset()
+    return frozenset(values)
+
+
+def _is_reference(schema: object) -> TypeGuard[Mapping[str, Any]]:
+    """And nothing else."""
+    return isinstance(schema, Mapping) and schema.keys() == {"$ref"}
 
 
 def _target(reference: object, path: _Path) -> _Path:

@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tandem.core.errors import shown
 from tandem.gateway.errors import RequestError
-from tandem.gateway.parse import parse_body
+from tandem.gateway.exact import exact_messages
+from tandem.gateway.parse import Entries, parse_body
 
 # Accepted whatever they hold.
 HARMLESS = frozenset(
@@ -35,9 +36,9 @@ class PromptBody(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
     model: str
-    messages: list[dict[str, Any]]
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = Field(default=None, description="name, description, input_schema, strict")
+    messages: Entries[dict[str, Any]]
+    system: str | Entries[dict[str, Any]] | None = None
+    tools: Entries[dict[str, Any]] | None = Field(default=None, description="name, description, input_schema, strict")
     tool_choice: dict[str, Any] | None = Field(default=None, description="type: auto, any, tool (with name) or none")
     thinking: dict[str, Any] | None = Field(
         default=None, description="type: enabled (with budget_tokens), adaptive or disabled"
@@ -53,7 +54,7 @@ class MessagesBody(PromptBody):
 
     max_tokens: int = Field(ge=0, description="0: only cache the prompt")
     stream: bool | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Entries[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = Field(default=None, ge=0, description="0: all")
@@ -70,6 +71,7 @@ def read_body(kind: type[AnyPrompt], body: bytes) -> AnyPrompt:
         RequestError: it is not a JSON object, a field has the wrong type, or one cannot be honoured; it is named.
     """
     found = parse_body(kind, body)
+    found.messages = exact_messages(body, found.messages)
     extra = found.model_extra or {}
     if extra.get("thread") is not None:
         raise RequestError(

@@ -4,6 +4,7 @@ Streams: message_start, each block's start, deltas and stop, then message_delta 
 Invariant: one block is open at a time, and indexes are dense.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -159,10 +160,14 @@ def call_id(own: str) -> str:
     return f"{OUR_IDS}{own.removeprefix('call_')}"
 
 
-def _object(arguments: str) -> dict[str, Any]:
-    """A call's arguments; of a call that was cut short what is there, as clients read it from a stream."""
+def _object(arguments: str) -> orjson.Fragment:
+    """A call's arguments; of a call that was cut short what is there, as clients read it from a stream.
+
+    NOTE: orjson itself writes no integers of more than 64 bits.
+    """
     try:
         read = from_json(arguments or "{}", allow_partial=True)
+        text = json.dumps(read if isinstance(read, dict) else {"arguments": arguments}, allow_nan=False)
     except ValueError:
-        read = None
-    return read if isinstance(read, dict) else {"arguments": arguments}
+        text = json.dumps({"arguments": arguments})
+    return orjson.Fragment(text)

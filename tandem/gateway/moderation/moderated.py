@@ -1,4 +1,7 @@
-"""One answer on its way to its client, judged piece by piece. Invariant: nothing is shown that was not judged."""
+"""One answer on its way to its client, judged piece by piece. Invariant: nothing is shown that was not judged.
+
+Token ids and logprobs tell of text that is not out yet, and nobody can say of how much: they come with the last update.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,8 +18,8 @@ class ModeratedAnswer:
     def __init__(self, moderator: Moderator) -> None:
         self._moderator = moderator
         self._held: list[Part] = []
-        self._held_ids: tuple[int, ...] = ()
-        self._held_logprobs: tuple[TokenLogprobs, ...] = ()
+        self._held_ids: list[int] = []
+        self._held_logprobs: list[TokenLogprobs] = []
         self._seen = ""  # judged and shown: the end of it, which the next judgement sees again
         self.is_stopped = False
 
@@ -28,17 +31,14 @@ class ModeratedAnswer:
         is_last = update.finish_reason is not None
         held = _text(self._held)
         if not is_last and len(held) < self._moderator.window + self._moderator.overlap:
-            return replace(update, parts=(), token_ids=(), logprobs=None)
+            return _shown(update, ())
         verdict = await self._moderator.judge(self._seen + held, num_judged=len(self._seen), may_go_on=not is_last)
         if not verdict.passes:
             self.is_stopped = True
             return ChoiceUpdate(update.index, (), (), finish_reason=FinishReason.CONTENT_FILTER)
-        return self._released(update, held, 0 if is_last else self._moderator.overlap)
-
-    def _released(self, update: ChoiceUpdate, held: str, num_kept: int) -> ChoiceUpdate:
-        ids, logprobs = self._held_ids, self._held_logprobs
-        self._held_ids = self._held_logprobs = ()
-        return replace(update, parts=self._release(held, num_kept), token_ids=ids, logprobs=logprobs or None)
+        if not is_last:
+            return _shown(update, self._release(held, self._moderator.overlap))
+        return _shown(update, self._release(held, 0), self._held_ids, self._held_logprobs)
 
     def _release(self, held: str, num_kept: int) -> Sequence[Part]:
         """Everything but the last `num_kept` characters."""
@@ -53,6 +53,12 @@ class ModeratedAnswer:
             if rest is not None:
                 self._held.insert(0, rest)
         return shown
+
+
+def _shown(
+    update: ChoiceUpdate, parts: Sequence[Part], ids: Sequence[int] = (), logprobs: Sequence[TokenLogprobs] = ()
+) -> ChoiceUpdate:
+    return replace(update, parts=parts, token_ids=tuple(ids), logprobs=tuple(logprobs) or None)
 
 
 def _text(parts: Sequence[Part]) -> str:

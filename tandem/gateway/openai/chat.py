@@ -1,5 +1,6 @@
 """`/v1/chat/completions`: a conversation in, one message a choice out."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from tandem.gateway.assembly import assemble
@@ -8,6 +9,7 @@ from tandem.gateway.choices import check_num_choices, expected_output, make_choi
 from tandem.gateway.conversation import Conversation, Effort, Thinking
 from tandem.gateway.dialect import Asked, Surroundings
 from tandem.gateway.errors import Problem, RequestError
+from tandem.gateway.exact import exact_messages
 from tandem.gateway.openai.chat_writer import ChatWriter
 from tandem.gateway.openai.envelope import Envelope
 from tandem.gateway.openai.fields import ChatBody, read_body
@@ -29,6 +31,7 @@ class ChatDialect:
     async def read(self, body: bytes, request_id: str) -> Asked:
         """Raises as `Dialect.read`."""
         asked, model = read_body(ChatBody, body), self._around.model
+        asked.messages = exact_messages(body, asked.messages)
         model.require(asked.model)
         check_num_choices(1, asked.n, self._around.limits.max_choices)
         conversation = self._conversation(asked)
@@ -69,7 +72,7 @@ class ChatDialect:
             tool_choice=choice,
             output_format=read_format(asked.response_format, asked.structured_outputs),
             thinking=Thinking(self._effort(asked)),
-            variables=_variables(asked),
+            variables=template_variables(asked.chat_template_kwargs, asked.add_generation_prompt),
             documents=tuple(asked.documents or ()),
             breakpoints=tuple(reader.breakpoints),
             add_special_tokens=bool(asked.add_special_tokens),
@@ -116,12 +119,12 @@ def _num_logprobs(asked: ChatBody) -> int | None:
     return (asked.top_logprobs or 0) if asked.logprobs else None
 
 
-def _variables(asked: ChatBody) -> dict[str, Any]:
-    """What the template sees besides the messages."""
-    variables = dict(asked.chat_template_kwargs or {})
+def template_variables(said: Mapping[str, Any] | None, add_generation_prompt: bool | None) -> dict[str, Any]:
+    """What the template sees besides the messages. Raises RequestError for what has a field of its own."""
+    variables = dict(said or {})
     for name in ("tools", "documents", "messages"):
         if name in variables:
             raise RequestError(f"chat_template_kwargs may not hold {name}", param="chat_template_kwargs")
-    if asked.add_generation_prompt is not None:
-        variables["add_generation_prompt"] = asked.add_generation_prompt
+    if add_generation_prompt is not None:
+        variables["add_generation_prompt"] = add_generation_prompt
     return variables

@@ -1,5 +1,6 @@
 """`/v1/completions`: prompts as text or token ids in, their continuations out, echoed and scored when asked for."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -67,9 +68,10 @@ class CompletionDialect:
 
     async def _constrained(self, params: SamplingParams, asked: CompletionBody, info: ModelInfo) -> SamplingParams:
         output = read_format(asked.response_format, asked.structured_outputs)
-        grammar = self._around.model.answers.grammar((), ToolChoice(), output)
-        if grammar is None:
+        if output is None:
             return params
+        grammar = await asyncio.to_thread(self._around.model.answers.grammar, (), ToolChoice(), output)
+        assert grammar is not None
         await self._around.model.check_grammar(grammar, info)
         return replace(params, grammar=grammar)
 

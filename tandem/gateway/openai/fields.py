@@ -5,14 +5,15 @@ they name, bill, store or speed up, or hold the value that means "nothing specia
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from tandem.core.errors import shown
+from tandem.core.sampling_params import MAX_LIST_TOKENS
 from tandem.gateway.conversation import Effort
 from tandem.gateway.errors import RequestError
-from tandem.gateway.parse import parse_body
+from tandem.gateway.parse import Entries, at_most, parse_body
 
 # Accepted whatever they hold.
 HARMLESS = frozenset(
@@ -66,19 +67,19 @@ class GenerateBody(_Body):
     top_p: float | None = None
     n: int | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Entries[str] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], at_most(MAX_LIST_TOKENS)] | None = None
     top_k: int | None = Field(None, description="0 or -1: all")
     min_p: float | None = None
     repetition_penalty: float | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Entries[int] | None = None
     include_stop_str_in_output: bool | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
+    bad_words: Entries[str] | None = None
+    allowed_token_ids: Entries[int] | None = None
     prompt_logprobs: int | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="smaller is served first")
     cache_salt: str | None = Field(None, max_length=256, description="prompts share cached KV only within a salt")
@@ -90,15 +91,15 @@ class GenerateBody(_Body):
 
 
 class ChatBody(GenerateBody):
-    messages: list[dict[str, Any]]
+    messages: Entries[dict[str, Any]]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Entries[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = Field(None, strict=False)
-    documents: list[dict[str, Any]] | None = None
+    documents: Entries[dict[str, Any]] | None = None
     prompt_cache_options: PromptCacheOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
@@ -107,7 +108,7 @@ class ChatBody(GenerateBody):
 
 
 class CompletionBody(GenerateBody):
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | Entries[int] | Entries[str] | Entries[Entries[int]]
     echo: bool | None = None
     logprobs: int | None = None
     add_special_tokens: bool | None = Field(None, description="whether a text prompt gets a bos; default true")

@@ -7,12 +7,11 @@ become the object they spell.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from tandem.core.errors import shown
 from tandem.gateway.cache_marks import LIFETIMES_S, MAX_BREAKPOINTS, lifetime_s
 from tandem.gateway.conversation import Breakpoint
 from tandem.gateway.errors import RequestError
+from tandem.gateway.exact import read_exactly
 
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 DEFAULT_LIFETIME_S = LIFETIMES_S["30m"]  # as OpenAI has it
@@ -37,13 +36,7 @@ class MessageReader:
             raise RequestError(
                 f"messages has {len(messages)} entries; at most {max_messages} are taken", param="messages"
             )
-        read = [self._message(index, message) for index, message in enumerate(messages)]
-        if len(self.breakpoints) > MAX_BREAKPOINTS:
-            raise RequestError(
-                f"{len(self.breakpoints)} cache breakpoints are set; at most {MAX_BREAKPOINTS} are taken",
-                param="messages",
-            )
-        return read
+        return [self._message(index, message) for index, message in enumerate(messages)]
 
     def _message(self, index: int, message: Mapping[str, Any]) -> dict[str, Any]:
         where, role = f"messages[{index}]", message.get("role")
@@ -99,12 +92,21 @@ class MessageReader:
 
     def _joined(self, parts: Sequence[Any], index: int, where: str) -> str:
         texts: list[str] = []
+        num_characters = -1
         for number, part in enumerate(parts):
             texts.append(_text(part, f"{where}[{number}]"))
+            num_characters += 1 + len(texts[-1])
             lifetime = self._lifetime(part, f"{where}[{number}]")
             if lifetime is not None:
-                self.breakpoints.append(Breakpoint(lifetime, message=index, offset=len("\n".join(texts))))
+                self._mark(Breakpoint(lifetime, message=index, offset=num_characters), f"{where}[{number}]")
         return "\n".join(texts)
+
+    def _mark(self, point: Breakpoint, where: str) -> None:
+        if len(self.breakpoints) == MAX_BREAKPOINTS:
+            raise RequestError(
+                f"at most {MAX_BREAKPOINTS} cache breakpoints are taken; {where} is one too many", param="messages"
+            )
+        self.breakpoints.append(point)
 
     def _lifetime(self, part: Mapping[str, Any], where: str) -> float | None:
         """OpenAI's own breakpoint, or Anthropic's, which gateways before us may pass on."""
@@ -135,8 +137,8 @@ def _arguments(given: Any, where: str) -> Any:
     if isinstance(given, Mapping):
         return given
     try:
-        read = orjson.loads(given or "{}") if isinstance(given, str) or given is None else given
-    except orjson.JSONDecodeError as error:
+        read = read_exactly(given or "{}") if isinstance(given, str) or given is None else given
+    except ValueError as error:
         raise _refusal(f"{where}.function.arguments is not JSON: {error}", where) from error
     if not isinstance(read, dict):
         raise _refusal(f"{where}.function.arguments={shown(given)} must be a JSON object", where)

@@ -59,10 +59,15 @@ def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, .
     """Each word as it is spelled at the start of a text and after a space."""
     if len(words) > MAX_LIST_TOKENS:
         raise RequestError(f"bad_words has {len(words)} entries; at most {MAX_LIST_TOKENS}", param="bad_words")
-    found: dict[tuple[int, ...], None] = {}
     for word in words:
         if not word.strip() or len(word) > 1024:
             raise RequestError(f"bad_words holds {shown(word)}; give short words", param="bad_words")
-        for spelled in (word, " " + word.lstrip()):
-            found[tuple(tokenizer.encode(spelled, add_special_tokens=False))] = None
+    found: dict[tuple[int, ...], None] = {}
+    num_tokens = 0
+    for spelled in dict.fromkeys(spelled for word in words for spelled in (word, " " + word.lstrip())):
+        token_ids = tuple(tokenizer.encode(spelled, add_special_tokens=False))
+        num_tokens += len(token_ids)
+        if num_tokens > 2 * MAX_LIST_TOKENS:  # NOTE: even if both spellings of every word are the same tokens
+            raise RequestError(f"bad_words has more than {MAX_LIST_TOKENS} tokens; give fewer words", param="bad_words")
+        found[token_ids] = None
     return tuple(found)

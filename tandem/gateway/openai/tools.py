@@ -1,6 +1,6 @@
 """OpenAI's `tools`, `tool_choice` and `response_format` as a conversation has them. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tandem.core.errors import shown
@@ -11,6 +11,9 @@ from tandem.gateway.tools_check import check_tools
 
 MAX_FORMAT_CHARACTERS = 64 * 1024
 MAX_TEXTS_TO_CHOOSE = 1024
+_HARMLESS_VALUES: tuple[Any, ...] = (None, False, ["direct"])  # ask for nothing, under whatever name
+_FORMAT_FIELDS = {"text": ("type",), "json_object": ("type", "schema"), "json_schema": ("type", "json_schema")}
+FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 _STRUCTURES = {
     "json": FormatKind.JSON_SCHEMA,
     "regex": FormatKind.REGEX,
@@ -48,15 +51,25 @@ def read_format(response_format: Any, structured_outputs: Any) -> OutputFormat |
     return first or second
 
 
+def refuse_unknown(found: Mapping[str, Any], known: Collection[str], where: str) -> None:
+    """Raises RequestError for the first member that is not among `known` and asks for something."""
+    for name, value in found.items():
+        if name not in known and value not in _HARMLESS_VALUES:
+            raise _refusal(
+                f"{where}.{shown(name)[1:-1]}={shown(value)} is not supported by this server; leave it out, {where} "
+                f"takes {', '.join(known)}",
+                where,
+            )
+
+
 def _tool(tool: Mapping[str, Any], where: str) -> Tool:
     if tool.get("type") != "function":
         raise _refusal(f"{where}.type={shown(tool.get('type'))}: this server calls functions only", where)
     function = tool.get("function")
     if not isinstance(function, Mapping):
         raise _refusal(f"{where}.function={shown(function)} must be an object", where)
-    unknown = function.keys() - {"name", "description", "parameters", "strict"}
-    if unknown:
-        raise _refusal(f"{where}.function has no {shown(min(map(str, unknown)))}", where)
+    refuse_unknown(tool, ("type", "function", "cache_control"), where)  # NOTE: the last marks a place, for speed
+    refuse_unknown(function, FUNCTION_FIELDS, f"{where}.function")
     description, strict = function.get("description"), function.get("strict")
     if description is not None and not isinstance(description, str):
         raise _refusal(f"{where}.function.description={shown(description)} must be text", where)
@@ -103,21 +116,24 @@ def _function_name(value: Any, where: str) -> str:
 
 
 def _response_format(given: Any) -> OutputFormat | None:
+    """NOTE: a json_object with a schema of its own is what clients of several other servers send for a json_schema."""
     kind = given.get("type") if isinstance(given, Mapping) else None
+    if not isinstance(kind, str) or kind not in _FORMAT_FIELDS:
+        raise _refusal(f"response_format={shown(given)} must be of type {', '.join(_FORMAT_FIELDS)}", "response_format")
+    refuse_unknown(given, _FORMAT_FIELDS[kind], "response_format")
     if kind == "text":
         return None
     if kind == "json_object":
-        return OutputFormat(FormatKind.JSON_OBJECT)
-    if kind != "json_schema":
-        raise _refusal(
-            f"response_format={shown(given)} must be of type text, json_object or json_schema", "response_format"
-        )
-    described = given.get("json_schema")
-    schema = described.get("schema") if isinstance(described, Mapping) else None
+        schema, where = given.get("schema"), "response_format.schema"
+    else:
+        described, where = given.get("json_schema"), "response_format.json_schema"
+        if not isinstance(described, Mapping) or described.get("schema") is None:
+            raise _refusal(f"{where}={shown(described)} must have a schema", "response_format")
+        refuse_unknown(described, ("name", "description", "schema", "strict"), where)
+        schema, where = described["schema"], f"{where}.schema"
     if schema is None:
-        raise _refusal(f"response_format.json_schema={shown(described)} must have a schema", "response_format")
-    check_schema(schema, "response_format.json_schema.schema")
-    return OutputFormat(FormatKind.JSON_SCHEMA, schema)
+        return OutputFormat(FormatKind.JSON_OBJECT)
+    return OutputFormat(FormatKind.JSON_SCHEMA, check_schema(schema, where))
 
 
 def _structured(given: Any) -> OutputFormat:

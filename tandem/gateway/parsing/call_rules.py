@@ -1,10 +1,12 @@
 """What a family's calls look like as a grammar, and what of a tool's schema it must keep."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tandem.core.errors import InvalidRequestError
+from tandem.core.sampling_params import MAX_GRAMMAR_CHARACTERS
 from tandem.gateway.conversation import Tool, ToolChoice, ToolMode
 from tandem.gateway.parsing.lark import json_rule, literal
 from tandem.text.grammar import enforceable
@@ -50,10 +52,17 @@ def callees(tools: Sequence[Tool], choice: ToolChoice) -> list[Callee]:
     Strict ones keep to their schemas. Others do so where a call is forced, as far as their schemas can be enforced.
 
     Raises:
-        InvalidRequestError: a strict tool's schema cannot be enforced.
+        InvalidRequestError: a strict tool's schema cannot be enforced, or all of them are too long together.
     """
     admitted = [tool for tool in tools if not choice.names or tool.name in choice.names]
     is_forced = choice.mode is ToolMode.REQUIRED
+    kept = [tool.parameters for tool in admitted if tool.strict or is_forced]
+    num_characters = sum(len(json.dumps(parameters, ensure_ascii=False)) for parameters in kept)
+    if num_characters > MAX_GRAMMAR_CHARACTERS:
+        raise InvalidRequestError(
+            f"tools has {num_characters} characters of parameters that calls must keep to; at most "
+            f"{MAX_GRAMMAR_CHARACTERS} can be enforced, so offer fewer tools"
+        )
     return [Callee(tool.name, _schema(tool, is_forced=is_forced), tool.strict) for tool in admitted]
 
 

@@ -1,10 +1,15 @@
 """The engine over a real tiny model: what callers see of adding, stepping, stopping, aborting and failing."""
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from tandem.attention.reference import ReferenceBackend
 from tandem.core.errors import CapacityError, InvalidRequestError
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import FinishReason
@@ -62,6 +67,29 @@ def test_metrics_come_with_the_last_output_only(engine: Engine) -> None:
     assert (metrics.num_prompt_tokens, metrics.num_output_tokens, metrics.num_cached_tokens) == (40, 24, 0)
     assert metrics.ttft_s is not None
     assert metrics.tpot_s is not None
+
+
+def test_a_step_runs_on_the_device_of_its_memory(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever thread steps: what attends must find it chosen."""
+    current: list[torch.device] = []
+    seen: list[list[torch.device]] = []
+    attend = ReferenceBackend.attend
+
+    @contextmanager
+    def chosen(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.pop()
+
+    def watched(*arguments: Any) -> torch.Tensor:
+        seen.append(list(current))
+        return attend(*arguments)
+
+    monkeypatch.setattr("tandem.engine.runner.current_device", chosen)
+    monkeypatch.setattr(ReferenceBackend, "attend", watched)
+    generate(engine, list(range(40)), greedy(max_tokens=2))
+    assert seen
+    assert all(devices == [torch.device("cpu")] for devices in seen)
 
 
 def test_a_step_is_as_long_as_it_would_be_without_borrowed_cores(engine: Engine) -> None:

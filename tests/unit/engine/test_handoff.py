@@ -193,6 +193,22 @@ def test_an_answer_continues_on_another_engine(model: Path, num_done: int) -> No
     assert side.token_ids("r") == whole[num_done:]
 
 
+def test_an_answer_that_continues_where_it_is_cached_reads_no_more_than_its_prompt(llama: Path) -> None:
+    side, prompt = Side(llama, **CHUNKED), prompt_of(30)
+    side.engine.add_request(prompt, GREEDY, request_id="earlier")
+    side.run()
+    whole = side.token_ids("earlier")
+    before = side.engine.counters.num_cached_prompt_tokens
+    handoff = Handoff(output_token_ids=tuple(whole[:11]))
+    side.engine.add_request(prompt, GREEDY, request_id="r", handoff=handoff)
+    side.run()
+    assert side.token_ids("r") == whole[11:]
+    metrics = side.outputs[-1].metrics
+    assert metrics is not None
+    assert (metrics.num_prompt_tokens, metrics.num_cached_tokens) == (30, 30)
+    assert side.engine.counters.num_cached_prompt_tokens - before == 30
+
+
 def test_an_answer_continues_over_two_engines(model: Path) -> None:
     prompt, whole = prompt_of(30), alone(model, prompt_of(30), SAMPLED)
     source, destination = Side(model, **CHUNKED), Side(model, **CHUNKED)

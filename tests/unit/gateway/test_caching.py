@@ -36,6 +36,11 @@ def test_what_was_kept_and_lost_is_input_and_what_was_found_without_a_pin_is_rea
     assert split_prompt(100, 80, (), LivePins()) == PromptSplit(20, 80, 0, 0)
 
 
+def test_no_more_is_read_than_the_prompt_has() -> None:
+    assert split_prompt(100, 288, (), LivePins()) == PromptSplit(0, 100, 0, 0)
+    assert split_prompt(100, 288, (Pin(96, SHORT),), LivePins()) == PromptSplit(0, 4, 96, 0)
+
+
 def test_a_pin_that_was_not_granted_is_not_billed() -> None:
     assert split_prompt(100, 0, (Pin(0, LONG),), LivePins()) == PromptSplit(100, 0, 0, 0)
 

@@ -49,6 +49,25 @@ class Lenient(Strict):
         return Verdict() if "\n" in text else await super().judge(text)
 
 
+class Piece(Strict):
+    """Refuses texts with `piece` in them."""
+
+    def __init__(self, piece: str) -> None:
+        self._piece = piece
+        self.overlap = len(piece)
+
+    async def judge(self, text: str, *, num_judged: int = 0, may_go_on: bool = False) -> Verdict:
+        return Verdict("piece" if self._piece in text else None)
+
+
+def four_letters_stop() -> Piece:
+    return Piece(text_of(1, 20)[10:14])
+
+
+def never_stop() -> Piece:
+    return Piece("0000")
+
+
 def events(text: str) -> list[dict[str, Any]]:
     lines = [line[6:] for line in text.splitlines() if line.startswith("data: {")]
     return [orjson.loads(line) for line in lines]
@@ -101,11 +120,35 @@ def test_logprobs_do_not_tell_what_the_text_may_not(tmp_path: Path) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
         asked = CHAT | {"logprobs": True, "return_token_ids": True}
         choice = (await client.post("/v1/chat/completions", json=asked)).json()["choices"][0]
-        assert len(choice["token_ids"]) == len(choice["logprobs"]["content"]) == len(choice["message"]["content"]) < 3
+        assert choice["finish_reason"] == "content_filter"
+        assert choice["token_ids"] == []
+        assert choice["logprobs"]["content"] == []
         found = events((await client.post("/v1/chat/completions", json=asked | {"stream": True})).text)
-        assert sum(len(choice.get("token_ids", ())) for event in found for choice in event["choices"]) <= 2
+        assert not any(choice.get("token_ids") for event in found for choice in event["choices"])
 
     tell(tmp_path, story, moderation=f"{HERE}:three_letters_stop")
+
+
+@pytest.mark.parametrize("is_blocked", [True, False])
+def test_no_field_tells_what_is_blocked(tmp_path: Path, is_blocked: bool) -> None:
+    whole = text_of(1, 20)
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        tokenizer = cluster.workers[0].tokenizer
+        asked = {"seed": 1, "max_tokens": 20, "return_token_ids": True}
+        chat = CHAT | asked | {"logprobs": True}
+        for path, body in (("chat/completions", chat), ("completions", COMPLETION | asked | {"logprobs": 0})):
+            (choice,) = (await client.post(f"/v1/{path}", json=body)).json()["choices"]
+            streamed = (await client.post(f"/v1/{path}", json=body | {"stream": True})).text
+            for told in ([choice], [choice for event in events(streamed) for choice in event["choices"]]):
+                ids = [token_id for part in told for token_id in part.get("token_ids", ())]
+                scores = [part["logprobs"] for part in told if part.get("logprobs")]
+                tokens = [entry["token"] for score in scores for entry in score.get("content", ())]
+                tokens += [token for score in scores for token in score.get("tokens", ())]
+                assert (tokenizer.decode(ids) if ids else "") == "".join(tokens) == ("" if is_blocked else whole)
+                assert told[-1]["finish_reason"] == ("content_filter" if is_blocked else "length")
+
+    tell(tmp_path, story, moderation=f"{HERE}:{'four_letters' if is_blocked else 'never'}_stop")
 
 
 def test_a_moderator_that_cannot_be_asked_lets_nothing_pass(tmp_path: Path) -> None:

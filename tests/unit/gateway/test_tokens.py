@@ -80,6 +80,11 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "a model of someone else's": ("/tokenize", {"model": "other", "prompt": "a"}, "'other' does not exist"),
     "a field nobody knows": ("/tokenize", {"prompt": "a", "sparkle": 1}, "sparkle=1 is not supported"),
     "a chat's field with a prompt": ("/tokenize", {"prompt": "a", "tools": []}, "tools goes with messages"),
+    "variables with fields of their own": (
+        "/tokenize",
+        {"messages": CHAT, "chat_template_kwargs": {"tools": 5}},
+        "chat_template_kwargs may not hold tools",
+    ),
     "no text": ("/tokenize", {"prompt": ["a"]}, "prompt=['a']"),
     "no messages": ("/tokenize", {"messages": []}, "messages is empty"),
     "half a character": ("/tokenize", {"prompt": "\ud800"}, "not valid JSON"),

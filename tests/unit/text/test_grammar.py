@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -75,6 +76,7 @@ ENFORCED: list[Any] = [
         "items": False,
     },
     A_OR_B,
+    {"oneOf": [{"type": "null"}, {"type": "string"}, *A_OR_B["oneOf"]], "$defs": A_OR_B["$defs"]},
     TREE,
     True,
     {},
@@ -112,6 +114,9 @@ REFUSED: list[tuple[Any, str]] = [
     ({"multipleOf": 1000003}, "multipleOf"),
     ({"multipleOf": 0.1234567}, "multipleOf"),
     ({"multipleOf": 0}, "multipleOf"),
+    ({"multipleOf": True}, "multipleOf=True"),
+    ({"oneOf": [{"type": None}, {"type": "string"}]}, "#/oneOf/0.*type=None"),
+    ({"type": ["string", 5]}, "type="),
     ({"pattern": "a" * 5000}, "5000 characters"),
     ({"properties": []}, "properties must be an object"),
     ({"anyOf": {}}, "anyOf must be a list"),
@@ -236,6 +241,9 @@ def test_a_lark_grammar(grammars: Grammars, tokenizer: Tokenizer) -> None:
     [
         ("start: missing\n", "missing"),
         ("start[temperature=0.5]: /a/\n", "temperature"),
+        ("?start [temperature = 0.5]: /a/\n", "temperature"),
+        ('start: one\none[stop="]", temperature=0.5]: /a/\n', "temperature"),
+        ('start: %lark { start[temperature=0.5]: "a"\n}', "temperature"),
         ("a" * (MAX_LARK_CHARACTERS + 1), "characters"),
         ('{"grammars": []}', "1\\(1\\)"),
         ("", "start"),
@@ -246,6 +254,58 @@ def test_a_lark_grammar(grammars: Grammars, tokenizer: Tokenizer) -> None:
 def test_lark_that_cannot_be_honoured_is_refused(grammars: Grammars, source: str, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         grammars.check(lark_grammar(source))
+
+
+def test_a_grammar_may_speak_of_temperatures(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    source = '# [temperature=1]\nstart: "a[temperature=" temperature // temperature=\ntemperature: /[temperature=]/\n'
+    for answer in _answers(grammars, tokenizer, lark_grammar(source)):
+        assert answer.startswith("a[temperature=")
+
+
+MANY_CONSTANTS: list[dict[str, Any]] = [
+    {"type": "object", "properties": {"kind": {"const": str(number)}}, "required": ["kind"]} for number in range(2000)
+]
+CHAIN: dict[str, Any] = {f"d{number}": {"$ref": f"#/$defs/d{number + 1}"} for number in range(90)}
+
+
+LARGE: list[Any] = [
+    {"oneOf": MANY_CONSTANTS},
+    {"$defs": {**CHAIN, "d90": MANY_CONSTANTS[0]}, "oneOf": [{"$ref": "#/$defs/d0"}] * 10_000},
+    {
+        "$defs": {"one": {**MANY_CONSTANTS[0], "properties": {"kind": {"enum": [str(n) for n in range(10_000)]}}}},
+        "anyOf": [{"oneOf": [{"$ref": "#/$defs/one"}, {"$ref": "#/$defs/one"}]}] * 2500,
+    },
+]
+
+
+@pytest.mark.parametrize("schema", LARGE, ids=["many constants", "a long chain", "large enumerations"])
+def test_large_schemas_are_written_down_quickly(schema: Any) -> None:
+    begun_s = time.process_time()
+    schema_grammar(schema)
+    assert time.process_time() - begun_s < 1.0
+
+
+def test_options_past_the_comparison_are_left_to_the_compiler(grammars: Grammars) -> None:
+    two = [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]
+    kinds: Any = A_OR_B["$defs"]
+    large = {"type": "object", "properties": {"kind": {"enum": [str(number) for number in range(20_000)]}}}
+    schema = {
+        "$defs": {**kinds, "large": {**large, "required": ["kind"]}},
+        "prefixItems": [*[{"oneOf": [{"$ref": "#/$defs/large"}]}] * 4, {"oneOf": two}],
+    }
+    with pytest.raises(InvalidRequestError, match="use anyOf"):
+        grammars.check(schema_grammar(schema))
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["\n" * 40_000 + 'start: "a"', "a[" * 30_000, '"\\' * 30_000, "/\\" * 30_000, "temperature " * 5000, "<" * 60_000],
+    ids=lambda source: source[:4],
+)
+def test_lark_is_looked_through_once(source: str) -> None:
+    begun_s = time.process_time()
+    lark_grammar(source)
+    assert time.process_time() - begun_s < 1.0
 
 
 def test_limits_of_the_other_builders() -> None:

@@ -36,6 +36,10 @@ class Output:
                 assert isinstance(self._open, _OpenCall), "arguments follow the beginning of their call"
                 return self._open.more(part.text)
 
+    def add_logprobs(self, logprobs: Sequence[Any]) -> list[Event]:
+        """Of tokens whose text was told before, or that have none."""
+        return self._open.more("", logprobs) if logprobs and isinstance(self._open, _OpenText) else []
+
     def close(self, *, is_complete: bool = True) -> list[Event]:
         """The open item is done, or was cut off."""
         if self._open is None:

@@ -86,11 +86,11 @@ def _add_count(app: FastAPI, gateway: Gateway, desk: ResponseDesk) -> None:
     async def count(request: Request) -> Response:
         """Tokens that a response's prompt would have."""
         declared = header_of(request.scope, b"content-length")
+        try:
+            body = await read_body(request.receive, declared, gateway.max_body_bytes)
+        except ClientLeftError:
+            return Response(status_code=CLIENT_LEFT)
         with gateway.admission.place():
-            try:
-                body = await read_body(request.receive, declared, gateway.max_body_bytes)
-            except ClientLeftError:
-                return Response(status_code=CLIENT_LEFT)
             number = await count_input_tokens(body, gateway.surroundings, desk.store, caller_of(request.scope).tenant)
         return _json({"object": "response.input_tokens", "input_tokens": number})
 

@@ -12,8 +12,11 @@ from tandem.gateway.errors import RequestError
 from tandem.gateway.limits import check_schema
 from tandem.gateway.openai import tools as chat
 
-_FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
-_HARMLESS_VALUES: tuple[Any, ...] = (None, False, ["direct"])
+_FORMAT_FIELDS = {
+    "text": ("type",),
+    "json_object": ("type",),
+    "json_schema": ("type", "name", "description", "schema", "strict"),
+}
 
 
 def read_tools(
@@ -75,38 +78,49 @@ def _nested(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
             param="tools",
             code="unsupported_parameter",
         )
-    for name, value in tool.items():
-        if name not in ("type", *_FUNCTION_FIELDS) and value not in _HARMLESS_VALUES:
-            raise RequestError(f"{where}.{shown(name)[1:-1]}={shown(value)} is not supported", param="tools")
-    return {"type": "function", "function": {name: tool[name] for name in _FUNCTION_FIELDS if name in tool}}
+    chat.refuse_unknown(tool, ("type", *chat.FUNCTION_FIELDS), where)
+    return {"type": "function", "function": {name: tool[name] for name in chat.FUNCTION_FIELDS if name in tool}}
 
 
 def _nested_choice(choice: Any) -> Any:
     """What is not understood goes on as it is, to be refused."""
-    if not isinstance(choice, Mapping):
-        return choice
-    if choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
-        tools = [_nested_choice(tool) for tool in choice["tools"]]
+    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    if kind == "function":
+        return _named(choice)
+    if kind == "allowed_tools":
+        if not isinstance(choice.get("tools"), list):
+            raise RequestError(
+                f"tool_choice={shown(choice)} must have a mode, auto or required, and tools", param="tool_choice"
+            )
+        tools = [_named(tool) for tool in choice["tools"]]
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
     return choice
 
 
+def _named(function: Any) -> dict[str, Any]:
+    is_function = isinstance(function, Mapping) and function.get("type") == "function"
+    if not is_function or not isinstance(function.get("name"), str):
+        raise RequestError(
+            f'tool_choice={shown(function)} must name a function: {{"type": "function", "name": "…"}}',
+            param="tool_choice",
+        )
+    return {"type": "function", "function": {"name": function["name"]}}
+
+
 def _text_format(given: Mapping[str, Any]) -> OutputFormat | None:
     kind = given.get("type")
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return OutputFormat(FormatKind.JSON_OBJECT)
-    if kind != "json_schema":
+    if not isinstance(kind, str) or kind not in _FORMAT_FIELDS:
         raise RequestError(
-            f"text.format.type={shown(kind)} must be text, json_object or json_schema", param="text.format"
+            f"text.format.type={shown(kind)} must be one of {', '.join(_FORMAT_FIELDS)}", param="text.format"
         )
-    unknown = given.keys() - {"type", "name", "description", "schema", "strict"}
-    if unknown:
-        raise RequestError(f"text.format has no {shown(min(map(str, unknown)))}", param="text.format")
+    chat.refuse_unknown(given, _FORMAT_FIELDS[kind], "text.format")
+    if kind != "json_schema":
+        return OutputFormat(FormatKind.JSON_OBJECT) if kind == "json_object" else None
     if not isinstance(given.get("name"), str):
         raise RequestError(f"text.format.name={shown(given.get('name'))} must be text", param="text.format")
+    if not isinstance(given.get("description"), str | None):
+        raise RequestError(f"text.format.description={shown(given['description'])} must be text", param="text.format")
+    if not isinstance(given.get("strict"), bool | None):
+        raise RequestError(f"text.format.strict={shown(given['strict'])} must be true or false", param="text.format")
     check_schema(given.get("schema"), "text.format.schema")
     return OutputFormat(FormatKind.JSON_SCHEMA, given["schema"])

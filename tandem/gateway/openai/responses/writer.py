@@ -60,7 +60,8 @@ class ResponseWriter:
         return begun + b"".join(map(self._frames, batch))
 
     def end(self) -> bytes:
-        before = self._events.frames(self._output.close(is_complete=self._is_complete))
+        late = self._output.add_logprobs(self._pending)
+        before = self._events.frames([*late, *self._output.close(is_complete=self._is_complete)])
         self.final = self._ended()
         return self._last_words(before, f"response.{self.final['status']}")
 

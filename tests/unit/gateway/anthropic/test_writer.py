@@ -108,6 +108,8 @@ def test_usage_is_split_and_adds_up() -> None:
         ('{"a": 1}', {"a": 1}),
         ("", {}),
         ('{"a": 1, "b": [2, ', {"a": 1, "b": [2]}),
+        ('{"a": "é", "b": NaN}', {"arguments": '{"a": "é", "b": NaN}'}),
+        ('{"a": 1e999, "b', {"arguments": '{"a": 1e999, "b'}),
         ("{a: 1}", {"arguments": "{a: 1}"}),
         ("[1]", {"arguments": "[1]"}),
     ],

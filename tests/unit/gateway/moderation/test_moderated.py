@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.core.types import FinishReason
+from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.gateway.moderation.blocklist import Blocklist
 from tandem.gateway.moderation.moderated import ModeratedAnswer
 from tandem.gateway.parts import CallArguments, CallBegun, Part, Said, Thought
@@ -47,6 +47,44 @@ def test_a_text_is_stopped_exactly_when_the_whole_of_it_would_be(texts: list[str
         assert asyncio.run(blocklist.judge(text(shown), may_go_on=True)).passes
     else:
         assert text(shown) == whole
+
+
+def scored(token_id: int) -> TokenLogprobs:
+    return TokenLogprobs(token_id, -0.5, 1, ())
+
+
+@pytest.mark.parametrize("word", ["secret", "public"])
+@pytest.mark.parametrize("lag", [0, 1])
+def test_tokens_tell_nothing_that_the_text_may_not(word: str, lag: int) -> None:
+    """`lag`: pieces by which the text comes after its tokens."""
+    words = ["The ", "password ", "is ", "a ", word, " of", " ours"]
+
+    async def run() -> tuple[str, list[int], list[int], bool]:
+        answer, text, ids, logprobs = ModeratedAnswer(Blocklist(["secret"])), "", list[int](), list[int]()
+        for index in range(len(words)):
+            is_last = index == len(words) - 1
+            said = words[max(0, index - lag) : len(words) if is_last else max(0, index - lag) + (index >= lag)]
+            update = await answer.pass_on(
+                ChoiceUpdate(
+                    0,
+                    [Said(piece) for piece in said],
+                    (index,),
+                    (scored(index),),
+                    finish_reason=FinishReason.STOP if is_last else None,
+                )
+            )
+            text += update.text
+            ids += update.token_ids
+            logprobs += [entry.token_id for entry in update.logprobs or ()]
+            if answer.is_stopped:
+                break
+        return text, ids, logprobs, answer.is_stopped
+
+    text, ids, logprobs, is_stopped = asyncio.run(run())
+    assert is_stopped is (word == "secret")
+    assert ids == logprobs == ([] if is_stopped else list(range(len(words))))
+    assert "".join(words).startswith(text)
+    assert is_stopped or text == "".join(words)
 
 
 def test_parts_keep_their_order_and_kind() -> None:

@@ -39,6 +39,12 @@ def test_breakpoints_are_counted() -> None:
         read_messages([{"role": "user", "content": [part] * 5}], 10)
 
 
+def test_what_comes_after_one_breakpoint_too_many_is_not_read() -> None:
+    part = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
+    with pytest.raises(RequestError, match=r"messages\[1\].content\[1\] is one too many"):
+        read_messages([{"role": "user", "content": [part] * 3}, {"role": "user", "content": [part, part, None]}], 10)
+
+
 def test_roles_parts_and_empty_answers_are_made_plain() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}}]
     given: list[dict[str, Any]] = [

@@ -35,6 +35,25 @@ def test_bad_words_are_banned_at_the_start_and_after_a_space(tokenizer: Tokenize
     assert set(banned) == {tuple(tokenizer.encode(text, add_special_tokens=False)) for text in ("no", " no")}
 
 
+def test_bad_words_are_encoded_no_further_than_they_can_be_banned(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [f"{number:04}" * 100 for number in range(4096)]
+    encode, encoded = tokenizer.encode, []
+
+    def counted(text: str, **options: Any) -> list[int]:
+        encoded.append(text)
+        return encode(text, **options)
+
+    monkeypatch.setattr(tokenizer, "encode", counted)
+    with pytest.raises(InvalidRequestError, match="bad_words has more than 4096 tokens"):
+        params(tokenizer, bad_words=words)
+    assert len(encoded) < 30
+    encoded.clear()
+    assert len(params(tokenizer, bad_words=["no"] * 4096).bad_words) == 2
+    assert len(encoded) == 2
+
+
 @pytest.mark.parametrize(
     "fields",
     [

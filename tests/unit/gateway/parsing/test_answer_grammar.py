@@ -210,6 +210,15 @@ def test_output_formats(output: OutputFormat, good: str, bad: str, tokenizer: To
     assert not walker.admits(alone, CALLS["hermes"])
 
 
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_schemas_are_limited_together(is_strict: bool, tokenizer: Tokenizer) -> None:
+    parameters = {"properties": {"a": {"enum": ["x" * 1000] * 100}}}
+    tools = [Tool(name=f"f{number}", parameters=parameters, strict=is_strict) for number in range(12)]
+    with pytest.raises(InvalidRequestError, match="offer fewer tools"):
+        form_of("hermes", tokenizer).grammar(tools, ToolChoice(ToolMode.REQUIRED), None)
+    assert form_of("hermes", tokenizer).grammar(tools[:5], ToolChoice(ToolMode.REQUIRED), None)
+
+
 def test_refusals(tokenizer: Tokenizer) -> None:
     required = ToolChoice(ToolMode.REQUIRED)
     with pytest.raises(InvalidRequestError, match="required"):

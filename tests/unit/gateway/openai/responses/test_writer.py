@@ -40,6 +40,20 @@ def test_each_token_is_scored_once_with_the_text_it_came_with_or_before(tmp_path
     assert "".join(entry["token"] for entry in response["output"][0]["content"][0]["logprobs"]) == "abcdef"
 
 
+def test_scores_that_come_after_their_text_are_told_too(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write_byte_tokenizer(tmp_path))
+    result = ChoiceResult(3, keep=False, finish_reason=FinishReason.STOP)
+    writer = ResponseWriter(draft(), result, TextLogprobs(tokenizer, 0, None))
+    entries = tuple(
+        TokenLogprobs(token_id, -0.5, 1, ()) for token_id in tokenizer.encode("ab", add_special_tokens=False)
+    )
+    frames = writer.chunk([ChoiceUpdate(0, [Said("ab")], ())])
+    frames += writer.chunk([ChoiceUpdate(0, [], (), entries, finish_reason=FinishReason.STOP)])
+    response = check_stream(frames_of((frames + writer.end()).decode()))
+    (part,) = response["output"][0]["content"]
+    assert (part["text"], "".join(entry["token"] for entry in part["logprobs"])) == ("ab", "ab")
+
+
 def test_a_stream_that_breaks_before_its_first_piece_has_all_its_events() -> None:
     writer = ResponseWriter(draft(), ChoiceResult(3, keep=False), None)
     response = check_stream(frames_of(writer.failed(Problem(429, "rate_limit_error", "full", "wait")).decode()))

@@ -1,0 +1,105 @@
+"""Uvicorn's HTTP protocol with limits on a request's line and headers, which come before anybody is asked for a key.
+
+Invariant: a connection never makes us hold more of them than the limit and one read; a head that does not end is given
+up. The limit holds for trailers and chunk extensions too.
+"""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from tandem.gateway.errors import Problem
+from tandem.gateway.openai.frames import error_body
+
+MAX_HEAD_BYTES = 64 * 1024
+HEAD_TIMEOUT_S = 10.0
+
+
+class _HeadTooLongError(Exception):
+    """Ends the parser's work on a connection."""
+
+
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._num_head_bytes = 0  # of this request's line, headers and trailers
+        self._num_waiting_bytes = 0  # read since the parser last passed something on
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        self._num_waiting_bytes += len(data)
+        super().data_received(data)
+        if self._is_too_long() and not self.transport.is_closing():
+            self._refuse()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._num_head_bytes = self._num_waiting_bytes = 0
+        self._start_timer()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._count(len(name) + len(value))
+
+    def on_headers_complete(self) -> None:
+        self._stop_timer()
+        self._num_waiting_bytes = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_waiting_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._num_waiting_bytes = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        if self._is_too_long():
+            self._refuse()
+        else:
+            super().send_400_response(msg)
+
+    def _count(self, num_bytes: int) -> None:
+        """Raises _HeadTooLongError, which the parser reports as an error of its own."""
+        self._num_head_bytes += num_bytes
+        self._num_waiting_bytes = 0
+        if self._is_too_long():
+            raise _HeadTooLongError
+
+    def _is_too_long(self) -> bool:
+        return max(self._num_head_bytes, self._num_waiting_bytes) > MAX_HEAD_BYTES
+
+    def _refuse(self) -> None:
+        message = f"the request's line and headers are longer than {MAX_HEAD_BYTES} bytes"
+        body = error_body(Problem(431, "invalid_request_error", "headers_too_large", message))
+        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(STATUS_LINE[431] + head.encode("ascii") + body)
+        self.transport.close()
+
+    def _start_timer(self) -> None:
+        self._stop_timer()
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._give_up)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _give_up(self) -> None:
+        """NOTE: while an answer is being written the next request may have to wait unread."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._start_timer()
+        elif not self.transport.is_closing():
+            self.transport.close()

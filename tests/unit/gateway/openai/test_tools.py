@@ -1,0 +1,69 @@
+"""Tools, their choice and the answer's format are honoured whole or refused by the name of what cannot be."""
+
+from typing import Any
+
+import pytest
+
+from tandem.gateway.conversation import FormatKind, OutputFormat
+from tandem.gateway.errors import RequestError
+from tandem.gateway.openai.tools import read_format, read_tools
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+FUNCTION = {"name": "f", "parameters": SCHEMA}
+TOOL = {"type": "function", "function": FUNCTION}
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, OutputFormat(FormatKind.JSON_OBJECT)),
+        ({"type": "json_object", "schema": None, "json_schema": None}, OutputFormat(FormatKind.JSON_OBJECT)),
+        ({"type": "json_object", "schema": SCHEMA}, OutputFormat(FormatKind.JSON_SCHEMA, SCHEMA)),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "description": "", "schema": SCHEMA}},
+            OutputFormat(FormatKind.JSON_SCHEMA, SCHEMA),
+        ),
+    ],
+)
+def test_formats(given: dict[str, Any], wanted: OutputFormat | None) -> None:
+    assert read_format(given, None) == wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"type": "yaml"}, "text, json_object, json_schema"),
+        ({"type": ["text"]}, "text, json_object, json_schema"),
+        ({"type": "text", "schema": SCHEMA}, "response_format.schema="),
+        ({"type": "json_object", "schema": []}, "response_format.schema="),
+        ({"type": "json_object", "json_schema": {"schema": SCHEMA}}, "response_format.json_schema="),
+        ({"type": "json_schema", "schema": SCHEMA}, "response_format.schema="),
+        ({"type": "json_schema", "json_schema": {"name": "x"}}, "must have a schema"),
+        ({"type": "json_schema", "json_schema": {"schema": SCHEMA, "x": 1}}, "response_format.json_schema.x=1"),
+    ],
+)
+def test_a_format_that_is_not_understood_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError) as refusal:
+        read_format(given, None)
+    assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize("more", [{}, {"strict": None}, {"strict": False}, {"cache_control": {"type": "ephemeral"}}])
+def test_a_tool_is_its_function(more: dict[str, Any]) -> None:
+    (tool,), _ = read_tools([TOOL | more], None, None)
+    assert (tool.name, tool.parameters, tool.strict) == ("f", SCHEMA, False)
+
+
+@pytest.mark.parametrize(
+    ("tool", "words"),
+    [
+        (TOOL | {"strict": True}, "tools[0].strict=True"),
+        (TOOL | {"parameters": SCHEMA}, "tools[0].parameters="),
+        ({"type": "function", "function": FUNCTION | {"x": 1}}, "tools[0].function.x=1"),
+    ],
+)
+def test_a_member_in_the_wrong_place_is_refused(tool: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError) as refusal:
+        read_tools([tool], None, None)
+    assert words in str(refusal.value)
