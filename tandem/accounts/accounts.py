@@ -102,7 +102,7 @@ class Accounts:
     def charge(self, key: AccountKey, request_id: str, model: str, most: Usage) -> Held:
         """What a request will need at most. Nothing is set aside before `reserve`."""
         charge_id = uuid.uuid4().hex
-        return Held(Charge.of(charge_id, key, most, self.prices.cost_nanos(most)), request_id, model)
+        return Held(Charge.of(charge_id, key, most, self.prices.dearest.cost_nanos(most)), request_id, model)
 
     async def reserve(self, held: Held) -> None:
         """Set it aside; `settle` it whatever happens then, also when this was cancelled.

@@ -37,8 +37,12 @@ class Journal:
 
     def add(self, settlements: Sequence[Settlement]) -> None:
         """NOTE: called only while the store is away, so waiting for the disk holds up nothing that could go on."""
-        with self._path.open("a") as file:
-            file.writelines(f"{json.dumps(settlement.as_json())}\n" for settlement in settlements)
+        with self._path.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":  # the last write was cut off
+                    file.write(b"\n")
+            file.writelines(f"{json.dumps(settlement.as_json())}\n".encode() for settlement in settlements)
             file.flush()
             os.fsync(file.fileno())
 

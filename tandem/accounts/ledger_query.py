@@ -20,8 +20,8 @@ class LedgerQuery:
     limit: int = MAX_ENTRIES
 
     def __post_init__(self) -> None:
-        for name in ("since_day", "until_day"):
-            _day_ms(getattr(self, name), name, 0)
+        _day_ms(self.since_day, "since_day", 0)
+        _day_ms(self.until_day, "until_day", 1)
 
     @property
     def since_ms(self) -> int | None:
@@ -49,7 +49,11 @@ def _day_ms(day: str | None, name: str, num_days_after: int) -> int | None:
         return None
     try:
         parsed = date.fromisoformat(day)
-    except ValueError as error:
-        raise InvalidRequestError(f"{name}={shown(day)} is no day; write it as 2026-11-21") from error
-    start = datetime(parsed.year, parsed.month, parsed.day, tzinfo=UTC) + timedelta(days=num_days_after)
+        if parsed.isoformat() != day:  # NOTE: days are compared as text
+            raise ValueError("another form of ISO 8601")
+        start = datetime(parsed.year, parsed.month, parsed.day, tzinfo=UTC) + timedelta(days=num_days_after)
+    except (ValueError, OverflowError) as error:
+        raise InvalidRequestError(
+            f"{name}={shown(day)} must be a day before 9999-12-31, written as 2026-11-21"
+        ) from error
     return int(start.timestamp() * 1000)

@@ -5,7 +5,7 @@ Invariant: a request's cost is rounded once, up, to a nano; totals are sums of s
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -35,6 +35,15 @@ class Prices:
             + usage.num_read * self.cache_read
         )
         return -(-picos // _PICOS_PER_NANO)
+
+    @property
+    def dearest(self) -> "Prices":
+        """What a token may cost in the end: one to be written may be read, be written for less long, or be neither."""
+        read_or_not = max(self.input, self.cache_read)
+        written_5m = max(read_or_not, self.cache_write_5m)
+        return replace(
+            self, input=read_or_not, cache_write_5m=written_5m, cache_write_1h=max(written_5m, self.cache_write_1h)
+        )
 
     @classmethod
     def parse(cls, text: str | None) -> "Prices":

@@ -51,8 +51,13 @@ def test_totals_are_added_up_by_what_is_asked_for() -> None:
 
 
 def test_days_must_be_days() -> None:
-    with pytest.raises(InvalidRequestError, match="since_day"):
-        LedgerQuery(since_day="2026-13-01")
+    for day in ("2026-13-01", "20261126", "2026-W48-4", "yesterday", ""):
+        with pytest.raises(InvalidRequestError, match="since_day"):
+            LedgerQuery(since_day=day)
+        with pytest.raises(InvalidRequestError, match="until_day"):
+            LedgerQuery(until_day=day)
+    with pytest.raises(InvalidRequestError, match="until_day='9999-12-31'"):
+        LedgerQuery(until_day="9999-12-31")
     query = LedgerQuery("2026-01-01", "2026-01-01")
     assert query.since_ms is not None
     assert query.until_ms == query.since_ms + 24 * 3600 * 1000

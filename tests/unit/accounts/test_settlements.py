@@ -128,6 +128,18 @@ def test_the_journal_outlives_the_process(tmp_path: Path) -> None:
     assert Journal(tmp_path / "journal").read() == []
 
 
+def test_what_follows_a_line_that_was_cut_off_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    Journal(path).add([settlement(1)])
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[: len(whole) // 2])
+    journal = Journal(path)
+    journal.add([settlement(2), settlement(3)])
+    journal.add([settlement(4)])
+    assert journal.read() == [settlement(number) for number in range(1, 5)]
+    assert path.read_text().count("\n") == 5
+
+
 def test_a_journal_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="accounts_journal"):
         Journal(tmp_path / "missing" / "journal")

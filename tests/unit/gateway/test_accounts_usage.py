@@ -1,10 +1,21 @@
 """A request's tokens for its bill: what they were, and the most they may be."""
 
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.accounts.accounts import Accounts
+from tandem.accounts.embedded import EmbeddedAccounts
+from tandem.accounts.key import new_key
+from tandem.accounts.prices import Prices
 from tandem.accounts.usage import Usage
+from tandem.core.clock import ManualClock
 from tandem.core.fresh_numbers import FreshNumbers
 from tandem.core.pins import Pin
 from tandem.core.sampling_params import SamplingParams
 from tandem.gateway.accounts_usage import most_usage, usage_of_results
+from tandem.gateway.caching import LivePins
 from tandem.gateway.choices import make_choices
 from tandem.gateway.request import ChoiceResult, ServeRequest
 
@@ -53,3 +64,26 @@ def test_the_most_is_that_every_pin_is_granted() -> None:
     pins = (Pin(4, 3600.0), Pin(7, 300.0), Pin(2, 3600.0))
     most = most_usage(request_of([list(range(10))], *pins), 100)
     assert most == Usage(num_input=3, num_written_5m=3, num_written_1h=4, num_output=10)
+
+
+PRICE = st.integers(0, 10**6)
+PINS = st.lists(st.builds(Pin, st.integers(0, 20), st.sampled_from([300.0, 3600.0])), max_size=3)
+
+
+@given(st.builds(Prices, PRICE, PRICE, PRICE, PRICE, PRICE), PINS, st.data())
+def test_no_split_of_a_prompt_costs_more_than_was_set_aside(
+    prices: Prices, pins: list[Pin], data: st.DataObject
+) -> None:
+    request = request_of([list(range(20))], *pins)
+    granted = data.draw(st.lists(st.sampled_from(pins), unique=True) if pins else st.just([]))
+    num_any = data.draw(st.integers(0, 20))
+    live = LivePins(num_any, data.draw(st.integers(0, num_any)))
+    num_cached, num_output = data.draw(st.integers(0, 20)), data.draw(st.integers(0, 10))
+    got = ChoiceResult(
+        20, True, live=live, granted=tuple(granted), num_cached_tokens=num_cached, num_output_tokens=num_output
+    )
+    store = EmbeddedAccounts(None, ManualClock())
+    accounts = Accounts(store, prices, ManualClock())
+    held = accounts.charge(new_key("k", 0)[0], "r", "m", most_usage(request, 100))
+    asyncio.run(store.close())
+    assert prices.cost_nanos(usage_of_results(request, [got])) <= held.charge.cost_nanos

@@ -12,9 +12,10 @@ from tandem.core.errors import shown
 from tandem.gateway.conversation import Effort
 from tandem.gateway.errors import RequestError
 from tandem.gateway.openai.fields import GenerateBody, PromptCacheOptions
-from tandem.gateway.parse import parse_body
+from tandem.gateway.parse import Entries, at_most, parse_body
 
 MAX_METADATA = 16
+MAX_IDENTIFIER = 256
 # Accepted whatever they hold.
 HARMLESS = frozenset(
     {
@@ -75,10 +76,10 @@ class TextOptions(_Part):
 class PromptBody(_Part):
     """What makes a prompt, and what its tokens can be counted of."""
 
-    input: str | list[dict[str, Any]] | None = None
+    input: str | Entries[dict[str, Any]] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Entries[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
@@ -103,12 +104,16 @@ class ResponsesBody(PromptBody, GenerateBody):
     background: bool | None = None
     max_output_tokens: int | None = Field(None, ge=1, lt=2**31)
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    include: list[str] | None = None
+    include: Entries[str] | None = None
     metadata: (
-        dict[Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=512)]] | None
+        Annotated[
+            dict[Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=512)]],
+            at_most(MAX_METADATA),
+        ]
+        | None
     ) = Field(None, max_length=MAX_METADATA)
-    user: str | None = None
-    safety_identifier: str | None = None
+    user: str | None = Field(None, max_length=MAX_IDENTIFIER)
+    safety_identifier: str | None = Field(None, max_length=MAX_IDENTIFIER)
     service_tier: str | None = None
 
 

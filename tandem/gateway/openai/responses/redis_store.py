@@ -1,7 +1,8 @@
 """Responses in Redis, shared by all gateways of a deployment. One round trip a question.
 
-Each entry is a hash, `body` and `running`, beside a key that lives while its gateway renews it; both share a hash tag
-and expire. A Redis that is away, slow, full or holds nonsense raises UnavailableError and nothing else.
+Each entry is a hash, `body` and `running`, beside a key that lives while its gateway renews it; both expire. How much
+there is, of all and of each tenant, is counted beside them; all keys share one hash tag. A Redis that is away, slow,
+full or holds nonsense raises UnavailableError and nothing else.
 """
 
 import asyncio
@@ -14,29 +15,73 @@ from redis.exceptions import RedisError
 
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import UnavailableError
-from tandem.gateway.openai.responses.store import LEASE_S, MAX_ENTRY_BYTES, StoredResponse
+from tandem.gateway.openai.responses.store import ENTRY_COST_BYTES, LEASE_S, MAX_ENTRY_BYTES, StoredResponse
 from tandem.redis_client import connect
 
 DEFAULT_TTL_S = 30 * 24 * 3600.0  # as OpenAI has it
-# KEYS entry, alive; ARGV body, running, ttl_ms, lease_ms, only over one that runs
-_PUT = """
-if ARGV[5] == '1' and redis.call('HGET', KEYS[1], 'running') ~= '1' then return 0 end
-redis.call('HSET', KEYS[1], 'body', ARGV[1], 'running', ARGV[2])
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
-if ARGV[2] == '1' then redis.call('SET', KEYS[2], '1', 'PX', ARGV[4]) else redis.call('DEL', KEYS[2]) end
+MAX_BYTES = 128 * 2**20  # NOTE: a quarter of the Redis that the chart brings, which workers and accounts need too
+# KEYS prefix; ARGV tenant (32 digits), id. An entry is named tenant:id. sizes: a hash by name, and `total`; expiries:
+# names by when, in microseconds, of all and of each tenant; held: tenants by bytes.
+_COMMON = """
+local tenant, name = ARGV[1], ARGV[1] .. ':' .. ARGV[2]
+local sizes, held, expiries = KEYS[1] .. ':sizes', KEYS[1] .. ':held', KEYS[1] .. ':expiries'
+local function entry_of(name) return KEYS[1] .. ':entry:' .. name end
+local function alive_of(name) return KEYS[1] .. ':alive:' .. name end
+local function expiries_of(tenant) return KEYS[1] .. ':expiries:' .. tenant end
+local function add(tenant, bytes)
+    redis.call('ZINCRBY', held, bytes, tenant)
+    redis.call('ZREMRANGEBYSCORE', held, '-inf', 0)
+    return redis.call('HINCRBY', sizes, 'total', bytes)
+end
+local function drop(name)
+    local bytes, tenant = redis.call('HGET', sizes, name), string.sub(name, 1, 32)
+    if bytes then
+        redis.call('HDEL', sizes, name)
+        redis.call('ZREM', expiries, name)
+        redis.call('ZREM', expiries_of(tenant), name)
+        add(tenant, -bytes)
+    end
+    redis.call('UNLINK', alive_of(name))
+    return redis.call('UNLINK', entry_of(name))
+end
+"""
+# ARGV body, running, ttl_ms, lease_ms, only over one that runs, bytes, max_bytes
+_PUT = f"""{_COMMON}
+if ARGV[7] == '1' and redis.call('HGET', entry_of(name), 'running') ~= '1' then return 0 end
+local time = redis.call('TIME')
+local now_us = time[1] * 1000000 + time[2]
+for _, expired in ipairs(redis.call('ZRANGEBYSCORE', expiries, '-inf', now_us, 'LIMIT', 0, 1000)) do drop(expired) end
+drop(name)
+local total = add(tenant, ARGV[8])
+while total > tonumber(ARGV[9]) do
+    local oldest  -- NOTE: of the second, when who holds most has nothing but the new entry
+    for _, holder in ipairs(redis.call('ZREVRANGE', held, 0, 1)) do
+        oldest = oldest or redis.call('ZRANGE', expiries_of(holder), 0, 0)[1]
+    end
+    if not oldest then break end
+    drop(oldest)
+    total = tonumber(redis.call('HGET', sizes, 'total'))
+end
+redis.call('HSET', sizes, name, ARGV[8])
+local expires_us = now_us + ARGV[5] * 1000
+redis.call('ZADD', expiries, expires_us, name)
+redis.call('ZADD', expiries_of(tenant), expires_us, name)
+redis.call('HSET', entry_of(name), 'body', ARGV[3], 'running', ARGV[4])
+redis.call('PEXPIREAT', entry_of(name), math.floor(expires_us / 1000))
+if ARGV[4] == '1' then redis.call('SET', alive_of(name), '1', 'PX', ARGV[6]) end
 return 1
 """
-_FIND = """
-local found = redis.call('HMGET', KEYS[1], 'body', 'running')
-return {found[1], found[2], redis.call('EXISTS', KEYS[2])}
+_FIND = f"""{_COMMON}
+local found = redis.call('HMGET', entry_of(name), 'body', 'running')
+return {{found[1], found[2], redis.call('EXISTS', alive_of(name))}}
 """
 # ARGV lease_ms
-_RENEW = """
-if redis.call('HGET', KEYS[1], 'running') ~= '1' then return 0 end
-redis.call('SET', KEYS[2], '1', 'PX', ARGV[1])
+_RENEW = f"""{_COMMON}
+if redis.call('HGET', entry_of(name), 'running') ~= '1' then return 0 end
+redis.call('SET', alive_of(name), '1', 'PX', ARGV[3])
 return 1
 """
-_DELETE = "redis.call('DEL', KEYS[2]) return redis.call('DEL', KEYS[1])"
+_DELETE = f"{_COMMON} return drop(name)"
 
 
 class RedisResponseStore:
@@ -46,6 +91,7 @@ class RedisResponseStore:
         url: `redis://`, `rediss://` or `unix://` URL.
         prefix: names the deployment.
         ttl_s: after this long an entry is gone.
+        max_bytes: of all entries, with what keeping them takes.
         timeout_s: a question that takes longer is given up.
         retry_after_s: after a failed question, further ones fail at once for this long.
 
@@ -59,6 +105,7 @@ class RedisResponseStore:
         *,
         prefix: str = "tandem:responses",
         ttl_s: float = DEFAULT_TTL_S,
+        max_bytes: int = MAX_BYTES,
         max_entry_bytes: int = MAX_ENTRY_BYTES,
         lease_s: float = LEASE_S,
         timeout_s: float = 1.0,
@@ -67,22 +114,24 @@ class RedisResponseStore:
     ) -> None:
         self._redis = connect(url, connect_timeout_s=timeout_s)
         self._timeout_s = timeout_s
-        self._prefix = prefix
+        self._key = f"{{{prefix}}}"
         self._ttl_ms = max(1, round(ttl_s * 1000))
         self._lease_ms = max(1, round(lease_s * 1000))
-        self._max_entry_bytes = max_entry_bytes
+        self._max_bytes = max_bytes
+        self._max_entry_bytes = min(max_entry_bytes, max_bytes - ENTRY_COST_BYTES)
         self._retry_after_s = retry_after_s
         self._clock = clock or SystemClock()
         self._away_until_s = float("-inf")
 
     async def put(self, tenant: str, entry: StoredResponse, *, over_running: bool = False) -> bool:
         text = entry.encoded(self._max_entry_bytes)
-        keys = self._keys(tenant, entry.response_id)
-        told = (int(entry.is_running), self._ttl_ms, self._lease_ms, int(over_running))
-        return bool(await self._run(_PUT, keys, text, *told))
+        times = (self._ttl_ms, self._lease_ms)
+        sizes = (len(text) + ENTRY_COST_BYTES, self._max_bytes)
+        told = (text, int(entry.is_running), *times, int(over_running), *sizes)
+        return bool(await self._run(_PUT, tenant, entry.response_id, *told))
 
     async def find(self, tenant: str, response_id: str) -> StoredResponse | None:
-        text, running, alive = cast(list[object], await self._run(_FIND, self._keys(tenant, response_id)))
+        text, running, alive = cast(list[object], await self._run(_FIND, tenant, response_id))
         if text is None:
             return None
         try:
@@ -91,25 +140,23 @@ class RedisResponseStore:
             raise UnavailableError(f"Redis holds nonsense for response {response_id}: {error}", 1.0) from error
 
     async def renew(self, tenant: str, response_id: str) -> bool:
-        return bool(await self._run(_RENEW, self._keys(tenant, response_id), self._lease_ms))
+        return bool(await self._run(_RENEW, tenant, response_id, self._lease_ms))
 
     async def delete(self, tenant: str, response_id: str) -> bool:
-        return bool(await self._run(_DELETE, self._keys(tenant, response_id)))
+        return bool(await self._run(_DELETE, tenant, response_id))
 
     async def close(self) -> None:
         await self._redis.aclose()
 
-    def _keys(self, tenant: str, response_id: str) -> tuple[str, str]:
-        owner = hashlib.blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-        entry = f"{self._prefix}:{{{owner}:{response_id}}}"
-        return entry, f"{entry}:alive"
-
-    async def _run(self, script: str, keys: tuple[str, str], *arguments: bytes | int) -> object:
+    async def _run(self, script: str, tenant: str, response_id: str, *arguments: bytes | int) -> object:
         if self._clock.now_s() < self._away_until_s:
             raise UnavailableError("the store of responses did not answer a moment ago; try again shortly", 1.0)
+        owner = hashlib.blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await cast(Awaitable[object], self._redis.eval(script, 2, *keys, *arguments))
+                return await cast(
+                    Awaitable[object], self._redis.eval(script, 1, self._key, owner, response_id, *arguments)
+                )
         except (RedisError, OSError) as error:
             self._away_until_s = self._clock.now_s() + self._retry_after_s
             raise UnavailableError(f"the store of responses does not answer ({error}); try again", 1.0) from error

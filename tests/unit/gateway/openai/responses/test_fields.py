@@ -13,7 +13,19 @@ from tests.unit.gateway.openai.responses.stage import Stage, tell
 ASKED: dict[str, Any] = {"model": MODEL, "input": "hi"}
 TOOL: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 TEXT: dict[str, Any] = {"type": "input_text", "text": "x"}
+JSON: dict[str, Any] = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
 DOCUMENT = (Path(__file__).parents[5] / "docs" / "api-responses.md").read_text()
+
+
+def allowed(tool: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "allowed_tools", "mode": "auto", "tools": [tool]}
+
+
+def chat_choice(tool: dict[str, Any]) -> dict[str, Any]:
+    """As chat completions write it."""
+    inner = {"type": "function", "function": {"name": tool["name"]}}
+    return {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [inner]}}
+
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"input": None}, "input", "input is missing"),
@@ -31,12 +43,22 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice", "'g'"),
     ({"tools": [TOOL], "top_logprobs": 2}, "top_logprobs", "may call tools"),
     ({"tools": [TOOL], "include": ["message.output_text.logprobs"]}, "include", "may call tools"),
+    ({"tools": [TOOL], "tool_choice": chat_choice(TOOL)}, "tool_choice", "a mode, auto or required, and tools"),
+    ({"tools": [TOOL], "tool_choice": allowed({"function": {"name": "f"}})}, "tool_choice", "must name a function"),
+    ({"tools": [TOOL], "tool_choice": allowed({"type": "mcp", "name": "f"})}, "tool_choice", "'mcp'"),
+    ({"tools": [TOOL], "tool_choice": allowed(TOOL) | {"mode": "none"}}, "tool_choice", "'none'"),
     ({"tool_choice": "required"}, "tool_choice", "no tools"),
     ({"reasoning": {"effort": "enormous"}}, "reasoning", "enormous"),
     ({"reasoning": {"mode": "pro"}}, "reasoning", "'pro'"),
     ({"reasoning": {"x": 1}}, "reasoning", "reasoning.x=1"),
     ({"text": {"verbosity": "low"}}, "text", "'low'"),
     ({"text": {"format": {"type": "xml"}}}, "text", "'xml'"),
+    ({"text": {"format": {"type": ["text"]}}}, "text", "['text']"),
+    ({"text": {"format": {"type": "text", "name": "x"}}}, "text", "text.format.name='x'"),
+    ({"text": {"format": {"type": "json_object", "schema": {}}}}, "text", "text.format.schema={}"),
+    ({"text": {"format": JSON | {"json_schema": {}}}}, "text", "text.format.json_schema={}"),
+    ({"text": {"format": JSON | {"description": [[]]}}}, "text", "text.format.description=[[]]"),
+    ({"text": {"format": JSON | {"strict": 1}}}, "text", "text.format.strict=1"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text", "schema=None"),
     ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text", "name=None"),
     ({"truncation": "sometimes"}, "truncation", "'sometimes'"),
@@ -49,6 +71,10 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"metadata": {"a": 1}}, "metadata", "metadata"),
     ({"metadata": {str(number): "" for number in range(17)}}, "metadata", "metadata"),
     ({"metadata": {"a" * 65: ""}}, "metadata", "metadata"),
+    ({"metadata": {"a": "x" * 513}}, "metadata", "metadata"),
+    ({"user": "x" * 257}, "user", "at most 256 characters"),
+    ({"user": "x" * 15_000_000}, "user", "at most 256 characters"),
+    ({"safety_identifier": "x" * 257}, "safety_identifier", "at most 256 characters"),
     ({"temperature": -1.0}, "temperature", "temperature=-1.0"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "stream=true"),
     ({"stream": True, "stream_options": {"x": 1}}, "stream_options", "stream_options.x=1"),
@@ -127,13 +153,15 @@ def test_what_was_not_checked_is_not_repeated(tmp_path: Path) -> None:
         for _ in range(300):
             deep = [deep]
         choice = {"type": "function", "name": "f", "x": deep}
-        body = {"tools": [TOOL], "tool_choice": choice, "text": {"format": {"type": "json_object", "x": deep}}}
-        for name in ("tool_choice", "text"):
-            got = await stage.client.post("/v1/responses", json={**ASKED, "tools": [TOOL], name: body[name]})
-            assert got.status_code == 200, got.text
-            assert "x" not in got.json()[name]
+        got = await stage.client.post("/v1/responses", json={**ASKED, "tools": [TOOL], "tool_choice": choice})
+        assert got.status_code == 200, got.text
+        assert "x" not in got.json()["tool_choice"]
+        text = {"format": {"type": "json_object", "x": deep}}
+        got = await stage.client.post("/v1/responses", json={**ASKED, "text": text})
+        assert got.status_code == 400
+        assert "text.format.x=" in got.json()["error"]["message"]
 
-    tell(tmp_path, story, "hello", "hello")
+    tell(tmp_path, story, "hello")
 
 
 def test_a_model_that_does_not_think_or_call_is_not_asked_to(tmp_path: Path) -> None:

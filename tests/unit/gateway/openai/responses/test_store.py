@@ -1,7 +1,8 @@
 """What every store of responses promises, and what each adds."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,7 +12,12 @@ from tandem.core.clock import ManualClock
 from tandem.core.errors import CapacityError, ConfigurationError, UnavailableError
 from tandem.gateway.openai.responses.ids import new_response_id
 from tandem.gateway.openai.responses.redis_store import RedisResponseStore
-from tandem.gateway.openai.responses.store import EmbeddedResponseStore, ResponseStore, StoredResponse
+from tandem.gateway.openai.responses.store import (
+    ENTRY_COST_BYTES,
+    EmbeddedResponseStore,
+    ResponseStore,
+    StoredResponse,
+)
 from tests.helpers.redis_server import RedisServer, running_redis
 
 MAX_ENTRY_BYTES = 4096
@@ -25,14 +31,17 @@ def redis() -> Iterator[RedisServer]:
 
 
 @pytest.fixture(params=["embedded", "redis"])
-def opened(request: pytest.FixtureRequest) -> Callable[[], Any]:
-    """Opens a store for the time of a block."""
+def opened(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Opens a store, with these limits, for the time of a block."""
     server = request.getfixturevalue("redis") if request.param == "redis" else None
 
     @asynccontextmanager
-    async def open_store() -> AsyncIterator[ResponseStore]:
-        limits: dict[str, Any] = {"max_entry_bytes": MAX_ENTRY_BYTES, "lease_s": LEASE_S}
-        store = EmbeddedResponseStore(**limits) if server is None else RedisResponseStore(server.url, **limits)
+    async def open_store(**more: int) -> AsyncIterator[ResponseStore]:
+        limits: dict[str, Any] = {"max_entry_bytes": MAX_ENTRY_BYTES, "lease_s": LEASE_S, **more}
+        if server is None:
+            store: ResponseStore = EmbeddedResponseStore(**limits)
+        else:
+            store = RedisResponseStore(server.url, prefix=f"test-{uuid.uuid4()}", **limits)
         try:
             yield store
         finally:
@@ -46,9 +55,18 @@ def entry(status: str = "completed", response_id: str | None = None, text: str =
     return StoredResponse({"id": response_id or new_response_id(), "status": status, "output": output}, [{"id": "i"}])
 
 
-def run(opened: Callable[[], Any], story: Callable[[ResponseStore], Awaitable[None]]) -> None:
+def size_of(kept: StoredResponse) -> int:
+    return len(kept.encoded(MAX_ENTRY_BYTES)) + ENTRY_COST_BYTES
+
+
+async def left_of(store: ResponseStore, tenant: str, entries: Sequence[StoredResponse]) -> list[int]:
+    """Which of them are still there."""
+    return [index for index, each in enumerate(entries) if await store.find(tenant, each.response_id) is not None]
+
+
+def run(opened: Callable[..., Any], story: Callable[[ResponseStore], Awaitable[None]], **limits: int) -> None:
     async def play() -> None:
-        async with opened() as store:
+        async with opened(**limits) as store:
             await story(store)
 
     asyncio.run(play())
@@ -129,23 +147,85 @@ def test_an_entry_that_is_too_large_is_refused_and_changes_nothing(opened: Calla
     run(opened, story)
 
 
-def test_the_embedded_store_forgets_the_oldest_first() -> None:
-    async def story() -> None:
-        entries = [entry(text="x" * 100) for _ in range(6)]
-        size = len(entries[0].encoded(MAX_ENTRY_BYTES))
-        for store in (EmbeddedResponseStore(max_entries=3), EmbeddedResponseStore(max_bytes=3 * size + 10)):
+def test_past_the_bound_the_oldest_go_first(opened: Callable[..., Any]) -> None:
+    entries = [entry(text="x" * 100) for _ in range(6)]
+
+    async def story(store: ResponseStore) -> None:
+        for _ in range(2):
             for each in entries:
                 await store.put("a", each)
-            left = [each for each in entries if await store.find("a", each.response_id) is not None]
-            assert left == entries[3:]
-            assert store.num_bytes == 3 * size
-            await store.put("a", left[0])
+            assert await left_of(store, "a", entries) == [3, 4, 5]
+            await store.put("a", entries[3])
             await store.put("a", entries[0])
-            assert await store.find("a", left[0].response_id) == left[0]
-            assert await store.find("a", left[1].response_id) is None
+            assert await left_of(store, "a", entries) == [0, 3, 5]
+            await store.delete("a", entries[5].response_id)
+            await store.put("a", entries[1])
+            assert await left_of(store, "a", entries) == [0, 1, 3]
             for each in entries:
                 await store.delete("a", each.response_id)
-            assert store.num_bytes == 0
+
+    run(opened, story, max_bytes=3 * size_of(entries[0]) + 10)
+
+
+def test_a_tenant_that_floods_the_store_pushes_out_its_own(opened: Callable[..., Any]) -> None:
+    size = size_of(entry())
+    mine, theirs = [entry() for _ in range(60)], [entry() for _ in range(20)]
+
+    async def story(store: ResponseStore) -> None:
+        for each in theirs[:5]:
+            await store.put("b", each)
+        for each in mine:
+            await store.put("a", each)
+        assert await left_of(store, "b", theirs) == list(range(5))
+        assert await left_of(store, "a", mine) == list(range(45, 60))
+        for each in theirs[5:]:
+            await store.put("b", each)
+        held = [len(await left_of(store, tenant, entries)) for tenant, entries in (("a", mine), ("b", theirs))]
+        assert sum(held) == 20
+        assert min(held) >= 9
+        assert await left_of(store, "b", theirs) == list(range(20 - held[1], 20))
+        small = entry(text="")
+        await store.put("c", small)
+        for each in mine:
+            await store.put("a", each)
+        assert await store.find("c", small.response_id) == small
+
+    run(opened, story, max_bytes=20 * size)
+
+
+def test_what_was_just_put_is_there_however_many_tenants_there_are(opened: Callable[..., Any]) -> None:
+    large = [entry(text="x" * 3000) for _ in range(6)]
+    small = entry(text="")
+
+    async def story(store: ResponseStore) -> None:
+        await store.put("small", small)
+        for number, each in enumerate(large):
+            await store.put(f"tenant {number}", each)
+            assert await store.find(f"tenant {number}", each.response_id) == each
+        left = [await store.find(f"tenant {number}", each.response_id) for number, each in enumerate(large)]
+        assert sum(each is not None for each in left) == 2
+        assert await store.find("small", small.response_id) == small
+
+    run(opened, story, max_bytes=2 * size_of(large[0]) + size_of(small))
+
+
+def test_entries_in_redis_that_have_expired_take_no_room(redis: RedisServer) -> None:
+    async def story() -> None:
+        short, kept = entry(), entry()
+        stores = [RedisResponseStore(redis.url, prefix="room", ttl_s=ttl_s) for ttl_s in (0.05, 100.0)]
+        await stores[0].put("a", short)
+        async with asyncio.timeout(5):
+            while await stores[0].find("a", short.response_id) is not None:
+                await asyncio.sleep(0.01)
+        await stores[1].put("b", kept)
+        with redis.client() as client:
+            assert int(client.hget("{room}:sizes", "total")) == size_of(kept)
+            assert client.hlen("{room}:sizes") == 2
+            await stores[1].delete("b", kept.response_id)
+            assert client.hgetall("{room}:sizes") == {b"total": b"0"}
+            assert client.keys("{room}:*") == [b"{room}:sizes"]
+        for store in stores:
+            await store.close()
 
     asyncio.run(story())
 
@@ -183,7 +263,7 @@ def test_entries_in_redis_expire_and_nonsense_is_refused(redis: RedisServer) -> 
         await store.put("a", done)
         await store.put("a", running)
         with redis.client() as client:
-            keys = client.keys("expiring:*")
+            keys = [*client.keys("{expiring}:entry:*"), *client.keys("{expiring}:alive:*")]
             assert len(keys) == 3
             assert all(0 < client.ttl(key) <= 100 for key in keys)
             (key,) = [key for key in keys if done.response_id.encode() in key]
