@@ -64,10 +64,11 @@ def race(options: argparse.Namespace) -> int:
     if options.at_once < 0:
         raise ConfigurationError(f"--at-once={options.at_once} is less than nobody; give 1 or more, or 0 for what fits")
     cpus = _cpus(options.cpus)
+    asked = argparse.Namespace(**vars(options))
     systems = _chosen("--only", options.only, {system.name: system for system in _systems(directory, options)})
     workloads = _chosen("--workloads", options.workloads, {workload.key: workload for workload in WORKLOADS})
     shapes = _chosen("--shape", options.shape, {name: name for name in SHAPE_NAMES})
-    runs = Runs(directory / "runs", {system.name: settings_of(system.name, options, cpus) for system in systems})
+    runs = Runs(directory / "runs", {system.name: settings_of(system.name, asked, cpus) for system in systems})
     if options.fresh:
         runs.forget()
     _settle(cpus)
@@ -116,8 +117,8 @@ def _systems(directory: Path, options: argparse.Namespace) -> list[System]:
 
 
 def settings_of(system: str, options: argparse.Namespace, cpus: Sequence[int]) -> dict[str, object]:
-    """What that system is run with: a run with other settings is another one."""
-    own = {"dtype": options.peers_dtype} if is_peer(system) else {"flags": options.tandem_flags.split()}
+    """What that system is run with, as it was asked for: a run with other settings is another one."""
+    own = {"dtype": options.peers_dtype or "fastest"} if is_peer(system) else {"flags": options.tandem_flags.split()}
     return {**own, "cpus": list(cpus)}
 
 

@@ -62,7 +62,8 @@ class Gateway:
         self.accounts = open_accounts(settings, clock)
         self.moderator = choose_moderator(settings.moderation)
         self.pin_book: PinBook = MemoryPinBook(clock) if settings.redis is None else RedisPinBook(settings.redis)
-        self.responses = ResponseDesk.open(settings.redis)
+        stored_mib = settings.stored_responses_mib
+        self.responses = ResponseDesk.open(settings.redis, None if stored_mib is None else int(stored_mib * 2**20))
         self.ids = RequestIds()
         self.history = RequestHistory()
         self.metrics = GatewayMetrics(model.name)

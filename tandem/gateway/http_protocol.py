@@ -29,7 +29,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._num_waiting_bytes = 0  # read since the parser last passed something on
         self._head_timer: asyncio.TimerHandle | None = None
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_timer()
+
     def data_received(self, data: bytes) -> None:
+        if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._start_timer()  # NOTE: empty lines before a head are no beginning to the parser
         self._num_waiting_bytes += len(data)
         super().data_received(data)
         if self._is_too_long() and not self.transport.is_closing():
@@ -42,7 +48,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._num_head_bytes = self._num_waiting_bytes = 0
-        self._start_timer()
+        if self._head_timer is None:
+            self._start_timer()
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)

@@ -38,6 +38,9 @@ class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
         None,
         description="redis://… that gateways share: stored responses, paid cache pins; omitted: each has its own",
     )
+    stored_responses_mib: float | None = Field(
+        None, ge=1, description="stored responses in all, MiB; default 128 in Redis, which others need too, else 512"
+    )
     max_concurrent_requests: int = Field(1024, ge=1, le=65536, description="HTTP requests served at once; past it 429")
     max_choices: int = Field(256, ge=1, le=4096, description="prompts times n of one request")
     max_messages: int = Field(8192, ge=1, description="messages of one chat request")

@@ -68,7 +68,8 @@ class Driver(ABC):
             try:
                 await self._feed(group)
             except InvalidRequestError as error:  # NOTE: a line of the trace; what was sent is still waited for
-                self.trace_problem = str(error)
+                if self._is_within(0.0):  # NOTE: else nothing more was to be sent
+                    self.trace_problem = str(error)
 
     @abstractmethod
     async def _feed(self, group: asyncio.TaskGroup) -> None:

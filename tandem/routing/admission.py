@@ -21,7 +21,7 @@ class Limits:
     fresh_s: up to this age a report is taken at its word; older ones cost their extra age.
     dead_s: without a report for so long, a worker gets nothing.
     forget_s: without a report for so long, a worker is forgotten.
-    settle_s: a request sent this long before a report's figures were taken is counted in them.
+    settle_s: a request sent this long before a report's figures were asked for is counted in them.
     max_ttft_ms: requests predicted to wait longer are refused, unless they say themselves what they tolerate.
     max_local_tokens: a decode worker prefills a prompt itself when it lacks at most this much of it.
     """

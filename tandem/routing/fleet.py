@@ -1,7 +1,7 @@
 """All workers as the router knows them: their last reports, and what was sent to them since.
 
 Invariant: a standing is its report plus every delta the report cannot include yet. A delta ends with the request, or
-with a report of figures taken long enough after it was sent, so a lost request cannot weigh on a worker for ever.
+with a report of figures asked for long enough after it was sent, so a lost request cannot weigh on a worker for ever.
 Owned by one thread. Decides nothing.
 """
 

@@ -47,7 +47,8 @@ class WorkerState:
     num_running, num_context_tokens: requests accepted and not finished, and their tokens in context.
     num_awaiting_kv: of `num_running`, those whose prompt another worker computes: they do not decode yet.
     reported_at_s: when the report arrived here.
-    figures_age_s: how old its figures were then: they are taken between two engine steps, and one can be long.
+    figures_age_s: how long before that its figures were asked for: an engine gives them between two steps, which can be
+        long, and they include what it was sent before they were asked for.
     """
 
     worker_id: str

@@ -97,6 +97,8 @@ class RemotePrefill:
             try:
                 async for news in stream:
                     self._note(news)
+                    if source.is_broken:  # NOTE: no read of it will succeed, so the rest is not waited for
+                        break
                     if news.lease is not None:
                         if news.lease.lease_id != lease_id:
                             raise TransportError(f"worker {prefill.worker_id} gave another lease than {lease_id}")

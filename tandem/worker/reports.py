@@ -56,16 +56,15 @@ class Reports:
         self._blank = blank
         self._links = links
         self._load: EngineLoad | None = None
-        self._taken_at_s = 0.0
+        self._asked_at_s = 0.0
         self.kept = KeptUsage()
         self._receivers: set[Receiver] = set()
 
     async def refresh(self) -> None:
-        """Take the engine's figures when it is next between two steps."""
-        clock = self._core.clock
-        self._taken_at_s, (self._load, self.kept, steps) = await self._core.engine.call(
-            lambda engine: (clock.now_s(), _figures(engine))
-        )
+        """Take the engine's figures when it is next between two steps; they include what it was asked before now."""
+        asked_at_s = self._core.clock.now_s()  # NOTE: what comes meanwhile is queued behind this
+        self._load, self.kept, steps = await self._core.engine.call(_figures)
+        self._asked_at_s = asked_at_s
         for receiver in self._receivers:
             receiver.samples.extend(steps)
 
@@ -96,7 +95,7 @@ class Reports:
             return status
         status = replace(
             status,
-            state=_with_load(status.state, load, max(0.0, self._core.clock.now_s() - self._taken_at_s)),
+            state=_with_load(status.state, load, max(0.0, self._core.clock.now_s() - self._asked_at_s)),
             blocks={name: getattr(load.usage, name) for name in BLOCK_STATES},
             num_waiting=load.num_waiting,
         )

@@ -65,7 +65,7 @@ class Source:
                 await asyncio.gather(pings, return_exceptions=True)
 
     def read(self, remote_blocks: Sequence[int], local_blocks: Sequence[int]) -> Transfer:
-        """As the transport's. A connection that takes no read takes none later, though the process lives."""
+        """As the transport's. A connection that refuses a read is done with: it would refuse others too."""
         try:
             return self.transport.read(self.peer, remote_blocks, local_blocks)
         except TransportError:

@@ -53,6 +53,7 @@ class Sources:
         """
         known = self._sources.get(worker.worker_id)
         if known is not None and known.is_readable and worker.incarnation in ("", known.worker.incarnation):
+            self._unlisted_s.pop(worker.worker_id, None)  # NOTE: every use begins here
             return known
         task = self._connecting.get(worker)
         if task is None:

@@ -10,6 +10,7 @@ MINIMAL: Values = {"model": {"uri": "hf://Qwen/Qwen3-8B"}}
 GPU = {"accelerator": {"vendor": "nvidia"}}
 RDMA = {"rdma": {"enabled": True}}
 CUDA_IPC = {"hostIPC": True, "hostPID": True}
+NO_PREFILL = {"prefill": {"enabled": False}}
 NO_REDIS = {"redis": {"enabled": False}, "router": {"replicas": 1}}
 PROMETHEUS = "http://prometheus.monitoring:9090"
 CLAIM = {"name": "gpu", "resourceClaimTemplateName": "one-gpu"}
@@ -121,10 +122,17 @@ FLAGS: dict[str, Values] = {
             "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: '{{ .Release.Name }}-b'}\n",
         ]
     },
-    "accelerators": at("decode.accelerator", {"vendor": "nvidia", "count": 8}),
-    "own-resource": at("decode.accelerator", {"vendor": "nvidia", "resource": "nvidia.com/mig-1g.10gb"}),
-    "own-vendor": {"acceleratorResources": {"acme": "acme.com/npu"}, "decode": {"accelerator": {"vendor": "acme"}}},
-    "rdma-ipc-lock": at("decode", {**GPU, "rdma": {"enabled": True, "ipcLock": True, "count": 2}}),
+    "accelerators": {**NO_PREFILL, **at("decode.accelerator", {"vendor": "nvidia", "count": 8})},
+    "own-resource": {
+        **NO_PREFILL,
+        **at("decode.accelerator", {"vendor": "nvidia", "resource": "nvidia.com/mig-1g.10gb"}),
+    },
+    "own-vendor": {
+        **NO_PREFILL,
+        "acceleratorResources": {"acme": "acme.com/npu"},
+        "decode": {"accelerator": {"vendor": "acme"}},
+    },
+    "rdma-ipc-lock": {**NO_PREFILL, **at("decode", {**GPU, "rdma": {"enabled": True, "ipcLock": True, "count": 2}})},
     "rdma-unasked": {pool: {**GPU, "rdma": {"enabled": True, "resource": ""}} for pool in ("prefill", "decode")},
     "run-as-root": at("decode", {"podSecurityContext": {"runAsUser": 0, "runAsNonRoot": False}}),
     "writable-root": at("decode.securityContext.readOnlyRootFilesystem", False),
@@ -189,8 +197,9 @@ def _pool_flags(pool: str) -> dict[str, Values]:
         }
     on = {"enabled": True} if pool == "planner" else {}
     found = {f"{pool}-{name}": at(pool, {**on, **values}) for name, values in flags.items()}
-    if pool == "prefill":
-        found["prefill-devices"] = merged(found["prefill-devices"], at("decode", {**GPU, **RDMA}))
+    if pool in ("prefill", "decode"):
+        other = "decode" if pool == "prefill" else "prefill"
+        found[f"{pool}-devices"] = merged(found[f"{pool}-devices"], at(other, {**GPU, **RDMA}))
     return found
 
 
@@ -204,8 +213,8 @@ def _matrix() -> dict[str, Values]:
 MATRIX = _matrix()
 # Dynamic resource allocation has its present form since Kubernetes 1.31.
 RECENT = {
-    "claims": merged(MINIMAL, at("decode.accelerator.claims", [CLAIM])),
-    "claim-request": merged(MINIMAL, at("decode.accelerator.claims", [{**CLAIM, "request": "gpu"}])),
+    "claims": merged(MINIMAL, {**NO_PREFILL, **at("decode.accelerator.claims", [CLAIM])}),
+    "claim-request": merged(MINIMAL, {**NO_PREFILL, **at("decode.accelerator.claims", [{**CLAIM, "request": "gpu"}])}),
 }
 
 

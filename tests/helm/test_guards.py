@@ -71,7 +71,15 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
         {"prefill": GPU, "decode": GPU},
         r"prefill\.accelerator .*set rdma\.enabled=true in prefill and decode .*hostIPC=true and hostPID=true in both",
     ),
-    "claimed gpus without a transport": (at("prefill.accelerator.claims", [CLAIM]), r"or prefill\.enabled=false"),
+    "claimed gpus without a transport": (
+        {pool: {"accelerator": {"claims": [CLAIM]}} for pool in ("prefill", "decode")},
+        r"without a transport .* or prefill\.enabled=false",
+    ),
+    "gpus of decode alone": (
+        {"prefill": RDMA, "decode": {**GPU, **RDMA}},
+        r"accelerators in one of prefill and decode",
+    ),
+    "gpus of prefill alone": ({"prefill": {**GPU, **RDMA}, "decode": RDMA}, r"set accelerator in both, or prefill"),
     "rdma on one side": ({"prefill": {**GPU, **RDMA}, "decode": GPU}, r"set rdma\.enabled=true in prefill and decode"),
     "process ids without ipc": (
         {pool: {**GPU, "hostPID": True} for pool in ("prefill", "decode")},

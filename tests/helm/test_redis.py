@@ -44,6 +44,7 @@ def _wait_until_it_answers(client: Redis, server: "subprocess.Popen[bytes]") -> 
         except RedisConnectionError:
             assert server.poll() is None, "redis-server ended at once"
             assert time.monotonic() < deadline_s, "redis-server does not answer"
+            time.sleep(0.02)
 
 
 @pytest.mark.parametrize(("case", "loopback"), [("minimal", "127.0.0.1"), ("ipv6", "::1")])

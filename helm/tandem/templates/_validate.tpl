@@ -125,6 +125,10 @@
 {{- $prefill := .Values.prefill -}}
 {{- $decode := .Values.decode -}}
 {{- $onAccelerators := or (ne $prefill.accelerator.vendor "none") $prefill.accelerator.claims -}}
+{{- $decodeOnAccelerators := or (ne $decode.accelerator.vendor "none") $decode.accelerator.claims -}}
+{{- if and $prefill.enabled (ne (empty $onAccelerators) (empty $decodeOnAccelerators)) -}}
+{{- fail "accelerators in one of prefill and decode: KV blocks do not move between a CPU and a GPU, so decode would compute every prompt itself: set accelerator in both, or prefill.enabled=false" -}}
+{{- end -}}
 {{- $overRdma := and $prefill.rdma.enabled $decode.rdma.enabled -}}
 {{- $overCudaIpc := and $prefill.hostIPC $prefill.hostPID $decode.hostIPC $decode.hostPID -}}
 {{- if and $prefill.enabled $onAccelerators (not (or $overRdma $overCudaIpc)) -}}

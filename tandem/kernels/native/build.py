@@ -22,7 +22,7 @@ _FLAGS = (
 )
 _COMPILE_TIMEOUT_S = 300.0
 _CPUINFO = Path("/proc/cpuinfo")
-_MODEL_FIELDS = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part")
+_VENDOR_FIELDS = ("vendor_id", "CPU implementer", "CPU part")
 # Instructions that a compiler may choose; the other flags of an x86 depend on the system and the hypervisor too.
 _INSTRUCTION_FLAGS = re.compile(
     r"3dnowprefetch|abm|adx|aes|amx_\w+|apx|avx\w*|bmi[12]|cx16|f16c|fma4?|gfni|lahf_lm|mmx|movbe|pclmulqdq|pni|popcnt"
@@ -100,7 +100,7 @@ def _compiler_version(compiler: str) -> str:
 
 
 def _cpu() -> str:
-    """The processor's model and instructions: what -march=native looks at."""
+    """The processor's vendor and instructions: what code made by -march=native needs."""
     try:
         first = _CPUINFO.read_text().partition("\n\n")[0]
     except OSError:
@@ -108,8 +108,8 @@ def _cpu() -> str:
     pairs = (line.partition(":") for line in first.splitlines())
     values = {name.strip(): value.strip() for name, _, value in pairs}
     flags = [flag for flag in values.get("flags", "").split() if _INSTRUCTION_FLAGS.fullmatch(flag)]
-    model = [values.get(name, "") for name in _MODEL_FIELDS]
-    return " ".join([platform.machine(), *model, *sorted(flags), values.get("Features", "")])
+    vendor = [values.get(name, "") for name in _VENDOR_FIELDS]
+    return " ".join([platform.machine(), *vendor, *sorted(flags), values.get("Features", "")])
 
 
 def _compile(command: tuple[str, ...], target: Path) -> None:

@@ -18,7 +18,7 @@ def build_stack(
 ) -> Stack | None:
     """All layers as one call of the kernels, where they have one for such a model; it gives the same bits.
 
-    NOTE: not with biases in the MLP, which are rare and have no fused kernel.
+    NOTE: not with biases in the MLP: they are rare, and its call passes none.
     """
     if config.mlp_bias:
         return None

@@ -261,3 +261,6 @@ def test_a_trace_ends_before_a_line_that_cannot_be_read_and_what_was_sent_is_wai
     assert all(outcome.failure is None for outcome in driver.outcomes)
     assert driver.trace_problem is not None
     assert "t.csv:4: GeneratedTokens=0; a whole number above zero" in driver.trace_problem
+    ended, _ = driven(arrivals=arrivals, num_requests=2)
+    assert len(ended.outcomes) == 2
+    assert ended.trace_problem is None

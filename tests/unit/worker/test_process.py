@@ -137,7 +137,9 @@ def test_status_is_told_while_the_engine_is_in_a_long_step(llama: Path) -> None:
     asyncio.run(main())
 
 
-def test_figures_age_while_the_engine_is_in_a_step(llama: Path) -> None:
+def test_figures_age_while_the_engine_is_in_a_step(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.worker.process.REPORT_INTERVAL_S", 3600.0)  # nobody else asks
+
     async def main() -> None:
         clock = ManualClock(100.0)
         async with one_worker(llama, clock) as (worker, client):
@@ -150,11 +152,15 @@ def test_figures_age_while_the_engine_is_in_a_step(llama: Path) -> None:
             worker.core.engine.post(long_step)
             try:
                 await asyncio.to_thread(begun.wait, 5)
+                asking = asyncio.create_task(worker.reports.refresh())
+                await asyncio.sleep(0)
                 for age_s in (0.0, 0.5, 1.0):
                     assert (await client.status()).state.figures_age_s == age_s
                     clock.advance(0.5)
             finally:
                 over.set()
+            await asking
+            assert (await client.status()).state.figures_age_s == 1.5, "what came during the step is not in them"
             await worker.reports.refresh()
             assert (await client.status()).state.figures_age_s == 0
 

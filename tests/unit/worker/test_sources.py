@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tandem.core.clock import ManualClock
 from tandem.core.errors import IncompatiblePeerError, TandemError, TransportError, WorkerLostError
 from tandem.rpc.messages import ConfirmCall, WorkerAddress
 from tandem.transport.base import Peer
 from tandem.worker.source import Source
-from tandem.worker.sources import Sources, check_compatible
+from tandem.worker.sources import FORGET_AFTER_S, Sources, check_compatible
 from tests.helpers.workers import at_rest, front_of, pair_of, until
 
 
@@ -125,6 +126,26 @@ def test_those_who_are_no_longer_listed_are_forgotten_once_nobody_has_used_them_
             await sources.meet([])
             assert sources.links == ()
             assert await sources.connect(pair.prefill.core.me) is not source
+            await sources.close()
+
+    asyncio.run(main())
+
+
+def test_using_a_connection_to_one_who_is_not_listed_keeps_it(llama: Path) -> None:
+    async def main() -> None:
+        clock = ManualClock(0.0)
+        async with pair_of(llama) as pair:
+            sources = Sources(replace(pair.decode.core, clock=clock))
+            source = await sources.connect(pair.prefill.core.me)
+            await sources.meet([])
+            clock.advance(FORGET_AFTER_S - 1)
+            assert await sources.connect(pair.prefill.core.me) is source
+            clock.advance(2)
+            await sources.meet([])
+            assert not source.is_lost
+            clock.advance(FORGET_AFTER_S)
+            await sources.meet([])
+            assert sources.links == ()
             await sources.close()
 
     asyncio.run(main())

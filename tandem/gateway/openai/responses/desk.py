@@ -8,6 +8,7 @@ from typing import Any
 
 from tandem.core.errors import shown
 from tandem.gateway.errors import RequestError
+from tandem.gateway.openai.responses import redis_store, store
 from tandem.gateway.openai.responses.background import BEAT_S, BackgroundResponses
 from tandem.gateway.openai.responses.ids import is_response_id
 from tandem.gateway.openai.responses.redis_store import RedisResponseStore
@@ -24,9 +25,15 @@ class ResponseDesk:
         self.background = BackgroundResponses(store, beat_s)
 
     @classmethod
-    def open(cls, redis_url: str | None) -> "ResponseDesk":
-        """Without Redis, responses are kept in this process. Raises ConfigurationError for a URL that is none."""
-        return cls(EmbeddedResponseStore() if redis_url is None else RedisResponseStore(redis_url))
+    def open(cls, redis_url: str | None, max_bytes: int | None = None) -> "ResponseDesk":
+        """Without Redis, responses are kept in this process. `max_bytes`: of all of them; None leaves it to the store.
+
+        Raises:
+            ConfigurationError: the URL is none.
+        """
+        if redis_url is None:
+            return cls(EmbeddedResponseStore(max_bytes=max_bytes or store.MAX_BYTES))
+        return cls(RedisResponseStore(redis_url, max_bytes=max_bytes or redis_store.MAX_BYTES))
 
     async def close(self, timeout_s: float = 0.0) -> None:
         """`timeout_s`: how long background responses may go on."""

@@ -1,7 +1,7 @@
 """Responses in Redis, shared by all gateways of a deployment. One round trip a question.
 
 Each entry is a hash, `body` and `running`, beside a key that lives while its gateway renews it; both expire. How much
-there is, of all and of each tenant, is counted beside them; all keys share one hash tag. A Redis that is away, slow,
+there is, of all and of each tenant, is counted beside them, on the same server. A Redis that is away, slow,
 full or holds nonsense raises UnavailableError and nothing else.
 """
 
@@ -25,8 +25,8 @@ MAX_BYTES = 128 * 2**20  # NOTE: a quarter of the Redis that the chart brings, w
 _COMMON = """
 local tenant, name = ARGV[1], ARGV[1] .. ':' .. ARGV[2]
 local sizes, held, expiries = KEYS[1] .. ':sizes', KEYS[1] .. ':held', KEYS[1] .. ':expiries'
-local function entry_of(name) return KEYS[1] .. ':entry:' .. name end
-local function alive_of(name) return KEYS[1] .. ':alive:' .. name end
+local function entry_of(name) return string.sub(KEYS[1], 2, -2) .. ':{' .. name .. '}' end
+local function alive_of(name) return entry_of(name) .. ':alive' end
 local function expiries_of(tenant) return KEYS[1] .. ':expiries:' .. tenant end
 local function add(tenant, bytes)
     redis.call('ZINCRBY', held, bytes, tenant)
@@ -48,6 +48,7 @@ end
 # ARGV body, running, ttl_ms, lease_ms, only over one that runs, bytes, max_bytes
 _PUT = f"""{_COMMON}
 if ARGV[7] == '1' and redis.call('HGET', entry_of(name), 'running') ~= '1' then return 0 end
+redis.call('HINCRBY', sizes, 'total', 0)  -- NOTE: a full Redis refuses a script's first write, or none of its writes
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 for _, expired in ipairs(redis.call('ZRANGEBYSCORE', expiries, '-inf', now_us, 'LIMIT', 0, 1000)) do drop(expired) end

@@ -62,6 +62,8 @@ def test_settings_are_those_that_a_system_is_run_with() -> None:
     options = argparse.Namespace(tandem_flags="--max-running 4", peers_dtype="float32")
     assert settings_of("tandem-1p1d", options, (0, 1)) == {"flags": ["--max-running", "4"], "cpus": [0, 1]}
     assert settings_of("vllm", options, (2,)) == {"dtype": "float32", "cpus": [2]}
+    options.peers_dtype = ""
+    assert settings_of("vllm", options, (2,)) == {"dtype": "fastest", "cpus": [2]}
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def opened(request: pytest.FixtureRequest) -> Callable[..., Any]:
         if server is None:
             store: ResponseStore = EmbeddedResponseStore(**limits)
         else:
-            store = RedisResponseStore(server.url, prefix=f"test-{uuid.uuid4()}", **limits)
+            store = RedisResponseStore(server.url, prefix=f"test-{uuid.uuid4()}", timeout_s=10.0, **limits)
         try:
             yield store
         finally:
@@ -212,7 +212,7 @@ def test_what_was_just_put_is_there_however_many_tenants_there_are(opened: Calla
 def test_entries_in_redis_that_have_expired_take_no_room(redis: RedisServer) -> None:
     async def story() -> None:
         short, kept = entry(), entry()
-        stores = [RedisResponseStore(redis.url, prefix="room", ttl_s=ttl_s) for ttl_s in (0.05, 100.0)]
+        stores = [RedisResponseStore(redis.url, prefix="room", timeout_s=10.0, ttl_s=ttl_s) for ttl_s in (0.05, 100.0)]
         await stores[0].put("a", short)
         async with asyncio.timeout(5):
             while await stores[0].find("a", short.response_id) is not None:
@@ -226,6 +226,22 @@ def test_entries_in_redis_that_have_expired_take_no_room(redis: RedisServer) -> 
             assert client.keys("{room}:*") == [b"{room}:sizes"]
         for store in stores:
             await store.close()
+
+    asyncio.run(story())
+
+
+def test_a_redis_that_is_full_of_other_things_takes_no_response(redis: RedisServer) -> None:
+    async def story() -> None:
+        store = RedisResponseStore(redis.url, prefix="full", timeout_s=10.0)
+        with redis.client() as client:
+            client.config_set("maxmemory", 1)
+            try:
+                with pytest.raises(UnavailableError):
+                    await store.put("a", entry())
+            finally:
+                client.config_set("maxmemory", 0)
+            assert client.keys("*full*") == []
+        await store.close()
 
     asyncio.run(story())
 
@@ -263,7 +279,7 @@ def test_entries_in_redis_expire_and_nonsense_is_refused(redis: RedisServer) -> 
         await store.put("a", done)
         await store.put("a", running)
         with redis.client() as client:
-            keys = [*client.keys("{expiring}:entry:*"), *client.keys("{expiring}:alive:*")]
+            keys = client.keys("expiring:{*")
             assert len(keys) == 3
             assert all(0 < client.ttl(key) <= 100 for key in keys)
             (key,) = [key for key in keys if done.response_id.encode() in key]
