@@ -74,7 +74,7 @@ def assert_nothing_is_left(engine: Engine) -> None:
     assert engine.kv_usage.used == 0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_cancellations_at_random_moments(engine: Engine, expected: dict[str, list[int]], seed: int) -> None:
     rng = random.Random(seed)
 

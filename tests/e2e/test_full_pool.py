@@ -10,7 +10,7 @@ from tests.helpers.cluster import ROOT, Cluster, running_cluster
 from tests.helpers.serving_clients import is_idle
 
 DEMO = ROOT / "demo" / "tandem-demo"
-NUM_REQUESTS = 12
+NUM_REQUESTS = 5
 NUM_PROMPT_TOKENS, NUM_TOKENS = 200, 300  # 32 blocks of the 64 there are: two fit at once, for 300 steps
 
 

@@ -6,7 +6,7 @@ Their weights differ, so a stream that used KV of the other version would have o
 import itertools
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -61,12 +61,15 @@ def cluster(versions: tuple[Path, Path]) -> Iterator[Cluster]:
             raise
 
 
-def roll(cluster: Cluster, name: str, old: Path, new: Path) -> None:
-    """Drain it and start it again with the other version, as a rolling update does with one pod."""
-    process = cluster.processes[name]
-    process.terminate()
-    assert process.wait() == 0, process.tail()
-    process.spec = replace(process.spec, argv=tuple(str(new) if arg == str(old) else arg for arg in process.spec.argv))
+def roll(cluster: Cluster, names: Sequence[str], old: Path, new: Path) -> None:
+    """Drain them and start them again with the other version, as a rolling update does with a pod of each pool."""
+    processes = [cluster.processes[name] for name in names]
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        assert process.wait() == 0, process.tail()
+        argv = (str(new) if arg == str(old) else arg for arg in process.spec.argv)
+        process.spec = replace(process.spec, argv=tuple(argv))
     cluster.start()
 
 
@@ -104,12 +107,10 @@ def test_versions_of_a_model_coexist_and_are_never_mixed(
     with ThreadPoolExecutor(2) as pool:
         loads = [pool.submit(load) for _ in range(2)]
         try:
-            for name in ("prefill-1", "decode-1"):
-                roll(cluster, name, old, new)
+            roll(cluster, ("prefill-1", "decode-1"), old, new)
             both = ask_all(cluster)
             cluster.wait(lambda: paired.update(decisions(cluster)) or paired.keys() >= {asked for asked, _ in both})
-            for name in ("prefill-0", "decode-0"):
-                roll(cluster, name, old, new)
+            roll(cluster, ("prefill-0", "decode-0"), old, new)
         finally:
             stopped.set()
         for one in loads:
@@ -125,8 +126,7 @@ def test_versions_of_a_model_coexist_and_are_never_mixed(
 def test_a_stream_is_not_continued_by_another_version(cluster: Cluster, versions: tuple[Path, Path]) -> None:
     """Its last worker of that version dies: it ends with an error, never with tokens of the other."""
     old, new = versions
-    for name in ("prefill-1", "decode-1"):
-        roll(cluster, name, old, new)
+    roll(cluster, ("prefill-1", "decode-1"), old, new)
     cluster.processes["prefill-1"].stop()  # NOTE: so that the router leaves new requests to the old version
     cluster.processes["decode-1"].stop()
     cluster.wait(lambda: sum(one["is_alive"] for one in cluster.workers() if "blocks" in one) == 2)

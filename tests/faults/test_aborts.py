@@ -32,7 +32,7 @@ class Moment(StrEnum):
     DECODING = "mid-decode"
 
 
-@pytest.mark.parametrize("num_aborts", [40, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_aborts", [20, pytest.param(100, marks=pytest.mark.slow)])
 def test_clients_that_leave_free_everything(
     scene: Scene, known: Mapping[float, Known], short: Asked, matrix: Matrix, num_aborts: int
 ) -> None:

@@ -23,8 +23,15 @@ def strike(scene: Scene, name: str, signal: str) -> float:
     return time.monotonic()
 
 
-@pytest.mark.parametrize("signal", [KILL, STOP])
-@pytest.mark.parametrize("state", [State.COMPUTING, State.TRANSFER])
+@pytest.mark.parametrize(
+    ("state", "signal"),
+    [
+        (State.COMPUTING, KILL),
+        pytest.param(State.COMPUTING, STOP, marks=pytest.mark.slow),
+        (State.TRANSFER, KILL),
+        (State.TRANSFER, STOP),
+    ],
+)
 def test_without_its_only_prefill_worker_decode_computes_itself(
     small_scene: Scene, small_known: Mapping[float, Known], matrix: Matrix, state: State, signal: str
 ) -> None:

@@ -1,6 +1,6 @@
 """Compiles the kernels on first use into a cache file whose name is a digest of everything that shaped it.
 
-A file that exists under its name is complete (temporary file, then rename), so processes may race.
+Each source is compiled by itself, as many at once as there are cores: somebody waits for their first start. A file that exists under its name is complete (temporary file, then rename), so processes may race.
 """
 
 import ctypes
@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tandem.core.errors import ConfigurationError
@@ -18,7 +19,7 @@ from tandem.core.errors import ConfigurationError
 # NOTE: no -ffast-math. It would let the compiler reorder sums, and results would depend on how a loop was unrolled.
 _FLAGS = (
     *("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno"),
-    *("-fPIC", "-shared", "-pthread", "-fvisibility=hidden"),
+    *("-fPIC", "-pthread", "-fvisibility=hidden"),
 )
 _COMPILE_TIMEOUT_S = 300.0
 _CPUINFO = Path("/proc/cpuinfo")
@@ -59,7 +60,7 @@ def build(cache_dir: Path | None = None, *, force: bool = False, architecture: s
     Raises:
         ConfigurationError: no usable compiler, or compilation failed; the message ends with the compiler's words.
     """
-    command = (_compiler(), f"-march={architecture}", *_FLAGS, *map(str, _sources()))
+    command = (_compiler(), f"-march={architecture}", *_FLAGS)
     directory = default_cache_dir() if cache_dir is None else cache_dir
     target = directory / f"tandem_native_{_digest(command)}.so"
     if force or not target.exists():
@@ -115,10 +116,15 @@ def _cpu() -> str:
 def _compile(command: tuple[str, ...], target: Path) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        with (
+            tempfile.TemporaryDirectory(dir=target.parent) as scratch,
+            ThreadPoolExecutor(os.cpu_count() or 1) as pool,
+        ):
+            objects = {source: str(Path(scratch) / f"{source.stem}.o") for source in _sources()}
+            compilations = [(*command, "-c", str(source), "-o", path) for source, path in objects.items()]
+            list(pool.map(_run, compilations))
             output = Path(scratch) / target.name
-            arguments = [*command, "-o", str(output)]
-            subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=_COMPILE_TIMEOUT_S)
+            _run((*command, "-shared", *objects.values(), "-o", str(output)))
             with output.open("rb") as compiled:
                 os.fsync(compiled.fileno())  # a power cut must not leave an empty file under that name
             output.replace(target)
@@ -130,6 +136,10 @@ def _compile(command: tuple[str, ...], target: Path) -> None:
         raise ConfigurationError(
             f"the native kernels cannot be built in {str(target.parent)!r} ({error}); set TANDEM_CACHE_DIR"
         ) from error
+
+
+def _run(arguments: tuple[str, ...]) -> None:
+    subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=_COMPILE_TIMEOUT_S)
 
 
 if __name__ == "__main__":

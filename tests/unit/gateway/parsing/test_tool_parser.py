@@ -70,15 +70,15 @@ def test_calls_are_read_back(
 
 
 ADVERSARIES = {
-    "marks": "<tool_call>[TOOL_CALLS]<|python_tag|><|python_start|>[" * 15_000,
-    "heads": '<tool_call>{"a":"[TOOL_CALLS][{"b":"<|python_tag|>{"' * 15_000,
-    "spaces": " \n" * 400_000,
-    "deep": '<tool_call>{"name": "f", "arguments": ' + '{"a":[' * 100_000,
-    "quotes": '[TOOL_CALLS][{"name": "' + '\\"' * 400_000,
-    "ends": "<tool_call></tool_call" * 40_000,
-    "pythonic": "[f(a=" + "[" * 400_000,
-    "string": "<|python_start|>[f(a='" + "\\'" * 400_000,
-    "object": '{"name": "f", "parameters": {"a": "' + "x{" * 400_000,
+    "marks": "<tool_call>[TOOL_CALLS]<|python_tag|><|python_start|>[" * 7_500,
+    "heads": '<tool_call>{"a":"[TOOL_CALLS][{"b":"<|python_tag|>{"' * 7_500,
+    "spaces": " \n" * 200_000,
+    "deep": '<tool_call>{"name": "f", "arguments": ' + '{"a":[' * 50_000,
+    "quotes": '[TOOL_CALLS][{"name": "' + '\\"' * 200_000,
+    "ends": "<tool_call></tool_call" * 20_000,
+    "pythonic": "[f(a=" + "[" * 200_000,
+    "string": "<|python_start|>[f(a='" + "\\'" * 200_000,
+    "object": '{"name": "f", "parameters": {"a": "' + "x{" * 200_000,
 }
 
 
@@ -90,4 +90,4 @@ def test_time_grows_with_the_text_and_no_faster(name: str, adversary: str) -> No
     began = time.process_time()
     found = read(parser_of(name), [text[at : at + 64] for at in range(0, len(text), 64)])
     assert read(parser_of(name), [text]).calls == found.calls
-    assert time.process_time() - began < 15
+    assert time.process_time() - began < 6
