@@ -24,7 +24,7 @@ from tandem.accounts.usage import Usage
 from tandem.core.clock import Clock
 from tandem.redis_client import connect
 
-_REMEMBERED_S = 7 * 24 * 3600  # charges that were settled
+_REMEMBERED_S = 24 * 3600  # charges that were settled; each takes 150 bytes of Redis
 _DAY_S = 24 * 3600
 _PAGE = 1000
 _PAUSE_S = 0.5

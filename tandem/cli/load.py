@@ -17,7 +17,8 @@ from rich.console import Console
 
 from tandem.core.clock import SystemClock
 from tandem.core.errors import InvalidRequestError
-from tandem.loadtest.environment import allow_many_sockets, circumstances, loop_factory
+from tandem.core.open_files import allow_sockets
+from tandem.loadtest.environment import circumstances, loop_factory
 from tandem.loadtest.figures import can_draw, draw
 from tandem.loadtest.load_test import run_load_test
 from tandem.loadtest.plan import Arrivals, LoadPlan
@@ -175,7 +176,7 @@ class Load(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD_"):
 
     def _prepare(self, console: Console) -> None:
         """What must not fail once hours of load have been measured."""
-        allow_many_sockets(self.max_open)
+        allow_sockets(self.max_open)
         if self.output is not None and self.output != STANDARD_OUTPUT:
             check_writable(Path(self.output))
         if self.figures is not None:

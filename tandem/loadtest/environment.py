@@ -1,7 +1,6 @@
-"""The machine of the client: the circumstances without which a figure means nothing, and what it lets a client do."""
+"""The machine of the client: the circumstances without which a figure means nothing, and the event loop it has."""
 
 import asyncio
-import contextlib
 import datetime
 import os
 import platform
@@ -11,8 +10,6 @@ from typing import Any
 import psutil
 
 from tandem import __version__
-
-_OTHER_FILES = 256
 
 
 def circumstances() -> dict[str, Any]:
@@ -34,20 +31,6 @@ def _cpu_model() -> str:
     except OSError:
         return platform.processor()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def allow_many_sockets(count: int) -> None:
-    """Raise the limit of open files as far as we may, for `count` connections and what a process needs besides."""
-    try:
-        import resource
-    except ImportError:  # NOTE: systems without it have no such limit
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def loop_factory() -> "type[asyncio.AbstractEventLoop] | None":

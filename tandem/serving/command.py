@@ -15,6 +15,9 @@ from pydantic_settings import BaseSettings, CliApp, SettingsError
 from rich.console import Console
 
 from tandem.core.errors import TandemError, shown
+from tandem.core.open_files import allow_sockets
+
+_MAX_SOCKETS = 1 << 16
 
 
 class Command(Protocol):
@@ -24,7 +27,11 @@ class Command(Protocol):
 
 
 def run_command(settings_class: type[BaseSettings], arguments: Sequence[str]) -> int:
-    """Read the settings, run them, and return the exit code. `--help` explains every setting and ends the process."""
+    """Read the settings, run them, and return the exit code. `--help` explains every setting and ends the process.
+
+    A shell allows 1024 open files, which a gateway's streams and a worker's peers exceed: what may be had is taken.
+    """
+    allow_sockets(_MAX_SOCKETS)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # NOTE: a terminal that lacks a character must not end an answer
     console = Console(stderr=True, highlight=False, soft_wrap=True)

@@ -17,7 +17,7 @@ from tandem.transport.card import Identity
 from tandem.transport.memory import PoolBytes
 from tandem.transport.tcp import wire
 
-MAX_CONNECTIONS = 256
+MAX_CONNECTIONS = 1024
 HANDSHAKE_S = 3.0
 STALLED_CLIENT_S = 30.0
 _TICK_S = 0.1

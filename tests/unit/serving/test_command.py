@@ -1,3 +1,7 @@
+import resource
+import subprocess
+import sys
+
 import pytest
 from pydantic import Field
 
@@ -59,3 +63,19 @@ def test_a_variable_is_read_and_a_flag_wins(
     monkeypatch.setenv("TANDEM_OUTCOME", "3")
     assert run_command(Greet, []) == 3
     assert run_command(Greet, ["--outcome", "4"]) == 4
+
+
+def test_every_command_may_open_many_sockets() -> None:
+    """A shell's 1024 open files would be a gateway's 1000 streams."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    code = (
+        "import resource as r, sys; from tandem.serving.command import run_command\n"
+        "from tandem.serving.settings import Settings\n"
+        "class Told(Settings):\n"
+        "    def run(self): print(r.getrlimit(r.RLIMIT_NOFILE)[0]); return 0\n"
+        f"r.setrlimit(r.RLIMIT_NOFILE, (64, {hard}))\n"
+        "sys.exit(run_command(Told, []))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    most = 1 << 16 if hard == resource.RLIM_INFINITY else min(hard, 1 << 16)
+    assert int(done.stdout) >= most

@@ -1,0 +1,19 @@
+"""How many files and sockets this process may have open."""
+
+import contextlib
+
+_OTHER_FILES = 256
+
+
+def allow_sockets(count: int) -> None:
+    """Raise the limit of open files as far as we may, for `count` connections and what a process needs besides."""
+    try:
+        import resource
+    except ImportError:  # NOTE: systems without it have no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
