@@ -129,6 +129,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "variable without name": (at("decode.extraEnv", [{"value": "x"}]), "name"),
     "nameless claim": (at("decode.accelerator.claims", [{"request": "gpu"}]), "name"),
     "port out of range": (at("gateway.service.port", 70000), "port"),
+    "two accelerators": (
+        at("decode.accelerator.count", 2),
+        r"decode\.accelerator\.count=2: .*set count=1, and more replicas",
+    ),
     "no accelerators": (at("decode.accelerator.count", 0), "count"),
     "no threshold": (at("decode.autoscaling.keda.threshold", 2), "threshold"),
 }

@@ -97,6 +97,9 @@
 
 {{- define "tandem.validateDevices" -}}
 {{- $accelerator := .pool.accelerator -}}
+{{- if gt (int $accelerator.count) 1 -}}
+{{- fail (printf "%s.accelerator.count=%d: a worker computes on one accelerator and the others would idle; set count=1, and more replicas" .name (int $accelerator.count)) -}}
+{{- end -}}
 {{- if and (ne $accelerator.vendor "none") $accelerator.claims -}}
 {{- fail (printf "%s.accelerator: vendor=%s and claims would ask for accelerators twice: with claims set vendor=none" .name $accelerator.vendor) -}}
 {{- end -}}
