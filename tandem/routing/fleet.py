@@ -232,7 +232,7 @@ def standing_of(
         reported_at_s=state.reported_at_s,
         num_total_blocks=state.num_total_blocks,
         joined_step_ms=speed.decode.step_ms(state.num_running + 1, state.num_context_tokens),
-        free_at_s=state.reported_at_s + speed.prefill.ms(state.queued) / 1000,
+        free_at_s=state.reported_at_s - state.taken_age_s + speed.prefill.ms(state.queued) / 1000,
         stale_from_s=state.reported_at_s + fresh_s,
         queued=state.queued,
         num_running=state.num_running,

@@ -49,6 +49,7 @@ class WorkerState:
     reported_at_s: when the report arrived here.
     figures_age_s: how long before that its figures were asked for: an engine gives them between two steps, which can be
         long, and they include what it was sent before they were asked for.
+    taken_age_s: how long before that it gave them: `queued` has been worked on since.
     """
 
     worker_id: str
@@ -67,6 +68,7 @@ class WorkerState:
     draining: bool = False
     reported_at_s: float = 0.0
     figures_age_s: float = 0.0
+    taken_age_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -75,7 +77,8 @@ class WorkerState:
         parts = (work.num_requests, work.num_tokens, work.num_pairs)
         self._require("queued", all(0 <= part < math.inf for part in parts), "finite parts of zero or more")
         self._require("reported_at_s", math.isfinite(self.reported_at_s), "a finite time")
-        self._require("figures_age_s", 0 <= self.figures_age_s < math.inf, "a finite time of zero or more")
+        for name in ("figures_age_s", "taken_age_s"):
+            self._require(name, 0 <= getattr(self, name) < math.inf, "a finite time of zero or more")
 
     def _require(self, name: str, holds: bool, needed: str) -> None:
         if not holds:

@@ -32,6 +32,7 @@ from tandem.rpc.messages import (
     PrefillCall,
     PrefillNews,
     ProcessInfo,
+    Registration,
     Settlement,
     WorkerAddress,
     WorkerListing,
@@ -162,9 +163,9 @@ class RouterClient(_Client):
         return await self._link.ask(methods.DECISIONS, num_latest, timeout_s)
 
     async def register(
-        self, record: WorkerRecord, *, timeout_s: float | None = DEFAULT_TIMEOUT_S
+        self, registration: Registration, *, timeout_s: float | None = DEFAULT_TIMEOUT_S
     ) -> Sequence[WorkerRecord]:
-        return await self._link.ask(methods.REGISTER, record, timeout_s)
+        return await self._link.ask(methods.REGISTER, registration, timeout_s)
 
     async def unregister(self, worker: WorkerRecord, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
         await self._link.ask(methods.UNREGISTER, worker, timeout_s)

@@ -117,6 +117,7 @@ def _put_state(state: WorkerState) -> pb.WorkerState:
         draining=state.draining,
         reported_at_s=state.reported_at_s,
         figures_age_s=state.figures_age_s,
+        taken_age_s=state.taken_age_s,
     )
 
 
@@ -138,6 +139,7 @@ def _take_state(message: pb.WorkerState) -> WorkerState:
         draining=message.draining,
         reported_at_s=message.reported_at_s,
         figures_age_s=message.figures_age_s if message.HasField("figures_age_s") else _UNTOLD_AGE_S,
+        taken_age_s=message.taken_age_s,
     )
 
 

@@ -37,6 +37,7 @@ from tandem.rpc.messages import (
     PairCall,
     PairingAnswer,
     ProcessInfo,
+    Registration,
     Settlement,
     WorkerListing,
     WorkerRecord,
@@ -257,12 +258,13 @@ def _take_record(message: pb.WorkerRecord) -> WorkerRecord:
     )
 
 
-def put_register(record: WorkerRecord) -> pb.RegisterRequest:
-    return pb.RegisterRequest(record=_put_record(record))
+def put_register(registration: Registration) -> pb.RegisterRequest:
+    record = _put_record(registration.record)
+    return pb.RegisterRequest(record=record, without_records=registration.without_records)
 
 
-def take_register(message: pb.RegisterRequest) -> WorkerRecord:
-    return _take_record(required(message, "record"))
+def take_register(message: pb.RegisterRequest) -> Registration:
+    return Registration(_take_record(required(message, "record")), message.without_records)
 
 
 def put_records(records: Sequence[WorkerRecord]) -> pb.RegisterResponse:

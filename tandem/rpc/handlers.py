@@ -24,6 +24,7 @@ from tandem.rpc.messages import (
     PrefillCall,
     PrefillNews,
     ProcessInfo,
+    Registration,
     Settlement,
     WorkerListing,
     WorkerRecord,
@@ -118,8 +119,8 @@ class RouterHandler(Protocol):
         """The latest decisions of this router, oldest first, with what became of them."""
         ...
 
-    async def register(self, record: WorkerRecord) -> Sequence[WorkerRecord]:
-        """A worker's sign of life where there is no Redis (repeated every second); returns all registered workers."""
+    async def register(self, registration: Registration) -> Sequence[WorkerRecord]:
+        """Note a sign of life, repeated every second; returns all registered workers, or nothing if not asked to."""
         ...
 
     async def unregister(self, worker: "WorkerRecord") -> None:

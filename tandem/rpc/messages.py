@@ -165,6 +165,14 @@ class WorkerRecord:
     pool: str
 
 
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A worker's sign of life where there is no Redis. `without_records`: it does not ask who else is there."""
+
+    record: WorkerRecord
+    without_records: bool = False
+
+
 # --- router → worker --------------------------------------------------------------------------------------------------
 
 

@@ -29,6 +29,7 @@ from tandem.rpc.messages import (
     PrefillCall,
     PrefillNews,
     ProcessInfo,
+    Registration,
     Settlement,
     WorkerListing,
     WorkerRecord,
@@ -169,7 +170,7 @@ DECISIONS: Method[int, Sequence[Decision]] = _router(
     Form(router_pb2.DecisionsRequest, codec_router.put_num_latest, codec_router.take_num_latest),
     Form(router_pb2.DecisionsResponse, codec_router.put_decisions, codec_router.take_decisions),
 )
-REGISTER: Method[WorkerRecord, Sequence[WorkerRecord]] = _router(
+REGISTER: Method[Registration, Sequence[WorkerRecord]] = _router(
     "Register",
     Form(router_pb2.RegisterRequest, codec_router.put_register, codec_router.take_register),
     Form(router_pb2.RegisterResponse, codec_router.put_records, codec_router.take_records),

@@ -33,6 +33,7 @@ from tandem.rpc.messages import (
     PairCall,
     PairingAnswer,
     ProcessInfo,
+    Registration,
     Settlement,
     WorkerListing,
     WorkerRecord,
@@ -118,12 +119,12 @@ class RouterService:
     async def workers(self) -> Sequence[WorkerListing]:
         return self._view.listings()
 
-    async def register(self, record: WorkerRecord) -> Sequence[WorkerRecord]:
+    async def register(self, registration: Registration) -> Sequence[WorkerRecord]:
         registry = self._own_registry()
-        await registry.announce(record)
-        if not self._view.is_alive_at(record.worker.address):
+        await registry.announce(registration.record)
+        if not self._view.is_alive_at(registration.record.worker.address):
             self._watch.wake()
-        return await registry.workers()
+        return () if registration.without_records else await registry.workers()
 
     async def unregister(self, worker: WorkerRecord) -> None:
         await self._own_registry().withdraw(worker)

@@ -29,7 +29,7 @@ from tandem.locality.base import LocalityIndex
 from tandem.locality.redis import RedisIndex
 from tandem.rpc.messages import WorkerAddress, WorkerRecord
 from tandem.rpc.server import serve_worker
-from tandem.serving.discovery import ANNOUNCE_INTERVAL_S, Discovery, StaticDiscovery, open_discovery
+from tandem.serving.discovery import ANNOUNCE_INTERVAL_S, Discovery, StaticDiscovery, look_interval_s, open_discovery
 from tandem.serving.ports import free_ports
 from tandem.serving.signals import exit_when_told
 from tandem.telemetry.engine_metrics import WorkerMetrics
@@ -189,7 +189,7 @@ async def serving_worker(
             _refresh(reports, core),
             _expire(core),
             _guard(engine, settings.max_step_s),
-            _announce(discovery, record, sources),
+            _announce(discovery, record, sources, core.clock),
         ):
             opened.callback(tasks.create_task(work).cancel)
         lifecycle.ready()
@@ -291,16 +291,19 @@ async def _expire(core: WorkerCore) -> None:
         await asyncio.sleep(EXPIRE_INTERVAL_S)
 
 
-async def _announce(discovery: Discovery, record: WorkerRecord, sources: Sources) -> None:
+async def _announce(discovery: Discovery, record: WorkerRecord, sources: Sources, clock: Clock) -> None:
     """Say that we are there, and meet those who are. What stands in the way is logged once while it lasts."""
-    complaint = ""
+    complaint, look_at_s = "", 0.0
     async with asyncio.TaskGroup() as tasks:
         meeting: asyncio.Task[None] | None = None
         while True:
             try:
                 await discovery.announce(record)
-                others = [other.worker for other in await discovery.workers() if other.pool == record.pool]
-                if meeting is None or meeting.done():  # NOTE: one who is silent takes seconds, a record lives three
+                # NOTE: a peer that is silent takes seconds to meet, and a record lives three
+                if (meeting is None or meeting.done()) and clock.now_s() >= look_at_s:
+                    listed = await discovery.workers()
+                    look_at_s = clock.now_s() + look_interval_s(len(listed))
+                    others = [other.worker for other in listed if other.pool == record.pool]
                     meeting = tasks.create_task(sources.meet(others))
                 complaint = ""
             except TandemError as error:

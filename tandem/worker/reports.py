@@ -56,7 +56,7 @@ class Reports:
         self._blank = blank
         self._links = links
         self._load: EngineLoad | None = None
-        self._asked_at_s = 0.0
+        self._asked_at_s, self._taken_at_s = 0.0, 0.0
         self.kept = KeptUsage()
         self._receivers: set[Receiver] = set()
 
@@ -64,7 +64,7 @@ class Reports:
         """Take the engine's figures when it is next between two steps; they include what it was asked before now."""
         asked_at_s = self._core.clock.now_s()  # NOTE: what comes meanwhile is queued behind this
         self._load, self.kept, steps = await self._core.engine.call(_figures)
-        self._asked_at_s = asked_at_s
+        self._asked_at_s, self._taken_at_s = asked_at_s, self._core.clock.now_s()
         for receiver in self._receivers:
             receiver.samples.extend(steps)
 
@@ -93,9 +93,10 @@ class Reports:
         )
         if load is None:
             return status
+        now_s = self._core.clock.now_s()
         status = replace(
             status,
-            state=_with_load(status.state, load, max(0.0, self._core.clock.now_s() - self._asked_at_s)),
+            state=_with_load(status.state, load, now_s - self._asked_at_s, now_s - self._taken_at_s),
             blocks={name: getattr(load.usage, name) for name in BLOCK_STATES},
             num_waiting=load.num_waiting,
         )
@@ -106,7 +107,7 @@ def _figures(engine: Engine) -> tuple[EngineLoad, KeptUsage, list[StepStats]]:
     return engine.load(), engine.kv.kept.blocks.usage, engine.take_step_stats()
 
 
-def _with_load(state: WorkerState, load: EngineLoad, age_s: float) -> WorkerState:
+def _with_load(state: WorkerState, load: EngineLoad, asked_age_s: float, taken_age_s: float) -> WorkerState:
     """NOTE: kept blocks yield to a request that has the worker for itself, so they must not have it refused."""
     num_yielding = load.usage.kept if load.num_requests == 0 else 0
     return replace(
@@ -116,7 +117,8 @@ def _with_load(state: WorkerState, load: EngineLoad, age_s: float) -> WorkerStat
         num_awaiting_kv=load.num_awaiting_kv,
         num_context_tokens=load.num_context_tokens,
         queued=PrefillWork(load.num_prompts, load.num_prompt_tokens, load.num_prompt_pairs),
-        figures_age_s=age_s,
+        figures_age_s=max(0.0, asked_age_s),
+        taken_age_s=max(0.0, taken_age_s),
     )
 
 

@@ -4,8 +4,11 @@ Invariant: a peer whose blocks would mean something else is never connected; bot
 """
 
 import asyncio
+import hashlib
+import heapq
 import logging
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from itertools import count
 
 from tandem.core.errors import IncompatiblePeerError, TandemError, TransportError, WorkerLostError
@@ -22,25 +25,39 @@ GREETING_TIMEOUT_S = 2.0
 FORGET_AFTER_S = 300.0  # of not being listed nor used; discovery may be away for a while
 MEASURED_BYTES = 8 << 20
 MEASURED_SHARE = 8  # at most one of so many blocks
+MAX_MET = 64  # before they are needed; and so many links are reported
+MAX_PAUSE_S = 60.0
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why a peer could not be met, and when it is tried again."""
+
+    worker: WorkerAddress
+    words: str
+    pause_s: float
+    until_s: float
+
+
 class Sources:
-    """All peers this worker reads from."""
+    """All peers this worker reads from. In a large fleet it meets some of them before it needs them, others then."""
 
     def __init__(self, core: WorkerCore) -> None:
         self._core = core
         self._sources: dict[str, Source] = {}
         self._unlisted_s: dict[str, float] = {}
         self._connecting: dict[WorkerAddress, asyncio.Task[Source]] = {}
+        self._refusals: dict[str, _Refusal] = {}
         self._numbers = count(1)
 
     @property
     def links(self) -> tuple[LinkReport, ...]:
-        """What was measured, of peers that can be read from."""
+        """What was measured, of the `MAX_MET` peers connected last that can be read from."""
         sources = self._sources.values()
-        return tuple(source.link for source in sources if source.link is not None and source.is_readable)
+        found = [source.link for source in sources if source.link is not None and source.is_readable]
+        return tuple(found[-MAX_MET:])
 
     async def connect(self, worker: WorkerAddress) -> Source:
         """The connection to this incarnation, made when there is none.
@@ -62,15 +79,36 @@ class Sources:
         return await asyncio.shield(task)
 
     async def meet(self, workers: Sequence[WorkerAddress]) -> None:
-        """Connect to those that are new, so that links are measured before they are needed, and forget the others."""
-        await self._forget({worker.worker_id for worker in workers})
-        for worker in workers:
-            if worker.worker_id == self._core.me.worker_id:
+        """Connect to those that are new, so that links are measured before they are needed, and forget the others.
+
+        Of more than `MAX_MET`, to as many, each worker to others. Who cannot be read from is tried again ever later.
+        """
+        listed = {worker.worker_id for worker in workers}
+        await self._forget(listed)
+        self._refusals = {key: refusal for key, refusal in self._refusals.items() if key in listed}
+        others = [worker for worker in workers if worker.worker_id != self._core.me.worker_id]
+        for worker in heapq.nsmallest(MAX_MET, others, key=self._rank):
+            refusal = self._refusals.get(worker.worker_id)
+            if refusal is not None and refusal.worker == worker and self._core.clock.now_s() < refusal.until_s:
                 continue
             try:
                 await self.connect(worker)
             except TandemError as error:
-                logger.warning("worker %s at %s cannot be read from: %s", worker.worker_id, worker.address, error)
+                self._refuse(worker, str(error))
+            else:
+                self._refusals.pop(worker.worker_id, None)
+
+    def _rank(self, worker: WorkerAddress) -> bytes:
+        return hashlib.sha256(f"{self._core.me.worker_id} {worker.worker_id}".encode()).digest()
+
+    def _refuse(self, worker: WorkerAddress, words: str) -> None:
+        """Say so once for as long as the same stands in the way."""
+        former = self._refusals.get(worker.worker_id)
+        is_known = former is not None and (former.worker, former.words) == (worker, words)
+        pause_s = min(MAX_PAUSE_S, 2 * former.pause_s) if former is not None and is_known else 1.0
+        self._refusals[worker.worker_id] = _Refusal(worker, words, pause_s, self._core.clock.now_s() + pause_s)
+        level = logging.DEBUG if is_known else logging.WARNING
+        logger.log(level, "worker %s at %s cannot be read from: %s", worker.worker_id, worker.address, words)
 
     async def close(self) -> None:
         tasks = list(self._connecting.values())

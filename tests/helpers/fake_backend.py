@@ -22,6 +22,7 @@ from tandem.rpc.messages import (
     PairCall,
     PairingAnswer,
     ProcessInfo,
+    Registration,
     Settlement,
     WorkerListing,
     WorkerRecord,
@@ -97,8 +98,8 @@ class FakeRouter:
             await asyncio.Event().wait()
         return self.decided[-num_latest:]
 
-    async def register(self, record: WorkerRecord) -> Sequence[WorkerRecord]:
-        return [record]
+    async def register(self, registration: Registration) -> Sequence[WorkerRecord]:
+        return [registration.record]
 
     async def unregister(self, worker: WorkerRecord) -> None: ...
 

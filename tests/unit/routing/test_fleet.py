@@ -55,6 +55,16 @@ def test_a_report_that_arrives_late_but_whose_figures_are_older_does_not_take_ov
     assert known(fleet, "d").num_running == 1
 
 
+def test_a_queue_that_is_told_again_while_it_is_worked_on_grows_no_longer() -> None:
+    fleet = fleet_of("p", "d")
+    waits_ms = []
+    for age_s in (0.0, 0.05, 0.1):
+        state = worker("p", queued=queue_of(2000), reported_at_s=1.0 + age_s, taken_age_s=age_s)
+        fleet.report(state)
+        waits_ms.append(known(fleet, "p").wait_ms(1.0 + age_s))
+    assert waits_ms == pytest.approx([waits_ms[0] - late_ms for late_ms in (0, 50, 100)])
+
+
 def test_a_request_that_ends_before_any_report_is_no_longer_counted() -> None:
     fleet = fleet_of("p", "d")
     before = known(fleet, "p").queued, known(fleet, "d").num_running

@@ -21,6 +21,7 @@ from tests.unit.routing.builders import request, worker
         ("reported_at_s", float("nan")),
         ("figures_age_s", -1.0),
         ("figures_age_s", float("inf")),
+        ("taken_age_s", -1.0),
     ],
 )
 def test_an_impossible_report_is_refused_by_name(field: str, value: Any) -> None:

@@ -25,6 +25,7 @@ from tandem.rpc.messages import (
     PrefillCall,
     PrefillNews,
     ProcessInfo,
+    Registration,
     Settlement,
     WorkerAddress,
     WorkerListing,
@@ -151,8 +152,8 @@ class Router:
     async def decisions(self, num_latest: int) -> Sequence[Decision]:
         return [Decision(request_id="r", age_s=0.5, policy="first")] * num_latest
 
-    async def register(self, record: WorkerRecord) -> Sequence[WorkerRecord]:
-        return (record, record)
+    async def register(self, registration: Registration) -> Sequence[WorkerRecord]:
+        return () if registration.without_records else (registration.record,) * 2
 
     async def unregister(self, worker: WorkerRecord) -> None:
         self.calls.append(worker)

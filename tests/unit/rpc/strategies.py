@@ -37,6 +37,7 @@ from tandem.rpc.messages import (
     PrefillNews,
     PrefillSample,
     ProcessInfo,
+    Registration,
     Settlement,
     StepSample,
     WorkerAddress,
@@ -152,6 +153,7 @@ STATE = st.builds(
     draining=BOOL,
     reported_at_s=NUMBER,
     figures_age_s=AMOUNT,
+    taken_age_s=AMOUNT,
 )
 MODEL = st.builds(
     ModelInfo,
@@ -319,7 +321,7 @@ EVERY: dict[Method[Any, Any], tuple[st.SearchStrategy[Any], st.SearchStrategy[An
         tuples(st.builds(WorkerListing, status=STATUS, age_s=NUMBER, is_alive=BOOL)),
     ),
     methods.DECISIONS: (st.integers(1, 4096), tuples(DECISION)),
-    methods.REGISTER: (RECORD, tuples(RECORD)),
+    methods.REGISTER: (st.builds(Registration, RECORD, BOOL), tuples(RECORD)),
     methods.UNREGISTER: (RECORD, st.none()),
     methods.PUBLISH: (
         st.builds(BlockReport, NAME, COUNT, tuples(EVENT), COUNT),

@@ -25,6 +25,7 @@ from tandem.rpc.messages import (
     PrefillCall,
     PrefillNews,
     ProcessInfo,
+    Registration,
     Settlement,
     WorkerListing,
     WorkerRecord,
@@ -109,7 +110,8 @@ def test_every_method_of_a_router_answers() -> None:
         assert await client.decisions(2) == (Decision(request_id="r", age_s=0.5, policy="first"),) * 2
         with pytest.raises(InvalidRequestError, match="num_latest=0"):
             await client.decisions(0)
-        assert await client.register(record) == (record, record)
+        assert await client.register(Registration(record)) == (record, record)
+        assert await client.register(Registration(record, without_records=True)) == ()
         await client.unregister(record)
         assert await client.publish("d0", 3, events, 4) is PublishResult.RESYNC
         assert await client.replace("d0", 3, [bytes(32)], 4) is PublishResult.STALE

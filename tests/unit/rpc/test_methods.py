@@ -101,6 +101,7 @@ WIRE_NAMES = {"GenerateCall": "GenerateRequest", "GenerateNews": "GenerateRespon
 WIRE_NAMES |= {"PrefillNews": "PrefillResponse", "LeaseCall": "LeaseRequest", "ConfirmCall": "ConfirmRequest"}
 WIRE_NAMES |= {"ConfirmAnswer": "ConfirmResponse", "PairCall": "PairRequest", "PairingAnswer": "PairResponse"}
 WIRE_NAMES |= {"Settlement": "SettleRequest", "ProcessInfo": "DescribeResponse", "ServeCall": "ServeRequest"}
+WIRE_NAMES |= {"Registration": "RegisterRequest"}
 
 
 def test_no_field_is_left_behind() -> None:

@@ -6,8 +6,14 @@ import pytest
 
 from tandem.core.clock import ManualClock
 from tandem.core.errors import CapacityError, InvalidRequestError, LocalityUnavailableError
-from tandem.rpc.messages import WorkerAddress
-from tandem.serving.discovery import EmbeddedDiscovery, RouterDiscovery, StaticDiscovery, open_discovery
+from tandem.rpc.messages import Registration, WorkerAddress
+from tandem.serving.discovery import (
+    EmbeddedDiscovery,
+    RouterDiscovery,
+    StaticDiscovery,
+    look_interval_s,
+    open_discovery,
+)
 from tandem.serving.discovery_redis import RedisDiscovery
 from tandem.serving.ports import free_ports
 from tandem.serving.router_process import serving_router
@@ -70,7 +76,7 @@ def test_a_worker_knows_of_others_what_any_router_knows() -> None:
     async def scenario() -> None:
         async with serving_router(SETTINGS) as first, serving_router(SETTINGS) as second:
             for router, name in ((first, "p0"), (second, "p1")):
-                await router.service.register(record(name))
+                await router.service.register(Registration(record(name)))
             discovery = RouterDiscovery([first.address, second.address], timeout_s=PATIENT_S)
             await discovery.announce(record("d0", role="decode"))
             assert {known.worker.worker_id for known in await discovery.workers()} == {"p0", "p1", "d0"}
@@ -92,6 +98,35 @@ def test_what_routers_said_long_ago_is_not_repeated() -> None:
             await discovery.close()
 
     run(scenario())
+
+
+def test_a_list_that_is_long_is_asked_for_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All look together as often as one of a hundred looks, whatever their number; signs of life go on."""
+    monkeypatch.setattr("tandem.serving.discovery._SQUARE_S", 5.0)
+
+    async def scenario() -> None:
+        clock = ManualClock()
+        async with serving_router(SETTINGS) as router:
+            discovery = RouterDiscovery([router.address], clock=clock, ttl_s=3.0, timeout_s=PATIENT_S)
+            await discovery.announce(record("p0"))
+            await router.service.register(Registration(record("p1")))
+            clock.advance(2.4)
+            await discovery.announce(record("p0", address="127.0.0.1:2"))
+            assert list(await discovery.workers()) == [record("p0")]
+            told = await router.service.register(Registration(record("p1")))
+            assert record("p0", address="127.0.0.1:2") in told
+            clock.advance(5.2)
+            await discovery.announce(record("p0"))
+            assert {known.worker.worker_id for known in await discovery.workers()} == {"p0", "p1"}
+            await discovery.close()
+
+    run(scenario())
+
+
+def test_all_looks_together_cost_the_same_whatever_their_number() -> None:
+    for count in (10, 100, 1_000, 10_000):
+        shares = [count * count / look_interval_s(count) for _ in range(1000)]
+        assert 6_000 < min(shares) <= max(shares) < 21_000  # entries a second
 
 
 def test_known_addresses_are_named_once_and_stay() -> None:

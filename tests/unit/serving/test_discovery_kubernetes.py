@@ -17,7 +17,7 @@ from tandem.kube.pod import Pod
 from tandem.kube.pod_watch import WatchTerms
 from tandem.routing.snapshot import Role
 from tandem.rpc.client import RouterClient
-from tandem.rpc.messages import PairCall, PairingAnswer, WorkerAddress, WorkerRecord
+from tandem.rpc.messages import PairCall, PairingAnswer, Registration, WorkerAddress, WorkerRecord
 from tandem.serving.chain_hasher import ChainHasher
 from tandem.serving.discovery_kubernetes import KubernetesDiscovery, record_of
 from tandem.serving.fleet_view import Chain
@@ -216,7 +216,7 @@ def test_workers_may_announce_themselves_and_report_blocks_but_only_pods_are_fou
         async with serving_worker(StubWorker(status("d0", Role.DECODE))) as server, serving_worker(stranger) as other:
             announced = [record("d0", address=server.address), record("stranger", address=other.address)]
             for one in announced:
-                known = await client.register(one)
+                known = await client.register(Registration(one))
             assert list(known) == announced
             put_worker(fake, "d0", server.address)
             await paired(client)

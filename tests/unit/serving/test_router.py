@@ -27,7 +27,7 @@ from tandem.routing.pairing import Pairer
 from tandem.routing.policies import PredictedCost
 from tandem.routing.snapshot import Links, Role
 from tandem.rpc.client import ClientPool, RouterClient, WorkerClient
-from tandem.rpc.messages import PairCall, Settlement
+from tandem.rpc.messages import PairCall, Registration, Settlement
 from tandem.rpc.server import serve_router
 from tandem.serving.discovery import EmbeddedDiscovery
 from tandem.serving.fleet_view import FleetView
@@ -401,7 +401,7 @@ def test_workers_report_to_the_routers_own_index_and_list() -> None:
             await router.service.settle(Settlement(request_id="r"))
             await router.lookup.remove_worker("p0")
             assert (await router.service.pair(call())).prefill_cached_blocks == 0
-            assert list(await router.service.register(record("p0"))) == [record("p0")]
+            assert list(await router.service.register(Registration(record("p0")))) == [record("p0")]
             await router.service.unregister(record("p0"))
             assert list(await router.registry.workers()) == []
 
@@ -412,9 +412,9 @@ def test_a_worker_that_registers_is_watched_at_once() -> None:
     async def scenario() -> None:
         async with routing() as router, serving_worker(StubWorker(status("d0", D))) as server:
             task = asyncio.create_task(router.watch.run())
-            await router.service.register(record("other", address="127.0.0.1:1"))
+            await router.service.register(Registration(record("other", address="127.0.0.1:1")))
             await asyncio.sleep(0)
-            await router.service.register(record("d0", address=server.address))
+            await router.service.register(Registration(record("d0", address=server.address)))
             await eventually(lambda: [one.is_alive for one in router.view.listings()] == [True])
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -426,7 +426,7 @@ def test_with_redis_the_routers_own_index_and_list_are_not_there() -> None:
     async def scenario() -> None:
         async with routing("p0", is_away=True) as router:
             for refused in (
-                router.service.register(record("p0")),
+                router.service.register(Registration(record("p0"))),
                 router.service.unregister(record("p0")),
                 router.service.publish("p0", 1, [], 1),
                 router.service.replace("p0", 1, [], 1),

@@ -160,7 +160,11 @@ def test_figures_age_while_the_engine_is_in_a_step(llama: Path, monkeypatch: pyt
             finally:
                 over.set()
             await asking
-            assert (await client.status()).state.figures_age_s == 1.5, "what came during the step is not in them"
+            state = (await client.status()).state
+            assert state.figures_age_s == 1.5, "what came during the step is not in them"
+            assert state.taken_age_s == 0
+            clock.advance(0.5)
+            assert (await client.status()).state.taken_age_s == 0.5
             await worker.reports.refresh()
             assert (await client.status()).state.figures_age_s == 0
 
@@ -457,7 +461,7 @@ def test_a_worker_announces_itself_while_a_peer_is_silent(llama: Path, monkeypat
         async with one_worker(llama) as (worker, _):
             discovery, sources = NearDiscovery(), SlowSources(worker)
             record = WorkerRecord(worker.core.me, "decode", "m", "pool")
-            announcing = asyncio.create_task(_announce(discovery, record, sources))
+            announcing = asyncio.create_task(_announce(discovery, record, sources, worker.core.clock))
             await asyncio.wait_for(discovery.tried.wait(), 20)
             assert sources.num_meetings == 1
             sources.go.set()
@@ -494,7 +498,7 @@ def test_what_stands_in_the_way_of_announcing_is_said_once(llama: Path, caplog: 
         async with one_worker(llama) as (worker, _):
             discovery, me = AwayDiscovery(), worker.core.me
             announcing = asyncio.create_task(
-                _announce(discovery, WorkerRecord(me, "decode", "m", "pool"), Sources(worker.core))
+                _announce(discovery, WorkerRecord(me, "decode", "m", "pool"), Sources(worker.core), worker.core.clock)
             )
             await asyncio.wait_for(discovery.tried.wait(), 20)
             announcing.cancel()

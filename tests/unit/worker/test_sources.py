@@ -11,7 +11,7 @@ from tandem.core.errors import IncompatiblePeerError, TandemError, TransportErro
 from tandem.rpc.messages import ConfirmCall, WorkerAddress
 from tandem.transport.base import Peer
 from tandem.worker.source import Source
-from tandem.worker.sources import FORGET_AFTER_S, Sources, check_compatible
+from tandem.worker.sources import FORGET_AFTER_S, MAX_MET, Sources, check_compatible
 from tests.helpers.workers import at_rest, front_of, pair_of, until
 
 
@@ -106,6 +106,49 @@ def test_those_who_are_not_there_do_not_stop_the_meeting(llama: Path) -> None:
             await sources.close()
 
     asyncio.run(main())
+
+
+def test_of_a_large_fleet_only_some_are_met_and_told_of(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    met: list[str] = []
+
+    async def connect(self: Sources, worker: WorkerAddress) -> None:
+        met.append(worker.worker_id)
+
+    monkeypatch.setattr(Sources, "connect", connect)
+
+    async def main() -> None:
+        async with pair_of(llama) as pair:
+            others = [WorkerAddress(f"w{number}", f"127.0.0.1:{number}", "x") for number in range(1, 1001)]
+            for core in (pair.decode.core, pair.decode.core, pair.prefill.core):
+                await Sources(core).meet(others)
+            again, first, other = (set(met[start : start + MAX_MET]) for start in (0, MAX_MET, 2 * MAX_MET))
+            assert len(met) == 3 * MAX_MET
+            assert first == again, "each time the same, or all would be met in the end"
+            assert len(first & other) < MAX_MET // 2, "all meet the same few"
+
+    asyncio.run(main())
+
+
+def test_who_cannot_be_read_from_is_said_once_and_tried_ever_later(
+    llama: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        clock = ManualClock(0.0)
+        async with pair_of(llama) as pair, front_of(pair.prefill) as front:
+            sources = Sources(replace(pair.decode.core, clock=clock))
+            wrong = replace(front.worker, incarnation="another")
+            for _ in range(400):
+                await sources.meet([wrong])
+                clock.advance(1.0)
+            assert [call for call in front.handler.calls if call != "greet"] == []
+            assert len(front.handler.calls) == len([1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60, 60])
+            assert len([one for one in caplog.records if "cannot be read from" in one.message]) == 1
+            await sources.meet([front.worker])
+            assert [link.source_id for link in sources.links] == [front.worker.worker_id]
+            await sources.close()
+
+    with caplog.at_level("WARNING"):
+        asyncio.run(main())
 
 
 def test_those_who_are_no_longer_listed_are_forgotten_once_nobody_has_used_them_for_long(
