@@ -122,7 +122,7 @@ FLAGS: dict[str, Values] = {
             "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: '{{ .Release.Name }}-b'}\n",
         ]
     },
-    "accelerators": {**NO_PREFILL, **at("decode.accelerator", {"vendor": "nvidia", "count": 8})},
+    "accelerators": {**NO_PREFILL, **at("decode.accelerator", {"vendor": "nvidia"})},
     "own-resource": {
         **NO_PREFILL,
         **at("decode.accelerator", {"vendor": "nvidia", "resource": "nvidia.com/mig-1g.10gb"}),

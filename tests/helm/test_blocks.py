@@ -17,7 +17,7 @@ def test_devices_are_asked_for() -> None:
     assert limits["nvidia.com/gpu"] == limits["rdma/hca"] == "1"
     assert _env(rendered("decode-devices"), "decode", "UCX_TLS") == "rc"
     assert _env(rendered("decode-devices"), "decode", "UCX_NET_DEVICES") == "mlx5_0:1"
-    assert rendered("accelerators").container("decode")["resources"]["requests"]["nvidia.com/gpu"] == "8"
+    assert rendered("accelerators").container("decode")["resources"]["requests"]["nvidia.com/gpu"] == "1"
     assert "nvidia.com/mig-1g.10gb" in rendered("own-resource").container("decode")["resources"]["limits"]
     assert "acme.com/npu" in rendered("own-vendor").container("decode")["resources"]["limits"]
     unasked = rendered("rdma-unasked").container("decode")["resources"]["limits"]

@@ -42,7 +42,7 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
     "planner's budget": (
         merged(
             at("planner", {"enabled": True, "maxAccelerators": 4}),
-            at("decode.accelerator", {"vendor": "nvidia", "count": 4}),
+            at("planner.limits.decode.min", 4),
         ),
         r"maxAccelerators=4 is too few: planner\.limits need at least 5",
     ),

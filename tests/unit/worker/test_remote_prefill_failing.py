@@ -8,14 +8,23 @@ import pytest
 import torch
 
 from tandem.core.errors import IncompatiblePeerError, WorkerLostError
-from tandem.rpc.messages import ConfirmCall, Greeting
+from tandem.core.output import RequestOutput
+from tandem.core.sampling_params import SamplingParams
+from tandem.engine.async_engine import AsyncEngine
+from tandem.engine.engine import Engine
+from tandem.rpc.messages import ConfirmCall, Greeting, WorkerAddress
+from tandem.scheduler.output import SampledToken
+from tandem.text.grammars import CompiledGrammar
 from tandem.transport.inproc import InprocTransport
+from tandem.worker.process import Worker
+from tandem.worker.remote_prefill import RemotePrefill
 from tests.helpers.handoffs import PROMPT, Gate, call_of
 from tests.helpers.workers import (
     at_rest,
     front_of,
     generated,
     pair_of,
+    until,
 )
 
 
@@ -166,6 +175,82 @@ def test_a_damaged_block_is_found_and_computed_again(llama: Path, expected: list
             assert await generated(pair.to_decode, call_of(pair, front.worker)) == expected
             counters = await pair.decode.core.engine.call(lambda engine: engine.counters)
             assert counters.num_fetched_tokens == 0
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
+class SlowGrammars:
+    """Of one engine: compilation ends when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, slow: AsyncEngine) -> None:
+        self.may_end = asyncio.Event()
+        compiled = AsyncEngine._compiled
+
+        async def compiled_late(engine: AsyncEngine, params: SamplingParams) -> CompiledGrammar | None:
+            if engine is slow:
+                await self.may_end.wait()
+            return await compiled(engine, params)
+
+        monkeypatch.setattr(AsyncEngine, "_compiled", compiled_late)
+
+
+def test_prefill_that_failed_while_a_grammar_was_compiled_is_made_up_for(
+    llama: Path, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine heard that nothing will come before it knew the request, which then waited for ever."""
+
+    async def main() -> None:
+        over = asyncio.Event()
+        finish = RemotePrefill._finish
+
+        def finished(remote: RemotePrefill) -> None:
+            finish(remote)
+            over.set()
+
+        monkeypatch.setattr(RemotePrefill, "_finish", finished)
+        async with pair_of(llama) as pair:
+            grammars = SlowGrammars(monkeypatch, pair.decode.core.engine)
+            gone = WorkerAddress("gone", "127.0.0.1:1", "x")
+            answer = asyncio.create_task(generated(pair.to_decode, call_of(pair, gone)))
+            await asyncio.wait_for(over.wait(), 20)
+            grammars.may_end.set()
+            assert await asyncio.wait_for(answer, 20) == expected
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
+async def has_leased(worker: Worker) -> bool:
+    return len(worker.core.leases) > 0
+
+
+async def is_idle(worker: Worker) -> bool:
+    return not worker.lifecycle.num_working
+
+
+def test_a_first_token_that_comes_while_a_grammar_is_compiled_is_not_computed_again(
+    llama: Path, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[bool] = []
+    accept_token = Engine.accept_token
+
+    def accept(engine: Engine, request_id: str, token: SampledToken) -> list[RequestOutput]:
+        outputs = accept_token(engine, request_id, token)
+        taken.append(bool(outputs))
+        return outputs
+
+    monkeypatch.setattr(Engine, "accept_token", accept)
+
+    async def main() -> None:
+        async with pair_of(llama) as pair:
+            grammars = SlowGrammars(monkeypatch, pair.decode.core.engine)
+            answer = asyncio.create_task(generated(pair.to_decode, call_of(pair)))
+            await until(lambda: has_leased(pair.prefill), "the lease")
+            await until(lambda: is_idle(pair.prefill), "the end of what prefill says")
+            grammars.may_end.set()
+            assert await asyncio.wait_for(answer, 20) == expected
+            assert taken == [True]
             await at_rest(pair.prefill, pair.decode)
 
     asyncio.run(main())

@@ -1,0 +1,107 @@
+"""Requests that share a prefix while the KV of one of them is on its way: who waits for whom, and for how long."""
+
+from pathlib import Path
+
+import pytest
+
+from tandem.core.sampling_params import SamplingParams
+from tandem.engine.engine import Engine
+from tandem.scheduler.output import KVNews, KVReserved
+from tandem.scheduler.request import Handoff
+from tests.helpers.checkpoints import save_tiny_llama
+from tests.helpers.engines import tiny_engine
+from tests.helpers.tokenizers import write_byte_tokenizer
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+HEAD = list(range(32))
+LONG = HEAD + [100] * 180
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_byte_tokenizer(save_tiny_llama(tmp_path_factory.mktemp("llama")))
+
+
+class Decode:
+    """An engine, and what it reserved."""
+
+    def __init__(self, path: Path, **options: object) -> None:
+        self.engine: Engine = tiny_engine(path, **options)
+        self.news: list[KVNews] = []
+        self.engine.on_kv_news = self.news.append
+        self.answered: set[str] = set()
+
+    def ask(self, request_id: str, prompt: list[int], num_expected: int = 0) -> None:
+        handoff = Handoff(num_expected_tokens=num_expected)
+        self.engine.add_request(prompt, GREEDY, request_id=request_id, handoff=handoff)
+
+    def run(self, num_steps: int = 20) -> None:
+        for _ in range(num_steps):
+            self.answered |= {output.request_id for output in self.engine.step()}
+            self.engine.check()
+
+    @property
+    def reserved(self) -> dict[str, int]:
+        """Tokens held already, by request that got blocks for the rest."""
+        return {news.request_id: news.num_held_tokens for news in self.news if isinstance(news, KVReserved)}
+
+
+def test_who_computes_its_own_prompt_waits_for_nobody_elses_prefill(llama: Path) -> None:
+    decode = Decode(llama)
+    decode.ask("long", LONG, len(LONG))
+    decode.run(1)
+    decode.ask("local", HEAD + [60] * 4)
+    decode.run()
+    assert decode.answered == {"local"}
+
+
+def test_one_whose_kv_can_be_read_waits_for_nobody_elses(llama: Path) -> None:
+    """Until then it does, to share what comes first."""
+    decode = Decode(llama)
+    decode.ask("long", LONG, len(LONG))
+    decode.run(1)
+    decode.ask("short", HEAD + [50] * 4, 36)
+    decode.run()
+    assert set(decode.reserved) == {"long"}
+    decode.engine.kv_coming("short", 0)
+    decode.run(1)
+    assert decode.reserved == {"long": 0, "short": 0}
+    decode.engine.kv_arrived("short", 36)
+    decode.run()
+    assert decode.answered == {"short"}
+
+
+def test_what_has_arrived_of_a_prompt_is_shared_before_the_rest_has(llama: Path) -> None:
+    decode = Decode(llama)
+    decode.ask("long", LONG, len(LONG))
+    decode.run(1)
+    decode.ask("short", HEAD + [50] * 4, 36)
+    decode.engine.kv_coming("long", 48)
+    decode.run(1)
+    assert decode.reserved == {"long": 0, "short": 32}
+    decode.engine.kv_arrived("short", 36)
+    decode.engine.kv_arrived("long", 48)
+    decode.run()
+    assert decode.answered == {"short", "long"}
+    assert decode.engine.kv_usage.used == 0
+
+
+def test_a_full_step_still_reserves_for_kv_that_comes_from_elsewhere(llama: Path) -> None:
+    decode = Decode(llama, max_num_batched_tokens=8, max_num_running=8)
+    decode.ask("local", [100] * 200)
+    decode.run(1)
+    decode.ask("local too", [90] * 200)
+    decode.ask("remote", [50] * 40, 40)
+    decode.run(1)
+    assert set(decode.reserved) == {"remote"}
+
+
+def test_a_full_step_gives_nobody_room_that_one_before_it_lacks(llama: Path) -> None:
+    decode = Decode(llama, max_num_batched_tokens=8, max_num_running=8, kv_cache_bytes=1 << 18)
+    num_tokens = decode.engine.kv_usage.total * 16
+    decode.ask("local", [100] * (num_tokens // 2))
+    decode.run(1)
+    decode.ask("local too", [90] * (num_tokens * 3 // 5))
+    decode.ask("remote", [50] * 40, 40)
+    decode.run(1)
+    assert set(decode.reserved) == set()
