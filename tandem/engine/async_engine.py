@@ -121,10 +121,12 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str = "",
         handoff: Handoff = WHOLE,
+        on_queued: Callable[[], object] | None = None,
     ) -> AsyncGenerator[EngineNews, None]:
         """`generate` for a request that other workers do a part of: also tells what is reserved and leased for it.
 
         Who gets a `KVReserved` drops its hold when nothing writes there any more; one that nobody gets is dropped here.
+        The engine knows the request once `on_queued` was called: what is posted of it before comes too early.
         """
         self._require_running()
         if not isinstance(params, SamplingParams):
@@ -139,6 +141,8 @@ class AsyncEngine:
 
         self._inbox.put(add)
         self._require_running()
+        if on_queued is not None:
+            on_queued()
         try:
             while stream.num_unfinished:
                 news = await stream.news.get()
@@ -205,6 +209,10 @@ class AsyncEngine:
     def accept_token(self, request_id: str, token: SampledToken) -> None:
         """`Engine.accept_token`; its output goes to the request's stream."""
         self.post(lambda engine: self._dispatch(engine.accept_token(request_id, token)))
+
+    def kv_coming(self, request_id: str, num_tokens: int) -> None:
+        """`Engine.kv_coming`."""
+        self.post(lambda engine: engine.kv_coming(request_id, num_tokens))
 
     def kv_arrived(self, request_id: str, num_tokens: int) -> None:
         """`Engine.kv_arrived`."""

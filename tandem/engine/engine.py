@@ -217,6 +217,10 @@ class Engine:
         request = self._scheduler.take_token(request_id, token.token_id)
         return [] if request is None else [self._take_token(self._choices[request_id], token, self._clock.now_s())]
 
+    def kv_coming(self, request_id: str, num_tokens: int) -> None:
+        """See `Scheduler.kv_coming`."""
+        self._scheduler.kv_coming(request_id, num_tokens)
+
     def kv_arrived(self, request_id: str, num_tokens: int) -> None:
         """See `Scheduler.kv_arrived`."""
         self._scheduler.kv_arrived(request_id, num_tokens)

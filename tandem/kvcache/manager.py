@@ -93,6 +93,8 @@ class KVCacheManager:
         self._tables: dict[str, BlockTable] = {}
         self._hashes_in_flight: dict[str, Sequence[bytes]] = {}
         self._in_flight: Counter[bytes] = Counter()
+        self._coming: Counter[bytes] = Counter()
+        self._owners_waiting: set[str] = set()  # whose hashes are counted in `_coming`
         self._num_promised = 0
         self._holds: dict[str, _Hold] = {}
 
@@ -125,6 +127,10 @@ class KVCacheManager:
         """Whether some owner is about to compute this very block, so that waiting for it beats computing it twice."""
         return self._in_flight[block_hash] > 0
 
+    def is_coming(self, block_hash: bytes) -> bool:
+        """Whether some owner gets this block from a worker that has yet to compute it: nobody here knows when."""
+        return self._coming[block_hash] > 0
+
     def can_open(self, match: PrefixMatch, num_tokens: int) -> bool:
         """Whether an owner of `num_tokens` starting from `match` fits beside all that has been promised to others."""
         return self._num_short(match, num_tokens) <= 0
@@ -148,8 +154,12 @@ class KVCacheManager:
         num_short = count * len(self.layout.groups) - self._pool.num_available
         return self._yield(num_short + is_alone * _GROWTH_BLOCKS, is_alone)
 
-    def open(self, owner: str, match: PrefixMatch, hashes: Sequence[bytes], num_tokens: int) -> BlockTable:
-        """Give `owner` a block table that starts with the matched blocks. `hashes` are the blocks it will compute."""
+    def open(
+        self, owner: str, match: PrefixMatch, hashes: Sequence[bytes], num_tokens: int, *, is_coming: bool = False
+    ) -> BlockTable:
+        """Give `owner` a block table that starts with the matched blocks. `hashes` are the blocks it will compute, or
+        that another worker will (`is_coming`).
+        """
         assert owner not in self._tables, f"{owner} already owns blocks"
         for block_ids in match.block_ids:
             self._pool.acquire(block_ids)
@@ -158,7 +168,9 @@ class KVCacheManager:
         self._renew_promise(table)
         self._tables[owner] = table
         self._hashes_in_flight[owner] = tuple(hashes[match.num_blocks :]) if self.prefix_caching else ()
-        self._in_flight.update(self._hashes_in_flight[owner])
+        if is_coming:
+            self._owners_waiting.add(owner)
+        self._counted(owner).update(self._hashes_in_flight[owner])
         return table
 
     def grow(self, owner: str, num_computed_tokens: int, num_tokens: int) -> bool:
@@ -251,14 +263,15 @@ class KVCacheManager:
                 if blocks[index] != NULL_BLOCK:
                     self._cache.insert(blocks[index], hashes[index], parent, group)
         in_flight = self._hashes_in_flight[owner]
-        self._landed(in_flight[:num_new])
+        self._landed(owner, in_flight[:num_new])
         self._hashes_in_flight[owner] = in_flight[num_new:]
         table.num_committed = num_full
 
     def close(self, owner: str) -> None:
         """Take all blocks back from `owner`. Committed ones stay findable until evicted, the end of the chain first."""
         table = self._tables.pop(owner)
-        self._landed(self._hashes_in_flight.pop(owner))
+        self._landed(owner, self._hashes_in_flight.pop(owner))
+        self._owners_waiting.discard(owner)
         self._num_promised -= table.num_promised
         for blocks in table.groups:
             self._pool.release(reversed(blocks))
@@ -277,8 +290,10 @@ class KVCacheManager:
         self._pool.check(references)
         self.kept.blocks.check()
         assert self._num_promised == sum(table.num_promised for table in self._tables.values())
-        in_flight = Counter(block_hash for hashes in self._hashes_in_flight.values() for block_hash in hashes)
-        assert in_flight == self._in_flight, "a block is thought to be in flight that nobody computes"
+        for counter in (self._in_flight, self._coming):
+            owners = [owner for owner in self._hashes_in_flight if self._counted(owner) is counter]
+            in_flight = Counter(block_hash for owner in owners for block_hash in self._hashes_in_flight[owner])
+            assert in_flight == counter, "a block is thought to be in flight that nobody computes"
 
     def _tell(self, event: BlockEvent) -> None:
         if self._emit is not None and self.kept.blocks.passed_on(event):
@@ -334,9 +349,13 @@ class KVCacheManager:
         self._num_promised += num_promised - table.num_promised
         table.num_promised = num_promised
 
-    def _landed(self, hashes: Sequence[bytes]) -> None:
+    def _counted(self, owner: str) -> Counter[bytes]:
+        return self._coming if owner in self._owners_waiting else self._in_flight
+
+    def _landed(self, owner: str, hashes: Sequence[bytes]) -> None:
+        counter = self._counted(owner)
         for block_hash in hashes:
-            if self._in_flight[block_hash] <= 1:
-                del self._in_flight[block_hash]
+            if counter[block_hash] <= 1:
+                del counter[block_hash]
             else:
-                self._in_flight[block_hash] -= 1
+                counter[block_hash] -= 1

@@ -75,6 +75,7 @@ class Request:
     token_ids: list[int] = field(init=False)
     num_prompt_tokens: int = field(init=False)
     num_expected_tokens: int = field(init=False)
+    is_offered: bool = field(init=False, default=False)
     pins: tuple[Pin, ...] = field(init=False)
     num_pinned_tokens: dict[int, int] = field(init=False, default_factory=dict)
     num_leased_blocks: int = field(init=False, default=0)
@@ -112,6 +113,11 @@ class Request:
     def num_pending_tokens(self) -> int:
         """Tokens whose KV does not exist yet."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def is_computed_elsewhere(self) -> bool:
+        """Whether another worker computes all of its prompt, and has perhaps not begun."""
+        return self.num_expected_tokens >= self.num_prompt_tokens
 
     @property
     def is_decoding(self) -> bool:

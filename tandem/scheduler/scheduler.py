@@ -23,6 +23,8 @@ from tandem.scheduler.request import Request, RequestState
 from tandem.scheduler.sharing import KVSharing
 from tandem.scheduler.step_plan import StepPlan
 
+_MAX_PASSED = 32  # waiting requests that a full step looks past
+
 
 @dataclass(slots=True)
 class SchedulerCounters:
@@ -111,6 +113,18 @@ class Scheduler:
         if request.finish_reason is not None:
             self._remove(request)
         return request
+
+    def kv_coming(self, request_id: str, num_tokens: int) -> None:
+        """The worker that computes the request's KV lets it be read; that of the leading `num_tokens` is in place, more
+        will come. Others may share what is there, and it waits for nobody else's KV from now on: the lease of its own
+        takes room there that somebody it waits for might need.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        request.is_offered = True
+        if request.state is RequestState.WAITING_FOR_KV:
+            self._kv.commit(request_id, request.block_hashes, min(num_tokens, request.num_tokens - 1))
 
     def kv_arrived(self, request_id: str, num_tokens: int) -> None:
         """KV of the leading `num_tokens` tokens is in place; no more will come. Less than was expected puts the request
@@ -245,11 +259,14 @@ class Scheduler:
 
     def _admit(self, plan: StepPlan) -> None:
         """Start waiting requests in order. One that lacks blocks holds back those behind it, so that it cannot starve;
-        one whose next block is being computed by another request steps aside until that block can be shared.
+        one whose next block is being computed by another request steps aside until that block can be shared. In a step
+        that is full, only those whose KV comes from elsewhere begin.
         """
         aside: list[Request] = []
         awaited: set[tuple[int, bytes]] = set()
-        while plan.budget and len(self._running) + len(self._fetching) < self.config.max_num_running:
+        while len(self._running) + len(self._fetching) < self.config.max_num_running:
+            if not plan.budget and len(aside) >= _MAX_PASSED:
+                break
             request = self._waiting.pop()
             if request is None:
                 break
@@ -260,7 +277,9 @@ class Scheduler:
             if self._awaits_shared_block(request, match):
                 awaited.add((match.num_blocks, request.block_hashes[match.num_blocks]))
                 aside.append(request)
-            elif not self._start(request, match):
+            elif not plan.budget and not request.num_expected_tokens and self._kv.can_open(match, request.num_tokens):
+                aside.append(request)
+            elif not (plan.budget or request.num_expected_tokens) or not self._start(request, match):
                 aside.append(request)
                 break
             elif request.state is RequestState.RUNNING:
@@ -276,21 +295,28 @@ class Scheduler:
         if _needs_whole_prompt(request):
             return False
         reusable = (request.num_tokens - 1) // self._kv.layout.block_size
-        return match.num_blocks < reusable and self._kv.is_being_computed(request.block_hashes[match.num_blocks])
+        if match.num_blocks >= reusable:
+            return False
+        block_hash = request.block_hashes[match.num_blocks]
+        if self._kv.is_being_computed(block_hash):
+            return True
+        return self._kv.is_coming(block_hash) and request.is_computed_elsewhere and not request.is_offered
 
     def _start(self, request: Request, match: PrefixMatch) -> bool:
         if not (self._kv.can_open(match, request.num_tokens) or self._kv.make_room(match, request.num_tokens)):
             return False
-        table = self._kv.open(request.request_id, match, request.block_hashes, request.num_tokens)
-        self._tables[request.request_id] = table
         num_held_tokens = match.num_blocks * self._kv.layout.block_size
+        is_fetched = request.num_expected_tokens > num_held_tokens
+        is_coming = is_fetched and request.is_computed_elsewhere
+        table = self._kv.open(request.request_id, match, request.block_hashes, request.num_tokens, is_coming=is_coming)
+        self._tables[request.request_id] = table
         if not request.was_admitted:
             request.was_admitted = True
             # NOTE: of an answer that goes on here, output may be held too
             request.num_cached_tokens = min(num_held_tokens, request.num_prompt_tokens)
             self.counters.num_prompt_tokens += request.num_prompt_tokens
             self.counters.num_cached_prompt_tokens += request.num_cached_tokens
-        if request.num_expected_tokens > num_held_tokens:
+        if is_fetched:
             request.state = RequestState.WAITING_FOR_KV
             self._fetching[request.request_id] = num_held_tokens
             self._sharing.reserve(request, num_held_tokens)

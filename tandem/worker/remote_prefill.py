@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 
 class RemotePrefill:
-    """One request's. `run` it as a task; cancelling that ends everything it began.
+    """One request's. `run` it as a task; cancelling that ends everything it began. `queued` is to be set when the
+    engine knows the request: until then it is told nothing, and a grammar takes a second to compile.
 
     Args:
         engine_id: the request's id in our engine.
@@ -43,6 +44,7 @@ class RemotePrefill:
         self._timeline = timeline
         self._fetch: asyncio.Future[Fetch] = asyncio.get_running_loop().create_future()
         self._is_over = False
+        self.queued = asyncio.Event()
         self.num_cached_tokens: int | None = None
         self.pins: tuple[Pin, ...] = ()
 
@@ -58,6 +60,7 @@ class RemotePrefill:
         fetch = Fetch(self._core, reserved, self._timeline)
         if self._is_over:
             fetch.close()
+            self._core.engine.kv_arrived(self._engine_id, 0)  # NOTE: it may not have known the request before
         else:
             self._fetch.set_result(fetch)
 
@@ -96,13 +99,16 @@ class RemotePrefill:
             pulls: list[asyncio.Task[None]] = []
             try:
                 async for news in stream:
-                    self._note(news)
-                    if source.is_broken:  # NOTE: no read of it will succeed, so the rest is not waited for
-                        break
                     if news.lease is not None:
                         if news.lease.lease_id != lease_id:
                             raise TransportError(f"worker {prefill.worker_id} gave another lease than {lease_id}")
                         source.keep(lease_id)
+                    await self.queued.wait()
+                    self._note(news)
+                    if source.is_broken:  # NOTE: no read of it will succeed, so the rest is not waited for
+                        break
+                    if news.lease is not None:
+                        self._core.engine.kv_coming(self._engine_id, 0)
                         pulls.append(asyncio.create_task(self._pull(source, news.lease)))
                 await asyncio.gather(*pulls)
             finally:
@@ -120,6 +126,7 @@ class RemotePrefill:
     async def _pull(self, source: Source, lease: LeaseNews) -> None:
         fetch = await asyncio.shield(self._fetch)
         await fetch.pull(source, lease)
+        self._core.engine.kv_coming(self._engine_id, fetch.num_arrived_tokens)
 
     def _note(self, news: PrefillNews) -> None:
         if news.num_cached_tokens is not None:  # NOTE: before the token, which may be the last

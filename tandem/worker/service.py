@@ -6,7 +6,7 @@ Prefill and decode workers are the same: which of its methods a worker is asked 
 import asyncio
 import re
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -100,7 +100,7 @@ class WorkerService:
         remote = RemotePrefill(self._core, self._sources, call, engine_id, watch.stages) if is_remote else None
         tasks = [] if remote is None else [asyncio.create_task(remote.run())]
         fetch: PrefixFetch | None = None
-        stream = self._stream(call, engine_id, handoff)
+        stream = self._stream(call, engine_id, handoff, None if remote is None else remote.queued.set)
         try:
             async for news in stream:
                 if isinstance(news, KVReserved) and remote is not None:
@@ -197,7 +197,11 @@ class WorkerService:
             await ended(*tasks)
 
     def _stream(
-        self, call: GenerateCall | PrefillCall, engine_id: str, handoff: Handoff
+        self,
+        call: GenerateCall | PrefillCall,
+        engine_id: str,
+        handoff: Handoff,
+        on_queued: Callable[[], object] | None = None,
     ) -> AsyncGenerator[EngineNews, None]:
         return self._core.engine.stream(
             call.prompt_token_ids,
@@ -206,6 +210,7 @@ class WorkerService:
             priority=call.priority,
             cache_salt=call.cache_salt,
             handoff=handoff,
+            on_queued=on_queued,
         )
 
     def _lease_news(self, news: KVComputed, watch: Stopwatch) -> LeaseNews:
