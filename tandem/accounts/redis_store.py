@@ -145,7 +145,7 @@ class RedisAccounts:
         end = "+"
         while len(found) < query.limit:
             page = await self._entries_before(end)
-            found += [entry for entry in (_entry(fields) for _, fields in page) if query.takes(entry)]
+            found += await asyncio.to_thread(_wanted, page, query)
             if len(page) < _PAGE:
                 break
             end = f"({page[-1][0].decode()}"
@@ -156,7 +156,7 @@ class RedisAccounts:
         totals: list[Total] = []
         for day in days:
             if (since_day or "") <= day <= (until_day or "~"):
-                totals += _totals(day, await self._totals_of(day))
+                totals += await asyncio.to_thread(_totals, day, await self._totals_of(day))
         return totals
 
     async def _renew_page(self, key_id: str, charge_ids: Sequence[str]) -> None:
@@ -224,8 +224,10 @@ def _decoded(value: bytes) -> AccountKey:
     return AccountKey.from_json(fields, fields.pop("digest"))
 
 
-def _entry(fields: Mapping[bytes, bytes]) -> LedgerEntry:
-    return LedgerEntry.from_json(json.loads(fields[b"entry"]))
+def _wanted(page: Sequence[Any], query: LedgerQuery) -> list[LedgerEntry]:
+    """Those of a page of the ledger that are asked for."""
+    entries = (LedgerEntry.from_json(json.loads(fields[b"entry"])) for _, fields in page)
+    return [entry for entry in entries if query.takes(entry)]
 
 
 def _or_empty(value: int | None) -> int | str:

@@ -1,9 +1,9 @@
 """Keys and usage as operators read them, at the command line and over HTTP. Asks the store; amounts are exact."""
 
-from collections.abc import Sequence
+import asyncio
 from typing import Any
 
-from tandem.accounts.export import GROUPS, entry_rows, total_rows
+from tandem.accounts.export import GROUPS, Format, entry_rows, total_rows, written
 from tandem.accounts.key import AccountKey
 from tandem.accounts.ledger_query import LedgerQuery
 from tandem.accounts.money import format_nanos
@@ -11,19 +11,21 @@ from tandem.accounts.store import AccountStore
 from tandem.core.errors import InvalidRequestError, shown
 
 
-async def usage_rows(store: AccountStore, by: str | None, query: LedgerQuery) -> Sequence[dict[str, Any]]:
-    """Requests, or totals by the groups named.
+async def usage_text(store: AccountStore, by: str | None, query: LedgerQuery, form: Format) -> bytes:
+    """Requests, or totals by the groups named. NOTE: written in a thread, as all of a ledger takes seconds.
 
     Raises:
         InvalidRequestError: a group is not one of `GROUPS`.
     """
     if by is None:
-        return entry_rows(await store.entries(query))
+        entries = await store.entries(query)
+        return await asyncio.to_thread(lambda: written(entry_rows(entries), form).encode())
     groups = tuple(name.strip() for name in by.split(","))
     if not set(groups) <= set(GROUPS):
         raise InvalidRequestError(f"by={shown(by)} must be some of {', '.join(GROUPS)}")
     totals = await store.totals(query.since_day, query.until_day)
-    return total_rows((total for total in totals if query.takes_total(total)), groups)
+    wanted = (total for total in totals if query.takes_total(total))
+    return await asyncio.to_thread(lambda: written(total_rows(wanted, groups), form).encode())
 
 
 async def key_row(key: AccountKey, store: AccountStore) -> dict[str, Any]:

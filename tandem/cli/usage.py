@@ -5,10 +5,10 @@ import sys
 
 from pydantic import Field, SecretStr
 
-from tandem.accounts.export import Format, written
+from tandem.accounts.export import Format
 from tandem.accounts.ledger_query import MAX_ENTRIES, LedgerQuery
 from tandem.accounts.open import open_store
-from tandem.accounts.rows import usage_rows
+from tandem.accounts.rows import usage_text
 from tandem.core.clock import SystemClock
 from tandem.serving.settings import Settings
 
@@ -34,6 +34,6 @@ class Usage(Settings, cli_prog_name="tandem usage"):
     async def _text(self, query: LedgerQuery) -> str:
         store = open_store(self.accounts.get_secret_value(), SystemClock())
         try:
-            return written(await usage_rows(store, self.by, query), self.format)
+            return (await usage_text(store, self.by, query, self.format)).decode()
         finally:
             await store.close()

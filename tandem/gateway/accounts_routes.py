@@ -12,11 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from tandem.accounts.accounts import Accounts
-from tandem.accounts.export import Format, written
+from tandem.accounts.export import Format
 from tandem.accounts.key import AccountKey, KeyLimits, new_key
 from tandem.accounts.ledger_query import MAX_ENTRIES, LedgerQuery
 from tandem.accounts.money import parse_nanos
-from tandem.accounts.rows import key_row, usage_rows
+from tandem.accounts.rows import key_row, usage_text
 from tandem.accounts.store import AccountStore
 from tandem.core.errors import shown
 from tandem.gateway.errors import RequestError
@@ -93,8 +93,8 @@ def _add_usage(app: FastAPI, store: AccountStore) -> None:
         limit: Annotated[int, Query(ge=1, le=MAX_ENTRIES)] = 10_000,
     ) -> Response:
         """What was used: requests, or totals."""
-        rows = await usage_rows(store, by, LedgerQuery(since, until, key_id, tenant, limit))
-        return Response(written(rows, form), media_type=_TYPES[form])
+        text = await usage_text(store, by, LedgerQuery(since, until, key_id, tenant, limit), form)
+        return Response(text, media_type=_TYPES[form])
 
 
 def _key_of(body: NewKeyBody) -> tuple[AccountKey, str]:

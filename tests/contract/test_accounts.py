@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import json
 import random
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -148,6 +150,26 @@ def test_keys_are_kept_as_they_are_and_revoked_for_good(tell: Tell) -> None:
         with pytest.raises(KeyRefusedError, match="revoked"):
             await bench.reserve(plain)
         await bench.reserve(whole, 1, 0)
+
+    tell(story)
+
+
+def test_the_ledger_is_decoded_beside_the_event_loop(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[int] = set()
+    loads = json.loads
+
+    def noted(value: str | bytes) -> Any:
+        threads.add(threading.get_ident())
+        return loads(value)
+
+    async def story(bench: Bench) -> None:
+        charge, _ = await bench.reserve(key_with())
+        entry = await bench.settle(charge, Usage(num_input=1, num_output=2))
+        monkeypatch.setattr(json, "loads", noted)
+        assert list(await bench.store.entries(LedgerQuery())) == [entry]
+        assert [total.num_requests for total in await bench.store.totals()] == [1]
+        assert threads
+        assert threading.get_ident() not in threads
 
     tell(story)
 
