@@ -3,6 +3,7 @@
 Invariant: an entry, its totals and what its key spent are written together or not at all, and each entry once.
 """
 
+import functools
 import json
 import sqlite3
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 from tandem.accounts.charge import LedgerEntry, Total
 from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.key import AccountKey
+from tandem.accounts.key_cache import MAX_KEYS
 from tandem.accounts.ledger_query import LedgerQuery
 from tandem.accounts.store import KEPT_DAYS
 from tandem.accounts.usage import Usage
@@ -53,6 +55,8 @@ class LedgerFile:
         self._max_entries = max_entries
         self._lock = threading.Lock()
         self._num_since_pruned = 0
+        # NOTE: gateways ask again and again for all keys they know, of which few change.
+        self._decoded = functools.lru_cache(2 * MAX_KEYS)(_decoded)
         try:
             self._connection = sqlite3.connect(
                 ":memory:" if path is None else path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
@@ -77,12 +81,12 @@ class LedgerFile:
         sql = f"SELECT key_id, digest, value FROM keys WHERE key_id IN ({','.join('?' * len(key_ids))})"
         with self._reading() as run:
             rows = run.execute(sql, tuple(key_ids)).fetchall()
-        return {key_id: AccountKey.from_json(json.loads(value), digest) for key_id, digest, value in rows}
+        return {key_id: self._decoded(digest, value) for key_id, digest, value in rows}
 
     def all_keys(self) -> list[AccountKey]:
         with self._reading() as run:
             rows = run.execute("SELECT digest, value FROM keys ORDER BY rowid").fetchall()
-        return [AccountKey.from_json(json.loads(value), digest) for digest, value in rows]
+        return [_decoded(digest, value) for digest, value in rows]
 
     def spent_nanos(self, key_id: str) -> int:
         with self._reading() as run:
@@ -150,6 +154,10 @@ class LedgerFile:
                     yield self._connection
         except sqlite3.Error as error:
             raise AccountsUnavailableError(f"the file of accounts cannot be written: {error}", 1.0) from error
+
+
+def _decoded(digest: str, value: str) -> AccountKey:
+    return AccountKey.from_json(json.loads(value), digest)
 
 
 def _total(day: str, key_id: str, tenant: str, model: str, num_requests: int, *counts: int) -> Total:

@@ -6,6 +6,7 @@ keep what it is told (AOF or snapshots): keys and what was spent are nowhere els
 
 import asyncio
 import contextlib
+import functools
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
@@ -15,6 +16,7 @@ from redis.exceptions import RedisError
 from tandem.accounts.charge import Charge, LedgerEntry, Settlement, Total
 from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.key import AccountKey
+from tandem.accounts.key_cache import MAX_KEYS
 from tandem.accounts.ledger_query import MAX_ENTRIES, LedgerQuery
 from tandem.accounts.redis_scripts import RENEW, RESERVE, SETTLE, SPENDING
 from tandem.accounts.refusals import refusal
@@ -68,6 +70,8 @@ class RedisAccounts:
         self._settle = self._client.register_script(SETTLE)
         self._renew = self._client.register_script(RENEW)
         self._spending = self._client.register_script(SPENDING)
+        # NOTE: gateways ask again and again for all keys they know, of which few change.
+        self._decoded = functools.lru_cache(2 * MAX_KEYS)(_decoded)
 
     def start(self) -> None: ...
 
@@ -81,7 +85,7 @@ class RedisAccounts:
         if not key_ids:
             return {}
         values = await self._ask(lambda: self._client.hmget(self._name("keys"), list(key_ids)))
-        return {key.key_id: key for key in map(_decoded, filter(None, values))}
+        return {key.key_id: key for key in map(self._decoded, filter(None, values))}
 
     async def all_keys(self) -> Sequence[AccountKey]:
         values = await self._ask(lambda: self._client.hvals(self._name("keys")))

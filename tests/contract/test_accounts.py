@@ -154,6 +154,23 @@ def test_keys_are_kept_as_they_are_and_revoked_for_good(tell: Tell) -> None:
     tell(story)
 
 
+def test_only_keys_that_changed_are_decoded_again(tell: Tell) -> None:
+    """A gateway asks every second for all keys it knows."""
+
+    async def story(bench: Bench) -> None:
+        kept, gone = key_with(), key_with()
+        key_ids = [kept.key_id, gone.key_id]
+        for key in (kept, gone):
+            await bench.store.add_key(key)
+        first = await bench.store.find_keys(key_ids)
+        await bench.store.revoke_key(gone.key_id, 7)
+        second = await bench.store.find_keys(key_ids)
+        assert second[kept.key_id] is first[kept.key_id]
+        assert second[gone.key_id] == replace(gone, revoked_s=7)
+
+    tell(story)
+
+
 def test_the_ledger_is_decoded_beside_the_event_loop(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: set[int] = set()
     loads = json.loads
