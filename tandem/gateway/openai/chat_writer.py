@@ -34,6 +34,7 @@ class ChatWriter:
         self._begun: set[int] = set()
 
     def chunk(self, batch: Sequence[ChoiceUpdate]) -> bytes:
+        self._envelope.note(batch)
         return b"".join(map(self._frames, batch))
 
     def end(self) -> bytes:

@@ -130,6 +130,7 @@ class CompletionWriter:
         self._offsets: dict[int, int] = {}
 
     def chunk(self, batch: Sequence[ChoiceUpdate]) -> bytes:
+        self._envelope.note(batch)
         return b"".join(map(self._frame, batch))
 
     def end(self) -> bytes:

@@ -7,8 +7,8 @@ from typing import Any
 
 from tandem.gateway.openai.fields import GenerateBody
 from tandem.gateway.openai.frames import DONE, frame
-from tandem.gateway.openai.usage import usage_of
-from tandem.gateway.request import ChoiceResult
+from tandem.gateway.openai.usage import RunningUsage, usage_of
+from tandem.gateway.request import ChoiceResult, ChoiceUpdate
 from tandem.rpc.messages import ModelInfo
 
 FINGERPRINT_CHARACTERS = 16
@@ -21,7 +21,8 @@ class Envelope:
     Args:
         fields: of a whole answer and, but for `object`, of each chunk.
         num_per_prompt: answers each prompt gets.
-        has_last_usage, has_every_usage: where a stream says what it used.
+        has_last_usage: a stream ends with what it used.
+        running: each chunk of it says so, too; None: not.
     """
 
     fields: Mapping[str, Any]
@@ -29,7 +30,7 @@ class Envelope:
     results: Sequence[ChoiceResult]
     num_per_prompt: int
     has_last_usage: bool
-    has_every_usage: bool
+    running: RunningUsage | None
 
     @classmethod
     def of(
@@ -52,13 +53,19 @@ class Envelope:
         # NOTE: completions stream under the name of the whole answer, chats under one of their own.
         chunk_object = "chat.completion.chunk" if kind == "chat.completion" else kind
         has_usage = options is not None and bool(options.include_usage)
-        every = options is not None and bool(options.continuous_usage_stats)
-        return cls(fields, chunk_object, results, num_per_prompt, has_usage, has_usage and every)
+        has_every = options is not None and has_usage and bool(options.continuous_usage_stats)
+        running = RunningUsage(results, num_per_prompt) if has_every else None
+        return cls(fields, chunk_object, results, num_per_prompt, has_usage, running)
+
+    def note(self, batch: Sequence[ChoiceUpdate]) -> None:
+        """The results have news: call before the chunks of these."""
+        if self.running is not None:
+            self.running.recount({update.index for update in batch})
 
     def chunk(self, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         value = {**self.fields, "object": self.chunk_object, "choices": choices}
         if self.has_last_usage:
-            value["usage"] = self._usage() if self.has_every_usage else None
+            value["usage"] = None if self.running is None else self.running.value()
         return value
 
     def last_frames(self) -> bytes:

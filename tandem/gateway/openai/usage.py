@@ -1,27 +1,55 @@
 """What an answer used, as OpenAI counts it: a prompt once however many answers it got. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tandem.core.types import FinishReason
 from tandem.gateway.request import ChoiceResult
 
+_NOTHING: tuple[int, ...] = (0,) * 5
+
 
 def usage_of(results: Sequence[ChoiceResult], num_per_prompt: int) -> dict[str, Any]:
     """`usage`; the first of a prompt's `num_per_prompt` answers says what the cache saved it."""
-    prompts = results[::num_per_prompt]
-    num_prompt = sum(result.num_prompt_tokens for result in prompts)
-    num_output = sum(result.num_output_tokens for result in results)
-    return {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_output,
-        "total_tokens": num_prompt + num_output,
-        "prompt_tokens_details": {
-            "cached_tokens": sum(result.split.num_read for result in prompts),
-            "cache_write_tokens": sum(result.split.num_written for result in prompts),
-        },
-        "completion_tokens_details": {"reasoning_tokens": sum(result.num_reasoning_tokens for result in results)},
-    }
+    return RunningUsage(results, num_per_prompt).value()
+
+
+class RunningUsage:
+    """`usage` of answers that grow. Invariant: it is that of all of them after `recount` of those that changed, and
+    costs what those do: a stream says it with every chunk, and may have hundreds of choices.
+    """
+
+    def __init__(self, results: Sequence[ChoiceResult], num_per_prompt: int) -> None:
+        self._results = results
+        self._num_per_prompt = num_per_prompt
+        self._counts = [_NOTHING] * len(results)
+        self._sums = _NOTHING
+        self.recount(range(len(results)))
+
+    def recount(self, indexes: Iterable[int]) -> None:
+        for index in indexes:
+            before, now = self._counts[index], self._count(index)
+            self._counts[index] = now
+            self._sums = tuple(old + new - was for old, new, was in zip(self._sums, now, before, strict=True))
+
+    def value(self) -> dict[str, Any]:
+        num_prompt, num_read, num_written, num_output, num_reasoning = self._sums
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_output,
+            "total_tokens": num_prompt + num_output,
+            "prompt_tokens_details": {"cached_tokens": num_read, "cache_write_tokens": num_written},
+            "completion_tokens_details": {"reasoning_tokens": num_reasoning},
+        }
+
+    def _count(self, index: int) -> tuple[int, ...]:
+        """Tokens: of the prompt, those read and written of it, of the answer, those thought."""
+        result = self._results[index]
+        of_answer = result.num_output_tokens, result.num_reasoning_tokens
+        if index % self._num_per_prompt:
+            return (0, 0, 0, *of_answer)
+        split = result.split
+        return (result.num_prompt_tokens, split.num_read, split.num_written, *of_answer)
 
 
 def finish_reason(reason: FinishReason | None, num_calls: int = 0) -> str | None:
