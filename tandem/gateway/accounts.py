@@ -104,13 +104,14 @@ class Bill:
         if self._held is None or self.caller.accounts is None:
             return
         usage = self._usage(ends) if is_abort or was_heard else Usage()
-        outcome = Outcome.ABORTED if is_abort else Outcome.FAILED if usage.num_output else Outcome.REFUNDED
+        outcome = Outcome.ABORTED if is_abort else Outcome.FAILED if usage != Usage() else Outcome.REFUNDED
         self.caller.accounts.settle(self._held, usage, outcome)
 
     def _usage(self, ends: Mapping[int, ChoiceEnd] = MappingProxyType({})) -> Usage:
         assert self._asked is not None
         generated = {index: end.num_output_tokens for index, end in ends.items()}
-        return usage_of_results(self._asked.request, self._asked.results, generated)
+        usage = usage_of_results(self._asked.request, self._asked.results, generated)
+        return replace(usage, num_output=0) if self._asked.is_warm_up else usage
 
 
 def caller_of(scope: Scope) -> Caller:

@@ -36,12 +36,18 @@ class Writer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A body, understood: what to serve and how to say it. `results`: one a choice, in order."""
+    """A body, understood: what to serve and how to say it.
+
+    Args:
+        results: one a choice, in order.
+        is_warm_up: of its answer nothing is told or billed; its prompt is.
+    """
 
     request: ServeRequest
     results: tuple[ChoiceResult, ...]
     writer: Writer
     is_stream: bool
+    is_warm_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class MessagesDialect:
         writer = MessageWriter(
             f"msg_{request_id}", info.name, result, asked.max_tokens, shows_thinking=prompt.thinking.is_shown
         )
-        return Asked(request, (result,), writer, bool(asked.stream))
+        return Asked(request, (result,), writer, bool(asked.stream), is_warm_up=asked.max_tokens == 0)
 
     def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
         return status_of(problem), error_body(problem, request_id)

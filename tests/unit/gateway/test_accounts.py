@@ -314,6 +314,24 @@ def test_who_got_nothing_pays_nothing(tmp_path: Path, accounts: str) -> None:
     tell(tmp_path, story, accounts=accounts, num_workers=1, max_attempts=1)
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_warm_up_pays_for_its_prompt_alone(tmp_path: Path, accounts: str, is_stream: bool) -> None:
+    """The token it takes is told to nobody."""
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        _, secret = await add_key(cluster)
+        asked = {**CHAT, "max_tokens": 0, "stream": is_stream}
+        answer = await client.post("/v1/messages", json=asked, headers=bearer(secret))
+        assert answer.status_code == 200
+        (entry,) = await ledger(cluster)
+        num_prompt = len(cluster.workers[0].calls[0].prompt_token_ids)
+        assert (entry.outcome, entry.usage.num_output) == ("done", 0)
+        assert entry.usage.num_input + entry.usage.num_read == num_prompt
+        assert entry.cost_nanos == Prices().cost_nanos(entry.usage) > 0
+
+    tell(tmp_path, story, accounts=accounts, num_workers=1)
+
+
 def test_an_admin_manages_keys_over_http(tmp_path: Path, accounts: str) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
         _, admin = await add_key(cluster, is_admin=True)
