@@ -63,6 +63,7 @@ class Journey:
         self._token_ids: list[int] = []
         self._first_s: float | None = None
         self._last_s: float | None = None
+        self._ended_s: float | None = None
         self._failed: list[WorkerAddress] = []
         self._failure: TandemError | None = None
         self._final: RequestOutput | None = None
@@ -99,7 +100,14 @@ class Journey:
             metrics=self._metrics(),
             stages=self._stages,
             error=None if error is None or reason is not None else str(error),
+            tpot_s=self._tpot_s(),
+            duration_s=None if self._ended_s is None else self._ended_s - self._started_s,
         )
+
+    def _tpot_s(self) -> float | None:
+        if self._first_s is None or self._last_s is None or len(self._token_ids) < 2:
+            return None
+        return (self._last_s - self._first_s) / (len(self._token_ids) - 1)
 
     def _metrics(self) -> RequestMetrics | None:
         return None if self._final is None else self._final.metrics
@@ -201,7 +209,7 @@ class Journey:
         if output.token_ids:
             self._note_tokens(output.token_ids, now_s)
         if output.finished:
-            self._final, self._stages = output, news.timeline
+            self._final, self._stages, self._ended_s = output, news.timeline, now_s
         elif news.timeline:
             self._record.add_early(self._choice.index, news.timeline)
 

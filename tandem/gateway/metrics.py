@@ -106,7 +106,7 @@ class GatewayMetrics:
         self.recent.note_tokens(num_tokens, gap_s)
         self._gap.observe(gap_s, num_tokens)
 
-    def observe_end(self, end: ChoiceEnd, duration_s: float) -> None:
+    def observe_end(self, end: ChoiceEnd) -> None:
         """A choice has ended, one way or another."""
         self._success[end.reason].inc()
         self._num_prompt.inc(end.num_prompt_tokens)
@@ -117,9 +117,10 @@ class GatewayMetrics:
         if end.reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._prompt.observe(end.num_prompt_tokens)
             self._output.observe(end.num_output_tokens)
-            self._life.observe(duration_s)
-            if end.ttft_s is not None and end.num_output_tokens > 1:
-                self._per_token.observe((duration_s - end.ttft_s) / (end.num_output_tokens - 1))
+            if end.duration_s is not None:
+                self._life.observe(end.duration_s)
+            if end.tpot_s is not None:
+                self._per_token.observe(end.tpot_s)
 
     def rejected(self, code: str) -> None:
         self._rejected.labels(code).inc()

@@ -193,6 +193,8 @@ class ChoiceEnd:
         error: what ended it early.
         stages: its whole timeline, of the worker that finished it.
         ttft_s: from the gateway taking the request to its first token.
+        tpot_s: mean time between its tokens; None with fewer than two.
+        duration_s: from the gateway taking the request to this choice's last news; None: it was ended early.
     """
 
     index: int
@@ -204,3 +206,5 @@ class ChoiceEnd:
     metrics: RequestMetrics | None = None
     stages: tuple[Stage, ...] = ()
     error: str | None = None
+    tpot_s: float | None = None
+    duration_s: float | None = None

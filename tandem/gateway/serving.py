@@ -39,7 +39,6 @@ class ServeStream:
         self._journeys = [Journey(ways, request, choice, record, self._queue) for choice in request.choices]
         self._tasks: list[asyncio.Task[None]] = []
         self._is_settled = False
-        self._started_s = ways.clock.now_s()
 
     async def __aenter__(self) -> "ServeStream":
         self._open_streams.add(self)
@@ -91,12 +90,11 @@ class ServeStream:
         self._is_settled = True
         self._open_streams.discard(self)
         self._ways.metrics.running.dec(len(self._journeys))
-        duration_s = self._ways.clock.now_s() - self._started_s
         if not self._num_unfinished:
             self._record.close("done")
         for journey, choice in zip(self._journeys, self._request.choices, strict=True):
             end = journey.end(error)
             self._record.end_choice(end)
-            self._ways.metrics.observe_end(end, duration_s)
+            self._ways.metrics.observe_end(end)
             if journey.router is not None:
                 self._settler.add(journey.router, choice.request_id, end)

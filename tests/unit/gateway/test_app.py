@@ -1,14 +1,18 @@
 """Every path besides the generating ones: health, readiness, models, metrics, admin, documents."""
 
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import pytest
 from openai import AsyncOpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
+from tandem.core.clock import ManualClock
 from tandem.core.errors import CapacityError
-from tandem.rpc.messages import Decision
+from tandem.gateway import server
+from tandem.rpc.messages import Decision, GenerateCall, GenerateNews
 from tests.helpers.fake_backend import MAX_MODEL_LEN, MODEL, FakeCluster, eventually, tell
 
 COMPLETION = {"model": MODEL, "prompt": "abc", "seed": 1, "max_tokens": 6}
@@ -140,6 +144,41 @@ def test_metrics_count_what_was_served_under_the_names_that_dashboards_read(tmp_
         assert samples["vllm:prompt_tokens_total"].labels == {"model_name": MODEL, "engine": "0"}
 
     tell(tmp_path, story)
+
+
+def test_every_choice_has_its_own_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that ends early is not as slow as the last."""
+    clock = ManualClock()
+    monkeypatch.setattr(server, "SystemClock", lambda: clock)
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        (worker,) = cluster.workers
+        script = worker._script
+
+        async def second_waits(call: GenerateCall) -> AsyncIterator[GenerateNews]:
+            async for news in script(call):
+                if call.request_id.endswith("/1") and news.output.finished:
+                    await worker.go.wait()
+                yield news
+
+        monkeypatch.setattr(worker, "_script", second_waits)
+        labels = '{engine="0",model_name="tiny"}'
+        gaps = f"vllm:inter_token_latency_seconds_count{labels}"
+        body = COMPLETION | {"n": 2, "stream": True}
+        async with client.stream("POST", "/v1/completions", json=body) as answer:
+            async for line in answer.aiter_lines():
+                if '"finish_reason":"length"' in line and not worker.go.is_set():
+                    assert '"index":0' in line
+                    while f"{gaps} 9.0" not in (await client.get("/metrics")).text:
+                        pass  # 5 of the first choice, 4 of the second
+                    clock.advance(0.5)
+                    worker.go.set()
+        text = (await client.get("/metrics")).text
+        assert f"vllm:e2e_request_latency_seconds_sum{labels} 0.5" in text
+        assert f"vllm:request_time_per_output_token_seconds_sum{labels} 0.1\n" in text
+        assert f"vllm:request_time_per_output_token_seconds_count{labels} 2.0" in text
+
+    tell(tmp_path, story, num_workers=1)
 
 
 def test_what_is_refused_or_ends_early_has_arrived_too(tmp_path: Path) -> None:

@@ -65,8 +65,10 @@ class FakeGateway:
             num_failovers=0,
             ttft_s=ttft_s,
             metrics=metrics,
+            tpot_s=None if ttft_s is None or num_output < 2 else (duration_s - ttft_s) / (num_output - 1),
+            duration_s=duration_s,
         )
-        self.metrics.observe_end(end, duration_s)
+        self.metrics.observe_end(end)
 
 
 @contextlib.asynccontextmanager
