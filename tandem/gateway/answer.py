@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tandem.core.errors import TandemError
-from tandem.gateway.accounts import Caller, caller_of
+from tandem.gateway.accounts import caller_of
 from tandem.gateway.accounts_headers import problem_for, refusal_headers
 from tandem.gateway.body import ClientLeftError, read_body, wait_until_left
 from tandem.gateway.dialect import Asked, Dialect
@@ -23,6 +23,7 @@ from tandem.gateway.errors import Problem
 from tandem.gateway.gateway import Gateway
 from tandem.gateway.hearing import Hearing
 from tandem.gateway.history import RequestRecord
+from tandem.gateway.http_protocol import give_up_unread
 from tandem.gateway.pace import Pace
 from tandem.gateway.pin_book import PromptPins
 from tandem.gateway.server_timing import server_timing
@@ -52,8 +53,7 @@ class Answer(Response):
         self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = caller_of(scope)
-        exchange = _Exchange(self._gateway, self._dialect, caller, request_id_of(scope), send)
+        exchange = _Exchange(self._gateway, self._dialect, scope, send)
         try:
             body = await read_body(receive, header_of(scope, b"content-length"), self._gateway.max_body_bytes)
         except ClientLeftError:
@@ -81,13 +81,14 @@ class Answer(Response):
 class _Exchange:
     """The life of one request, from its body to the last byte."""
 
-    def __init__(self, gateway: Gateway, dialect: Dialect, caller: Caller, request_id: str, send: Send) -> None:
+    def __init__(self, gateway: Gateway, dialect: Dialect, scope: Scope, send: Send) -> None:
         self._gateway = gateway
         self._dialect = dialect
         self._is_anthropic = dialect.kind == "messages"
-        self._caller = caller
-        self._bill = caller.bill(request_id)
-        self._request_id = request_id
+        self._scope = scope
+        self._caller = caller_of(scope)
+        self._request_id = request_id_of(scope)
+        self._bill = self._caller.bill(self._request_id)
         self._send = send
         self._has_begun = False
         self.has_ended = False
@@ -117,6 +118,7 @@ class _Exchange:
         """Say what went wrong, in whichever way is still open."""
         problem = problem_for(error)
         self._gateway.metrics.rejected(problem.code)
+        give_up_unread(self._scope)
         if self._has_begun:
             assert self._asked is not None
             await self._send_body(self._asked.writer.failed(problem), is_last=True)

@@ -1,12 +1,13 @@
 """Uvicorn's HTTP protocol with limits on a request's line and headers, which come before anybody is asked for a key.
 
 Invariant: a connection never makes us hold more of them than the limit and one read; a head that does not end is given
-up. The limit holds for trailers and chunk extensions too.
+up. The limit holds for trailers and chunk extensions too. A client that does not read cannot keep a failed request.
 """
 
 import asyncio
 from typing import Any
 
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tandem.gateway.errors import Problem
@@ -14,6 +15,19 @@ from tandem.gateway.openai.frames import error_body
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 10.0
+LAST_WORDS_S = 1.0  # for a client to take how its request ended
+_GIVE_UP_KEY = "tandem.give_up_unread"
+
+
+def give_up_unread(scope: Scope) -> None:
+    """A request's last words are about to be said: a client that still reads nothing after LAST_WORDS_S is cut off."""
+    if (give_up := scope.get(_GIVE_UP_KEY)) is not None:
+        give_up()
+
+
+def without_connection(scope: Scope) -> Scope:
+    """`scope` for what outlives its connection."""
+    return {name: value for name, value in scope.items() if name != _GIVE_UP_KEY}
 
 
 class _HeadTooLongError(Exception):
@@ -48,6 +62,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._num_head_bytes = self._num_waiting_bytes = 0
+        self.scope[_GIVE_UP_KEY] = self._give_up_unread  # type: ignore[literal-required]
         if self._head_timer is None:
             self._start_timer()
 
@@ -94,6 +109,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(STATUS_LINE[431] + head.encode("ascii") + body)
         self.transport.close()
+
+    def _give_up_unread(self) -> None:
+        self.loop.call_later(LAST_WORDS_S, self._abort_unread)
+
+    def _abort_unread(self) -> None:
+        """NOTE: closing would wait until the client has read what is here."""
+        if self.flow.write_paused:
+            self.transport.abort()
 
     def _start_timer(self) -> None:
         self._stop_timer()

@@ -18,14 +18,13 @@ from tandem.core.clock import SystemClock
 from tandem.core.errors import ConfigurationError
 from tandem.gateway.app import build_app
 from tandem.gateway.gateway import Gateway
-from tandem.gateway.http_protocol import LimitedHttpProtocol
+from tandem.gateway.http_protocol import LAST_WORDS_S, LimitedHttpProtocol
 from tandem.gateway.model import ServedModel
 from tandem.gateway.settings import GatewaySettings
 from tandem.serving.signals import exit_when_told
 from tandem.telemetry.log import configure_logging
 from tandem.telemetry.tracing import Tracing
 
-LAST_WORDS_S = 1.0  # for error events to reach their clients once draining is over
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 65
 

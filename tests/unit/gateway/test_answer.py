@@ -1,6 +1,7 @@
 """What clients see of one request: real SDKs in strict mode, errors, disconnects, limits, draining."""
 
 import asyncio
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import openai
 import orjson
 import pytest
 
+from tandem.gateway import http_protocol, server
 from tests.helpers.fake_backend import MAX_MODEL_LEN, MODEL, FakeCluster, eventually, sdk, tell, text_of
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
@@ -195,6 +197,47 @@ def test_a_request_that_takes_too_long_is_ended_and_says_so(tmp_path: Path) -> N
         await eventually(lambda: worker.num_open == 0)
 
     tell(tmp_path, story, request_timeout_s=0.3)
+
+
+async def read_all(connection: socket.socket) -> bytes:
+    """Until its end."""
+    found = b""
+    async with asyncio.timeout(5):
+        while piece := await asyncio.get_running_loop().sock_recv(connection, 2**16):
+            found += piece
+    return found
+
+
+def test_a_client_that_reads_nothing_is_cut_off_when_its_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "LAST_WORDS_S", 0.05)
+    listen = server._listen
+
+    def listen_for_little(host: str, port: int) -> socket.socket:
+        listener = listen(host, port)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # which its connections inherit
+        return listener
+
+    monkeypatch.setattr(server, "_listen", listen_for_little)
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        loop = asyncio.get_running_loop()
+        cluster.workers[0].burst = 200
+        content = orjson.dumps({**CHAT, "max_tokens": 4000, "stream": True, "logprobs": True, "top_logprobs": 20})
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+        host, port = cluster.url.removeprefix("http://").split(":")
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.setblocking(False)
+            await loop.sock_connect(deaf, (host, int(port)))
+            await loop.sock_sendall(deaf, head.encode() + content)
+            await eventually(lambda: cluster.workers[0].num_open == 1)
+            await eventually(lambda: not any(task.get_name() == "exchange" for task in asyncio.all_tasks()))
+            assert not (await read_all(deaf)).endswith(b"0\r\n\r\n")
+        assert 'rejected_total{reason="timeout"} 1.0' in (await client.get("/metrics")).text
+
+    tell(tmp_path, story, num_workers=1, request_timeout_s=1.0)
 
 
 def test_ids_and_stages_come_back_in_headers_and_under_admin(tmp_path: Path) -> None:

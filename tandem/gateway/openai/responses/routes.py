@@ -14,6 +14,7 @@ from tandem.gateway.body import ClientLeftError, read_body
 from tandem.gateway.edge import Edge, header_of
 from tandem.gateway.errors import RequestError
 from tandem.gateway.gateway import Gateway
+from tandem.gateway.http_protocol import without_connection
 from tandem.gateway.openai.responses.answer import StoredAnswer
 from tandem.gateway.openai.responses.desk import ResponseDesk, as_shown
 from tandem.gateway.openai.responses.dialect import ResponsesDialect, count_input_tokens
@@ -55,7 +56,7 @@ async def _run_on(
     """NOTE: under a request id of its own, since the client's ends with this answer."""
 
     async def serve(receive: Receive, send: Send) -> None:
-        await Edge(StoredAnswer(gateway, dialect), gateway.ids)(dict(scope), receive, send)
+        await Edge(StoredAnswer(gateway, dialect), gateway.ids)(without_connection(scope), receive, send)
 
     job = await desk.background.begin(tenant, dialect, body, serve)
     if dialect.queued is not None:
