@@ -58,7 +58,6 @@ class Gateway:
         self.request_timeout_s = settings.request_timeout_s
         self.admission = Admission(settings.max_concurrent_requests)
         self.clock = clock
-        self._drain_timeout_s = settings.drain_timeout_s
         self.accounts = open_accounts(settings, clock)
         self.moderator = choose_moderator(settings.moderation)
         self.pin_book: PinBook = MemoryPinBook(clock) if settings.redis is None else RedisPinBook(settings.redis)
@@ -89,9 +88,9 @@ class Gateway:
         self._settler.start()
         self.directory.start()
 
-    async def close(self) -> None:
-        """End it, and every connection."""
-        await self.responses.close(self._drain_timeout_s)
+    async def close(self, drain_s: float = 0.0) -> None:
+        """End it, and every connection. `drain_s`: how long background responses may go on, seconds."""
+        await self.responses.close(drain_s)
         self.model.grammars.close()
         await self.directory.close()
         await self._settler.close()

@@ -50,13 +50,20 @@ class RunningGateway:
         self.gateway = gateway
         self.url = url
         self._server = server
+        self._stopped_s: float | None = None
 
     def stop(self) -> None:
         """Take no more requests and finish what runs; called again: end at once."""
         if not self.gateway.admission.is_closed:
             _logger.info("gateway stops taking requests")
+            self._stopped_s = self.gateway.clock.now_s()
         self.gateway.admission.close()
         self._server.stop()
+
+    async def close(self, drain_timeout_s: float) -> None:
+        """End it once it serves no more; `drain_timeout_s` counts from the first `stop`."""
+        assert self._stopped_s is not None
+        await self.gateway.close(self._stopped_s + drain_timeout_s - self.gateway.clock.now_s())
 
 
 def run_gateway(settings: GatewaySettings) -> int:
@@ -113,7 +120,7 @@ async def serving_gateway(settings: GatewaySettings) -> AsyncIterator[tuple[Runn
             await task
             drain.cancel()
             await asyncio.gather(drain, return_exceptions=True)
-            await gateway.close()
+            await running.close(settings.drain_timeout_s)
             await asyncio.to_thread(tracing.close)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tandem.core.clock import ManualClock
 from tandem.core.errors import InvalidRequestError
+from tandem.gateway import server
 from tandem.gateway.openai.responses.store import EmbeddedResponseStore, StoredResponse
 from tests.helpers import fake_backend as backend
 from tests.helpers.fake_backend import FakeCluster, eventually, sdk
@@ -50,6 +51,26 @@ def test_it_runs_on_and_is_polled(tmp_path: Path) -> None:
         await eventually(lambda: stage.gateway.admission.num_open == 0)
 
     tell(tmp_path, story, "hello, world", "again")
+
+
+def test_a_gateway_drains_for_them_no_longer_than_for_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time counts from the signal, not from the last connection's end."""
+    clock, drain_timeout_s = ManualClock(), 3600.0
+    monkeypatch.setattr(server, "SystemClock", lambda: clock)
+
+    async def run() -> None:
+        options = {"drain_timeout_s": drain_timeout_s, "silent_after_s": 100 * drain_timeout_s}
+        async with asyncio.timeout(20), backend.running_cluster(tmp_path, num_workers=1, **options) as cluster:
+            (worker,) = cluster.workers
+            worker.hold_at = 1
+            async with httpx.AsyncClient(base_url=cluster.url) as client:
+                await client.post("/v1/responses", json=ASKED)
+            await worker.reached.wait()
+            cluster.gateway.stop()
+            await cluster.finished.wait()
+            clock.advance(drain_timeout_s)
+
+    asyncio.run(run())
 
 
 def test_it_is_cancelled(tmp_path: Path) -> None:
