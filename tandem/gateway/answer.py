@@ -95,14 +95,15 @@ class _Exchange:
         self._asked: Asked | None = None
         self._pins: PromptPins | None = None
         self._record: RequestRecord | None = None
+        self._span = Span(None)
 
     async def serve(self, body: bytes, name: str, traceparent: str | None) -> None:
         """Answer; raises only for our own bugs, after the client was told."""
-        with self._gateway.tracing.span(name, traceparent) as span:
+        with self._gateway.tracing.span(name, traceparent) as self._span:
             try:
                 async with asyncio.timeout(self._gateway.request_timeout_s):
                     with self._gateway.admission.place() as free:
-                        await self._serve(body, span, free)
+                        await self._serve(body, free)
             except (TandemError, TimeoutError) as error:
                 self._close("error", str(error) or "timeout")
                 await self.refuse(error)
@@ -119,6 +120,8 @@ class _Exchange:
         problem = problem_for(error)
         self._gateway.metrics.rejected(problem.code)
         give_up_unread(self._scope)
+        if self._has_begun or problem.status >= 500:  # NOTE: a refused request is no failure of the server's
+            self._span.fail(error)
         if self._has_begun:
             assert self._asked is not None
             await self._send_body(self._asked.writer.failed(problem), is_last=True)
@@ -129,7 +132,7 @@ class _Exchange:
             await self._send_body(body, is_last=True)
         _log_problem(self._request_id, problem)
 
-    async def _serve(self, body: bytes, span: Span, free: Callable[[], None]) -> None:
+    async def _serve(self, body: bytes, free: Callable[[], None]) -> None:
         """NOTE: its place is free before the client has the last byte, and may send its next request."""
         gateway = self._gateway
         record = self._record = gateway.history.open(self._request_id, gateway.model.name, time.time())
@@ -138,7 +141,7 @@ class _Exchange:
             asked = await self._dialect.read(body, self._request_id)
         asked = self._asked = replace(asked, request=self._caller.isolated(asked.request))
         record.num_choices = len(asked.request.choices)
-        span.set(request_attributes(self._dialect.kind, asked.request.model, asked.request.choices[0].params))
+        self._span.set(request_attributes(self._dialect.kind, asked.request.model, asked.request.choices[0].params))
         hearing = Hearing(asked.results, gateway.moderator)
         if not await gateway.may_ask(asked.request):
             await self._stop(asked, hearing)
@@ -159,7 +162,7 @@ class _Exchange:
             await self._bill.settle()
             free()
             await self._end(asked, record)
-        self._finish_span(span, asked, record)
+        self._finish_span(asked, record)
 
     async def _stream(self, stream: ServeStream, hearing: Hearing, asked: Asked, record: RequestRecord) -> None:
         """NOTE: headers wait for the first news, so that whatever fails before it has a status."""
@@ -205,6 +208,7 @@ class _Exchange:
 
     async def _send_head(self, status: int, headers: Mapping[str, str]) -> None:
         self._has_begun = True
+        self._span.set({"http.response.status_code": status})
         headers = {**headers, **self._bill.headers}
         encoded = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": encoded})
@@ -222,14 +226,15 @@ class _Exchange:
         if self._record is not None:
             self._bill.close(self._record.ends, is_abort=state == "abort", was_heard=self._has_begun)
             self._record.close(state, error)
+            self._gateway.tracing.export_stages(self._record.stages(), self._span.traceparent)
 
-    def _finish_span(self, span: Span, asked: Asked, record: RequestRecord) -> None:
+    def _finish_span(self, asked: Asked, record: RequestRecord) -> None:
         reasons = [str(result.finish_reason) for result in asked.results]
         num_prompt = sum(result.num_prompt_tokens for result in asked.results)
         num_output = sum(result.num_output_tokens for result in asked.results)
         num_cached = sum(result.num_cached_tokens for result in asked.results)
-        span.set(response_attributes(self._request_id, reasons, num_prompt, num_output, num_cached))
-        self._gateway.tracing.export_stages(record.stages(), span.traceparent)
+        self._span.set(response_attributes(self._request_id, reasons, num_prompt, num_output, num_cached))
+        self._gateway.tracing.export_stages(record.stages(), self._span.traceparent)
 
 
 def _log_problem(request_id: str, problem: Problem) -> None:

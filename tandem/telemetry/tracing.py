@@ -43,6 +43,11 @@ class Span:
         if self._span is not None:
             self._span.set_attributes(attributes)
 
+    def fail(self, error: BaseException) -> None:
+        """Mark it as failed by an error that was dealt with inside."""
+        if self._span is not None:
+            self._mark(error)
+
     def __enter__(self) -> "Span":
         self._former = traceparent_var.get()
         traceparent_var.set(self.traceparent)
@@ -60,7 +65,7 @@ class Span:
             self._span.set_attribute("tandem.cancelled", True)
         self._span.end()
 
-    def _mark(self, error: Exception) -> None:
+    def _mark(self, error: BaseException) -> None:
         from opentelemetry.trace import Status, StatusCode
 
         assert self._span is not None

@@ -10,8 +10,11 @@ import httpx
 import openai
 import orjson
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from tandem.core.errors import TandemError
 from tandem.gateway import http_protocol, server
+from tandem.telemetry import tracing
 from tests.helpers.fake_backend import MAX_MODEL_LEN, MODEL, FakeCluster, eventually, sdk, tell, text_of
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
@@ -261,6 +264,37 @@ def test_ids_and_stages_come_back_in_headers_and_under_admin(tmp_path: Path) -> 
         assert "request-id" in (await client.get("/nothing")).headers
 
     tell(tmp_path, story)
+
+
+def test_spans_tell_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter = InMemorySpanExporter()
+    monkeypatch.setattr(tracing, "_otlp_exporter", lambda endpoint: exporter)
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        (worker,) = cluster.workers
+        await client.post("/v1/completions", json=COMPLETION)
+        await client.post("/v1/completions", json=COMPLETION | {"temperature": -1})
+        worker.fail_at, worker.failure = 2, TandemError("broken")
+        await client.post("/v1/completions", json=COMPLETION)
+        await client.post("/v1/completions", json=COMPLETION | {"stream": True})
+
+    tell(tmp_path, story, num_workers=1, otlp_endpoint="http://127.0.0.1:1")
+    spans = exporter.get_finished_spans()
+    told = []
+    for span in spans:
+        if span.parent is None:
+            assert span.attributes is not None
+            found = (span.attributes["http.response.status_code"], span.attributes.get("error.type"))
+            stages = {
+                one.name for one in spans if one.parent is not None and one.parent.span_id == span.context.span_id
+            }
+            told.append((*found, span.status.status_code.name, "pair" in stages, "tokenise" in stages))
+    assert told == [
+        (200, None, "UNSET", True, True),
+        (400, None, "UNSET", False, True),
+        (500, "TandemError", "ERROR", True, True),
+        (200, "TandemError", "ERROR", True, True),
+    ]
 
 
 def test_a_request_is_settled_before_its_client_has_the_last_word(tmp_path: Path) -> None:
