@@ -140,6 +140,8 @@ class _Exchange:
         with record.timed("tokenise"):
             asked = await self._dialect.read(body, self._request_id)
         asked = self._asked = replace(asked, request=self._caller.isolated(asked.request))
+        if asked.answer_id is not None:
+            gateway.history.name(record, asked.answer_id)
         record.num_choices = len(asked.request.choices)
         self._span.set(request_attributes(self._dialect.kind, asked.request.model, asked.request.choices[0].params))
         hearing = Hearing(asked.results, gateway.moderator)

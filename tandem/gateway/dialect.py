@@ -41,6 +41,7 @@ class Asked:
     Args:
         results: one a choice, in order.
         is_warm_up: of its answer nothing is told or billed; its prompt is.
+        answer_id: what the client calls the answer, where that does not follow from the request's id.
     """
 
     request: ServeRequest
@@ -48,6 +49,7 @@ class Asked:
     writer: Writer
     is_stream: bool
     is_warm_up: bool = False
+    answer_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ class RequestRecord:
     started_s: float
     kind: str = ""
     tenant: str = ""
+    answer_id: str | None = None
     state: str = "running"
     num_choices: int = 0
     duration_s: float | None = None
@@ -108,22 +109,34 @@ class RequestRecord:
 
 
 class RequestHistory:
-    """The last `size` requests by id. Owned by one event loop."""
+    """The last `size` requests by id, their own or their answer's. Owned by one event loop."""
 
     def __init__(self, size: int = DEFAULT_SIZE) -> None:
         self._size = size
         self._records: OrderedDict[str, RequestRecord] = OrderedDict()
+        self._by_answer: dict[str, RequestRecord] = {}
 
     def open(self, request_id: str, model: str, started_s: float) -> RequestRecord:
         """A new record; one of the same id that has ended is forgotten."""
-        self._records.pop(request_id, None)
+        self._forget(request_id)
         record = self._records[request_id] = RequestRecord(request_id, model, started_s)
         if len(self._records) > self._size:
-            self._records.popitem(last=False)
+            self._forget(next(iter(self._records)))
         return record
 
+    def name(self, record: RequestRecord, answer_id: str) -> None:
+        """`answer_id` finds it too, as long as it is here."""
+        if self._records.get(record.request_id) is record:
+            record.answer_id = answer_id
+            self._by_answer[answer_id] = record
+
     def find(self, request_id: str) -> RequestRecord | None:
-        return self._records.get(request_id)
+        return self._records.get(request_id) or self._by_answer.get(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        record = self._records.pop(request_id, None)
+        if record is not None and record.answer_id is not None:
+            del self._by_answer[record.answer_id]
 
 
 def _of_choice(stage: Stage, index: int) -> Stage:

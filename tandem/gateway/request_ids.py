@@ -9,7 +9,7 @@ class RequestIds:
     """The ids in use now. Owned by one event loop."""
 
     def __init__(self) -> None:
-        self._live: set[str] = set()
+        self._live: dict[str, int] = {}  # and by how many they are used
         self._fresh = FreshNumbers()
 
     def claim(self, wanted: str | None) -> str:
@@ -18,11 +18,17 @@ class RequestIds:
             wanted = f"req-{self._fresh.hex(32)}"
         elif wanted in self._live:
             wanted = f"{wanted}~{self._fresh.hex(8)}"
-        self._live.add(wanted)
+        self._live[wanted] = 1
         return wanted
 
+    def share(self, request_id: str) -> None:
+        """A live id is used by one more, who releases it too."""
+        self._live[request_id] += 1
+
     def release(self, request_id: str) -> None:
-        self._live.discard(request_id)
+        self._live[request_id] -= 1
+        if not self._live[request_id]:
+            del self._live[request_id]
 
 
 def is_sane(wanted: str) -> bool:

@@ -18,6 +18,21 @@ def test_the_oldest_is_forgotten_first() -> None:
     assert history.find("c") is not None
 
 
+def test_an_answer_finds_its_request_until_that_is_forgotten() -> None:
+    history = RequestHistory(2)
+    for name in ("a", "b"):
+        history.name(history.open(name, "m", 1.0), f"resp_{name}")
+    found = history.find("resp_a")
+    assert found is not None
+    assert found.request_id == "a"
+    history.open("a", "m", 2.0)
+    assert history.find("resp_a") is None
+    history.name(found, "resp_late")
+    assert history.find("resp_late") is None
+    history.open("c", "m", 1.0)
+    assert history.find("resp_b") is None
+
+
 def test_a_whole_timeline_replaces_what_came_early_and_stages_are_in_order() -> None:
     record = RequestHistory().open("a", "m", 1.0)
     record.num_choices = 2

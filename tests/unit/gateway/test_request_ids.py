@@ -20,3 +20,12 @@ def test_an_id_is_free_again_once_released() -> None:
     ids.release("mine")
     assert ids.claim("mine") == "mine"
     assert ids.claim(None) != ids.claim(None)
+
+
+def test_a_shared_id_is_free_once_all_have_released_it() -> None:
+    ids = RequestIds()
+    ids.share(ids.claim("mine"))
+    ids.release("mine")
+    assert ids.claim("mine") != "mine"
+    ids.release("mine")
+    assert ids.claim("mine") == "mine"

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from tandem.gateway.accounts import caller_of
 from tandem.gateway.answer import JSON
 from tandem.gateway.body import ClientLeftError, read_body
-from tandem.gateway.edge import Edge, header_of
+from tandem.gateway.edge import header_of, request_id_of
 from tandem.gateway.errors import RequestError
 from tandem.gateway.gateway import Gateway
 from tandem.gateway.http_protocol import without_connection
@@ -53,20 +53,23 @@ def _add_create(app: FastAPI, gateway: Gateway, desk: ResponseDesk) -> None:
 async def _run_on(
     gateway: Gateway, desk: ResponseDesk, tenant: str, dialect: ResponsesDialect, body: bytes, scope: Scope
 ) -> Response:
-    """NOTE: under a request id of its own, since the client's ends with this answer."""
+    """NOTE: under the id that the client is told, which is nobody else's until the response has ended."""
+    request_id = request_id_of(scope)
 
     async def serve(receive: Receive, send: Send) -> None:
-        await Edge(StoredAnswer(gateway, dialect), gateway.ids)(without_connection(scope), receive, send)
+        try:
+            await StoredAnswer(gateway, dialect)(without_connection(scope), receive, send)
+        finally:
+            gateway.ids.release(request_id)
 
+    gateway.ids.share(request_id)
     job = await desk.background.begin(tenant, dialect, body, serve)
     if dialect.queued is not None:
         return _json({**dialect.queued.response, "status": "queued"})
     head = next(message for message in job.messages if message["type"] == "http.response.start")
     refusal = b"".join(message["body"] for message in job.messages if message["type"] == "http.response.body")
     kept = {
-        name.decode("latin-1"): value.decode("latin-1")
-        for name, value in head["headers"]
-        if name not in (b"x-request-id", b"request-id", b"content-length")
+        name.decode("latin-1"): value.decode("latin-1") for name, value in head["headers"] if name != b"content-length"
     }
     return Response(refusal, head["status"], kept)
 

@@ -59,7 +59,7 @@ def test_a_gateway_drains_for_them_no_longer_than_for_streams(tmp_path: Path, mo
     monkeypatch.setattr(server, "SystemClock", lambda: clock)
 
     async def run() -> None:
-        options = {"drain_timeout_s": drain_timeout_s, "silent_after_s": 100 * drain_timeout_s}
+        options: dict[str, Any] = {"drain_timeout_s": drain_timeout_s, "silent_after_s": 100 * drain_timeout_s}
         async with asyncio.timeout(20), backend.running_cluster(tmp_path, num_workers=1, **options) as cluster:
             (worker,) = cluster.workers
             worker.hold_at = 1
@@ -69,6 +69,33 @@ def test_a_gateway_drains_for_them_no_longer_than_for_streams(tmp_path: Path, mo
             cluster.gateway.stop()
             await cluster.finished.wait()
             clock.advance(drain_timeout_s)
+
+    asyncio.run(run())
+
+
+def test_its_timeline_is_found_by_what_its_client_was_told(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with (
+            backend.running_cluster(tmp_path, num_workers=1) as cluster,
+            httpx.AsyncClient(base_url=cluster.url) as client,
+        ):
+            (worker,) = cluster.workers
+            worker.hold_at = 1
+            begun = await client.post("/v1/responses", json=ASKED, headers={"x-request-id": "mine"})
+            assert begun.headers["x-request-id"] == "mine"
+            await worker.reached.wait()
+            assert worker.calls[0].request_id == "mine"
+            other = await client.get("/health", headers={"x-request-id": "mine"})
+            assert other.headers["x-request-id"] != "mine"
+            worker.go.set()
+            await eventually(lambda: not cluster.gateway.gateway.responses.background.num_running)
+            found = (await client.get("/admin/requests/mine")).json()
+            assert (found["state"], found["kind"]) == ("done", "responses")
+            assert (await client.get(f"/admin/requests/{begun.json()['id']}")).json() == found
+            again = await client.post("/v1/responses", json={**ASKED, "background": False})
+            assert (await client.get(f"/admin/requests/{again.json()['id']}")).json()["state"] == "done"
+            other = await client.get("/health", headers={"x-request-id": "mine"})
+            assert other.headers["x-request-id"] == "mine"
 
     asyncio.run(run())
 
