@@ -72,7 +72,7 @@ class ResponsesDialect:
             (result,),
             self._writer,
             bool(asked.stream),
-            response_id,
+            answer_id=response_id,
         )
 
     def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
