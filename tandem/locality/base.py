@@ -19,6 +19,7 @@ KEY_BYTES = 15  # NOTE: of a hash's 32. 120 bits do not collide by accident, and
 COUNTED_GROUP = 0
 DEFAULT_MAX_BLOCK_REPLICAS = 8_000_000
 MIN_BLOCK_REPLICAS = 1024
+SILENT_S = 30.0
 
 
 class PublishResult(Enum):
@@ -26,7 +27,7 @@ class PublishResult(Enum):
 
     APPLIED: the index has it (a repeated sequence number is not applied twice).
     RESYNC: the index missed something, or has lost or never known this worker: send a snapshot with `replace`.
-    STALE: a later incarnation of this worker has reported; nothing was changed and nothing more should be sent.
+    STALE: a later incarnation of this worker has reported within `SILENT_S`; nothing was changed. Ask again later.
     """
 
     APPLIED = "applied"
@@ -51,7 +52,8 @@ class LocalityStats:
 class LocalityIndex(Protocol):
     """Who holds which blocks. Any thread may call; for each worker, reports come from one caller in order.
 
-    A worker is known by its id and an epoch that grows with each incarnation (0 <= epoch < 2**64). Its reports are
+    A worker is known by its id and an epoch that grows with each incarnation (0 <= epoch < 2**64), unless its clock was
+    set back: a later epoch that has been silent for `SILENT_S` counts no more, and an earlier one is taken. Reports are
     numbered; a snapshot says which number it reflects and the next report continues from there. A worker that has
     nothing to say still reports an empty batch now and then: only so does it learn of a loss.
 

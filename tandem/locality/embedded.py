@@ -10,10 +10,12 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tandem.core.clock import Clock, SystemClock
 from tandem.core.events import BlockEvent
 from tandem.locality.base import (
     DEFAULT_MAX_BLOCK_REPLICAS,
     KEY_BYTES,
+    SILENT_S,
     LocalityStats,
     PublishResult,
     check_hashes,
@@ -32,6 +34,7 @@ class _Worker:
     """What is known of a worker. Nothing counts before the snapshot under `slot` is `complete`."""
 
     epoch: int
+    seen_s: float
     slot: int | None = None
     complete: bool = False
     sequence: int = 0
@@ -40,8 +43,9 @@ class _Worker:
 class EmbeddedIndex:
     """`LocalityIndex` in this process's memory, about 100 bytes a block. Any thread may call."""
 
-    def __init__(self, max_block_replicas: int = DEFAULT_MAX_BLOCK_REPLICAS) -> None:
+    def __init__(self, max_block_replicas: int = DEFAULT_MAX_BLOCK_REPLICAS, clock: Clock | None = None) -> None:
         check_limit(max_block_replicas)
+        self._clock = clock or SystemClock()
         self._max_block_replicas = max_block_replicas
         self._lock = threading.Lock()
         self._table = HolderTable(max_block_replicas)
@@ -97,13 +101,14 @@ class EmbeddedIndex:
             )
 
     def _current(self, worker_id: str, epoch: int) -> _Worker | None:
-        """The worker's record for this epoch, begun anew when the epoch is new; None when the epoch is over."""
-        worker = self._workers.get(worker_id)
-        if worker is not None and epoch < worker.epoch:
+        """The worker's record for this epoch, begun anew when the epoch is new; None while a later one reports."""
+        worker, now_s = self._workers.get(worker_id), self._clock.now_s()
+        if worker is not None and epoch < worker.epoch and now_s - worker.seen_s <= SILENT_S:
             return None
-        if worker is None or epoch > worker.epoch:
+        if worker is None or epoch != worker.epoch:
             self._retire(worker)
-            worker = self._workers[worker_id] = _Worker(epoch)
+            worker = self._workers[worker_id] = _Worker(epoch, now_s)
+        worker.seen_s = now_s
         return worker
 
     def _retire(self, worker: _Worker | None) -> None:
@@ -111,7 +116,7 @@ class EmbeddedIndex:
             del self._owners[worker.slot]
 
     def _begin(self, worker_id: str, epoch: int) -> int | None:
-        """A new slot to collect a snapshot under, invisible before `_commit`; None when the epoch is over."""
+        """A new slot to collect a snapshot under, invisible before `_commit`; None while a later epoch reports."""
         worker = self._current(worker_id, epoch)
         if worker is None:
             return None

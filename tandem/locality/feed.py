@@ -49,7 +49,7 @@ class BlockFeed:
     def flush(self) -> PublishResult:
         """Bring the index up to date: with the news, an empty report as a sign of life, or a snapshot when it asks.
 
-        STALE means that a later incarnation of this worker reports now, and this one should stop. RESYNC means that
+        STALE means that a later incarnation of this worker reports now; ask again later, it may end. RESYNC means that
         the index lost the snapshot before it was complete; the next `flush` sends another.
 
         Raises:

@@ -12,6 +12,7 @@ from tandem.locality.feed import BlockFeed
 from tandem.rpc.client import RouterClient
 
 FLUSH_INTERVAL_S = 0.2
+STALE_INTERVAL_S = 5.0
 CALL_TIMEOUT_S = 2.0
 _Answer = TypeVar("_Answer")
 
@@ -69,7 +70,7 @@ class Feeds:
 
 
 async def _report(feed: BlockFeed) -> None:
-    was_away = False
+    was_away = was_stale = False
     while True:
         try:
             result = await asyncio.to_thread(feed.flush)
@@ -78,8 +79,8 @@ async def _report(feed: BlockFeed) -> None:
                 logger.warning("the locality index is away, its news are kept: %s", error)
             was_away = True
         else:
-            if result is PublishResult.STALE:
-                logger.error("a later incarnation of this worker reports its blocks; this one is silent from now on")
-                return
-            was_away = False
-        await asyncio.sleep(FLUSH_INTERVAL_S)
+            is_stale = result is PublishResult.STALE
+            if is_stale and not was_stale:
+                logger.error("a later incarnation of this worker reports its blocks; this one does when that one ends")
+            was_away, was_stale = False, is_stale
+        await asyncio.sleep(STALE_INTERVAL_S if was_stale else FLUSH_INTERVAL_S)

@@ -18,7 +18,7 @@ from redis import Redis
 from tandem.core.clock import ManualClock
 from tandem.core.errors import ConfigurationError, InvalidRequestError, LocalityUnavailableError
 from tandem.core.events import BlockEvent, BlockRemoved, BlockStored
-from tandem.locality.base import LocalityIndex, PublishResult
+from tandem.locality.base import SILENT_S, LocalityIndex, PublishResult
 from tandem.locality.embedded import EmbeddedIndex
 from tandem.locality.redis import RedisIndex
 from tests.helpers.redis_server import RedisServer, running_redis
@@ -42,10 +42,13 @@ def removed(hashes: Iterable[bytes], group: int = 0) -> list[BlockEvent]:
 
 @dataclass(frozen=True)
 class Backend:
-    """Opens empty indexes of one kind, makes one lose everything it knows, proves that its own accounts are right."""
+    """Opens empty indexes of one kind, makes one lose everything it knows, has a worker say nothing for some seconds,
+    proves that its own accounts are right.
+    """
 
     open: Callable[[int], LocalityIndex]
     lose: Callable[[LocalityIndex, Sequence[str]], object]
+    be_silent: Callable[[str, float], object]
     audit: Callable[[], None] = lambda: None
 
 
@@ -60,7 +63,8 @@ def embedded_backend() -> Backend:
         for worker_id in workers:
             index.remove_worker(worker_id)
 
-    return Backend(lambda limit: EmbeddedIndex(limit), lose)
+    clock = ManualClock()
+    return Backend(lambda limit: EmbeddedIndex(limit, clock), lose, lambda worker_id, seconds: clock.advance(seconds))
 
 
 def redis_backend(server: RedisServer, opened: contextlib.ExitStack) -> Backend:
@@ -71,7 +75,17 @@ def redis_backend(server: RedisServer, opened: contextlib.ExitStack) -> Backend:
         index = RedisIndex(server.url, max_block_replicas=limit, read_timeout_s=PATIENT_S, write_timeout_s=PATIENT_S)
         return opened.enter_context(contextlib.closing(index))
 
-    return Backend(open_empty, lambda index, workers: plain.flushall(), lambda: audit_redis(plain))
+    def be_silent(worker_id: str, seconds: float) -> None:
+        date_last_report(plain, worker_id, plain.time()[0] - round(seconds))
+
+    return Backend(open_empty, lambda index, workers: plain.flushall(), be_silent, lambda: audit_redis(plain))
+
+
+def date_last_report(plain: Redis, worker_id: str, seen_s: int) -> None:
+    """As if a worker had last reported when Redis's clock showed `seen_s`."""
+    record = plain.hget("{tandem}:locality:meta", f"w:{worker_id}")
+    assert isinstance(record, bytes)
+    plain.hset("{tandem}:locality:meta", f"w:{worker_id}", record.rsplit(b" ", 1)[0] + b" %d" % seen_s)
 
 
 def audit_redis(plain: Redis) -> None:
@@ -220,6 +234,39 @@ def test_an_old_epoch_changes_nothing(index: LocalityIndex) -> None:
     assert index.publish("p0", 2**63, stored(blocks), 1) is STALE
     assert index.replace("p0", 2**63, blocks, 0) is STALE
     assert index.leading_blocks(blocks) == {"p0": 1}
+
+
+def test_an_old_epoch_counts_when_the_later_one_is_silent(index: LocalityIndex, backend: Backend) -> None:
+    """Regression: a worker that was restarted after its clock was set back could never report."""
+    blocks = chain("a", 3)
+    index.replace("p0", 2, blocks, 0)
+    backend.be_silent("p0", SILENT_S / 2)
+    assert index.publish("p0", 2, [], 1) is APPLIED
+    backend.be_silent("p0", SILENT_S / 2)
+    assert index.replace("p0", 1, blocks[:1], 0) is STALE
+    backend.be_silent("p0", SILENT_S + 1)
+    assert index.publish("p0", 1, [], 1) is RESYNC
+    assert index.leading_blocks(blocks) == {}
+    assert index.replace("p0", 1, blocks[:1], 1) is APPLIED
+    assert index.leading_blocks(blocks) == {"p0": 1}
+    assert index.publish("p0", 1, stored(blocks), 2) is APPLIED
+    assert index.leading_blocks(blocks) == {"p0": 3}
+
+
+def test_a_snapshot_may_be_the_first_that_an_old_epoch_sends(index: LocalityIndex, backend: Backend) -> None:
+    index.replace("p0", 2, chain("a", 3), 0)
+    backend.be_silent("p0", SILENT_S + 1)
+    assert index.replace("p0", 1, chain("a", 2), 0) is APPLIED
+    assert index.leading_blocks(chain("a", 3)) == {"p0": 2}
+
+
+def test_an_old_epoch_counts_when_the_clock_of_redis_was_set_back_too(
+    in_redis: RedisIndex, redis_server: RedisServer
+) -> None:
+    in_redis.replace("p0", 2, chain("a", 3), 0)
+    with contextlib.closing(redis_server.client()) as plain:
+        date_last_report(plain, "p0", plain.time()[0] + 3600)
+    assert in_redis.replace("p0", 1, chain("a", 2), 0) is APPLIED
 
 
 def test_a_removed_worker_is_gone_at_once_and_may_come_back(index: LocalityIndex) -> None:
@@ -717,10 +764,7 @@ def test_a_worker_that_fell_silent_is_forgotten_when_another_one_starts(
 ) -> None:
     in_redis.replace("silent", 1, chain("a", 5), 0)
     with contextlib.closing(redis_server.client()) as plain:
-        seen_s = plain.time()[0] - 601
-        record = plain.hget("{tandem}:locality:meta", "w:silent")
-        assert isinstance(record, bytes)
-        plain.hset("{tandem}:locality:meta", "w:silent", record.rsplit(b" ", 1)[0] + b" %d" % seen_s)
+        date_last_report(plain, "silent", plain.time()[0] - 601)
     in_redis.replace("fresh", 1, chain("a", 2), 0)
     assert in_redis.leading_blocks(chain("a", 5)) == {"fresh": 2}
     assert in_redis.stats().num_workers == 1

@@ -10,6 +10,7 @@
 local META, YOUNG, OLD = KEYS[1], KEYS[2], KEYS[3]
 local KEY_BYTES, SLOT_BYTES = 15, 4
 local MAX_HOLDERS = 7000  -- Lua hands a command no more than 8000 arguments
+local SILENT_S = 30
 
 local function pack_slot(number)
   return struct.pack('>I4', number)
@@ -89,11 +90,16 @@ local function forget_worker(id, worker)
   redis.call('HDEL', META, 'w:' .. id)
 end
 
--- The worker's record for this epoch: nil when the epoch is over, a fresh record when it is new.
+-- Whether a worker has reported lately. After the clock was set back a report may lie in the future.
+local function is_heard(worker)
+  return math.abs(tonumber(redis.call('TIME')[1]) - worker.seen_s) <= SILENT_S
+end
+
+-- The worker's record for this epoch: nil while a later one reports, a fresh record when it is new.
 local function current_worker(id, epoch)
   local worker = get_worker(id)
-  if worker and epoch < worker.epoch then return nil end
-  if not worker or epoch > worker.epoch then
+  if worker and epoch < worker.epoch and is_heard(worker) then return nil end
+  if not worker or epoch ~= worker.epoch then
     forget_worker(id, worker)
     worker = { slot = 0, complete = false, epoch = epoch, sequence = 0 }
   end
