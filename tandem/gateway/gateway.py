@@ -64,7 +64,7 @@ class Gateway:
         stored_mib = settings.stored_responses_mib
         self.responses = ResponseDesk.open(settings.redis, None if stored_mib is None else int(stored_mib * 2**20))
         self.ids = RequestIds()
-        self.history = RequestHistory()
+        self.history = RequestHistory(clock=clock)
         self.metrics = GatewayMetrics(model.name)
         self.directory = ModelDirectory(self.routers, model.name)
         limits = Limits(settings.max_choices, settings.max_messages)

@@ -5,11 +5,12 @@ Holds figures and worker ids, never prompts or answers.
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from tandem.core.clock import Clock, SystemClock
 from tandem.core.timeline import Stage
 from tandem.gateway.request import ChoiceEnd
 
@@ -20,11 +21,12 @@ MAX_STAGES = 512
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request as the gateway saw it, and what workers said of it."""
+    """One request as the gateway saw it, and what workers said of it. `clock` times it; `started_s` is the wall's."""
 
     request_id: str
     model: str
     started_s: float
+    clock: Clock = field(default_factory=SystemClock)
     kind: str = ""
     tenant: str = ""
     answer_id: str | None = None
@@ -34,19 +36,23 @@ class RequestRecord:
     error: str | None = None
     ends: dict[int, ChoiceEnd] = field(default_factory=dict)
     workers: list[str] = field(default_factory=list)
+    _began_s: float = field(init=False)
     _own: list[Stage] = field(default_factory=list)
     _workers: dict[int, list[Stage]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._began_s = self.clock.now_s()
 
     def add(self, stage: Stage) -> None:
         """A stage in this process."""
         if len(self._own) < MAX_STAGES:
             self._own.append(stage)
 
-    def close(self, state: str, error: str | None = None, wall: Callable[[], float] = time.time) -> None:
+    def close(self, state: str, error: str | None = None) -> None:
         """It has ended; the first word on how counts."""
         if self.state == "running":
             self.state, self.error = state, error
-            self.duration_s = wall() - self.started_s
+            self.duration_s = self.clock.now_s() - self._began_s
 
     def add_early(self, index: int, stages: Sequence[Stage]) -> None:
         """What a worker says of a choice before its end."""
@@ -67,24 +73,22 @@ class RequestRecord:
         return sorted(found, key=lambda stage: stage.start_s)
 
     @contextmanager
-    def timed(
-        self, name: str, wall: Callable[[], float] = time.time, unless: tuple[type[Exception], ...] = ()
-    ) -> Iterator[dict[str, str | int | float]]:
+    def timed(self, name: str, unless: tuple[type[Exception], ...] = ()) -> Iterator[dict[str, str | int | float]]:
         """Record the block as a stage of the gateway; what is put into the yielded dict becomes its attributes.
 
         Args:
             unless: errors after which it was no stage.
         """
-        start_s: float | None = wall()
+        is_stage, start_s, began_s = True, time.time(), self.clock.now_s()
         attributes: dict[str, str | int | float] = {}
         try:
             yield attributes
         except unless:
-            start_s = None
+            is_stage = False
             raise
         finally:
-            if start_s is not None:
-                self.add(Stage(name, PROCESS, start_s, wall() - start_s, attributes))
+            if is_stage:
+                self.add(Stage(name, PROCESS, start_s, self.clock.now_s() - began_s, attributes))
 
     def as_json(self) -> dict[str, Any]:
         ends = [self.ends[index] for index in sorted(self.ends)]
@@ -111,15 +115,16 @@ class RequestRecord:
 class RequestHistory:
     """The last `size` requests by id, their own or their answer's. Owned by one event loop."""
 
-    def __init__(self, size: int = DEFAULT_SIZE) -> None:
+    def __init__(self, size: int = DEFAULT_SIZE, clock: Clock | None = None) -> None:
         self._size = size
+        self._clock = clock or SystemClock()
         self._records: OrderedDict[str, RequestRecord] = OrderedDict()
         self._by_answer: dict[str, RequestRecord] = {}
 
     def open(self, request_id: str, model: str, started_s: float) -> RequestRecord:
         """A new record; one of the same id that has ended is forgotten."""
         self._forget(request_id)
-        record = self._records[request_id] = RequestRecord(request_id, model, started_s)
+        record = self._records[request_id] = RequestRecord(request_id, model, started_s, self._clock)
         if len(self._records) > self._size:
             self._forget(next(iter(self._records)))
         return record

@@ -92,7 +92,7 @@ class WorkerService:
 
     async def _generate(self, call: GenerateCall) -> AsyncGenerator[GenerateNews, None]:
         is_remote = call.prefill is not None and call.params.prompt_logprobs is None
-        watch = Stopwatch(self._core.me.worker_id, "wait for kv" if is_remote else "prefill")
+        watch = Stopwatch(self._core.me.worker_id, "wait for kv" if is_remote else "prefill", self._core.clock)
         engine_id = self._engine_id(call.request_id)
         tokens = (*call.prompt_token_ids, *call.output_token_ids)
         num_expected = len(tokens) if is_remote else await self._num_restorable(call, tokens)
@@ -159,7 +159,7 @@ class WorkerService:
                     self._core.engine.post(lambda engine: engine.kv.drop(lease_id))
 
     async def _prefill(self, call: PrefillCall, lease_id: str) -> AsyncGenerator[PrefillNews, None]:
-        watch = Stopwatch(self._core.me.worker_id, "prefill")
+        watch = Stopwatch(self._core.me.worker_id, "prefill", self._core.clock)
         engine_id = self._engine_id(call.request_id)
         num_fetched = call.num_fetch_blocks * self._core.block_size if call.fetch_from is not None else 0
         tokens = (*call.prompt_token_ids, *call.output_token_ids)

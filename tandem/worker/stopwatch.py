@@ -2,19 +2,24 @@
 
 import time
 
+from tandem.core.clock import Clock
 from tandem.core.output import RequestOutput
 from tandem.core.timeline import Stage
 
 
 class Stopwatch:
-    """`stages` may be added to by others who work on the request. Times are the wall clock's."""
+    """`stages` may be added to by others who work on the request. Times are the wall clock's at its arrival, and from
+    there on `clock`'s, so that nothing lasts a negative time when the wall clock is set back.
+    """
 
-    def __init__(self, process: str, before_first_token: str) -> None:
+    def __init__(self, process: str, before_first_token: str, clock: Clock) -> None:
         """`before_first_token`: what the time from leaving the queue to the first token is called."""
+        self._clock = clock
         self.stages: list[Stage] = []
         self._before_first_token = before_first_token
         self._process = process
         self._arrived_s = time.time()
+        self._offset_s = self._arrived_s - clock.now_s()
         self._chunk_s = self._arrived_s
         self._num_chunk_tokens = 0
         self._first_s: float | None = None
@@ -23,7 +28,7 @@ class Stopwatch:
 
     def chunk(self, num_tokens: int) -> None:
         """The prompt has been computed up to here."""
-        now_s = time.time()
+        now_s = self._now_s()
         attributes = {"num_tokens": num_tokens - self._num_chunk_tokens}
         self.stages.append(Stage("prefill chunk", self._process, self._chunk_s, now_s - self._chunk_s, attributes))
         self._chunk_s, self._num_chunk_tokens = now_s, num_tokens
@@ -32,7 +37,7 @@ class Stopwatch:
         """Tokens have come: seconds since those before them, None for the first."""
         if not output.token_ids:
             return None
-        now_s = time.time()
+        now_s = self._now_s()
         gap_s = None if self._first_s is None else now_s - self._last_s
         if self._first_s is None:
             self._first_s = now_s
@@ -66,3 +71,6 @@ class Stopwatch:
             decoded = {"num_tokens": metrics.num_output_tokens, "num_preemptions": metrics.num_preemptions}
             self.stages.append(Stage("decode", self._process, self._first_s, self._last_s - self._first_s, decoded))
         return tuple(sorted(self.stages, key=lambda stage: stage.start_s))
+
+    def _now_s(self) -> float:
+        return self._offset_s + self._clock.now_s()

@@ -1,5 +1,10 @@
 """The ring of recent requests: bounded, in order, with each choice's stages."""
 
+import time
+
+import pytest
+
+from tandem.core.clock import ManualClock
 from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason
 from tandem.gateway.history import MAX_STAGES, RequestHistory
@@ -49,11 +54,26 @@ def test_a_whole_timeline_replaces_what_came_early_and_stages_are_in_order() -> 
 
 
 def test_the_first_word_on_its_end_counts_and_stages_are_bounded() -> None:
-    record = RequestHistory().open("a", "m", 1.0)
-    record.close("done", wall=lambda: 3.5)
+    clock = ManualClock(7.0)
+    record = RequestHistory(clock=clock).open("a", "m", 1.0)
+    clock.advance(2.5)
+    record.close("done")
+    clock.advance(1.0)
     record.close("error", "later")
     assert (record.state, record.error, record.duration_s) == ("done", None, 2.5)
     for _ in range(MAX_STAGES + 1):
         record.add(Stage("x", "gateway", 1.0, 0.0))
         record.add_early(0, [Stage("y", "d", 1.0, 0.0)])
     assert len(record.stages()) == 2 * MAX_STAGES
+
+
+def test_a_wall_clock_set_back_spoils_no_duration(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall_s, clock = 1e9, ManualClock()
+    monkeypatch.setattr(time, "time", lambda: wall_s)
+    record = RequestHistory(clock=clock).open("a", "m", time.time())
+    with record.timed("pair"):
+        clock.advance(0.5)
+        wall_s -= 3600.0
+    record.close("done")
+    assert record.stages() == [Stage("pair", "gateway", 1e9, 0.5)]
+    assert record.duration_s == 0.5
