@@ -20,6 +20,8 @@ def connect(url: str, *, connect_timeout_s: float, num_retries: int = 0) -> Redi
     retry = Retry(NoBackoff(), num_retries)
     try:
         return Redis.from_url(url, socket_timeout=None, socket_connect_timeout=connect_timeout_s, retry=retry)
-    except ValueError as error:
-        where = url.rpartition("@")[2]  # NOTE: what stands before may be a password
-        raise ConfigurationError(f"Redis URL {where!r} is not understood ({error}); write redis://host:port") from error
+    except ValueError:
+        where = url.rpartition("@")[2]  # NOTE: what stands before may be a password, and `error` may quote a part of it
+        raise ConfigurationError(
+            f"Redis URL {where!r} is not understood; write redis://host:port, and / ? # of a password as %2F %3F %23"
+        ) from None

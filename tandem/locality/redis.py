@@ -174,9 +174,11 @@ def _connect(url: str, timeout_s: float) -> Redis:
     retry = Retry(NoBackoff(), 0)
     try:
         return Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=retry)
-    except ValueError as error:
-        where = url.rpartition("@")[2]  # NOTE: what stands before may be a password
-        raise ConfigurationError(f"Redis URL {where!r} is not understood ({error}); write redis://host:port") from error
+    except ValueError:
+        where = url.rpartition("@")[2]  # NOTE: what stands before may be a password, and `error` may quote a part of it
+        raise ConfigurationError(
+            f"Redis URL {where!r} is not understood; write redis://host:port, and / ? # of a password as %2F %3F %23"
+        ) from None
 
 
 def _load_scripts() -> dict[str, bytes]:

@@ -8,9 +8,9 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import Protocol, cast, get_args
 
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 from pydantic_settings import BaseSettings, CliApp, SettingsError
 from rich.console import Console
 
@@ -42,7 +42,9 @@ def run_command(settings_class: type[BaseSettings], arguments: Sequence[str]) ->
         console.print(f"error: {error}", markup=False)
     except ValidationError as error:
         for problem in error.errors():
-            console.print(_setting_problem(problem["loc"], problem["msg"], problem.get("input")), markup=False)
+            console.print(
+                _setting_problem(settings_class, problem["loc"], problem["msg"], problem.get("input")), markup=False
+            )
     except SettingsError as error:
         console.print(f"error: {error}", markup=False)
     except KeyboardInterrupt:
@@ -53,7 +55,19 @@ def run_command(settings_class: type[BaseSettings], arguments: Sequence[str]) ->
     return 2
 
 
-def _setting_problem(location: tuple[int | str, ...], message: str, value: object) -> str:
+def _setting_problem(
+    settings_class: type[BaseSettings], location: tuple[int | str, ...], message: str, value: object
+) -> str:
     message = message.removeprefix("Value error, ")
+    if not location:  # NOTE: it is about several settings, and its value would be all of them, secrets too
+        return f"error: {message}"
     flag = "--" + ".".join(str(part) for part in location).replace("_", "-")
-    return f"error: {flag}={shown(value)}: {message}" if message != "Field required" else f"error: {flag} is required"
+    if message == "Field required":
+        return f"error: {flag} is required"
+    return f"error: {flag}={'***' if _is_secret(settings_class, location[0]) else shown(value)}: {message}"
+
+
+def _is_secret(settings_class: type[BaseSettings], name: int | str) -> bool:
+    """Whether a value must not be shown; one that belongs to no setting may be a secret whose name was mistyped."""
+    field = settings_class.model_fields.get(str(name))
+    return field is None or SecretStr in (field.annotation, *get_args(field.annotation))

@@ -19,7 +19,12 @@ class Settings(BaseSettings):
     """Base of everything configured by flags or `TANDEM_*`."""
 
     model_config = SettingsConfigDict(
-        env_prefix="TANDEM_", cli_kebab_case=True, cli_implicit_flags=True, cli_hide_none_type=True, extra="forbid"
+        env_prefix="TANDEM_",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        extra="forbid",
+        hide_input_in_errors=True,  # NOTE: of a traceback; there may be secrets among them
     )
 
 

@@ -1,13 +1,31 @@
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
-from pydantic import Field
+from pydantic import Field, SecretStr, ValidationError, field_validator
 
+from tandem.cli.load import Load
 from tandem.core.errors import ConfigurationError
+from tandem.locality.redis import RedisIndex
+from tandem.redis_client import connect
 from tandem.serving.command import run_command
 from tandem.serving.settings import Settings
+
+KEY = "sk-0123456789"
+
+
+class Guarded(Settings, cli_prog_name="guarded"):
+    """Refuses every key."""
+
+    key: SecretStr = Field(description="one")
+    other_key: SecretStr | None = Field(None, description="another")
+
+    @field_validator("key", "other_key")
+    @classmethod
+    def _refuse(cls, value: SecretStr) -> SecretStr:
+        raise ValueError("too secret")
 
 
 class Greet(Settings, cli_prog_name="greet"):
@@ -40,6 +58,34 @@ def test_settings_and_errors_become_a_code_and_a_line(
 ) -> None:
     assert run_command(Greet, arguments) == code
     assert capsys.readouterr().err.startswith(said)
+
+
+def test_a_problem_of_several_settings_shows_none_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """Regression: it showed all that was set, the API key among them."""
+    assert run_command(Load, ["--api-key", KEY, "--rate", "1", "--trace", "x"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: --rate and --trace are two loads;")
+    assert KEY not in said
+
+
+def test_a_secret_that_is_refused_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(Guarded, ["--key", KEY, "--other-key", KEY]) == 2
+    assert capsys.readouterr().err == "error: --key=***: too secret\nerror: --other-key=***: too secret\n"
+
+
+def test_a_traceback_shows_no_value() -> None:
+    with pytest.raises(ValidationError) as refused:
+        Guarded.model_validate({"key": KEY, "other_key": KEY})
+    assert KEY not in str(refused.value)
+
+
+@pytest.mark.parametrize("open_index", [RedisIndex, lambda url: connect(url, connect_timeout_s=1.0)])
+def test_a_password_that_breaks_its_url_is_not_shown(open_index: Callable[[str], object]) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"Redis URL 'redis:6379' is not understood; write .* as %2F"
+    ) as refused:
+        open_index("redis://:hush/hush@redis:6379")
+    assert "hush" not in str(refused.value)
 
 
 def test_a_bug_keeps_its_traceback() -> None:
