@@ -18,7 +18,7 @@ CLAIM = {"name": "gpu", "resourceClaimTemplateName": "one-gpu"}
 # A value of each type of setting, written as in a values file; 1000000 is what Go would print as 1e+06.
 _SETTINGS: dict[str, Values] = {
     "gateway": {"maxConcurrentRequests": 1024, "maxBodyMib": 16.5, "requestTimeoutS": 1000000},
-    "router": {"policy": "least-loaded", "maxTtftS": 20, "maxBlockReplicas": 10000000},
+    "router": {"policy": "least-loaded", "maxTtftS": 20, "maxBlockReplicas": 1000000},
     "prefill": {"maxModelLen": 1000000, "prefixCaching": False, "kvCacheGib": 0.5, "transport": "tcp", "leaseTtlS": 20},
     "decode": {"maxNumRunning": 128, "checksumShare": 1, "nativeKernels": False},
     "planner": {"intervalS": 5, "maxStepUp": 4},
@@ -122,7 +122,7 @@ FLAGS: dict[str, Values] = {
             "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: '{{ .Release.Name }}-b'}\n",
         ]
     },
-    "accelerators": {**NO_PREFILL, **at("decode.accelerator", {"vendor": "nvidia"})},
+    "accelerators": {**NO_PREFILL, **at("decode.accelerator", {"vendor": "nvidia", "count": 1})},
     "own-resource": {
         **NO_PREFILL,
         **at("decode.accelerator", {"vendor": "nvidia", "resource": "nvidia.com/mig-1g.10gb"}),

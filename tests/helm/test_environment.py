@@ -4,11 +4,13 @@ import re
 from collections.abc import Iterator, Mapping
 
 import pytest
+import yaml
 from pydantic_settings import BaseSettings
 
 from tandem.gateway.settings import GatewaySettings
+from tandem.locality.base import DEFAULT_MAX_BLOCK_REPLICAS
 from tests.helm.renders import ALL, rendered
-from tests.helpers.helm import NAME, NAMESPACE, POOLS, SETTINGS, Object, Rendered, render
+from tests.helpers.helm import NAME, NAMESPACE, POOLS, ROOT, SETTINGS, Object, Rendered, at, merged, render
 
 SECRETS = "0123456789abcdef0123456789abcdef"
 FIELDS = {"status.podIP": "10.1.2.3", "metadata.name": f"{NAME}-pod-1", "metadata.namespace": NAMESPACE}
@@ -137,6 +139,34 @@ def test_everybody_is_told_of_one_redis(case: str, url: str | None, monkeypatch:
         assert _value(case, process, "redis", monkeypatch) == url
     routers = _value(case, "decode", "routers", monkeypatch)
     assert routers == ("demo-tandem-router:7800" if url is None else "")
+
+
+@pytest.mark.parametrize(
+    ("case", "num_replicas"),
+    [
+        ("minimal", 3_579_139),
+        ("router-settings", 1_000_000),
+        ("external-redis-plain", DEFAULT_MAX_BLOCK_REPLICAS),
+        ("announce", DEFAULT_MAX_BLOCK_REPLICAS),
+    ],
+)
+def test_the_index_fits_into_the_charts_redis(case: str, num_replicas: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: the default index was larger than the default Redis; once that was full nobody could join."""
+    assert _value(case, "router", "max_block_replicas", monkeypatch) == num_replicas
+
+
+def test_as_many_block_replicas_as_fit_are_taken() -> None:
+    values = merged(at("model.uri", "hf://org/name"), at("redis.maxMemoryMiB", 1145))
+    for num_replicas in (8_000_000, 8_004_130):
+        assert render(merged(values, at("router.settings.maxBlockReplicas", num_replicas))).objects
+
+
+def test_compose_bounds_the_index_as_the_chart_does() -> None:
+    services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
+    for words in (services["redis"]["command"], rendered("minimal").container("redis")["args"]):
+        assert words[words.index("--maxmemory") + 1] == "512mb"
+    bound = rendered("minimal").env("router")["TANDEM_MAX_BLOCK_REPLICAS"]["value"]
+    assert services["router"]["environment"]["TANDEM_MAX_BLOCK_REPLICAS"] == bound
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,10 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
         {"redis": {"enabled": False}, "externalRedis": {"urlKey": "url"}},
         r"needs externalRedis\.existingSecret",
     ),
+    "an index larger than redis": (
+        at("router.settings.maxBlockReplicas", 8_000_000),
+        r"maxBlockReplicas=8000000 would fill Redis.*=512 has room for 3579139; .*set redis\.maxMemoryMiB=1145",
+    ),
     "redis discovery without redis": (merged(NO_REDIS, at("discovery.mode", "redis")), r"set redis\.enabled=true or"),
     "announcing beside redis": (at("discovery.mode", "announce"), r"set redis\.enabled=false"),
     "several routers without redis": (at("redis.enabled", False), r"or router\.replicas=1"),
@@ -40,10 +44,7 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
         r"planner\.limits\.decode\.min=9 is above max=2",
     ),
     "planner's budget": (
-        merged(
-            at("planner", {"enabled": True, "maxAccelerators": 4}),
-            at("planner.limits.decode.min", 4),
-        ),
+        at("planner", {"enabled": True, "maxAccelerators": 4, "limits": {"decode": {"min": 4}}}),
         r"maxAccelerators=4 is too few: planner\.limits need at least 5",
     ),
     "hpa's bounds": (
@@ -63,6 +64,10 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
     "no pod may move": (at("decode.rollout", {"maxSurge": 0}), r"set one of them to 1"),
     "no pod may move, in percent": (at("decode.rollout", {"maxSurge": "0%", "maxUnavailable": "0%"}), r"both 0"),
     "two budgets": (at("decode.pdb", {"minAvailable": 1, "maxUnavailable": 2}), r"decode\.pdb: .*: keep one"),
+    "two accelerators": (
+        at("decode.accelerator.count", 2),
+        r"decode\.accelerator\.count=2: .*set count=1, and more replicas",
+    ),
     "unknown vendor": (
         at("decode.accelerator.vendor", "acme"),
         r"vendor=acme is unknown: use none or one of nvidia, add it to acceleratorResources",
@@ -129,10 +134,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "variable without name": (at("decode.extraEnv", [{"value": "x"}]), "name"),
     "nameless claim": (at("decode.accelerator.claims", [{"request": "gpu"}]), "name"),
     "port out of range": (at("gateway.service.port", 70000), "port"),
-    "two accelerators": (
-        at("decode.accelerator.count", 2),
-        r"decode\.accelerator\.count=2: .*set count=1, and more replicas",
-    ),
     "no accelerators": (at("decode.accelerator.count", 0), "count"),
     "no threshold": (at("decode.autoscaling.keda.threshold", 2), "threshold"),
 }

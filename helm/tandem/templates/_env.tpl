@@ -76,6 +76,10 @@
 - name: TANDEM_KUBERNETES_SELECTOR
   value: app.kubernetes.io/name=tandem,app.kubernetes.io/instance={{ .root.Release.Name }},tandem.dev/role
 {{- end }}
+{{- if and .root.Values.redis.enabled (not (hasKey .pool.settings "maxBlockReplicas")) }}
+- name: TANDEM_MAX_BLOCK_REPLICAS
+  value: {{ include "tandem.maxBlockReplicas" .root | quote }}
+{{- end }}
 {{- include "tandem.redisEnv" .root }}
 {{- end }}
 

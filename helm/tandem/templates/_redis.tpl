@@ -15,6 +15,11 @@ announce
 {{- end -}}
 {{- end }}
 
+{{/* The most block replicas of the prefix index in the chart's Redis: 90 bytes each are 60 % of its memory. */}}
+{{- define "tandem.maxBlockReplicas" -}}
+{{- div (mul (int64 .Values.redis.maxMemoryMiB) 1048576 6) 900 -}}
+{{- end }}
+
 {{/* TANDEM_REDIS, after the password it refers to. */}}
 {{- define "tandem.redisEnv" -}}
 {{- if .Values.redis.enabled }}

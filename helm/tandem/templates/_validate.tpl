@@ -38,6 +38,11 @@
 {{- if and $external.urlKey (not $external.existingSecret) -}}
 {{- fail "externalRedis.urlKey needs externalRedis.existingSecret, the Secret that has that key" -}}
 {{- end -}}
+{{- $most := int64 (include "tandem.maxBlockReplicas" .) -}}
+{{- $asked := int64 .Values.router.settings.maxBlockReplicas -}}
+{{- if and .Values.redis.enabled (gt $asked $most) -}}
+{{- fail (printf "router.settings.maxBlockReplicas=%d would fill Redis, and then no worker could announce itself: redis.maxMemoryMiB=%d has room for %d; lower it, or set redis.maxMemoryMiB=%d and redis.resources.limits.memory above it" $asked (int64 .Values.redis.maxMemoryMiB) $most (add1 (div (mul $asked 900) 6291456))) -}}
+{{- end -}}
 {{- end }}
 
 {{- define "tandem.validateRouter" -}}
