@@ -1,14 +1,46 @@
 """A Redis as tasks of an event loop ask it; whoever asks bounds each call with `asyncio.timeout`."""
 
-from redis.asyncio import Redis
+import asyncio
+from typing import Any
+
+from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from tandem.core.errors import ConfigurationError
 
+MAX_CONNECTIONS = 64  # of a client; each carries one question at a time
+
+
+class _Pool(ConnectionPool):
+    """A pool whose idle connections nobody takes while they are being dropped."""
+
+    async def disconnect(self, inuse_connections: bool = True) -> None:
+        if inuse_connections:
+            await super().disconnect()
+        else:
+            idle, self._available_connections = self._available_connections, []
+            await asyncio.gather(*(connection.disconnect() for connection in idle))
+
+
+class _QueueingRedis(Redis):
+    """Asks no more at once than it has connections; further questions wait, first come first served.
+
+    NOTE: a pool raises a RedisError for them, as if Redis were away. A BlockingConnectionPool waits, but wakes nobody
+    else when the one it woke is cancelled in that moment: a free connection is then nobody's until the next release.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._turns = asyncio.Semaphore(self.connection_pool.max_connections)
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        async with self._turns:
+            return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+
 
 def connect(url: str, *, connect_timeout_s: float, num_retries: int = 0) -> Redis:
-    """A client that connects when first used, and again after a loss.
+    """A client that connects when first used, and again after a loss. Any number of questions may be asked at once.
 
     NOTE: it has no timeout of its own for calls. That one is an `asyncio.wait_for` around each send, which before
     Python 3.12 loses a cancellation that comes together with its result: a task that asks again and again is then
@@ -19,9 +51,16 @@ def connect(url: str, *, connect_timeout_s: float, num_retries: int = 0) -> Redi
     """
     retry = Retry(NoBackoff(), num_retries)
     try:
-        return Redis.from_url(url, socket_timeout=None, socket_connect_timeout=connect_timeout_s, retry=retry)
+        pool = _Pool.from_url(
+            url,
+            max_connections=MAX_CONNECTIONS,
+            socket_timeout=None,
+            socket_connect_timeout=connect_timeout_s,
+            retry=retry,
+        )
     except ValueError:
         where = url.rpartition("@")[2]  # NOTE: what stands before may be a password, and `error` may quote a part of it
         raise ConfigurationError(
             f"Redis URL {where!r} is not understood; write redis://host:port, and / ? # of a password as %2F %3F %23"
         ) from None
+    return _QueueingRedis.from_pool(pool)
