@@ -1,7 +1,8 @@
 """Uvicorn's HTTP protocol with limits on a request's line and headers, which come before anybody is asked for a key.
 
 Invariant: a connection never makes us hold more of them than the limit and one read; a head that does not end is given
-up. The limit holds for trailers and chunk extensions too. A client that does not read cannot keep a failed request.
+up, and so is a body whose answer is out. The limit holds for trailers and chunk extensions too. A client that does not
+read cannot keep a failed request.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ from typing import Any
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from tandem.gateway.body import BODY_TIMEOUT_S
 from tandem.gateway.errors import Problem
 from tandem.gateway.openai.frames import error_body
 
@@ -41,15 +43,16 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **options)
         self._num_head_bytes = 0  # of this request's line, headers and trailers
         self._num_waiting_bytes = 0  # read since the parser last passed something on
-        self._head_timer: asyncio.TimerHandle | None = None
+        self._is_in_body = False
+        self._timer: asyncio.TimerHandle | None = None  # ends the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._start_timer()
+        self._start_timer(HEAD_TIMEOUT_S)
 
     def data_received(self, data: bytes) -> None:
-        if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
-            self._start_timer()  # NOTE: empty lines before a head are no beginning to the parser
+        if self._timer is None and not self._is_in_body and self._is_answered():
+            self._start_timer(HEAD_TIMEOUT_S)  # NOTE: empty lines before a head are no beginning to the parser
         self._num_waiting_bytes += len(data)
         super().data_received(data)
         if self._is_too_long() and not self.transport.is_closing():
@@ -63,8 +66,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._num_head_bytes = self._num_waiting_bytes = 0
         self.scope[_GIVE_UP_KEY] = self._give_up_unread  # type: ignore[literal-required]
-        if self._head_timer is None:
-            self._start_timer()
+        self._start_timer(HEAD_TIMEOUT_S)
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -76,6 +78,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._stop_timer()
+        self._is_in_body = True
         self._num_waiting_bytes = 0
         super().on_headers_complete()
 
@@ -84,8 +87,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._stop_timer()
+        self._is_in_body = False
         self._num_waiting_bytes = 0
         super().on_message_complete()
+        if self._is_answered():
+            self._start_timer(self.timeout_keep_alive)  # NOTE: uvicorn's own ended with the body's first bytes
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_in_body and self._is_answered():
+            self._start_timer(BODY_TIMEOUT_S)
 
     def send_400_response(self, msg: str) -> None:
         if self._is_too_long():
@@ -118,18 +130,21 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self.flow.write_paused:
             self.transport.abort()
 
-    def _start_timer(self) -> None:
+    def _is_answered(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _start_timer(self, delay_s: float) -> None:
         self._stop_timer()
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._give_up)
+        self._timer = self.loop.call_later(delay_s, self._give_up)
 
     def _stop_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _give_up(self) -> None:
         """NOTE: while an answer is being written the next request may have to wait unread."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._start_timer()
+        if not self._is_answered():
+            self._start_timer(HEAD_TIMEOUT_S)
         elif not self.transport.is_closing():
             self.transport.close()

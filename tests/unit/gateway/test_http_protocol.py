@@ -3,18 +3,76 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
+from typing import Any, cast
 
 import httpx
 import pytest
+import uvicorn
+from starlette.responses import Response
+from uvicorn.server import ServerState
 
 from tandem.gateway import http_protocol
-from tandem.gateway.http_protocol import MAX_HEAD_BYTES
+from tandem.gateway.body import BODY_TIMEOUT_S
+from tandem.gateway.http_protocol import HEAD_TIMEOUT_S, MAX_HEAD_BYTES, LimitedHttpProtocol
 from tests.helpers.fake_backend import MODEL, FakeCluster, tell
 
 HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n"
 CHUNKED = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+KEEP_ALIVE_S = 65
+
+
+class Line(asyncio.Transport):
+    """A connection to an app that answers without a look at the body, with a clock that the test moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said = b""
+        self.is_closed = False
+        self._now_s = 0.0
+        self._timers: list[tuple[float, asyncio.Handle]] = []
+        config = uvicorn.Config(
+            Response(status_code=401), interface="asgi3", ws="none", lifespan="off", log_config=None
+        )
+        config.timeout_keep_alive = KEEP_ALIVE_S
+        self._loop = asyncio.get_running_loop()
+        self._protocol = LimitedHttpProtocol(config, ServerState(), {}, cast(asyncio.AbstractEventLoop, self))
+        self._protocol.connection_made(self)
+
+    async def hear(self, data: bytes) -> None:
+        """All that follows of it has happened."""
+        self._protocol.data_received(data)
+        await asyncio.gather(*self._protocol.tasks)
+
+    def pass_s(self, seconds: float) -> None:
+        self._now_s += seconds
+        due = [timer for at_s, timer in self._timers if at_s <= self._now_s]
+        self._timers = [(at_s, timer) for at_s, timer in self._timers if at_s > self._now_s]
+        for timer in due:
+            if not timer.cancelled():
+                timer._run()
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> asyncio.Handle:
+        timer = asyncio.Handle(call, (), self._loop)
+        self._timers.append((self._now_s + delay_s, timer))
+        return timer
+
+    def create_task(self, work: Coroutine[Any, Any, None], **options: Any) -> asyncio.Task[None]:
+        return self._loop.create_task(work, **options)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.said += bytes(data)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
 
 
 async def answered(cluster: FakeCluster, pieces: Iterable[bytes]) -> bytes:
@@ -81,3 +139,52 @@ def test_a_head_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.05)
     tell(tmp_path, story)
+
+
+def upload(num_bytes: int) -> bytes:
+    return f"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {num_bytes}\r\n\r\n".encode()
+
+
+def test_a_body_may_come_after_its_answer_and_the_connection_is_kept() -> None:
+    async def story() -> None:
+        line = Line()
+        for number in range(1, 3):
+            await line.hear(upload(3))
+            assert line.said.count(b"HTTP/1.1 401 ") == number
+            for _ in range(3):
+                line.pass_s(HEAD_TIMEOUT_S + 1)
+                await line.hear(b"a")
+            line.pass_s(KEEP_ALIVE_S - 1)
+            assert not line.is_closed
+        line.pass_s(2)
+        assert line.is_closed
+
+    asyncio.run(story())
+
+
+def test_a_body_that_trickles_after_its_answer_is_given_up() -> None:
+    async def story() -> None:
+        line = Line()
+        await line.hear(upload(1000))
+        for _ in range(int(BODY_TIMEOUT_S) - 1):
+            line.pass_s(1)
+            await line.hear(b"a")
+        assert not line.is_closed
+        line.pass_s(1)
+        assert line.is_closed
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("head", [b"GET / HTTP/1.1\r\n", b"\r\n"])
+def test_the_head_that_follows_such_a_body_is_limited_in_time_too(head: bytes) -> None:
+    async def story() -> None:
+        for pieces in ([b"abc", head], [b"abc" + head]):
+            line = Line()
+            await line.hear(upload(3))
+            for piece in pieces:
+                await line.hear(piece)
+            line.pass_s(KEEP_ALIVE_S if head == b"\r\n" else HEAD_TIMEOUT_S)
+            assert line.is_closed
+
+    asyncio.run(story())
