@@ -21,6 +21,7 @@ from tandem.gateway.conversation import Conversation
 from tandem.gateway.dialect import Surroundings
 from tandem.gateway.edge import header_of
 from tandem.gateway.errors import RequestError
+from tandem.gateway.exact import exact_messages
 from tandem.gateway.gateway import Gateway
 from tandem.gateway.model import LONG_TEXT, MAX_CHARACTERS_PER_TOKEN, ServedModel
 from tandem.gateway.openai.chat import template_variables
@@ -101,6 +102,7 @@ async def tokenize(body: bytes, around: Surroundings) -> bytes:
         raise RequestError("give either prompt or messages", param="prompt", code="missing_required_parameter")
     info = await around.directory.info()
     if asked.prompt is None:
+        asked.messages = exact_messages(body, asked.messages or [])
         token_ids = await _of_chat(asked, around, info)
     else:
         token_ids = await _of_prompt(asked, asked.prompt, around.model, info)

@@ -40,6 +40,22 @@ def test_a_chat_becomes_the_ids_that_it_is_served_with(tmp_path: Path) -> None:
     tell(tmp_path, story)
 
 
+def test_large_integers_of_a_chat_are_tokenised_to_the_digit(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        call = {"id": "c", "type": "function", "function": {"name": "pay", "arguments": {"wei": 2**70 + 12345}}}
+        chat = [*CHAT, {"role": "assistant", "content": None, "tool_calls": [call]}]
+        chat += [{"role": "tool", "tool_call_id": "c", "content": "paid"}]
+        told = (await client.post("/tokenize", content=json.dumps({"messages": chat}))).json()
+        text = (await client.post("/detokenize", json={"tokens": told["tokens"]})).json()["prompt"]
+        assert str(2**70 + 12345) in text
+        served = {"model": MODEL, "messages": chat, "max_tokens": 1, "return_token_ids": True}
+        answer = (await client.post("/v1/chat/completions", content=json.dumps(served))).json()
+        assert told["tokens"] == answer["prompt_token_ids"]
+
+    (tmp_path / "chat_template.jinja").write_text("{% for message in messages %}{{ message | tojson }}{% endfor %}")
+    tell(tmp_path, story)
+
+
 def test_tokens_are_spelled_as_the_vocabulary_does(tmp_path: Path) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
         body = {"prompt": "a b<|im_end|>", "return_token_strs": True, "add_special_tokens": False}
