@@ -133,7 +133,8 @@ def _response_format(given: Any) -> OutputFormat | None:
         schema, where = described["schema"], f"{where}.schema"
     if schema is None:
         return OutputFormat(FormatKind.JSON_OBJECT)
-    return OutputFormat(FormatKind.JSON_SCHEMA, check_schema(schema, where))
+    checked = check_schema(schema, where)
+    return OutputFormat(FormatKind.JSON_SCHEMA, {"type": "object", **checked} if kind == "json_object" else checked)
 
 
 def _structured(given: Any) -> OutputFormat:

@@ -21,6 +21,11 @@ TOOL = {"type": "function", "function": FUNCTION}
         ({"type": "json_object", "schema": None, "json_schema": None}, OutputFormat(FormatKind.JSON_OBJECT)),
         ({"type": "json_object", "schema": SCHEMA}, OutputFormat(FormatKind.JSON_SCHEMA, SCHEMA)),
         (
+            {"type": "json_object", "schema": {"properties": SCHEMA["properties"]}},
+            OutputFormat(FormatKind.JSON_SCHEMA, SCHEMA),
+        ),
+        ({"type": "json_schema", "json_schema": {"schema": {}}}, OutputFormat(FormatKind.JSON_SCHEMA, {})),
+        (
             {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "description": "", "schema": SCHEMA}},
             OutputFormat(FormatKind.JSON_SCHEMA, SCHEMA),
         ),
