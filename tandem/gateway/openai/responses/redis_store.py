@@ -20,6 +20,7 @@ from tandem.redis_client import connect
 
 DEFAULT_TTL_S = 30 * 24 * 3600.0  # as OpenAI has it
 MAX_BYTES = 128 * 2**20  # NOTE: a quarter of the Redis that the chart brings, which workers and accounts need too
+MAX_DROPPED = 1000  # entries a call, unless the new one needs the room of more
 # KEYS prefix; ARGV tenant (32 digits), id. An entry is named tenant:id. sizes: a hash by name, and `total`; expiries:
 # names by when, in microseconds, of all and of each tenant; held: tenants by bytes.
 _COMMON = """
@@ -53,14 +54,17 @@ local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 for _, expired in ipairs(redis.call('ZRANGEBYSCORE', expiries, '-inf', now_us, 'LIMIT', 0, 1000)) do drop(expired) end
 drop(name)
-local total = add(tenant, ARGV[8])
-while total > tonumber(ARGV[9]) do
+local total, num_dropped = add(tenant, ARGV[8]), 0
+local before = total - ARGV[8]
+-- NOTE: once the bound was lowered, later calls do the rest: one alone would hold up Redis. None leaves more than was
+while total > tonumber(ARGV[9]) and (num_dropped < {MAX_DROPPED} or total > before) do
     local oldest  -- NOTE: of the second, when who holds most has nothing but the new entry
     for _, holder in ipairs(redis.call('ZREVRANGE', held, 0, 1)) do
         oldest = oldest or redis.call('ZRANGE', expiries_of(holder), 0, 0)[1]
     end
     if not oldest then break end
     drop(oldest)
+    num_dropped = num_dropped + 1
     total = tonumber(redis.call('HGET', sizes, 'total'))
 end
 redis.call('HSET', sizes, name, ARGV[8])

@@ -11,7 +11,7 @@ import pytest
 from tandem.core.clock import ManualClock
 from tandem.core.errors import CapacityError, ConfigurationError, UnavailableError
 from tandem.gateway.openai.responses.ids import new_response_id
-from tandem.gateway.openai.responses.redis_store import RedisResponseStore
+from tandem.gateway.openai.responses.redis_store import MAX_DROPPED, RedisResponseStore
 from tandem.gateway.openai.responses.store import (
     ENTRY_COST_BYTES,
     EmbeddedResponseStore,
@@ -226,6 +226,40 @@ def test_entries_in_redis_that_have_expired_take_no_room(redis: RedisServer) -> 
             assert client.keys("{room}:*") == [b"{room}:sizes"]
         for store in stores:
             await store.close()
+
+    asyncio.run(story())
+
+
+def test_a_bound_that_was_lowered_is_kept_after_some_calls_none_of_which_drops_very_many(redis: RedisServer) -> None:
+    async def story() -> None:
+        size = size_of(entry())
+        wide, narrow = [
+            RedisResponseStore(redis.url, prefix="lowered", timeout_s=10.0, max_bytes=num * size)
+            for num in (10 * MAX_DROPPED, 10)
+        ]
+        num_before = 2 * MAX_DROPPED + 100
+        await asyncio.gather(*(wide.put("a", entry()) for _ in range(num_before)))
+        left = []
+        with redis.client() as client:
+            for _ in range(4):
+                await narrow.put("b", entry())
+                left.append(client.zcard("{lowered}:expiries"))
+            assert left == [num_before + 1 - MAX_DROPPED, num_before + 2 - 2 * MAX_DROPPED, 10, 10]
+        for store in (wide, narrow):
+            await store.close()
+
+    asyncio.run(story())
+
+
+def test_a_large_entry_pushes_out_as_much_as_it_brings(redis: RedisServer) -> None:
+    async def story() -> None:
+        size, num_before = size_of(entry()), 2 * MAX_DROPPED
+        store = RedisResponseStore(redis.url, prefix="large", timeout_s=10.0, max_bytes=num_before * size)
+        await asyncio.gather(*(store.put("a", entry()) for _ in range(num_before)))
+        await store.put("b", entry(text="x" * (3 * MAX_DROPPED // 2 * size)))
+        with redis.client() as client:
+            assert int(client.hget("{large}:sizes", "total")) <= num_before * size
+        await store.close()
 
     asyncio.run(story())
 
