@@ -20,6 +20,7 @@ from pydantic import Field, SecretStr
 from tandem.cli.cluster_status import ClusterStatus
 from tandem.cli.process_output import ProcessOutput
 from tandem.cli.trace import checked_key
+from tandem.core.memory import default_cpu_kv_bytes
 from tandem.kernels.native.core_board import CoreBoard
 from tandem.models.hub import resolve_model_path, served_name
 from tandem.serving.cores import parse_cpus, share_cores
@@ -32,6 +33,7 @@ from tandem.text.chat_template import ChatTemplate
 
 _OWN_PORTS = 2  # of each router and worker: gRPC and metrics
 _DECIDED_HERE = {"model", "num_threads"}
+_GPU_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
 
 class Up(EngineSettings, cli_prog_name="tandem up"):
@@ -85,7 +87,7 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
             redis=self.redis,
             transport=self.transport,
             node="" if self.redis is None else f"{socket.gethostname()}-{port}",
-            worker_flags=self._engine_flags(),
+            worker_flags=(*self._engine_flags(), *self._memory_flags()),
             without_env=frozenset(f"TANDEM_{name.upper()}" for name in type(self).model_fields),
         )
 
@@ -106,6 +108,17 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
             flag = name.replace("_", "-")
             flags += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
         return tuple(flags)
+
+    def _memory_flags(self) -> tuple[str, ...]:
+        """Each worker's part of the memory: they start together, so none would see what the others take."""
+        num_workers = self.prefill + self.decode
+        if self.kv_cache_gib is not None or num_workers < 2 or not self._is_on_cpu():
+            return ()
+        mebibytes = max(1, default_cpu_kv_bytes(num_workers) >> 20)
+        return ("--kv-cache-gib", str(mebibytes / 1024))
+
+    def _is_on_cpu(self) -> bool:
+        return self.device == "cpu" or (self.device == "auto" and not any(path.exists() for path in _GPU_DEVICES))
 
     async def _serve(self, topology: Topology, output: ProcessOutput, has_chat: bool, key: str | None) -> int:
         supervisor = Supervisor(

@@ -1,11 +1,7 @@
-"""From what a user chose to an engine that runs: every "auto" becomes a value here, or is refused.
-
-The only place that asks the machine how much memory it has.
-"""
+"""From what a user chose to an engine that runs: every "auto" becomes a value here, or is refused."""
 
 from dataclasses import dataclass
 
-import psutil
 import torch
 
 from tandem.attention.arena import Arena
@@ -14,6 +10,7 @@ from tandem.core.clock import Clock
 from tandem.core.config import EngineConfig, SchedulerConfig
 from tandem.core.errors import ConfigurationError
 from tandem.core.events import BlockEventSink
+from tandem.core.memory import default_cpu_kv_bytes, total_bytes
 from tandem.engine.engine import Engine
 from tandem.engine.identity import ModelIdentity
 from tandem.engine.masks import MaskMaker
@@ -31,8 +28,6 @@ from tandem.text.grammars import Grammars
 from tandem.text.tokenizer import Tokenizer
 
 DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
-CPU_KV_CACHE_BYTES = 4 << 30
-CPU_MEMORY_SHARE = 0.4
 CUDA_MEMORY_SHARE = 0.9
 
 
@@ -172,15 +167,15 @@ def resolve_sizes(config: EngineConfig, model: ModelConfig, layout: KVLayout, de
 
 
 def default_kv_cache_bytes(device: torch.device) -> int:
-    """Memory for KV when the user names none: a share of what is free, on the CPU at most 4 GiB."""
+    """Memory for KV in bytes when the user names none: a share of what is free, on the CPU at most 4 GiB."""
     if device.type == "cuda":
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
         return max(0, int(free_bytes - (1 - CUDA_MEMORY_SHARE) * total_bytes))
-    return min(CPU_KV_CACHE_BYTES, int(psutil.virtual_memory().available * CPU_MEMORY_SHARE))
+    return default_cpu_kv_bytes()
 
 
 def _memory_bytes(device: torch.device) -> int:
-    return int(torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else psutil.virtual_memory().total)
+    return int(torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else total_bytes())
 
 
 def _longest_that_fits(layout: KVLayout, num_blocks: int, batched: int, longest: int) -> int:
