@@ -314,13 +314,14 @@ template <class T> struct Plan {
     }
   }
 
-  // Tasks for `members`, who decode: together those for whom that saves most, again and again.
+  // Tasks for `members`, who decode: together those for whom that saves most, again and again; sharing starts at a tile.
   void share(int num_threads) {
-    const auto first_block = [this](int32_t r) { return *table(r); };
-    std::stable_sort(members.begin(), members.end(),
-                     [&](int32_t a, int32_t b) { return first_block(a) < first_block(b); });
+    const auto before = [this, blocks = ceil_div(kTile, call.block_size)](int32_t a, int32_t b) {
+      return std::lexicographical_compare(table(a), table(a) + blocks, table(b), table(b) + blocks);
+    };
+    std::stable_sort(members.begin(), members.end(), before);
     for (auto begin = members.begin(); begin != members.end();) {
-      const auto end = std::find_if(begin, members.end(), [&](int32_t r) { return first_block(r) != first_block(*begin); });
+      const auto end = std::upper_bound(begin, members.end(), *begin, before);
       const auto [last, shared] = together(begin, end);
       if (last - begin == 1) add_request(*begin);
       else add_members(&*begin, int(last - begin), shared, num_threads);
