@@ -13,7 +13,7 @@ from tandem.core.errors import CheckpointError
 _COMMON = ("*.json", "*.model", "*.jinja", "*.txt")
 _SAFETENSORS = (*_COMMON, "model*.safetensors")
 _TORCH = (*_COMMON, "pytorch_model*.bin")
-_IGNORED = ["*/*"]
+_IGNORED = ["[!a]*/*", "a[!d]*/*"]  # NOTE: folders, but for additional_chat_templates; patterns know no exceptions
 
 
 def resolve_model_path(path_or_hub_id: str, *, has_weights: bool = True) -> Path:

@@ -111,8 +111,8 @@ class ChatTemplate:
 
 
 def _source_files(path: Path) -> dict[str, str]:
-    """Templates that are files of their own, which replace those in tokenizer_config.json."""
-    files = {file.stem: file for file in sorted((path / "chat_templates").glob("*.jinja"))}
+    """Templates that are files of their own, as transformers saves them; they replace tokenizer_config.json's."""
+    files = {file.stem: file for file in sorted((path / "additional_chat_templates").glob("*.jinja"))}
     if (path / "chat_template.jinja").is_file():
         files = {"default": path / "chat_template.jinja"} | files
     return {name: read_text(file, MAX_CONFIG_BYTES) for name, file in files.items()}

@@ -47,7 +47,8 @@ def test_without_network_or_cache_the_message_says_what_to_do(tmp_path: Path) ->
     assert "check the name and the network" in done.stderr
 
 
-NAMES = ("config.json", "tokenizer.json", "model.safetensors", "README.md")
+NAMES = ("config.json", "tokenizer.json", "model.safetensors", "README.md", "additional_chat_templates/rag.jinja")
+UNREAD = ("original/params.json", "assets/notes.txt", "onnx/config.json")
 
 
 @contextmanager
@@ -58,8 +59,8 @@ def small_hub() -> Iterator[tuple[str, list[str]]]:
     class Hub(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append(self.path)
-            files = [{"type": "file", "path": name, "size": 2, "oid": "e" * 40} for name in NAMES]
-            repository = {"id": "a/b", "sha": "c" * 40, "siblings": [{"rfilename": name} for name in NAMES]}
+            files = [{"type": "file", "path": name, "size": 2, "oid": "e" * 40} for name in (*NAMES, *UNREAD)]
+            repository = {"id": "a/b", "sha": "c" * 40, "siblings": [{"rfilename": name} for name in (*NAMES, *UNREAD)]}
             is_api, is_tree = self.path.startswith("/api/"), "/tree/" in self.path
             body = json.dumps(files if is_tree else repository if is_api else {}).encode()
             self.send_response(200)
@@ -97,8 +98,10 @@ def test_a_revision_is_kept_to_and_weights_are_left_where_nobody_wants_them(
             [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
         )
     assert done.returncode == 0, done.stderr
-    fetched = {path.name for path in Path(done.stdout.strip()).iterdir()}
-    assert fetched == {"config.json", "tokenizer.json"} | ({"model.safetensors"} if has_weights else set())
+    snapshot = Path(done.stdout.strip())
+    fetched = {str(path.relative_to(snapshot)) for path in snapshot.rglob("*") if not path.is_dir()}
+    unwanted = {"README.md"} if has_weights else {"README.md", "model.safetensors"}
+    assert fetched == set(NAMES) - unwanted
     assert any("/revision/v1.0" in path for path in asked)
     assert not any("/revision/main" in path for path in asked)
 

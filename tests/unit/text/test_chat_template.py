@@ -190,11 +190,21 @@ def test_a_template_without_a_default_says_what_there_is(tmp_path: Path) -> None
 def test_template_files_replace_the_configured_template(tmp_path: Path) -> None:
     directory = _write(tmp_path, "configured")
     (directory / "chat_template.jinja").write_text("from a file {{ eos_token }}", encoding="utf-8")
-    (directory / "chat_templates").mkdir()
-    (directory / "chat_templates" / "tool_use.jinja").write_text("tools", encoding="utf-8")
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text("tools", encoding="utf-8")
     template = ChatTemplate.load(directory)
     assert template.render([USER]) == "from a file <|end|>"
     assert template.render([USER], tools=[TOOL]) == "tools"
+
+
+def test_named_templates_are_read_where_transformers_saves_them(tmp_path: Path) -> None:
+    theirs = PreTrainedTokenizerFast.from_pretrained(_write(tmp_path / "tokenizer", None))
+    theirs.chat_template = {"default": "plain", "tool_use": "with {{ tools | length }}"}
+    theirs.save_pretrained(tmp_path / "saved")
+    template = ChatTemplate.load(tmp_path / "saved")
+    for tools in (None, [TOOL]):
+        expected = theirs.apply_chat_template([USER], tools=tools, tokenize=False)
+        assert template.render([USER], tools=tools) == expected
 
 
 def test_a_base_model_has_no_template(tmp_path: Path) -> None:
