@@ -4,7 +4,7 @@ A family file turns a Hugging Face `config.json` into this or refuses it. Nothin
 name.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.kernels.base import Activation
 from tandem.kvcache.spec import KVSpec
@@ -16,10 +16,12 @@ class RopeConfig:
 
     The family computes them (default, linear, llama3, yarn), so the decoder has one code path.
     `inv_freq` has rotary_dim / 2 entries in radians per position; cos and sin are multiplied by `attention_factor`.
+    `stretched_to`: positions that it was stretched to serve; 0 where the checkpoint does not say. It changes no angle.
     """
 
     inv_freq: tuple[float, ...]
     attention_factor: float = 1.0
+    stretched_to: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,11 @@ class ModelConfig:
     attention_softcap: float = 0.0
     logit_softcap: float = 0.0
     fingerprint: str = ""
+
+    @property
+    def longest_length(self) -> int:
+        """Positions that may be asked for: with a stretched rotary embedding they can be more than are the default."""
+        return max([self.max_position_embeddings, *(layer.rope.stretched_to for layer in self.layers)])
 
     @property
     def num_layers(self) -> int:

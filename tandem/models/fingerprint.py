@@ -27,6 +27,8 @@ def compute_fingerprint(checkpoint: Checkpoint, sources: Sources, config: ModelC
     fields = asdict(config)
     for name in ("fingerprint", "eos_token_ids", "bos_token_id", "max_position_embeddings"):
         del fields[name]
+    for layer in fields["layers"]:
+        del layer["rope"]["stretched_to"]
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
     for name in sorted(sources):
         tensor = checkpoint.tensor(sources[name])

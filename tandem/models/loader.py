@@ -54,7 +54,8 @@ def load_model(
         dtype: float32, bfloat16, float16, or auto = the checkpoint's own.
         device: where the parameters go; on the CPU they stay views of the mapped files where the dtype allows.
         kernels: the decoder's arithmetic.
-        max_model_len: the longest sequence that will be asked for, to size the rotary tables; None = the model's.
+        max_model_len: the longest sequence that will be asked for, to size the rotary tables; None =
+            max_position_embeddings.
         packed_dir: where matrices may be kept as the kernels want them, a copy of the weights; None = nowhere.
 
     Raises:
@@ -111,15 +112,16 @@ def _join_eos(config: ModelConfig, others: tuple[int, ...]) -> tuple[int, ...]:
 def limit_length(config: ModelConfig, max_model_len: int | None) -> ModelConfig:
     """The configuration for sequences of at most `max_model_len`: windows that reach everything are no windows.
 
+    None is `max_position_embeddings`; a stretched rotary embedding (YaRN) allows more, for who asks.
+
     Raises:
         ConfigurationError: the model was not made for sequences that long.
     """
-    limit = config.max_position_embeddings
+    usual, limit = config.max_position_embeddings, config.longest_length
     if max_model_len is not None and not 1 <= max_model_len <= limit:
-        raise ConfigurationError(
-            f"max_model_len={max_model_len} must be from 1 to max_position_embeddings={limit} of the checkpoint"
-        )
-    length = limit if max_model_len is None else max_model_len
+        named = f"max_position_embeddings={limit}" if limit == usual else f"{limit}, what the rope is stretched to,"
+        raise ConfigurationError(f"max_model_len={max_model_len} must be from 1 to {named} of the checkpoint")
+    length = usual if max_model_len is None else max_model_len
     return replace(
         config,
         max_position_embeddings=length,

@@ -7,12 +7,13 @@ would break the promise that a token's KV never changes.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from tandem.core.errors import CorruptCheckpointError
 from tandem.models.config import ModelConfig, RopeConfig
-from tandem.models.fields import Fields
+from tandem.models.fields import MAX_COUNT, Fields
 
 DEFAULT_THETA = 10_000.0
 _HARMLESS = ("rope_theta", "rope_type", "type", "partial_rotary_factor", "finetuned")
@@ -34,8 +35,10 @@ def read_rope(config: Fields, parameters: Fields | None, model: ModelConfig, def
     rope_type = parameters.text(name, "default") or "default"
     if rope_type not in _BUILDERS:
         raise parameters.unsupported(name, ", ".join(sorted(_BUILDERS)))
-    original = _original_length(config, parameters, model.max_position_embeddings)
-    rope = _build(rope_type, parameters, theta, model.head_dim, original)
+    original = _original_length(config, parameters)
+    rope = _build(rope_type, parameters, theta, model.head_dim, original or model.max_position_embeddings)
+    if original is not None and rope_type in _STRETCHING:
+        rope = replace(rope, stretched_to=int(min(original * _factor(parameters), MAX_COUNT)))
     parameters.finish(_HARMLESS)
     return rope
 
@@ -70,14 +73,14 @@ def _plain(theta: float, head_dim: int) -> torch.Tensor:
     return 1.0 / (theta**exponents)  # [head_dim / 2]
 
 
-def _original_length(config: Fields, parameters: Fields, max_positions: int) -> int:
-    """Older files keep it at the top level, where it wins."""
+def _original_length(config: Fields, parameters: Fields) -> int | None:
+    """None: the file does not say. Older files keep it at the top level, where it wins."""
     outer = config.optional_count("original_max_position_embeddings")
     if outer is not None:
         parameters.get("original_max_position_embeddings")
         return outer
     if not parameters.has("original_max_position_embeddings"):
-        return max_positions
+        return None
     return parameters.count("original_max_position_embeddings")
 
 
@@ -150,3 +153,4 @@ def _yarn_attention_factor(parameters: Fields, factor: float) -> float:
 
 _Builder = Callable[[Fields, torch.Tensor, float, int], RopeConfig]
 _BUILDERS: dict[str, _Builder] = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
+_STRETCHING = ("linear", "yarn")  # NOTE: with llama3 the factor is no ratio of lengths

@@ -9,11 +9,14 @@ import torch
 from safetensors.torch import save_file
 
 from tandem.core.errors import CheckpointError, ConfigurationError
+from tandem.core.sampling_params import SamplingParams
 from tandem.kernels.torch_kernels import TorchKernels
 from tandem.models.config import LayerConfig, RopeConfig
 from tandem.models.loader import LoadedModel, limit_length, load_model
 from tandem.models.parameters import parameter_shapes
 from tests.helpers import checkpoints
+from tests.helpers.engines import drain, tiny_engine, token_ids
+from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 
 def load(path: Path, dtype: str = "auto", max_model_len: int | None = None) -> LoadedModel:
@@ -137,6 +140,18 @@ class TestLength:
     def test_beyond_the_model_is_a_configuration_error(self, length: int, tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="max_position_embeddings=256"):
             load(checkpoints.save_tiny_llama(tmp_path), max_model_len=length)
+
+    def test_yarn_serves_as_far_as_it_is_stretched_to_who_asks(self, tmp_path: Path) -> None:
+        yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "rope_theta": 1e4}
+        path = checkpoints.save_tiny_qwen3(tmp_path, vocab_size=NUM_TOKENS)
+        write_byte_tokenizer(checkpoints.edit_config(path, rope_parameters=yarn))
+        engine = tiny_engine(path, max_model_len=1024, kv_cache_bytes=16 << 20)
+        assert engine.limits.max_model_len == 1024
+        engine.add_request([1] * 1000, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True), request_id="far")
+        assert len(token_ids(drain(engine)["far", 0])) == 4
+        assert load(path).config.max_position_embeddings == 256
+        with pytest.raises(ConfigurationError, match="from 1 to 1024, what the rope is stretched to"):
+            load(path, max_model_len=1025)
 
     def test_window_that_reaches_everything_is_none(self, tmp_path: Path) -> None:
         config = load(checkpoints.save_tiny_llama(tmp_path)).config

@@ -63,6 +63,25 @@ def test_original_length_at_the_top_wins() -> None:
     assert outer != read(parameters).layers[0].rope
 
 
+@pytest.mark.parametrize(
+    ("name", "outer", "longest"),
+    [
+        ("qwen yarn", {"max_position_embeddings": 40960}, 131072),
+        ("qwen yarn", {"max_position_embeddings": 40960, "original_max_position_embeddings": 16384}, 65536),
+        ("qwen yarn", {"max_position_embeddings": 163840}, 163840),
+        ("linear", {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096}, 12288),
+        ("linear", {"max_position_embeddings": 12288}, 12288),
+        ("yarn without an original length", {"max_position_embeddings": 4096}, 4096),
+        ("llama 3.1", {"max_position_embeddings": 16384}, 16384),
+    ],
+)
+def test_a_stretched_embedding_allows_more_positions_than_are_usual(
+    name: str, outer: dict[str, int], longest: int
+) -> None:
+    config = read(PARAMETERS[name], **outer)
+    assert (config.max_position_embeddings, config.longest_length) == (outer["max_position_embeddings"], longest)
+
+
 @pytest.mark.parametrize("rope_type", ["dynamic", "longrope", "proportional", "su"])
 def test_other_types_are_refused_by_name(rope_type: str) -> None:
     with pytest.raises(UnsupportedCheckpointError, match=f"{rope_type}.*default, linear, llama3, yarn"):
