@@ -78,6 +78,7 @@ def assemble(config: EngineConfig, *, clock: Clock | None = None, emit: BlockEve
         packed_dir=default_cache_dir() / "weights" if config.pack_weights else None,
     )
     tokenizer = Tokenizer.load(path)
+    model = model.ended_by(tokenizer.eos_token_id)
     layout = build_layout(model.config.kv_specs, config.block_size)
     sizes = resolve_sizes(config, model.config, layout, device)
     backend = choose_backend(config.attention_backend, device, layout, model.config.attention_softcap)

@@ -245,7 +245,9 @@ def test_logprobs_are_the_models_own(engine: Engine) -> None:
 
 def test_a_model_without_an_end_ends_with_its_grammar(tmp_path: Path) -> None:
     BUILDERS["llama"](tmp_path, vocab_size=NUM_TOKENS, eos_token_id=None)
-    engine = tiny_engine(write_byte_tokenizer(tmp_path))
+    settings = write_byte_tokenizer(tmp_path) / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "eos_token": None}))
+    engine = tiny_engine(tmp_path)
     assert not engine.model.eos_token_ids
     params = SamplingParams(grammar=choice_grammar(["abc"]), max_tokens=50, seed=1, stop=("cd",))
     engine.add_request("x", params, request_id="r")
