@@ -9,7 +9,7 @@ import asyncio
 from typing import Any
 
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from tandem.gateway.body import BODY_TIMEOUT_S
 from tandem.gateway.errors import Problem
@@ -18,11 +18,13 @@ from tandem.gateway.openai.frames import error_body
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 10.0
 LAST_WORDS_S = 1.0  # for a client to take how its request ended
+UNREAD_S = 10.0  # in which a client must take something of what is left for it
+_MAX_ROUNDS = 6
 _GIVE_UP_KEY = "tandem.give_up_unread"
 
 
 def give_up_unread(scope: Scope) -> None:
-    """A request's last words are about to be said: a client that still reads nothing after LAST_WORDS_S is cut off."""
+    """A request's last words are about to be said: a client that then reads nothing for UNREAD_S is cut off."""
     if (give_up := scope.get(_GIVE_UP_KEY)) is not None:
         give_up()
 
@@ -123,11 +125,20 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _give_up_unread(self) -> None:
-        self.loop.call_later(LAST_WORDS_S, self._abort_unread)
+        assert self.cycle is not None
+        self._watch_unread(self.cycle, _MAX_ROUNDS)
 
-    def _abort_unread(self) -> None:
+    def _watch_unread(self, cycle: RequestResponseCycle, num_rounds: int) -> None:
+        num_left = self.transport.get_write_buffer_size()
+        self.loop.call_later(UNREAD_S, self._abort_unread, cycle, num_rounds - 1, num_left)
+
+    def _abort_unread(self, cycle: RequestResponseCycle, num_rounds: int, num_left: int) -> None:
         """NOTE: closing would wait until the client has read what is here."""
-        if self.flow.write_paused:
+        if self.cycle is not cycle or cycle.response_complete or not self.flow.write_paused:
+            return
+        if num_rounds and self.transport.get_write_buffer_size() < num_left:
+            self._watch_unread(cycle, num_rounds)
+        else:
             self.transport.abort()
 
     def _is_answered(self) -> bool:

@@ -63,7 +63,8 @@ class RunningGateway:
     async def close(self, drain_timeout_s: float) -> None:
         """End it once it serves no more; `drain_timeout_s` counts from the first `stop`."""
         assert self._stopped_s is not None
-        await self.gateway.close(self._stopped_s + drain_timeout_s - self.gateway.clock.now_s())
+        left_s = self._stopped_s + drain_timeout_s - self.gateway.clock.now_s()
+        await self.gateway.close(0.0 if self._server.force_exit else left_s)
 
 
 def run_gateway(settings: GatewaySettings) -> int:

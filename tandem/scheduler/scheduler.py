@@ -49,6 +49,7 @@ class Scheduler:
         self._tables: dict[str, BlockTable] = {}
         self._waiting = WaitingQueue()
         self._running: list[Request] = []
+        self._expecting: set[str] = set()  # waiting requests whose KV comes from elsewhere
         self._fetching: dict[str, int] = {}  # tokens held when the rest was reserved, by request
         self._evicted: list[Request] = []
         self._released: list[str] = []
@@ -91,6 +92,8 @@ class Scheduler:
         self._num_added += 1
         self._requests[request.request_id] = request
         self._waiting.push(request)
+        if request.num_expected_tokens:
+            self._expecting.add(request.request_id)
 
     def finish(self, request_id: str, reason: FinishReason, stop_reason: int | str | None = None) -> Request | None:
         """End a request now, wherever it is, and take its blocks back. None when there is no such request."""
@@ -123,7 +126,9 @@ class Scheduler:
         if request is None:
             return
         request.is_offered = True
-        if request.state is RequestState.WAITING_FOR_KV:
+        # NOTE: with a window only a prompt's end can be shared, and what is committed counts as under way no longer
+        has_window = any(group.spec.window is not None for group in self._kv.layout.groups)
+        if request.state is RequestState.WAITING_FOR_KV and not has_window:
             self._kv.commit(request_id, request.block_hashes, min(num_tokens, request.num_tokens - 1))
 
     def kv_arrived(self, request_id: str, num_tokens: int) -> None:
@@ -137,6 +142,7 @@ class Scheduler:
         if num_tokens >= expected:
             self._take_arrived(request)
         request.num_expected_tokens = 0
+        self._expecting.discard(request_id)
         if request.state is RequestState.WAITING:
             return
         num_held_tokens = self._fetching.pop(request_id)
@@ -215,6 +221,8 @@ class Scheduler:
         assert running | set(self._fetching) == set(self._tables), "a request owns blocks without a use, or lacks them"
         num_known = len(self._running) + len(self._fetching) + len(self._waiting)
         assert num_known == len(self._requests), "a request is lost"
+        expecting = {r.request_id for r in self._requests.values() if r.num_expected_tokens}
+        assert self._expecting == expecting - set(self._fetching), "who waits for KV is miscounted"
         if not self._requests:
             assert self._kv.usage.used == 0, f"{self._kv.usage.used} blocks are used by nobody"
 
@@ -265,7 +273,7 @@ class Scheduler:
         aside: list[Request] = []
         awaited: set[tuple[int, bytes]] = set()
         while len(self._running) + len(self._fetching) < self.config.max_num_running:
-            if not plan.budget and len(aside) >= _MAX_PASSED:
+            if not plan.budget and (len(aside) >= _MAX_PASSED or not self._expecting):
                 break
             request = self._waiting.pop()
             if request is None:
@@ -273,13 +281,18 @@ class Scheduler:
             if _has_any_block(request, awaited):
                 aside.append(request)
                 continue
+            if not plan.budget and not request.num_expected_tokens:
+                aside.append(request)
+                if not self._kv.can_open(self._kv.match([], request.num_tokens), request.num_tokens):
+                    break
+                continue
             match = self._find_prefix(request)
             if self._awaits_shared_block(request, match):
-                awaited.add((match.num_blocks, request.block_hashes[match.num_blocks]))
+                block_hash = request.block_hashes[match.num_blocks]
+                if self._kv.is_being_computed(block_hash):
+                    awaited.add((match.num_blocks, block_hash))
                 aside.append(request)
-            elif not plan.budget and not request.num_expected_tokens and self._kv.can_open(match, request.num_tokens):
-                aside.append(request)
-            elif not (plan.budget or request.num_expected_tokens) or not self._start(request, match):
+            elif not self._start(request, match):
                 aside.append(request)
                 break
             elif request.state is RequestState.RUNNING:
@@ -306,6 +319,7 @@ class Scheduler:
         if not (self._kv.can_open(match, request.num_tokens) or self._kv.make_room(match, request.num_tokens)):
             return False
         num_held_tokens = match.num_blocks * self._kv.layout.block_size
+        self._expecting.discard(request.request_id)
         is_fetched = request.num_expected_tokens > num_held_tokens
         is_coming = is_fetched and request.is_computed_elsewhere
         table = self._kv.open(request.request_id, match, request.block_hashes, request.num_tokens, is_coming=is_coming)
@@ -346,6 +360,7 @@ class Scheduler:
         request.state = RequestState.FINISHED
         if was_waiting:
             self._waiting.forget(request)
+            self._expecting.discard(request.request_id)
         del self._requests[request.request_id]
 
     def _release(self, request: Request) -> None:

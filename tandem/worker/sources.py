@@ -140,7 +140,7 @@ class Sources:
         except BaseException:  # NOTE: cancelled too, the client must be closed
             await client.close()
             raise
-        former = self._sources.get(theirs.worker.worker_id)
+        former = self._sources.pop(theirs.worker.worker_id, None)
         self._sources[theirs.worker.worker_id] = source
         if former is not None:
             await former.close()

@@ -155,6 +155,13 @@ def test_the_index_fits_into_the_charts_redis(case: str, num_replicas: int, monk
     assert _value(case, "router", "max_block_replicas", monkeypatch) == num_replicas
 
 
+def test_stored_responses_fit_beside_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _value("minimal", "gateway", "stored_responses_mib", monkeypatch) == 128
+    assert _value("external-redis-plain", "gateway", "stored_responses_mib", monkeypatch) is None
+    small = render(merged(at("model.uri", "hf://org/name"), at("redis.maxMemoryMiB", 64)))
+    assert small.env("gateway")["TANDEM_STORED_RESPONSES_MIB"]["value"] == "16"
+
+
 def test_as_many_block_replicas_as_fit_are_taken() -> None:
     values = merged(at("model.uri", "hf://org/name"), at("redis.maxMemoryMiB", 1145))
     for num_replicas in (8_000_000, 8_004_130):

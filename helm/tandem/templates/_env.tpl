@@ -56,6 +56,10 @@
 {{ include "tandem.modelEnv" .root }}
 - name: TANDEM_DRAIN_TIMEOUT_S
   value: {{ int .pool.termination.drainSeconds | quote }}
+{{- if and .root.Values.redis.enabled (not (hasKey .pool.settings "storedResponsesMib")) }}
+- name: TANDEM_STORED_RESPONSES_MIB
+  value: {{ div (int .root.Values.redis.maxMemoryMiB) 4 | quote }}
+{{- end }}
 {{- include "tandem.redisEnv" .root }}
 {{- end }}
 

@@ -12,6 +12,7 @@ from tandem.gateway.tools_check import check_tools
 MAX_FORMAT_CHARACTERS = 64 * 1024
 MAX_TEXTS_TO_CHOOSE = 1024
 _HARMLESS_VALUES: tuple[Any, ...] = (None, False, ["direct"])  # ask for nothing, under whatever name
+_SAYS_WHAT = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"})
 _FORMAT_FIELDS = {"text": ("type",), "json_object": ("type", "schema"), "json_schema": ("type", "json_schema")}
 FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 _STRUCTURES = {
@@ -134,7 +135,9 @@ def _response_format(given: Any) -> OutputFormat | None:
     if schema is None:
         return OutputFormat(FormatKind.JSON_OBJECT)
     checked = check_schema(schema, where)
-    return OutputFormat(FormatKind.JSON_SCHEMA, {"type": "object", **checked} if kind == "json_object" else checked)
+    if kind == "json_object" and not _SAYS_WHAT.intersection(checked):
+        checked = {"type": "object", **checked}
+    return OutputFormat(FormatKind.JSON_SCHEMA, checked)
 
 
 def _structured(given: Any) -> OutputFormat:

@@ -1,14 +1,17 @@
 """Requests that share a prefix while the KV of one of them is on its way: who waits for whom, and for how long."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
+from tandem.kvcache.manager import KVCacheManager
+from tandem.kvcache.prefix import PrefixMatch
 from tandem.scheduler.output import KVNews, KVReserved
 from tandem.scheduler.request import Handoff
-from tests.helpers.checkpoints import save_tiny_llama
+from tests.helpers.checkpoints import save_tiny_gemma3, save_tiny_llama
 from tests.helpers.engines import tiny_engine
 from tests.helpers.tokenizers import write_byte_tokenizer
 
@@ -71,6 +74,36 @@ def test_one_whose_kv_can_be_read_waits_for_nobody_elses(llama: Path) -> None:
     assert decode.answered == {"short"}
 
 
+def test_one_that_still_waits_holds_up_nobody_behind_it(llama: Path) -> None:
+    """It waits for the same block, but they need not."""
+    decode = Decode(llama)
+    decode.ask("long", LONG, len(LONG))
+    decode.run(1)
+    decode.ask("waits", HEAD + [70] * 4, 36)
+    decode.ask("offered", HEAD + [50] * 4, 36)
+    decode.ask("local", HEAD + [60] * 4)
+    decode.engine.kv_coming("offered", 0)
+    decode.run(1)
+    assert decode.reserved == {"long": 0, "offered": 0}
+    decode.run()
+    assert decode.answered == {"local"}
+    assert decode.reserved["waits"] == 32, "what was computed here is shared"
+
+
+def test_with_a_window_the_whole_prompt_is_waited_for_and_shared(tmp_path: Path) -> None:
+    """Blocks of a windowed group are there for a prompt's end alone, so that a part of it is of no use to others."""
+    decode = Decode(write_byte_tokenizer(save_tiny_gemma3(tmp_path)))
+    decode.ask("long", LONG, len(LONG))
+    decode.run(1)
+    decode.ask("alike", [*LONG[:-1], 7], len(LONG))
+    decode.engine.kv_coming("long", 48)
+    decode.run(1)
+    assert set(decode.reserved) == {"long"}
+    decode.engine.kv_arrived("long", len(LONG))
+    decode.run(1)
+    assert decode.reserved == {"long": 0, "alike": 208}
+
+
 def test_what_has_arrived_of_a_prompt_is_shared_before_the_rest_has(llama: Path) -> None:
     decode = Decode(llama)
     decode.ask("long", LONG, len(LONG))
@@ -94,6 +127,29 @@ def test_a_full_step_still_reserves_for_kv_that_comes_from_elsewhere(llama: Path
     decode.ask("remote", [50] * 40, 40)
     decode.run(1)
     assert set(decode.reserved) == {"remote"}
+
+
+def test_a_full_step_looks_at_no_prompt_that_it_could_not_begin(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prefill worker's steps are full, and what waits may be long and cached."""
+    decode = Decode(llama, max_num_batched_tokens=8, max_num_running=8)
+    decode.ask("local", [100] * 200)
+    decode.run(1)
+    for number in range(5):
+        decode.ask(f"local {number}", [90 - number] * 200)
+    matched: list[int] = []
+    match = KVCacheManager.match
+
+    def counted(kv: KVCacheManager, hashes: Sequence[bytes], num_tokens: int) -> PrefixMatch:
+        matched.append(len(hashes))
+        return match(kv, hashes, num_tokens)
+
+    monkeypatch.setattr(KVCacheManager, "match", counted)
+    decode.run(3)
+    assert matched == []
+    decode.ask("remote", [50] * 40, 40)
+    decode.run(1)
+    assert set(decode.reserved) == {"remote"}
+    assert matched == [0] * 5 + [2]
 
 
 def test_a_full_step_gives_nobody_room_that_one_before_it_lacks(llama: Path) -> None:

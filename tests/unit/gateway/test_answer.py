@@ -214,7 +214,7 @@ async def read_all(connection: socket.socket) -> bytes:
 def test_a_client_that_reads_nothing_is_cut_off_when_its_time_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_protocol, "LAST_WORDS_S", 0.05)
+    monkeypatch.setattr(http_protocol, "UNREAD_S", 0.05)
     listen = server._listen
 
     def listen_for_little(host: str, port: int) -> socket.socket:

@@ -5,6 +5,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
@@ -188,3 +189,68 @@ def test_the_head_that_follows_such_a_body_is_limited_in_time_too(head: bytes) -
             assert line.is_closed
 
     asyncio.run(story())
+
+
+class Loop:
+    """Calls later when told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], object]] = []
+
+    def call_later(self, _: float, call: Callable[..., object], *arguments: object) -> None:
+        self.calls.append(lambda: call(*arguments))
+
+
+class Writing:
+    """A connection whose client has yet to read `num_left` bytes."""
+
+    def __init__(self) -> None:
+        self.num_left, self.was_aborted, self.loop = 1000, False, Loop()
+        self.protocol = cast(Any, object.__new__(LimitedHttpProtocol))
+        self.protocol.loop, self.protocol.transport = self.loop, self
+        self.protocol.flow = SimpleNamespace(write_paused=True)
+        self.protocol.cycle = SimpleNamespace(response_complete=False)
+
+    def get_write_buffer_size(self) -> int:
+        return self.num_left
+
+    def abort(self) -> None:
+        self.was_aborted = True
+
+    def pass_time(self) -> None:
+        calls, self.loop.calls = self.loop.calls, []
+        for call in calls:
+            call()
+
+
+def test_a_client_that_reads_slowly_has_a_minute_for_the_last_words_and_a_deaf_one_has_not() -> None:
+    writing = Writing()
+    writing.protocol._give_up_unread()
+    for _ in range(3):
+        writing.num_left -= 1
+        writing.pass_time()
+        assert not writing.was_aborted
+    writing.pass_time()
+    assert writing.was_aborted
+    trickling = Writing()
+    trickling.protocol._give_up_unread()
+    for _ in range(6):
+        assert not trickling.was_aborted
+        trickling.num_left -= 1
+        trickling.pass_time()
+    assert trickling.was_aborted
+
+
+@pytest.mark.parametrize("change", ["next", "complete", "flowing"])
+def test_what_comes_after_a_request_that_failed_is_not_cut_off(change: str) -> None:
+    writing = Writing()
+    writing.protocol._give_up_unread()
+    if change == "next":
+        writing.protocol.cycle = SimpleNamespace(response_complete=False)
+    elif change == "complete":
+        writing.protocol.cycle.response_complete = True
+    else:
+        writing.protocol.flow.write_paused = False
+    writing.pass_time()
+    assert not writing.was_aborted
+    assert writing.loop.calls == []

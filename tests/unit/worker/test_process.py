@@ -454,6 +454,43 @@ class NearDiscovery(AwayDiscovery):
             await super().announce(record)
 
 
+class LargeDiscovery(NearDiscovery):
+    """Lists a thousand workers. Each announcement takes a second."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__()
+        self.clock, self.over = clock, asyncio.Event()
+        self.num_announced = self.num_looks = 0
+
+    async def announce(self, record: WorkerRecord) -> None:
+        self.num_announced += 1
+        self.clock.advance(1.0)
+        if self.num_announced == 600:
+            self.over.set()
+
+    async def workers(self) -> Sequence[WorkerRecord]:
+        self.num_looks += 1
+        return [WorkerRecord(WorkerAddress(f"w{n}", f"127.0.0.1:{n}", ""), "decode", "m", "other") for n in range(1000)]
+
+
+def test_in_a_large_fleet_a_worker_looks_seldom_who_is_there(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1000 workers look every 50 to 150 s, and announce themselves every second all the same."""
+    monkeypatch.setattr("tandem.worker.process.ANNOUNCE_INTERVAL_S", 0.0)
+
+    async def main() -> None:
+        async with one_worker(llama) as (worker, _):
+            clock = ManualClock(0.0)
+            discovery = LargeDiscovery(clock)
+            record = WorkerRecord(worker.core.me, "decode", "m", "pool")
+            announcing = asyncio.create_task(_announce(discovery, record, Sources(worker.core), clock))
+            await asyncio.wait_for(discovery.over.wait(), 20)
+            announcing.cancel()
+            await asyncio.gather(announcing, return_exceptions=True)
+            assert 4 <= discovery.num_looks <= 13
+
+    asyncio.run(main())
+
+
 def test_a_worker_announces_itself_while_a_peer_is_silent(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tandem.worker.process.ANNOUNCE_INTERVAL_S", 0.01)
 

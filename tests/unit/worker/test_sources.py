@@ -129,6 +129,24 @@ def test_of_a_large_fleet_only_some_are_met_and_told_of(llama: Path, monkeypatch
     asyncio.run(main())
 
 
+def test_one_that_was_connected_anew_counts_as_connected_last(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.worker.sources.MAX_MET", 1)
+
+    async def main() -> None:
+        async with pair_of(llama) as pair, front_of(pair.prefill) as first, front_of(pair.prefill, "p1") as second:
+            sources = Sources(pair.decode.core)
+            for worker in (first.worker, second.worker):
+                former = await sources.connect(worker)
+            assert [link.source_id for link in sources.links] == ["p1"]
+            await (await sources.connect(first.worker)).lose()
+            await sources.connect(first.worker)
+            assert [link.source_id for link in sources.links] == ["p0"]
+            assert not former.is_lost
+            await sources.close()
+
+    asyncio.run(main())
+
+
 def test_who_cannot_be_read_from_is_said_once_and_tried_ever_later(
     llama: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

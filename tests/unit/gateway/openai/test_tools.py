@@ -8,6 +8,7 @@ from tandem.gateway.conversation import FormatKind, OutputFormat
 from tandem.gateway.errors import RequestError
 from tandem.gateway.openai.tools import read_format, read_tools
 
+NULL_OR = {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}]}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 FUNCTION = {"name": "f", "parameters": SCHEMA}
 TOOL = {"type": "function", "function": FUNCTION}
@@ -20,6 +21,7 @@ TOOL = {"type": "function", "function": FUNCTION}
         ({"type": "json_object"}, OutputFormat(FormatKind.JSON_OBJECT)),
         ({"type": "json_object", "schema": None, "json_schema": None}, OutputFormat(FormatKind.JSON_OBJECT)),
         ({"type": "json_object", "schema": SCHEMA}, OutputFormat(FormatKind.JSON_SCHEMA, SCHEMA)),
+        ({"type": "json_object", "schema": NULL_OR}, OutputFormat(FormatKind.JSON_SCHEMA, NULL_OR)),
         (
             {"type": "json_object", "schema": {"properties": SCHEMA["properties"]}},
             OutputFormat(FormatKind.JSON_SCHEMA, SCHEMA),

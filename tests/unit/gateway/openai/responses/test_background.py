@@ -73,6 +73,21 @@ def test_a_gateway_drains_for_them_no_longer_than_for_streams(tmp_path: Path, mo
     asyncio.run(run())
 
 
+def test_a_gateway_that_is_told_twice_waits_for_none_of_them(tmp_path: Path) -> None:
+    async def run() -> None:
+        options: dict[str, Any] = {"drain_timeout_s": 3600.0, "silent_after_s": 7200.0}
+        async with asyncio.timeout(20), backend.running_cluster(tmp_path, num_workers=1, **options) as cluster:
+            (worker,) = cluster.workers
+            worker.hold_at = 1
+            async with httpx.AsyncClient(base_url=cluster.url) as client:
+                await client.post("/v1/responses", json=ASKED)
+            await worker.reached.wait()
+            cluster.gateway.stop()
+            cluster.gateway.stop()
+
+    asyncio.run(run())
+
+
 def test_its_timeline_is_found_by_what_its_client_was_told(tmp_path: Path) -> None:
     async def run() -> None:
         async with (
