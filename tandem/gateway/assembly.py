@@ -125,6 +125,11 @@ def _check_abilities(asked: Conversation, model: ServedModel) -> None:
             "format of its calls (--tool-parser)",
             param="tools",
         )
+    is_shown = model.template is None or model.template.mentions("documents", has_tools=bool(asked.tools))
+    if asked.documents and not is_shown:
+        raise RequestError(
+            f"the chat template of {model.name!r} shows no documents; put their text into a message", param="documents"
+        )
 
 
 def _thinking_variables(asked: Conversation, model: ServedModel) -> Mapping[str, Any]:

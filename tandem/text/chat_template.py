@@ -4,6 +4,7 @@ Equal to transformers' `apply_chat_template(tokenize=False)`. Templates run in J
 plain JSON data, no objects. The size of the output and the number of steps are bounded.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -42,6 +43,7 @@ class ChatTemplate:
         sandbox = Sandbox(now)
         self._templates = {name: _compile(sandbox, name, source) for name, source in sources.items()}
         self._tokens = dict(tokens)
+        self._sources = dict(sources)
         self.source = sources.get("tool_use", sources.get("default", ""))
 
     @classmethod
@@ -61,6 +63,11 @@ class ChatTemplate:
                 "trained with, or serve an instruction-tuned checkpoint"
             )
         return template
+
+    def mentions(self, variable: str, *, has_tools: bool) -> bool:
+        """Whether what is told under that name can be seen in the prompt of a conversation with or without tools."""
+        name = "tool_use" if has_tools and "tool_use" in self._sources else "default"
+        return re.search(rf"\b{re.escape(variable)}\b", self._sources.get(name, "")) is not None
 
     def render(
         self,

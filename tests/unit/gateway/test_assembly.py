@@ -50,6 +50,7 @@ def plain(tmp_path: Path) -> Ask:
 
 
 def asker(directory: Path, template: str | None) -> Ask:
+    directory.mkdir(exist_ok=True)
     write_byte_tokenizer(directory)
     if template is not None:
         (directory / "chat_template.jinja").write_text(template)
@@ -156,3 +157,14 @@ def test_options_that_do_not_go_with_a_format_are_refused(plain: Ask) -> None:
     found = plain(output_format=SCHEMA)
     with pytest.raises(InvalidRequestError, match="grammar"):
         found.params(SamplingParams(ignore_eos=True))
+
+
+def test_documents_are_shown_or_refused(tmp_path: Path) -> None:
+    """Regression: a template that knows none left them out of a prompt that was answered with a 200."""
+    documents = ({"title": "t", "text": "the moon is blue"},)
+    knows = asker(tmp_path / "knows", "{% for d in documents or [] %}{{ d.text }}{% endfor %}{{ messages[0].content }}")
+    shown, bare = knows(documents=documents), knows()
+    assert len(shown.token_ids) == len(bare.token_ids) + len("the moon is blue")
+    with pytest.raises(RequestError, match="shows no documents") as refusal:
+        asker(tmp_path / "knows-none", CHATML)(documents=documents)
+    assert refusal.value.param == "documents"
