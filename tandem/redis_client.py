@@ -1,6 +1,8 @@
-"""A Redis as tasks of an event loop ask it; whoever asks bounds each call with `asyncio.timeout`."""
+"""A Redis as tasks of an event loop ask it; whoever asks bounds each call with `answered_within`."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 from redis.asyncio import ConnectionPool, Redis
@@ -10,6 +12,7 @@ from redis.backoff import NoBackoff
 from tandem.core.errors import ConfigurationError
 
 MAX_CONNECTIONS = 64  # of a client; each carries one question at a time
+_NUM_TICKS = 100
 
 
 class _Pool(ConnectionPool):
@@ -39,7 +42,36 @@ class _QueueingRedis(Redis):
             return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
 
 
-def connect(url: str, *, connect_timeout_s: float, num_retries: int = 0) -> Redis:
+@contextlib.asynccontextmanager
+async def answered_within(limit_s: float) -> AsyncIterator[None]:
+    """Bounds the block by how long Redis is silent, not by how long this loop is too busy to hear it.
+
+    NOTE: a hundredth of the limit that takes longer counts as a hundredth. The loop has read its sockets between any
+    two.
+
+    Raises:
+        TimeoutError: the limit is over.
+    """
+    loop = asyncio.get_running_loop()
+    num_left = _NUM_TICKS
+
+    def tick() -> None:
+        nonlocal num_left, timer
+        num_left -= 1
+        if num_left:
+            timer = loop.call_later(limit_s / _NUM_TICKS, tick)
+        else:
+            timeout.reschedule(loop.time())
+
+    async with asyncio.timeout(None) as timeout:
+        timer = loop.call_later(limit_s / _NUM_TICKS, tick)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+def connect(url: str, *, num_retries: int = 0) -> Redis:
     """A client that connects when first used, and again after a loss. Any number of questions may be asked at once.
 
     NOTE: it has no timeout of its own for calls. That one is an `asyncio.wait_for` around each send, which before
@@ -55,7 +87,7 @@ def connect(url: str, *, connect_timeout_s: float, num_retries: int = 0) -> Redi
             url,
             max_connections=MAX_CONNECTIONS,
             socket_timeout=None,
-            socket_connect_timeout=connect_timeout_s,
+            socket_connect_timeout=None,
             retry=retry,
         )
     except ValueError:

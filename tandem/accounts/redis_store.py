@@ -24,7 +24,7 @@ from tandem.accounts.standing import Standing
 from tandem.accounts.store import KEPT_DAYS, LEASE_S, Spending
 from tandem.accounts.usage import Usage
 from tandem.core.clock import Clock
-from tandem.redis_client import connect
+from tandem.redis_client import answered_within, connect
 
 _REMEMBERED_S = 24 * 3600  # charges that were settled; each takes 150 bytes of Redis
 _DAY_S = 24 * 3600
@@ -65,7 +65,7 @@ class RedisAccounts:
         self._lease_ms = round(lease_s * 1000)
         self._max_entries = max_entries
         self._retry_at_s: float | None = None
-        self._client = connect(url, connect_timeout_s=timeout_s)
+        self._client = connect(url)
         self._reserve = self._client.register_script(RESERVE)
         self._settle = self._client.register_script(SETTLE)
         self._renew = self._client.register_script(RENEW)
@@ -179,7 +179,7 @@ class RedisAccounts:
         if self._retry_at_s is not None and self._clock.now_s() < self._retry_at_s:
             raise AccountsUnavailableError("the store of accounts is away; it is tried again in a moment", 1.0)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with answered_within(self._timeout_s):
                 answer = await call()
         except (RedisError, OSError) as error:
             self._retry_at_s = self._clock.now_s() + _PAUSE_S
@@ -193,7 +193,7 @@ class RedisAccounts:
     async def _drop_idle(self) -> None:
         """NOTE: after a restart every idle connection is broken, and each would fail one more call."""
         with contextlib.suppress(RedisError, OSError):
-            async with asyncio.timeout(self._timeout_s):
+            async with answered_within(self._timeout_s):
                 await self._client.connection_pool.disconnect(inuse_connections=False)
 
     def _now(self) -> int | str:

@@ -1,13 +1,12 @@
 """The pin book of gateways that share a Redis. One round trip a question; entries end by themselves."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from tandem.core.errors import UnavailableError
-from tandem.redis_client import connect
+from tandem.redis_client import answered_within, connect
 
 _PREFIX = b"tandem:pins:"
 _KEY_BYTES = 16
@@ -26,14 +25,14 @@ class RedisPinBook:
     """`PinBook` under one Redis. What is found there and is no number counts as not kept."""
 
     def __init__(self, url: str, timeout_s: float = 0.5) -> None:
-        self._redis: Any = connect(url, connect_timeout_s=timeout_s, num_retries=1)
+        self._redis: Any = connect(url, num_retries=1)
         self._timeout_s = timeout_s
 
     async def find(self, keys: Sequence[bytes]) -> Sequence[float | None]:
         if not keys:
             return []
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with answered_within(self._timeout_s):
                 values = await self._redis.mget([_name(key) for key in keys])
         except (RedisError, OSError) as error:
             raise UnavailableError(f"Redis does not say what is kept: {error}") from error
@@ -42,7 +41,7 @@ class RedisPinBook:
     async def keep(self, lifetimes: Mapping[bytes, float]) -> None:
         names = [_name(key) for key in lifetimes]
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with answered_within(self._timeout_s):
                 await self._redis.eval(_KEEP, len(names), *names, *map(str, lifetimes.values()))
         except (RedisError, OSError) as error:
             raise UnavailableError(f"Redis does not note what is kept: {error}") from error

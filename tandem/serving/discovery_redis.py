@@ -4,7 +4,6 @@ Invariant: nothing outlives `ttl_s` without announcements, and whatever else is 
 replaced, never believed. A Redis that is away, slow or full raises `LocalityUnavailableError` within the timeout.
 """
 
-import asyncio
 import dataclasses
 import json
 import logging
@@ -14,7 +13,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from tandem.core.errors import InvalidRequestError, LocalityUnavailableError, shown
-from tandem.redis_client import connect
+from tandem.redis_client import answered_within, connect
 from tandem.rpc.messages import WorkerAddress, WorkerRecord
 from tandem.serving.discovery import MAX_WORKERS, TTL_S, check_record
 
@@ -80,7 +79,7 @@ class RedisDiscovery:
         self._key = prefix
         self._ttl_ms = max(1, round(ttl_s * 1000))
         self._timeout_s = timeout_s
-        self._client = connect(url, connect_timeout_s=timeout_s)
+        self._client = connect(url)
         self._has_complained = False
 
     async def announce(self, record: WorkerRecord) -> None:
@@ -100,7 +99,7 @@ class RedisDiscovery:
 
     async def _run(self, script: str, *arguments: bytes | int) -> Any:
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with answered_within(self._timeout_s):
                 return await self._client.eval(script, 1, self._key, *arguments)
         except (RedisError, OSError) as error:
             raise LocalityUnavailableError(f"Redis did not list the workers ({error}); it is tried again") from error

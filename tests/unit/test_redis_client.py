@@ -1,6 +1,7 @@
 """A client of a real Redis is asked by any number at once, cancelled whenever its caller wants, and never mixes up."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Iterator
 from typing import cast
 
@@ -16,7 +17,7 @@ from tandem.gateway.openai.responses.ids import new_response_id
 from tandem.gateway.openai.responses.redis_store import RedisResponseStore
 from tandem.gateway.openai.responses.store import StoredResponse
 from tandem.gateway.pin_book_redis import RedisPinBook
-from tandem.redis_client import MAX_CONNECTIONS, connect
+from tandem.redis_client import MAX_CONNECTIONS, answered_within, connect
 from tests.helpers.redis_server import RedisServer, running_redis
 
 LIMIT_S = 10.0
@@ -32,7 +33,7 @@ def redis() -> Iterator[RedisServer]:
 @pytest.mark.parametrize("num_ticks", [*range(1, 30), 100])
 def test_one_cancellation_ends_a_task_that_asks_again_and_again(redis: RedisServer, num_ticks: int) -> None:
     async def run() -> None:
-        client = connect(redis.url, connect_timeout_s=LIMIT_S)
+        client = connect(redis.url)
         await client.ping()
 
         async def ask() -> None:
@@ -55,7 +56,7 @@ def test_one_cancellation_ends_a_task_that_asks_again_and_again(redis: RedisServ
 
 def test_a_question_that_was_given_up_is_nobody_else_s_answer(redis: RedisServer) -> None:
     async def run() -> None:
-        client = connect(redis.url, connect_timeout_s=LIMIT_S)
+        client = connect(redis.url)
         await client.set("mine", "1")
         await client.set("another", "2")
         with redis.paused():
@@ -72,7 +73,7 @@ def test_a_question_that_was_given_up_is_nobody_else_s_answer(redis: RedisServer
 
 def test_more_questions_than_connections_are_all_answered(redis: RedisServer) -> None:
     async def run() -> None:
-        client = connect(f"{redis.url}?client_name=mine", connect_timeout_s=LIMIT_S)
+        client = connect(f"{redis.url}?client_name=mine")
         async with asyncio.timeout(LIMIT_S):
             answers = await asyncio.gather(*(client.echo(str(number)) for number in range(MANY)))
         assert answers == [str(number).encode() for number in range(MANY)]
@@ -102,9 +103,55 @@ def test_stores_take_any_number_of_questions_at_once_for_no_outage(redis: RedisS
     asyncio.run(run())
 
 
+def test_a_loop_that_is_too_busy_to_hear_it_is_no_silence_of_redis(redis: RedisServer) -> None:
+    async def run() -> None:
+        client = connect(redis.url)
+
+        async def busy() -> None:
+            while True:
+                time.sleep(0.03)
+                await asyncio.sleep(0)
+
+        working = asyncio.create_task(busy())
+        for _ in range(3):
+            async with answered_within(0.02):
+                assert await client.ping()
+        working.cancel()
+        await client.aclose()
+
+    asyncio.run(run())
+
+
+def test_silence_is_bounded(redis: RedisServer) -> None:
+    async def run() -> None:
+        client = connect(redis.url)
+        await client.ping()
+        with redis.paused(), pytest.raises(TimeoutError):
+            async with asyncio.timeout(LIMIT_S), answered_within(0.05):
+                await client.ping()
+        with pytest.raises(asyncio.CancelledError):  # which is no timeout
+            async with answered_within(LIMIT_S):
+                raise asyncio.CancelledError
+        await client.aclose()
+
+    asyncio.run(run())
+
+
+def test_a_block_that_has_ended_leaves_no_timer() -> None:
+    async def run() -> None:
+        complaints: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        async with answered_within(0.01):
+            ...
+        await asyncio.sleep(0.02)
+        assert complaints == []
+
+    asyncio.run(run())
+
+
 def test_after_many_that_were_given_up_it_asks_as_many_at_once_as_before(redis: RedisServer) -> None:
     async def run() -> None:
-        client = connect(redis.url, connect_timeout_s=LIMIT_S)
+        client = connect(redis.url)
 
         async def ask(limit_s: float) -> bool:
             async with asyncio.timeout(limit_s):
@@ -122,7 +169,7 @@ def test_after_many_that_were_given_up_it_asks_as_many_at_once_as_before(redis: 
 
 def test_those_that_wait_are_served_in_their_order(redis: RedisServer) -> None:
     async def run() -> None:
-        client = connect(f"{redis.url}?max_connections=1", connect_timeout_s=LIMIT_S)
+        client = connect(f"{redis.url}?max_connections=1")
         async with asyncio.timeout(LIMIT_S):
             await asyncio.gather(*(client.rpush("order", n) for n in range(20)))
             assert await cast(Awaitable[list[bytes]], client.lrange("order", 0, -1)) == [b"%d" % n for n in range(20)]
@@ -133,7 +180,7 @@ def test_those_that_wait_are_served_in_their_order(redis: RedisServer) -> None:
 
 def test_one_that_leaves_when_its_turn_comes_leaves_it_to_the_next(redis: RedisServer) -> None:
     async def run() -> None:
-        client = connect(f"{redis.url}?max_connections=1", connect_timeout_s=LIMIT_S)
+        client = connect(f"{redis.url}?max_connections=1")
         leaving: list[asyncio.Task[bool]] = []
 
         async def ask() -> bool:
@@ -158,7 +205,7 @@ def test_one_that_leaves_when_its_turn_comes_leaves_it_to_the_next(redis: RedisS
 
 def test_dropping_idle_connections_takes_none_from_those_that_wait(redis: RedisServer) -> None:
     async def run() -> None:
-        client = connect(f"{redis.url}?max_connections=1", connect_timeout_s=LIMIT_S)
+        client = connect(f"{redis.url}?max_connections=1")
 
         async def ask_and_drop() -> None:
             await client.ping()
@@ -177,5 +224,5 @@ def test_dropping_idle_connections_takes_none_from_those_that_wait(redis: RedisS
 
 def test_a_url_that_is_not_understood_is_told_without_its_password() -> None:
     with pytest.raises(ConfigurationError, match=r"'host:1'.*redis://host:port") as error:
-        connect("http://me:secret@host:1", connect_timeout_s=1.0)
+        connect("http://me:secret@host:1")
     assert "secret" not in str(error.value)

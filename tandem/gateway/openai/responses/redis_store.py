@@ -5,7 +5,6 @@ there is, of all and of each tenant, is counted beside them, on the same server.
 full or holds nonsense raises UnavailableError and nothing else.
 """
 
-import asyncio
 import hashlib
 from collections.abc import Awaitable
 from typing import cast
@@ -16,7 +15,7 @@ from redis.exceptions import RedisError
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import UnavailableError
 from tandem.gateway.openai.responses.store import ENTRY_COST_BYTES, LEASE_S, MAX_ENTRY_BYTES, StoredResponse
-from tandem.redis_client import connect
+from tandem.redis_client import answered_within, connect
 
 DEFAULT_TTL_S = 30 * 24 * 3600.0  # as OpenAI has it
 MAX_BYTES = 128 * 2**20  # NOTE: a quarter of the Redis that the chart brings, which workers and accounts need too
@@ -117,7 +116,7 @@ class RedisResponseStore:
         retry_after_s: float = 1.0,
         clock: Clock | None = None,
     ) -> None:
-        self._redis = connect(url, connect_timeout_s=timeout_s)
+        self._redis = connect(url)
         self._timeout_s = timeout_s
         self._key = f"{{{prefix}}}"
         self._ttl_ms = max(1, round(ttl_s * 1000))
@@ -158,7 +157,7 @@ class RedisResponseStore:
             raise UnavailableError("the store of responses did not answer a moment ago; try again shortly", 1.0)
         owner = hashlib.blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with answered_within(self._timeout_s):
                 return await cast(
                     Awaitable[object], self._redis.eval(script, 1, self._key, owner, response_id, *arguments)
                 )
