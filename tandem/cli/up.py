@@ -24,6 +24,7 @@ from tandem.core.memory import default_cpu_kv_bytes
 from tandem.kernels.native.core_board import CoreBoard
 from tandem.models.hub import resolve_model_path, served_name
 from tandem.serving.cores import parse_cpus, share_cores
+from tandem.serving.gpus import count_gpus, share_gpus
 from tandem.serving.ports import free_ports
 from tandem.serving.process_spec import RestartPolicy
 from tandem.serving.settings import EngineSettings
@@ -32,8 +33,7 @@ from tandem.serving.topology import LOOPBACK, Topology
 from tandem.text.chat_template import ChatTemplate
 
 _OWN_PORTS = 2  # of each router and worker: gRPC and metrics
-_DECIDED_HERE = {"model", "num_threads"}
-_GPU_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+_DECIDED_HERE = {"model", "num_threads", "device", "gpu_memory_utilization"}
 
 
 class Up(EngineSettings, cli_prog_name="tandem up"):
@@ -72,6 +72,7 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
         num_workers = self.prefill + self.decode
         cpus = _own_cpus() if self.cpus in ("auto", "any") else parse_cpus(self.cpus)
         shares = share_cores(cpus, num_workers, num_threads=self.num_threads, pin=self.cpus != "any")
+        gpus = share_gpus(self.device, count_gpus(), num_workers, self.gpu_memory_utilization)
         ports = free_ports(_OWN_PORTS * (self.routers + num_workers) + 1, LOOPBACK, source)
         port = self.port or ports[-1]
         return Topology(
@@ -84,10 +85,11 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
             gateway_ports=(port,),
             ports=tuple(ports[:-1]),
             shares=tuple(shares),
+            gpus=tuple(gpus),
             redis=self.redis,
             transport=self.transport,
             node="" if self.redis is None else f"{socket.gethostname()}-{port}",
-            worker_flags=(*self._engine_flags(), *self._memory_flags()),
+            worker_flags=(*self._engine_flags(), *(() if gpus else self._cpu_flags())),
             without_env=frozenset(f"TANDEM_{name.upper()}" for name in type(self).model_fields),
         )
 
@@ -109,16 +111,14 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
             flags += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
         return tuple(flags)
 
-    def _memory_flags(self) -> tuple[str, ...]:
+    def _cpu_flags(self) -> tuple[str, ...]:
         """Each worker's part of the memory: they start together, so none would see what the others take."""
         num_workers = self.prefill + self.decode
-        if self.kv_cache_gib is not None or num_workers < 2 or not self._is_on_cpu():
-            return ()
+        device = ("--device", self.device)
+        if self.kv_cache_gib is not None or num_workers < 2:
+            return device
         mebibytes = max(1, default_cpu_kv_bytes(num_workers) >> 20)
-        return ("--kv-cache-gib", str(mebibytes / 1024))
-
-    def _is_on_cpu(self) -> bool:
-        return self.device == "cpu" or (self.device == "auto" and not any(path.exists() for path in _GPU_DEVICES))
+        return (*device, "--kv-cache-gib", str(mebibytes / 1024))
 
     async def _serve(self, topology: Topology, output: ProcessOutput, has_chat: bool, key: str | None) -> int:
         supervisor = Supervisor(
@@ -136,7 +136,8 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
         """Say when it is ready and how to use it, then how it does."""
         await supervisor.wait_ready()
         url = topology.gateway_url()
-        _say(f"\n{topology.served_model_name} is served at {url}\n{_curl(url, topology.served_model_name, has_chat)}\n")
+        curl = _curl(url, topology.served_model_name, has_chat, needs_key="TANDEM_ACCOUNTS" in os.environ)
+        _say(f"\n{topology.served_model_name} is served at {url}\n{curl}\n")
         if not self.quiet:
             status = ClusterStatus(url, supervisor, key)
             while not supervisor.is_stopping:
@@ -152,11 +153,12 @@ def _say(text: str, stream: TextIO | None = None) -> None:
     stream.flush()
 
 
-def _curl(url: str, model: str, has_chat: bool) -> str:
+def _curl(url: str, model: str, has_chat: bool, needs_key: bool) -> str:
     asked = '"messages": [{"role": "user", "content": "Hello!"}]' if has_chat else '"prompt": "Hello"'
     route = "chat/completions" if has_chat else "completions"
     body = f'{{"model": "{model}", {asked}, "stream": true}}'
-    return f"curl -N {url}/v1/{route} -H 'content-type: application/json' -d {shlex.quote(body)}"
+    key = ' -H "authorization: Bearer $KEY"' if needs_key else ""
+    return f"curl -N {url}/v1/{route} -H 'content-type: application/json'{key} -d {shlex.quote(body)}"
 
 
 def _own_cpus() -> Sequence[int]:

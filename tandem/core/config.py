@@ -55,6 +55,7 @@ class EngineConfig:
         attention_backend: "auto" or the name of one backend.
         block_size: tokens per KV block.
         kv_cache_bytes: memory for KV blocks.
+        gpu_memory_utilization: share of a GPU's memory for weights and KV; of no use where `kv_cache_bytes` is given.
         max_model_len: longest prompt plus answer, in tokens.
         max_num_batched_tokens: token budget of a step.
         max_num_running: requests that hold blocks at once.
@@ -74,6 +75,7 @@ class EngineConfig:
     attention_backend: str = "auto"
     block_size: int = 16
     kv_cache_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
     max_model_len: int | None = None
     max_num_batched_tokens: int | None = None
     max_num_running: int = 256
@@ -93,6 +95,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None:
                 _require_within(name, value, 2 if name == "max_model_len" else 1, _MAXIMA.get(name))
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ConfigurationError(
+                f"gpu_memory_utilization={self.gpu_memory_utilization} must be above 0 and at most 1"
+            )
         if not 0.0 <= self.watermark < 0.5:
             raise ConfigurationError(f"watermark={self.watermark} must be at least 0 and below 0.5")
         if not 0.0 <= self.pin_share <= 1.0:

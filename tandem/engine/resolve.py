@@ -28,7 +28,7 @@ from tandem.text.grammars import Grammars
 from tandem.text.tokenizer import Tokenizer
 
 DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
-CUDA_MEMORY_SHARE = 0.9
+_CUDA_SPARE_SHARE = 0.1  # of a GPU's memory: contexts, activations, graphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def resolve_sizes(config: EngineConfig, model: ModelConfig, layout: KVLayout, de
         raise ConfigurationError(
             f"max_model_len={longest} exceeds the {model.max_position_embeddings} positions of the model"
         )
-    budget_bytes = config.kv_cache_bytes or default_kv_cache_bytes(device)
+    budget_bytes = config.kv_cache_bytes or default_kv_cache_bytes(device, config.gpu_memory_utilization)
     if budget_bytes > _memory_bytes(device):
         raise ConfigurationError(
             f"kv_cache_bytes={budget_bytes} exceeds the {_memory_bytes(device)} bytes of memory of {device}; lower it"
@@ -159,19 +159,25 @@ def resolve_sizes(config: EngineConfig, model: ModelConfig, layout: KVLayout, de
     if config.max_model_len is None:
         longest = _longest_that_fits(layout, num_blocks, batched, longest)
     if longest < 2 or layout.blocks_for(longest, batched) > num_blocks:
+        is_share = device.type == "cuda" and config.kv_cache_bytes is None
         raise ConfigurationError(
             f"a KV cache of {budget_bytes} bytes holds {num_blocks} blocks of {layout.page_bytes} bytes; one request "
-            f"of {max(longest, 2)} tokens needs {layout.blocks_for(max(longest, 2), batched)}: raise kv_cache_bytes or "
-            "lower max_model_len"
+            f"of {max(longest, 2)} tokens needs {layout.blocks_for(max(longest, 2), batched)}: raise "
+            f"{'gpu_memory_utilization' if is_share else 'kv_cache_bytes'} or lower max_model_len"
         )
     return EngineSizes(num_blocks, longest, batched)
 
 
-def default_kv_cache_bytes(device: torch.device) -> int:
-    """Memory for KV in bytes when the user names none: a share of what is free, on the CPU at most 4 GiB."""
+def default_kv_cache_bytes(device: torch.device, gpu_memory_utilization: float = 0.9) -> int:
+    """Memory for KV in bytes when the user names none: a share of what is free, on the CPU at most 4 GiB.
+
+    On a GPU, what this process' share leaves beside its weights, but no more than is free beside a tenth to spare.
+    """
     if device.type == "cuda":
-        free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-        return max(0, int(free_bytes - (1 - CUDA_MEMORY_SHARE) * total_bytes))
+        free_bytes, all_bytes = torch.cuda.mem_get_info(device)
+        spare_bytes = min(_CUDA_SPARE_SHARE, 1 - gpu_memory_utilization) * all_bytes
+        own_bytes = gpu_memory_utilization * all_bytes - torch.cuda.memory_reserved(device)
+        return max(0, int(min(free_bytes - spare_bytes, own_bytes)))
     return default_cpu_kv_bytes()
 
 

@@ -54,6 +54,9 @@ class EngineSettings(Settings):
     attention_backend: str = Field("auto", description="auto, or the name of one backend")
     block_size: int = Field(16, description="tokens per KV block: 8, 16, 32, 64 or 128")
     kv_cache_gib: float | None = Field(None, gt=0, le=1e6, description="memory for KV blocks, GiB")
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="share of a GPU's memory for weights and KV, where no --kv-cache-gib is given"
+    )
     max_model_len: int | None = Field(None, description="longest prompt plus answer, tokens")
     max_num_batched_tokens: int | None = Field(None, description="token budget of one step")
     max_num_running: int = Field(256, description="requests that run at once")
@@ -75,6 +78,7 @@ class EngineSettings(Settings):
             attention_backend=self.attention_backend,
             block_size=self.block_size,
             kv_cache_bytes=None if self.kv_cache_gib is None else int(self.kv_cache_gib * 2**30),
+            gpu_memory_utilization=self.gpu_memory_utilization,
             max_model_len=self.max_model_len,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_num_running=self.max_num_running,

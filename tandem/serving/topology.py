@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tandem.serving.cores import Share
+from tandem.serving.gpus import GpuShare
 from tandem.serving.process_spec import ProcessSpec
 
 LOOPBACK = "127.0.0.1"
@@ -28,6 +29,7 @@ class Topology:
         ports: two for each router and worker, in the order of `specs`.
         redis: URL; None = routers keep the index and the list of workers.
         shares: of the machine's cores, one a worker, prefill first.
+        gpus: the same of its GPUs; empty = workers have none, or choose themselves.
         node: makes worker ids unique among machines that share a Redis; "" = not needed.
         core_board: file by which workers lend each other cores; None = they do not.
         worker_flags: for every worker, besides what follows from the above.
@@ -45,6 +47,7 @@ class Topology:
     gateway_ports: tuple[int, ...]
     ports: tuple[int, ...]
     shares: tuple[Share, ...]
+    gpus: tuple[GpuShare, ...] = ()
     redis: str | None = None
     transport: str = "auto"
     node: str = ""
@@ -97,8 +100,12 @@ class Topology:
             *(self._redis_flags() or ("--routers", self._router_list())),
             *("--num-threads", str(share.num_threads)),
             *(("--core-board", f"{self.core_board}:{index}") if self.core_board else ()),
+            *(self._gpu_flags(self.gpus[index]) if self.gpus else ()),
             *self.worker_flags,
         )
+
+    def _gpu_flags(self, gpu: GpuShare) -> tuple[str, ...]:
+        return ("--device", gpu.device, "--gpu-memory-utilization", f"{gpu.memory:g}")
 
     def _gateways(self) -> Iterator[ProcessSpec]:
         for i, port in enumerate(self.gateway_ports):

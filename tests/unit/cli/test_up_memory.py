@@ -1,4 +1,4 @@
-"""How much memory for KV `tandem up` tells its workers to take."""
+"""How much memory for KV `tandem up` tells its workers to take, and which GPUs."""
 
 import random
 from pathlib import Path
@@ -14,7 +14,7 @@ from tandem.core import memory
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TANDEM_KV_CACHE_GIB", raising=False)
     monkeypatch.setattr(memory, "available_bytes", lambda: 5 << 30)
-    monkeypatch.setattr(up, "_GPU_DEVICES", ())
+    monkeypatch.setattr(up, "count_gpus", lambda: 0)
 
 
 def named_gib(**settings: object) -> list[float]:
@@ -40,9 +40,40 @@ def test_an_amount_that_was_named_is_each_workers(monkeypatch: pytest.MonkeyPatc
     assert named_gib() == [0.75] * 2
 
 
-def test_one_alone_and_those_on_gpus_decide_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_alone_decides_itself() -> None:
     assert not named_gib(prefill=0)
-    assert not named_gib(device="cuda")
-    monkeypatch.setattr(up, "_GPU_DEVICES", (tmp_path,))
-    assert not named_gib()
-    assert named_gib(device="cpu")
+
+
+def placed(**settings: object) -> list[tuple[str, float]]:
+    """Of each worker: its GPU and the share of that GPU's memory."""
+    topology = Up.model_validate({"model": "m", **settings}).topology(Path("m"), random.Random(0))
+    flags = [spec.argv for spec in topology.specs() if "--gpu-memory-utilization" in spec.argv]
+    return [
+        (argv[argv.index("--device") + 1], float(argv[argv.index("--gpu-memory-utilization") + 1])) for argv in flags
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "settings", "expected"),
+    [
+        (1, {}, [("cuda:0", 0.45)] * 2),
+        (2, {}, [("cuda:0", 0.9), ("cuda:1", 0.9)]),
+        (8, {"prefill": 0}, [("cuda:0", 0.9)]),
+        (2, {"prefill": 1, "decode": 2}, [("cuda:0", 0.45), ("cuda:1", 0.9), ("cuda:0", 0.45)]),
+        (2, {"device": "cuda:1", "gpu_memory_utilization": 0.5}, [("cuda:1", 0.25)] * 2),
+        (2, {"device": "cpu"}, []),
+    ],
+)
+def test_workers_go_round_the_gpus_and_share_them(
+    monkeypatch: pytest.MonkeyPatch, num_gpus: int, settings: dict[str, object], expected: list[tuple[str, float]]
+) -> None:
+    monkeypatch.setattr(up, "count_gpus", lambda: num_gpus)
+    assert placed(**settings) == expected
+    assert bool(named_gib(**settings)) == (not expected)
+
+
+def test_a_gpu_that_is_not_there_is_left_to_the_worker_to_refuse() -> None:
+    topology = Up.model_validate({"model": "m", "device": "cuda"}).topology(Path("m"), random.Random(0))
+    assert [spec.argv[spec.argv.index("--device") + 1] for spec in topology.specs() if "--device" in spec.argv] == [
+        "cuda"
+    ] * 2

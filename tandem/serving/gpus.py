@@ -1,0 +1,32 @@
+"""How the GPUs of a machine are shared out between workers."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class GpuShare:
+    """One worker's: its GPU and the share of that GPU's memory that weights and KV may take."""
+
+    device: str
+    memory: float
+
+
+def count_gpus() -> int:
+    """Those that PyTorch sees; 0 where it is built without CUDA."""
+    return torch.cuda.device_count()
+
+
+def share_gpus(device: str, num_gpus: int, num_workers: int, memory: float) -> list[GpuShare]:
+    """Workers go round the GPUs; those that meet on one have equal parts of its `memory`.
+
+    Args:
+        device: "auto" or "cuda": all of them; "cuda:N": that one. Others have no GPU, so nobody gets one.
+        memory: share of a GPU that all its workers may take together.
+    """
+    if device in ("auto", "cuda"):
+        devices = [f"cuda:{index % num_gpus}" for index in range(num_workers)] if num_gpus else []
+    else:
+        devices = [device] * num_workers if device.startswith("cuda:") else []
+    return [GpuShare(each, memory / devices.count(each)) for each in devices]
