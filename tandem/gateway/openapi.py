@@ -3,6 +3,7 @@
 Fills in what routes do not say of themselves; a route that is not in the tables still has its errors described.
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -156,9 +157,14 @@ def document(app: FastAPI) -> None:
 
 def body_schema(body: type[BaseModel]) -> dict[str, Any]:
     """`openapi_extra` of a route that reads its body itself."""
-    schema = body.model_json_schema()
-    definitions = schema.pop("$defs", {})
-    return {"requestBody": {"required": True, "content": {JSON: {"schema": _inlined(schema, definitions)}}}}
+    schema = _schema_of(body)
+    whole = _inlined({name: value for name, value in schema.items() if name != "$defs"}, schema.get("$defs", {}))
+    return {"requestBody": {"required": True, "content": {JSON: {"schema": whole}}}}
+
+
+@functools.cache
+def _schema_of(body: type[BaseModel]) -> Mapping[str, Any]:
+    return body.model_json_schema()
 
 
 def _inlined(value: Any, definitions: Mapping[str, Any]) -> Any:

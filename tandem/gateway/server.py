@@ -27,12 +27,17 @@ from tandem.telemetry.tracing import Tracing
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 65
+_TICK_S = 1.0  # the `date` header's resolution
 
 _logger = logging.getLogger(__name__)
 
 
 class GatewayServer(uvicorn.Server):
     """Uvicorn that leaves signals to its owner. `stop` begins draining; again, it ends at once."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._stopping = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -41,6 +46,18 @@ class GatewayServer(uvicorn.Server):
     def stop(self) -> None:
         self.force_exit = self.should_exit
         self.should_exit = True
+        self._stopping.set()
+
+    async def wait_stopping(self) -> None:
+        """Until `stop` is called."""
+        await self._stopping.wait()
+
+    async def main_loop(self) -> None:
+        """NOTE: Uvicorn's own looks ten times a second whether it shall stop, and each time takes the date anew."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_S):
+                    await self._stopping.wait()
 
 
 class RunningGateway:
@@ -134,8 +151,7 @@ async def _serve(server: GatewayServer, listener: socket.socket, finished: async
 
 async def _drain(running: RunningGateway, server: GatewayServer, timeout_s: float) -> None:
     """Once stopping began, give streams their time, then end them with an error."""
-    while not server.should_exit:
-        await asyncio.sleep(0.1)
+    await server.wait_stopping()
     await asyncio.sleep(timeout_s)
     running.gateway.fail_open("this gateway is stopping; send the request again")
 

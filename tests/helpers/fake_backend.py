@@ -173,7 +173,7 @@ def tell(directory: Path, story: Story, **options: Any) -> None:
     async def run() -> None:
         async with (
             running_cluster(directory, **options) as cluster,
-            httpx.AsyncClient(base_url=cluster.url, timeout=20) as client,
+            httpx.AsyncClient(base_url=cluster.url, timeout=20, verify=False) as client,
         ):
             await story(cluster, client)
 

@@ -21,6 +21,7 @@ from tandem.gateway.openai.responses.dialect import ResponsesDialect, count_inpu
 from tandem.gateway.openai.responses.fields import InputTokensBody, ResponsesBody
 from tandem.gateway.openai.responses.listing import listed
 from tandem.gateway.openai.responses.writer import replayed
+from tandem.gateway.openapi import body_schema
 
 PATH = "/v1/responses"
 CLIENT_LEFT = 499  # which nobody receives
@@ -36,7 +37,7 @@ def add_responses(app: FastAPI, gateway: Gateway, desk: ResponseDesk) -> None:
 
 
 def _add_create(app: FastAPI, gateway: Gateway, desk: ResponseDesk) -> None:
-    @app.post(PATH, openapi_extra=_documented(ResponsesBody), name="responses", tags=_TAGS)
+    @app.post(PATH, openapi_extra=body_schema(ResponsesBody), name="responses", tags=_TAGS)
     async def create(request: Request) -> Response:
         """A response, streamed, whole, or in the background."""
         try:
@@ -86,7 +87,7 @@ def _is_background(body: bytes) -> bool:
 
 
 def _add_count(app: FastAPI, gateway: Gateway, desk: ResponseDesk) -> None:
-    @app.post(f"{PATH}/input_tokens", openapi_extra=_documented(InputTokensBody), name="input tokens", tags=_TAGS)
+    @app.post(f"{PATH}/input_tokens", openapi_extra=body_schema(InputTokensBody), name="input tokens", tags=_TAGS)
     async def count(request: Request) -> Response:
         """Tokens that a response's prompt would have."""
         declared = header_of(request.scope, b"content-length")
@@ -147,20 +148,3 @@ def _add_stored(app: FastAPI, desk: ResponseDesk) -> None:
 
 def _json(value: Mapping[str, Any]) -> Response:
     return Response(orjson.dumps(value), media_type=JSON)
-
-
-def _documented(body: type[ResponsesBody] | type[InputTokensBody]) -> dict[str, Any]:
-    """A body that we read ourselves, for the OpenAPI document."""
-    schema = body.model_json_schema()
-    whole = _inlined(schema, schema.pop("$defs", {}))
-    return {"requestBody": {"required": True, "content": {JSON: {"schema": whole}}}}
-
-
-def _inlined(value: Any, definitions: Mapping[str, Any]) -> Any:
-    if isinstance(value, list):
-        return [_inlined(item, definitions) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if "$ref" in value:
-        return _inlined(definitions[value["$ref"].rpartition("/")[2]], definitions)
-    return {name: _inlined(item, definitions) for name, item in value.items()}

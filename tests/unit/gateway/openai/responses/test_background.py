@@ -63,7 +63,7 @@ def test_a_gateway_drains_for_them_no_longer_than_for_streams(tmp_path: Path, mo
         async with asyncio.timeout(20), backend.running_cluster(tmp_path, num_workers=1, **options) as cluster:
             (worker,) = cluster.workers
             worker.hold_at = 1
-            async with httpx.AsyncClient(base_url=cluster.url) as client:
+            async with httpx.AsyncClient(base_url=cluster.url, verify=False) as client:
                 await client.post("/v1/responses", json=ASKED)
             await worker.reached.wait()
             cluster.gateway.stop()
@@ -79,7 +79,7 @@ def test_a_gateway_that_is_told_twice_waits_for_none_of_them(tmp_path: Path) -> 
         async with asyncio.timeout(20), backend.running_cluster(tmp_path, num_workers=1, **options) as cluster:
             (worker,) = cluster.workers
             worker.hold_at = 1
-            async with httpx.AsyncClient(base_url=cluster.url) as client:
+            async with httpx.AsyncClient(base_url=cluster.url, verify=False) as client:
                 await client.post("/v1/responses", json=ASKED)
             await worker.reached.wait()
             cluster.gateway.stop()
@@ -92,7 +92,7 @@ def test_its_timeline_is_found_by_what_its_client_was_told(tmp_path: Path) -> No
     async def run() -> None:
         async with (
             backend.running_cluster(tmp_path, num_workers=1) as cluster,
-            httpx.AsyncClient(base_url=cluster.url) as client,
+            httpx.AsyncClient(base_url=cluster.url, verify=False) as client,
         ):
             (worker,) = cluster.workers
             worker.hold_at = 1
