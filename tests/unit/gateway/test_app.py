@@ -80,7 +80,7 @@ def test_admin_lists_every_process(tmp_path: Path) -> None:
         assert (worker["worker_id"], worker["pid"], worker["incarnation"]) == ("decode-0", 4242, "first")
         assert (worker["state"], worker["blocks"]["free"], worker["links"]) == ("ready", 80, [])
 
-    tell(tmp_path, story, num_routers=2, router_timeout_s=0.2)
+    tell(tmp_path, story, num_routers=2, router_timeout_s=1.0)
 
 
 def test_admin_lists_the_decisions_of_every_router(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_admin_lists_the_decisions_of_every_router(tmp_path: Path) -> None:
             assert answer.status_code == 400
             assert f"last='{wrong}'" in answer.json()["error"]["message"]
 
-    tell(tmp_path, story, num_routers=3, router_timeout_s=0.2)
+    tell(tmp_path, story, num_routers=3, router_timeout_s=1.0)
 
 
 def test_metrics_count_what_was_served_under_the_names_that_dashboards_read(tmp_path: Path) -> None:

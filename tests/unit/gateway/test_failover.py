@@ -234,7 +234,7 @@ def test_the_next_router_serves_when_one_is_dead_or_silent_and_is_remembered(tmp
         assert await stream(client) == (RIGHT, None)
         assert third.calls
 
-    tell(tmp_path, story, num_routers=3, router_timeout_s=0.2)
+    tell(tmp_path, story, num_routers=3, router_timeout_s=1.0)
 
 
 def test_a_router_that_knows_no_worker_yet_is_not_believed_while_another_does(tmp_path: Path) -> None:

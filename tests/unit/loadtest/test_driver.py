@@ -95,7 +95,7 @@ def test_too_many_open_requests_are_failures_of_the_client_and_no_delay() -> Non
         await asyncio.Event().wait()
 
     arrivals = Arrivals(rate_per_s=100, process="evenly")
-    driver, server = driven(silent, arrivals=arrivals, num_requests=10, max_open=4, request_timeout_s=0.5)
+    driver, server = driven(silent, arrivals=arrivals, num_requests=10, max_open=4, request_timeout_s=2.0)
     kinds = [outcome.failure.kind for outcome in driver.outcomes if outcome.failure is not None]
     assert kinds.count(CLIENT_LIMIT) == 6
     assert len(server.asked) == 4
