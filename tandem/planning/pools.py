@@ -44,6 +44,11 @@ class Prospect:
     def own_ms(self) -> float:
         return self.prefill.own_ms(self.service_ms)
 
+    @property
+    def alone_ms(self) -> float:
+        """A decode step of one request; no number of workers shortens it."""
+        return self.decode.speed.step_ms(1, self.load.num_context_tokens)
+
     def ttft_ms(self, num_prefill: int) -> float:
         return self.prefill.ttft_ms(num_prefill, self.offered, self.service_ms, self._late_ms(num_prefill))
 
@@ -77,12 +82,12 @@ class Prospect:
         return _fewest(suffices, settings.min_prefill, settings.max_prefill)
 
     def decode_need(self, comfort: float = 1.0) -> int:
-        """The fewest decode workers, likewise."""
-        settings = self.settings
+        """The fewest decode workers, likewise; those that keep up, where a step alone is over the objective."""
+        settings, limit_ms = self.settings, self._step_limit_ms(comfort)
 
         def suffices(num: int) -> bool:
             batch = self.batch(num)
-            return batch.tpot_ms <= comfort * settings.tpot_ms and batch.use <= comfort * settings.max_use
+            return batch.tpot_ms <= limit_ms and batch.use <= comfort * settings.max_use
 
         return _fewest(suffices, settings.min_decode, settings.max_decode)
 
@@ -103,6 +108,11 @@ class Prospect:
     def at(self, load: Load, backlog_ms: float | None = None) -> "Prospect":
         """The same pools at another demand."""
         return replace(self, load=load, backlog_ms=self.backlog_ms if backlog_ms is None else backlog_ms)
+
+    def _step_limit_ms(self, comfort: float) -> float:
+        """`comfort` of the TPOT objective, or all of it, or no limit: the first that a step of one request keeps."""
+        limits_ms = comfort * self.settings.tpot_ms, self.settings.tpot_ms
+        return next((limit_ms for limit_ms in limits_ms if self.alone_ms <= limit_ms), math.inf)
 
     def _late_ms(self, num_prefill: int) -> float:
         """Backlog that is still there when it should be worked off."""

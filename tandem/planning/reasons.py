@@ -61,7 +61,7 @@ def warn(change: Change) -> Sequence[str]:
             f"a long prompt (the {settings.share:.0%} quantile) takes {_ms(prospect.own_ms)} by itself, more than the "
             f"{settings.ttft_ms:.0f} ms allowed; no number of prefill workers changes that"
         )
-    if prospect.decode.speed.step_ms(1, prospect.load.num_context_tokens) > settings.tpot_ms:
+    if prospect.alone_ms > settings.tpot_ms:
         found.append("a decode step of one request alone takes longer than the TPOT objective")
     if not after.meets_slo and (change.given != change.wanted or _at_most(change) or not found):
         found.append(f"predicted: TTFT {_ms(after.ttft_ms)}, TPOT {_ms(after.tpot_ms)}; the objectives are not met")

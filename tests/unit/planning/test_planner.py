@@ -226,6 +226,16 @@ def test_a_prompt_too_long_for_its_objective_is_said_to_be() -> None:
     assert plan.num_prefill < 10, "replicas that do not help are not asked for"
 
 
+@pytest.mark.parametrize("tpot_ms", [7.0, 8.1])
+def test_a_step_too_long_for_its_objective_is_said_to_be_and_costs_nothing(tpot_ms: float) -> None:
+    """A decode step of SPEED takes over 8 ms: without traffic the pool shrinks to its minimum all the same."""
+    hasty = replace(SETTINGS, tpot_ms=tpot_ms)
+    assert Loop(SloPlanner(hasty), lambda now_s: 0.0, 60.0).run(100)[-1] == (1, 1)
+    busy = Loop(SloPlanner(hasty), lambda now_s: 5.0, 60.0)
+    assert max(num_decode for _, num_decode in busy.run(100)) <= 2
+    assert "step of one request alone" in busy.plans[-1].warnings[0]
+
+
 def test_the_reason_has_the_numbers() -> None:
     plan = SloPlanner(SETTINGS).plan(observation(10.0, 40.0, pool(2), pool(2)))
     assert "40.0 requests/s now" in plan.reason

@@ -53,6 +53,20 @@ def test_a_budget_is_spent_as_trying_every_pair_would(rate: float, budget: int) 
     assert prospect.strain(*found)[0] == pytest.approx(min(prospect.strain(*pair)[0] for pair in every))
 
 
+@pytest.mark.parametrize("rate", [0.0, 10.0, 80.0])
+def test_a_step_that_takes_too_long_alone_is_no_reason_for_more_workers(rate: float) -> None:
+    """One over the objective asked for the largest pool, even without traffic; one within a hair kept it for ever."""
+    prospect = _prospect(rate)
+    alone_ms = prospect.alone_ms
+
+    def need(tpot_ms: float, comfort: float) -> int:
+        return replace(prospect, settings=replace(SETTINGS, tpot_ms=tpot_ms)).decode_need(comfort)
+
+    assert need(0.99 * alone_ms, 1.0) == need(math.inf, 1.0)
+    assert need(0.99 * alone_ms, 0.95) == need(math.inf, 0.95)
+    assert need(1.04 * alone_ms, 0.95) == max(need(1.04 * alone_ms, 1.0), need(math.inf, 0.95))
+
+
 def test_pools_that_cannot_keep_up_are_compared_by_how_far_they_fall_behind() -> None:
     prospect = _prospect(500.0)
     assert math.isinf(prospect.outlook(2, 2).ttft_ms)
