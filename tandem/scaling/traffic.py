@@ -1,7 +1,8 @@
 """From the counters of many gateways to what arrived between two looks at them.
 
 Invariant: counting begins at a gateway's first sight, so one that appears is no burst; one that restarts loses nothing
-of what it counted since; one that could not be asked for a while has what it counted spread over that while.
+of what it counted since; one that could not be asked for a while has what it counted spread over that while. Prefix
+hits are told by requests that end; while none does, the share of the last that did holds.
 """
 
 from collections.abc import Mapping
@@ -37,6 +38,7 @@ class TrafficMeter:
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
         self._last_s: float | None = None
+        self._cached_share = 0.0
 
     def take(self, now_s: float, wall_s: float, counts: Mapping[str, GatewayCounts]) -> Window | None:
         """What was counted since the last look.
@@ -59,7 +61,10 @@ class TrafficMeter:
         known = [growth for growth in grown if growth is not None]
         if last_s is None or not known or now_s <= last_s:
             return None
-        return _window(now_s - last_s, sum(known, GatewayCounts()))
+        total = sum(known, GatewayCounts())
+        if total.num_looked_up_tokens:
+            self._cached_share = min(1.0, total.num_cached_tokens / total.num_looked_up_tokens)
+        return _window(now_s - last_s, total, self._cached_share)
 
     def _growth(self, seen: _Seen | None, found: GatewayCounts, now_s: float, last_s: float) -> GatewayCounts | None:
         """What one gateway adds to the window; None at its first sight."""
@@ -74,20 +79,19 @@ class TrafficMeter:
         return growth.scaled(min(1.0, (now_s - last_s) / (now_s - seen.now_s)))
 
 
-def _window(duration_s: float, counts: GatewayCounts) -> Window:
+def _window(duration_s: float, counts: GatewayCounts, cached_share: float) -> Window:
     # NOTE: a refused call either never became a choice, or is among those that failed
     num_turned_away = max(0.0, counts.num_refused - counts.num_failed)
     num_requests = counts.num_arrivals + num_turned_away
     num_tokens = counts.num_arrived_tokens
     if counts.num_arrivals:
         num_tokens *= num_requests / counts.num_arrivals
-    share = counts.num_cached_tokens / counts.num_looked_up_tokens if counts.num_looked_up_tokens else 0.0
     traffic = Traffic(
         duration_s=duration_s,
         num_requests=round(num_requests),
         num_rejected=round(counts.num_refused),
         num_prompt_tokens=round(num_tokens),
-        num_cached_tokens=round(num_tokens * min(1.0, share)),
+        num_cached_tokens=round(num_tokens * cached_share),
         num_finished=round(counts.num_ended),
         num_output_tokens=round(counts.num_output_tokens),
     )

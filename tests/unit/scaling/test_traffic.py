@@ -44,6 +44,22 @@ def test_traffic_is_what_came_between_two_looks() -> None:
     assert window.tpot.mean == pytest.approx(0.01)
 
 
+def test_while_nothing_ends_prefixes_are_found_as_before() -> None:
+    """A wave of long answers was taken for one without prefix hits, all of its prompts to be computed."""
+    meter, gateway = Meter(), FakeGateway()
+    meter.take(a=gateway.counts())
+    gateway.serve(num_prompt=200, num_cached=150)
+    meter.take(a=gateway.counts())
+    gateway.arrive(1000)
+    window = meter.take(a=gateway.counts())
+    assert window is not None
+    assert (window.traffic.num_prompt_tokens, window.traffic.num_cached_tokens) == (1000, 750)
+    gateway.serve(num_prompt=400)
+    window = meter.take(a=gateway.counts())
+    assert window is not None
+    assert (window.traffic.num_prompt_tokens, window.traffic.num_cached_tokens) == (400, 0)
+
+
 def test_a_quiet_window_is_traffic_of_nothing() -> None:
     meter = Meter()
     meter.take(a=counted(5))
