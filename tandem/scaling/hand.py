@@ -105,8 +105,15 @@ class Hand:
 
     async def _apply(self, pool: Pool, num_planned: int, asked: Mapping[Pool, int], sight: Sight) -> Action:
         num_before, seen = asked[pool], sight.replicas.get(pool)
-        target, note = self._within_bounds(pool, num_planned, num_before)
+        wanted, note = self._within_bounds(pool, num_planned, num_before)
+        target = self._within_budget(pool, wanted, asked) if self._acts else wanted
         outcome, why = await self._do(pool, target, asked, sight, seen)
+        if target < wanted and outcome in (Outcome.UNCHANGED, Outcome.WRITTEN):
+            outcome = Outcome.BUDGET if outcome is Outcome.UNCHANGED else outcome
+            note = (
+                f"{target} of the {num_planned} planned, {self._bounds.max_accelerators} accelerators are taken until "
+                "the other pool shrinks"
+            )
         return Action(
             pool=pool,
             num_before=num_before,
@@ -136,11 +143,6 @@ class Hand:
             return Outcome.UNCHANGED, ""
         if target < asked[pool] and sight.problems:
             return Outcome.BLIND, f"nothing shrinks while something is not seen: {sight.problems[0]}"
-        if target > asked[pool] and not self._is_affordable({**asked, pool: target}):
-            return (
-                Outcome.BUDGET,
-                f"{self._bounds.max_accelerators} accelerators are taken until the other pool shrinks",
-            )
         return await self._write(pool, target, seen, claim)
 
     async def _write(self, pool: Pool, target: int, seen: PoolReplicas, claim: Claim) -> tuple[Outcome, str]:
@@ -164,11 +166,13 @@ class Hand:
         target = max(bounds.least, lowest, min(bounds.most, highest, wanted))
         return target, "" if target == num_planned else f"{target} of the {num_planned} planned at this step"
 
-    def _is_affordable(self, asked: Mapping[Pool, int]) -> bool:
-        most = self._bounds.max_accelerators
-        return most is None or most >= sum(
-            num_replicas * self._bounds.pools[pool].num_accelerators for pool, num_replicas in asked.items()
-        )
+    def _within_budget(self, pool: Pool, wanted: int, asked: Mapping[Pool, int]) -> int:
+        """As many of `wanted` as the other pool leaves accelerators for; a budget alone shrinks nothing."""
+        pools, most = self._bounds.pools, self._bounds.max_accelerators
+        if most is None:
+            return wanted
+        taken = sum(num * pools[other].num_accelerators for other, num in asked.items() if other is not pool)
+        return min(wanted, max(asked[pool], (most - taken) // pools[pool].num_accelerators))
 
 
 def _asked_before(pool: Pool, sight: Sight) -> int:

@@ -192,3 +192,15 @@ def test_what_the_budget_does_not_pay_waits_for_the_other_pool() -> None:
     assert (prefill.outcome, decode.outcome) == (Outcome.BLIND, Outcome.BUDGET)
     assert "8 accelerators are taken" in decode.note
     assert body.outcomes(plan(2, 4)) == (Outcome.WRITTEN, Outcome.WRITTEN)
+
+
+def test_a_pool_grows_by_what_the_budget_leaves_while_the_other_cannot_shrink() -> None:
+    """It was all or nothing: two accelerators stayed idle for as long as one gateway did not answer."""
+    body = Body(4, 4, bounds(max_accelerators=10))
+    blind = body.targets.sight("a gateway is away")
+    prefill, decode = body.apply(plan(7, 3), blind)
+    assert (prefill.outcome, prefill.num_asked, decode.outcome) == (Outcome.WRITTEN, 6, Outcome.BLIND)
+    assert prefill.note == "6 of the 7 planned, 10 accelerators are taken until the other pool shrinks"
+    assert body.outcomes(plan(7, 3), body.targets.sight("a gateway is away")) == (Outcome.BUDGET, Outcome.BLIND)
+    assert body.outcomes(plan(7, 3)) == (Outcome.WRITTEN, Outcome.WRITTEN)
+    assert body.targets.wanted == {P: 7, D: 3}
