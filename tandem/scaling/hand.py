@@ -135,6 +135,8 @@ class Hand:
         if not self._leadership.is_leader:
             claim.drop()
             return Outcome.FOLLOWING, "another planner leads, or nobody can"
+        if seen.num_wanted == 0:  # NOTE: no plan asks for none, so somebody has switched the pool off
+            return Outcome.YIELDED, f"somebody else scaled the {pool} pool to 0; it is left alone until it has replicas"
         if claim.is_broken_by(seen.num_wanted, now_s):
             _LOG.warning("%s", _yielding(pool, seen.num_wanted, claim.yields_for_s))
         if claim.yields(now_s):

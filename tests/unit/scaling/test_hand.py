@@ -135,6 +135,21 @@ def test_another_autoscaler_is_not_fought(caplog: pytest.LogCaptureFixture) -> N
     assert body.outcomes(plan(3, 5)) == (Outcome.UNCHANGED, Outcome.YIELDED)
 
 
+def test_a_pool_that_was_switched_off_stays_off_and_is_theirs_when_it_comes_back() -> None:
+    """Replicas were asked for again as long as a worker was seen that still ended."""
+    body = Body()
+    body.apply(plan(2, 5))
+    body.targets.wanted[D] = 0
+    body.clock.advance(1000.0)
+    _, decode = body.apply(plan(2, 5))
+    assert (decode.outcome, decode.num_asked) == (Outcome.YIELDED, 0)
+    assert "to 0" in decode.note
+    body.targets.wanted[D] = 3
+    assert body.outcomes(plan(2, 5)) == (Outcome.UNCHANGED, Outcome.YIELDED)
+    body.clock.advance(61.0)
+    assert body.outcomes(plan(2, 5)) == (Outcome.UNCHANGED, Outcome.WRITTEN)
+
+
 def test_what_was_scaled_before_we_led_is_adopted_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
     body = Body()
     body.apply(plan(2, 5))
