@@ -90,6 +90,7 @@ class _Exchange:
         self._request_id = request_id_of(scope)
         self._bill = self._caller.bill(self._request_id)
         self._send = send
+        self._has_arrived = False
         self._has_begun = False
         self.has_ended = False
         self._asked: Asked | None = None
@@ -118,7 +119,7 @@ class _Exchange:
     async def refuse(self, error: BaseException) -> None:
         """Say what went wrong, in whichever way is still open."""
         problem = problem_for(error)
-        self._gateway.metrics.rejected(problem.code)
+        self._gateway.metrics.rejected(problem.code, has_arrived=self._has_arrived)
         give_up_unread(self._scope)
         if self._has_begun or problem.status >= 500:  # NOTE: a refused request is no failure of the server's
             self._span.fail(error)
@@ -151,6 +152,7 @@ class _Exchange:
         self._pins = await gateway.find_pins(asked)
         await self._reserve(asked)
         async with gateway.open(asked.request, record) as stream:
+            self._has_arrived = True
             if asked.is_stream:
                 gateway.metrics.open_streams.inc()
                 try:

@@ -81,6 +81,12 @@ class GatewayMetrics:
         self._rejected = Counter(
             "tandem_gateway_rejected_total", "requests answered with an error", ("reason",), registry=self.registry
         )
+        self._turned_away = Counter(
+            "tandem_gateway_turned_away_total",
+            "of those, requests refused before a choice of theirs arrived",
+            ("reason",),
+            registry=self.registry,
+        )
         self._arrivals = self._own_counter("arrivals", "choices that arrived, those refused later among them")
         self._arrived_tokens = self._own_counter("arrived_prompt_tokens", "prompt tokens of choices that arrived")
         self._queries = self._own_counter("prefix_cache_queries", "prompt tokens of choices that a worker finished")
@@ -122,8 +128,11 @@ class GatewayMetrics:
             if end.tpot_s is not None:
                 self._per_token.observe(end.tpot_s)
 
-    def rejected(self, code: str) -> None:
+    def rejected(self, code: str, *, has_arrived: bool) -> None:
+        """A request is answered with an error. `has_arrived`: its choices were counted when they came."""
         self._rejected.labels(code).inc()
+        if not has_arrived:
+            self._turned_away.labels(code).inc()
 
     def text(self) -> bytes:
         """What /metrics answers."""

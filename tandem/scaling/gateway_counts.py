@@ -21,11 +21,11 @@ _BORN = "tandem_gateway_arrivals_created"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayCounts:
-    """Counts since the gateway's start; requests are choices, `num_refused` alone counts calls over HTTP.
+    """Counts since the gateway's start; requests are choices, but refusals are of calls over HTTP.
 
     born_s: when it began to count, by its own wall clock; None = it does not say.
-    num_failed: choices that ended with an error; those that a router refused are among them.
     num_refused: calls that were answered with an error because of load or time.
+    num_turned_away: of those, calls that never became choices.
     num_looked_up_tokens, num_cached_tokens: prompt tokens of finished choices, and those that needed no prefill.
     ttft, tpot: seconds.
     """
@@ -34,8 +34,8 @@ class GatewayCounts:
     num_arrivals: float = 0.0
     num_arrived_tokens: float = 0.0
     num_ended: float = 0.0
-    num_failed: float = 0.0
     num_refused: float = 0.0
+    num_turned_away: float = 0.0
     num_output_tokens: float = 0.0
     num_looked_up_tokens: float = 0.0
     num_cached_tokens: float = 0.0
@@ -88,20 +88,23 @@ def _counts_of(samples: Mapping[str, list[Sample]]) -> GatewayCounts:
     if "tandem_gateway_arrivals_total" not in samples:
         raise InvalidRequestError("tandem_gateway_arrivals_total is missing; is it a gateway of this version?")
     ended = samples.get("vllm:request_success_total", [])
-    refused = samples.get("tandem_gateway_rejected_total", [])
     return GatewayCounts(
         born_s=_sum(samples[_BORN]) if _BORN in samples else None,
         num_arrivals=_sum(samples["tandem_gateway_arrivals_total"]),
         num_arrived_tokens=_sum(samples.get("tandem_gateway_arrived_prompt_tokens_total", [])),
         num_ended=_sum([sample for sample in ended if sample.labels.get("finished_reason") in ("stop", "length")]),
-        num_failed=_sum([sample for sample in ended if sample.labels.get("finished_reason") == "error"]),
-        num_refused=_sum([sample for sample in refused if sample.labels.get("reason") in OVERLOAD_CODES]),
+        num_refused=_overload(samples, "tandem_gateway_rejected_total"),
+        num_turned_away=_overload(samples, "tandem_gateway_turned_away_total"),
         num_output_tokens=_sum(samples.get("vllm:request_generation_tokens_sum", [])),
         num_looked_up_tokens=_sum(samples.get("tandem_gateway_prefix_cache_queries_total", [])),
         num_cached_tokens=_sum(samples.get("tandem_gateway_prefix_cache_hits_total", [])),
         ttft=_distribution(samples, _TTFT),
         tpot=_distribution(samples, _TPOT),
     )
+
+
+def _overload(samples: Mapping[str, list[Sample]], name: str) -> float:
+    return _sum([sample for sample in samples.get(name, []) if sample.labels.get("reason") in OVERLOAD_CODES])
 
 
 def _sum(samples: list[Sample]) -> float:

@@ -80,9 +80,7 @@ class TrafficMeter:
 
 
 def _window(duration_s: float, counts: GatewayCounts, cached_share: float) -> Window:
-    # NOTE: a refused call either never became a choice, or is among those that failed
-    num_turned_away = max(0.0, counts.num_refused - counts.num_failed)
-    num_requests = counts.num_arrivals + num_turned_away
+    num_requests = counts.num_arrivals + counts.num_turned_away
     num_tokens = counts.num_arrived_tokens
     if counts.num_arrivals:
         num_tokens *= num_requests / counts.num_arrivals

@@ -183,7 +183,9 @@ def test_beyond_its_limit_a_gateway_says_when_to_come_back(tmp_path: Path) -> No
         worker.go.set()
         assert (await running).status_code == 200
         assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
-        assert 'rejected_total{reason="capacity_exceeded"} 1.0' in (await client.get("/metrics")).text
+        metrics = (await client.get("/metrics")).text
+        assert 'rejected_total{reason="capacity_exceeded"} 1.0' in metrics
+        assert 'turned_away_total{reason="capacity_exceeded"} 1.0' in metrics
 
     tell(tmp_path, story, max_concurrent_requests=1)
 
@@ -241,7 +243,9 @@ def test_a_client_that_reads_nothing_is_cut_off_when_its_time_is_over(
             await eventually(lambda: cluster.workers[0].num_open == 1)
             await eventually(lambda: not any(task.get_name() == "exchange" for task in asyncio.all_tasks()))
             assert not (await read_all(deaf)).endswith(b"0\r\n\r\n")
-        assert 'rejected_total{reason="timeout"} 1.0' in (await client.get("/metrics")).text
+        metrics = (await client.get("/metrics")).text
+        assert 'rejected_total{reason="timeout"} 1.0' in metrics
+        assert "turned_away_total{" not in metrics
 
     tell(tmp_path, story, num_workers=1, request_timeout_s=1.0)
 

@@ -35,15 +35,16 @@ class FakeGateway:
         """One request that came and has not ended."""
         self.metrics.observe_arrival(num_prompt)
 
-    def refuse(self, num_prompt: int = 100) -> None:
+    def refuse(self, num_prompt: int = 100, num_choices: int = 1) -> None:
         """One request that a router refused."""
-        self.arrive(num_prompt)
-        self._end(FinishReason.ERROR, num_prompt, 0, None, 0.1, None)
-        self.metrics.rejected("capacity_exceeded")
+        for _ in range(num_choices):
+            self.arrive(num_prompt)
+            self._end(FinishReason.ERROR, num_prompt, 0, None, 0.1, None)
+        self.metrics.rejected("capacity_exceeded", has_arrived=True)
 
     def turn_away(self, code: str = "capacity_exceeded") -> None:
         """One request that the gateway itself refused, before it knew its length."""
-        self.metrics.rejected(code)
+        self.metrics.rejected(code, has_arrived=False)
 
     def counts(self) -> GatewayCounts:
         return parse_counts(self.metrics.text().decode())

@@ -17,7 +17,7 @@ def test_a_real_gateways_counters_are_understood() -> None:
     assert counts.born_s is not None
     assert (counts.num_arrivals, counts.num_arrived_tokens) == (4, 520)
     assert (counts.num_ended, counts.num_output_tokens) == (2, 12)
-    assert (counts.num_failed, counts.num_refused) == (1, 2)
+    assert (counts.num_refused, counts.num_turned_away) == (2, 1)
     assert (counts.num_looked_up_tokens, counts.num_cached_tokens) == (400, 64)
     assert counts.ttft.mean == pytest.approx(0.2)
     assert counts.tpot.mean == pytest.approx(0.02)

@@ -82,6 +82,19 @@ def test_what_was_refused_is_demand_and_counts_once() -> None:
     assert window.traffic.num_prompt_tokens == 800  # NOTE: those turned away are taken to be as long as the others
 
 
+def test_refused_choices_hide_no_calls_that_were_turned_away() -> None:
+    """Ten calls for eight choices each made sixty others vanish that never became choices."""
+    meter, gateway = Meter(), FakeGateway()
+    meter.take(a=gateway.counts())
+    for _ in range(10):
+        gateway.refuse(num_choices=8)
+    for _ in range(60):
+        gateway.turn_away()
+    window = meter.take(a=gateway.counts())
+    assert window is not None
+    assert (window.traffic.num_requests, window.traffic.num_rejected) == (140, 70)
+
+
 def test_a_gateway_that_appears_is_no_burst() -> None:
     meter = Meter()
     meter.take(a=counted(10))
