@@ -86,11 +86,20 @@ class Demand:
             found = self._known[horizon_s] = self._requests.expect(horizon_s), self._missing.expect(horizon_s)
         return found
 
+    def _missing_of_one(self) -> float:
+        """Tokens to compute of one prompt now: a burst of long ones shows here long before it does in their mean."""
+        requests, missing = self._expect(0.0)
+        return missing.level / requests.level if requests.level > 0 else 0.0
+
     def _load(self, requests_per_s: float, missing_per_s: float) -> Load:
-        """As many prompts as their tokens make at the mean length, or as there are requests."""
+        """Prompts as long as their tokens make them, but no longer than they are, be it in the last minutes or now.
+
+        NOTE: two margins of which that of the requests is next to nothing would make prompts of any length.
+        """
         prompt = self._prompt.value(0.0)
         mean = max(0.0, prompt - self._cached.value(0.0))
-        missing = min(max(prompt, 1.0), missing_per_s / requests_per_s) if requests_per_s > 0 else mean
+        longest = max(prompt, self._missing_of_one(), 1.0)
+        missing = min(longest, missing_per_s / requests_per_s) if requests_per_s > 0 else mean
         return Load(
             requests_per_s=requests_per_s,
             num_prompt_tokens=max(prompt, missing),
