@@ -1,7 +1,7 @@
 """A small HTTP server for one process's metrics and health; owns its connections and nothing they show.
 
-Invariant: whatever a client sends or fails to send, it costs one bounded buffer for a few seconds. Every answer closes
-its connection. It must never be where requests of users are served.
+Invariant: whatever a client sends or fails to send, it costs one bounded buffer for a few seconds and keeps nobody out.
+Every answer closes its connection. It must never be where requests of users are served.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class MetricsServer:
         self._registry = registry
         self._health = health
         self._client_timeout_s = client_timeout_s
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], None] = {}  # the oldest first
         self._server: asyncio.Server | None = None
         self.port = 0
 
@@ -60,17 +60,21 @@ class MetricsServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        is_crowded = len(self._connections) >= _MAX_CONNECTIONS
-        self._connections.add(task)
+        if len(self._connections) == _MAX_CONNECTIONS:
+            oldest = next(iter(self._connections))  # NOTE: who asks is answered at once, so this one does not ask
+            del self._connections[oldest]
+            oldest.cancel()
+        self._connections[task] = None
         try:
-            with contextlib.suppress(TimeoutError, OSError):
+            # NOTE: a handler that ends as cancelled is logged as an error by asyncio before 3.12
+            with contextlib.suppress(TimeoutError, OSError, asyncio.CancelledError):
                 async with asyncio.timeout(self._client_timeout_s):
-                    writer.write(_crowded() if is_crowded else await self._answer(reader))
+                    writer.write(await self._answer(reader))
                     await writer.drain()
                     writer.close()
                     await writer.wait_closed()
         finally:
-            self._connections.discard(task)
+            self._connections.pop(task, None)
             writer.transport.abort()  # NOTE: after an orderly close this does nothing
 
     async def _answer(self, reader: asyncio.StreamReader) -> bytes:
@@ -113,10 +117,6 @@ async def serve_metrics(
     server = MetricsServer(registry, health, client_timeout_s)
     await server.start(host, port)
     return server
-
-
-def _crowded() -> bytes:
-    return _response(HTTPStatus.SERVICE_UNAVAILABLE, _JSON, b"{}")
 
 
 def _response(status: HTTPStatus, content_type: str, body: bytes, with_body: bool = True) -> bytes:
