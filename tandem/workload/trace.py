@@ -82,6 +82,8 @@ def read_azure(path: Path) -> Iterator[TraceRequest]:
             raise InvalidRequestError(f"{where}: {shown(line)} has {len(values)} fields; 3 are needed")
         at = _timestamp(values[0], where)
         first = at if first is None else first
+        if (at.tzinfo is None) != (first.tzinfo is None):
+            raise InvalidRequestError(f"{where}: TIMESTAMP={shown(values[0])}; every line or none must name its zone")
         arrival_s = _in_order((at - first).total_seconds(), latest_s, "TIMESTAMP", where)
         latest_s = arrival_s
         yield TraceRequest(
@@ -140,10 +142,9 @@ def _block_ids(value: object, num_prompt_tokens: int, where: str) -> tuple[int, 
 
 
 def _timestamp(text: str, where: str) -> datetime:
-    """NOTE: the trace has seven decimals; Python reads six."""
-    whole, _, fraction = text.partition(".")
+    """NOTE: the trace has seven decimals; Python drops the last. A date alone would be read as its midnight."""
     try:
-        return datetime.fromisoformat(f"{whole}.{fraction[:6]:0<6}")
+        return datetime.fromisoformat(text if ":" in text else "")
     except ValueError as error:
         raise InvalidRequestError(f"{where}: TIMESTAMP={shown(text)} is not a time") from error
 

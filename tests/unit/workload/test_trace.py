@@ -27,6 +27,21 @@ def test_reads_azure_from_its_first_arrival(tmp_path: Path) -> None:
     assert second.num_prompt_tokens == 396
 
 
+def test_reads_azure_with_zones(tmp_path: Path) -> None:
+    """A zone after a fraction was cut off with it, and one without a fraction was not."""
+    times = ("00:00:00.5000000+00:00", "00:00:01+00:00", "00:00:02Z", "01:00:02.0099300+01:00")
+    lines = (f"2024-05-10 {time},10,10" for time in times)
+    arrivals_s = [request.arrival_s for request in read_trace(written(tmp_path, "a.csv", AZURE_HEADER, *lines))]
+    assert arrivals_s == pytest.approx([0.0, 0.5, 1.5, 1.50993])
+
+
+@pytest.mark.parametrize(("first", "second"), [("+00:00", ""), ("", "+00:00")])
+def test_azure_with_zones_on_some_lines_is_refused(tmp_path: Path, first: str, second: str) -> None:
+    lines = (f"2024-05-10 00:00:00{first},10,10", f"2024-05-10 00:00:01{second},10,10")
+    with pytest.raises(InvalidRequestError, match=r"a\.csv:3: TIMESTAMP='2024-05-10 00:00:01.*every line or none"):
+        list(read_trace(written(tmp_path, "a.csv", AZURE_HEADER, *lines)))
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [
@@ -58,6 +73,7 @@ def test_a_bad_line_of_mooncake_is_named(tmp_path: Path, line: str, told: str) -
     [
         ("2023-11-16 18:15:46,374", "has 2 fields; 3"),
         ("yesterday,374,44", "TIMESTAMP='yesterday'"),
+        ("2023-11-17,374,44", "TIMESTAMP='2023-11-17' is not a time"),
         ("2023-11-16 18:15:46,0,44", "ContextTokens=0"),
         ("2023-11-16 18:15:46,374,0", "GeneratedTokens=0; a whole number above zero"),
         ("2023-11-16 18:15:46,374,4.5", r"GeneratedTokens='4\.5'"),
