@@ -122,7 +122,9 @@ def budget(cost: ModelCost, served: Served) -> Figures:
 
 
 def _medians(each: Sequence[Figures]) -> Figures:
-    return {name: statistics.median(figures[name] for figures in each) for name in each[0]}
+    """Of those that have the figure."""
+    names = dict.fromkeys(name for figures in each for name in figures)
+    return {name: statistics.median(figures[name] for figures in each if name in figures) for name in names}
 
 
 def _mean(first: Rates, second: Rates) -> Rates:

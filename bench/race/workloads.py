@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from bench.race.answer import Answer, Gap, WrongAnswerError, gap_figures, median_tpot_ms, median_ttft_ms, wall_s
+from bench.race.answer import Answer, Gap, WrongAnswerError, gap_figures, median_ttft_ms, tpot_figures, wall_s
 from bench.race.work import Span, Work
 
 Prompt = list[int]
@@ -94,7 +94,7 @@ class Batch:
         if self.output == 1:
             prompt_tokens = self.num_requests * (self.shared + self.own)
             return found | {"prompt rate": prompt_tokens / wall_s(answers)}
-        found |= {"TPOT p50": median_tpot_ms(answers)} | gap_figures([gap for one in answers for gap in one.gaps()])
+        found |= tpot_figures(answers) | gap_figures([gap for one in answers for gap in one.gaps()])
         return found | {"output rate": self.num_requests * self.output / wall_s(answers)}
 
     def warm_up(self) -> "Batch":
@@ -145,8 +145,7 @@ class Conversations:
         answers = played.answers
         gaps = [gap for one in answers for gap in one.gaps()]
         rate = {"output rate": len(answers) * self.output / wall_s(answers)}
-        times = {"TTFT p50": median_ttft_ms(answers), "TPOT p50": median_tpot_ms(answers)}
-        return times | gap_figures(gaps) | rate
+        return {"TTFT p50": median_ttft_ms(answers)} | tpot_figures(answers) | gap_figures(gaps) | rate
 
     def warm_up(self) -> "Conversations":
         return replace(self, turns=min(self.turns, 2), output=min(self.output, 8))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.race.answer import Answer, Gap, gap_figures, median_tpot_ms, median_ttft_ms, merged, wall_s
+from bench.race.answer import Answer, Gap, gap_figures, median_ttft_ms, merged, tpot_figures, wall_s
 
 
 def answer(*arrivals: tuple[float, int], sent_s: float = 10.0, num_output: int | None = None) -> Answer:
@@ -25,7 +25,8 @@ def test_an_answer_in_one_event_has_no_time_a_token() -> None:
     one = answer((10.5, 8))
     assert one.tpot_s is None
     assert not list(one.gaps())
-    assert median_tpot_ms([one]) == 0.0
+    assert tpot_figures([one]) == {}
+    assert tpot_figures([one, answer((10.5, 1), (10.9, 2))]) == pytest.approx({"TPOT p50": 200.0})
 
 
 def test_a_gap_is_that_of_all_tokens_it_brought() -> None:

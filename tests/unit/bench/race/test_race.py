@@ -10,7 +10,7 @@ from bench.race.measure import Gauge, Limits
 from bench.race.race import Race, Track
 from bench.race.runs import Runs
 from bench.race.work import ModelCost
-from bench.race.workloads import Batch, Burst, Conversations, Workload
+from bench.race.workloads import Batch, Burst, Conversations, Figures, Played, Workload
 from tests.unit.bench.race.fake_openai import FakeSystem, Script
 from tests.unit.bench.race.test_work import SIZES
 
@@ -104,6 +104,20 @@ def test_every_kind_of_workload_is_measured(tmp_path: Path) -> None:
         assert run.measured.wall_s > 0
         assert 0 < run.measured.cached_share < 1
         assert {"CPU time", "peak memory"} < run.measured.figures.keys()
+
+
+def test_a_figure_that_only_some_plays_have_is_the_median_of_those(tmp_path: Path) -> None:
+    each = iter(({"output rate": 1.0}, {"output rate": 3.0, "TPOT p50": 5.0}))
+
+    class Uneven(Batch):
+        def figures(self, played: Played) -> Figures:
+            return next(each)
+
+    system = FakeSystem("a")
+    gauge, workload = Gauge(ModelCost(SIZES), Limits(floor_repeats=0)), Uneven("x", "x", 1, 1, 4, 2, repeats=2)
+    with system.serve(tmp_path) as served:
+        figures = gauge.measure(system, served, workload, "s").figures
+    assert (figures["output rate"], figures["TPOT p50"]) == (2.0, 5.0)
 
 
 def test_an_interrupted_race_goes_on_where_it_stopped(tmp_path: Path) -> None:

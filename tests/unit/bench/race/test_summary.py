@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from bench.race.aims import AIMS, FLOOR, Aim, Verdict, verdicts
+from bench.race.answer import Answer
 from bench.race.metrics import HEADLINES, METRICS
 from bench.race.pictures import draw
-from bench.race.runs import Run
+from bench.race.runs import Run, Slot
 from bench.race.summary import BEST, Comparison, Summary
 from bench.race.table import markdown
-from bench.race.workloads import WORKLOADS
-from tests.unit.bench.race.runs_by_hand import run
+from bench.race.workloads import WORKLOADS, Batch, Played
+from tests.unit.bench.race.runs_by_hand import measured, run
 
 
 def rates(system: str, *values: float, workload: str = "batch") -> list[Run]:
@@ -108,6 +109,20 @@ def test_rows_of_the_report_hold_figures_and_ratios() -> None:
     )
     assert (theirs.system, theirs.floor, theirs.share) == ("vllm", None, None)
     assert (ratio.metric, ratio.value, ratio.unit) == ("output rate, times better than vllm", 1.5, "x")
+    assert json.dumps([asdict(row) for row in found.rows()])
+
+
+def test_answers_in_one_event_have_no_time_a_token_to_compare() -> None:
+    """It was written as 0, which was the best of all, and whose share of the floor divided by it."""
+    single = Batch("single", "single", num_requests=1, concurrency=1, own=4, output=8)
+    figures = single.figures(Played([Answer(0.0, ((0.5, 8),), 4, 8)]))
+    at_once = measured(figures, floors={"TPOT p50": 4.0, "output rate": 20.0})
+    found = summary(
+        Run(Slot("small", "single", "vllm", 0), {}, at_once, date="2026-01-01"),
+        run("openvino", "single", TPOT_p50=9.0),
+    )
+    assert "|  | output rate, tok/s | 16 (80%) | - |" in markdown(found, {}, {})
+    assert found.best_peer("single", "TPOT p50") == "openvino"
     assert json.dumps([asdict(row) for row in found.rows()])
 
 
