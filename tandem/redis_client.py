@@ -9,7 +9,7 @@ from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from tandem.core.errors import ConfigurationError
+from tandem.core.errors import ConfigurationError, shown, without_password
 
 MAX_CONNECTIONS = 64  # of a client; each carries one question at a time
 _NUM_TICKS = 100
@@ -90,9 +90,9 @@ def connect(url: str, *, num_retries: int = 0) -> Redis:
             socket_connect_timeout=None,
             retry=retry,
         )
-    except ValueError:
-        where = url.rpartition("@")[2]  # NOTE: what stands before may be a password, and `error` may quote a part of it
+    except ValueError:  # NOTE: which may quote a part of a password
         raise ConfigurationError(
-            f"Redis URL {where!r} is not understood; write redis://host:port, and / ? # of a password as %2F %3F %23"
+            f"Redis URL {shown(without_password(url))} is not understood; "
+            "write redis://host:port, and / ? # of a password as %2F %3F %23"
         ) from None
     return _QueueingRedis.from_pool(pool)

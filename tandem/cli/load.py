@@ -16,7 +16,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from rich.console import Console
 
 from tandem.core.clock import SystemClock
-from tandem.core.errors import InvalidRequestError
+from tandem.core.errors import InvalidRequestError, without_password
 from tandem.core.open_files import allow_sockets
 from tandem.loadtest.environment import circumstances, loop_factory
 from tandem.loadtest.figures import can_draw, draw
@@ -189,7 +189,9 @@ class Load(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD_"):
         context = {"command": command_line(sys.argv[1:]), "settings": self._said(), "environment": circumstances()}
         with _signals() as stop:
             if self.ready_timeout_s and not self.quiet:
-                console.print(f"waiting for {self.url} for up to {self.ready_timeout_s:g} s", markup=False)
+                console.print(
+                    f"waiting for {without_password(self.url)} for up to {self.ready_timeout_s:g} s", markup=False
+                )
             return await run_load_test(plan, SystemClock(), stop, context, narrator.watch)
 
     def _keep(self, result: LoadResult, console: Console) -> None:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tandem.core.errors import InvalidRequestError, UnavailableError, shown
+from tandem.core.errors import InvalidRequestError, UnavailableError, shown, without_password
 from tandem.serving.probe import get
 from tandem.serving.settings import Settings
 
@@ -50,21 +50,22 @@ class Trace(Settings, cli_prog_name="tandem trace"):
 
     async def _fetch(self) -> dict[str, Any]:
         base = self.url.rstrip("/")
+        where = without_password(base)
         try:
             key = None if self.api_key is None else checked_key(self.api_key.get_secret_value())
             answer = await get(f"{base}/admin/requests/{quote(self.request_id, safe='')}", _TIMEOUT_S, key)
         except UnavailableError as error:
-            raise UnavailableError(f"no gateway answers at {base} ({error}); name yours with --url") from error
+            raise UnavailableError(f"no gateway answers at {where} ({error}); name yours with --url") from error
         if answer.status == 404:
             raise InvalidRequestError(
-                f"the gateway at {base} does not know request {shown(self.request_id)}: it keeps the latest ones, and "
+                f"the gateway at {where} does not know request {shown(self.request_id)}: it keeps the latest ones, and "
                 "another gateway may have served it; the id is in the answer's x-request-id header"
             )
         if answer.status in (401, 403):
-            raise InvalidRequestError(f"the gateway at {base} asks for an API key; give a valid one with --api-key")
+            raise InvalidRequestError(f"the gateway at {where} asks for an API key; give a valid one with --api-key")
         request = _parsed(answer.body)
         if answer.status != 200 or request is None:
-            raise UnavailableError(f"{base} answers {answer.status}, not what a gateway of Tandem says; check --url")
+            raise UnavailableError(f"{where} answers {answer.status}, not what a gateway of Tandem says; check --url")
         return request
 
 

@@ -18,6 +18,7 @@ Each message names the offending value and the remedy. gRPC and HTTP statuses ar
         └── IncompatiblePeerError       the two must never exchange blocks; both sides' values are named
 """
 
+import re
 import reprlib
 
 _MAX_SHOWN_CHARACTERS = 120
@@ -87,6 +88,11 @@ def shown(value: object) -> str:
         return short.repr(value)[: 2 * _MAX_SHOWN_CHARACTERS]
     except ValueError:  # an integer of more digits than Python will write
         return f"a very large {type(value).__name__}"
+
+
+def without_password(url: str) -> str:
+    """`url` as a message may quote it: without what stands before its last @, its scheme apart."""
+    return re.sub(r"^([a-z][a-z0-9+.-]*://)?.*@", r"\1", url, flags=re.IGNORECASE | re.DOTALL)
 
 
 class TransportError(TandemError):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from tandem.core.clock import Clock
-from tandem.core.errors import ConfigurationError, shown
+from tandem.core.errors import ConfigurationError, shown, without_password
 from tandem.loadtest.connection import Connection, Receiver
 from tandem.loadtest.failure import CONNECT, MALFORMED, TIMEOUT, ExchangeError
 
@@ -121,7 +121,9 @@ def _parts(url: str) -> tuple[str, int, str, str]:
     except ValueError:
         scheme, host, port = "", None, None
     if scheme not in _DEFAULT_PORTS or not host or not url.isascii() or any(map(str.isspace, url)) or "@" in url:
-        raise ConfigurationError(f"url={shown(url)} is no HTTP address; use one as http://127.0.0.1:8000")
+        raise ConfigurationError(
+            f"url={shown(without_password(url))} is no HTTP address; use one as http://127.0.0.1:8000"
+        )
     return host, port or _DEFAULT_PORTS[scheme], urlsplit(url).path.rstrip("/"), scheme
 
 

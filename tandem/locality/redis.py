@@ -18,7 +18,7 @@ from redis.exceptions import NoScriptError, RedisError
 from redis.retry import Retry
 
 from tandem.core.clock import Clock, SystemClock
-from tandem.core.errors import ConfigurationError, LocalityUnavailableError
+from tandem.core.errors import ConfigurationError, LocalityUnavailableError, shown, without_password
 from tandem.core.events import BlockEvent
 from tandem.locality.base import (
     DEFAULT_MAX_BLOCK_REPLICAS,
@@ -174,10 +174,10 @@ def _connect(url: str, timeout_s: float) -> Redis:
     retry = Retry(NoBackoff(), 0)
     try:
         return Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=retry)
-    except ValueError:
-        where = url.rpartition("@")[2]  # NOTE: what stands before may be a password, and `error` may quote a part of it
+    except ValueError:  # NOTE: which may quote a part of a password
         raise ConfigurationError(
-            f"Redis URL {where!r} is not understood; write redis://host:port, and / ? # of a password as %2F %3F %23"
+            f"Redis URL {shown(without_password(url))} is not understood; "
+            "write redis://host:port, and / ? # of a password as %2F %3F %23"
         ) from None
 
 

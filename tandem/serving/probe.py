@@ -7,7 +7,7 @@ import asyncio
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from tandem.core.errors import ConfigurationError, UnavailableError, shown
+from tandem.core.errors import ConfigurationError, UnavailableError, shown, without_password
 
 _MAX_ANSWER_BYTES = 64 << 20
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -34,7 +34,7 @@ async def get(url: str, timeout_s: float, api_key: str | None = None) -> Answer:
     except ValueError:
         scheme, host, port = "", None, None
     if scheme not in _DEFAULT_PORTS or not host or not url.isascii() or any(map(str.isspace, url)):
-        raise ConfigurationError(f"{shown(url)} is no HTTP address; use one as http://127.0.0.1:8000")
+        raise ConfigurationError(f"{shown(without_password(url))} is no HTTP address; use one as http://127.0.0.1:8000")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     key = "" if api_key is None else f"Authorization: Bearer {api_key}\r\n"
     head = f"GET {target} HTTP/1.0\r\nHost: {parts.netloc.rpartition('@')[2]}\r\nAccept: */*\r\n{key}\r\n"
@@ -44,7 +44,7 @@ async def get(url: str, timeout_s: float, api_key: str | None = None) -> Answer:
             return _parsed(await _exchange(host, port or _DEFAULT_PORTS[scheme], scheme == "https", request))
     except (OSError, TimeoutError, ValueError, IndexError) as error:
         cause = f"nobody answered within {timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
-        raise UnavailableError(f"{url}: {cause}") from error
+        raise UnavailableError(f"{without_password(url)}: {cause}") from error
 
 
 async def _exchange(host: str, port: int, is_secure: bool, request: bytes) -> bytes:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from tandem.core.errors import ConfigurationError, shown
+from tandem.core.errors import ConfigurationError, shown, without_password
 from tandem.core.timeline import Stage
 from tandem.telemetry.traceparent import TraceParent, traceparent_var
 
@@ -170,7 +170,8 @@ def _traces_url(endpoint: str) -> str:
         is_usable = False
     if not is_usable:
         raise ConfigurationError(
-            f"otlp_endpoint={shown(endpoint)} is no HTTP address of a collector; use one as http://127.0.0.1:4318"
+            f"otlp_endpoint={shown(without_password(endpoint))} is no HTTP address of a collector; "
+            "use one as http://127.0.0.1:4318"
         )
     return endpoint if parts.path.strip("/") else endpoint.rstrip("/") + "/v1/traces"
 

@@ -339,6 +339,14 @@ def test_mistakes_are_told_before_anything_is_sent(
     assert message in capsys.readouterr().err
 
 
+def test_a_password_in_the_address_is_refused_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["load", "--url", "http://me:hush@host", "--ready-timeout-s", "1"]) == 2
+    said = capsys.readouterr().err
+    assert "waiting for http://host" in said
+    assert "url='http://host' is no HTTP address" in said
+    assert "hush" not in said
+
+
 def test_a_trace_that_is_not_there_is_told_before_anything_is_sent(tmp_path: Path) -> None:
     async def run() -> None:
         async with fake_cluster(tmp_path) as cluster:

@@ -223,6 +223,6 @@ def test_dropping_idle_connections_takes_none_from_those_that_wait(redis: RedisS
 
 
 def test_a_url_that_is_not_understood_is_told_without_its_password() -> None:
-    with pytest.raises(ConfigurationError, match=r"'host:1'.*redis://host:port") as error:
+    with pytest.raises(ConfigurationError, match=r"'http://host:1'.*redis://host:port") as error:
         connect("http://me:secret@host:1")
     assert "secret" not in str(error.value)

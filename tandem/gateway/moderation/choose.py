@@ -2,7 +2,7 @@
 
 import importlib
 
-from tandem.core.errors import ConfigurationError, shown
+from tandem.core.errors import ConfigurationError, shown, without_password
 from tandem.gateway.moderation.base import Moderator
 from tandem.gateway.moderation.blocklist import Blocklist
 from tandem.gateway.moderation.endpoint import Endpoint
@@ -24,7 +24,8 @@ def choose_moderator(name: str | None) -> Moderator | None:
     if kind == "python" and rest:
         return _imported(rest)
     raise ConfigurationError(
-        f"moderation={shown(name)} is unknown; use blocklist:FILE, http://…, https://… or python:MODULE:CALLABLE"
+        f"moderation={shown(without_password(name))} is unknown; "
+        "use blocklist:FILE, http://…, https://… or python:MODULE:CALLABLE"
     )
 
 

@@ -5,14 +5,14 @@ from typing import Any
 import httpx
 import orjson
 
-from tandem.core.errors import ConfigurationError, UnavailableError, shown
+from tandem.core.errors import ConfigurationError, UnavailableError, shown, without_password
 from tandem.gateway.moderation.base import Verdict
 
 TIMEOUT_S = 5.0
 
 
 class Endpoint:
-    """Asks `url`.
+    """Asks `url`. A user and password in it are sent, and stand in no message and no log.
 
     NOTE: about a paragraph of an answer is gathered before it is judged: a call for each token would be slow, and would
     see no sense.
@@ -25,10 +25,15 @@ class Endpoint:
     overlap = 200
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
-        if httpx.URL(url).scheme not in ("http", "https") or not httpx.URL(url).host:
-            raise ConfigurationError(f"moderation={shown(url)} is no http or https URL")
-        self._url = url
-        self._client = httpx.AsyncClient(timeout=timeout_s)
+        try:
+            parts = httpx.URL(url)
+        except httpx.InvalidURL:
+            parts = httpx.URL()
+        if parts.scheme not in ("http", "https") or not parts.host:
+            raise ConfigurationError(f"moderation={shown(without_password(url))} is no http or https URL")
+        auth = httpx.BasicAuth(parts.username, parts.password) if parts.userinfo else None
+        self._url = parts.copy_with(userinfo=b"")
+        self._client = httpx.AsyncClient(timeout=timeout_s, auth=auth)
 
     async def judge(self, text: str, *, num_judged: int = 0, may_go_on: bool = False) -> Verdict:
         try:

@@ -149,5 +149,9 @@ def test_no_gateway_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
     url = f"http://127.0.0.1:{asyncio.run(closed_port())}"
     assert main(["trace", "req-1", "--url", url]) == 2
     assert f"no gateway answers at {url}" in capsys.readouterr().err
+    assert main(["trace", "req-1", "--url", url.replace("//", "//me:hush@")]) == 2
+    assert f"no gateway answers at {url} ({url}" in capsys.readouterr().err, "no password"
     assert main(["trace", "req-1", "--url", "localhost"]) == 2
     assert "is no HTTP address" in capsys.readouterr().err
+    assert main(["trace", "req-1", "--url", "ftp://me:hush@host"]) == 2
+    assert "'ftp://host/admin/requests/req-1' is no HTTP address" in capsys.readouterr().err

@@ -190,6 +190,12 @@ def test_an_address_of_another_kind_is_refused(url: str) -> None:
         HttpClient(url, {}, SystemClock())
 
 
+def test_an_address_that_is_refused_is_told_without_its_password() -> None:
+    with pytest.raises(ConfigurationError, match="url='https://host' is no HTTP address") as refused:
+        HttpClient("https://me:hush@host", {}, SystemClock())
+    assert "hush" not in str(refused.value)
+
+
 def test_a_header_cannot_bring_another() -> None:
     with pytest.raises(ConfigurationError, match="authorization"):
         HttpClient("http://host", {"authorization": "Bearer x\r\nhost: y"}, SystemClock())

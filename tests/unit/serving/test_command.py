@@ -82,7 +82,7 @@ def test_a_traceback_shows_no_value() -> None:
 @pytest.mark.parametrize("open_index", [RedisIndex, connect])
 def test_a_password_that_breaks_its_url_is_not_shown(open_index: Callable[[str], object]) -> None:
     with pytest.raises(
-        ConfigurationError, match=r"Redis URL 'redis:6379' is not understood; write .* as %2F"
+        ConfigurationError, match=r"Redis URL 'redis://redis:6379' is not understood; write .* as %2F"
     ) as refused:
         open_index("redis://:hush/hush@redis:6379")
     assert "hush" not in str(refused.value)

@@ -224,3 +224,9 @@ def test_a_collector_that_is_away_holds_up_nobody() -> None:
 def test_an_endpoint_that_is_no_http_address_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigurationError, match="otlp_endpoint="):
         Tracing.configure("gateway", endpoint)
+
+
+def test_an_endpoint_that_is_refused_is_told_without_its_password() -> None:
+    with pytest.raises(ConfigurationError, match="otlp_endpoint='grpc://collector:4317'") as refused:
+        Tracing.configure("gateway", "grpc://me:hush@collector:4317")
+    assert "hush" not in str(refused.value)

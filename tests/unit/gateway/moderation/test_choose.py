@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -17,13 +18,15 @@ from tandem.gateway.moderation.endpoint import Endpoint
 
 
 class Judge(BaseHTTPRequestHandler):
-    """Flags what holds "bad"; answers nonsense to "nonsense" and 500 to "broken"."""
+    """Flags what holds "bad"; answers nonsense to "nonsense" and 500 to "broken". "key": flagged with what it was."""
 
     def do_POST(self) -> None:
         text = json.loads(self.rfile.read(int(self.headers["content-length"])))["input"]
         self.send_response(500 if text == "broken" else 200)
         self.end_headers()
         flagged = {"flagged": "bad" in text, "categories": {"hate": False, "violence": "bad" in text}}
+        if text == "key":
+            flagged = {"flagged": True, "categories": {self.headers["authorization"]: True}}
         body = {"results": "x"} if text == "nonsense" else {"id": "1", "results": [flagged]}
         self.wfile.write(json.dumps(body).encode())
 
@@ -66,6 +69,24 @@ def test_no_verdict_is_an_error_and_never_a_pass(url: str, text: str) -> None:
 def test_an_endpoint_that_is_away_is_an_error() -> None:
     with pytest.raises(UnavailableError, match="no verdict"):
         judge("http://127.0.0.1:9/", "good")
+
+
+def test_a_password_is_sent_and_told_nobody(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """An error tells API clients where the endpoint is, and httpx logs each address that it asks."""
+    caplog.set_level(logging.INFO)
+    guarded = url.replace("//", "//me:hush@")
+    assert judge(guarded, "key") == Verdict("Basic bWU6aHVzaA==")
+    with pytest.raises(UnavailableError, match=url) as broken:
+        judge(guarded, "broken")
+    assert "hush" not in str(broken.value) + caplog.text
+    assert url in caplog.text
+
+
+@pytest.mark.parametrize("name", ["http://me:hush@", "http://me:hush#@host", "HTTP://me:hush@host"])
+def test_an_endpoint_that_is_refused_is_told_without_its_password(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"(?i)moderation='http://(host)?'") as refused:
+        choose_moderator(name)
+    assert "hush" not in str(refused.value)
 
 
 def test_names(tmp_path: Path) -> None:
