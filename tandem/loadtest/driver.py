@@ -35,12 +35,14 @@ class Arrival:
 class Driver(ABC):
     """Runs a load once. `outcomes` grows as requests end; `num_open`, `num_sent`: now, and of all so far.
 
+    num_failed: of `outcomes`, those that were not answered.
     has_lasted: requests were sent for the whole of the plan's duration. trace_problem: why no more of it could be read.
     """
 
     def __init__(self, plan: LoadPlan, endpoint: Endpoint) -> None:
         self.plan = plan
         self.outcomes: list[Outcome] = []
+        self.num_failed = 0
         self.num_open = 0
         self.num_sent = 0
         self.has_lasted = False
@@ -106,15 +108,18 @@ class Driver(ABC):
             answered = await self._endpoint.ask(ask, due_s)
         finally:
             self.num_open -= 1
-        self.outcomes.append(answered.outcome)
-        return answered
+        return self._kept(answered)
 
     def _not_sent(self, ask: Ask, due_s: float) -> Answered:
         now_s = self._endpoint.now_s()
         failure = Failure(CLIENT_LIMIT, f"{self.num_open} requests were open at once; see --max-open")
         outcome = Outcome(due_s, now_s, now_s, ask.prompt.count, turn=ask.turn, failure=failure)
-        self.outcomes.append(outcome)
-        return Answered(outcome, [])
+        return self._kept(Answered(outcome, []))
+
+    def _kept(self, answered: Answered) -> Answered:
+        self.outcomes.append(answered.outcome)
+        self.num_failed += answered.outcome.failure is not None
+        return answered
 
 
 class ClosedDriver(Driver):

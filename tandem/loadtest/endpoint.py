@@ -5,6 +5,7 @@ Invariant: asking never raises for what the server or the network does; it becom
 
 import asyncio
 import json
+from array import array
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,7 +109,8 @@ class Endpoint:
             num_cached_tokens=_whole(details.get("cached_tokens")) if isinstance(details, dict) else 0,
             num_output_tokens=_num_output(reader),
             turn=ask.turn,
-            arrivals=[(at_s - self._zero_s, count) for at_s, count in reader.arrivals],
+            event_times_s=array("d", [at_s - self._zero_s for at_s, _ in reader.arrivals]),
+            event_tokens=array("I", [count for _, count in reader.arrivals]),
             failure=failure,
             request_id=reader.request_id,
         )

@@ -13,7 +13,11 @@ from tandem.workload.slo import Served
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request. `arrivals`: (time, tokens) of each event that held tokens; `failure` is None: it was answered."""
+    """One request. `failure` is None: it was answered.
+
+    event_times_s, event_tokens: of each event that held tokens. NOTE: as arrays they take twelve bytes an event, and a
+    test keeps them all until its end.
+    """
 
     due_s: float
     sent_s: float
@@ -22,7 +26,8 @@ class Outcome:
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     turn: int = 0
-    arrivals: Sequence[tuple[float, int]] = ()
+    event_times_s: Sequence[float] = ()
+    event_tokens: Sequence[int] = ()
     failure: Failure | None = None
     request_id: str | None = None
 
@@ -48,14 +53,15 @@ class Outcome:
     @property
     def gaps_s(self) -> list[float]:
         """Time between events with tokens: what a reader sees as stutter."""
-        return [after[0] - before[0] for before, after in pairwise(self.arrivals)]
+        return [after - before for before, after in pairwise(self.event_times_s)]
 
     def served(self, *, from_send: bool = False) -> Served:
         """Judged from when it was due, or from when it was sent."""
+        times_s = self.event_times_s
         return Served(
             arrival_s=self.sent_s if from_send else self.due_s,
-            first_token_s=self.arrivals[0][0] if self.arrivals else None,
-            finished_s=self.arrivals[-1][0] if self.arrivals and self.failure is None else None,
+            first_token_s=times_s[0] if times_s else None,
+            finished_s=times_s[-1] if times_s and self.failure is None else None,
             num_output_tokens=self.num_output_tokens,
             rejected=self.failure is not None and self.failure.is_refusal,
         )

@@ -67,11 +67,11 @@ def status_line(plan: LoadPlan, progress: Progress) -> str:
     recent = [one for one in outcomes[-2000:] if one.ended_s > now_s - _RECENT_S and one.failure is None]
     ttft = percentiles([one.ttft_s for one in (each.served() for each in recent) if one.ttft_s is not None])
     rate = sum(one.num_output_tokens for one in recent) / min(_RECENT_S, max(1.0, now_s + plan.warm_up_s))
-    num_failed = sum(one.failure is not None for one in outcomes)
     where = f"warm-up {-now_s:.0f} s" if now_s < 0 else f"{now_s:.0f} s"
     parts = [
         f"{where}{'' if plan.duration_s is None else f' of {plan.duration_s:g} s'}",
-        f"{driver.num_sent} sent, {driver.num_open} open, {len(outcomes) - num_failed} answered, {num_failed} not",
+        f"{driver.num_sent} sent, {driver.num_open} open, {len(outcomes) - driver.num_failed} answered, "
+        f"{driver.num_failed} not",
         f"{rate:.0f} tokens/s",
     ]
     return " · ".join([*parts, f"TTFT p50 {_ms(ttft.p50)}, p99 {_ms(ttft.p99)}"] if ttft else parts)

@@ -56,7 +56,7 @@ class _Tally:
             self._ended.setdefault(self._index(outcome.ended_s), []).append(outcome)
             self._opened[self._index(outcome.sent_s)] += 1
             self._opened[self._index(outcome.ended_s)] -= 1
-            for at_s, num_tokens in outcome.arrivals:
+            for at_s, num_tokens in zip(outcome.event_times_s, outcome.event_tokens, strict=True):
                 self._tokens[self._index(at_s)] += num_tokens
         self._num_open = sum(change for index, change in self._opened.items() if index < 0)
 

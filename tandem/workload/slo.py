@@ -108,9 +108,13 @@ def slo_report(served: Sequence[Served], slo: Slo, duration_s: float) -> SloRepo
 
 def percentiles(samples: Sequence[float]) -> Percentiles | None:
     """Nearest-rank percentiles: each is a sample that occurred. None when there is no sample."""
-    if not samples:
+    return ordered_percentiles(sorted(samples))
+
+
+def ordered_percentiles(ordered: Sequence[float]) -> Percentiles | None:
+    """Of samples in rising order."""
+    if not ordered:
         return None
-    ordered = sorted(samples)
 
     def at(share: float) -> float:
         return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

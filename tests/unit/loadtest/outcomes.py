@@ -1,5 +1,6 @@
 """Outcomes and results made by hand, where every figure is known."""
 
+from array import array
 from typing import Any
 
 from tandem.loadtest.client_cost import ClientCost
@@ -19,15 +20,16 @@ def outcome(
 ) -> Outcome:
     """Answered, sent `late_s` after it was due, with its first token `ttft_s` after that."""
     first_s = due_s + late_s + ttft_s
-    arrivals = [(first_s + tpot_s * index, 1) for index in range(tokens)]
+    times_s = array("d", [first_s + tpot_s * index for index in range(tokens)])
     values: dict[str, Any] = {
         "due_s": due_s,
         "sent_s": due_s + late_s,
-        "ended_s": arrivals[-1][0],
+        "ended_s": times_s[-1],
         "num_prompt_tokens": 10,
         "num_cached_tokens": 4,
         "num_output_tokens": tokens,
-        "arrivals": arrivals,
+        "event_times_s": times_s,
+        "event_tokens": array("I", [1] * tokens),
     }
     return Outcome(**values | other)
 

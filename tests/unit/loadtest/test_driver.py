@@ -99,6 +99,7 @@ def test_too_many_open_requests_are_failures_of_the_client_and_no_delay() -> Non
     kinds = [outcome.failure.kind for outcome in driver.outcomes if outcome.failure is not None]
     assert kinds.count(CLIENT_LIMIT) == 6
     assert len(server.asked) == 4
+    assert driver.num_failed == len(driver.outcomes) == 10
 
 
 def test_a_closed_loop_has_all_its_clients_open_and_never_more() -> None:
@@ -116,6 +117,7 @@ def test_a_closed_loop_has_all_its_clients_open_and_never_more() -> None:
     assert len(driver.outcomes) == len(server.asked) == 21
     assert server.most_open == 3
     assert not driver.has_lasted
+    assert driver.num_failed == 0
     assert all(outcome.failure is None for outcome in driver.outcomes)
     assert len({str(asked["prompt"]) for asked in server.asked}) == 21
 

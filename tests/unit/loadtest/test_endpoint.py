@@ -1,6 +1,8 @@
 """Whatever a server does to a request, its outcome says so, and nothing is raised."""
 
 import asyncio
+import gc
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -86,9 +88,9 @@ def test_a_right_answer_is_timed_and_counted() -> None:
             answered = await asking
         outcome = answered.outcome
         assert outcome.failure is None
-        assert [count for _, count in outcome.arrivals] == [1, 2, 1]
-        assert outcome.arrivals[0][0] < waited_until_s <= outcome.arrivals[1][0]
-        assert outcome.sent_s <= outcome.arrivals[0][0] <= outcome.ended_s
+        assert list(outcome.event_tokens) == [1, 2, 1]
+        assert outcome.event_times_s[0] < waited_until_s <= outcome.event_times_s[1]
+        assert outcome.sent_s <= outcome.event_times_s[0] <= outcome.ended_s
         assert (outcome.num_prompt_tokens, outcome.num_cached_tokens, outcome.num_output_tokens) == (3, 2, 4)
         assert (answered.token_ids, outcome.request_id) == ([1, 2, 3, 4], "r1")
         assert outcome.lateness_s >= 0.5
@@ -135,7 +137,7 @@ def test_an_error_event_ends_an_answer_that_had_begun() -> None:
     error = event({"error": {"message": "lost", "code": "unavailable"}})
     answered = told(writes(token_event(1), error, DONE))
     assert answered.outcome.failure == Failure("stream unavailable", "lost")
-    assert len(answered.outcome.arrivals) == 1
+    assert len(answered.outcome.event_times_s) == 1
     assert answered.outcome.served().finished_s is None
     assert answered.outcome.served().rejected is False
 
@@ -178,9 +180,30 @@ def test_a_server_that_tells_no_token_ids_is_timed_all_the_same() -> None:
     text = event({"choices": [{"index": 0, "text": "word"}]})
     answered = told(writes(text, text, usage_event(4), DONE))
     assert answered.outcome.failure is None
-    assert len(answered.outcome.arrivals) == 2
+    assert len(answered.outcome.event_times_s) == 2
     assert answered.outcome.num_output_tokens == 4
     assert answered.token_ids == []
+
+
+def test_an_outcome_keeps_an_event_in_few_bytes() -> None:
+    """Hours of load were kept as a tuple and a float for each token, until there was no memory left to report them."""
+    few, many = (
+        told(writes(token_event(1) * count, usage_event(count), DONE), ignore_eos=False).outcome for count in (9, 1009)
+    )
+    assert (len(few.event_times_s), len(many.event_times_s)) == (9, 1009)
+    assert kept_bytes(many) - kept_bytes(few) < 1000 * 16
+
+
+def kept_bytes(value: object) -> int:
+    """Of it and of all that it alone leads to."""
+    found: dict[int, object] = {}
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in found and not isinstance(one, type):
+            found[id(one)] = one
+            waiting += gc.get_referents(one)
+    return sum(map(sys.getsizeof, found.values()))
 
 
 def test_a_cut_connection() -> None:

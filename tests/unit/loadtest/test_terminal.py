@@ -1,14 +1,22 @@
 """What a person reads after a test."""
 
 import io
+from collections.abc import Iterator
 
 from rich.console import Console
 
+from tandem.core.clock import ManualClock
 from tandem.loadtest.client_cost import ClientCost
+from tandem.loadtest.driver import OpenDriver
+from tandem.loadtest.endpoint import Endpoint, ServerFacts
 from tandem.loadtest.failure import UNFINISHED, Failure
+from tandem.loadtest.load_test import Progress
+from tandem.loadtest.outcome import Outcome
+from tandem.loadtest.pool_watch import PoolWatch
 from tandem.loadtest.result import LoadResult
-from tandem.loadtest.terminal import print_result
+from tandem.loadtest.terminal import print_result, status_line
 from tests.unit.loadtest.outcomes import REFUSED, outcome, result, unanswered
+from tests.unit.loadtest.scripted_server import load_plan
 
 
 def said(found: LoadResult) -> str:
@@ -38,6 +46,27 @@ def test_what_spoils_a_result_is_said() -> None:
     assert "0.95 cores of the one it can use" in text
     assert "stopped early: 1 requests were cut" in text
     assert "GET /admin/workers answers 404" in text
+
+
+class Unwalked(list[Outcome]):
+    """As long as a day's; may be cut, not walked."""
+
+    def __len__(self) -> int:
+        return 10**7
+
+    def __iter__(self) -> Iterator[Outcome]:
+        raise AssertionError("a pass over all outcomes stops the event loop")
+
+
+def test_progress_is_told_without_a_pass_over_all_outcomes() -> None:
+    """Counting a million of them twice a second made requests late."""
+    plan, clock = load_plan("http://host"), ManualClock(10.0)
+    endpoint = Endpoint(plan, clock)
+    endpoint.begin(0.0)
+    driver = OpenDriver(plan, endpoint, ())
+    driver.outcomes, driver.num_sent, driver.num_failed = Unwalked([outcome(9.0)] * 3000), 10**7 + 2, 4
+    progress = Progress(driver, endpoint, PoolWatch(endpoint, 1.0), ServerFacts("scripted"))
+    assert "10000002 sent, 0 open, 9999996 answered, 4 not · 1000 tokens/s" in status_line(plan, progress)
 
 
 def test_an_empty_result_is_said() -> None:
