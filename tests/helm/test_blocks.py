@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import pytest
+
+from tests.helm.cases import MINIMAL, Values
 from tests.helm.renders import rendered
-from tests.helpers.helm import NAMESPACE, POOLS, Rendered
+from tests.helpers.helm import NAMESPACE, POOLS, Object, Rendered, at, merged, render
 
 STANDARD_RESOURCES = {"cpu", "memory", "ephemeral-storage"}
 
@@ -62,9 +65,30 @@ def test_false_over_true_is_kept() -> None:
     assert rendered("run-as-root").deployment("decode")["spec"]["template"]["spec"]["securityContext"]["runAsUser"] == 0
 
 
-def test_other_load_is_another_job() -> None:
-    def name(case: str) -> str:
-        return rendered(case).of_kind("Job")[0]["metadata"]["name"]  # type: ignore[no-any-return]
+def _job(values: Values) -> Object:
+    (job,) = render(merged(MINIMAL, at("load.enabled", True), values)).of_kind("Job")
+    return job
 
-    assert name("load") != name("load-elsewhere")
-    assert name("load") == rendered("load").of_kind("Job")[0]["metadata"]["name"]
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        at("load.settings.rate", 2.5),
+        at("images.control.tag", "9.9.9"),
+        at("gateway.service.port", 80),
+        at("podSecurityContext.runAsUser", 20000),
+        at("imagePullSecrets", [{"name": "pull"}]),
+        at("commonLabels", {"team": "inference"}),
+    ],
+)
+def test_another_pod_of_the_load_test_is_another_job(values: Values) -> None:
+    """Regression: its name followed the `load` block alone, and Kubernetes refuses a Job whose template changes."""
+    before, after = _job({}), _job(values)
+    assert before["spec"]["template"] != after["spec"]["template"]
+    assert before["metadata"]["name"] != after["metadata"]["name"]
+
+
+def test_a_load_test_that_is_not_changed_stays() -> None:
+    before, after = _job({}), _job(at("load", {"ttlSecondsAfterFinished": 60, "backoffLimit": 2}))
+    assert before["spec"]["template"] == after["spec"]["template"]
+    assert before["metadata"]["name"] == after["metadata"]["name"]

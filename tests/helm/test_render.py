@@ -125,6 +125,11 @@ def test_notes_do_not_scale_what_an_autoscaler_owns() -> None:
     assert "kubectl -n models scale" not in rendered("example-hpa").notes
 
 
+def test_notes_say_that_a_load_test_comes_again() -> None:
+    assert "set load.enabled=false" in rendered("load").notes
+    assert "load.enabled" not in rendered("minimal").notes
+
+
 @pytest.mark.parametrize("old", [pytest.param(True, marks=needs_old_helm), False])
 def test_settings_become_the_variable_of_their_flag(old: bool) -> None:
     """NOTE: the engines' own idea of snake case decides about names like `kvCacheGib` and `maxTtftS`."""
