@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 
+from tandem import __version__
 from tests.helm.cases import MINIMAL, Values
 from tests.helm.renders import rendered
 from tests.helpers.helm import NAMESPACE, POOLS, Object, Rendered, at, merged, render
 
+DIGEST, OTHER_DIGEST = "sha256:" + "0" * 64, "sha256:" + "1" * 64
 STANDARD_RESOURCES = {"cpu", "memory", "ephemeral-storage"}
 
 
@@ -56,6 +58,31 @@ def test_containers_take_what_they_are_given() -> None:
         assert {"name": "more", "mountPath": "/more"} in container["volumeMounts"]
         shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}}
         assert shm in made.deployment(pool)["spec"]["template"]["spec"]["volumes"]
+
+
+def test_a_digest_is_of_its_own_image() -> None:
+    """Regression: the digest of images.worker stood behind a pool's own repository, where no such image is."""
+    made = rendered("images")
+    assert made.container("gateway")["image"] == "registry.example.com/tandem-control:1.2.3"
+    assert made.container("prefill")["image"] == f"tandem-worker@{DIGEST}"
+    assert made.container("decode")["image"] == f"registry.example.com/tandem-worker-cuda:{__version__}"
+
+
+@pytest.mark.parametrize(
+    ("image", "reference"),
+    [
+        ({}, f"tandem-worker@{DIGEST}"),
+        ({"pullPolicy": "Always"}, f"tandem-worker@{DIGEST}"),
+        ({"tag": "2.0"}, "tandem-worker:2.0"),
+        ({"repository": "other"}, "other:1.0"),
+        ({"repository": "other", "tag": "2.0"}, "other:2.0"),
+        ({"repository": "other", "digest": OTHER_DIGEST}, f"other@{OTHER_DIGEST}"),
+        ({"digest": OTHER_DIGEST}, f"tandem-worker@{OTHER_DIGEST}"),
+    ],
+)
+def test_a_pool_can_have_another_image(image: Values, reference: str) -> None:
+    made = render(merged(MINIMAL, {"images": {"worker": {"tag": "1.0", "digest": DIGEST}}, "decode": {"image": image}}))
+    assert made.container("decode")["image"] == reference
 
 
 def test_false_over_true_is_kept() -> None:

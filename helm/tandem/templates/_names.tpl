@@ -68,7 +68,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 
 {{/* An image reference. Takes image (may be partial), defaults, version. */}}
 {{- define "tandem.imageName" -}}
-{{- $image := merge (deepCopy .image) .defaults -}}
+{{- /* NOTE: a digest is of one image: it is no default for another repository or tag */ -}}
+{{- $defaults := ternary .defaults (omit .defaults "digest") (empty (coalesce .image.repository .image.tag)) -}}
+{{- $image := merge (deepCopy .image) $defaults -}}
 {{- if $image.digest -}}
 {{- printf "%s@%s" $image.repository $image.digest -}}
 {{- else -}}
