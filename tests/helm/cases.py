@@ -12,6 +12,11 @@ RDMA = {"rdma": {"enabled": True}}
 CUDA_IPC = {"hostIPC": True, "hostPID": True}
 NO_PREFILL = {"prefill": {"enabled": False}}
 NO_REDIS = {"redis": {"enabled": False}, "router": {"replicas": 1}}
+OTHER_ROUTER = {
+    "router": {"enabled": False, "externalAddresses": "other-tandem-router:7800"},
+    "redis": {"enabled": False},
+    "clusterSecret": {"existingSecret": "other-tandem-secrets"},
+}
 PROMETHEUS = "http://prometheus.monitoring:9090"
 CLAIM = {"name": "gpu", "resourceClaimTemplateName": "one-gpu"}
 
@@ -67,12 +72,12 @@ FLAGS: dict[str, Values] = {
     "discovery-redis": {"discovery": {"mode": "redis"}},
     "decode-only": {"prefill": {"enabled": False}},
     "workers-of-another-release": {
+        **OTHER_ROUTER,
         "gateway": {"enabled": False},
-        "router": {"enabled": False, "externalAddresses": "other-tandem-router:7800"},
-        "redis": {"enabled": False},
-        "externalRedis": {"host": "other-tandem-redis"},
+        "externalRedis": {"host": "other-tandem-redis", "existingSecret": "other-tandem-secrets"},
         "tests": {"enabled": False},
     },
+    "other-router-at-an-address": merged(OTHER_ROUTER, at("router.externalAddresses", "[fd00::1]:7800")),
     "service-load-balancer": at(
         "gateway.service",
         {"type": "LoadBalancer", "port": 80, "loadBalancerClass": "x", "loadBalancerSourceRanges": ["10.0.0.0/8"]}

@@ -203,7 +203,21 @@ def test_several_routers_are_named_one_by_one_too(monkeypatch: pytest.MonkeyPatc
     assert routers == "demo-tandem-router:7800,demo-tandem-router-headless:7800"
     assert rendered("minimal").get("Service", "router-headless")["spec"]["clusterIP"] == "None"
     assert _value("announce", "gateway", "routers", monkeypatch) == "demo-tandem-router:7800"
-    assert _value("workers-of-another-release", "decode", "redis", monkeypatch) == "redis://other-tandem-redis:6379/0"
+
+
+def test_workers_of_another_releases_router_know_its_secret_and_its_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = "workers-of-another-release"
+    assert _value(case, "decode", "redis", monkeypatch) == f"redis://:{SECRETS}@other-tandem-redis:6379/0"
+    assert rendered(case).env("decode")["TANDEM_CLUSTER_SECRET"]["valueFrom"]["secretKeyRef"] == {
+        "name": "other-tandem-secrets",
+        "key": "cluster-secret",
+    }
+
+
+def test_a_router_can_be_named_by_an_ipv6_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: unquoted, YAML took it for a list."""
+    for process in ("gateway", "decode"):
+        assert _value("other-router-at-an-address", process, "routers", monkeypatch) == "[fd00::1]:7800"
 
 
 def test_addresses_are_services_of_the_release(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import helm_python
 import pytest
 
-from tests.helm.cases import CLAIM, CUDA_IPC, GPU, MINIMAL, NO_REDIS, PROMETHEUS, RDMA
+from tests.helm.cases import CLAIM, CUDA_IPC, GPU, MINIMAL, NO_REDIS, OTHER_ROUTER, PROMETHEUS, RDMA
 from tests.helpers.helm import CHART, KUBE_VERSION, NAME, at, install_dry, merged, old_helm, render, run_old_helm
 
 KEDA = {"autoscaling": {"keda": {"enabled": True, "serverAddress": PROMETHEUS}}}
@@ -34,6 +34,14 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
         r"router\.replicas=1 without autoscaling",
     ),
     "no router": (at("router.enabled", False), r"set router\.externalAddresses"),
+    "another's router and a secret of one's own": (
+        merged(OTHER_ROUTER, at("clusterSecret.existingSecret", "")),
+        r"set clusterSecret\.existingSecret to the Secret with theirs",
+    ),
+    "another's router and a redis of one's own": (
+        merged(OTHER_ROUTER, at("redis.enabled", True)),
+        r"set redis\.enabled=false, and externalRedis to the Redis of those routers",
+    ),
     "two autoscalers": (at("prefill", merged(HPA, KEDA)), r"prefill\.autoscaling\.hpa and .*: enable one"),
     "planner and hpa": (merged(ACTS, at("decode", HPA)), r"set planner\.mode=advise"),
     "planner and keda": (merged(ACTS, at("prefill", KEDA)), r"disable the autoscaler"),

@@ -52,7 +52,7 @@
 - name: TANDEM_PORT
   value: "8000"
 - name: TANDEM_ROUTERS
-  value: {{ include "tandem.routers" .root }}
+  value: {{ include "tandem.routers" .root | quote }}
 {{ include "tandem.modelEnv" .root }}
 - name: TANDEM_DRAIN_TIMEOUT_S
   value: {{ int .pool.termination.drainSeconds | quote }}
@@ -109,7 +109,7 @@
 {{- include "tandem.redisEnv" .root }}
 {{- else }}
 - name: TANDEM_ROUTERS
-  value: {{ include "tandem.routers" .root }}
+  value: {{ include "tandem.routers" .root | quote }}
 {{- end }}
 {{- end }}
 
@@ -149,7 +149,7 @@
 - name: TANDEM_SERVED_MODEL_NAME
   value: {{ include "tandem.servedName" .root | quote }}
 - name: TANDEM_ROUTERS
-  value: {{ include "tandem.routers" .root }}
+  value: {{ include "tandem.routers" .root | quote }}
 - name: TANDEM_GATEWAYS
   value: {{ include "tandem.fullname" .root }}-gateway-headless:8000
 - name: TANDEM_KUBERNETES_NAMESPACE

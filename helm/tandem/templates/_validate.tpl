@@ -61,6 +61,12 @@
 {{- if and (not $router.enabled) (not $router.externalAddresses) -}}
 {{- fail "router.enabled is false: set router.externalAddresses=host:7800 to the routers of another release, or router.enabled=true" -}}
 {{- end -}}
+{{- if and (not $router.enabled) (not .Values.clusterSecret.existingSecret) -}}
+{{- fail "router.enabled is false, and routers of another release refuse a cluster secret that this one draws: set clusterSecret.existingSecret to the Secret with theirs, as other-tandem-secrets" -}}
+{{- end -}}
+{{- if and (not $router.enabled) .Values.redis.enabled -}}
+{{- fail "router.enabled is false, and workers would announce themselves in a Redis of this release, which routers of another do not read: set redis.enabled=false, and externalRedis to the Redis of those routers if they have one" -}}
+{{- end -}}
 {{- end }}
 
 {{/* Takes root, name, pool. */}}
