@@ -101,6 +101,16 @@ FLAGS: dict[str, Values] = {
             "inferencePoolLabels": {"inference.example.com/pool": "tandem"},
         }
     },
+    "accounts-in-a-file": at(
+        "gateway",
+        {
+            "replicas": 1,
+            "rollout": {"maxSurge": 0, "maxUnavailable": 1},
+            "settings": {"accounts": "/accounts/accounts.db"},
+            "volumes": [{"name": "accounts", "persistentVolumeClaim": {"claimName": "accounts"}}],
+            "volumeMounts": [{"name": "accounts", "mountPath": "/accounts"}],
+        },
+    ),
     "planner-advises": {"planner": {"enabled": True}, "prefill": {"autoscaling": {"hpa": {"enabled": True}}}},
     "planner-acts": {
         "planner": {"enabled": True, "mode": "act", "maxAccelerators": 6},
@@ -233,4 +243,8 @@ def _every_setting(process: str) -> Values:
 
 
 # Every setting there is, in its type, whatever it would mean.
-EVERY_SETTING = merged(MINIMAL, {process: _every_setting(process) for process in SETTINGS})
+EVERY_SETTING = merged(
+    MINIMAL,
+    {process: _every_setting(process) for process in SETTINGS},
+    at("gateway.settings.accounts", "$(TANDEM_REDIS)"),
+)

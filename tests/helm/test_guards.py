@@ -12,6 +12,11 @@ from tests.helpers.helm import CHART, KUBE_VERSION, NAME, at, install_dry, merge
 KEDA = {"autoscaling": {"keda": {"enabled": True, "serverAddress": PROMETHEUS}}}
 HPA = {"autoscaling": {"hpa": {"enabled": True}}}
 ACTS = {"planner": {"enabled": True, "mode": "act"}}
+ONE_FILE = {
+    "replicas": 1,
+    "rollout": {"maxSurge": 0, "maxUnavailable": 1},
+    "settings": {"accounts": "sqlite:///accounts.db"},
+}
 
 # What a guard of the chart refuses, and words of its message.
 GUARDED: dict[str, tuple[dict[str, Any], str]] = {
@@ -43,6 +48,15 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
         r"set redis\.enabled=false, and externalRedis to the Redis of those routers",
     ),
     "two autoscalers": (at("prefill", merged(HPA, KEDA)), r"prefill\.autoscaling\.hpa and .*: enable one"),
+    "a file for two gateways": (at("gateway.settings.accounts", "/accounts.db"), r"as \$\(TANDEM_REDIS\), or set"),
+    "a file for scaled gateways": (
+        at("gateway", {**ONE_FILE, **HPA}),
+        r"gateway\.replicas=1 without autoscaling",
+    ),
+    "a file for the old and the new gateway": (
+        at("gateway", {**ONE_FILE, "rollout": {"maxSurge": 1}}),
+        r"gateway\.rollout\.maxSurge=0",
+    ),
     "planner and hpa": (merged(ACTS, at("decode", HPA)), r"set planner\.mode=advise"),
     "planner and keda": (merged(ACTS, at("prefill", KEDA)), r"disable the autoscaler"),
     "scaled planner": (at("planner", {"enabled": True, **HPA}), r"set planner\.replicas"),
@@ -176,6 +190,11 @@ def test_gpus_with_a_transport_are_taken(transport: dict[str, Any]) -> None:
     pool = {**GPU, **transport}
     assert render(merged(MINIMAL, {"prefill": pool, "decode": pool})).objects
     assert render(merged(MINIMAL, {"prefill": {**GPU, "enabled": False}, "decode": GPU})).objects
+
+
+@pytest.mark.parametrize("where", ["redis://r:6379/0", "rediss://r:6379/0", "unix:///r.sock", "$(ACCOUNTS_URL)"])
+def test_gateways_share_accounts_in_redis(where: str) -> None:
+    assert render(merged(MINIMAL, at("gateway.settings.accounts", where))).objects
 
 
 @pytest.mark.parametrize("why", REFUSED)

@@ -20,6 +20,7 @@
 {{- fail (printf "prefill.settings.%s and decode.settings.%s differ, so their workers could not share blocks: set both to the same" $key $key) -}}
 {{- end -}}
 {{- end -}}
+{{- include "tandem.validateAccounts" . -}}
 {{- include "tandem.validatePlanner" . -}}
 {{- include "tandem.validateTransport" . -}}
 {{- if and .Values.gatewayApi.enabled (not .Values.gatewayApi.parentRefs) -}}
@@ -66,6 +67,18 @@
 {{- end -}}
 {{- if and (not $router.enabled) .Values.redis.enabled -}}
 {{- fail "router.enabled is false, and workers would announce themselves in a Redis of this release, which routers of another do not read: set redis.enabled=false, and externalRedis to the Redis of those routers if they have one" -}}
+{{- end -}}
+{{- end }}
+
+{{/* A file of accounts is locked by the gateway that has it. What a variable says cannot be known here. */}}
+{{- define "tandem.validateAccounts" -}}
+{{- $gateway := .Values.gateway -}}
+{{- $where := default "" $gateway.settings.accounts -}}
+{{- $isFile := and $where (not (regexMatch "^((rediss?|unix)://|[$][(])" $where)) -}}
+{{- $isAlone := eq (include "tandem.maxReplicas" (dict "root" . "name" "gateway" "pool" $gateway)) "1" -}}
+{{- $canSurge := not (has (toString $gateway.rollout.maxSurge) (list "0" "0%")) -}}
+{{- if and $gateway.enabled $isFile (or (not $isAlone) $canSurge) -}}
+{{- fail "gateway.settings.accounts is a file, and each gateway would have keys and budgets of its own or be refused by the one that locks it: name a Redis that all share, as $(TANDEM_REDIS), or set gateway.replicas=1 without autoscaling, gateway.rollout.maxSurge=0 and gateway.rollout.maxUnavailable=1" -}}
 {{- end -}}
 {{- end }}
 
