@@ -125,6 +125,12 @@ FLAGS: dict[str, Values] = {
         | {"volumes": [{"name": "traces", "configMap": {"name": "traces"}}], "tolerations": [{"operator": "Exists"}]}
         | {"volumeMounts": [{"name": "traces", "mountPath": "/traces"}]},
     ),
+    "accounts": {
+        "gateway": {"settings": {"accounts": "$(TANDEM_REDIS)"}},
+        "tests": {
+            "extraEnv": [{"name": "TANDEM_API_KEY", "valueFrom": {"secretKeyRef": {"name": "tests", "key": "api-key"}}}]
+        },
+    },
     "no-tests": at("tests.enabled", False),
     "extra-objects": {
         "extraObjects": [

@@ -25,7 +25,9 @@ class _Gateway(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
         answers: Answers = self.server.answers  # type: ignore[attr-defined]
         answers["asked"].append((self.path, asked))
-        if answers["refusals"]:
+        if self.headers["authorization"] != answers["authorization"]:
+            self._send(401, b'{"error": {"message": "no API key"}}')
+        elif answers["refusals"]:
             self._send(answers["refusals"].pop(), b'{"error": {"message": "no live decode worker"}}')
         elif asked["stream"]:
             self._send(200, "".join(f"data: {frame}\n\n" for frame in answers["frames"]).encode())
@@ -47,7 +49,8 @@ class _Gateway(BaseHTTPRequestHandler):
 def _serving(**answers: Any) -> Iterator[tuple[str, list[Any]]]:
     frames = [json.dumps({"choices": [{"text": word}]}) for word in WORDS]
     usage = json.dumps({"choices": [], "usage": {}})
-    defaults = {"asked": [], "refusals": [], "frames": [*frames, usage, "[DONE]"], "num_tokens": 3}
+    answering = {"refusals": [], "frames": [*frames, usage, "[DONE]"], "num_tokens": 3}
+    defaults = {"asked": [], "authorization": None, **answering}
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Gateway)
     server.answers = {**defaults, **answers}  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever)
@@ -60,12 +63,12 @@ def _serving(**answers: Any) -> Iterator[tuple[str, list[Any]]]:
         server.server_close()
 
 
-def _run(url: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
+def _run(url: str, timeout_s: float = 30.0, **extra: str) -> subprocess.CompletedProcess[str]:
     container = rendered("minimal").of_kind("Pod")[0]["spec"]["containers"][0]
     env = {each["name"]: each["value"] for each in container["env"]}
     assert env["GATEWAY_URL"] == "http://demo-tandem-gateway:8000"
     command = [sys.executable, *container["command"][1:], *container["args"]]
-    own = {**env, "GATEWAY_URL": url, "TIMEOUT_S": str(timeout_s)}
+    own = {**env, "GATEWAY_URL": url, "TIMEOUT_S": str(timeout_s), **extra}
     return subprocess.run(command, env=own, capture_output=True, text=True, timeout=60)
 
 
@@ -80,9 +83,20 @@ def test_a_gateway_that_answers_passes() -> None:
     assert asked[-1][1]["temperature"] == 0
 
 
+def test_a_gateway_with_accounts_is_shown_a_key() -> None:
+    """Regression: there was no way to send one, and the test could only end in 401."""
+    container = rendered("accounts").of_kind("Pod")[0]["spec"]["containers"][0]
+    (given,) = [each for each in container["env"] if each["name"] == "TANDEM_API_KEY"]
+    assert given["valueFrom"] == {"secretKeyRef": {"name": "tests", "key": "api-key"}}
+    with _serving(authorization="Bearer sk-tandem-x") as (url, _):
+        done = _run(url, TANDEM_API_KEY="sk-tandem-x")
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("answers", "words"),
     [
+        ({"authorization": "Bearer sk-tandem-x"}, "answered 401: .*no API key"),
         ({"refusals": [400]}, "answered 400"),
         ({"refusals": [503] * 9}, "answered 503: .*no live decode worker"),
         ({"num_tokens": 0}, "no token was generated"),

@@ -125,6 +125,13 @@ def test_notes_do_not_scale_what_an_autoscaler_owns() -> None:
     assert "kubectl -n models scale" not in rendered("example-hpa").notes
 
 
+def test_notes_name_the_key_that_accounts_want() -> None:
+    notes = rendered("accounts").notes
+    assert f"exec deployment/{NAME}-tandem-gateway -- tandem keys create" in notes
+    assert 'json\' \\\n     -H "authorization: Bearer $TANDEM_API_KEY" \\\n     -d' in notes
+    assert "TANDEM_API_KEY" not in rendered("minimal").notes
+
+
 def test_notes_say_that_a_load_test_comes_again() -> None:
     assert "set load.enabled=false" in rendered("load").notes
     assert "load.enabled" not in rendered("minimal").notes

@@ -10,6 +10,9 @@ from typing import IO
 
 URL = os.environ["GATEWAY_URL"] + "/v1/completions"
 BODY = {"model": os.environ["MODEL"], "prompt": os.environ["PROMPT"], "max_tokens": 16, "temperature": 0}
+HEADERS = {"content-type": "application/json"}
+if "TANDEM_API_KEY" in os.environ:
+    HEADERS["authorization"] = f"Bearer {os.environ['TANDEM_API_KEY']}"
 DEADLINE_S = time.monotonic() + float(os.environ.get("TIMEOUT_S", "300"))
 
 
@@ -17,7 +20,7 @@ def ask(stream: bool) -> IO[bytes]:
     """The answer, asking again while there is no worker."""
     data = json.dumps({**BODY, "stream": stream}).encode()
     while True:
-        request = urllib.request.Request(URL, data, {"content-type": "application/json"})
+        request = urllib.request.Request(URL, data, HEADERS)
         try:
             return urllib.request.urlopen(request, timeout=60)
         except urllib.error.HTTPError as error:
