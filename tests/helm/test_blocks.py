@@ -92,6 +92,24 @@ def test_false_over_true_is_kept() -> None:
     assert rendered("run-as-root").deployment("decode")["spec"]["template"]["spec"]["securityContext"]["runAsUser"] == 0
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "wanted"),
+    [
+        ({}, {"drop": ["ALL"], "add": ["IPC_LOCK"]}),
+        (
+            {"capabilities": {"drop": ["ALL"], "add": ["SYS_PTRACE"]}},
+            {"drop": ["ALL"], "add": ["SYS_PTRACE", "IPC_LOCK"]},
+        ),
+        ({"capabilities": {"add": ["IPC_LOCK"]}}, {"add": ["IPC_LOCK"]}),
+        ({"capabilities": None}, {"add": ["IPC_LOCK"]}),
+    ],
+)
+def test_ipc_lock_comes_to_the_capabilities_that_are_given(capabilities: Values, wanted: Object) -> None:
+    """Regression: it took the place of what was added."""
+    made = render(merged(MINIMAL, at("decode", {"rdma": {"ipcLock": True}, "securityContext": capabilities})))
+    assert made.container("decode")["securityContext"]["capabilities"] == wanted
+
+
 def _job(values: Values) -> Object:
     (job,) = render(merged(MINIMAL, at("load.enabled", True), values)).of_kind("Job")
     return job

@@ -120,7 +120,9 @@ metrics: 7901
 {{- define "tandem.containerSecurity" -}}
 {{- $security := include "tandem.overlay" (list .root.Values.securityContext .pool.securityContext) | fromYaml -}}
 {{- if .pool.rdma.ipcLock -}}
-{{- $_ := set $security "capabilities" (merge (dict "add" (list "IPC_LOCK")) ($security.capabilities | default dict)) -}}
+{{- $capabilities := $security.capabilities | default dict -}}
+{{- $added := append ($capabilities.add | default list) "IPC_LOCK" | uniq -}}
+{{- $_ := set $security "capabilities" (set $capabilities "add" $added) -}}
 {{- end -}}
 {{- toYaml $security -}}
 {{- end }}
