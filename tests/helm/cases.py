@@ -111,6 +111,9 @@ FLAGS: dict[str, Values] = {
             "volumeMounts": [{"name": "accounts", "mountPath": "/accounts"}],
         },
     ),
+    "gateway-api-below-a-prefix": at(
+        "gatewayApi", {"enabled": True, "parentRefs": [{"name": "public"}], "path": "/llm"}
+    ),
     "planner-advises": {"planner": {"enabled": True}, "prefill": {"autoscaling": {"hpa": {"enabled": True}}}},
     "planner-acts": {
         "planner": {"enabled": True, "mode": "act", "maxAccelerators": 6},

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 
+import pytest
+
+from tests.helm.cases import MINIMAL
 from tests.helm.renders import ALL, every_case, rendered
 from tests.helm.test_blocks import STANDARD_RESOURCES
-from tests.helpers.helm import NAME, NAMESPACE, POOLS, Object, Rendered, pods
+from tests.helpers.helm import NAME, NAMESPACE, POOLS, Object, Rendered, at, merged, pods, render
 
 WORKERS = ("prefill", "decode")
 
@@ -302,6 +305,20 @@ def test_pools_spread_over_nodes_by_their_own_labels(case: str) -> None:
         is_plain = pool == "redis" or case.endswith("-unspread") or case == "example-nvlink"
         assert constraints or is_plain
         assert all(_matches(one["labelSelector"]["matchLabels"], _labels(template)) for one in constraints)
+
+
+@pytest.mark.parametrize(
+    ("path", "is_taken_away"),
+    [("/", False), ("/v1", False), ("/v1/", False), ("/v1/models", False), ("/v10", True), ("/llm", True)],
+)
+def test_a_route_leads_to_the_gateways_own_paths(path: str, is_taken_away: bool) -> None:
+    """Regression: /llm/v1/models came to the gateway as it was, which answered 404."""
+    values = at("gatewayApi", {"enabled": True, "parentRefs": [{"name": "public"}], "path": path})
+    (route,) = render(merged(MINIMAL, values)).of_kind("HTTPRoute")
+    (rule,) = route["spec"]["rules"]
+    assert rule["matches"] == [{"path": {"type": "PathPrefix", "value": path}}]
+    rewrite = {"path": {"type": "ReplacePrefixMatch", "replacePrefixMatch": "/"}}
+    assert rule.get("filters", []) == [{"type": "URLRewrite", "urlRewrite": rewrite}] * is_taken_away
 
 
 @every_case
