@@ -81,6 +81,13 @@ def test_monitors_scrape_a_port_that_exists(case: str) -> None:
 
 
 @every_case
+def test_budgets_keep_ready_pods_alone(case: str) -> None:
+    """Regression: two pods of a pool that never became ready blocked a node drain for good."""
+    for each in rendered(case).of_kind("PodDisruptionBudget"):
+        assert each["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
+@every_case
 def test_every_pool_has_its_budget_and_its_policy(case: str) -> None:
     made = rendered(case)
     for each in made.of_kind("Deployment"):

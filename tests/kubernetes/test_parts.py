@@ -174,7 +174,8 @@ def test_dns_answers_what_it_knows() -> None:
 
 def test_chart_speaks_the_old_api() -> None:
     template = (
-        "apiVersion: policy/v1\nkind: PodDisruptionBudget\n---\n  ports:\n    - port: 1\n      targetPort: http\n"
+        "apiVersion: policy/v1\nkind: PodDisruptionBudget\n  unhealthyPodEvictionPolicy: AlwaysAllow\n---\n"
+        "  ports:\n    - port: 1\n      targetPort: http\n"
     )
     assert with_old_names(template) == (
         "apiVersion: policy/v1beta1\nkind: PodDisruptionBudget\n---\n"

@@ -1,4 +1,5 @@
-"""Makes of a chart one that Kubernetes 1.20 takes: the same objects under the names that two APIs had then."""
+"""Makes of a chart one that Kubernetes 1.20 takes: the same objects under the names that two APIs had then, without
+fields that came later."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ _OLD_NAMES = {
 }
 # NOTE: 1.20 knows no default for the protocol of a Service's port when objects are applied by the server.
 _TARGET_PORT = re.compile(r"^([ ]*)targetPort:.*$", re.MULTILINE)
+# NOTE: applying by the server refuses fields that it does not know.
+_NEW_FIELD = re.compile(r"^[ ]*unhealthyPodEvictionPolicy:.*\n", re.MULTILINE)
 _KUBE_VERSION = re.compile(r"^kubeVersion:.*\n", re.MULTILINE)
 
 
@@ -29,4 +32,4 @@ def with_old_names(template: str) -> str:
     """A template with policy/v1 and autoscaling/v2 as 1.20 knows them."""
     for pattern, replacement in _OLD_NAMES.items():
         template = pattern.sub(replacement, template)
-    return _TARGET_PORT.sub(r"\g<0>\n\1protocol: TCP", template)
+    return _TARGET_PORT.sub(r"\g<0>\n\1protocol: TCP", _NEW_FIELD.sub("", template))
