@@ -53,18 +53,18 @@ async def answered_within(limit_s: float) -> AsyncIterator[None]:
         TimeoutError: the limit is over.
     """
     loop = asyncio.get_running_loop()
-    num_left = _NUM_TICKS
-
-    def tick() -> None:
-        nonlocal num_left, timer
-        num_left -= 1
-        if num_left:
-            timer = loop.call_later(limit_s / _NUM_TICKS, tick)
-        else:
-            timeout.reschedule(loop.time())
-
     async with asyncio.timeout(None) as timeout:
-        timer = loop.call_later(limit_s / _NUM_TICKS, tick)
+        num_left = _NUM_TICKS
+
+        def tick() -> None:
+            nonlocal num_left, timer
+            num_left -= 1
+            if num_left:
+                timer = loop.call_later(limit_s / _NUM_TICKS, tick)
+            else:
+                timeout.reschedule(loop.time())
+
+        timer: asyncio.TimerHandle = loop.call_later(limit_s / _NUM_TICKS, tick)
         try:
             yield
         finally:

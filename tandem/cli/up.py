@@ -18,13 +18,14 @@ from typing import Literal, TextIO
 from pydantic import Field, SecretStr
 
 from tandem.cli.cluster_status import ClusterStatus
+from tandem.cli.gpu_count import count_gpus
 from tandem.cli.process_output import ProcessOutput
 from tandem.cli.trace import checked_key
 from tandem.core.memory import default_cpu_kv_bytes
 from tandem.kernels.native.core_board import CoreBoard
 from tandem.models.hub import resolve_model_path, served_name
 from tandem.serving.cores import parse_cpus, share_cores
-from tandem.serving.gpus import count_gpus, share_gpus
+from tandem.serving.gpus import share_gpus
 from tandem.serving.ports import free_ports
 from tandem.serving.process_spec import RestartPolicy
 from tandem.serving.settings import EngineSettings

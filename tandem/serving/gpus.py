@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
-
 
 @dataclass(frozen=True, slots=True)
 class GpuShare:
@@ -11,11 +9,6 @@ class GpuShare:
 
     device: str
     memory: float
-
-
-def count_gpus() -> int:
-    """Those that PyTorch sees; 0 where it is built without CUDA."""
-    return torch.cuda.device_count()
 
 
 def share_gpus(device: str, num_gpus: int, num_workers: int, memory: float) -> list[GpuShare]:
