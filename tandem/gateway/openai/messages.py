@@ -17,6 +17,10 @@ ROLES = {"developer": "system", "system": "system", "user": "user", "assistant":
 DEFAULT_LIFETIME_S = LIFETIMES_S["30m"]  # as OpenAI has it
 MAX_CALLS = 128
 _KNOWN = frozenset({"role", "content", "name", "refusal", "reasoning", "reasoning_content", "thinking", "tool_call_id"})
+# What clients keep of an answer besides what it says, and send back with it.
+_KEPT = frozenset(
+    {"annotations", "id", "parsed", "provider_specific_fields", "reasoning_details", "thinking_blocks", "tool_calls"}
+)
 _PART_FIELDS = frozenset({"type", "text", "prompt_cache_breakpoint", "cache_control"})
 
 
@@ -44,9 +48,8 @@ class MessageReader:
             raise _refusal(f"{where}: functions are called by tools; send tool_calls and the role tool", where)
         if not isinstance(role, str) or role not in ROLES:
             raise _refusal(f"{where}.role={shown(role)} must be one of {', '.join(ROLES)}", where)
-        unknown = [
-            name for name, value in message.items() if name not in {*_KNOWN, "tool_calls"} and value not in (None, [])
-        ]
+        known = _KNOWN | (_KEPT if role == "assistant" else {"tool_calls"})
+        unknown = [name for name, value in message.items() if name not in known and value not in (None, [])]
         if unknown:
             raise _refusal(f"{where}.{shown(unknown[0])[1:-1]} is not supported by this server; leave it out", where)
         said = {name: value for name, value in message.items() if name in _KNOWN and value is not None}

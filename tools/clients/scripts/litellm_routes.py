@@ -40,13 +40,22 @@ def check_route(checks: Checks, name: str, route: dict[str, Any]) -> None:
         equal(text, answer.choices[0].message.content)
         rebuilt = litellm.stream_chunk_builder(chunks, messages=QUESTION)
         equal(rebuilt.usage.completion_tokens, answer.usage.completion_tokens)
-    with checks.that(f"{name}: tools, required, streamed too"):
-        asked: Any = {"messages": QUESTION, "tools": [TOOL], "tool_choice": "required", "max_tokens": 200}
-        asked["parallel_tool_calls"] = False
-        message = litellm.completion(**asked, **route).choices[0].message
-        equal(message.tool_calls[0].function.name, "get_weather")
-        parts = list(litellm.completion(**asked, **route, stream=True))
-        equal(litellm.stream_chunk_builder(parts).choices[0].message.tool_calls[0].function.name, "get_weather")
+    for is_streamed in (False, True):
+        with checks.that(f"{name}: a call{', streamed' if is_streamed else ''}, and the turn after it"):
+            called = call_tool(route, is_streamed)
+            equal(called.tool_calls[0].function.name, "get_weather")
+            result = {"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": "It rains."}
+            told = [*QUESTION, called, result]
+            answer = litellm.completion(messages=told, tools=[TOOL], max_tokens=8, temperature=0, **route)
+            holds(answer.usage.completion_tokens, "an answer")
+
+
+def call_tool(route: dict[str, Any], is_streamed: bool) -> Any:
+    """The message that calls it, as LiteLLM keeps it."""
+    asked: Any = {"messages": QUESTION, "tools": [TOOL], "tool_choice": "required", "max_tokens": 200}
+    answer = litellm.completion(**asked, parallel_tool_calls=False, stream=is_streamed, **route)
+    whole = litellm.stream_chunk_builder(list(answer)) if is_streamed else answer
+    return whole.choices[0].message
 
 
 def main() -> None:

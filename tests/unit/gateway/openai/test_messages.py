@@ -61,6 +61,21 @@ def test_roles_parts_and_empty_answers_are_made_plain() -> None:
     ]
 
 
+def test_what_clients_keep_with_an_answer_asks_for_nothing() -> None:
+    """They send our own answers back with it, and their tool loops ended at the second turn."""
+    litellm = {"provider_specific_fields": {"refusal": None, "reasoning": None}, "function_call": None, "audio": None}
+    litellm["thinking_blocks"] = [{"type": "thinking", "thinking": "why", "signature": ""}]
+    openai = {"id": "msg_1", "parsed": {"a": 1}, "annotations": [{"type": "url_citation"}], "refusal": None}
+    others = {"reasoning_details": [{"type": "reasoning.text", "text": "why"}]}
+    for kept in (litellm, openai, others):
+        given = {"role": "assistant", "content": None, "tool_calls": [CALL], **kept}
+        answered = {"role": "tool", "tool_call_id": "call_1", "content": "rain"}
+        read = read_messages([{"role": "user", "content": "x"}, given, answered], 10)
+        assert read[1].keys() == {"role", "content", "tool_calls"}
+        with pytest.raises(RequestError, match="is not supported"):
+            read_messages([{"role": "user", "content": "x", **kept}], 10)
+
+
 @pytest.mark.parametrize(
     ("message", "words"),
     [
