@@ -22,6 +22,7 @@ HARMLESS = frozenset(
         "prompt_cache_retention",
         "max_tool_calls",
         "access_programs",
+        "client_metadata",
         "image",
         "spaces_between_special_tokens",
         "request_id",

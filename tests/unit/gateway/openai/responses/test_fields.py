@@ -8,7 +8,7 @@ from tandem.gateway.openai.responses import fields
 from tandem.gateway.openai.responses.items import _FIELDS as ITEM_FIELDS
 from tests.helpers.fake_worker import MODEL
 from tests.helpers.tokenizers import CHAT_TEMPLATE
-from tests.unit.gateway.openai.responses.stage import Stage, tell
+from tests.unit.gateway.openai.responses.stage import Stage, frames_of, tell
 
 ASKED: dict[str, Any] = {"model": MODEL, "input": "hi"}
 TOOL: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}}
@@ -117,6 +117,28 @@ HARMLESS: dict[str, Any] = {
     "conversation": None,
     "unheard_of": None,
 }
+CODEX: dict[str, Any] = {  # what Codex sends at its second turn, for a model that it is told thinks
+    "model": MODEL,
+    "instructions": "You are Codex.",
+    "input": [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Sandboxed."}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "ls"}]},
+        {"type": "reasoning", "summary": [], "content": None, "encrypted_content": None},
+        {"type": "function_call", "name": "shell", "arguments": '{"command":["ls"]}', "call_id": "call_1"},
+        {"type": "function_call_output", "call_id": "call_1", "output": "a\nb"},
+    ],
+    "tools": [{"type": "function", "name": "shell", "strict": False, "parameters": {"type": "object"}}],
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "reasoning": {"effort": "medium", "summary": "auto"},
+    "store": False,
+    "stream": True,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "0199",
+    "text": {"verbosity": "medium"},
+    "service_tier": "priority",
+    "client_metadata": {"x-codex-installation-id": "11111111-1111-1111-1111-111111111111"},
+}
 
 
 def test_what_cannot_be_honoured_is_refused_by_name(tmp_path: Path) -> None:
@@ -141,6 +163,18 @@ def test_what_asks_for_nothing_is_taken(tmp_path: Path) -> None:
     async def story(stage: Stage) -> None:
         got = await stage.client.post("/v1/responses", json=ASKED | HARMLESS)
         assert got.status_code == 200, got.text
+
+    tell(tmp_path, story, "hello")
+
+
+def test_codex_is_answered(tmp_path: Path) -> None:
+    """It sends metadata of its own with every request, all of which were refused."""
+
+    async def story(stage: Stage) -> None:
+        got = await stage.client.post("/v1/responses", json=CODEX)
+        assert got.status_code == 200, got.text
+        assert frames_of(got.text)[-1]["type"] == "response.completed"
+        assert "x-codex" not in stage.worker.last_prompt + got.text
 
     tell(tmp_path, story, "hello")
 
