@@ -1,7 +1,7 @@
 """Chat messages as a text model's template can take them. Invariant: a part we cannot show the model is refused.
 
 `developer` becomes `system`, which is what templates know; text parts are joined by line feeds; the arguments of a call
-become the object they spell.
+become the object they spell, or one that holds what was written instead.
 """
 
 from collections.abc import Mapping, Sequence
@@ -135,17 +135,17 @@ def read_messages(messages: Sequence[Mapping[str, Any]], max_messages: int) -> l
     return MessageReader().read(messages, max_messages)
 
 
-def _arguments(given: Any, where: str) -> Any:
-    """An object, from JSON text."""
+def _arguments(given: Any, where: str) -> Mapping[str, Any]:
+    """The object that the text spells. NOTE: models err, and clients send back what we gave out."""
     if isinstance(given, Mapping):
         return given
+    if not isinstance(given, str | None):
+        raise _refusal(f"{where}.function.arguments={shown(given)} must be text", where)
     try:
-        read = read_exactly(given or "{}") if isinstance(given, str) or given is None else given
-    except ValueError as error:
-        raise _refusal(f"{where}.function.arguments is not JSON: {error}", where) from error
-    if not isinstance(read, dict):
-        raise _refusal(f"{where}.function.arguments={shown(given)} must be a JSON object", where)
-    return read
+        read = read_exactly(given or "{}")
+    except ValueError:
+        read = None
+    return read if isinstance(read, dict) else {"arguments": given}
 
 
 def _text(part: Any, where: str) -> str:

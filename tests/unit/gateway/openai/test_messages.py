@@ -61,9 +61,29 @@ def test_roles_parts_and_empty_answers_are_made_plain() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ('{"city": "Oslo",}', {"arguments": '{"city": "Oslo",}'}),
+        ('{"city": "Os', {"arguments": '{"city": "Os'}),
+        ("[1]", {"arguments": "[1]"}),
+        ('{"a": NaN}', {"arguments": '{"a": NaN}'}),
+        ("", {}),
+        (None, {}),
+    ],
+)
+def test_arguments_that_are_no_object_are_shown_as_they_were_written(written: str | None, shown: Any) -> None:
+    """A model that erred could not be told so: its own call was refused when it came back with the tool's error."""
+    call = CALL | {"function": {"name": "f", "arguments": written}}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "Error: no JSON"}
+    read = read_messages([{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}, result], 10)
+    assert read[1]["tool_calls"][0]["function"]["arguments"] == shown
+
+
 def test_what_clients_keep_with_an_answer_asks_for_nothing() -> None:
     """They send our own answers back with it, and their tool loops ended at the second turn."""
-    litellm = {"provider_specific_fields": {"refusal": None, "reasoning": None}, "function_call": None, "audio": None}
+    said: dict[str, Any] = {"refusal": None, "reasoning": None}
+    litellm: dict[str, Any] = {"provider_specific_fields": said, "function_call": None, "audio": None}
     litellm["thinking_blocks"] = [{"type": "thinking", "thinking": "why", "signature": ""}]
     openai = {"id": "msg_1", "parsed": {"a": 1}, "annotations": [{"type": "url_citation"}], "refusal": None}
     others = {"reasoning_details": [{"type": "reasoning.text", "text": "why"}]}
@@ -84,8 +104,7 @@ def test_what_clients_keep_with_an_answer_asks_for_nothing() -> None:
         ({"role": "function", "content": "x"}, "tools"),
         ({"role": "assistant", "tool_calls": [{}]}, r"tool_calls\[0\]"),
         ({"role": "user", "content": "x", "tool_calls": [CALL]}, "tool_calls"),
-        ({"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments": "[1]"}}]}, "arguments"),
-        ({"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments": "{"}}]}, "arguments"),
+        ({"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments": [1]}}]}, "arguments"),
         ({"role": "assistant", "tool_calls": [CALL | {"id": 1}]}, "an id"),
         ({"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {"type": "other"}}]}, "ephemeral"),
         ({"role": "user", "content": [{"type": "text", "text": "x", "prompt_cache_breakpoint": {}}]}, "explicit"),

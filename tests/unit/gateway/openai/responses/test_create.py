@@ -142,6 +142,28 @@ def test_a_tool_loop_goes_on_from_the_previous_response(tmp_path: Path) -> None:
     tell(tmp_path, story, f"I look.\n{CALL}", "it rains", "you're welcome")
 
 
+def test_a_call_that_is_no_json_can_be_repaired(tmp_path: Path) -> None:
+    """It was stored, and nothing could ever go on from it: neither from the response nor from its items."""
+    broken = CALL.replace('"Oslo"', '"Oslo",')
+
+    async def story(stage: Stage) -> None:
+        async with stage.sdk() as api:
+            first = await api.responses.create(model=MODEL, input="weather?", tools=[WEATHER])
+            (call,) = [item for item in first.output if item.type == "function_call"]
+            assert call.arguments == '{"city": "Oslo",}'
+            output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "Error: no JSON"}
+            await api.responses.create(model=MODEL, input=[output], previous_response_id=first.id, tools=[WEATHER])
+            ask: Any = {"role": "user", "content": "weather?"}
+            kept: Any = [ask, *(item.to_dict() for item in first.output), output]
+            await api.responses.create(model=MODEL, input=kept, tools=[WEATHER], store=False)
+        chained, sent = stage.worker.calls[1:]
+        assert chained.prompt_token_ids == sent.prompt_token_ids
+        shown = json.dumps({"arguments": call.arguments})
+        assert f'"arguments": {shown}}}\n</tool_call>' in stage.worker.last_prompt
+
+    tell(tmp_path, story, broken, CALL, CALL)
+
+
 def test_items_that_a_client_keeps_itself_say_the_same(tmp_path: Path) -> None:
     """Stored or sent again, by value or by reference, the model reads one conversation."""
 
