@@ -1,5 +1,6 @@
 """The routes: which path is answered by what. Errors of every path have OpenAI's shape."""
 
+from collections.abc import Collection
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
@@ -20,6 +21,7 @@ from tandem.gateway.answer import JSON, Answer
 from tandem.gateway.anthropic.dialect import MessagesDialect, count_tokens
 from tandem.gateway.anthropic.fields import MessagesBody, PromptBody
 from tandem.gateway.body import ClientLeftError, read_body
+from tandem.gateway.cross_origin import CrossOrigin
 from tandem.gateway.dialect import Dialect
 from tandem.gateway.edge import Edge, header_of, request_id_of
 from tandem.gateway.errors import Problem, http_problem, problem_of
@@ -39,8 +41,8 @@ CLIENT_LEFT = 499  # which nobody receives
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def build_app(gateway: Gateway) -> ASGIApp:
-    """The whole HTTP surface over a started gateway."""
+def build_app(gateway: Gateway, origins: Collection[str] = ()) -> ASGIApp:
+    """The whole HTTP surface over a started gateway. `origins`: of web pages elsewhere that may call it."""
     app = FastAPI(title="Tandem", version=__version__, redirect_slashes=False)
     around = gateway.surroundings
     generating: list[tuple[str, Dialect, type[BaseModel], str]] = [
@@ -62,7 +64,8 @@ def build_app(gateway: Gateway) -> ASGIApp:
     _add_error_handlers(app)
     document(app)
     fast = FastLane(app, gateway, {path: dialect for path, dialect, _, _ in generating})
-    return Edge(fast, gateway.ids, None if gateway.accounts is None else Guard(gateway.accounts))
+    edge = Edge(fast, gateway.ids, None if gateway.accounts is None else Guard(gateway.accounts))
+    return CrossOrigin(edge, origins) if origins else edge
 
 
 def _add_generating(

@@ -158,7 +158,7 @@ async def _drain(running: RunningGateway, server: GatewayServer, timeout_s: floa
 
 def _uvicorn_config(settings: GatewaySettings, gateway: Gateway) -> uvicorn.Config:
     return uvicorn.Config(
-        build_app(gateway),
+        build_app(gateway, settings.origins),
         http=LimitedHttpProtocol,
         ws="none",
         lifespan="off",

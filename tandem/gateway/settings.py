@@ -1,5 +1,6 @@
 """What a gateway is told by flags and `TANDEM_*`. Owns names, units and limits; decides nothing."""
 
+import re
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -7,6 +8,8 @@ from typing import Literal
 from pydantic import Field, SecretStr, field_validator
 
 from tandem.serving.settings import Settings, secret_of
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 
 
 class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
@@ -62,6 +65,10 @@ class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
         "past it 429; 0 = not at all",
     )
     drain_timeout_s: float = Field(30.0, ge=0, description="after SIGTERM streams may go on for this long, seconds")
+    allowed_origins: str = Field(
+        "",
+        description="web pages that may call from browsers: https://chat.example,… or *; omitted: none but our own",
+    )
     accounts: SecretStr | None = Field(
         None,
         description="where API keys, limits and the ledger are: redis:// URL, or a file for one gateway; omitted: open "
@@ -90,6 +97,18 @@ class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
                 raise ValueError(f"{address.strip()!r} is not host:port")
         return value
 
+    @field_validator("allowed_origins")
+    @classmethod
+    def _check_origins(cls, value: str) -> str:
+        for origin in _listed(value):
+            if origin != "*" and _ORIGIN.fullmatch(origin) is None:
+                raise ValueError(f"{origin!r} is not scheme://host[:port] without a path, nor *")
+        return value
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        return _listed(self.allowed_origins)
+
     @property
     def router_addresses(self) -> tuple[str, ...]:
         return tuple(address.strip() for address in self.routers.split(","))
@@ -104,3 +123,8 @@ class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
         from tandem.gateway.server import run_gateway
 
         return run_gateway(self)
+
+
+def _listed(origins: str) -> tuple[str, ...]:
+    """NOTE: browsers write them in lower case."""
+    return tuple(origin.strip().lower() for origin in origins.split(",") if origin.strip())

@@ -35,3 +35,18 @@ def test_routers_must_be_addresses(routers: str) -> None:
 def test_an_empty_secret_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="cluster_secret"):
         _ = read("--cluster-secret", "").secret
+
+
+def test_origins_are_listed_as_browsers_write_them() -> None:
+    assert read().origins == read("--allowed-origins", "").origins == ()
+    assert read("--allowed-origins", "https://Chat.example, http://localhost:3000").origins == (
+        "https://chat.example",
+        "http://localhost:3000",
+    )
+    assert read("--allowed-origins", "*").origins == ("*",)
+
+
+@pytest.mark.parametrize("origin", ["chat.example", "https://", "https://chat.example/", "https://a/b", "null", "**"])
+def test_origins_must_be_origins(origin: str) -> None:
+    with pytest.raises(ValidationError, match="allowed_origins"):
+        read("--allowed-origins", origin)
