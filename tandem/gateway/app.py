@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -38,6 +39,7 @@ from tandem.gateway.refusal import refusal_of
 from tandem.gateway.tokens import add_tokens
 
 CLIENT_LEFT = 499  # which nobody receives
+_PROBED = ("/health", "/ready", "/ping")
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -57,6 +59,7 @@ def build_app(gateway: Gateway, origins: Collection[str] = ()) -> ASGIApp:
     _add_models(app, gateway)
     _add_health(app, gateway)
     add_tokens(app, gateway)
+    _add_heads(app)
     _add_admin(app, gateway)
     if gateway.accounts is not None:
         add_account_routes(app, gateway.accounts)
@@ -122,6 +125,13 @@ def _add_health(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/metrics", tags=["operations"])
     async def metrics() -> Response:
         return Response(gateway.metrics.text(), headers={"content-type": METRICS_TYPE})
+
+
+def _add_heads(app: FastAPI) -> None:
+    """Some probes ask by HEAD; the server itself leaves the body out."""
+    for route in [route for route in app.routes if isinstance(route, APIRoute) and route.path in _PROBED]:
+        if "GET" in (route.methods or ()):
+            app.add_api_route(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False)
 
 
 def _add_admin(app: FastAPI, gateway: Gateway) -> None:

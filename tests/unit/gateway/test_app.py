@@ -35,6 +35,22 @@ def test_ready_follows_routers_and_workers_while_health_does_not(tmp_path: Path)
     tell(tmp_path, story, router_timeout_s=0.2)
 
 
+def test_probes_may_ask_by_head(tmp_path: Path) -> None:
+    """Load balancers do, and took a 405 for a gateway that is dead."""
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        for path in ("/health", "/ready", "/ping"):
+            asked = await client.head(path)
+            assert (asked.status_code, asked.content) == (200, b"")
+        (router,) = cluster.routers
+        router.workers.clear()
+        gone = await client.head("/ready")
+        assert (gone.status_code, gone.content) == (503, b"")
+        assert all("head" not in item for item in (await client.get("/openapi.json")).json()["paths"].values())
+
+    tell(tmp_path, story)
+
+
 def test_a_model_that_no_worker_serves_is_unavailable_and_the_hint_names_what_is(tmp_path: Path) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
         response = await client.post("/v1/completions", json=COMPLETION | {"model": "mine"})
