@@ -142,7 +142,9 @@ def _response_format(given: Any) -> OutputFormat | None:
 
 def _structured(given: Any) -> OutputFormat:
     """As vLLM's clients ask for it: exactly one of json, regex, choice, grammar and json_object."""
-    said = {name: value for name, value in given.items() if value is not None} if isinstance(given, Mapping) else {}
+    said: dict[str, Any] = {}
+    if isinstance(given, Mapping):  # NOTE: vLLM's own class writes out every option it has
+        said = {name: value for name, value in given.items() if value is not None and value is not False}
     if len(said) != 1 or not said.keys() <= _STRUCTURES.keys():
         raise _refusal(
             f"structured_outputs={shown(given)} must have exactly one of {', '.join(_STRUCTURES)}", "structured_outputs"

@@ -37,6 +37,32 @@ def test_formats(given: dict[str, Any], wanted: OutputFormat | None) -> None:
     assert read_format(given, None) == wanted
 
 
+VLLM = {  # its own class, written out
+    "json": None,
+    "regex": None,
+    "choice": None,
+    "grammar": None,
+    "json_object": None,
+    "disable_any_whitespace": False,
+    "disable_additional_properties": False,
+    "whitespace_pattern": None,
+    "structural_tag": None,
+}
+
+
+def test_structures_may_say_what_they_do_not_ask_for() -> None:
+    assert read_format(None, VLLM | {"regex": "a+"}) == OutputFormat(FormatKind.REGEX, "a+")
+    assert read_format(None, VLLM | {"json_object": True}) == OutputFormat(FormatKind.JSON_OBJECT, True)
+
+
+@pytest.mark.parametrize(
+    "given", [VLLM, {"json_object": False}, VLLM | {"regex": "a", "disable_any_whitespace": True}, {"x": 1}, []]
+)
+def test_one_structure_is_asked_for(given: Any) -> None:
+    with pytest.raises(RequestError, match="exactly one of json, regex, choice, grammar, json_object"):
+        read_format(None, given)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
