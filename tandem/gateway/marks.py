@@ -57,15 +57,3 @@ def _num_shared(first: str, second: str) -> int:
         else:
             high = middle - 1
     return low
-
-
-def _insert(place: Breakpoint, mark: str, messages: list[Mapping[str, Any]], tools: list[Tool]) -> None:
-    if place.tool is not None:
-        tool = tools[place.tool]
-        described = None if tool.description is None else tool.description + mark
-        tools[place.tool] = replace(tool, description=described, parameters={**tool.parameters, mark: 0})
-    elif place.message is not None:
-        message = messages[place.message]
-        content = message.get("content") or ""
-        marked = content[: place.offset] + mark + content[place.offset :]
-        messages[place.message] = {**message, "content": marked}
