@@ -54,17 +54,16 @@ async def answered_within(limit_s: float) -> AsyncIterator[None]:
     """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as timeout:
-        num_left = _NUM_TICKS
+        timer: asyncio.TimerHandle
 
-        def tick() -> None:
-            nonlocal num_left, timer
-            num_left -= 1
-            if num_left:
-                timer = loop.call_later(limit_s / _NUM_TICKS, tick)
+        def wait(num_ticks: int) -> None:
+            nonlocal timer
+            if num_ticks:
+                timer = loop.call_later(limit_s / _NUM_TICKS, wait, num_ticks - 1)
             else:
                 timeout.reschedule(loop.time())
 
-        timer: asyncio.TimerHandle = loop.call_later(limit_s / _NUM_TICKS, tick)
+        wait(_NUM_TICKS)
         try:
             yield
         finally:
