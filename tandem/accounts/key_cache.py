@@ -46,8 +46,10 @@ class KeyCache:
         except AccountsUnavailableError:
             return
         for key_id in key_ids:
+            if key_id not in self._keys:
+                continue  # forgotten meanwhile
             if key_id in found:
                 self._keys[key_id] = found[key_id]
             else:
-                self._keys.pop(key_id, None)
+                del self._keys[key_id]
         self._fresh_s = asked_s

@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.key import AccountKey, new_key
-from tandem.accounts.key_cache import KeyCache
+from tandem.accounts.key_cache import MAX_KEYS, KeyCache
 from tandem.core.clock import ManualClock
 
 
@@ -87,5 +87,41 @@ def test_old_knowledge_counts_only_where_it_may(may_be_stale: bool) -> None:
                 await cache.find(KEY.key_id)
         with pytest.raises(AccountsUnavailableError):
             await cache.find("nobody")
+
+    asyncio.run(run())
+
+
+@dataclass
+class SlowKeys(Keys):
+    """Answers a question for many keys when told to."""
+
+    is_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def find_keys(self, key_ids: Sequence[str]) -> Mapping[str, AccountKey]:
+        if len(key_ids) > 1:
+            self.is_asked.set()
+            await self.may_answer.wait()
+        return await super().find_keys(key_ids)
+
+
+def test_a_refresh_brings_back_no_key_that_was_forgotten_meanwhile() -> None:
+    """It put back those that made room while the store was asked, so the cache grew beyond its bound for ever."""
+
+    async def run() -> None:
+        keys = [replace(KEY, key_id=f"k{i}") for i in range(MAX_KEYS + 10)]
+        store = SlowKeys({key.key_id: key for key in keys})
+        cache = KeyCache(store, ManualClock(), may_be_stale=False)
+        for key in keys[:MAX_KEYS]:
+            await cache.find(key.key_id)
+        refresh = asyncio.create_task(cache.refresh())
+        await store.is_asked.wait()
+        for key in keys[MAX_KEYS:]:
+            await cache.find(key.key_id)
+        store.may_answer.set()
+        await refresh
+        store.asked.clear()
+        await cache.refresh()
+        assert [len(asked) for asked in store.asked] == [MAX_KEYS]
 
     asyncio.run(run())
