@@ -82,7 +82,7 @@ class Topology:
 
     def _routers(self) -> Iterator[ProcessSpec]:
         for i in range(self.num_routers):
-            flags = ("--bind", self._bind(i), "--metrics-port", str(self.ports[2 * i + 1]), *self._redis_flags())
+            flags = ("--bind", self._bind(i), "--metrics-port", str(self.ports[2 * i + 1]))
             yield self._internal(ROUTER, f"{ROUTER}-{i}", i, flags, Share(1))
 
     def _workers(self) -> Iterator[ProcessSpec]:
@@ -97,7 +97,7 @@ class Topology:
             *("--model", self.model, "--served-model-name", self.served_model_name),
             *("--bind", self._bind(place), "--metrics-port", str(self.ports[2 * place + 1])),
             *("--worker-id", f"{name}.{self.node}" if self.node else name, "--transport", self.transport),
-            *(self._redis_flags() or ("--routers", self._router_list())),
+            *(("--routers", self._router_list()) if self.redis is None else ()),
             *("--num-threads", str(share.num_threads)),
             *(("--core-board", f"{self.core_board}:{index}") if self.core_board else ()),
             *(self._gpu_flags(self.gpus[index]) if self.gpus else ()),
@@ -113,7 +113,6 @@ class Topology:
             flags = (
                 *("--host", self.host, "--port", str(port), "--routers", self._router_list()),
                 *("--model", self.model, "--served-model-name", self.served_model_name),
-                *self._redis_flags(),
             )
             yield self._spec(GATEWAY, name, flags, f"{self.gateway_url(i)}/ready", Share(1))
 
@@ -127,7 +126,7 @@ class Topology:
         return ProcessSpec(
             name=name,
             argv=(sys.executable, "-m", f"services.{role}", *flags, *more),
-            env={**threads, **quiet, **self.env},
+            env={**threads, **quiet, **self._redis_env(), **self.env},
             without_env=self.without_env,
             ready_url=ready_url,
             tier=_TIERS[role],
@@ -140,5 +139,6 @@ class Topology:
     def _router_list(self) -> str:
         return ",".join(self._bind(i) for i in range(self.num_routers))
 
-    def _redis_flags(self) -> tuple[str, ...]:
-        return () if self.redis is None else ("--redis", self.redis)
+    def _redis_env(self) -> Mapping[str, str]:
+        """NOTE: no flag, since everybody on the machine may read command lines, and a password stands in the URL."""
+        return {} if self.redis is None else {"TANDEM_REDIS": self.redis}

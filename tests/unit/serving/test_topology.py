@@ -61,9 +61,15 @@ def test_every_internal_process_has_two_ports_of_its_own_and_the_rest_know_them(
 
 def test_with_redis_workers_are_found_there() -> None:
     specs = by_name(topology(redis="redis://h/0", node="host-8000"))
-    assert flag(specs["prefill-0"], "--redis") == flag(specs["router-0"], "--redis") == "redis://h/0"
+    assert {spec.env["TANDEM_REDIS"] for spec in specs.values()} == {"redis://h/0"}
     assert flag(specs["prefill-0"], "--routers") is None
     assert flag(specs["prefill-0"], "--worker-id") == "prefill-0.host-8000"
+
+
+def test_a_password_of_redis_stands_on_no_command_line() -> None:
+    """It was handed on by flags, so that `ps` showed what had been given by the environment."""
+    specs = topology(redis="redis://:s3cret@h/0").specs()
+    assert not [argument for spec in specs for argument in spec.argv if "s3cret" in argument]
 
 
 def test_flags_of_a_role_and_of_one_process_follow_the_common_ones() -> None:
