@@ -128,7 +128,10 @@ class ShowKey(_OnStore, cli_prog_name="tandem keys show"):
 
 
 class RevokeKey(_OnStore, cli_prog_name="tandem keys revoke"):
-    """Refuse a key from now on: at once for what generates, within two seconds for all else, at every gateway."""
+    """Refuse a key from now on, at every gateway.
+
+    In Redis that is at once for what generates, within two seconds for all else; in a file within two seconds.
+    """
 
     key_id: CliPositionalArg[str] = Field(description="as `tandem keys list` shows it")
 
