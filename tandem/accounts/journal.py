@@ -36,7 +36,7 @@ class Journal:
         return found
 
     def add(self, settlements: Sequence[Settlement]) -> None:
-        """NOTE: called only while the store is away, so waiting for the disk holds up nothing that could go on."""
+        """They are on the disk when this returns. From any thread, one at a time."""
         with self._path.open("ab+") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)

@@ -21,11 +21,10 @@ _RETRY_S = 0.5
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Item:
     settlement: Settlement
     has_it: asyncio.Event = field(default_factory=asyncio.Event)
-    is_kept: bool = False  # in the journal
 
 
 class Settlements:
@@ -35,13 +34,16 @@ class Settlements:
         self._till = till
         self._journal = journal
         self._waiting: deque[_Item] = deque()
+        self._unkept: dict[_Item, None] = {}  # what neither the store nor the journal has, in order
         self._num_sending = 0
         self._is_journal_empty = True
+        self._is_journal_failing = False
         self._has_work = asyncio.Event()
         self._is_done = asyncio.Event()
         self._is_done.set()
         self._is_away = False
         self._senders: list[asyncio.Task[None]] = []
+        self._keeper: asyncio.Task[None] | None = None
 
     @property
     def num_waiting(self) -> int:
@@ -57,7 +59,7 @@ class Settlements:
         left = [] if self._journal is None else self._journal.read()
         self._is_journal_empty = not left
         for settlement in left:
-            self._queue(_Item(settlement, is_kept=True))
+            self._queue(_Item(settlement))
         self._senders = [asyncio.create_task(self._run(), name="settlements") for _ in range(NUM_SENDERS)]
 
     async def close(self, timeout_s: float = 2.0) -> None:
@@ -71,14 +73,18 @@ class Settlements:
         for sender in self._senders:
             sender.cancel()
         await asyncio.gather(*self._senders, return_exceptions=True)
-        self._keep_all()
+        if self._keeper is not None:
+            await self._keeper
+        if self._journal is not None and self._unkept:
+            await self._write(self._journal)
 
     def add(self, settlement: Settlement) -> asyncio.Event:
         """What is set once the store has it."""
         item = _Item(settlement)
+        self._unkept[item] = None
         self._queue(item)
-        if self._is_away:
-            self._keep_all()
+        if self._is_away and not self._is_journal_failing:  # NOTE: if it is, only the senders try again, now and then
+            self._keep()
         return item.has_it
 
     def _queue(self, item: _Item) -> None:
@@ -106,10 +112,11 @@ class Settlements:
                 self._waiting.appendleft(item)
                 self._has_work.set()  # NOTE: another sender may have found nothing meanwhile
         if is_taken:
+            self._unkept.pop(item, None)
             item.has_it.set()
             self._finish()
         else:
-            self._keep_all()
+            self._keep()
         return is_taken
 
     async def _tell(self, settlement: Settlement) -> bool:
@@ -125,24 +132,50 @@ class Settlements:
         self._is_away = False
         return True
 
-    def _keep_all(self) -> None:
-        """Put what waits into the journal, each once."""
-        items = [item for item in self._waiting if not item.is_kept]
-        if self._journal is None or not items:
-            return
-        try:
-            self._journal.add([item.settlement for item in items])
-        except OSError as error:
-            _logger.error("%d settlements are in memory only: %s", len(items), error)
-            return
-        self._is_journal_empty = False
-        for item in items:
-            item.is_kept = True
-
     def _finish(self) -> None:
         if self.num_waiting:
             return
         self._is_done.set()
-        if self._journal is not None and not self._is_journal_empty:
-            self._journal.clear()
-            self._is_journal_empty = True
+        if not self._is_journal_empty:
+            self._keep()
+
+    def _keep(self) -> None:
+        """Have the journal brought up to date, by one task at a time."""
+        if self._journal is not None and (self._keeper is None or self._keeper.done()):
+            self._keeper = asyncio.create_task(self._update(self._journal), name="journal of settlements")
+
+    async def _update(self, journal: Journal) -> None:
+        """While the store is away, put in what waits; once nothing waits, leave nothing in."""
+        while self._is_away and self._unkept:
+            if not await self._write(journal):
+                break
+        if not self.num_waiting and not self._is_journal_empty:
+            self._clear(journal)
+
+    async def _write(self, journal: Journal) -> bool:
+        """Whether all that waited for it are in the journal now, each once."""
+        items = tuple(self._unkept)
+        self._is_journal_empty = False
+        try:
+            await asyncio.to_thread(journal.add, [item.settlement for item in items])
+        except OSError as error:
+            self._say_failing(f"{len(items)} settlements are in memory only: {error}")
+            return False
+        self._is_journal_failing = False
+        for item in items:
+            self._unkept.pop(item, None)
+        return True
+
+    def _clear(self, journal: Journal) -> None:
+        try:
+            journal.clear()
+        except OSError as error:
+            self._say_failing(f"the journal still holds settlements that the store has: {error}")
+            return
+        self._is_journal_empty = True
+        self._is_journal_failing = False
+
+    def _say_failing(self, what: str) -> None:
+        if not self._is_journal_failing:
+            _logger.error(what)
+        self._is_journal_failing = True

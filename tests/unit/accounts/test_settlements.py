@@ -1,6 +1,9 @@
 """Settlements reach the store once, in spite of its absences and of the end of this process."""
 
 import asyncio
+import errno
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,7 +12,7 @@ import pytest
 from tandem.accounts.charge import Charge, LedgerEntry, Settlement
 from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.journal import Journal
-from tandem.accounts.settlements import Settlements
+from tandem.accounts.settlements import NUM_SENDERS, Settlements
 from tandem.accounts.standing import Standing
 from tandem.accounts.store import Spending
 from tandem.accounts.usage import Usage
@@ -51,6 +54,12 @@ async def until(settlements: Settlements, num_waiting: int) -> None:
             await asyncio.sleep(0.01)
 
 
+async def until_kept(journal: Journal, num_settlements: int) -> None:
+    async with asyncio.timeout(10):
+        while len(journal.read()) != num_settlements:
+            await asyncio.sleep(0.01)
+
+
 def test_each_is_told_once_and_says_so() -> None:
     async def run() -> None:
         till = FlakyTill()
@@ -72,16 +81,15 @@ def test_they_wait_while_the_store_is_away(tmp_path: Path) -> None:
         settlements.start()
         for number in range(20):
             settlements.add(settlement(number))
-        async with asyncio.timeout(10):
-            while len(journal.read()) < 20:
-                await asyncio.sleep(0.01)
+        await until_kept(journal, 20)
         settlements.add(settlement(20))
+        await until_kept(journal, 21)
         assert sorted(item.entry.at_ms for item in journal.read()) == list(range(21))
         till.is_there = True
         await until(settlements, 0)
         assert sorted(item.entry.at_ms for item in till.taken) == list(range(21))
-        assert journal.read() == []
         await settlements.close()
+        assert journal.read() == []
 
     asyncio.run(run())
 
@@ -138,6 +146,84 @@ def test_what_follows_a_line_that_was_cut_off_is_found(tmp_path: Path) -> None:
     journal.add([settlement(4)])
     assert journal.read() == [settlement(number) for number in range(1, 5)]
     assert path.read_text().count("\n") == 5
+
+
+def test_a_burst_is_kept_in_few_writes_that_hold_up_no_other_request(tmp_path: Path) -> None:
+    """Each settlement looked at all that waited, and waited for the disk in the event loop."""
+
+    class Counting(Journal):
+        def __init__(self, path: Path) -> None:
+            super().__init__(path)
+            self.num_writes = 0
+
+        def add(self, settlements: Sequence[Settlement]) -> None:
+            assert threading.current_thread() is not threading.main_thread()
+            self.num_writes += 1
+            super().add(settlements)
+
+    async def run() -> None:
+        journal = Counting(tmp_path / "journal")
+        settlements = Settlements(FlakyTill(is_there=False), journal)
+        settlements.start()
+        settlements.add(settlement(0))
+        await until_kept(journal, 1)
+        for number in range(1, 500):
+            settlements.add(settlement(number))
+        await until_kept(journal, 500)
+        await settlements.close(timeout_s=0)
+        assert journal.num_writes <= 3
+        assert sorted(item.entry.at_ms for item in journal.read()) == list(range(500))
+
+    asyncio.run(run())
+
+
+def test_a_journal_that_cannot_be_cleared_stops_no_settlement(tmp_path: Path) -> None:
+    """Each idle moment ended another sender, until none was left to tell the store anything."""
+
+    class ReadOnly(Journal):
+        def clear(self) -> None:
+            raise OSError(errno.EROFS, "Read-only file system")
+
+    async def run() -> None:
+        till, journal = FlakyTill(is_there=False), ReadOnly(tmp_path / "journal")
+        settlements = Settlements(till, journal)
+        settlements.start()
+        settlements.add(settlement(0))
+        await until_kept(journal, 1)
+        till.is_there = True
+        await until(settlements, 0)
+        for number in range(1, 2 * NUM_SENDERS):
+            settlements.add(settlement(number))
+            await until(settlements, 0)
+        assert len(till.taken) == 2 * NUM_SENDERS
+        await settlements.close()
+
+    asyncio.run(run())
+
+
+def test_a_journal_that_cannot_be_written_for_a_while_has_all_in_the_end(tmp_path: Path) -> None:
+    class Full(Journal):
+        is_full = True
+
+        def add(self, settlements: Sequence[Settlement]) -> None:
+            if self.is_full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            super().add(settlements)
+
+    async def run() -> None:
+        till, journal = FlakyTill(is_there=False), Full(tmp_path / "journal")
+        settlements = Settlements(till, journal)
+        settlements.start()
+        for number in range(20):
+            settlements.add(settlement(number))
+        async with asyncio.timeout(10):
+            while not till.num_refused:
+                await asyncio.sleep(0)
+        journal.is_full = False
+        await settlements.close(timeout_s=0)
+        assert sorted(item.entry.at_ms for item in journal.read()) == list(range(20))
+
+    asyncio.run(run())
 
 
 def test_a_journal_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
