@@ -27,6 +27,7 @@ _BOTH: Options = (
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.keepalive_time_ms", _ms(KEEPALIVE_S)),
     ("grpc.keepalive_timeout_ms", _ms(KEEPALIVE_TIMEOUT_S)),
+    ("grpc.http2.ping_timeout_ms", _ms(KEEPALIVE_TIMEOUT_S)),  # NOTE: by default 60 s, and counts instead of the above
     ("grpc.http2.max_pings_without_data", 0),
 )
 CLIENT_OPTIONS: Options = (

@@ -7,9 +7,10 @@ also raise `ConfigurationError` when the cluster's secrets differ and `Incompati
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from typing import Generic, Protocol, TypeVar
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
 from tandem.core.errors import IncompatiblePeerError
 from tandem.core.events import BlockEvent
@@ -39,10 +40,15 @@ from tandem.rpc.messages import (
     WorkerRecord,
     WorkerStatus,
 )
+from tandem.rpc.methods import Method
 from tandem.rpc.trunk import Trunk, is_short
 
 DEFAULT_TIMEOUT_S = 5.0
 DEFAULT_MAX_CLIENTS = 1024
+_GRACE_S = 5.0  # for calls on a connection that was given up
+
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 
 class _Client:
@@ -142,33 +148,45 @@ class WorkerClient(_Client):
 
 
 class RouterClient(_Client):
-    """A router elsewhere, as `handlers.RouterHandler`."""
+    """A router elsewhere, as `handlers.RouterHandler`. Several may share its address: after a question that was not
+    answered in time, the next goes to whoever takes a new connection.
+    """
+
+    def __init__(
+        self, address: str, *, secret: bytes | None = None, metadata_source: MetadataSource | None = None
+    ) -> None:
+        self._connect = partial(Link, address, secret, metadata_source)
+        super().__init__(address, secret=secret, metadata_source=metadata_source)
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        await asyncio.gather(super().close(), *self._closing)
 
     async def pair(self, call: PairCall, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> PairingAnswer:
-        return await self._link.ask(methods.PAIR, call, timeout_s)
+        return await self._ask(methods.PAIR, call, timeout_s)
 
     async def settle(self, settlement: Settlement, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
-        await self._link.ask(methods.SETTLE, settlement, timeout_s)
+        await self._ask(methods.SETTLE, settlement, timeout_s)
 
     async def describe(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> ProcessInfo:
-        return await self._link.ask(methods.DESCRIBE, None, timeout_s)
+        return await self._ask(methods.DESCRIBE, None, timeout_s)
 
     async def models(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Sequence[ModelInfo]:
-        return await self._link.ask(methods.MODELS, None, timeout_s)
+        return await self._ask(methods.MODELS, None, timeout_s)
 
     async def workers(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Sequence[WorkerListing]:
-        return await self._link.ask(methods.WORKERS, None, timeout_s)
+        return await self._ask(methods.WORKERS, None, timeout_s)
 
     async def decisions(self, num_latest: int, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Sequence[Decision]:
-        return await self._link.ask(methods.DECISIONS, num_latest, timeout_s)
+        return await self._ask(methods.DECISIONS, num_latest, timeout_s)
 
     async def register(
         self, registration: Registration, *, timeout_s: float | None = DEFAULT_TIMEOUT_S
     ) -> Sequence[WorkerRecord]:
-        return await self._link.ask(methods.REGISTER, registration, timeout_s)
+        return await self._ask(methods.REGISTER, registration, timeout_s)
 
     async def unregister(self, worker: WorkerRecord, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
-        await self._link.ask(methods.UNREGISTER, worker, timeout_s)
+        await self._ask(methods.UNREGISTER, worker, timeout_s)
 
     async def publish(
         self,
@@ -180,7 +198,7 @@ class RouterClient(_Client):
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> PublishResult:
         report = BlockReport(worker_id, epoch, events, sequence)
-        return await self._link.ask(methods.PUBLISH, report, timeout_s)
+        return await self._ask(methods.PUBLISH, report, timeout_s)
 
     async def replace(
         self,
@@ -192,7 +210,16 @@ class RouterClient(_Client):
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> PublishResult:
         snapshot = BlockSnapshot(worker_id, epoch, hashes, sequence)
-        return await self._link.ask(methods.REPLACE, snapshot, timeout_s)
+        return await self._ask(methods.REPLACE, snapshot, timeout_s)
+
+    async def _ask(self, method: Method[Q, A], request: Q, timeout_s: float | None) -> A:
+        link = self._link
+        try:
+            return await link.ask(method, request, timeout_s)
+        finally:
+            if link.was_silent and link is self._link:
+                self._link = self._connect()
+                _close_in_background(link.close(_GRACE_S), self._closing)
 
 
 class Pooled(Protocol):
@@ -243,6 +270,11 @@ class ClientPool(Generic[C]):
         oldest_first = list(self._clients)[:-1]
         address = next((one for one in oldest_first if self._clients[one].is_idle), None)
         if address is not None:
-            task = asyncio.get_running_loop().create_task(self._clients.pop(address).close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            _close_in_background(self._clients.pop(address).close(), self._closing)
+
+
+def _close_in_background(closing: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+    """`tasks` holds it until it is done."""
+    task = asyncio.get_running_loop().create_task(closing)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)

@@ -33,6 +33,7 @@ class Link:
     def __init__(self, address: str, secret: bytes | None, metadata_source: MetadataSource | None) -> None:
         self.address = address
         self.num_calls = 0
+        self.was_silent = False  # a question was not answered in time, though there was a connection
         self._channel = grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
         self._metadata_source = metadata_source
         token: Metadata = () if secret is None else ((TOKEN_KEY, cluster_token(secret)),)
@@ -51,6 +52,8 @@ class Link:
             )
             return self._read(method.answer, await ask(data, timeout=timeout_s, metadata=self._metadata()))
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                self.was_silent |= self._channel.get_state() is grpc.ChannelConnectivity.READY
             raise error_from(error, self.address, method.name, timeout_s) from error
         except asyncio.CancelledError:
             self._explain_cancellation(method)
@@ -96,10 +99,10 @@ class Link:
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)
 
-    async def close(self) -> None:
-        """End the connection; calls that still run fail with `WorkerLostError`."""
+    async def close(self, grace_s: float | None = None) -> None:
+        """End the connection; calls that still run after `grace_s` fail with `WorkerLostError`."""
         self._is_closed = True
-        await self._channel.close()
+        await self._channel.close(grace_s)
 
     @property
     def own_metadata(self) -> Sequence[tuple[str, str]]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from array import array
+from collections.abc import Sequence
 
 import grpc
 import pytest
@@ -13,6 +14,8 @@ import pytest
 from tandem.core.errors import IncompatiblePeerError, InvalidRequestError, WorkerLostError
 from tandem.core.events import BlockRemoved, BlockStored
 from tandem.locality.base import PublishResult
+from tandem.rpc import link
+from tandem.rpc.channel import CLIENT_OPTIONS
 from tandem.rpc.client import ClientPool, RouterClient, WorkerClient
 from tandem.rpc.messages import (
     ConfirmAnswer,
@@ -32,21 +35,9 @@ from tandem.rpc.messages import (
 )
 from tandem.rpc.server import serve_router, serve_worker
 from tests.unit.rpc.handlers import HERE, LEASE, MODEL, STATUS, Router, Worker, generate_call, run
+from tests.unit.rpc.processes import MORTAL_ROUTER, MORTAL_WORKER, running
 
 ANY_PORT = "127.0.0.1:0"
-MORTAL_WORKER = """
-import asyncio
-from array import array
-from tandem.rpc.server import serve_worker
-from tests.unit.rpc.handlers import Worker
-
-async def main():
-    server = await serve_worker(Worker(num_before_silence=1), "127.0.0.1:0")
-    print(server.port, flush=True)
-    await asyncio.Event().wait()
-
-asyncio.run(main())
-"""
 
 
 def test_every_method_of_a_worker_answers() -> None:
@@ -205,6 +196,80 @@ def test_a_worker_killed_mid_stream_is_lost_within_a_second() -> None:
                 await client.status()
             assert time.perf_counter() - begin < 1.0
             await client.close()
+
+    run(check)
+
+
+def test_a_peer_that_hangs_is_noticed_by_its_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC waited 60 s for the answer to a ping, whatever the timeout of keepalives said."""
+
+    def quicker(name: str, value: int) -> int:
+        return value // 10 if "keepalive" in name or "ping_timeout" in name else value
+
+    monkeypatch.setattr(link, "CLIENT_OPTIONS", [(name, quicker(name, value)) for name, value in CLIENT_OPTIONS])
+
+    async def check() -> None:
+        async with running(MORTAL_WORKER) as (process, address):
+            client = WorkerClient(address)
+            await client.status()
+            process.send_signal(signal.SIGSTOP)
+            with pytest.raises(WorkerLostError, match="was lost"):
+                await client.status(timeout_s=None)
+            await client.close()
+
+    run(check)
+
+
+def test_a_router_that_hangs_is_left_for_another_at_the_same_address() -> None:
+    """The connection to it was kept, so each question waited there until its time was up."""
+
+    async def check() -> None:
+        server = await serve_router(Router(), ANY_PORT)
+        async with running(MORTAL_ROUTER) as (process, address):
+            client = RouterClient(f"ipv4:{address},{server.address}")
+            await client.models()
+            process.send_signal(signal.SIGSTOP)
+            with pytest.raises(WorkerLostError, match=r"did not answer within 0.2 s"):
+                await client.models(timeout_s=0.2)
+            assert await client.models(timeout_s=8) == (MODEL,)
+            await client.close()
+        await server.stop()
+
+    run(check)
+
+
+class SlowRouter(Router):
+    """Answers `describe` when told to, and `decisions` never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asked = asyncio.Event()
+        self.may_answer = asyncio.Event()
+
+    async def describe(self) -> ProcessInfo:
+        self.is_asked.set()
+        await self.may_answer.wait()
+        return await super().describe()
+
+    async def decisions(self, num_latest: int) -> Sequence[Decision]:
+        await asyncio.Event().wait()
+        return []
+
+
+def test_a_connection_that_is_left_still_brings_the_answers_asked_for_there() -> None:
+    async def check() -> None:
+        router = SlowRouter()
+        server = await serve_router(router, ANY_PORT)
+        client = RouterClient(server.address)
+        asking = asyncio.create_task(client.describe())
+        await router.is_asked.wait()
+        with pytest.raises(WorkerLostError, match="did not answer"):
+            await client.decisions(1, timeout_s=0.1)
+        assert await client.models() == (MODEL,)
+        router.may_answer.set()
+        assert (await asking).pid == 7
+        await client.close()
+        await server.stop()
 
     run(check)
 

@@ -23,7 +23,7 @@ from tandem.rpc.methods import GENERATE
 from tandem.rpc.server import RpcServer, serve_router, serve_worker
 from tandem.rpc.trunk import MAX_CALL_BYTES, MAX_OPENINGS, ROOM_TOKENS, is_short
 from tests.unit.rpc.handlers import HERE, Router, Worker, generate_call, run
-from tests.unit.rpc.test_client import MORTAL_WORKER
+from tests.unit.rpc.processes import MORTAL_WORKER
 from tests.unit.rpc.test_server import ERRORS
 
 ANY_PORT = "127.0.0.1:0"

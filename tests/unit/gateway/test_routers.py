@@ -1,0 +1,35 @@
+"""A gateway's routers: one that is away is passed over."""
+
+import signal
+
+from tandem.core.clock import SystemClock
+from tandem.gateway.routers import Routers
+from tandem.rpc.client import ClientPool, RouterClient
+from tandem.rpc.messages import PairCall
+from tandem.rpc.server import serve_router
+from tests.unit.rpc.handlers import HERE, Router, run
+from tests.unit.rpc.processes import MORTAL_ROUTER, running
+
+
+def test_a_router_that_hangs_is_passed_over_also_where_every_address_had_led_to_it() -> None:
+    """As with a balanced address and that of all routers: each connection had been made to one that hangs now, and was
+    asked again and again, so that nothing was served while another router was there.
+    """
+
+    async def check() -> None:
+        server = await serve_router(Router(), "127.0.0.1:0")
+        async with running(MORTAL_ROUTER) as (process, address):
+            pool = ClientPool(RouterClient)
+            both = f"ipv4:{address},{server.address}"
+            for one in (address, both):
+                await pool.get(one).models()
+            process.send_signal(signal.SIGSTOP)
+            routers = Routers((address, both), pool, SystemClock(), timeout_s=0.5, patience_s=2.5)
+            answered, pairing = await routers.pair(
+                PairCall(request_id="r", model="m", token_ids=(1,), num_expected_output=1)
+            )
+            assert (answered, pairing.decode) == (both, HERE)
+            await pool.close()
+        await server.stop()
+
+    run(check)
