@@ -1,13 +1,15 @@
 """The locality index in Redis, shared by all routers and workers of a deployment. One round trip a question.
 
-Every operation is one Lua script (`lua/`), so each is atomic and all clients agree. Keys share a `{hash tag}` and a
-time to live. A Redis that is away, slow, full or holds nonsense raises `LocalityUnavailableError` and nothing else.
+Every operation is one Lua script (`lua/`), so each is atomic and all clients agree; only the ageing of a long chain
+follows in several, so that no question holds Redis up for long. Keys share a `{hash tag}` and a time to live. A Redis that is away, slow, full or holds nonsense raises `LocalityUnavailableError` and nothing else.
 """
 
+import contextlib
 import hashlib
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import resources
 from typing import Any, TypeVar, cast
 
@@ -34,7 +36,7 @@ from tandem.locality.base import (
 _KEYS_PER_CALL = 512
 _CALLS_PER_PIPELINE = 32
 _SNAPSHOT_ATTEMPTS = 3
-_SCRIPTS = ("publish", "begin", "stage", "commit", "remove", "stats", "leading")
+_SCRIPTS = ("publish", "begin", "stage", "commit", "remove", "stats", "leading", "age")
 _Item = TypeVar("_Item")
 
 
@@ -80,6 +82,8 @@ class RedisIndex:
         self._retry_after_s = retry_after_s
         self._clock = clock or SystemClock()
         self._away_until_s = float("-inf")
+        self._ager = ThreadPoolExecutor(1, thread_name_prefix="locality ageing")
+        self._ageing: Future[None] | None = None
 
     def publish(self, worker_id: str, epoch: int, events: Sequence[BlockEvent], sequence: int) -> PublishResult:
         check_report(worker_id, epoch, sequence)
@@ -108,10 +112,12 @@ class RedisIndex:
         if now_s < self._away_until_s:
             raise LocalityUnavailableError("Redis did not answer a moment ago; it is tried again shortly")
         try:
-            (answer,) = self._run(self._reader, "leading", [[b"".join(hashes), self._half]])
+            ((answer, first, end),) = self._run(self._reader, "leading", [[b"".join(hashes), self._half]])
         except LocalityUnavailableError:
             self._away_until_s = self._clock.now_s() + self._retry_after_s
             raise
+        if first < end and (self._ageing is None or self._ageing.done()):
+            self._ageing = self._ager.submit(self._make_young, hashes[first:end])
         return _decoded(answer)
 
     def remove_worker(self, worker_id: str) -> None:
@@ -125,7 +131,22 @@ class RedisIndex:
     def close(self) -> None:
         """Drop the connections."""
         self._reader.close()
+        self._ager.shutdown()
         self._writer.close()
+
+    def _make_young(self, hashes: Sequence[bytes]) -> None:
+        """The rest of a long chain that was asked for, in pieces, between which others are answered.
+
+        When Redis does not take one, whoever asks for the chain next begins again.
+        """
+        keys = [block_hash[:KEY_BYTES] for block_hash in hashes]
+        with contextlib.suppress(LocalityUnavailableError):
+            for start in range(0, len(keys), _KEYS_PER_CALL):
+                part = keys[start : start + _KEYS_PER_CALL]
+                (is_done,) = self._run(self._writer, "age", [[b"".join(part), self._half, 0]])
+                if not is_done:  # NOTE: in one piece, since the rest is forgotten with the old generation
+                    self._run(self._writer, "age", [[b"".join(keys[start:]), self._half, 1]])
+                    return
 
     def _replace_once(self, worker_id: str, epoch: int, keys: Sequence[bytes], sequence: int) -> PublishResult:
         (slot,) = self._run(self._writer, "begin", [[*self._header(worker_id, epoch), self._ttl_ms]])

@@ -358,6 +358,50 @@ def test_a_chain_that_is_asked_for_survives_whole(backend: Backend) -> None:
         assert index.leading_blocks(asked) == {"p0": LIMIT // 2}
 
 
+@contextlib.contextmanager
+def old_chain(server: RedisServer, length: int, num_young: int) -> Iterator[list[bytes]]:
+    """A chain that one worker holds and that is old, as `num_young` blocks were reported after it."""
+    blocks = chain("asked", length)
+    with contextlib.closing(RedisIndex(server.url, max_block_replicas=2 * length, write_timeout_s=PATIENT_S)) as index:
+        index.replace("p0", 1, blocks, 0)
+        index.replace("p1", 1, chain("other", num_young), 0)
+    yield blocks
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+@pytest.mark.parametrize("num_young", [1, 1500, 2900])
+def test_a_long_chain_that_is_asked_for_survives_whole(
+    in_redis: RedisIndex, redis_server: RedisServer, num_young: int, has_room: bool
+) -> None:
+    """Its blocks become young bit by bit, unless the first ones would have the old generation forgotten."""
+    with old_chain(redis_server, 3000, num_young) as blocks, contextlib.closing(redis_server.client()) as plain:
+        limit = (6 if has_room else 2) * len(blocks)
+        for _ in range(3):
+            index = RedisIndex(redis_server.url, max_block_replicas=limit, read_timeout_s=PATIENT_S)
+            with contextlib.closing(index):
+                assert index.leading_blocks(blocks) == {"p0": 3000}
+            audit_redis(plain)
+        assert (in_redis.stats().num_rotations == 1) == has_room
+
+
+def test_no_script_makes_a_long_chain_young_at_once(in_redis: RedisIndex, redis_server: RedisServer) -> None:
+    """One did, for 100 ms where prompts were long: its own answer came too late, and those of all others with it."""
+    with old_chain(redis_server, 3000, 1) as blocks, contextlib.closing(redis_server.client()) as plain:
+        changes = [0]
+        with plain.monitor() as monitor:  # type: ignore[no-untyped-call]
+            index = RedisIndex(redis_server.url, max_block_replicas=6 * len(blocks), read_timeout_s=PATIENT_S)
+            with contextlib.closing(index):
+                assert index.leading_blocks(blocks) == {"p0": 3000}
+            plain.echo("that is all")
+            for command in iter(lambda: monitor.next_command()["command"], "ECHO that is all"):
+                if command.startswith("EVALSHA"):
+                    changes.append(0)
+                changes[-1] += command.startswith("HDEL {tandem}:locality:old")
+        assert plain.hget("{tandem}:locality:meta", "old") == b"0"
+        assert len(changes) > 3000 // 512
+        assert max(changes) <= 2  # of 500 blocks at most
+
+
 def test_popular_blocks_stay_within_the_bound(backend: Backend) -> None:
     index, blocks = backend.open(LIMIT), chain("a", 60)
     for worker in range(40):

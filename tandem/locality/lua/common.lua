@@ -198,7 +198,7 @@ local function write(state, half, fields, is_old, before, after)
     elseif generation == 1 then
       young_drops[#young_drops + 1] = fields[i]
     end
-    if #sets >= 1000 then flush() end
+    if #sets + #young_drops + #old_drops >= 1000 then flush() end
   end
   flush()
   save(state)
@@ -215,6 +215,38 @@ local function change(state, half, packed, own, held)
     local holders = before[i] or ''
     if not merged[holders] then merged[holders] = merge(holders, own, held, alive) end
     after[i] = merged[holders]
+  end
+  write(state, half, fields, is_old, before, after)
+end
+
+-- A function that collects the old ones of what `read` found, each once, and two lists of it: fields and holders.
+local function new_collector()
+  local fields_of, holders_of, seen = {}, {}, {}
+  local function collect(fields, values, is_old, count)
+    for i = 1, count do
+      if is_old[i] and not seen[fields[i]] then
+        seen[fields[i]] = true
+        fields_of[#fields_of + 1], holders_of[#holders_of + 1] = fields[i], values[i]
+      end
+    end
+  end
+  return collect, fields_of, holders_of
+end
+
+-- Whether blocks with these holders can become young without the old ones being forgotten.
+local function has_room(state, half, holders)
+  local size = 0
+  for _, packed_slots in ipairs(holders) do size = size + #packed_slots / SLOT_BYTES end
+  return state.young + size <= (state.half or half)
+end
+
+-- Make old fields young, whose holders are `before`.
+local function make_young(state, half, fields, before)
+  if #fields == 0 or not may_grow(state) then return end
+  local alive, merged, after, is_old = new_liveness(), {}, {}, {}
+  for i, holders in ipairs(before) do
+    if not merged[holders] then merged[holders] = merge(holders, nil, false, alive) end
+    after[i], is_old[i] = merged[holders], true
   end
   write(state, half, fields, is_old, before, after)
 end

@@ -1,12 +1,12 @@
--- How many leading blocks of a chain each worker holds. Reads ever larger parts of the chain until the last worker has
--- dropped out, and makes the blocks that counted young. While no block is old it reads only the first part and then
--- leaps: whoever holds a block has those before it. ARGV: packed hashes, half of the bound, which counts for reports too
--- from now on.
-local HASH_BYTES, FIRST_PART, LARGEST_PART = 32, 16, 512
+-- How many leading blocks of a chain each worker holds. Reads ever larger parts of its start, and then leaps: whoever
+-- holds a block has those before it. While some blocks are old, more is read before it leaps, and what counted is made
+-- young. ARGV: packed hashes, half of the bound, which counts for reports too from now on. Returns the counts as JSON
+-- and which blocks are left for `age` to look at: after how many, and up to which (the same = none).
+local HASH_BYTES, FIRST_PART, MOST_READ = 32, 16, 512
 local packed, half = ARGV[1], tonumber(ARGV[2])
 local state = open()
 local total = #packed / HASH_BYTES
-if not state or total == 0 then return '{}' end
+if not state or total == 0 then return { '{}', 0, 0 } end
 if state.half ~= half then
   redis.pcall('HSET', META, 'half', half)
   state.half = half
@@ -55,15 +55,7 @@ local function narrow(holders, position)
   end
 end
 
-local aged_fields, aged_before, aged = {}, {}, {}
-local function keep_young(fields, values, is_old, matched)
-  for i = 1, matched do
-    if is_old[i] and not aged[fields[i]] then
-      aged[fields[i]] = true
-      aged_fields[#aged_fields + 1], aged_before[#aged_before + 1] = fields[i], values[i]
-    end
-  end
-end
+local collect, old_fields, old_holders = new_collector()
 
 -- Look at every block from `position` on, `count` of them at most.
 local previous
@@ -82,13 +74,14 @@ local function step(position, count)
       end
     end
   end
-  if state.old > 0 then keep_young(fields, values, is_old, matched) end
+  if state.old > 0 then collect(fields, values, is_old, matched) end
   return position + #fields
 end
 
 local function holders_of(position)
   local first = position * HASH_BYTES + 1
-  return redis.call('HGET', YOUNG, string.sub(packed, first, first + KEY_BYTES - 1)) or ''
+  local field = string.sub(packed, first, first + KEY_BYTES - 1)
+  return redis.call('HGET', YOUNG, field) or state.old > 0 and redis.call('HGET', OLD, field) or ''
 end
 
 local function all_hold(position)
@@ -117,9 +110,11 @@ local function leap(position)
 end
 
 local position, part = step(0, FIRST_PART), FIRST_PART * 2
+local num_read = position
 while num_racing > 0 and position < total do
-  if state.old > 0 then
-    position, part = step(position, part), math.min(part * 2, LARGEST_PART)
+  if state.old > 0 and position < MOST_READ then
+    position, part = step(position, math.min(part, MOST_READ - position)), part * 2
+    num_read = position
   else
     position = leap(position)
     if position < total then narrow(holders_of(position), position) end
@@ -127,9 +122,12 @@ while num_racing > 0 and position < total do
 end
 for _, id in pairs(racing) do leading[id] = total end
 
-if #aged_fields > 0 and may_grow(state) then
-  local alive, after, is_old = new_liveness(), {}, {}
-  for i, holders in ipairs(aged_before) do after[i], is_old[i] = merge(holders, nil, false, alive), true end
-  write(state, half, aged_fields, is_old, aged_before, after)
+-- NOTE: if the young had no room for the first ones, those would have the old generation forgotten, and the others with
+-- it. So then all of them are left.
+local is_all = state.old <= 0 or position <= num_read
+if is_all or has_room(state, half, old_holders) then
+  make_young(state, half, old_fields, old_holders)
+else
+  num_read = 0
 end
-return cjson.encode(leading)
+return { cjson.encode(leading), is_all and position or num_read, position }
