@@ -1,7 +1,8 @@
 """The locality index in Redis, shared by all routers and workers of a deployment. One round trip a question.
 
 Every operation is one Lua script (`lua/`), so each is atomic and all clients agree; only the ageing of a long chain
-follows in several, so that no question holds Redis up for long. Keys share a `{hash tag}` and a time to live. A Redis that is away, slow, full or holds nonsense raises `LocalityUnavailableError` and nothing else.
+follows in several, so that no question holds Redis up for long. Keys share a `{hash tag}` and a time to live. A Redis
+that is away, slow, full or holds nonsense raises `LocalityUnavailableError` and nothing else.
 """
 
 import contextlib
