@@ -7,10 +7,12 @@ owner's block table or to a hold.
 """
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import ge
 
 from tandem.core.events import BlockEvent, BlockEventSink
 from tandem.kvcache.block_pool import BlockPool
@@ -128,8 +130,19 @@ class KVCacheManager:
         return self._in_flight[block_hash] > 0
 
     def is_coming(self, block_hash: bytes) -> bool:
-        """Whether some owner gets this block from a worker that has yet to compute it: nobody here knows when."""
-        return self._coming[block_hash] > 0
+        """Whether some owner gets this block, which is not here, from a worker that has yet to compute it: nobody here
+        knows when.
+        """
+        groups = range(len(self.layout.groups))
+        return self._coming[block_hash] > 0 and any(self._cache.lookup(block_hash, group) is None for group in groups)
+
+    def coming(self, hashes: Sequence[bytes], first: int) -> tuple[int, int]:
+        """Of the blocks, from index `first` on, that one owner gets so: how many this chain can share once they are
+        here, and how many there are. The owner is the one it shares most with.
+        """
+        if first >= len(hashes) or not self._coming[hashes[first]]:
+            return 0, 0
+        return max(self._coming_to(owner, hashes, first) for owner in self._owners_waiting)
 
     def can_open(self, match: PrefixMatch, num_tokens: int) -> bool:
         """Whether an owner of `num_tokens` starting from `match` fits beside all that has been promised to others."""
@@ -348,6 +361,18 @@ class KVCacheManager:
         num_promised = self._num_missing(table.num_blocks, table.num_dropped, table.num_promised_tokens)
         self._num_promised += num_promised - table.num_promised
         table.num_promised = num_promised
+
+    def _coming_to(self, owner: str, hashes: Sequence[bytes], first: int) -> tuple[int, int]:
+        table, coming = self._tables[owner], self._hashes_in_flight[owner]
+        start = first - table.num_committed
+        if not 0 <= start < len(coming) or coming[start] != hashes[first]:
+            return 0, 0
+        most = min(len(hashes) - first, len(coming) - start)
+        num_shared = bisect_left(range(most), True, key=lambda i: hashes[first + i] != coming[start + i])
+        # NOTE: the owner has blocks of a windowed group from its own end's window on
+        needed = self._first_needed((first + num_shared) * self.layout.block_size)
+        is_usable = all(map(ge, needed, table.num_dropped))
+        return (num_shared, len(coming) - start) if is_usable else (0, 0)
 
     def _counted(self, owner: str) -> Counter[bytes]:
         return self._coming if owner in self._owners_waiting else self._in_flight

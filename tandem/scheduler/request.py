@@ -76,6 +76,7 @@ class Request:
     num_prompt_tokens: int = field(init=False)
     num_expected_tokens: int = field(init=False)
     is_offered: bool = field(init=False, default=False)
+    awaited_hash: bytes | None = field(init=False, default=None)
     pins: tuple[Pin, ...] = field(init=False)
     num_pinned_tokens: dict[int, int] = field(init=False, default_factory=dict)
     num_leased_blocks: int = field(init=False, default=0)
@@ -118,6 +119,11 @@ class Request:
     def is_computed_elsewhere(self) -> bool:
         """Whether another worker computes all of its prompt, and has perhaps not begun."""
         return self.num_expected_tokens >= self.num_prompt_tokens
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Prompt logprobs need the logits of every prompt position, so cached positions must be computed again."""
+        return self.params.prompt_logprobs is not None and self.num_output_tokens == 0
 
     @property
     def is_decoding(self) -> bool:

@@ -17,6 +17,7 @@ from tandem.kvcache.block_table import BlockTable
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.prefix import PrefixMatch
 from tandem.scheduler.admission import refuse_impossible
+from tandem.scheduler.awaited_blocks import AwaitedBlocks
 from tandem.scheduler.output import ExecutorOutput, KVNews, ScheduledRequest, SchedulerOutput
 from tandem.scheduler.queue import WaitingQueue
 from tandem.scheduler.request import Request, RequestState
@@ -125,7 +126,7 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None:
             return
-        request.is_offered = True
+        request.is_offered, request.awaited_hash = True, None
         # NOTE: with a window only a prompt's end can be shared, and what is committed counts as under way no longer
         has_window = any(group.spec.window is not None for group in self._kv.layout.groups)
         if request.state is RequestState.WAITING_FOR_KV and not has_window:
@@ -141,7 +142,7 @@ class Scheduler:
         expected = request.num_expected_tokens
         if num_tokens >= expected:
             self._take_arrived(request)
-        request.num_expected_tokens = 0
+        request.num_expected_tokens, request.awaited_hash = 0, None
         self._expecting.discard(request_id)
         if request.state is RequestState.WAITING:
             return
@@ -267,18 +268,18 @@ class Scheduler:
 
     def _admit(self, plan: StepPlan) -> None:
         """Start waiting requests in order. One that lacks blocks holds back those behind it, so that it cannot starve;
-        one whose next block is being computed by another request steps aside until that block can be shared. In a step
-        that is full, only those whose KV comes from elsewhere begin.
+        one that is better off with blocks another request is about to have steps aside until they can be shared. In a
+        step that is full, only those whose KV comes from elsewhere begin.
         """
         aside: list[Request] = []
-        awaited: set[tuple[int, bytes]] = set()
+        awaited = AwaitedBlocks(self._kv)
         while len(self._running) + len(self._fetching) < self.config.max_num_running:
             if not plan.budget and (len(aside) >= _MAX_PASSED or not self._expecting):
                 break
             request = self._waiting.pop()
             if request is None:
                 break
-            if _has_any_block(request, awaited):
+            if awaited.still_waits(request):
                 aside.append(request)
                 continue
             if not plan.budget and not request.num_expected_tokens:
@@ -287,10 +288,7 @@ class Scheduler:
                     break
                 continue
             match = self._find_prefix(request)
-            if self._awaits_shared_block(request, match):
-                block_hash = request.block_hashes[match.num_blocks]
-                if self._kv.is_being_computed(block_hash):
-                    awaited.add((match.num_blocks, block_hash))
+            if awaited.waits(request, match):
                 aside.append(request)
             elif not self._start(request, match):
                 aside.append(request)
@@ -301,19 +299,8 @@ class Scheduler:
             self._waiting.push(request)
 
     def _find_prefix(self, request: Request) -> PrefixMatch:
-        hashes = [] if _needs_whole_prompt(request) else request.block_hashes
+        hashes = [] if request.needs_whole_prompt else request.block_hashes
         return self._kv.match(hashes, request.num_tokens)
-
-    def _awaits_shared_block(self, request: Request, match: PrefixMatch) -> bool:
-        if _needs_whole_prompt(request):
-            return False
-        reusable = (request.num_tokens - 1) // self._kv.layout.block_size
-        if match.num_blocks >= reusable:
-            return False
-        block_hash = request.block_hashes[match.num_blocks]
-        if self._kv.is_being_computed(block_hash):
-            return True
-        return self._kv.is_coming(block_hash) and request.is_computed_elsewhere and not request.is_offered
 
     def _start(self, request: Request, match: PrefixMatch) -> bool:
         if not (self._kv.can_open(match, request.num_tokens) or self._kv.make_room(match, request.num_tokens)):
@@ -375,16 +362,3 @@ class Scheduler:
 
 def _order(request: Request) -> tuple[int, int]:
     return request.order
-
-
-def _has_any_block(request: Request, blocks: set[tuple[int, bytes]]) -> bool:
-    """Whether its chain has one of these (index, hash) blocks, and may share it: spares the search for its prefix."""
-    hashes = request.block_hashes
-    return not _needs_whole_prompt(request) and any(
-        index < len(hashes) and hashes[index] == block_hash for index, block_hash in blocks
-    )
-
-
-def _needs_whole_prompt(request: Request) -> bool:
-    """Prompt logprobs need the logits of every prompt position, so cached positions must be computed again."""
-    return request.params.prompt_logprobs is not None and request.num_output_tokens == 0
