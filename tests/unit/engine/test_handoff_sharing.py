@@ -34,8 +34,9 @@ class Decode:
         self.engine.on_kv_news = self.news.append
         self.answered: set[str] = set()
 
-    def ask(self, request_id: str, prompt: list[int], num_expected: int = 0) -> None:
-        handoff = Handoff(num_expected_tokens=num_expected)
+    def ask(self, request_id: str, prompt: list[int], num_expected: int = 0, lease_id: str | None = None) -> None:
+        new = None if lease_id is None else 1
+        handoff = Handoff(num_expected_tokens=num_expected, lease_id=lease_id, num_new_tokens=new)
         self.engine.add_request(prompt, GREEDY, request_id=request_id, handoff=handoff)
 
     def run(self, num_steps: int = 20) -> None:
@@ -48,6 +49,11 @@ class Decode:
         """Tokens held already, by request that got blocks for the rest."""
         return {news.request_id: news.num_held_tokens for news in self.news if isinstance(news, KVReserved)}
 
+    @property
+    def num_computed(self) -> int:
+        """Prompt tokens since it was asked last."""
+        return sum(step.num_prompt_tokens for step in self.engine.take_step_stats())
+
 
 def test_who_computes_its_own_prompt_waits_for_nobody_elses_prefill(llama: Path) -> None:
     decode = Decode(llama)
@@ -56,6 +62,51 @@ def test_who_computes_its_own_prompt_waits_for_nobody_elses_prefill(llama: Path)
     decode.ask("local", HEAD + [60] * 4)
     decode.run()
     assert decode.answered == {"local"}
+
+
+@pytest.mark.parametrize("num_arrived", [0, 48, len(LONG)])
+def test_a_prompt_that_is_on_its_way_is_not_computed_beside(llama: Path, num_arrived: int) -> None:
+    """A router sends a prompt again as one that is here already, when it has just sent it: choices of one request,
+    agents on one document. All of it was computed a second time, beside the streams. What does not arrive is computed.
+    """
+    decode = Decode(llama)
+    decode.ask("remote", LONG, len(LONG))
+    decode.run(1)
+    decode.ask("local", LONG)
+    decode.ask("longer", [*LONG, 7, 8])
+    decode.run(3)
+    decode.engine.kv_coming("remote", min(num_arrived, 48))
+    decode.run(2)
+    assert decode.num_computed == 0
+    decode.engine.kv_arrived("remote", num_arrived)
+    decode.run()
+    assert decode.answered == {"remote", "local", "longer"}
+    tails = 4 + 6
+    assert decode.num_computed == (1 + tails if num_arrived == len(LONG) else len(LONG) - num_arrived + tails)
+
+
+def test_who_waited_for_a_prompt_that_is_aborted_computes_it(llama: Path) -> None:
+    decode = Decode(llama)
+    decode.ask("remote", LONG, len(LONG))
+    decode.run(1)
+    decode.ask("local", LONG)
+    decode.run(2)
+    assert decode.num_computed == 0
+    decode.engine.abort("remote")
+    decode.run()
+    assert "local" in decode.answered
+    assert decode.num_computed == len(LONG)
+
+
+def test_who_computes_most_of_its_prompt_or_for_others_waits_for_nobody(llama: Path) -> None:
+    """Two workers that prefill one prompt for each other would wait for each other."""
+    decode = Decode(llama)
+    decode.ask("remote", LONG, len(LONG))
+    decode.run(1)
+    decode.ask("other", LONG[:80] + [60] * 90)
+    decode.ask("leased", LONG, lease_id="lease")
+    decode.run()
+    assert decode.answered == {"other", "leased"}
 
 
 def test_one_whose_kv_can_be_read_waits_for_nobody_elses(llama: Path) -> None:
@@ -104,6 +155,18 @@ def test_with_a_window_the_whole_prompt_is_waited_for_and_shared(tmp_path: Path)
     assert decode.reserved == {"long": 0, "alike": 208}
 
 
+def test_with_a_window_nobody_waits_for_what_cannot_be_shared(tmp_path: Path) -> None:
+    decode = Decode(write_byte_tokenizer(save_tiny_gemma3(tmp_path)))
+    decode.ask("long", LONG, len(LONG))
+    decode.run(1)
+    decode.ask("local", LONG[:160] + [7] * 20)
+    decode.ask("remote", LONG[:160] + [8] * 20, 180)
+    decode.ask("alike", LONG)
+    decode.run()
+    assert decode.answered == {"local"}
+    assert set(decode.reserved) == {"long", "remote"}
+
+
 def test_what_has_arrived_of_a_prompt_is_shared_before_the_rest_has(llama: Path) -> None:
     decode = Decode(llama)
     decode.ask("long", LONG, len(LONG))
@@ -129,13 +192,8 @@ def test_a_full_step_still_reserves_for_kv_that_comes_from_elsewhere(llama: Path
     assert set(decode.reserved) == {"remote"}
 
 
-def test_a_full_step_looks_at_no_prompt_that_it_could_not_begin(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prefill worker's steps are full, and what waits may be long and cached."""
-    decode = Decode(llama, max_num_batched_tokens=8, max_num_running=8)
-    decode.ask("local", [100] * 200)
-    decode.run(1)
-    for number in range(5):
-        decode.ask(f"local {number}", [90 - number] * 200)
+def counted_matches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of chains whose prefix is looked up from now on."""
     matched: list[int] = []
     match = KVCacheManager.match
 
@@ -144,6 +202,39 @@ def test_a_full_step_looks_at_no_prompt_that_it_could_not_begin(llama: Path, mon
         return match(kv, hashes, num_tokens)
 
     monkeypatch.setattr(KVCacheManager, "match", counted)
+    return matched
+
+
+@pytest.mark.parametrize("num_expected", [0, len(LONG)], ids=["local", "remote"])
+def test_who_waits_for_kv_on_its_way_is_not_looked_up_in_every_step(
+    llama: Path, num_expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """400 waiting requests of a 32k document took 0.4 s a step from the streams beside them."""
+    decode = Decode(llama, max_num_running=64)
+    decode.ask("stream", [1])
+    decode.ask("long", LONG, len(LONG))
+    decode.run(1)
+    for number in range(20):
+        decode.ask(f"alike {number}", [*LONG[:-1], number], num_expected)
+    decode.run(1)
+    matched = counted_matches(monkeypatch)
+    decode.run(1)
+    decode.engine.kv_coming("long", 48)
+    decode.run(3)
+    assert matched == []
+    decode.engine.kv_arrived("long", len(LONG))
+    decode.run(1)
+    assert len(matched) == 20
+
+
+def test_a_full_step_looks_at_no_prompt_that_it_could_not_begin(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prefill worker's steps are full, and what waits may be long and cached."""
+    decode = Decode(llama, max_num_batched_tokens=8, max_num_running=8)
+    decode.ask("local", [100] * 200)
+    decode.run(1)
+    for number in range(5):
+        decode.ask(f"local {number}", [90 - number] * 200)
+    matched = counted_matches(monkeypatch)
     decode.run(3)
     assert matched == []
     decode.ask("remote", [50] * 40, 40)

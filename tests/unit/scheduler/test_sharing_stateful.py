@@ -157,6 +157,15 @@ class Sharing:
                 content = [(-1, -1)] * BLOCK_SIZE
             self.bench.executor.write(block_id, content)
 
+    def coming(self) -> None:
+        """Some KV is there to be shared, or the worker that computes it has begun."""
+        untold = [transfer.request for transfer in self.transfers if not transfer.is_told]
+        arrived = {transfer.request.request_id: transfer.num_arrived for transfer in self.transfers}
+        begun = [request for request in (*untold, *self.live.values()) if request.is_computed_elsewhere]
+        if begun:
+            name = self.rng.choice(begun).request_id
+            self.bench.scheduler.kv_coming(name, arrived.get(name, 0))
+
     def tell(self) -> None:
         """No more KV will come, all of it or not."""
         untold = [transfer for transfer in self.transfers if not transfer.is_told]
@@ -217,8 +226,8 @@ class Sharing:
 
     def play(self, num_actions: int) -> None:
         actions = [self.add, self.step, self.step, self.step, self.move, self.move, self.move, self.tell, self.token]
-        actions += [self.end_transfer, self.end_lease, self.abort, self.give_up_early, self.add, self.tell]
-        weights = [3, 4, 4, 4, 6, 6, 6, 3, 2, 2, 2, 1, 1, 3, 3]
+        actions += [self.end_transfer, self.end_lease, self.abort, self.give_up_early, self.add, self.tell, self.coming]
+        weights = [3, 4, 4, 4, 6, 6, 6, 3, 2, 2, 2, 1, 1, 3, 3, 2]
         for action in self.rng.choices(actions, weights, k=num_actions):
             action()
             self.read_leases()

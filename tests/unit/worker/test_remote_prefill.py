@@ -47,6 +47,38 @@ def test_tokens_are_those_of_one_engine(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("is_lost", [False, True], ids=["arrives", "is lost"])
+def test_a_prompt_asked_for_again_waits_for_its_hand_off(llama: Path, expected: list[int], is_lost: bool) -> None:
+    """The router takes a prompt that it has just sent for one that decode has, so decode is to compute what it lacks."""
+
+    async def main() -> None:
+        gate = Gate(1)
+        async with pair_of(llama) as pair, front_of(pair.prefill, change=gate) as front:
+            engine = pair.decode.core.engine
+
+            async def is_reserved() -> bool:
+                return await engine.call(lambda engine: engine.kv_usage.pinned > 0)
+
+            async def is_waiting() -> bool:
+                return await engine.call(lambda engine: engine.num_waiting == 1)
+
+            first = asyncio.create_task(generated(pair.to_decode, call_of(pair, front.worker, request_id="0")))
+            await until(is_reserved, "blocks for the hand-off")
+            again = replace(call_of(pair, request_id="1"), prefill=None)
+            second = asyncio.create_task(generated(pair.to_decode, again))
+            await until(is_waiting, "the prompt asked for again is held back")
+            if is_lost:
+                await front.server.stop(0.0)
+            gate.opened.set()
+            assert await asyncio.gather(first, second) == [expected, expected]
+            counters = await engine.call(lambda engine: engine.counters)
+            assert counters.num_fetched_tokens == (0 if is_lost else len(PROMPT))
+            assert counters.num_cached_prompt_tokens == len(PROMPT) // 8 * 8
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
 def test_an_answer_begun_elsewhere_continues(llama: Path, expected: list[int]) -> None:
     async def main() -> None:
         async with pair_of(llama) as pair:
