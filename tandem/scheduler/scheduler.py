@@ -284,7 +284,7 @@ class Scheduler:
                 continue
             if not plan.budget and not request.num_expected_tokens:
                 aside.append(request)
-                if not self._kv.can_open(self._kv.match([], request.num_tokens), request.num_tokens):
+                if not self._has_room_for(request):
                     break
                 continue
             match = self._find_prefix(request)
@@ -297,6 +297,13 @@ class Scheduler:
                 self._advance(request, plan)
         for request in aside:
             self._waiting.push(request)
+
+    def _has_room_for(self, request: Request) -> bool:
+        """NOTE: its prefix, which may need no room, is looked up only where it matters: it can be long."""
+        nothing = self._kv.match([], request.num_tokens)
+        if self._kv.can_open(nothing, request.num_tokens):
+            return True
+        return self._kv.can_open(self._find_prefix(request), request.num_tokens)
 
     def _find_prefix(self, request: Request) -> PrefixMatch:
         hashes = [] if request.needs_whole_prompt else request.block_hashes

@@ -252,3 +252,17 @@ def test_a_full_step_gives_nobody_room_that_one_before_it_lacks(llama: Path) -> 
     decode.ask("remote", [50] * 40, 40)
     decode.run(1)
     assert set(decode.reserved) == set()
+
+
+def test_a_full_step_counts_what_is_shared_as_no_lack_of_room(llama: Path) -> None:
+    decode = Decode(llama, max_num_batched_tokens=8, max_num_running=8, kv_cache_bytes=1 << 18)
+    num_tokens = decode.engine.kv_usage.total * 16
+    shared = [100] * (num_tokens // 2)
+    decode.ask("stream", shared)
+    decode.run(num_tokens // 16)
+    decode.ask("local", [80] * (num_tokens // 4))
+    decode.run(1)
+    decode.ask("sharing", [*shared, 1])
+    decode.ask("remote", [50] * 40, 40)
+    decode.run(1)
+    assert set(decode.reserved) == {"remote"}
