@@ -5,6 +5,7 @@ that the lease held all the while. The reservation stays pinned until every read
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping, Sequence
 
@@ -22,6 +23,8 @@ from tandem.worker.source import Source
 CONFIRM_TIMEOUT_S = 3.0
 FORMER_OVER_S = 1.0
 _Entry = tuple[int, int]  # KV group, index in the block table
+
+logger = logging.getLogger(__name__)
 
 
 class Fetch:
@@ -52,7 +55,8 @@ class Fetch:
         """Read what these leased blocks have of what is still missing.
 
         Raises:
-            TransportError: the bytes did not arrive, differ, or the lease ended meanwhile. Nothing of it counts.
+            TransportError: the bytes did not arrive, asked for twice where that may help, differ, or the lease ended
+                meanwhile. Nothing of it counts.
             TandemError: the source could not be asked.
         """
         offered = _entries(lease.groups)
@@ -95,10 +99,7 @@ class Fetch:
         await self._former_over(entries)
         started_s, began_s = time.time(), self._core.clock.now_s()
         try:
-            transfer = source.read(remote, local)
-            self._pins.add(transfer)
-            self._writers.update(dict.fromkeys(entries, transfer))
-            await _done(transfer)
+            transfer = await self._moved(source, entries, remote, local)
             read_s = self._core.clock.now_s() - began_s
             await self._confirm(source, lease_id, remote, local)
         except TandemError as error:
@@ -106,6 +107,25 @@ class Fetch:
             raise
         self._core.metrics.observe_transfer(transfer.num_bytes, read_s)
         self._note(source, transfer.num_bytes, len(entries), started_s, read_s, self._core.clock.now_s() - began_s)
+
+    async def _moved(self, source: Source, entries: list[_Entry], remote: list[int], local: list[int]) -> Transfer:
+        """NOTE: only a read finds out that a connection was cut while it was idle; the next one makes another."""
+        transfer = self._begun(source, entries, remote, local)
+        try:
+            await _done(transfer)
+        except TransportError as error:
+            if not (transfer.is_over and source.is_readable):
+                raise
+            logger.info("a read from worker %s is repeated: %s", source.worker.worker_id, error)
+            transfer = self._begun(source, entries, remote, local)
+            await _done(transfer)
+        return transfer
+
+    def _begun(self, source: Source, entries: list[_Entry], remote: list[int], local: list[int]) -> Transfer:
+        transfer = source.read(remote, local)
+        self._pins.add(transfer)
+        self._writers.update(dict.fromkeys(entries, transfer))
+        return transfer
 
     async def _former_over(self, entries: list[_Entry]) -> None:
         """NOTE: a read that failed may still write: until it is over, another into the same blocks could be undone."""

@@ -20,7 +20,6 @@ from tandem.worker.core import WorkerCore
 from tandem.worker.fetch import Fetch
 from tandem.worker.source import Source
 from tandem.worker.sources import Sources
-from tandem.worker.tasks import ended
 
 logger = logging.getLogger(__name__)
 
@@ -96,26 +95,27 @@ class RemotePrefill:
         source = await self._sources.connect(prefill)
         lease_id = uuid.uuid4().hex
         async with source.in_use(), aclosing(source.client.prefill(self._prefill_call(prefill, lease_id))) as stream:
-            pulls: list[asyncio.Task[None]] = []
             try:
-                async for news in stream:
-                    if news.lease is not None:
-                        if news.lease.lease_id != lease_id:
-                            raise TransportError(f"worker {prefill.worker_id} gave another lease than {lease_id}")
-                        source.keep(lease_id)
-                    await self.queued.wait()
-                    self._note(news)
-                    if source.is_broken:  # NOTE: no read of it will succeed, so the rest is not waited for
-                        break
-                    if news.lease is not None:
-                        self._core.engine.kv_coming(self._engine_id, 0)
-                        pulls.append(asyncio.create_task(self._pull(source, news.lease)))
-                await asyncio.gather(*pulls)
+                async with asyncio.TaskGroup() as pulls:  # NOTE: one that fails ends it: the rest would be of no use
+                    async for news in stream:
+                        if news.lease is not None:
+                            if news.lease.lease_id != lease_id:
+                                raise TransportError(f"worker {prefill.worker_id} gave another lease than {lease_id}")
+                            source.keep(lease_id)
+                        await self.queued.wait()
+                        self._note(news)
+                        if source.is_broken:  # NOTE: no read of it will succeed, so the rest is not waited for
+                            break
+                        if news.lease is not None:
+                            self._core.engine.kv_coming(self._engine_id, 0)
+                            pulls.create_task(self._pull(source, news.lease))
+            except ExceptionGroup as errors:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():  # NOTE: before Python 3.13 the group forgets that
+                    raise asyncio.CancelledError from None
+                raise errors.exceptions[0] from None
             finally:
-                try:
-                    await ended(*pulls)
-                finally:  # NOTE: we may be cancelled in the line above, when the first token was the only one
-                    source.release(lease_id)
+                source.release(lease_id)
         if not self._is_complete:
             raise TransportError(f"worker {prefill.worker_id} leased less than the request needs")
 

@@ -134,6 +134,37 @@ def test_a_read_that_may_still_write_keeps_its_blocks_pinned_and_others_out(llam
     run(scenario, llama)
 
 
+def test_a_read_that_failed_and_is_over_is_asked_for_once_more(llama: Path) -> None:
+    async def scenario(pair: Pair, fetch: Fetch, reserved: KVReserved, stream: Any) -> None:
+        moved, local = HandMoved(), list(reserved.groups[0].block_ids)
+        twice = asyncio.create_task(fetch.pull(source_of(moved), lease_of(0, 5)))
+        for number in (1, 2):
+            await until(lambda number=number: has_read(moved, number), "a read")  # type: ignore[misc]
+            moved.reads[-1][2].fail(TransportError(f"cut {number}"))
+        with pytest.raises(TransportError, match="cut 2"):
+            await twice
+        lost = source_of(moved)
+        first = asyncio.create_task(fetch.pull(lost, lease_of(0, 5)))
+        await until(lambda: has_read(moved, 3), "a read")
+        lost.is_lost = True
+        moved.reads[2][2].fail(TransportError("lost"))
+        with pytest.raises(TransportError, match="lost"):
+            await first
+        once = asyncio.create_task(fetch.pull(source_of(moved), lease_of(0, 5)))
+        await until(lambda: has_read(moved, 4), "a read")
+        moved.reads[3][2].fail(TransportError("cut"))
+        await until(lambda: has_read(moved, 5), "a read")
+        await valid(pair, moved, local)
+        moved.reads[4][2].succeed()
+        await once
+        assert fetch.is_complete
+        fetch.close()
+        await stream.aclose()
+        await at_rest(pair.decode)
+
+    run(scenario, llama)
+
+
 async def has_read(moved: HandMoved, number: int) -> bool:
     return len(moved.reads) == number
 

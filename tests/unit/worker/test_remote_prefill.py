@@ -49,7 +49,7 @@ def test_tokens_are_those_of_one_engine(
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["arrives", "is lost"])
 def test_a_prompt_asked_for_again_waits_for_its_hand_off(llama: Path, expected: list[int], is_lost: bool) -> None:
-    """The router takes a prompt that it has just sent for one that decode has, so decode is to compute what it lacks."""
+    """The router takes a prompt that it has just sent for one that decode has."""
 
     async def main() -> None:
         gate = Gate(1)
@@ -70,7 +70,7 @@ def test_a_prompt_asked_for_again_waits_for_its_hand_off(llama: Path, expected: 
             if is_lost:
                 await front.server.stop(0.0)
             gate.opened.set()
-            assert await asyncio.gather(first, second) == [expected, expected]
+            assert (await first, await second) == (expected, expected)
             counters = await engine.call(lambda engine: engine.counters)
             assert counters.num_fetched_tokens == (0 if is_lost else len(PROMPT))
             assert counters.num_cached_prompt_tokens == len(PROMPT) // 8 * 8

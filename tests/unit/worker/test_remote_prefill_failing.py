@@ -1,6 +1,7 @@
 """A prefill worker that fails, is silent, of another make or damaged: the request goes on, and nothing stays held."""
 
 import asyncio
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +13,11 @@ from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.async_engine import AsyncEngine
 from tandem.engine.engine import Engine
-from tandem.rpc.messages import ConfirmCall, Greeting, WorkerAddress
+from tandem.rpc.messages import ConfirmAnswer, ConfirmCall, Greeting, WorkerAddress
 from tandem.scheduler.output import SampledToken
 from tandem.text.grammars import CompiledGrammar
 from tandem.transport.inproc import InprocTransport
+from tandem.transport.tcp.transport import TcpTransport
 from tandem.worker.process import Worker
 from tandem.worker.remote_prefill import RemotePrefill
 from tests.helpers.handoffs import PROMPT, Gate, call_of
@@ -76,6 +78,39 @@ def test_a_connection_that_takes_no_reads_is_made_anew(llama: Path, expected: li
             assert await generated(pair.to_decode, call_of(pair, salt="anew")) == expected
             after = await pair.decode.core.engine.call(lambda engine: engine.counters.num_fetched_tokens)
             assert after - before == len(PROMPT)
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
+def test_a_connection_that_was_cut_while_idle_costs_no_hand_off(llama: Path, expected: list[int]) -> None:
+    """By a NAT or a firewall; who reads finds out, and all KV was computed again though its lease was valid."""
+
+    async def main() -> None:
+        async with pair_of(llama, transport="tcp") as pair:
+            assert await generated(pair.to_decode, call_of(pair)) == expected
+            transport = pair.prefill.core.transports.get("tcp")
+            assert isinstance(transport, TcpTransport)
+            for connection in list(transport._server._connections):
+                connection.shutdown(socket.SHUT_RDWR)
+            before = await pair.decode.core.engine.call(lambda engine: engine.counters.num_fetched_tokens)
+            assert await generated(pair.to_decode, call_of(pair, salt="cut")) == expected
+            after = await pair.decode.core.engine.call(lambda engine: engine.counters.num_fetched_tokens)
+            assert after - before == len(PROMPT)
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
+def test_kv_that_does_not_arrive_is_computed_without_waiting_for_the_rest(llama: Path, expected: list[int]) -> None:
+    """It was noticed when prefill had ended, however long that took."""
+
+    async def main() -> None:
+        gate = Gate(4)
+        async with pair_of(llama) as pair, front_of(pair.prefill, change=gate) as front:
+            front.handler.change_confirm = lambda answer: ConfirmAnswer(False)
+            assert await generated(pair.to_decode, call_of(pair, front.worker)) == expected
+            assert not gate.opened.is_set()
             await at_rest(pair.prefill, pair.decode)
 
     asyncio.run(main())
