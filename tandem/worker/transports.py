@@ -56,8 +56,16 @@ class Transports:
 
     @property
     def cards(self) -> Mapping[str, bytes]:
-        """By name, what a peer needs to read our blocks. NOTE: asked anew each time, since a fence changes a card."""
-        return {name: transport.card() for name, transport in self._opened.items()}
+        """By name, what a peer needs to read our blocks, of those it could be read by now. NOTE: asked anew each time,
+        since a fence changes a card, and may leave a transport without.
+        """
+        cards = {}
+        for name, transport in self._opened.items():
+            try:
+                cards[name] = transport.card()
+            except TransportError as error:
+                logger.warning("transport %s has no card: %s", name, error)
+        return cards
 
     def get(self, name: str) -> KVTransport:
         """The transport of that name.

@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ Answer = TypeVar("Answer")
 
 FENCE_AFTER_S = 30.0
 CLOSE_GRACE_S = 1.0
+REBUILD_PAUSE_S = 1.0
 MAX_INFLIGHT_BYTES = 128 << 20  # per peer
 _MIN_PAUSE_S, _MAX_PAUSE_S = 20e-6, 1e-3
 
@@ -40,6 +42,7 @@ class AgentOwner:
         self._flights: list[Flight] = []
         self._links: set[Link] = set()  # whose peers the agent knows
         self._agent: NixlAgent | None = None
+        self._may_rebuild_s = 0.0
         self._lock = threading.Lock()
         self._is_closed = False
         self._is_working = True
@@ -60,7 +63,10 @@ class AgentOwner:
         return future.result()
 
     def agent(self) -> NixlAgent:
-        """The agent of the moment; only for commands."""
+        """The agent of the moment; only for commands. One that could not be built after a fence is tried again."""
+        if self._agent is None and self._clock.now_s() >= self._may_rebuild_s:
+            with suppress(ConfigurationError):
+                self._rebuild()
         if self._agent is None:
             raise TransportError("NIXL could not be started again after its last agent was destroyed")
         return self._agent
@@ -237,7 +243,10 @@ class AgentOwner:
         self._rebuild()
 
     def _rebuild(self) -> None:
-        self._agent = self._build()
+        try:
+            self._agent = self._build()
+        finally:
+            self._may_rebuild_s = self._clock.now_s() + REBUILD_PAUSE_S
 
     def _end_all(self, error: TransportError) -> None:
         """Destroy the agent, after which every read is over and what it knew of peers is no more."""
