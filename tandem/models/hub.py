@@ -28,7 +28,8 @@ def resolve_model_path(path_or_hub_id: str, *, has_weights: bool = True) -> Path
     path = Path(path_or_hub_id).expanduser()
     if path_or_hub_id and path.is_dir():
         return path
-    if path.exists() or path_or_hub_id.startswith(("/", "./", "../", "~")) or path_or_hub_id.count("/") > 1:
+    repository = path_or_hub_id.partition("@")[0]  # NOTE: a revision may have slashes too
+    if path.exists() or path_or_hub_id.startswith(("/", "./", "../", "~")) or repository.count("/") > 1:
         raise CheckpointError(f"{path_or_hub_id!r} is not a directory; give a model directory or a Hugging Face name")
     if not has_weights:
         return _download(path_or_hub_id, _COMMON)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -86,11 +87,14 @@ def small_hub() -> Iterator[tuple[str, list[str]]]:
         server.server_close()
 
 
-@pytest.mark.parametrize(("options", "has_weights"), [("", True), (", has_weights=False", False)])
+@pytest.mark.parametrize(
+    ("revision", "options", "has_weights"), [("v1.0", "", True), ("refs/pr/1", ", has_weights=False", False)]
+)
 def test_a_revision_is_kept_to_and_weights_are_left_where_nobody_wants_them(
-    tmp_path: Path, options: str, has_weights: bool
+    tmp_path: Path, revision: str, options: str, has_weights: bool
 ) -> None:
-    code = f"from tandem.models.hub import resolve_model_path; print(resolve_model_path('a/b@v1.0'{options}))"
+    """Regression: the slashes of a revision were counted as the name's, which has one at most."""
+    code = f"from tandem.models.hub import resolve_model_path; print(resolve_model_path('a/b@{revision}'{options}))"
     with small_hub() as (url, asked):
         environment = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
         environment |= {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
@@ -102,7 +106,7 @@ def test_a_revision_is_kept_to_and_weights_are_left_where_nobody_wants_them(
     fetched = {str(path.relative_to(snapshot)) for path in snapshot.rglob("*") if not path.is_dir()}
     unwanted = {"README.md"} if has_weights else {"README.md", "model.safetensors"}
     assert fetched == set(NAMES) - unwanted
-    assert any("/revision/v1.0" in path for path in asked)
+    assert any(f"/revision/{quote(revision, safe='')}" in path for path in asked)
     assert not any("/revision/main" in path for path in asked)
 
 
