@@ -31,19 +31,15 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in memory. `generation_defaults`: what its `generation_config.json` sets, by sampling parameter name.
-
-    `says_what_ends`: that file names the tokens that end an answer.
-    """
+    """A model in memory. `generation_defaults`: what its `generation_config.json` sets, by sampling parameter name."""
 
     config: ModelConfig
     decoder: Decoder
     generation_defaults: Mapping[str, object]
-    says_what_ends: bool = False
 
     def ended_by(self, eos_token_id: int | None) -> "LoadedModel":
-        """The same, whose answers end at the tokenizer's token too, unless the file above names those that do."""
-        if eos_token_id is None or eos_token_id >= self.config.vocab_size or self.says_what_ends:
+        """The same, whose answers end at the tokenizer's token too, as its chat template ends them."""
+        if eos_token_id is None or eos_token_id >= self.config.vocab_size:
             return self
         return replace(self, config=replace(self.config, eos_token_ids=_join_eos(self.config, (eos_token_id,))))
 
@@ -89,9 +85,7 @@ def load_model(
     config = limit_length(config, max_model_len)
     checkpoint.release()
     parameters = _load(checkpoint, sources, config, device, kernels, packed_dir)
-    return LoadedModel(
-        config, Decoder(config, parameters, kernels), generation.defaults, says_what_ends=bool(generation.eos_token_ids)
-    )
+    return LoadedModel(config, Decoder(config, parameters, kernels), generation.defaults)
 
 
 def _load(
