@@ -4,7 +4,7 @@ Values are JSON but for True, False and None, which the models write where JSON 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tandem.core.errors import InvalidRequestError, shown
@@ -13,6 +13,9 @@ from tandem.gateway.parsing.lark import choice, json_rule, literal
 
 _KEYWORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _SHARED = ("$defs", "definitions")
+_SHARED_PLACES = tuple(
+    f"#/{key}/" for key in _SHARED
+)  # NOTE: a value's rule is a root of its own, which has these only
 _UNDERSTOOD = frozenset({"type", "properties", "required", "additionalProperties", "x-guidance", *_SHARED})
 
 
@@ -49,7 +52,20 @@ def _awkward(schema: Mapping[str, Any]) -> str | None:
     awkward = [name for name in names if not _KEYWORD.fullmatch(name)]
     awkward += [name for name in schema.get("required", ()) if name not in schema.get("properties", ())]
     awkward += [keyword for keyword in schema if keyword not in _UNDERSTOOD]
+    awkward += [f"$ref: {found}" for found in _references(schema) if not found.startswith(_SHARED_PLACES)]
     return awkward[0] if awkward else None
+
+
+def _references(value: Any) -> Iterator[str]:
+    """NOTE: data that looks like a reference counts as one, which refuses too much rather than too little."""
+    if isinstance(value, Mapping):
+        reference = value.get("$ref")
+        if isinstance(reference, str):
+            yield reference
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _references(inner)
 
 
 def _sequence(rule: str, names: Sequence[str], required: frozenset[str]) -> str:
@@ -73,4 +89,4 @@ def _value_rule(rule: str, schema: Any, shared: Mapping[str, Any]) -> str:
         return f'{rule}: "True" | "False"\n'
     if kind == "null":
         return f'{rule}: "None"\n'
-    return json_rule(rule, {**shared, **plain})
+    return json_rule(rule, {**plain, **shared})

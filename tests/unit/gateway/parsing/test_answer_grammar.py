@@ -233,6 +233,40 @@ def test_refusals(tokenizer: Tokenizer) -> None:
             form_of("llama_pythonic", tokenizer).grammar((tool,), required, None)
 
 
+ITSELF = {"type": "array", "items": {"$ref": "#"}}
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"name": {}, "kids": ITSELF},
+        {"a": {"type": "null"}, "b": {"$ref": "#/properties/a"}},
+        {"a": {"$ref": "#/$defs/d"}},
+    ],
+)
+def test_keywords_cannot_refer_to_the_whole(properties: dict[str, Any], tokenizer: Tokenizer, walker: Walker) -> None:
+    """Regression: each property was a root of its own, and `#` meant that property."""
+    parameters = {"type": "object", "properties": properties, "$defs": {"d": ITSELF}}
+    choice = ToolChoice(ToolMode.REQUIRED)
+    form, strict = form_of("llama_pythonic", tokenizer), Tool(name="tree", parameters=parameters, strict=True)
+    with pytest.raises(InvalidRequestError, match=r"cannot express '\$ref: #.*strict tool 'tree'"):
+        form.grammar((strict,), choice, None)
+    grammar = form.grammar((Tool(name="tree", parameters=parameters),), choice, None)
+    assert grammar is not None
+    assert walker.admits(grammar, '[tree(a=[{"a": [], "b": null}])]')
+
+
+def test_a_property_with_definitions_of_its_own_sees_those_of_the_whole(tokenizer: Tokenizer, walker: Walker) -> None:
+    """Regression: those of the property took the place of the whole's, to which references are."""
+    inner = {"$ref": "#/$defs/d", "$defs": {"d": {"type": "null"}}}
+    parameters = {"type": "object", "properties": {"a": inner}, "$defs": {"d": {"type": "integer"}}}
+    tool = Tool(name="f", parameters=parameters, strict=True)
+    grammar = form_of("llama_pythonic", tokenizer).grammar((tool,), ToolChoice(ToolMode.REQUIRED), None)
+    assert grammar is not None
+    assert walker.admits(grammar, "[f(a=1)]")
+    assert not walker.admits(grammar, "[f(a=null)]")
+
+
 @pytest.mark.parametrize("schema", [{"if": {}}, {"properties": {"a-b": {}}}, {"anyOf": [{}], "pattern": "(?="}])
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_not_strict_is_kept_as_far_as_it_can(
