@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 from urllib.parse import unquote
 
 from tandem.core.errors import InvalidRequestError, shown
+from tandem.text.pattern import without_nul
 
 MAX_SCHEMA_DEPTH = 100
 MAX_SCHEMA_CHARACTERS = 2**18
@@ -145,7 +146,8 @@ class _Walk:
         if key in _MAPS:
             if not isinstance(value, Mapping):
                 raise _refusal(path, f"{key} must be an object")
-            return {name: self.rewrite(inner, (*here, name)) for name, inner in value.items()}
+            read = without_nul if key == "patternProperties" else str
+            return {read(name): self.rewrite(inner, (*here, name)) for name, inner in value.items()}
         if key in _LISTS or (key == "items" and isinstance(value, (list, tuple))):
             if not isinstance(value, (list, tuple)):
                 raise _refusal(path, f"{key} must be a list")
@@ -154,7 +156,7 @@ class _Walk:
             return self.rewrite(value, here)
         if key == "$ref":
             self._references.setdefault(_target(value, path), path)
-        return value
+        return without_nul(value) if key == "pattern" and isinstance(value, str) else value
 
     def _option(self, schema: object) -> "_Option":
         """NOTE: a reference is followed once and what it stands for read once, however many options name it."""

@@ -26,6 +26,7 @@ from tandem.text.schema import MAX_SCHEMA_CHARACTERS, MAX_SCHEMA_DEPTH, MAX_SCHE
 from tandem.text.tokenizer import Tokenizer
 from tests.helpers.grammars import allowed_ids, random_answer, schema_faults
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
+from tests.unit.gateway.parsing.walking import Walker
 
 A_OR_B = {
     "$defs": {
@@ -60,6 +61,8 @@ ENFORCED: list[Any] = [
     {"type": "array", "prefixItems": [{"type": "boolean"}, {"type": "null"}], "items": False, "minItems": 1},
     {"type": "string", "minLength": 2, "maxLength": 4},
     {"type": "string", "pattern": "^[ab]+é$", "maxLength": 5},
+    {"type": "string", "pattern": '^[^"]+$'},
+    {"type": "object", "patternProperties": {r"^[^\\]+$": {"type": "integer"}}, "additionalProperties": False},
     {"type": "string", "format": "date"},
     {"type": "integer", "minimum": -3, "exclusiveMaximum": 12},
     {"type": "integer", "multipleOf": 7},
@@ -180,6 +183,38 @@ def test_what_no_answer_could_match_is_refused_when_it_is_compiled(
 ) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         grammars.check(schema_grammar(schema))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        ('^[^"]+$', ["a\n", "\\", "é"], ['"', 'a"b']),
+        ("^[^'\"]+$", ["a", "\\"], ["'", 'a"']),
+        (r"^[^\\]+$", ["a", '"'], ["\\", "a\\b"]),
+        (r"^[^\s\x22\\]*$", ["", "a/"], ['"', "\\", "\n", "a b"]),
+        (r"^[^]\"]$", ["[", "a"], ["]", '"']),
+        (r"^[^\]\"]$", ["[", "a"], ["]", '"']),
+        ('^"[^"]*"$', ['"a"', '""'], ["a", '"""']),
+        (r"^\P{P}[\p{L}]$", ["aa", "1a"], ['"a', "\\a"]),
+        ("^[[:cntrl:]]$", ["\n", "\x01"], ['"', "\\"]),
+        (r"^[\s\S]\[.$", ['"["', "\\[a"], ["a]", "a["]),
+    ],
+)
+def test_a_pattern_excludes_what_is_written_with_an_escape(
+    grammars: Grammars, tokenizer: Tokenizer, pattern: str, good: list[str], bad: list[str]
+) -> None:
+    r"""Regression: a class that has every control character let `\"` and `\\` pass."""
+    walker = Walker(tokenizer, grammars)
+    for schema in ({"type": "string", "pattern": pattern}, {"type": "string", "pattern": pattern, "maxLength": 9}):
+        admitted = [text for text in (*good, *bad) if walker.admits(schema_grammar(schema), json.dumps(text))]
+        assert admitted == [text for text in good if text.isascii()]
+        assert all(walker.admits(schema_grammar(schema), json.dumps(text, ensure_ascii=False)) for text in good)
+
+
+@pytest.mark.parametrize("pattern", ["[", "a[^", '^[^"', r"\p", r"\p{", "[[a]"])
+def test_a_broken_pattern_is_refused(grammars: Grammars, pattern: str) -> None:
+    with pytest.raises(InvalidRequestError, match="regex parse error"):
+        grammars.check(schema_grammar({"type": "string", "pattern": pattern}))
 
 
 def test_depth_is_limited_before_anything_recurses() -> None:

@@ -1,0 +1,46 @@
+r"""Patterns of JSON schemas, rewritten so that llguidance means by them what they say.
+
+NOTE: a class that has every control character, as `[^"]` has, lets llguidance (1.9.1) write any escape, `\"` and `\\`
+among them. So no class here has NUL, which an answer can then not hold where a class would have let it.
+"""
+
+import re
+from collections.abc import Iterator
+
+_PARTS = re.compile(r"\\[pP](?:\{[^}]*\}|.)|\\.|\[|[^\\\[]+", re.DOTALL)
+_IN_CLASS = re.compile(r"\\.|[\[\]]|[^\\\[\]]+", re.DOTALL)
+
+
+def without_nul(pattern: str) -> str:
+    """`pattern` whose classes leave out NUL. One that is broken stays so, for the compiler to say."""
+    return "".join(_rewritten(pattern))
+
+
+def _rewritten(pattern: str) -> Iterator[str]:
+    at = 0
+    while at < len(pattern):
+        part = _PARTS.match(pattern, at)
+        end = len(pattern) if part is None else _class_end(pattern, at) if part[0] == "[" else part.end()
+        found = pattern[at:end]
+        is_class = found[0] == "[" or found[:2] in ("\\p", "\\P")
+        yield rf"[{found}&&[^\x00]]" if is_class else found
+        at = end
+
+
+def _class_end(pattern: str, begin: int) -> int:
+    """Behind the class that begins there. NOTE: a `]` that comes first is no end."""
+    depth, at = 0, begin
+    while at < len(pattern):
+        part = _IN_CLASS.match(pattern, at)
+        if part is None:
+            break
+        at = part.end()
+        if part[0] == "[":
+            depth += 1
+            at += pattern[at : at + 1] == "^"
+            at += pattern[at : at + 1] == "]"
+        elif part[0] == "]":
+            depth -= 1
+            if not depth:
+                return at
+    return len(pattern)
