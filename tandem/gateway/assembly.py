@@ -5,18 +5,20 @@ Invariant: what a conversation asks of the answer is enforced while it is genera
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tandem.core.errors import InvalidRequestError
 from tandem.core.pins import Pin
 from tandem.core.reasoning import Reasoning, ReasoningState
 from tandem.core.sampling_params import SamplingParams
-from tandem.gateway.conversation import Breakpoint, Conversation, Effort, Tool, ToolMode
+from tandem.gateway.conversation import Breakpoint, Conversation, Effort, Tool, ToolChoice, ToolMode
 from tandem.gateway.dialect import Surroundings
 from tandem.gateway.errors import RequestError
 from tandem.gateway.marks import MarkedConversation
 from tandem.gateway.model import ServedModel
+from tandem.gateway.parsing.call_rules import kept_tools
 from tandem.gateway.parts import AnswerParser
 from tandem.gateway.request import ChoiceResult
 from tandem.rpc.messages import ModelInfo
@@ -77,12 +79,10 @@ async def assemble(conversation: Conversation, around: Surroundings, info: Model
     _check_abilities(asked, model)
     variables = _thinking_variables(asked, model)
     prompt = await _render(asked, variables, model)
-    grammar = await _grammar(asked, model)
+    grammar = await _grammar(asked, model, info)
     prompt = _begin_thinking(prompt, grammar, asked, model)
     is_open = answers.thinking is not None and answers.thinking.is_open(prompt)
     reasoning = answers.reasoning(model.tokenizer, is_open=is_open, budget=_budget(asked, model))
-    if grammar is not None:
-        await model.check_grammar(grammar, info)
     token_ids = await model.encode(prompt, info.max_model_len, add_special_tokens=asked.add_special_tokens)
     return Assembled(
         model=model,
@@ -97,9 +97,46 @@ async def assemble(conversation: Conversation, around: Surroundings, info: Model
     )
 
 
-async def _grammar(asked: Conversation, model: ServedModel) -> str | None:
+async def _grammar(asked: Conversation, model: ServedModel, info: ModelInfo) -> str | None:
+    """What the answer must match, which can be enforced."""
+    grammar = await _written(asked, model)
+    try:
+        await _check(grammar, model, info)
+    except InvalidRequestError:
+        free = await _only_offered(asked, model, info)
+        if not free:
+            raise
+        grammar = await _written(asked, model, free)
+        await _check(grammar, model, info)
+    return grammar
+
+
+async def _only_offered(asked: Conversation, model: ServedModel, info: ModelInfo) -> frozenset[str]:
+    """Tools that are not strict, and whose schemas nobody but the compiler refuses, which names none of them.
+
+    Raises:
+        InvalidRequestError: naming a strict one that it refuses.
+    """
+    found = set()
+    one = ToolChoice(ToolMode.REQUIRED, is_parallel=False)
+    for tool in kept_tools(asked.tools, asked.tool_choice):
+        try:
+            await _check(await _written(replace(asked, tools=(tool,), tool_choice=one), model), model, info)
+        except InvalidRequestError as error:
+            if tool.strict:
+                raise InvalidRequestError(f"the parameters of the strict tool {tool.name!r}: {error}") from error
+            found.add(tool.name)
+    return frozenset(found)
+
+
+async def _check(grammar: str | None, model: ServedModel, info: ModelInfo) -> None:
+    if grammar is not None:
+        await model.check_grammar(grammar, info)
+
+
+async def _written(asked: Conversation, model: ServedModel, free: Collection[str] = ()) -> str | None:
     """NOTE: writing down large schemas takes a while, which must not hold up streams."""
-    wanted = (asked.tools, asked.tool_choice, asked.output_format)
+    wanted = (asked.tools, asked.tool_choice, asked.output_format, free)
     if not asked.tools and asked.output_format is None:
         return model.answers.grammar(*wanted)
     return await asyncio.to_thread(model.answers.grammar, *wanted)

@@ -3,7 +3,7 @@
 Immutable and safe to share; the parsers it makes belong to one answer each.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tandem.core.reasoning import Reasoning
@@ -74,13 +74,16 @@ class AnswerFormat:
             return inner
         return ThinkingParser(self.thinking.start, self.thinking.end, inner, is_open=is_thinking_open)
 
-    def grammar(self, tools: Sequence[Tool], choice: ToolChoice, output: OutputFormat | None) -> str | None:
-        """What follows the thinking, for llguidance; None = unconstrained.
+    def grammar(
+        self, tools: Sequence[Tool], choice: ToolChoice, output: OutputFormat | None, free: Collection[str] = ()
+    ) -> str | None:
+        """What follows the thinking, for llguidance; None = unconstrained. `free`: as in `callees`.
 
         Raises:
             InvalidRequestError: a call is required of a model that makes none, or a tool's parameters cannot be kept.
         """
-        return answer_grammar(self.tools, self.lark, tools, choice, output, may_think=self.thinking is not None)
+        may_think = self.thinking is not None
+        return answer_grammar(self.tools, self.lark, tools, choice, output, may_think=may_think, free=free)
 
     def reasoning(self, tokenizer: Tokenizer, *, is_open: bool, budget: int | None) -> Reasoning | None:
         """Where the thinking lies among the tokens; None for a model that does not think."""

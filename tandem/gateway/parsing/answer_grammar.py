@@ -4,7 +4,7 @@ Invariant: whatever it admits, the family's parser reads back as it was meant. I
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from tandem.core.errors import InvalidRequestError
@@ -26,11 +26,13 @@ def answer_grammar(
     output: OutputFormat | None,
     *,
     may_think: bool,
+    free: Collection[str] = (),
 ) -> str | None:
     """For llguidance; None where nothing constrains the answer.
 
     Args:
         may_think: up to two line breaks may come before a call, as between thinking and answer.
+        free: as in `callees`.
 
     Raises:
         InvalidRequestError: a call is required of a model that makes none, or a schema cannot be kept.
@@ -41,7 +43,7 @@ def answer_grammar(
         return None if output is None else output_grammar(output)
     if choice.mode is ToolMode.AUTO and output is None and not _binds(tools, choice):
         return None
-    rules = form.rules(callees(tools, choice), is_parallel=choice.is_parallel, lark=lark)
+    rules = form.rules(callees(tools, choice, free), is_parallel=choice.is_parallel, lark=lark)
     rest = f"calls: {rules.body}\n{_AFTER_THINKING if may_think else _AT_ONCE}{rules.rules}"
     if choice.mode is ToolMode.REQUIRED:
         return _whole(f"start: {_calls(rules, lark)}\n{rest}")

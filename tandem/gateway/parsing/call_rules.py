@@ -1,7 +1,7 @@
 """What a family's calls look like as a grammar, and what of a tool's schema it must keep."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,24 +46,38 @@ class CallRules:
     first_character: str = ""
 
 
-def callees(tools: Sequence[Tool], choice: ToolChoice) -> list[Callee]:
+def kept_tools(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
+    """Those whose calls keep to a schema: strict ones, and all where a call is forced."""
+    return [tool for tool in _admitted(tools, choice) if tool.strict or choice.mode is ToolMode.REQUIRED]
+
+
+def callees(tools: Sequence[Tool], choice: ToolChoice, free: Collection[str] = ()) -> list[Callee]:
     """The tools that `choice` admits.
 
     Strict ones keep to their schemas. Others do so where a call is forced, as far as their schemas can be enforced.
 
+    Args:
+        free: names of those that are not strict and keep to none.
+
     Raises:
         InvalidRequestError: a strict tool's schema cannot be enforced, or all of them are too long together.
     """
-    admitted = [tool for tool in tools if not choice.names or tool.name in choice.names]
-    is_forced = choice.mode is ToolMode.REQUIRED
-    kept = [tool.parameters for tool in admitted if tool.strict or is_forced]
-    num_characters = sum(len(json.dumps(parameters, ensure_ascii=False)) for parameters in kept)
+    kept = kept_tools(tools, choice)
+    num_characters = sum(len(json.dumps(tool.parameters, ensure_ascii=False)) for tool in kept)
     if num_characters > MAX_GRAMMAR_CHARACTERS:
         raise InvalidRequestError(
             f"tools has {num_characters} characters of parameters that calls must keep to; at most "
             f"{MAX_GRAMMAR_CHARACTERS} can be enforced, so offer fewer tools"
         )
-    return [Callee(tool.name, _schema(tool, is_forced=is_forced), tool.strict) for tool in admitted]
+    is_forced = choice.mode is ToolMode.REQUIRED
+    return [
+        Callee(tool.name, _schema(tool, is_forced=is_forced and tool.name not in free), tool.strict)
+        for tool in _admitted(tools, choice)
+    ]
+
+
+def _admitted(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
+    return [tool for tool in tools if not choice.names or tool.name in choice.names]
 
 
 def _schema(tool: Tool, *, is_forced: bool) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,28 @@ def test_a_required_call_is_a_grammar(thinker: Ask) -> None:
     grammar = thinker(tools=(TOOL,), tool_choice=ToolChoice(ToolMode.REQUIRED)).grammar
     assert grammar is not None
     assert "look" in grammar
+
+
+UNCOMPILED: list[dict[str, Any]] = [
+    {"properties": {"at": {"type": "str"}}},
+    {"properties": {"at": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}},
+    {"required": "at"},
+]
+
+
+@pytest.mark.parametrize("parameters", UNCOMPILED)
+@pytest.mark.parametrize("choice", [ToolChoice(ToolMode.REQUIRED), ToolChoice(ToolMode.REQUIRED, ("look", "odd"))])
+def test_a_schema_that_only_the_compiler_refuses_frees_its_own_tool(
+    thinker: Ask, parameters: dict[str, Any], choice: ToolChoice
+) -> None:
+    """Regression: a forced call was refused for what one of the other tools' parameters say."""
+    odd = Tool(name="odd", parameters=parameters)
+    grammar = thinker(tools=(TOOL, odd), tool_choice=choice).grammar
+    assert grammar == thinker(tools=(TOOL, replace(odd, parameters={"if": {}})), tool_choice=choice).grammar
+    strict = replace(odd, strict=True)
+    for mode in (ToolMode.REQUIRED, ToolMode.AUTO):
+        with pytest.raises(InvalidRequestError, match="strict tool 'odd'"):
+            thinker(tools=(TOOL, strict), tool_choice=ToolChoice(mode))
 
 
 def test_tools_of_a_model_that_calls_none_are_refused(plain: Ask) -> None:
