@@ -9,6 +9,7 @@ from tandem.gateway.parsing.call_ids import call_ids
 from tandem.gateway.parsing.call_rules import Callee, CallRules, json_arguments, json_call
 from tandem.gateway.parsing.lark import Lark, choice, up_to_limit
 from tandem.gateway.parsing.markers import Markers
+from tandem.gateway.parsing.output import MAX_CALLS
 from tandem.gateway.parsing.source import Wait
 from tandem.gateway.parsing.tool_parser import Ending, ToolParser
 from tandem.gateway.parts import AnswerParser
@@ -45,18 +46,21 @@ class LlamaJsonParser(ToolParser):
 
 @dataclass(frozen=True, slots=True)
 class LlamaJsonFormat:
+    """`is_parallel`: an answer may have several calls; else those behind the first are text."""
+
     name: str = "llama3_json"
     markers: tuple[str, ...] = (TAG,)
+    is_parallel: bool = True
 
     def parser(self, tools: Sequence[Tool], ids: Iterator[str]) -> AnswerParser:
-        return LlamaJsonParser(tools, ids)
+        return LlamaJsonParser(tools, ids, MAX_CALLS if self.is_parallel else 1)
 
     def ids(self) -> Iterator[str]:
         return call_ids("call_", 24)
 
     def rules(self, callees: Sequence[Callee], *, is_parallel: bool, lark: Lark) -> CallRules:
         calls = [json_call(callee, "parameters", index) for index, callee in enumerate(callees)]
-        more = up_to_limit('"; " call') if is_parallel else ""
+        more = up_to_limit('"; " call') if is_parallel and self.is_parallel else ""
         return CallRules(
             openings=("", TAG),
             body=f"call {more}",

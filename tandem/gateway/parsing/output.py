@@ -22,8 +22,9 @@ class Overlong(Malformed):
 class AnswerOutput:
     """`call_ids`: gives each call its id."""
 
-    def __init__(self, call_ids: Iterator[str]) -> None:
+    def __init__(self, call_ids: Iterator[str], max_calls: int = MAX_CALLS) -> None:
         self._call_ids = call_ids
+        self._max_calls = max_calls
         self._parts: list[Part] = []
         self._spaces: list[str] = []
         self._is_after_call = False
@@ -32,7 +33,7 @@ class AnswerOutput:
 
     @property
     def has_room(self) -> bool:
-        return self.num_calls < MAX_CALLS
+        return self.num_calls < self._max_calls
 
     def say(self, text: str) -> None:
         """White space at its end waits for what follows."""

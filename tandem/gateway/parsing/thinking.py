@@ -7,18 +7,16 @@ thing and not understood here.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from tandem.core.errors import ConfigurationError, CorruptCheckpointError, InvalidRequestError, shown
+from tandem.core.errors import ConfigurationError, shown
 from tandem.core.reasoning import MAX_MARKER_TOKENS, Reasoning
 from tandem.gateway.conversation import Effort
 from tandem.gateway.parsing.effort import BUDGETS
-from tandem.text.chat_template import ChatTemplate
+from tandem.gateway.parsing.trial import trial
 from tandem.text.tokenizer import Tokenizer
 
 KNOWN_MARKS: Mapping[str, tuple[str, str]] = {"think": ("<think>", "</think>"), "mistral": ("[THINK]", "[/THINK]")}
 _VARIABLES = ("enable_thinking", "thinking")
-_TOKENS = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "")
 _HINTS = re.compile(r"enable_thinking|reasoning_content")
 
 
@@ -105,15 +103,7 @@ def _switch(template: str) -> tuple[str | None, bool]:
     for name in _VARIABLES:
         if not re.search(rf"\b{name}\b", template):
             continue
-        unsaid, on, off = (_prompt(template, said) for said in ({}, {name: True}, {name: False}))
+        unsaid, on, off = trial(template), trial(template, said={name: True}), trial(template, said={name: False})
         if on != off:
             return name, unsaid == on
     return None, True
-
-
-def _prompt(template: str, variables: Mapping[str, Any]) -> str | None:
-    """A short chat's; None where the template refuses it."""
-    try:
-        return ChatTemplate({"default": template}, _TOKENS).render([{"role": "user", "content": "Hi"}], **variables)
-    except (InvalidRequestError, CorruptCheckpointError):
-        return None

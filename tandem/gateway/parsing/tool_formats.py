@@ -10,6 +10,7 @@ from tandem.gateway.parsing.llama_pythonic import PythonicFormat
 from tandem.gateway.parsing.mistral import ARGS, CALL_ID, MistralFormat
 from tandem.gateway.parsing.mistral import START as MISTRAL_START
 from tandem.gateway.parsing.tool_format import ToolFormat
+from tandem.gateway.parsing.trial import refuses_several_calls
 
 NAMES = ("hermes", "llama3_json", "llama_pythonic", "mistral")
 _KEYWORD_CALL = re.compile(r"\[\w+\(\w+\s*=\s*\w+")
@@ -31,7 +32,7 @@ def find_tool_format(template: str | None, parser: str = "auto") -> ToolFormat |
         case "hermes":
             return HermesFormat()
         case "llama3_json":
-            return LlamaJsonFormat()
+            return LlamaJsonFormat(is_parallel=not refuses_several_calls(template))
         case "llama_pythonic":
             return PythonicFormat()
         case "mistral":

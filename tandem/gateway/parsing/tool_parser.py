@@ -11,7 +11,7 @@ from enum import Enum
 from tandem.gateway.conversation import Tool
 from tandem.gateway.parsing.call_object import CallObject
 from tandem.gateway.parsing.markers import Markers
-from tandem.gateway.parsing.output import AnswerOutput, Overlong
+from tandem.gateway.parsing.output import MAX_CALLS, AnswerOutput, Overlong
 from tandem.gateway.parsing.source import Malformed, Source, Wait
 from tandem.gateway.parts import Part
 
@@ -25,12 +25,12 @@ class Ending(Enum):
 
 
 class ToolParser(ABC):
-    """An AnswerParser. A family says in `_answer` where its calls are."""
+    """An AnswerParser. A family says in `_answer` where its calls are. `max_calls`: what comes behind them is text."""
 
-    def __init__(self, tools: Sequence[Tool], call_ids: Iterator[str]) -> None:
+    def __init__(self, tools: Sequence[Tool], call_ids: Iterator[str], max_calls: int = MAX_CALLS) -> None:
         self._tools = {tool.name: tool for tool in tools}
         self._source = Source()
-        self._output = AnswerOutput(call_ids)
+        self._output = AnswerOutput(call_ids, max_calls)
         self._reading = self._whole()
 
     def feed(self, text: str) -> Sequence[Part]:

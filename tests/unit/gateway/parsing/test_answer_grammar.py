@@ -14,6 +14,7 @@ from tandem.gateway.parsing.answer_format import AnswerFormat
 from tandem.gateway.parsing.tool_formats import NAMES
 from tandem.text.grammars import Grammars
 from tandem.text.tokenizer import Tokenizer
+from tests.unit.gateway.parsing import shapes
 from tests.unit.gateway.parsing.reading import Reading, read
 from tests.unit.gateway.parsing.walking import SPECIAL, Walker, byte_tokenizer
 
@@ -171,6 +172,19 @@ def test_several_calls(name: str, is_parallel: bool, tokenizer: Tokenizer, walke
     }.get(name, call * 2)
     assert walker.admits(grammar, two) is is_parallel
     assert len(read(form.parser(tools=TOOLS, is_thinking_open=False), [two]).calls) == 2
+
+
+@pytest.mark.parametrize("template", [shapes.LLAMA, shapes.LLAMA.replace("raise_exception", "")])
+def test_calls_that_the_template_refuses_are_not_admitted(template: str, tokenizer: Tokenizer, walker: Walker) -> None:
+    """Regression: a history with two calls was then refused, request after request."""
+    form = AnswerFormat.detect(template, tokenizer)
+    grammar = form.grammar(TOOLS, ToolChoice(ToolMode.REQUIRED), None)
+    assert grammar is not None
+    call, is_parallel = CALLS["llama3_json"], template is not shapes.LLAMA
+    assert walker.admits(grammar, call)
+    assert walker.admits(grammar, f"{call}; {call}") is is_parallel
+    found = read(form.parser(tools=TOOLS, is_thinking_open=False), [f"{call}; {call}"])
+    assert (len(found.calls), found.said) == ((2, "") if is_parallel else (1, f"; {call}"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,35 @@
+"""What a chat template makes of a short conversation: how a model's form is found out where its source does not say."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from tandem.core.errors import CorruptCheckpointError, InvalidRequestError
+from tandem.text.chat_template import ChatTemplate
+
+_TOKENS = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "")
+_USER = {"role": "user", "content": "Hi"}
+
+
+def trial(
+    template: str, messages: Sequence[Mapping[str, Any]] = (), said: Mapping[str, Any] = MappingProxyType({})
+) -> str | None:
+    """The prompt of a user's message and then `messages`; None where the template refuses it. `said`: variables."""
+    try:
+        return ChatTemplate({"default": template}, _TOKENS).render([_USER, *messages], **said)
+    except (InvalidRequestError, CorruptCheckpointError):
+        return None
+
+
+def refuses_several_calls(template: str) -> bool:
+    """Whether it shows a message that calls once, but none that calls twice."""
+    return trial(template, [_calls(1)]) is not None and trial(template, [_calls(2)]) is None
+
+
+def _calls(num_calls: int) -> Mapping[str, Any]:
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{**call, "id": f"abcdefgh{n}"} for n in range(num_calls)],
+    }
