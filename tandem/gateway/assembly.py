@@ -78,9 +78,10 @@ async def assemble(conversation: Conversation, around: Surroundings, info: Model
     asked = _without_unused_tools(conversation)
     _check_abilities(asked, model)
     variables = _thinking_variables(asked, model)
-    prompt = await _render(asked, variables, model)
+    rendered = await _render(asked, variables, model)
     grammar = await _grammar(asked, model, info)
-    prompt = _begin_thinking(prompt, grammar, asked, model)
+    prompt = _begin_thinking(rendered, grammar, asked, model)
+    _check_followed(rendered, prompt, grammar, asked, model)
     is_open = answers.thinking is not None and answers.thinking.is_open(prompt)
     reasoning = answers.reasoning(model.tokenizer, is_open=is_open, budget=_budget(asked, model))
     token_ids = await model.encode(prompt, info.max_model_len, add_special_tokens=asked.add_special_tokens)
@@ -91,7 +92,7 @@ async def assemble(conversation: Conversation, around: Surroundings, info: Model
         pins=await _pins(asked, variables, prompt, model),
         grammar=grammar,
         reasoning=reasoning,
-        skip_special_tokens=not (answers.needs_special_tokens and (asked.tools or reasoning is not None)),
+        skip_special_tokens=not (answers.needs_special_tokens and (asked.tools or answers.thinking is not None)),
         tools=asked.tools,
         is_thinking_open=is_open,
     )
@@ -226,6 +227,35 @@ def _begin_thinking(prompt: str, grammar: str | None, asked: Conversation, model
     if thinking.is_open(prompt) or prompt.rstrip().endswith(thinking.end) or not _may_think(asked, model):
         return prompt
     return f"{prompt}{thinking.start}\n"
+
+
+def _check_followed(rendered: str, prompt: str, grammar: str | None, asked: Conversation, model: ServedModel) -> None:
+    """Raises RequestError for what is asked of thinking whose end no token tells: there a grammar could not begin."""
+    thinking, budget = model.answers.thinking, _budget(asked, model)
+    if thinking is None or thinking.is_followed or (grammar is None and budget is None):
+        return
+    is_switched_off = thinking.variable is not None and asked.thinking.effort is Effort.NONE
+    if not thinking.is_open(prompt) and (grammar is not None or is_switched_off or asked.is_continued):
+        return
+    may_switch = thinking.variable is not None or (grammar is not None and not thinking.is_open(rendered))
+    what, param = _asked_of_thinking(grammar, budget, asked)
+    raise RequestError(
+        f"{what} cannot be kept beside the thinking of {model.name!r}, since its marks {thinking.start!r} and "
+        f"{thinking.end!r} are no tokens of their own; leave it out"
+        + (", or turn thinking off for this request (reasoning_effort 'none')" if may_switch else ""),
+        param=param,
+    )
+
+
+def _asked_of_thinking(grammar: str | None, budget: int | None, asked: Conversation) -> tuple[str, str]:
+    """And the field that asks."""
+    if grammar is not None and asked.output_format is not None:
+        return "an output format", "response_format"
+    if grammar is not None:
+        return "a forced, single or strict call", "tool_choice"
+    if asked.thinking.budget is not None or asked.thinking.effort is None:
+        return f"a budget of {budget} thinking tokens", "reasoning_effort"
+    return f"the effort {asked.thinking.effort.value!r}", "reasoning_effort"
 
 
 def _may_think(asked: Conversation, model: ServedModel) -> bool:

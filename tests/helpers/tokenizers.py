@@ -24,3 +24,12 @@ def write_byte_tokenizer(path: Path) -> Path:
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": CHAT_TEMPLATE, "eos_token": "<|im_end|>"}
     (path / "tokenizer_config.json").write_text(json.dumps(config))
     return path
+
+
+def join_tokens(path: Path, *pairs: tuple[str, str]) -> None:
+    """Have the tokenizer there write each pair of tokens, as its vocabulary spells them, as one more token."""
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    for left, right in pairs:
+        tokenizer["model"]["vocab"][left + right] = len(tokenizer["model"]["vocab"]) + len(tokenizer["added_tokens"])
+        tokenizer["model"]["merges"].append([left, right])
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))

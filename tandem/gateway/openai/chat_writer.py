@@ -120,7 +120,7 @@ def _delta(parts: Sequence[Part]) -> dict[str, Any]:
 
 def _message(result: ChoiceResult) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": result.text, "refusal": None}
-    if result.reasoning is not None:
+    if result.reasoning is not None or result.thoughts:
         message["reasoning"] = message["reasoning_content"] = result.thought or None
     if result.calls:
         message["content"] = result.text or None

@@ -86,5 +86,5 @@ class AnswerFormat:
         return answer_grammar(self.tools, self.lark, tools, choice, output, may_think=may_think, free=free)
 
     def reasoning(self, tokenizer: Tokenizer, *, is_open: bool, budget: int | None) -> Reasoning | None:
-        """Where the thinking lies among the tokens; None for a model that does not think."""
+        """Where the thinking lies among the tokens; None for a model that does not think, or where they do not tell."""
         return None if self.thinking is None else self.thinking.reasoning(tokenizer, is_open=is_open, budget=budget)

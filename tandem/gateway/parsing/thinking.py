@@ -5,6 +5,7 @@ thing and not understood here.
 """
 
 import re
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from tandem.gateway.parsing.trial import trial
 from tandem.text.tokenizer import Tokenizer
 
 KNOWN_MARKS: Mapping[str, tuple[str, str]] = {"think": ("<think>", "</think>"), "mistral": ("[THINK]", "[/THINK]")}
+_AROUND = (*string.printable, "\n\n", ".\n", "é")
 _VARIABLES = ("enable_thinking", "thinking")
 _HINTS = re.compile(r"enable_thinking|reasoning_content")
 
@@ -27,6 +29,7 @@ class ThinkingFormat:
         variable: of the template, switches thinking on or off; None = it cannot be switched.
         is_default: whether the model thinks when the variable is not said.
         budgets: thinking tokens by effort; None = any number.
+        is_followed: both marks are the same tokens wherever they stand. Else only the text tells where thinking ends.
     """
 
     start: str
@@ -34,6 +37,7 @@ class ThinkingFormat:
     variable: str | None
     is_default: bool
     budgets: Mapping[Effort, int | None]
+    is_followed: bool
 
     @classmethod
     def detect(
@@ -51,30 +55,45 @@ class ThinkingFormat:
         marks = _detected(template or "", tokenizer) if parser == "auto" else _named(parser)
         if marks is None:
             return None
-        found = cls(*marks, *_switch(template or ""), budgets)
-        found._check(tokenizer)
-        return found
+        for mark in marks:
+            _check_length(tokenizer, mark)
+        is_followed = all(_stands_alone(tokenizer, mark) for mark in marks)
+        return cls(*marks, *_switch(template or ""), budgets, is_followed)
 
     def is_open(self, prompt: str) -> bool:
         """Whether `prompt` ends inside thinking. NOTE: thoughts already begun there are not looked for."""
         return bool(self.start) and prompt.rstrip().endswith(self.start)
 
-    def reasoning(self, tokenizer: Tokenizer, *, is_open: bool, budget: int | None) -> Reasoning:
-        """`budget`: thinking tokens at most; None = any number."""
+    def reasoning(self, tokenizer: Tokenizer, *, is_open: bool, budget: int | None) -> Reasoning | None:
+        """`budget`: thinking tokens at most; None = any number. None where tokens do not tell."""
+        if not self.is_followed:
+            return None
         start, end = _token_ids(tokenizer, self.start), _token_ids(tokenizer, self.end)
         return Reasoning(start, end, is_open=is_open, max_tokens=budget)
 
-    def _check(self, tokenizer: Tokenizer) -> None:
-        for mark in (self.start, self.end):
-            if len(_token_ids(tokenizer, mark)) > MAX_MARKER_TOKENS:
-                raise ConfigurationError(
-                    f"the thinking mark {shown(mark)} is more than {MAX_MARKER_TOKENS} tokens; name a shorter one"
-                )
+
+def _check_length(tokenizer: Tokenizer, mark: str) -> None:
+    if len(_token_ids(tokenizer, mark)) > MAX_MARKER_TOKENS:
+        raise ConfigurationError(
+            f"the thinking mark {shown(mark)} is more than {MAX_MARKER_TOKENS} tokens; name a shorter one"
+        )
 
 
 def _token_ids(tokenizer: Tokenizer, mark: str) -> tuple[int, ...]:
     token_id = tokenizer.token_id(mark)
     return tuple(tokenizer.encode(mark, add_special_tokens=False)) if token_id is None else (token_id,)
+
+
+def _stands_alone(tokenizer: Tokenizer, mark: str) -> bool:
+    """Whether it is one token, or several that join with nothing: many tokenizers write `>` and line breaks as one."""
+    if tokenizer.token_id(mark) is not None:
+        return True
+    ids = _token_ids(tokenizer, mark)
+    for around in _AROUND:
+        before, after = (tokenizer.encode(text, add_special_tokens=False) for text in (around + mark, mark + around))
+        if tuple(before[-len(ids) :]) != ids or tuple(after[: len(ids)]) != ids:
+            return False
+    return True
 
 
 def _detected(template: str, tokenizer: Tokenizer) -> tuple[str, str] | None:

@@ -29,7 +29,7 @@ from tandem.gateway.model import ServedModel
 from tandem.gateway.parts import Said, Thought
 from tandem.gateway.request import ChoiceNews
 from tandem.rpc.messages import ModelInfo
-from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
+from tests.helpers.tokenizers import NUM_TOKENS, join_tokens, write_byte_tokenizer
 from tests.unit.text.templates import CHATML
 
 INFO = ModelInfo(name="m", fingerprint="f", max_model_len=4096, vocab_size=NUM_TOKENS, block_size=16)
@@ -50,9 +50,9 @@ def plain(tmp_path: Path) -> Ask:
     return asker(tmp_path, None)
 
 
-def asker(directory: Path, template: str | None) -> Ask:
+def asker(directory: Path, template: str | None, *joined: tuple[str, str]) -> Ask:
     directory.mkdir(exist_ok=True)
-    write_byte_tokenizer(directory)
+    join_tokens(write_byte_tokenizer(directory), *joined)
     if template is not None:
         (directory / "chat_template.jinja").write_text(template)
     model = ServedModel.load(str(directory), "m", 0)
@@ -137,6 +137,42 @@ def test_a_format_without_thinking_begins_at_once(thinker: Ask) -> None:
     found = thinker(output_format=SCHEMA, thinking=Thinking(Effort.NONE))
     assert found.prompt.endswith("<think>\n\n</think>\n\n")
     assert not found.is_thinking_open
+
+
+FORCED = {"tools": (TOOL,), "tool_choice": ToolChoice(ToolMode.REQUIRED)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message", "param"),
+    [
+        ({"output_format": SCHEMA}, "output format .*'</think>'.*reasoning_effort 'none'", "response_format"),
+        (FORCED, "call .*reasoning_effort 'none'", "tool_choice"),
+        ({"thinking": Thinking(Effort.LOW)}, "effort 'low'", "reasoning_effort"),
+        ({"thinking": Thinking(Effort.LOW, 77)}, "budget of 77", "reasoning_effort"),
+    ],
+)
+def test_what_needs_to_know_where_thinking_ends_is_refused_where_no_token_tells(
+    tmp_path: Path, fields: dict[str, Any], message: str, param: str
+) -> None:
+    """Regression: the grammar never began, and the answer went on to its limit."""
+    ask = asker(tmp_path, CHATML, (">", "Ċ"))
+    with pytest.raises(RequestError, match=message) as refusal:
+        ask(**fields)
+    assert refusal.value.param == param
+    off = ask(**{**fields, "thinking": Thinking(Effort.NONE)})
+    assert (off.grammar is None, off.reasoning, off.is_thinking_open) == ("thinking" in fields, None, False)
+    update = ask().new_result(keep=True).take(ChoiceNews(0, (), "<think>\nhm\n</think>\n\nyes"))
+    assert list(update.parts) == [Thought("hm"), Said("yes")]
+
+
+@pytest.mark.parametrize("thinking", [Thinking(), Thinking(Effort.NONE)])
+def test_thinking_that_is_always_on_goes_with_no_format_where_no_token_tells_its_end(
+    tmp_path: Path, thinking: Thinking
+) -> None:
+    ask = asker(tmp_path, "{{ messages[0].content }}{# </think> #}<think>\n", (">", "Ċ"))
+    with pytest.raises(RequestError, match=r"leave it out$"):
+        ask(output_format=SCHEMA, thinking=thinking)
+    assert ask(thinking=Thinking(Effort.MAX)).is_thinking_open
 
 
 @pytest.mark.parametrize(("thinking", "budget"), [(Thinking(Effort.LOW), 1024), (Thinking(Effort.LOW, 77), 77)])

@@ -1,6 +1,7 @@
 """A model's form is seen from its template, and what its template writes of earlier answers is read back the same."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tandem.gateway.parsing.effort import BUDGETS
 from tandem.gateway.parts import PlainParser
 from tandem.text.chat_template import ChatTemplate
 from tandem.text.tokenizer import Tokenizer
-from tests.helpers.tokenizers import CHAT_TEMPLATE
+from tests.helpers.tokenizers import CHAT_TEMPLATE, join_tokens
 from tests.unit.gateway.parsing import shapes
 from tests.unit.gateway.parsing.reading import TOOLS, Reading, read
 from tests.unit.gateway.parsing.walking import byte_tokenizer
@@ -169,6 +170,25 @@ def test_marks_as_tokens(tokenizer: Tokenizer) -> None:
     assert state.is_over
     assert state.num_tokens == 3
     assert AnswerFormat().reasoning(tokenizer, is_open=False, budget=7) is None
+
+
+def test_marks_that_join_with_what_stands_beside_them(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """Regression: models write `>` and line breaks as one token, so the end that was waited for never came."""
+    byte_tokenizer(tmp_path)
+    join_tokens(tmp_path, (">", "Ċ"), (">Ċ", "Ċ"))
+    joining = Tokenizer.load(tmp_path)
+    assert len(joining.encode("</think>\n\nHi")) == len("</think>Hi")
+    for template, parser in ((shapes.QWEN, "auto"), (None, "<think>,</think>")):
+        form = detect(template, joining, reasoning_parser=parser)
+        assert form.thinking is not None
+        assert not form.thinking.is_followed
+        assert form.reasoning(joining, is_open=True, budget=None) is None
+        found = read(form.parser(tools=(), is_thinking_open=True), ["Hm.\n</think>\n\nHi"])
+        assert (found.thought, found.said) == ("Hm.", "Hi")
+    for template, vocabulary in ((shapes.QWEN, tokenizer), (shapes.NAMED, joining)):
+        thinking = detect(template, vocabulary).thinking
+        assert thinking is not None
+        assert thinking.is_followed
 
 
 def test_budgets(tokenizer: Tokenizer) -> None:
