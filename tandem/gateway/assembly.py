@@ -20,6 +20,7 @@ from tandem.gateway.marks import MarkedConversation
 from tandem.gateway.model import ServedModel
 from tandem.gateway.parsing.call_rules import kept_tools
 from tandem.gateway.parts import AnswerParser
+from tandem.gateway.prompt_encoder import check_length
 from tandem.gateway.request import ChoiceResult
 from tandem.rpc.messages import ModelInfo
 
@@ -68,8 +69,10 @@ class Assembled:
         return self.model.answers.parser(tools=self.tools, is_thinking_open=self.is_thinking_open)
 
 
-async def assemble(conversation: Conversation, around: Surroundings, info: ModelInfo) -> Assembled:
-    """Render, encode and constrain.
+async def assemble(
+    conversation: Conversation, around: Surroundings, info: ModelInfo, *, is_only_counted: bool = False
+) -> Assembled:
+    """Render, encode and constrain. `is_only_counted`: longer ones than the context are taken, too.
 
     Raises:
         InvalidRequestError: the model's template refuses it, it is too long, or a rule cannot be kept.
@@ -84,11 +87,16 @@ async def assemble(conversation: Conversation, around: Surroundings, info: Model
     _check_followed(rendered, prompt, grammar, asked, model)
     is_open = answers.thinking is not None and answers.thinking.is_open(prompt)
     reasoning = answers.reasoning(model.tokenizer, is_open=is_open, budget=_budget(asked, model))
-    token_ids = await model.encode(prompt, info.max_model_len, add_special_tokens=asked.add_special_tokens)
+    token_ids = await model.encoder.encode(
+        prompt,
+        info.max_model_len,
+        add_special_tokens=asked.add_special_tokens,
+        is_only_counted=is_only_counted,
+    )
     return Assembled(
         model=model,
         prompt=prompt,
-        token_ids=token_ids,
+        token_ids=token_ids if is_only_counted else check_length(token_ids, info.max_model_len),
         pins=await _pins(asked, variables, prompt, model),
         grammar=grammar,
         reasoning=reasoning,
@@ -278,7 +286,7 @@ async def _pins(asked: Conversation, variables: Mapping[str, Any], prompt: str, 
     """The breakpoints as tokens: whole ones only."""
     if not asked.breakpoints:
         return ()
-    ends = await model.token_ends(prompt, add_special_tokens=asked.add_special_tokens)
+    ends = await model.encoder.token_ends(prompt, add_special_tokens=asked.add_special_tokens)
     places = [(point, await _place(point, asked, variables, prompt, model)) for point in asked.breakpoints]
     pins = [Pin(bisect_right(ends, num_characters), point.ttl_s) for point, num_characters in places]
     return tuple(pin for pin in pins if pin.num_tokens)

@@ -92,6 +92,7 @@ class Gateway:
         """End it, and every connection. `drain_s`: how long background responses may go on, seconds."""
         await self.responses.close(drain_s)
         self.model.grammars.close()
+        self.model.encoder.close()
         await self.directory.close()
         await self._settler.close()
         await self._stalls.close()

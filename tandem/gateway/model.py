@@ -9,14 +9,13 @@ from tandem.core.errors import shown
 from tandem.gateway.errors import RequestError
 from tandem.gateway.grammar_check import GrammarCheck
 from tandem.gateway.parsing.answer_format import AnswerFormat
+from tandem.gateway.prompt_encoder import LONG_TEXT, PromptEncoder
 from tandem.models.hub import resolve_model_path, served_name
 from tandem.rpc.messages import ModelInfo
 from tandem.text.chat_template import ChatTemplate
 from tandem.text.tokenizer import Tokenizer
 
-LONG_TEXT = 2048  # characters; encoding more, about a millisecond, must not hold up other streams
 MANY_MESSAGES = 32
-MAX_CHARACTERS_PER_TOKEN = 1024  # of a whole prompt on average; real text has fewer than ten
 
 T = TypeVar("T")
 
@@ -31,6 +30,7 @@ class ServedModel:
     created_s: int
     answers: AnswerFormat
     grammars: GrammarCheck
+    encoder: PromptEncoder
 
     @classmethod
     def load(
@@ -57,7 +57,7 @@ class ServedModel:
             reasoning_parser=reasoning_parser,
         )
         name = name or served_name(path_or_hub_id)
-        return cls(name, tokenizer, template, created_s, answers, GrammarCheck(tokenizer))
+        return cls(name, tokenizer, template, created_s, answers, GrammarCheck(tokenizer), PromptEncoder(tokenizer))
 
     def require(self, name: str) -> None:
         """Raises RequestError, which becomes 404, for a model that is not served here."""
@@ -68,29 +68,6 @@ class ServedModel:
                 code="model_not_found",
                 status=404,
             )
-
-    async def encode(self, text: str, max_model_len: int, *, add_special_tokens: bool) -> list[int]:
-        """The ids of `text`, counted before and after.
-
-        Raises:
-            InvalidRequestError: it is empty, too long, or no text.
-        """
-        longest = MAX_CHARACTERS_PER_TOKEN * max_model_len
-        if len(text) > longest:
-            raise _too_long(f"the prompt has {len(text)} characters", max_model_len)
-
-        def encoded() -> list[int]:
-            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
-        return check_length(await _off_loop(len(text), encoded), max_model_len)
-
-    async def token_ends(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """For each token of `text`, which `encode` has taken, how many characters lie before its end."""
-
-        def ends() -> list[int]:
-            return self.tokenizer.token_ends(text, add_special_tokens=add_special_tokens)
-
-        return await _off_loop(len(text), ends)
 
     async def check_grammar(self, grammar: str, info: ModelInfo) -> None:
         """Raises InvalidRequestError for one that cannot be enforced, naming why."""
@@ -113,23 +90,6 @@ class ServedModel:
         return await _off_loop(size, lambda: template.render(messages, **variables))
 
 
-def check_length(token_ids: list[int], max_model_len: int) -> list[int]:
-    """`token_ids` if there are some and the context has room for one more."""
-    if not token_ids:
-        raise RequestError("the prompt is empty: it needs at least one token", param="prompt")
-    if len(token_ids) >= max_model_len:
-        raise _too_long(f"the prompt has {len(token_ids)} tokens", max_model_len)
-    return token_ids
-
-
 async def _off_loop(size: int, work: Callable[[], T]) -> T:
     """Long work goes to a thread."""
     return work() if size <= LONG_TEXT else await asyncio.to_thread(work)
-
-
-def _too_long(what: str, max_model_len: int) -> RequestError:
-    return RequestError(
-        f"{what}; the context of {max_model_len} tokens has room for at most {max_model_len - 1}; shorten it",
-        param="prompt",
-        code="context_length_exceeded",
-    )

@@ -23,12 +23,13 @@ from tandem.gateway.edge import header_of
 from tandem.gateway.errors import RequestError
 from tandem.gateway.exact import exact_messages
 from tandem.gateway.gateway import Gateway
-from tandem.gateway.model import LONG_TEXT, MAX_CHARACTERS_PER_TOKEN, ServedModel
+from tandem.gateway.model import ServedModel
 from tandem.gateway.openai.chat import template_variables
 from tandem.gateway.openai.messages import MessageReader
 from tandem.gateway.openai.tools import read_tools
 from tandem.gateway.openapi import body_schema
 from tandem.gateway.parse import Entries, parse_body
+from tandem.gateway.prompt_encoder import LONG_TEXT
 from tandem.rpc.messages import ModelInfo
 
 MAX_TOKEN_STRINGS = 65_536
@@ -91,7 +92,7 @@ def add_tokens(app: FastAPI, gateway: Gateway) -> None:
 
 
 async def tokenize(body: bytes, around: Surroundings) -> bytes:
-    """The answer of `/tokenize`. A prompt longer than the context is counted, a chat is refused as if it were served.
+    """The answer of `/tokenize`. What is longer than the context is counted, too.
 
     Raises:
         InvalidRequestError: naming the field that is wrong.
@@ -177,11 +178,8 @@ async def _of_prompt(asked: TokenizeBody, text: str, model: ServedModel, info: M
     for name in _CHAT_ONLY:
         if getattr(asked, name) is not None:
             raise RequestError(f"{name} goes with messages, not with a prompt", param=name)
-    longest = MAX_CHARACTERS_PER_TOKEN * info.max_model_len
-    if len(text) > longest:
-        raise RequestError(f"the prompt has {len(text)} characters; at most {longest} are tokenised", param="prompt")
     is_special = asked.add_special_tokens is not False
-    return await _off_loop(len(text), lambda: model.tokenizer.encode(text, add_special_tokens=is_special))
+    return await model.encoder.encode(text, info.max_model_len, add_special_tokens=is_special, is_only_counted=True)
 
 
 async def _of_chat(asked: TokenizeBody, around: Surroundings, info: ModelInfo) -> list[int]:
@@ -193,7 +191,7 @@ async def _of_chat(asked: TokenizeBody, around: Surroundings, info: ModelInfo) -
         variables=template_variables(asked.chat_template_kwargs, asked.add_generation_prompt),
         add_special_tokens=bool(asked.add_special_tokens),
     )
-    return (await assemble(conversation, around, info)).token_ids
+    return (await assemble(conversation, around, info, is_only_counted=True)).token_ids
 
 
 def _strings(model: ServedModel, token_ids: Sequence[int]) -> list[str]:

@@ -54,11 +54,12 @@ async def count_tokens(body: bytes, around: Surroundings) -> bytes:
     """The answer of `/v1/messages/count_tokens`: tokens that this prompt would have.
 
     Raises:
-        InvalidRequestError: as for a message.
+        InvalidRequestError: as for a message, but a prompt may be longer than the context.
         UnavailableError: no worker is known.
     """
     prompt = _read_prompt(read_body(PromptBody, body), around)
-    assembled = await assemble(prompt.conversation, around, await around.directory.info())
+    info = await around.directory.info()
+    assembled = await assemble(prompt.conversation, around, info, is_only_counted=True)
     return orjson.dumps({"input_tokens": len(assembled.token_ids)})
 
 

@@ -13,7 +13,6 @@ from tandem.gateway.choices import check_num_choices, expected_output, make_choi
 from tandem.gateway.conversation import ToolChoice
 from tandem.gateway.dialect import Asked, Surroundings
 from tandem.gateway.errors import Problem, RequestError
-from tandem.gateway.model import check_length
 from tandem.gateway.openai.envelope import Envelope
 from tandem.gateway.openai.fields import CompletionBody, read_body
 from tandem.gateway.openai.frames import error_body, error_frames, frame
@@ -21,6 +20,7 @@ from tandem.gateway.openai.logprobs import completion_logprobs, prompt_logprobs
 from tandem.gateway.openai.sampling import read_params
 from tandem.gateway.openai.tools import read_format
 from tandem.gateway.openai.usage import finish_reason
+from tandem.gateway.prompt_encoder import check_length
 from tandem.gateway.request import ChoiceResult, ChoiceUpdate, ServeRequest
 from tandem.rpc.messages import ModelInfo
 from tandem.text.tokenizer import Tokenizer
@@ -77,8 +77,10 @@ class CompletionDialect:
 
     async def _encode(self, prompt: str | list[int], asked: CompletionBody, info: ModelInfo) -> list[int]:
         if isinstance(prompt, str):
-            add_special_tokens = asked.add_special_tokens is not False
-            return await self._around.model.encode(prompt, info.max_model_len, add_special_tokens=add_special_tokens)
+            is_special = asked.add_special_tokens is not False
+            encoder = self._around.model.encoder
+            token_ids = await encoder.encode(prompt, info.max_model_len, add_special_tokens=is_special)
+            return check_length(token_ids, info.max_model_len)
         check_length(prompt, info.max_model_len)
         for token_id in (min(prompt), max(prompt)):
             if not 0 <= token_id < info.vocab_size:

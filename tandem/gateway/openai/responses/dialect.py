@@ -128,13 +128,17 @@ class ResponsesDialect:
 
 
 async def count_input_tokens(body: bytes, around: Surroundings, store: ResponseStore, tenant: str) -> int:
-    """How many tokens the prompt of such a response would have; raises as `ResponsesDialect.read`."""
+    """How many tokens the prompt of such a response would have, more than the context has room for, too.
+
+    Raises as `ResponsesDialect.read`.
+    """
     asked = read_body(InputTokensBody, body)
     if asked.model is not None:
         around.model.require(asked.model)
     items = await read_context(asked, new_response_id(), store, tenant, around.limits.max_messages)
     conversation = read_conversation(asked, items, around.model, around.limits.max_messages)
-    return len((await assemble(conversation, around, await around.directory.info())).token_ids)
+    info = await around.directory.info()
+    return len((await assemble(conversation, around, info, is_only_counted=True)).token_ids)
 
 
 async def read_context(

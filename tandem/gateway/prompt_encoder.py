@@ -1,0 +1,126 @@
+"""Text to token ids, in bounded memory and apart from the event loop. Owned by one event loop.
+
+Invariant: a text is encoded whole only when its tokens cannot be many more than are taken; before, it is counted piece
+by piece. What long texts wait for is each other: a piece at a time, in one thread.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from tandem.gateway.errors import RequestError
+from tandem.text.tokenizer import Tokenizer
+
+LONG_TEXT = 2048  # characters; encoding more, about a millisecond, must not hold up other streams
+PIECE_CHARACTERS = 64 * 1024
+COUNTED_CONTEXTS = 32  # how much longer than the context a text may be that is only counted
+_SEAM_TOKENS = 64  # that a piece may have more than its part of the whole, where it was cut out
+_WHOLE_BYTES = 512 * 1024  # in UTF-8: at most one token, some 300 bytes of memory, for each
+_WHOLE_BYTES_PER_TOKEN = 8  # real text has about four
+_MAX_COUNTED_TOKENS = 512 * 1024
+_MAX_CHARACTERS = 8 * 2**20
+_MAX_CHARACTERS_PER_TOKEN = 64  # of a whole prompt on average; real text has fewer than ten
+
+T = TypeVar("T")
+
+
+class PromptEncoder:
+    """Encodes for one model."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._texts = ThreadPoolExecutor(4, thread_name_prefix="tandem-texts")
+        self._long_texts = ThreadPoolExecutor(1, thread_name_prefix="tandem-long-texts")
+
+    async def encode(
+        self, text: str, max_model_len: int, *, add_special_tokens: bool, is_only_counted: bool = False
+    ) -> list[int]:
+        """The ids of `text`.
+
+        Raises:
+            InvalidRequestError: it is no text, or the context has no room for one token more than it has. What is only
+                counted may be `COUNTED_CONTEXTS` as long.
+        """
+        most = max_model_len - 1
+        if is_only_counted:
+            most = max(most, min(COUNTED_CONTEXTS * max_model_len, _MAX_COUNTED_TOKENS))
+
+        def encoded() -> list[int]:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+        if len(text) <= LONG_TEXT:
+            token_ids = encoded()
+        elif _is_small(text, most):
+            token_ids = await _run(self._texts, encoded)
+        else:
+            await self._check_pieces(text, most, max_model_len)
+            token_ids = await _run(self._long_texts, encoded)
+        if len(token_ids) > most:
+            raise too_long(str(len(token_ids)), max_model_len)
+        return token_ids
+
+    async def token_ends(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """For each token of `text`, which `encode` has taken, how many characters lie before its end."""
+
+        def ends() -> list[int]:
+            return self._tokenizer.token_ends(text, add_special_tokens=add_special_tokens)
+
+        if len(text) <= LONG_TEXT:
+            return ends()
+        return await _run(self._texts if len(text) <= _WHOLE_BYTES else self._long_texts, ends)
+
+    def close(self) -> None:
+        """What waits is dropped; no long text can be encoded any more."""
+        self._texts.shutdown(wait=False, cancel_futures=True)
+        self._long_texts.shutdown(wait=False, cancel_futures=True)
+
+    async def _check_pieces(self, text: str, most: int, max_model_len: int) -> None:
+        """Raises RequestError as soon as what was counted is more than fits."""
+        longest = min(_MAX_CHARACTERS_PER_TOKEN * most, _MAX_CHARACTERS)
+        num_tokens = 0
+        for start in range(0, min(len(text), longest), PIECE_CHARACTERS):
+            num_tokens += await _run(self._long_texts, partial(self._count, text, start)) - _SEAM_TOKENS
+            if num_tokens > most:
+                raise too_long(f"at least {num_tokens}", max_model_len)
+        if len(text) > longest:
+            raise RequestError(
+                f"the prompt has {len(text)} characters; at most {longest} are tokenised; this model's maximum context "
+                f"length is {max_model_len} tokens",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+
+    def _count(self, text: str, start: int) -> int:
+        piece = text[start : start + PIECE_CHARACTERS]
+        return len(self._tokenizer.encode(piece, add_special_tokens=False))
+
+
+def check_length(token_ids: list[int], max_model_len: int) -> list[int]:
+    """`token_ids` if there are some and the context has room for one more."""
+    if not token_ids:
+        raise RequestError("the prompt is empty: it needs at least one token", param="prompt")
+    if len(token_ids) >= max_model_len:
+        raise too_long(str(len(token_ids)), max_model_len)
+    return token_ids
+
+
+def too_long(num_tokens: str, max_model_len: int) -> RequestError:
+    """NOTE: clients that shorten a conversation know Anthropic's words for it, or OpenAI's; these are both."""
+    return RequestError(
+        f"prompt is too long: {num_tokens} tokens > {max_model_len - 1} maximum; this model's maximum context length "
+        f"is {max_model_len} tokens; shorten it",
+        param="prompt",
+        code="context_length_exceeded",
+    )
+
+
+def _is_small(text: str, most: int) -> bool:
+    """Whether encoding it at once takes little memory, whatever it says."""
+    small = max(PIECE_CHARACTERS, min(_WHOLE_BYTES, _WHOLE_BYTES_PER_TOKEN * most))
+    return len(text) <= small and len(text.encode("utf-8", "surrogatepass")) <= small
+
+
+async def _run(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(threads, work)
