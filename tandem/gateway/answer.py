@@ -32,6 +32,7 @@ from tandem.telemetry.gen_ai import request_attributes, response_attributes
 from tandem.telemetry.tracing import Span
 
 JSON = "application/json"
+PING_S = 15.0  # of silence; proxies give up a stream after a minute, clients after three
 _STREAM_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -97,6 +98,8 @@ class _Exchange:
         self._pins: PromptPins | None = None
         self._record: RequestRecord | None = None
         self._span = Span(None)
+        self._said_s = 0.0
+        self._pings: asyncio.Task[None] | None = None
 
     async def serve(self, body: bytes, name: str, traceparent: str | None) -> None:
         """Answer; raises only for our own bugs, after the client was told."""
@@ -115,6 +118,8 @@ class _Exchange:
                 self._close("error", f"{type(error).__name__}: {error}")
                 _logger.exception("request %s failed by a bug", self._request_id)
                 await self.refuse(error)
+            finally:
+                self._stop_pings()
 
     async def refuse(self, error: BaseException) -> None:
         """Say what went wrong, in whichever way is still open."""
@@ -178,6 +183,22 @@ class _Exchange:
                 await self._send_head(200, _STREAM_HEADERS | {"server-timing": server_timing(record.stages())})
             if frames := asked.writer.chunk(updates):
                 await self._send_body(frames, is_last=False)
+            if self._pings is None:
+                self._pings = asyncio.create_task(self._ping(), name="pings")
+
+    async def _ping(self) -> None:
+        """A stream that thinks unseen, or whose worker is changed, is not taken for a dead one."""
+        loop = asyncio.get_running_loop()
+        while True:
+            silent_s = loop.time() - self._said_s
+            if silent_s >= PING_S:
+                await self._send_body(self._dialect.ping, is_last=False)
+            else:
+                await asyncio.sleep(PING_S - silent_s)
+
+    def _stop_pings(self) -> None:
+        if self._pings is not None:
+            self._pings.cancel()
 
     async def _whole(self, stream: ServeStream, hearing: Hearing, asked: Asked) -> None:
         while not hearing.is_over and (batch := await stream.take()):
@@ -218,7 +239,10 @@ class _Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": encoded})
 
     async def _send_body(self, body: bytes, *, is_last: bool) -> None:
+        if is_last:
+            self._stop_pings()
         await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+        self._said_s = asyncio.get_running_loop().time()
         self.has_ended |= is_last
 
     async def _reserve(self, asked: Asked) -> None:

@@ -71,9 +71,15 @@ class Surroundings:
 
 
 class Dialect(Protocol):
-    """One endpoint that generates. `kind`: chat, text_completion or messages."""
+    """One endpoint that generates.
+
+    Args:
+        kind: chat, text_completion, messages or responses.
+        ping: what a stream says that has nothing to say.
+    """
 
     kind: str
+    ping: bytes
 
     async def read(self, body: bytes, request_id: str) -> Asked:
         """Raises InvalidRequestError naming the field that is wrong; UnavailableError when no worker is known."""

@@ -4,7 +4,7 @@ import orjson
 
 from tandem.core.sampling_params import SamplingParams, validate_for_vocab
 from tandem.gateway.anthropic.fields import MessagesBody, PromptBody, read_body
-from tandem.gateway.anthropic.frames import error_body, status_of
+from tandem.gateway.anthropic.frames import PING, error_body, status_of
 from tandem.gateway.anthropic.prompt import AskedPrompt, read_prompt
 from tandem.gateway.anthropic.thinking import check_budget
 from tandem.gateway.anthropic.writer import MessageWriter
@@ -20,6 +20,7 @@ class MessagesDialect:
     """Reads message bodies."""
 
     kind = "messages"
+    ping = PING
 
     def __init__(self, surroundings: Surroundings) -> None:
         self._around = surroundings

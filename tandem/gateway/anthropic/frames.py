@@ -27,6 +27,9 @@ def frame(value: Mapping[str, Any]) -> bytes:
     return f"event: {value['type']}\n".encode() + b"data: " + orjson.dumps(value) + b"\n\n"
 
 
+PING = frame({"type": "ping"})
+
+
 def status_of(problem: Problem) -> int:
     return OVERLOADED if problem.status == 503 else problem.status
 

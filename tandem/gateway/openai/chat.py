@@ -13,7 +13,7 @@ from tandem.gateway.exact import exact_messages
 from tandem.gateway.openai.chat_writer import ChatWriter
 from tandem.gateway.openai.envelope import Envelope
 from tandem.gateway.openai.fields import ChatBody, read_body
-from tandem.gateway.openai.frames import error_body
+from tandem.gateway.openai.frames import PING, error_body
 from tandem.gateway.openai.messages import DEFAULT_LIFETIME_S, MessageReader
 from tandem.gateway.openai.sampling import read_params
 from tandem.gateway.openai.tools import read_format, read_tools
@@ -24,6 +24,7 @@ class ChatDialect:
     """Reads chat bodies."""
 
     kind = "chat"
+    ping = PING
 
     def __init__(self, surroundings: Surroundings) -> None:
         self._around = surroundings

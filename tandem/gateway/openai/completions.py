@@ -15,7 +15,7 @@ from tandem.gateway.dialect import Asked, Surroundings
 from tandem.gateway.errors import Problem, RequestError
 from tandem.gateway.openai.envelope import Envelope
 from tandem.gateway.openai.fields import CompletionBody, read_body
-from tandem.gateway.openai.frames import error_body, error_frames, frame
+from tandem.gateway.openai.frames import PING, error_body, error_frames, frame
 from tandem.gateway.openai.logprobs import completion_logprobs, prompt_logprobs
 from tandem.gateway.openai.sampling import read_params
 from tandem.gateway.openai.tools import read_format
@@ -32,6 +32,7 @@ class CompletionDialect:
     """Reads completion bodies."""
 
     kind = "text_completion"
+    ping = PING
 
     def __init__(self, surroundings: Surroundings) -> None:
         self._around = surroundings

@@ -8,6 +8,7 @@ import orjson
 from tandem.gateway.errors import Problem
 
 DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"  # a comment, which clients skip
 
 
 def frame(value: Mapping[str, Any]) -> bytes:

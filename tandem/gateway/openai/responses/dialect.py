@@ -18,7 +18,7 @@ from tandem.gateway.choices import expected_output, make_choices
 from tandem.gateway.conversation import ToolMode
 from tandem.gateway.dialect import Asked, Surroundings
 from tandem.gateway.errors import Problem, RequestError
-from tandem.gateway.openai.frames import error_body
+from tandem.gateway.openai.frames import PING, error_body
 from tandem.gateway.openai.responses.draft import draft_of
 from tandem.gateway.openai.responses.fields import InputTokensBody, PromptBody, ResponsesBody, read_body
 from tandem.gateway.openai.responses.ids import is_response_id, new_response_id, response_of
@@ -39,6 +39,7 @@ class ResponsesDialect:
     """Reads one body and stores what becomes of it. `queued`: what a background response is until it has ended."""
 
     kind = "responses"
+    ping = PING
 
     def __init__(self, surroundings: Surroundings, store: ResponseStore, tenant: str) -> None:
         self._around = surroundings
