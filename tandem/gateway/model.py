@@ -1,23 +1,22 @@
 """The model a gateway speaks for: its name, tokenizer and chat template. Immutable; computes no tokens, only ids."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from tandem.core.errors import shown
 from tandem.gateway.errors import RequestError
 from tandem.gateway.grammar_check import GrammarCheck
 from tandem.gateway.parsing.answer_format import AnswerFormat
-from tandem.gateway.prompt_encoder import LONG_TEXT, PromptEncoder
+from tandem.gateway.prompt_encoder import PromptEncoder
 from tandem.models.hub import resolve_model_path, served_name
 from tandem.rpc.messages import ModelInfo
 from tandem.text.chat_template import ChatTemplate
 from tandem.text.tokenizer import Tokenizer
 
 MANY_MESSAGES = 32
-
-T = TypeVar("T")
+LONG_MESSAGES = 64 * 1024  # characters of all together
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +84,18 @@ class ServedModel:
                 f"the model {self.name!r} has no chat template, so it takes plain prompts: use /v1/completions",
                 param="messages",
             )
-        # NOTE: what a template costs is its loop over the messages; long contents are copied, which is nothing.
-        size = LONG_TEXT * (len(messages) + len(variables.get("tools") or ())) // MANY_MESSAGES
-        return await _off_loop(size, lambda: template.render(messages, **variables))
+        if _is_quick(messages, variables):
+            return template.render(messages, **variables)
+        return await asyncio.to_thread(template.render, messages, **variables)
 
 
-async def _off_loop(size: int, work: Callable[[], T]) -> T:
-    """Long work goes to a thread."""
-    return work() if size <= LONG_TEXT else await asyncio.to_thread(work)
+def _is_quick(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> bool:
+    """Whether a template is done with it in no time.
+
+    NOTE: what it costs is its loop over the messages, and whatever has an inside, as tools and calls; texts are copied.
+    """
+    if len(messages) > MANY_MESSAGES or any(isinstance(value, (dict, list)) for value in variables.values()):
+        return False
+    values = [value for message in messages for value in message.values()]
+    texts = [value for value in values if isinstance(value, str)]
+    return len(texts) == len(values) and sum(map(len, texts)) <= LONG_MESSAGES

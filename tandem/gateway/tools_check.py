@@ -5,14 +5,16 @@ from collections.abc import Sequence
 from tandem.core.errors import shown
 from tandem.gateway.conversation import Tool, ToolChoice, ToolMode
 from tandem.gateway.errors import RequestError
-from tandem.gateway.limits import check_num_tools, check_schema, check_tool_name
+from tandem.gateway.limits import check_tool_name
 
 MAX_DESCRIPTION_CHARACTERS = 32 * 1024
 
 
 def check_tools(tools: Sequence[Tool], choice: ToolChoice) -> None:
-    """Raises RequestError naming the first tool, or the choice, that cannot be honoured."""
-    check_num_tools(len(tools))
+    """Raises RequestError naming the first tool, or the choice, that cannot be honoured.
+
+    How many tools there are, and their schemas, which may be large, were checked as they were read.
+    """
     names: set[str] = set()
     for index, tool in enumerate(tools):
         _check_tool(tool, names, f"tools[{index}]")
@@ -32,7 +34,6 @@ def _check_tool(tool: Tool, names: set[str], where: str) -> None:
         raise _refusal(
             f"{where}.description has {len(tool.description)} characters; at most {MAX_DESCRIPTION_CHARACTERS}", where
         )
-    check_schema(tool.parameters, f"{where}.parameters")
 
 
 def _refusal(message: str, where: str) -> RequestError:

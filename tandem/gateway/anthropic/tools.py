@@ -8,7 +8,7 @@ from tandem.gateway.anthropic.caching import BreakpointList, read_ttl_s
 from tandem.gateway.anthropic.fields import PromptBody, refuse_unknown, unsupported
 from tandem.gateway.conversation import Breakpoint, FormatKind, OutputFormat, Tool, ToolChoice, ToolMode
 from tandem.gateway.errors import RequestError
-from tandem.gateway.limits import check_schema
+from tandem.gateway.limits import check_num_tools, check_schema
 from tandem.gateway.tools_check import check_tools
 
 # NOTE: eager_input_streaming is harmless: arguments are always streamed as they come.
@@ -41,6 +41,7 @@ def read_tools(body: PromptBody, points: BreakpointList) -> tuple[tuple[Tool, ..
         RequestError: naming what cannot be honoured.
     """
     tools = body.tools or []
+    check_num_tools(len(tools))
     read = tuple(_tool(tool, f"tools.{index}") for index, tool in enumerate(tools))
     choice = _choice(body.tool_choice or {"type": "auto"})
     check_tools(read, choice)
@@ -112,12 +113,11 @@ def _tool(tool: Mapping[str, Any], where: str) -> Tool:
 def _parameters(tool: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """The input's schema. Examples of the input become the schema's, which is where templates show them."""
     schema, examples = tool.get("input_schema"), tool.get("input_examples")
-    check_schema(schema, f"{where}.input_schema")
-    assert isinstance(schema, Mapping)
-    if schema.get("type", "object") != "object":
-        raise RequestError(f"{where}.input_schema.type={shown(schema['type'])} must be 'object'", param=where)
-    if not examples:
-        return schema
-    if not isinstance(examples, list) or not all(isinstance(example, Mapping) for example in examples):
+    if examples and (not isinstance(examples, list) or not all(isinstance(example, dict) for example in examples)):
         raise RequestError(f"{where}.input_examples={shown(examples)} must be a list of objects", param=where)
-    return {**schema, "examples": examples}
+    if examples and isinstance(schema, dict):
+        schema = {**schema, "examples": examples}
+    checked = check_schema(schema, f"{where}.input_schema")
+    if checked.get("type", "object") != "object":
+        raise RequestError(f"{where}.input_schema.type={shown(checked['type'])} must be 'object'", param=where)
+    return checked

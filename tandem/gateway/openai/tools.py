@@ -6,7 +6,7 @@ from typing import Any
 from tandem.core.errors import shown
 from tandem.gateway.conversation import FormatKind, OutputFormat, Tool, ToolChoice, ToolMode
 from tandem.gateway.errors import RequestError
-from tandem.gateway.limits import check_schema
+from tandem.gateway.limits import check_num_tools, check_schema
 from tandem.gateway.tools_check import check_tools
 
 MAX_FORMAT_CHARACTERS = 64 * 1024
@@ -32,6 +32,7 @@ def read_tools(
     Raises:
         RequestError: naming what cannot be honoured.
     """
+    check_num_tools(len(tools or ()))
     read = tuple(_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools or ()))
     mode, names = _choice(choice)
     wanted = ToolChoice(mode, names, is_parallel is not False)
@@ -76,11 +77,11 @@ def _tool(tool: Mapping[str, Any], where: str) -> Tool:
         raise _refusal(f"{where}.function.description={shown(description)} must be text", where)
     if strict is not None and not isinstance(strict, bool):
         raise _refusal(f"{where}.function.strict={shown(strict)} must be true or false", where)
-    parameters = function.get("parameters")
+    parameters = {} if function.get("parameters") is None else function["parameters"]
     return Tool(
         name=function.get("name", ""),
         description=description,
-        parameters={} if parameters is None else parameters,
+        parameters=check_schema(parameters, f"{where}.parameters"),
         strict=bool(strict),
     )
 

@@ -1,0 +1,68 @@
+"""Templates that have much to walk are rendered where they hold up nobody."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tandem.text.chat_template import ChatTemplate
+from tests.helpers.fake_backend import MODEL
+from tests.unit.gateway.anthropic.talking import Scene, play
+
+SAID = [{"role": "user", "content": "hi"}]
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [0] * 50_000}}}
+FUNCTION = {"name": "f", "parameters": SCHEMA}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": [1, 2, 3]}'}}
+CALLED = [*SAID, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "c", "content": "x"}]
+ASKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", {"messages": SAID, "tools": [{"type": "function", "function": FUNCTION}]}),
+    "messages": (
+        "/v1/messages",
+        {"messages": SAID, "max_tokens": 8, "tools": [{"name": "f", "input_schema": SCHEMA}]},
+    ),
+    "responses": ("/v1/responses", {"input": "hi", "tools": [{"type": "function", **FUNCTION}]}),
+    "tokens": ("/tokenize", {"messages": SAID, "tools": [{"type": "function", "function": FUNCTION}]}),
+    "calls": ("/v1/chat/completions", {"messages": CALLED}),
+    "variables": ("/v1/chat/completions", {"messages": SAID, "chat_template_kwargs": {"x": [0]}}),
+    "long": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 100_000}]}),
+    "many": ("/v1/chat/completions", {"messages": SAID * 40}),
+}
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """Where templates were rendered."""
+    found: list[threading.Thread] = []
+    render = ChatTemplate.render
+
+    def noted(self: ChatTemplate, *messages: Any, **variables: Any) -> str:
+        found.append(threading.current_thread())
+        return render(self, *messages, **variables)
+
+    monkeypatch.setattr(ChatTemplate, "render", noted)
+    return found
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_much_is_rendered_apart(tmp_path: Path, name: str, threads: list[threading.Thread]) -> None:
+    """Few messages with large tools were rendered in the event loop, for seconds."""
+    path, asked = ASKED[name]
+
+    async def story(scene: Scene) -> None:
+        answer: httpx.Response = await scene.client.post(path, json={"model": MODEL, **asked})
+        assert answer.status_code in (200, 400), answer.text
+        assert threads
+        assert threading.current_thread() not in threads
+
+    play(tmp_path, story, "ok")
+
+
+def test_little_is_not(tmp_path: Path, threads: list[threading.Thread]) -> None:
+    async def story(scene: Scene) -> None:
+        asked = {"model": MODEL, "messages": SAID}
+        assert (await scene.client.post("/v1/chat/completions", json=asked)).status_code == 200
+        assert threads == [threading.current_thread()]
+
+    play(tmp_path, story, "ok")
