@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from tandem.core.errors import TandemError
 from tandem.gateway.accounts import caller_of
 from tandem.gateway.accounts_headers import problem_for, refusal_headers
-from tandem.gateway.body import ClientLeftError, read_body, wait_until_left
+from tandem.gateway.body import Body, ClientLeftError, wait_until_left
 from tandem.gateway.dialect import Asked, Dialect
 from tandem.gateway.edge import header_of, request_id_of
 from tandem.gateway.errors import Problem
@@ -43,25 +43,31 @@ _logger = logging.getLogger(__name__)
 
 
 class Answer(Response):
-    """What an endpoint returns: it reads the body itself and serves it when called.
+    """What an endpoint returns: it reads the body itself and serves it when called. `body`: one that was read before.
 
     NOTE: a `Response`, because that is what the web framework passes the connection to.
     """
 
-    def __init__(self, gateway: Gateway, dialect: Dialect) -> None:
+    def __init__(self, gateway: Gateway, dialect: Dialect, body: Body | None = None) -> None:
         super().__init__()
         self._gateway = gateway
         self._dialect = dialect
+        self._given = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = _Exchange(self._gateway, self._dialect, scope, send)
         try:
-            body = await read_body(receive, header_of(scope, b"content-length"), self._gateway.max_body_bytes)
+            body = self._given or await self._gateway.bodies.read(receive, header_of(scope, b"content-length"))
         except ClientLeftError:
             return
         except TandemError as error:
             await exchange.refuse(error)
             return
+        with body:
+            await self._serve(exchange, body, scope, receive)
+
+    async def _serve(self, exchange: "_Exchange", body: Body, scope: Scope, receive: Receive) -> None:
+        """Until the answer is out or the client has left."""
         name = f"POST {scope['path']}"
         work = asyncio.create_task(exchange.serve(body, name, header_of(scope, b"traceparent")), name="exchange")
         gone = asyncio.create_task(wait_until_left(receive), name="disconnect")
@@ -101,7 +107,7 @@ class _Exchange:
         self._said_s = 0.0
         self._pings: asyncio.Task[None] | None = None
 
-    async def serve(self, body: bytes, name: str, traceparent: str | None) -> None:
+    async def serve(self, body: Body, name: str, traceparent: str | None) -> None:
         """Answer; raises only for our own bugs, after the client was told."""
         with self._gateway.tracing.span(name, traceparent) as self._span:
             try:
@@ -138,13 +144,13 @@ class _Exchange:
             await self._send_body(body, is_last=True)
         _log_problem(self._request_id, problem)
 
-    async def _serve(self, body: bytes, free: Callable[[], None]) -> None:
+    async def _serve(self, body: Body, free: Callable[[], None]) -> None:
         """NOTE: its place is free before the client has the last byte, and may send its next request."""
         gateway = self._gateway
         record = self._record = gateway.history.open(self._request_id, gateway.model.name, time.time())
         record.kind, record.tenant = self._dialect.kind, self._caller.tenant
-        with record.timed("tokenise"):
-            asked = await self._dialect.read(body, self._request_id)
+        with record.timed("tokenise"), body:  # NOTE: which is not held for as long as the answer takes
+            asked = await self._dialect.read(body.data, self._request_id)
         asked = self._asked = replace(asked, request=self._caller.isolated(asked.request))
         if asked.answer_id is not None:
             gateway.history.name(record, asked.answer_id)

@@ -21,7 +21,7 @@ from tandem.gateway.admin import find_request, list_decisions, list_processes
 from tandem.gateway.answer import JSON, Answer
 from tandem.gateway.anthropic.dialect import MessagesDialect, count_tokens
 from tandem.gateway.anthropic.fields import MessagesBody, PromptBody
-from tandem.gateway.body import ClientLeftError, read_body
+from tandem.gateway.body import ClientLeftError
 from tandem.gateway.cross_origin import CrossOrigin
 from tandem.gateway.dialect import Dialect
 from tandem.gateway.edge import Edge, header_of, request_id_of
@@ -85,11 +85,11 @@ def _add_count(app: FastAPI, gateway: Gateway) -> None:
         """Tokens that a message's prompt would have."""
         declared = header_of(request.scope, b"content-length")
         try:
-            body = await read_body(request.receive, declared, gateway.max_body_bytes)
+            body = await gateway.bodies.read(request.receive, declared)
         except ClientLeftError:
             return Response(status_code=CLIENT_LEFT)
-        with gateway.admission.place():
-            return Response(await count_tokens(body, gateway.surroundings), media_type=JSON)
+        with body, gateway.admission.place():
+            return Response(await count_tokens(body.data, gateway.surroundings), media_type=JSON)
 
 
 def _add_models(app: FastAPI, gateway: Gateway) -> None:

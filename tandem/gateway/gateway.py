@@ -9,6 +9,7 @@ from tandem.core.clock import Clock
 from tandem.core.errors import UnavailableError
 from tandem.gateway.accounts_open import open_accounts
 from tandem.gateway.admission import Admission
+from tandem.gateway.body import Bodies
 from tandem.gateway.caching import LivePins
 from tandem.gateway.dialect import Asked, Limits, Surroundings
 from tandem.gateway.directory import ModelDirectory
@@ -54,7 +55,7 @@ class Gateway:
         self.model = model
         self.tracing = tracing
         self.incarnation = secrets.token_hex(8)
-        self.max_body_bytes = int(settings.max_body_mib * 2**20)
+        self.bodies = Bodies.for_this_machine(int(settings.max_body_mib * 2**20))
         self.request_timeout_s = settings.request_timeout_s
         self.admission = Admission(settings.max_concurrent_requests)
         self.clock = clock

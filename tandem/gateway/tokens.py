@@ -16,7 +16,7 @@ from starlette.responses import Response
 from tandem.core.errors import shown
 from tandem.gateway.answer import JSON
 from tandem.gateway.assembly import assemble
-from tandem.gateway.body import ClientLeftError, read_body
+from tandem.gateway.body import ClientLeftError
 from tandem.gateway.conversation import Conversation
 from tandem.gateway.dialect import Surroundings
 from tandem.gateway.edge import header_of
@@ -153,11 +153,11 @@ def describe(model: ServedModel, info: ModelInfo | None) -> dict[str, Any]:
 async def _answered(request: Request, gateway: Gateway, reader: Reader) -> Response:
     declared = header_of(request.scope, b"content-length")
     try:
-        body = await read_body(request.receive, declared, gateway.max_body_bytes)
+        body = await gateway.bodies.read(request.receive, declared)
     except ClientLeftError:
         return Response(status_code=_CLIENT_LEFT)
-    with gateway.admission.place():
-        return Response(await reader(body, gateway.surroundings), media_type=JSON)
+    with body, gateway.admission.place():
+        return Response(await reader(body.data, gateway.surroundings), media_type=JSON)
 
 
 def _read(kind: type[AnyTokens], body: bytes, model: ServedModel) -> AnyTokens:

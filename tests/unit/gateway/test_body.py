@@ -8,9 +8,9 @@ import pytest
 from starlette.types import Message
 
 from tandem.gateway import body
-from tandem.gateway.body import read_body
+from tandem.gateway.body import Bodies
 from tandem.gateway.errors import RequestError
-from tests.helpers.fake_backend import MODEL, FakeCluster, tell
+from tests.helpers.fake_backend import MODEL, FakeCluster, eventually, tell
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
 READERS = ("/tokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens", "/v1/chat/completions")
@@ -57,5 +57,76 @@ def test_pieces_that_keep_coming_do_not_put_it_off(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(body, "BODY_TIMEOUT_S", 0.05)
     with pytest.raises(RequestError, match="did not come to its end") as refusal:
-        asyncio.run(read_body(receive, None, 100))
+        asyncio.run(Bodies(100, 100).read(receive, None))
     assert refusal.value.status == 408
+
+
+KIB = 1024
+
+
+async def begun_part(cluster: FakeCluster, path: str, num_bytes: int) -> asyncio.StreamWriter:
+    """An upload that has sent so much and does not end."""
+    url = httpx.URL(cluster.url)
+    _, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {1000 * KIB}\r\n\r\n".encode())
+    writer.write(b"x" * num_bytes)
+    await writer.drain()
+    return writer
+
+
+@pytest.mark.parametrize("path", [*READERS, "/v1/responses"])
+def test_all_uploads_together_are_bounded(tmp_path: Path, path: str) -> None:
+    """Each upload had its limit, but there could be any number, before anything else counted them."""
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        bodies = cluster.gateway.gateway.bodies
+        bodies.max_held_bytes = 1000 * KIB
+        uploads = [await begun_part(cluster, path, 364 * KIB) for _ in range(3)]
+        await eventually(lambda: bodies.num_held_bytes == 900 * KIB)
+        refused = await client.post(path, content=b"x" * 300 * KIB)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+        assert bodies.num_held_bytes == 900 * KIB
+        uploads[0].close()
+        await eventually(lambda: bodies.num_held_bytes == 600 * KIB)
+        assert (await client.post(path, content=b"x" * 300 * KIB)).status_code == 400
+        assert bodies.num_held_bytes == 600 * KIB
+        for writer in uploads[1:]:
+            writer.transport.abort()
+        await eventually(lambda: bodies.num_held_bytes == 0)
+
+    tell(tmp_path, story, num_workers=1)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_body_is_not_held_while_it_is_answered(tmp_path: Path, is_stream: bool) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        worker, bodies = cluster.workers[0], cluster.gateway.gateway.bodies
+        worker.hold_at = 1
+        asked = {**CHAT, "stream": is_stream, "user": "x" * 300 * KIB}
+        answer = asyncio.create_task(client.post("/v1/chat/completions", json=asked))
+        await asyncio.wait_for(worker.reached.wait(), 10)
+        assert bodies.num_held_bytes == 0
+        worker.go.set()
+        assert (await answer).status_code == 200
+
+    tell(tmp_path, story, num_workers=1)
+
+
+@pytest.mark.parametrize("path", [*READERS, "/v1/responses"])
+def test_what_was_read_is_held_until_it_is_refused(tmp_path: Path, path: str) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        answer = await client.post(path, json={"model": MODEL, "sparkle": "x" * 300 * KIB})
+        assert answer.status_code == 400
+        assert cluster.gateway.gateway.bodies.num_held_bytes == 0
+
+    tell(tmp_path, story, num_workers=1)
+
+
+def test_the_bound_has_room_for_one_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "total_bytes", lambda: 100 * KIB)
+    assert Bodies.for_this_machine(1000 * KIB).max_held_bytes == 1000 * KIB
+    monkeypatch.setattr(body, "total_bytes", lambda: 2**40)
+    assert Bodies.for_this_machine(1000 * KIB).max_held_bytes == 512 * 2**20
+    monkeypatch.setattr(body, "total_bytes", lambda: 2**30)
+    assert Bodies.for_this_machine(1000 * KIB).max_held_bytes == 2**28

@@ -7,6 +7,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tandem.gateway.answer import Answer
+from tandem.gateway.body import Body
 from tandem.gateway.gateway import Gateway
 from tandem.gateway.openai.responses.dialect import ResponsesDialect
 
@@ -14,23 +15,13 @@ from tandem.gateway.openai.responses.dialect import ResponsesDialect
 class StoredAnswer(Response):
     """`Answer` for one request of this API. `body`: its body, where it was read before."""
 
-    def __init__(self, gateway: Gateway, dialect: ResponsesDialect, body: bytes | None = None) -> None:
+    def __init__(self, gateway: Gateway, dialect: ResponsesDialect, body: Body | None = None) -> None:
         super().__init__()
-        self._answer = Answer(gateway, dialect)
+        self._answer = Answer(gateway, dialect, body)
         self._dialect = dialect
-        self._given = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = self._given
-
-        async def received() -> MutableMapping[str, Any]:
-            nonlocal body
-            if body is None:
-                return await receive()
-            message, body = {"type": "http.request", "body": body, "more_body": False}, None
-            return message
-
-        await self._answer(scope, received, _StoringSend(self._dialect, send))
+        await self._answer(scope, receive, _StoringSend(self._dialect, send))
 
 
 class _StoringSend:

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from tandem.gateway.accounts import caller_of
 from tandem.gateway.answer import JSON
-from tandem.gateway.body import ClientLeftError, read_body
+from tandem.gateway.body import ClientLeftError
 from tandem.gateway.edge import header_of, request_id_of
 from tandem.gateway.errors import RequestError
 from tandem.gateway.gateway import Gateway
@@ -41,14 +41,16 @@ def _add_create(app: FastAPI, gateway: Gateway, desk: ResponseDesk) -> None:
     async def create(request: Request) -> Response:
         """A response, streamed, whole, or in the background."""
         try:
-            body = await read_body(request.receive, header_of(request.scope, b"content-length"), gateway.max_body_bytes)
+            body = await gateway.bodies.read(request.receive, header_of(request.scope, b"content-length"))
         except ClientLeftError:
             return Response(status_code=CLIENT_LEFT)
         tenant = caller_of(request.scope).tenant
         dialect = ResponsesDialect(gateway.surroundings, desk.store, tenant)
-        if not _is_background(body):
+        if not _is_background(body.data):
             return StoredAnswer(gateway, dialect, body)
-        return await _run_on(gateway, desk, tenant, dialect, body, request.scope)
+        data = body.data
+        body.free()  # NOTE: it is read once more, by who serves it
+        return await _run_on(gateway, desk, tenant, dialect, data, request.scope)
 
 
 async def _run_on(
@@ -92,11 +94,12 @@ def _add_count(app: FastAPI, gateway: Gateway, desk: ResponseDesk) -> None:
         """Tokens that a response's prompt would have."""
         declared = header_of(request.scope, b"content-length")
         try:
-            body = await read_body(request.receive, declared, gateway.max_body_bytes)
+            body = await gateway.bodies.read(request.receive, declared)
         except ClientLeftError:
             return Response(status_code=CLIENT_LEFT)
-        with gateway.admission.place():
-            number = await count_input_tokens(body, gateway.surroundings, desk.store, caller_of(request.scope).tenant)
+        with body, gateway.admission.place():
+            tenant = caller_of(request.scope).tenant
+            number = await count_input_tokens(body.data, gateway.surroundings, desk.store, tenant)
         return _json({"object": "response.input_tokens", "input_tokens": number})
 
 
