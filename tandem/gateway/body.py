@@ -5,6 +5,7 @@ is noticed.
 """
 
 import asyncio
+from contextlib import ExitStack
 from types import TracebackType
 
 from starlette.types import Receive
@@ -53,21 +54,19 @@ class Bodies:
         """
         if declared is not None and declared.isascii() and declared.isdecimal() and int(declared[:20]) > self.max_bytes:
             raise _too_long(self.max_bytes)
-        body = Body(self)
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                await self._read(receive, body)
-        except TimeoutError as error:
-            body.free()
-            raise RequestError(
-                f"the body did not come to its end within {BODY_TIMEOUT_S:g} s; send it faster, or less of it",
-                code="request_timeout",
-                status=408,
-            ) from error
-        except BaseException:
-            body.free()
-            raise
-        return body
+        with ExitStack() as undo:
+            body = undo.enter_context(Body(self))
+            try:
+                async with asyncio.timeout(BODY_TIMEOUT_S):
+                    await self._read(receive, body)
+            except TimeoutError as error:
+                raise RequestError(
+                    f"the body did not come to its end within {BODY_TIMEOUT_S:g} s; send it faster, or less of it",
+                    code="request_timeout",
+                    status=408,
+                ) from error
+            undo.pop_all()
+            return body
 
     async def _read(self, receive: Receive, body: "Body") -> None:
         data = bytearray()

@@ -53,12 +53,14 @@ def test_an_upload_that_does_not_end_is_refused(tmp_path: Path, path: str, monke
 def test_pieces_that_keep_coming_do_not_put_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     async def receive() -> Message:
         await asyncio.sleep(0)
-        return {"type": "http.request", "body": b"", "more_body": True}
+        return {"type": "http.request", "body": b"x" if bodies.num_held_bytes < 10 else b"", "more_body": True}
 
     monkeypatch.setattr(body, "BODY_TIMEOUT_S", 0.05)
+    bodies = Bodies(10**6, 10**6)
     with pytest.raises(RequestError, match="did not come to its end") as refusal:
-        asyncio.run(Bodies(100, 100).read(receive, None))
+        asyncio.run(bodies.read(receive, None))
     assert refusal.value.status == 408
+    assert bodies.num_held_bytes == 0
 
 
 KIB = 1024
