@@ -15,7 +15,7 @@ from tandem.text.tokenizer import Tokenizer
 
 LONG_TEXT = 2048  # characters; encoding more, about a millisecond, must not hold up other streams
 PIECE_CHARACTERS = 64 * 1024
-COUNTED_CONTEXTS = 32  # how much longer than the context a text may be that is only counted
+COUNTED_CONTEXTS = 64  # how much longer than the context a text may be that is only counted
 _SEAM_TOKENS = 64  # that a piece may have more than its part of the whole, where it was cut out
 _WHOLE_BYTES = 512 * 1024  # in UTF-8: at most one token, some 300 bytes of memory, for each
 _WHOLE_BYTES_PER_TOKEN = 8  # real text has about four

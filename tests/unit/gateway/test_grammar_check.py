@@ -46,7 +46,7 @@ def test_slow_grammars_hold_up_neither_long_prompts_nor_known_grammars(
         await asyncio.sleep(0)
         try:
             async with asyncio.timeout(10):
-                assert len(await model.encode("a" * 3000, 4096, add_special_tokens=False)) == 3000
+                assert len(await model.encoder.encode("a" * 3000, 4096, add_special_tokens=False)) == 3000
                 await model.check_grammar("known", INFO)
             assert not any(task.done() for task in slow)
         finally:
@@ -57,3 +57,4 @@ def test_slow_grammars_hold_up_neither_long_prompts_nor_known_grammars(
         asyncio.run(story())
     finally:
         model.grammars.close()
+        model.encoder.close()

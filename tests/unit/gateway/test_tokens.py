@@ -105,7 +105,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "no messages": ("/tokenize", {"messages": []}, "messages is empty"),
     "half a character": ("/tokenize", {"prompt": "\ud800"}, "not valid JSON"),
     "too many strings": ("/tokenize", {"prompt": "a" * 70_000, "return_token_strs": True}, "at most 65536"),
-    "too long": ("/tokenize", {"prompt": "a" * (32 * MAX_MODEL_LEN + 1)}, "131073 tokens > 4095 maximum"),
+    "too long": ("/tokenize", {"prompt": "a" * (64 * MAX_MODEL_LEN + 1)}, "262145 tokens > 4095 maximum"),
     "no tokens": ("/detokenize", {}, "tokens is missing"),
     "an id too high": ("/detokenize", {"tokens": [1, NUM_TOKENS]}, f"{NUM_TOKENS}, which is not an id from 0 to"),
     "an id too low": ("/detokenize", {"tokens": [-1]}, "-1, which is not an id from 0 to"),
