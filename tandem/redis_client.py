@@ -12,7 +12,8 @@ from redis.backoff import NoBackoff
 from tandem.core.errors import ConfigurationError, shown, without_password
 
 MAX_CONNECTIONS = 64  # of a client; each carries one question at a time
-_NUM_TICKS = 100
+_NUM_TICKS = 20
+_CLOSE_S = 1.0
 
 
 class _Pool(ConnectionPool):
@@ -37,6 +38,12 @@ class _QueueingRedis(Redis):
         super().__init__(*args, **options)
         self._turns = asyncio.Semaphore(self.connection_pool.max_connections)
 
+    async def aclose(self, *args: Any, **options: Any) -> None:
+        """NOTE: it would wait until all that was sent is taken."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                await super().aclose(*args, **options)
+
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         async with self._turns:
             return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
@@ -46,7 +53,7 @@ class _QueueingRedis(Redis):
 async def answered_within(limit_s: float) -> AsyncIterator[None]:
     """Bounds the block by how long Redis is silent, not by how long this loop is too busy to hear it.
 
-    NOTE: a hundredth of the limit that takes longer counts as a hundredth. The loop has read its sockets between any
+    NOTE: a twentieth of the limit that takes longer counts as a twentieth. The loop has read its sockets between any
     two.
 
     Raises:

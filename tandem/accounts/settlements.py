@@ -68,15 +68,15 @@ class Settlements:
             async with asyncio.timeout(timeout_s):
                 await self._is_done.wait()
         except TimeoutError:
-            kept = "in the journal" if self._journal is not None else "lost: there is no journal"
+            kept = "for the journal" if self._journal is not None else "lost: there is no journal"
             _logger.error("%d settlements were not taken by the store; they are %s", self.num_waiting, kept)
         for sender in self._senders:
             sender.cancel()
         await asyncio.gather(*self._senders, return_exceptions=True)
         if self._keeper is not None:
             await self._keeper
-        if self._journal is not None and self._unkept:
-            await self._write(self._journal)
+        if self._journal is not None and self._unkept and not await self._write(self._journal):
+            _logger.error("%d settlements are lost: the journal cannot be written", len(self._unkept))
 
     def add(self, settlement: Settlement) -> asyncio.Event:
         """What is set once the store has it."""

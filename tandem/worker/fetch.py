@@ -22,6 +22,7 @@ from tandem.worker.source import Source
 
 CONFIRM_TIMEOUT_S = 3.0
 FORMER_OVER_S = 1.0
+_CUT_WITHIN_S = 1.0  # what fails later was slow, and would be again
 _Entry = tuple[int, int]  # KV group, index in the block table
 
 logger = logging.getLogger(__name__)
@@ -109,12 +110,14 @@ class Fetch:
         self._note(source, transfer.num_bytes, len(entries), started_s, read_s, self._core.clock.now_s() - began_s)
 
     async def _moved(self, source: Source, entries: list[_Entry], remote: list[int], local: list[int]) -> Transfer:
-        """NOTE: only a read finds out that a connection was cut while it was idle; the next one makes another."""
+        """NOTE: only a read finds out, at once, that a connection was cut while idle; the next one makes another."""
+        began_s = self._core.clock.now_s()
         transfer = self._begun(source, entries, remote, local)
         try:
             await _done(transfer)
         except TransportError as error:
-            if not (transfer.is_over and source.is_readable):
+            is_slow = self._core.clock.now_s() - began_s > _CUT_WITHIN_S
+            if is_slow or not (transfer.is_over and source.is_readable):
                 raise
             logger.info("a read from worker %s is repeated: %s", source.worker.worker_id, error)
             transfer = self._begun(source, entries, remote, local)

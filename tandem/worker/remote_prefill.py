@@ -7,8 +7,9 @@ not arrive. The engine hears exactly once that no more KV will come.
 import asyncio
 import logging
 import uuid
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
+from functools import partial
 
 from tandem.core.errors import InvalidRequestError, TandemError, TransportError
 from tandem.core.output import RequestMetrics
@@ -20,6 +21,7 @@ from tandem.worker.core import WorkerCore
 from tandem.worker.fetch import Fetch
 from tandem.worker.source import Source
 from tandem.worker.sources import Sources
+from tandem.worker.tasks import ended
 
 logger = logging.getLogger(__name__)
 
@@ -95,27 +97,31 @@ class RemotePrefill:
         source = await self._sources.connect(prefill)
         lease_id = uuid.uuid4().hex
         async with source.in_use(), aclosing(source.client.prefill(self._prefill_call(prefill, lease_id))) as stream:
+            pulls: list[asyncio.Task[None]] = []
             try:
-                async with asyncio.TaskGroup() as pulls:  # NOTE: one that fails ends it: the rest would be of no use
-                    async for news in stream:
-                        if news.lease is not None:
-                            if news.lease.lease_id != lease_id:
-                                raise TransportError(f"worker {prefill.worker_id} gave another lease than {lease_id}")
-                            source.keep(lease_id)
-                        await self.queued.wait()
-                        self._note(news)
-                        if source.is_broken:  # NOTE: no read of it will succeed, so the rest is not waited for
-                            break
-                        if news.lease is not None:
-                            self._core.engine.kv_coming(self._engine_id, 0)
-                            pulls.create_task(self._pull(source, news.lease))
-            except ExceptionGroup as errors:
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():  # NOTE: before Python 3.13 the group forgets that
-                    raise asyncio.CancelledError from None
-                raise errors.exceptions[0] from None
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(None) as reading:
+                        async for news in stream:
+                            if news.lease is not None:
+                                if news.lease.lease_id != lease_id:
+                                    raise TransportError(
+                                        f"worker {prefill.worker_id} gave another lease than {lease_id}"
+                                    )
+                                source.keep(lease_id)
+                            await self.queued.wait()
+                            self._note(news)
+                            if source.is_broken:  # NOTE: no read of it will succeed, so the rest is not waited for
+                                break
+                            if news.lease is not None:
+                                self._core.engine.kv_coming(self._engine_id, 0)
+                                pulls.append(asyncio.create_task(self._pull(source, news.lease)))
+                                pulls[-1].add_done_callback(partial(_end_if_failed, reading))
+                await asyncio.gather(*pulls)
             finally:
-                source.release(lease_id)
+                try:
+                    await ended(*pulls)
+                finally:  # NOTE: we may be cancelled in the line above, when the first token was the only one
+                    source.release(lease_id)
         if not self._is_complete:
             raise TransportError(f"worker {prefill.worker_id} leased less than the request needs")
 
@@ -153,3 +159,10 @@ class RemotePrefill:
             lease_id=lease_id,
             pins=call.pins,
         )
+
+
+def _end_if_failed(reading: asyncio.Timeout, pull: asyncio.Task[None]) -> None:
+    """NOTE: what comes after a read that failed is of no use, so it is not waited for."""
+    if not pull.cancelled() and pull.exception() is not None:
+        with suppress(RuntimeError):  # it is over
+            reading.reschedule(asyncio.get_running_loop().time())

@@ -145,7 +145,7 @@ class AgentOwner:
         try:
             self._fence()
         except ConfigurationError as error:
-            logger.error("no KV blocks can be read any more: %s", error)
+            logger.error("no KV blocks can be read until NIXL starts again, which is tried: %s", error)
 
     def _advance(self, flight: Flight) -> bool:
         try:

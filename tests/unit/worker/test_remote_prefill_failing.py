@@ -18,6 +18,7 @@ from tandem.scheduler.output import SampledToken
 from tandem.text.grammars import CompiledGrammar
 from tandem.transport.inproc import InprocTransport
 from tandem.transport.tcp.transport import TcpTransport
+from tandem.worker import fetch
 from tandem.worker.process import Worker
 from tandem.worker.remote_prefill import RemotePrefill
 from tests.helpers.handoffs import PROMPT, Gate, call_of
@@ -111,6 +112,22 @@ def test_kv_that_does_not_arrive_is_computed_without_waiting_for_the_rest(llama:
             front.handler.change_confirm = lambda answer: ConfirmAnswer(False)
             assert await generated(pair.to_decode, call_of(pair, front.worker)) == expected
             assert not gate.opened.is_set()
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
+def test_a_confirmation_that_fails_after_prefill_has_ended_leads_to_the_next(
+    llama: Path, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "CONFIRM_TIMEOUT_S", 0.5)
+
+    async def main() -> None:
+        async with pair_of(llama) as pair, front_of(pair.prefill, "p1", silent={"confirm"}) as front:
+            call = call_of(pair, front.worker, spares=(pair.prefill.core.me,))
+            assert await generated(pair.to_decode, call) == expected
+            counters = await pair.decode.core.engine.call(lambda engine: engine.counters)
+            assert counters.num_fetched_tokens == len(PROMPT)
             await at_rest(pair.prefill, pair.decode)
 
     asyncio.run(main())
