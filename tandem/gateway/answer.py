@@ -239,6 +239,7 @@ class _Exchange:
 
     async def _send_head(self, status: int, headers: Mapping[str, str]) -> None:
         self._has_begun = True
+        self._said_s = asyncio.get_running_loop().time()
         self._span.set({"http.response.status_code": status})
         headers = {**headers, **self._bill.headers}
         encoded = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]

@@ -21,7 +21,7 @@ _WHOLE_BYTES = 512 * 1024  # in UTF-8: at most one token, some 300 bytes of memo
 _WHOLE_BYTES_PER_TOKEN = 8  # real text has about four
 _MAX_COUNTED_TOKENS = 512 * 1024
 _MAX_CHARACTERS = 8 * 2**20
-_MAX_CHARACTERS_PER_TOKEN = 64  # of a whole prompt on average; real text has fewer than ten
+_MAX_CHARACTERS_PER_TOKEN = 1024  # of a whole prompt on average; long runs of spaces have hundreds
 
 T = TypeVar("T")
 
@@ -86,8 +86,8 @@ class PromptEncoder:
                 raise too_long(f"at least {num_tokens}", max_model_len)
         if len(text) > longest:
             raise RequestError(
-                f"the prompt has {len(text)} characters; at most {longest} are tokenised; this model's maximum context "
-                f"length is {max_model_len} tokens",
+                f"prompt is too long: {len(text)} characters, of which at most {longest} are tokenised; this model's "
+                f"maximum context length is {max_model_len} tokens",
                 param="prompt",
                 code="context_length_exceeded",
             )

@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, field_validator
 
 from tandem.serving.settings import Settings, secret_of
 
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@*\s]+")
 
 
 class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):

@@ -89,8 +89,8 @@ def test_what_is_only_counted_may_be_longer(tokenizer: Tokenizer, shown: list[in
 
 def test_the_longest_text_is_bounded_whatever_its_tokens(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tokenizer, "encode", lambda self, text, **options: [0] * (len(text) // 1000))
-    with pytest.raises(RequestError, match="262080 are tokenised") as refusal:
-        encoded(tokenizer, "a" * 300_000, 4096)
+    with pytest.raises(RequestError, match="4193280 are tokenised") as refusal:
+        encoded(tokenizer, "a" * 5_000_000, 4096)
     assert refusal.value.code == "context_length_exceeded"
 
 
