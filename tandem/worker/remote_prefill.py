@@ -7,6 +7,7 @@ not arrive. The engine hears exactly once that no more KV will come.
 import asyncio
 import logging
 import uuid
+from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
@@ -99,23 +100,7 @@ class RemotePrefill:
         async with source.in_use(), aclosing(source.client.prefill(self._prefill_call(prefill, lease_id))) as stream:
             pulls: list[asyncio.Task[None]] = []
             try:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(None) as reading:
-                        async for news in stream:
-                            if news.lease is not None:
-                                if news.lease.lease_id != lease_id:
-                                    raise TransportError(
-                                        f"worker {prefill.worker_id} gave another lease than {lease_id}"
-                                    )
-                                source.keep(lease_id)
-                            await self.queued.wait()
-                            self._note(news)
-                            if source.is_broken:  # NOTE: no read of it will succeed, so the rest is not waited for
-                                break
-                            if news.lease is not None:
-                                self._core.engine.kv_coming(self._engine_id, 0)
-                                pulls.append(asyncio.create_task(self._pull(source, news.lease)))
-                                pulls[-1].add_done_callback(partial(_end_if_failed, reading))
+                await self._follow(stream, source, lease_id, pulls)
                 await asyncio.gather(*pulls)
             finally:
                 try:
@@ -124,6 +109,26 @@ class RemotePrefill:
                     source.release(lease_id)
         if not self._is_complete:
             raise TransportError(f"worker {prefill.worker_id} leased less than the request needs")
+
+    async def _follow(
+        self, stream: AsyncIterator[PrefillNews], source: Source, lease_id: str, pulls: list[asyncio.Task[None]]
+    ) -> None:
+        """Take the news as they come and pull what they lease, to their end or until a pull fails."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None) as reading:
+                async for news in stream:
+                    if news.lease is not None:
+                        if news.lease.lease_id != lease_id:
+                            raise TransportError(f"worker {source.worker.worker_id} gave another lease than {lease_id}")
+                        source.keep(lease_id)
+                    await self.queued.wait()
+                    self._note(news)
+                    if source.is_broken:  # NOTE: no read of it will succeed, so the rest is not waited for
+                        break
+                    if news.lease is not None:
+                        self._core.engine.kv_coming(self._engine_id, 0)
+                        pulls.append(asyncio.create_task(self._pull(source, news.lease)))
+                        pulls[-1].add_done_callback(partial(_end_if_failed, reading))
 
     @property
     def _is_complete(self) -> bool:
