@@ -11,6 +11,7 @@ from tandem.kernels.huge_pages import advise_huge_pages
 
 READ_BYTES = 1 << 30
 MATMUL_SIZE = 2048
+_CHOICE_SIZE = 256  # enough to tell dtypes apart: a processor without bfloat16 takes a minute for one large product
 
 
 def read_bandwidth(repeats: int = 5) -> float:
@@ -22,18 +23,18 @@ def read_bandwidth(repeats: int = 5) -> float:
     return READ_BYTES / statistics.median(_seconds(data.sum) for _ in range(repeats))
 
 
-def matmul_rate(dtype: torch.dtype, repeats: int = 7) -> float:
+def matmul_rate(dtype: torch.dtype, repeats: int = 7, size: int = MATMUL_SIZE) -> float:
     """FLOP per second of PyTorch's square matrix product; the median of `repeats`."""
-    left = torch.randn(MATMUL_SIZE, MATMUL_SIZE).to(dtype)
-    right = torch.randn(MATMUL_SIZE, MATMUL_SIZE).to(dtype)
+    left = torch.randn(size, size).to(dtype)
+    right = torch.randn(size, size).to(dtype)
     left @ right
-    return 2 * MATMUL_SIZE**3 / statistics.median(_seconds(lambda: left @ right) for _ in range(repeats))
+    return 2 * size**3 / statistics.median(_seconds(lambda: left @ right) for _ in range(repeats))
 
 
 @functools.cache
 def fastest_dtype() -> torch.dtype:
     """Of bfloat16 and float32 the one whose products run faster: not every processor multiplies bfloat16."""
-    return max((torch.bfloat16, torch.float32), key=matmul_rate)
+    return max((torch.bfloat16, torch.float32), key=lambda dtype: matmul_rate(dtype, size=_CHOICE_SIZE))
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -19,7 +19,7 @@ constexpr int kPanelStrips = 2;  // strips whose products are stored together
 #if defined(__AVX512F__)
 constexpr int kTileStrips = 2, kMaxRows = 12;  // 24 of 32
 #else
-constexpr int kTileStrips = 1, kMaxRows = 5;  // 10 of 16
+constexpr int kTileStrips = 1, kMaxRows = 6;  // 12 of 16
 #endif
 static_assert(kTileStrips * kVecs == 2, "a tile multiplies two vectors");
 constexpr int kStreamingRows = kMaxRows < 4 ? kMaxRows : 4;
@@ -34,9 +34,11 @@ constexpr int kLineBytes = 64;
 template <class T> struct Unit {
   using Type = float;
   static constexpr int kElements = 1;
+  static constexpr int kParts = 1;  // multiplications
   static constexpr bool kIsStored = std::is_same<T, float>::value;  // memory has units
   TANDEM_INLINE f32x16 load(const T* p, int count) { return load16(p, count); }
-  TANDEM_INLINE Vec dot(Vec acc, const float* x, Vec w) { return *x * w + acc; }
+  template <int> TANDEM_INLINE Vec part(const Vec* w) { return *w; }
+  template <int> TANDEM_INLINE Vec dot(Vec acc, const float* x, Vec w) { return *x * w + acc; }
 };
 template <> struct Unit<bf16> {
 #if defined(__AVX512BF16__)
@@ -51,15 +53,22 @@ template <> struct Unit<bf16> {
     std::memcpy(&units, p, size_t(count) * sizeof(bf16));
     return units;
   }
-  TANDEM_INLINE Vec dot(Vec acc, const Type* x, Vec w) {
 #if defined(__AVX512BF16__)
+  static constexpr int kParts = 1;
+  template <int> TANDEM_INLINE Vec part(const Vec* w) { return *w; }
+  template <int> TANDEM_INLINE Vec dot(Vec acc, const Type* x, Vec w) {
     return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_set1_epi32(int(*x)), (__m512bh)w);
-#else
-    const IntVec pairs = reinterpret_cast<IntVec>(w);
-    acc = x->first * reinterpret_cast<Vec>(pairs << 16) + acc;
-    return x->second * reinterpret_cast<Vec>(pairs & int32_t(0xffff0000u)) + acc;
-#endif
   }
+#else
+  static constexpr int kParts = 2;
+  template <int kPart> TANDEM_INLINE Vec part(const Vec* w) {
+    const IntVec pairs = *reinterpret_cast<const IntVec*>(w);
+    return reinterpret_cast<Vec>(kPart ? pairs & int32_t(0xffff0000u) : pairs << 16);
+  }
+  template <int kPart> TANDEM_INLINE Vec dot(Vec acc, const Type* x, Vec w) {
+    return (kPart ? x->second : x->first) * w + acc;
+  }
+#endif
 };
 template <class T> constexpr int kBlock = kLanes * Unit<T>::kElements;  // elements of K that are turned round at once
 template <class T> TANDEM_INLINE int64_t units(int64_t k) {
@@ -164,12 +173,19 @@ TANDEM_INLINE void tile(const typename Unit<T>::Type* x, int64_t ldx, const f32x
   const Vec* first = reinterpret_cast<const Vec*>(strip[0]);
   const Vec* second = kTileStrips == 2 ? reinterpret_cast<const Vec*>(strip[1]) : first + 1;
   Vec acc[kRows][2] = {};
-  const auto step = [&](int64_t u) {
-    const Vec w[2] = {first[u * kVecs], second[u * kVecs]};
+  // NOTE: part after part, so that two vectors of weights are in registers and not four.
+  const auto multiply = [&](int64_t u, auto part) {
+    constexpr int kPart = decltype(part)::value;
+    const Vec w[2] = {Unit<T>::template part<kPart>(first + u * kVecs), Unit<T>::template part<kPart>(second + u * kVecs)};
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 2
-      for (int i = 0; i < 2; ++i) acc[m][i] = Unit<T>::dot(acc[m][i], unit_at<T, kRows>(x, ldx, m, u), w[i]);
+      for (int i = 0; i < 2; ++i)
+        acc[m][i] = Unit<T>::template dot<kPart>(acc[m][i], unit_at<T, kRows>(x, ldx, m, u), w[i]);
+  };
+  const auto step = [&](int64_t u) {
+    multiply(u, std::integral_constant<int, 0>{});
+    if constexpr (Unit<T>::kParts == 2) multiply(u, std::integral_constant<int, 1>{});
   };
   int64_t u = 0;
   for (; u + 4 <= num_units; u += 4) {
@@ -200,8 +216,13 @@ TANDEM_INLINE void streaming_tile(const typename Unit<T>::Type* x, int64_t ldx, 
 #pragma GCC unroll 4
       for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 2
-        for (int i = 0; i < kVecs; ++i)
-          acc[m][i] = Unit<T>::dot(acc[m][i], unit_at<T, kRows>(x, ldx, m, u), w[u * kVecs + i]);
+        for (int i = 0; i < kVecs; ++i) {
+          const Vec* at = w + u * kVecs + i;
+          const auto* units = unit_at<T, kRows>(x, ldx, m, u);
+          acc[m][i] = Unit<T>::template dot<0>(acc[m][i], units, Unit<T>::template part<0>(at));
+          if constexpr (Unit<T>::kParts == 2)
+            acc[m][i] = Unit<T>::template dot<1>(acc[m][i], units, Unit<T>::template part<1>(at));
+        }
     }
     for (int m = 0; m < kRows; ++m)
       for (int i = 0; i < kVecs; ++i) reinterpret_cast<Vec*>(&sums[m][s])[i] = acc[m][i];
