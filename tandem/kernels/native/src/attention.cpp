@@ -78,8 +78,7 @@ void locate(const Call<T>& call, const Span& span, int kv_head, int64_t start, T
 // Masks scores to keys [low, high) of the tile; with a soft cap they become logits in base 2. Returns their maximum.
 template <class T> float mask(const Call<T>& call, int64_t low, int64_t high, int vectors, float* scores) {
   const bool whole = low <= 0 && high >= int64_t(vectors) * kLanes;
-  const i32x16 iota = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const i32x16 first = int32_t(max64(low, 0)) - i32x16{}, last = int32_t(min64(high, kTile)) - i32x16{};
+  const i32x16 first = splat(int32_t(max64(low, 0))), last = splat(int32_t(min64(high, kTile)));
   f32x16 best = splat(kNegativeInfinity);
   if (whole && call.softcap <= 0.0f) {
     for (int v = 0; v < vectors; ++v) best = vmax(load16(scores + v * kLanes), best);
@@ -88,8 +87,8 @@ template <class T> float mask(const Call<T>& call, int64_t low, int64_t high, in
   for (int v = 0; v < vectors; ++v) {
     f32x16 x = load16(scores + v * kLanes);
     if (call.softcap > 0.0f) x = tanh_16(x * splat(call.scale / call.softcap)) * splat(call.softcap * kLog2E);
-    const i32x16 key = iota + v * kLanes;
-    if (!whole) x = ((key >= first) & (key < last)) ? x : splat(kNegativeInfinity);
+    const i32x16 key = lane_numbers() + splat(int32_t(v * kLanes));
+    if (!whole) x = select((key >= first) & (key < last), x, splat(kNegativeInfinity));
     best = vmax(x, best);
     store16(scores + v * kLanes, x);
   }
@@ -228,7 +227,7 @@ template <class T> struct Attention {
   }
 
   void weigh(int row, int count, int64_t start, int vectors, Tile& tile) {
-    f32x16 before{}, base{};
+    alignas(64) float before[kLanes] = {}, base[kLanes] = {};
     const float factor = call.softcap > 0.0f ? 1.0f : call.scale * kLog2E;
     for (int r = 0; r < count; ++r) {
       const int64_t at = positions[row + r];
@@ -238,7 +237,8 @@ template <class T> struct Attention {
       base[r] = maximum == kNegativeInfinity ? 0.0f : maximum;
       maxima[row + r] = maximum;
     }
-    const f32x16 rescale = exp2_16(before - base);
+    alignas(64) float rescale[kLanes];
+    store16(rescale, exp2_16(load16(before) - load16(base)));
     for (int r = 0; r < count; ++r) {
       tile.scale[r] = rescale[r];
       float* total = totals + (row + r) * kLanes;

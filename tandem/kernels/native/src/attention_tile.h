@@ -12,7 +12,7 @@ constexpr int kTile = 64;  // keys
 #if defined(__AVX512F__)
 constexpr int kTileRows = 6, kTileVectors = 4;  // 24 of 32 registers
 #else
-constexpr int kTileRows = 5, kTileVectors = 1;  // 10 of 16
+constexpr int kTileRows = 6, kTileVectors = 1;  // 12 of 16
 #endif
 
 // What is multiplied: a 32-bit word is two bfloat16 along the summed dimension, or one float.
@@ -51,6 +51,27 @@ template <class T> TANDEM_INLINE void prefetch_rows(const T* const* rows, int co
     for (int offset = 0; offset < head_dim; offset += int(64 / sizeof(T))) __builtin_prefetch(rows[j] + offset, 0, 2);
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+TANDEM_INLINE void transpose8(Vec* v) {
+  __m256 a[8], b[8];
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 2) {
+    a[i] = _mm256_unpacklo_ps(__m256(v[i]), __m256(v[i + 1]));
+    a[i + 1] = _mm256_unpackhi_ps(__m256(v[i]), __m256(v[i + 1]));
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+    b[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44), b[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xee);
+    b[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44), b[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xee);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    v[i] = Vec(_mm256_permute2f128_ps(b[i], b[i + 4], 0x20));
+    v[i + 4] = Vec(_mm256_permute2f128_ps(b[i], b[i + 4], 0x31));
+  }
+}
+#endif
+
 TANDEM_INLINE void transpose16(f32x16* v) {
 #if defined(__AVX512F__)
   f32x16 t[16];
@@ -72,12 +93,24 @@ TANDEM_INLINE void transpose16(f32x16* v) {
   for (int i = 0; i < 8; ++i) {
     v[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88), v[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
   }
-#else
-  for (int i = 0; i < 16; ++i)
-    for (int j = 0; j < i; ++j) {
-      const float swapped = v[i][j];
-      v[i][j] = v[j][i], v[j][i] = swapped;
+#elif defined(__AVX2__)
+  f32x16 t[16];
+  for (int half = 0; half < 2; ++half)
+    for (int part = 0; part < 2; ++part) {
+      Vec quarter[8];
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) quarter[i] = v[8 * half + i].part[part];
+      transpose8(quarter);
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) t[8 * part + i].part[half] = quarter[i];
     }
+  std::memcpy(v, t, sizeof t);
+#else
+  f32x16 t[16];
+  float* to = reinterpret_cast<float*>(t);
+  for (int i = 0; i < 16; ++i)
+    for (int j = 0; j < 16; ++j) std::memcpy(to + j * 16 + i, reinterpret_cast<const float*>(v) + i * 16 + j, sizeof *to);
+  std::memcpy(v, t, sizeof t);
 #endif
 }
 

@@ -1,19 +1,17 @@
 // Shared vocabulary of the kernels: element types, 16-lane float vectors, conversions and exp2.
 //
-// Everything is written on GCC vector extensions, which lower to AVX-512, AVX2, SSE or NEON alike; intrinsics
-// appear only where they pay. Each helper does the same operations on every lane, and a partial vector goes
-// through the same arithmetic as a full one, so where an element sits never changes its bits.
+// Everything is written on GCC vector extensions, which lower to AVX-512, AVX2, SSE or NEON alike (`vectors.h`);
+// intrinsics appear only where they pay. Each helper does the same operations on every lane, and a partial vector
+// goes through the same arithmetic as a full one, so where an element sits never changes its bits.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#endif
+
+#include "vectors.h"
 
 #define TANDEM_EXPORT extern "C" __attribute__((visibility("default")))
-#define TANDEM_INLINE static inline __attribute__((always_inline))
 
 namespace tandem {
 
@@ -26,43 +24,6 @@ template <class Body> inline void with_dtype(int64_t dtype, const Body& body) {
   if (dtype == kBFloat16) return body(bf16{});
   if (dtype == kFloat16) return body(fp16{});
   body(float{});
-}
-
-constexpr int kLanes = 16;
-typedef float f32x16 __attribute__((vector_size(64), aligned(64)));
-typedef int32_t i32x16 __attribute__((vector_size(64), aligned(64)));
-typedef uint32_t u32x16 __attribute__((vector_size(64), aligned(64)));
-
-// What one instruction multiplies: 16 lanes or, since the compiler keeps no longer vectors in registers than the
-// processor has, half of them.
-#if defined(__AVX512F__)
-using Vec = f32x16;
-using IntVec = i32x16;
-#else
-typedef float Vec __attribute__((vector_size(32), aligned(32), may_alias));
-typedef int32_t IntVec __attribute__((vector_size(32), aligned(32), may_alias));
-#endif
-constexpr int kVecLanes = sizeof(Vec) / sizeof(float), kVecs = kLanes / kVecLanes;
-TANDEM_INLINE Vec load_vec(const float* p) { Vec v; std::memcpy(&v, p, sizeof v); return v; }
-TANDEM_INLINE void store_vec(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
-
-TANDEM_INLINE f32x16 splat(float value) {
-#if defined(__AVX512F__)
-  return _mm512_set1_ps(value);
-#else
-  return value - f32x16{};
-#endif
-}
-TANDEM_INLINE i32x16 bits_of(f32x16 v) { return reinterpret_cast<i32x16>(v); }
-TANDEM_INLINE f32x16 float_of(i32x16 v) { return reinterpret_cast<f32x16>(v); }
-TANDEM_INLINE f32x16 vmax(f32x16 a, f32x16 b) { return a > b ? a : b; }
-
-TANDEM_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
-#if defined(__AVX512F__)
-  return _mm512_fmadd_ps(a, b, c);
-#else
-  return a * b + c;
-#endif
 }
 
 // ---- scalar conversions: round to nearest even, NaN stays NaN ----
@@ -95,12 +56,16 @@ template <> inline fp16 from_float<fp16>(float v) {
 
 // ---- 16 elements at a time; the partial forms touch only `count` elements and read the rest as zero ----
 template <class T> TANDEM_INLINE f32x16 load16(const T* p, int count = kLanes) {
-  f32x16 v{};
-  for (int i = 0; i < count; ++i) v[i] = to_float(p[i]);
+  alignas(64) float values[kLanes] = {};
+  for (int i = 0; i < count; ++i) values[i] = to_float(p[i]);
+  f32x16 v;
+  std::memcpy(&v, values, sizeof v);
   return v;
 }
 template <class T> TANDEM_INLINE void store16(T* p, f32x16 v, int count = kLanes) {
-  for (int i = 0; i < count; ++i) p[i] = from_float<T>(v[i]);
+  alignas(64) float values[kLanes];
+  std::memcpy(values, &v, sizeof v);
+  for (int i = 0; i < count; ++i) p[i] = from_float<T>(values[i]);
 }
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 TANDEM_INLINE __mmask16 mask_of(int count) { return __mmask16((1u << count) - 1u); }
@@ -134,6 +99,61 @@ TANDEM_INLINE void store16(bf16* p, f32x16 v, int count = kLanes) {
 TANDEM_INLINE void store16(fp16* p, f32x16 v, int count = kLanes) {
   _mm256_mask_storeu_epi16(p, mask_of(count), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+// A partial vector takes the way of a whole one, from and to a copy.
+template <class T, class Load> TANDEM_INLINE f32x16 load_copied(const T* p, int count, const Load& load) {
+  T copy[kLanes] = {};
+  for (int i = 0; i < count; ++i) copy[i] = p[i];
+  return load(copy);
+}
+template <class T, class Store> TANDEM_INLINE void store_copied(T* p, int count, const Store& store) {
+  T copy[kLanes];
+  store(copy);
+  for (int i = 0; i < count; ++i) p[i] = copy[i];
+}
+TANDEM_INLINE f32x16 load_whole(const float* p) { return {{load_vec(p), load_vec(p + kVecLanes)}}; }
+TANDEM_INLINE void store_whole(float* p, f32x16 v) { store_vec(p, v.part[0]), store_vec(p + kVecLanes, v.part[1]); }
+TANDEM_INLINE Vec load_half(const bf16* p) {
+  const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return Vec(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16)));
+}
+TANDEM_INLINE f32x16 load_whole(const bf16* p) { return {{load_half(p), load_half(p + kVecLanes)}}; }
+TANDEM_INLINE __m256i to_bf16_words(Vec v) {
+  const __m256i u = _mm256_castps_si256(__m256(v)), one = _mm256_set1_epi32(1);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), one);
+  const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
+  const __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(__m256(v), __m256(v), _CMP_UNORD_Q));
+  return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+}
+TANDEM_INLINE void store_whole(bf16* p, f32x16 v) {
+  const __m256i words = _mm256_packus_epi32(to_bf16_words(v.part[0]), to_bf16_words(v.part[1]));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(words, 0xd8));
+}
+template <class T> TANDEM_INLINE f32x16 load_any(const T* p, int count) {
+  return count == kLanes ? load_whole(p) : load_copied(p, count, [](const T* copy) { return load_whole(copy); });
+}
+template <class T> TANDEM_INLINE void store_any(T* p, const f32x16& v, int count) {
+  if (count == kLanes) return store_whole(p, v);
+  store_copied(p, count, [&](T* copy) { store_whole(copy, v); });
+}
+TANDEM_INLINE f32x16 load16(const float* p, int count = kLanes) { return load_any(p, count); }
+TANDEM_INLINE f32x16 load16(const bf16* p, int count = kLanes) { return load_any(p, count); }
+TANDEM_INLINE void store16(float* p, f32x16 v, int count = kLanes) { store_any(p, v, count); }
+TANDEM_INLINE void store16(bf16* p, f32x16 v, int count = kLanes) { store_any(p, v, count); }
+#if defined(__F16C__)
+TANDEM_INLINE Vec load_half(const fp16* p) {
+  return Vec(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+TANDEM_INLINE f32x16 load_whole(const fp16* p) { return {{load_half(p), load_half(p + kVecLanes)}}; }
+TANDEM_INLINE void store_whole(fp16* p, f32x16 v) {
+  for (int i = 0; i < kVecs; ++i)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + i * kVecLanes),
+                     _mm256_cvtps_ph(__m256(v.part[i]), _MM_FROUND_TO_NEAREST_INT));
+}
+TANDEM_INLINE f32x16 load16(const fp16* p, int count = kLanes) { return load_any(p, count); }
+TANDEM_INLINE void store16(fp16* p, f32x16 v, int count = kLanes) { store_any(p, v, count); }
+#endif
 #endif
 
 // ---- reductions over the 16 lanes, one fixed tree ----
@@ -144,6 +164,13 @@ TANDEM_INLINE float reduce_add(f32x16 v) {
   const __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(lanes), 1));
   const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(lanes), upper);
   return _mm_cvtss_f32(_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+#elif defined(__AVX2__)
+  const auto lanes_of = [](Vec part) {
+    const __m256 pairs = _mm256_add_ps(__m256(part), _mm256_permute_ps(__m256(part), 0b01001110));
+    return _mm256_add_ps(pairs, _mm256_permute_ps(pairs, 0b10110001));
+  };
+  const __m256 half = _mm256_add_ps(lanes_of(v.part[0]), lanes_of(v.part[1]));
+  return _mm_cvtss_f32(_mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
 #else
   float lane[4];
   for (int i = 0; i < 4; ++i) lane[i] = (v[4 * i] + v[4 * i + 2]) + (v[4 * i + 1] + v[4 * i + 3]);
@@ -153,6 +180,11 @@ TANDEM_INLINE float reduce_add(f32x16 v) {
 TANDEM_INLINE float reduce_max(f32x16 v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps(v);
+#elif defined(__AVX2__)
+  const __m256 half = _mm256_max_ps(__m256(v.part[0]), __m256(v.part[1]));
+  __m128 best = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  best = _mm_max_ps(best, _mm_permute_ps(best, 0b01001110));
+  return _mm_cvtss_f32(_mm_max_ps(best, _mm_permute_ps(best, 0b10110001)));
 #else
   float best = v[0];
   for (int i = 1; i < kLanes; ++i) best = v[i] > best ? v[i] : best;
@@ -178,11 +210,11 @@ TANDEM_INLINE f32x16 exp2_16(f32x16 x) {
   return _mm512_scalef_ps(exp2_fraction(x - n), n);
 #else
   const f32x16 low = splat(-126.0f), high = splat(127.0f), magic = splat(12582912.0f);
-  const f32x16 below = x < high ? x : high, clamped = below > low ? below : low;
+  const f32x16 clamped = vmax(vmin(x, high), low);
   const f32x16 shifted = clamped + magic;
   const f32x16 y = exp2_fraction(clamped - (shifted - magic));
   const f32x16 scaled = float_of(bits_of(y) + ((bits_of(shifted) - bits_of(magic)) << 23));
-  return x == x ? (x < low ? f32x16{} : scaled) : x;
+  return select(x == x, select(x < low, f32x16{}, scaled), x);
 #endif
 }
 constexpr float kLog2E = 1.44269504088896341f;

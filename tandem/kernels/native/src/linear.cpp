@@ -37,7 +37,7 @@ template <class T> struct Unit {
   static constexpr int kParts = 1;  // multiplications
   static constexpr bool kIsStored = std::is_same<T, float>::value;  // memory has units
   TANDEM_INLINE f32x16 load(const T* p, int count) { return load16(p, count); }
-  template <int> TANDEM_INLINE Vec part(const Vec* w) { return *w; }
+  template <int> TANDEM_INLINE Vec part(const StoredVec* w) { return *w; }
   template <int> TANDEM_INLINE Vec dot(Vec acc, const float* x, Vec w) { return *x * w + acc; }
 };
 template <> struct Unit<bf16> {
@@ -55,14 +55,14 @@ template <> struct Unit<bf16> {
   }
 #if defined(__AVX512BF16__)
   static constexpr int kParts = 1;
-  template <int> TANDEM_INLINE Vec part(const Vec* w) { return *w; }
+  template <int> TANDEM_INLINE Vec part(const StoredVec* w) { return *w; }
   template <int> TANDEM_INLINE Vec dot(Vec acc, const Type* x, Vec w) {
     return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_set1_epi32(int(*x)), (__m512bh)w);
   }
 #else
   static constexpr int kParts = 2;
-  template <int kPart> TANDEM_INLINE Vec part(const Vec* w) {
-    const IntVec pairs = *reinterpret_cast<const IntVec*>(w);
+  template <int kPart> TANDEM_INLINE Vec part(const StoredVec* w) {
+    const IntVec pairs = reinterpret_cast<IntVec>(Vec(*w));
     return reinterpret_cast<Vec>(kPart ? pairs & int32_t(0xffff0000u) : pairs << 16);
   }
   template <int kPart> TANDEM_INLINE Vec dot(Vec acc, const Type* x, Vec w) {
@@ -170,13 +170,14 @@ TANDEM_INLINE const typename Unit<T>::Type* unit_at(const typename Unit<T>::Type
 template <class T, int kRows>
 TANDEM_INLINE void tile(const typename Unit<T>::Type* x, int64_t ldx, const f32x16* const* strip, int64_t num_units,
                         Ahead& ahead, int lines, f32x16 (*sums)[kPanelStrips]) {
-  const Vec* first = reinterpret_cast<const Vec*>(strip[0]);
-  const Vec* second = kTileStrips == 2 ? reinterpret_cast<const Vec*>(strip[1]) : first + 1;
+  const StoredVec* first = reinterpret_cast<const StoredVec*>(strip[0]);
+  const StoredVec* second = kTileStrips == 2 ? reinterpret_cast<const StoredVec*>(strip[1]) : first + 1;
   Vec acc[kRows][2] = {};
   // NOTE: part after part, so that two vectors of weights are in registers and not four.
   const auto multiply = [&](int64_t u, auto part) {
     constexpr int kPart = decltype(part)::value;
-    const Vec w[2] = {Unit<T>::template part<kPart>(first + u * kVecs), Unit<T>::template part<kPart>(second + u * kVecs)};
+    const Vec w[2] = {Unit<T>::template part<kPart>(first + u * kVecs),
+                      Unit<T>::template part<kPart>(second + u * kVecs)};
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 2
@@ -199,7 +200,7 @@ TANDEM_INLINE void tile(const typename Unit<T>::Type* x, int64_t ldx, const f32x
 #pragma GCC unroll 16
   for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i) reinterpret_cast<Vec*>(sums[m])[i] = acc[m][i];
+    for (int i = 0; i < 2; ++i) reinterpret_cast<StoredVec*>(sums[m])[i] = acc[m][i];
 }
 
 // The same sums for a few rows of x, one strip after the other: the hardware prefetcher then streams memory at full
@@ -208,7 +209,7 @@ template <class T, int kRows>
 TANDEM_INLINE void streaming_tile(const typename Unit<T>::Type* x, int64_t ldx, const f32x16* const* strip,
                                   int64_t num_units, f32x16 (*sums)[kPanelStrips]) {
   for (int s = 0; s < kPanelStrips; ++s) {
-    const Vec* w = reinterpret_cast<const Vec*>(strip[s]);
+    const StoredVec* w = reinterpret_cast<const StoredVec*>(strip[s]);
     Vec acc[kRows][kVecs] = {};
 #pragma GCC unroll 8
     for (int64_t u = 0; u < num_units; ++u) {
@@ -217,7 +218,7 @@ TANDEM_INLINE void streaming_tile(const typename Unit<T>::Type* x, int64_t ldx, 
       for (int m = 0; m < kRows; ++m)
 #pragma GCC unroll 2
         for (int i = 0; i < kVecs; ++i) {
-          const Vec* at = w + u * kVecs + i;
+          const StoredVec* at = w + u * kVecs + i;
           const auto* units = unit_at<T, kRows>(x, ldx, m, u);
           acc[m][i] = Unit<T>::template dot<0>(acc[m][i], units, Unit<T>::template part<0>(at));
           if constexpr (Unit<T>::kParts == 2)
@@ -225,7 +226,7 @@ TANDEM_INLINE void streaming_tile(const typename Unit<T>::Type* x, int64_t ldx, 
         }
     }
     for (int m = 0; m < kRows; ++m)
-      for (int i = 0; i < kVecs; ++i) reinterpret_cast<Vec*>(&sums[m][s])[i] = acc[m][i];
+      for (int i = 0; i < kVecs; ++i) reinterpret_cast<StoredVec*>(&sums[m][s])[i] = acc[m][i];
   }
 }
 

@@ -23,21 +23,7 @@ constexpr float kBucketed = 12.0f;  // in temperatures below the peak; what is f
 constexpr float kNoWeight = 105.0f;  // likewise: e^-105 is 0 in float
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-typedef double f64x16 __attribute__((vector_size(128)));
-TANDEM_INLINE f64x16 to_double(f32x16 v) { return __builtin_convertvector(v, f64x16); }
 TANDEM_INLINE f32x16 where(i32x16 mask, f32x16 v) { return float_of(bits_of(v) & mask); }
-TANDEM_INLINE i32x16 lane_numbers() { return i32x16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
-// One bit a lane.
-TANDEM_INLINE uint32_t bits_set(i32x16 mask) {
-#if defined(__AVX512F__)
-  const __m512i lanes = reinterpret_cast<__m512i>(mask);
-  return _mm512_test_epi32_mask(lanes, lanes);
-#else
-  uint32_t bits = 0;
-  for (int i = 0; i < kLanes; ++i) bits |= uint32_t(mask[i] != 0) << i;
-  return bits;
-#endif
-}
 template <class Body> TANDEM_INLINE void for_each_set(i32x16 mask, const Body& body) {
   for (uint32_t bits = bits_set(mask); bits != 0; bits &= bits - 1) body(__builtin_ctz(bits));
 }
@@ -208,12 +194,12 @@ class Row {
   // The weight of all tokens that precede one.
   double before(int64_t token_id) const {
     const f32x16 at = splat(logits_[token_id]);
-    const i32x16 end = i32x16{} + int32_t(token_id);
+    const i32x16 end = splat(int32_t(token_id));
     f64x16 sum{};
     for (size_t block = 0; block < maxima_.size(); ++block) {
       if (maxima_[block] < at[0]) continue;
       for_each(block, [&](int64_t first, f32x16 v) {
-        const i32x16 precedes = (v > at) | ((v == at) & (lane_numbers() + int32_t(first) < end));
+        const i32x16 precedes = (v > at) | ((v == at) & (lane_numbers() + splat(int32_t(first)) < end));
         sum += to_double(where(precedes, weights(v)));
       });
     }
@@ -291,13 +277,13 @@ class Row {
     for (size_t block = 0; block < maxima_.size(); ++block) {
       if (!(maxima_[block] >= into.whole.low)) continue;
       for_each(block, [&](int64_t, f32x16 v) {
-        const i32x16 within = v >= low & v < high;
+        const i32x16 within = (v >= low) & (v < high);
         const f32x16 w = weights(v), place = (splat(origin) - v) * splat(scale);
         const i32x16 near = within & (place < last), far = within & ~(place < last);
         rest += to_double(where(far, w));
         rest_counts -= far;
-        rest_lowest = far & (v < rest_lowest) ? v : rest_lowest;
-        const i32x16 index = __builtin_convertvector(where(near, place), i32x16);
+        rest_lowest = select(far & (v < rest_lowest), v, rest_lowest);
+        const i32x16 index = to_int(where(near, place));
         for_each_set(near, [&](int lane) {
           Mass& mass = into.mass[index[lane]];
           mass.weight += w[lane];
@@ -337,7 +323,7 @@ class Row {
     for (size_t block = 0; block < maxima_.size(); ++block) {
       if (!(maxima_[block] >= low)) continue;
       for_each(block, [&](int64_t first, f32x16 v) {
-        for_each_set(v >= low & v < high, [&](int lane) { found.push_back({v[lane], int32_t(first) + lane}); });
+        for_each_set((v >= splat(low)) & (v < splat(high)), [&](int lane) { found.push_back({v[lane], int32_t(first) + lane}); });
       });
     }
     return found;
@@ -349,7 +335,7 @@ class Row {
     const int64_t end = min64(i + kBlock, size_);
     for (; i + kLanes <= end; i += kLanes) body(i, load16(logits_ + i));
     const int left = int(end - i);
-    if (left > 0) body(i, lane_numbers() < left ? load16(logits_ + i, left) : splat(-kInfinity));
+    if (left > 0) body(i, select(lane_numbers() < splat(int32_t(left)), load16(logits_ + i, left), splat(-kInfinity)));
   }
 
   const float* logits_;
