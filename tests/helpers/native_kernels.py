@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tandem.kernels.native.bindings import NativeKernels, load
+from tandem.kernels.native.sampling import NativeDraws, load_draws
 
 # What a processor of each level has beside what this one may have: a test then runs the code for lesser ones too.
 _FLAGS_OF = {
@@ -19,12 +20,21 @@ ARCHITECTURES = tuple(_FLAGS_OF)
 
 
 def load_or_skip(architecture: str = "native") -> NativeKernels:
+    _skip_unless_it_runs(architecture)
+    return load(architecture=architecture)
+
+
+def load_draws_or_skip(architecture: str = "native") -> NativeDraws:
+    _skip_unless_it_runs(architecture)
+    return load_draws(architecture=architecture)
+
+
+def _skip_unless_it_runs(architecture: str) -> None:
     lacking = _FLAGS_OF[architecture] - _processor_flags()
     if lacking:
         pytest.skip(f"this processor runs no {architecture}: it lacks {', '.join(sorted(lacking))}")
     if shutil.which(os.environ.get("CXX") or "g++") is None:
         pytest.skip("no C++ compiler")
-    return load(architecture=architecture)
 
 
 def _processor_flags() -> set[str]:

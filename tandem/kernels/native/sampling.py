@@ -54,10 +54,10 @@ class NativeDraws:
         return token_ids.tolist(), peaks.tolist()
 
 
-def load_draws(cache_dir: Path | None = None) -> NativeDraws:
-    """Build if needed, and load.
+def load_draws(cache_dir: Path | None = None, architecture: str = "native") -> NativeDraws:
+    """Build if needed, and load; see `build`.
 
     Raises:
         ConfigurationError: the kernels cannot be compiled or loaded on this machine; the message says why.
     """
-    return NativeDraws(load_library(cache_dir))
+    return NativeDraws(load_library(cache_dir, architecture=architecture))

@@ -8,27 +8,26 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.core.errors import ConfigurationError
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.logits import SamplingState
 from tandem.engine.sampler import Sampler
-from tandem.kernels.native.sampling import NativeDraws, load_draws
+from tandem.kernels.native.sampling import NativeDraws
 from tandem.scheduler.output import SampledToken
+from tests.helpers.native_kernels import ARCHITECTURES, load_draws_or_skip
 
 NAN, INFINITY = float("nan"), float("inf")
-
-
-def _draws() -> NativeDraws:
-    try:
-        return load_draws()
-    except ConfigurationError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module", params=["torch", "native"])
 def sampler(request: pytest.FixtureRequest) -> Sampler:
     """Whatever is said of a sampler holds with and without the compiled draw."""
-    return Sampler(_draws() if request.param == "native" else None)
+    return Sampler(load_draws_or_skip() if request.param == "native" else None)
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def draws(request: pytest.FixtureRequest) -> NativeDraws:
+    """The compiled draw, also as it is compiled for lesser processors."""
+    return load_draws_or_skip(request.param)
 
 
 def _state(params: SamplingParams, vocab_size: int, seed: int = 0, outputs: tuple[int, ...] = ()) -> SamplingState:
@@ -323,9 +322,9 @@ def test_prompt_logprobs(rows_together: bool) -> None:
 
 @pytest.mark.parametrize("vocab_size", [1, 127, 129, 1003, 6145, 30011])
 @pytest.mark.parametrize("scale", [0.0, 0.1, 3.0, 10.0])
-def test_the_compiled_draw_chooses_what_pytorch_chooses(vocab_size: int, scale: float) -> None:
+def test_the_compiled_draw_chooses_what_pytorch_chooses(draws: NativeDraws, vocab_size: int, scale: float) -> None:
     """Wide and narrow distributions, many ties, banned tokens: another way to the same token."""
-    native = Sampler(_draws())
+    native = Sampler(draws)
     rng = random.Random(vocab_size)
     for trial in range(20):
         logits = _logits(4, vocab_size, seed=trial, scale=scale)
@@ -348,9 +347,11 @@ def test_the_compiled_draw_chooses_what_pytorch_chooses(vocab_size: int, scale: 
 
 @pytest.mark.parametrize("top_k", [50020, 25010, 20000])
 @pytest.mark.parametrize("kind", ["distinct", "ties", "flat", "banned"])
-def test_the_compiled_draw_keeps_as_many_of_many_tokens_as_pytorch_does(top_k: int, kind: str) -> None:
+def test_the_compiled_draw_keeps_as_many_of_many_tokens_as_pytorch_does(
+    draws: NativeDraws, top_k: int, kind: str
+) -> None:
     vocab_size = 50021
-    native = Sampler(_draws())
+    native = Sampler(draws)
     rng = random.Random(top_k)
     for trial in range(10):
         logits = _logits(4, vocab_size, seed=trial)
@@ -377,11 +378,12 @@ def test_the_compiled_draw_keeps_as_many_of_many_tokens_as_pytorch_does(top_k: i
 @pytest.mark.parametrize(
     "options", [{"top_k": 600}, {"top_k": 4095}, {"top_k": 600, "top_p": 0.9}, {"min_p": 0.5}], ids=str
 )
-def test_the_compiled_draw_reaches_both_ends_of_the_order(options: dict[str, Any], position: str) -> None:
+def test_the_compiled_draw_reaches_both_ends_of_the_order(
+    draws: NativeDraws, options: dict[str, Any], position: str
+) -> None:
     """All tokens alike: the order is the token id, so the kept ones are the first, and both ends can be drawn."""
     vocab_size = 4096
     num_kept = options.get("top_k", vocab_size) * options.get("top_p", 1.0)
-    draws = _draws()
     row = torch.zeros(1, vocab_size)
     uniform = 0.0 if position == "first" else 1.0 - 2.0**-53
     token_ids, peaks = draws.draw([row.data_ptr()], [SamplingParams(**options)], [uniform], vocab_size)
@@ -389,9 +391,9 @@ def test_the_compiled_draw_reaches_both_ends_of_the_order(options: dict[str, Any
     assert peaks == [0.0]
 
 
-def test_rows_may_lie_apart() -> None:
+def test_rows_may_lie_apart(draws: NativeDraws) -> None:
     """The model's logits need not be contiguous from row to row."""
-    native = Sampler(_draws())
+    native = Sampler(draws)
     wide = _logits(3, 3000)
     states = [_state(SamplingParams(top_p=0.9), 1000, seed) for seed in range(3)]
     assert native.sample(wide[:, 1000:2000], states) == native.sample(wide[:, 1000:2000].contiguous(), states)
@@ -400,8 +402,10 @@ def test_rows_may_lie_apart() -> None:
 @pytest.mark.parametrize("options", METHODS, ids=str)
 @pytest.mark.parametrize("bad_value", [NAN, INFINITY])
 @pytest.mark.parametrize("place", [0, 4321, 4999])
-def test_a_broken_row_fails_alone_in_the_compiled_draw(options: dict[str, Any], bad_value: float, place: int) -> None:
-    native = Sampler(_draws())
+def test_a_broken_row_fails_alone_in_the_compiled_draw(
+    draws: NativeDraws, options: dict[str, Any], bad_value: float, place: int
+) -> None:
+    native = Sampler(draws)
     logits = _logits(4, 5000)
     logits[1, place] = bad_value
     logits[2, :] = -INFINITY

@@ -94,6 +94,16 @@ TANDEM_INLINE void turn4(const float* const* row, int64_t u, f32x16* out) {
   out[1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
   out[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
   out[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+#elif defined(__AVX2__)
+  float* to = reinterpret_cast<float*>(out);
+#pragma GCC unroll 4
+  for (int i = 0; i < kLanes; i += 4) {
+    __m128 a = _mm_loadu_ps(row[i] + u), b = _mm_loadu_ps(row[i + 1] + u);
+    __m128 c = _mm_loadu_ps(row[i + 2] + u), d = _mm_loadu_ps(row[i + 3] + u);
+    _MM_TRANSPOSE4_PS(a, b, c, d);
+    _mm_store_ps(to + i, a), _mm_store_ps(to + kLanes + i, b);
+    _mm_store_ps(to + 2 * kLanes + i, c), _mm_store_ps(to + 3 * kLanes + i, d);
+  }
 #else
   float* to = reinterpret_cast<float*>(out);
   for (int i = 0; i < kLanes; ++i)
