@@ -11,7 +11,7 @@ from tandem.kernels.huge_pages import advise_huge_pages
 
 READ_BYTES = 1 << 30
 MATMUL_SIZE = 2048
-_CHOICE_SIZE = 256  # enough to tell dtypes apart: a processor without bfloat16 takes a minute for one large product
+_CHOICE_SIZE = 512  # enough to tell dtypes apart: a processor without bfloat16 takes a minute for one large product
 
 
 def read_bandwidth(repeats: int = 5) -> float:

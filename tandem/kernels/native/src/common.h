@@ -100,17 +100,6 @@ TANDEM_INLINE void store16(fp16* p, f32x16 v, int count = kLanes) {
   _mm256_mask_storeu_epi16(p, mask_of(count), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
 #elif defined(__AVX2__) && !defined(__AVX512F__)
-// A partial vector takes the way of a whole one, from and to a copy.
-template <class T, class Load> TANDEM_INLINE f32x16 load_copied(const T* p, int count, const Load& load) {
-  T copy[kLanes] = {};
-  for (int i = 0; i < count; ++i) copy[i] = p[i];
-  return load(copy);
-}
-template <class T, class Store> TANDEM_INLINE void store_copied(T* p, int count, const Store& store) {
-  T copy[kLanes];
-  store(copy);
-  for (int i = 0; i < count; ++i) p[i] = copy[i];
-}
 TANDEM_INLINE f32x16 load_whole(const float* p) { return {{load_vec(p), load_vec(p + kVecLanes)}}; }
 TANDEM_INLINE void store_whole(float* p, f32x16 v) { store_vec(p, v.part[0]), store_vec(p + kVecLanes, v.part[1]); }
 TANDEM_INLINE Vec load_half(const bf16* p) {
@@ -130,12 +119,18 @@ TANDEM_INLINE void store_whole(bf16* p, f32x16 v) {
   const __m256i words = _mm256_packus_epi32(to_bf16_words(v.part[0]), to_bf16_words(v.part[1]));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(words, 0xd8));
 }
+// A partial vector takes the way of a whole one, from and to a copy.
 template <class T> TANDEM_INLINE f32x16 load_any(const T* p, int count) {
-  return count == kLanes ? load_whole(p) : load_copied(p, count, [](const T* copy) { return load_whole(copy); });
+  if (count == kLanes) return load_whole(p);
+  T copy[kLanes] = {};
+  for (int i = 0; i < count; ++i) copy[i] = p[i];
+  return load_whole(copy);
 }
 template <class T> TANDEM_INLINE void store_any(T* p, const f32x16& v, int count) {
   if (count == kLanes) return store_whole(p, v);
-  store_copied(p, count, [&](T* copy) { store_whole(copy, v); });
+  T copy[kLanes];
+  store_whole(copy, v);
+  for (int i = 0; i < count; ++i) p[i] = copy[i];
 }
 TANDEM_INLINE f32x16 load16(const float* p, int count = kLanes) { return load_any(p, count); }
 TANDEM_INLINE f32x16 load16(const bf16* p, int count = kLanes) { return load_any(p, count); }
