@@ -58,7 +58,7 @@ def test_a_late_read_fails_in_time_but_is_over_only_when_nixl_says_so(
     peer = reader.connect(source.card)
     source.freeze()
     late = reader.read(peer, BLOCKS, BLOCKS, deadline_s=0.2)
-    assert late.wait(2.0)
+    assert late.wait(WAIT_S)
     assert late.state is TransferState.FAILED
     assert "deadline" in str(late.error)
     assert not late.is_over
@@ -77,7 +77,7 @@ def test_after_a_fence_every_read_is_over_and_nothing_is_written(
     old_card = reader.card()
     source.freeze()
     late = reader.read(peer, BLOCKS, BLOCKS, deadline_s=0.1)
-    assert late.wait(2.0)
+    assert late.wait(WAIT_S)
     reader.fence()
     assert late.is_over
     assert not pages.any()
