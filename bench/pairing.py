@@ -24,6 +24,7 @@ from bench.router_fleet import RouterFleet, Size
 from tandem.locality.base import LocalityIndex
 from tandem.locality.embedded import EmbeddedIndex
 from tandem.locality.redis import RedisIndex
+from tandem.serving.router_process import rest_collector
 from tests.helpers.redis_server import running_redis
 
 ROUNDS = 5
@@ -47,11 +48,13 @@ def measure(system: System, size: Size, num_asked: int) -> Iterator[Row]:
     fleet = RouterFleet(system.index, system.name == "redis", size)
     try:
         yield _memory_row(system, fleet)
+        rest_collector()  # NOTE: as a router does
         yield from _pairing_rows(system, fleet, num_asked)
         if system.name == "embedded":
             yield from _report_rows(fleet)
     finally:
         fleet.close()
+        gc.unfreeze()
 
 
 def _memory_row(system: System, fleet: RouterFleet) -> Row:

@@ -2,7 +2,9 @@
 
 import gc
 import os
+from collections.abc import Generator
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -18,5 +20,17 @@ def pytest_collection_finish() -> None:
     """Collected tests and their imports are near a million objects: looking through them stops this process for one or
     two seconds, in which what is tested goes on. They stay to the end anyway.
     """
+    _rest_collector()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+    """So do reports of tests, and whatever else a module leaves."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        _rest_collector()
+
+
+def _rest_collector() -> None:
     gc.collect()
     gc.freeze()

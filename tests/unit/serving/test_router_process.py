@@ -205,6 +205,26 @@ def test_settings_that_cannot_be_honoured_are_one_line(arguments: list[str], sai
     assert "Traceback" not in result.stderr
 
 
+def test_the_news_of_a_large_fleet_do_not_set_off_the_collector() -> None:
+    """Each worker's news replace the last ones; what nobody replaces is looked through in time."""
+    code = """
+import gc
+from tandem.serving.router_process import rest_collector
+from tests.unit.serving.stub_workers import status
+
+rest_collector()
+begun = []
+gc.callbacks.append(lambda phase, _: begun.append(phase))
+known = {}
+for _ in range(3):
+    known |= {number: status(f"w{number}") for number in range(1024)}
+assert not begun, begun
+kept = [[] for _ in range(30_000)]
+assert begun
+"""
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
 def test_no_torch_comes_with_a_router() -> None:
     code = "import sys, tandem.serving.router_process, tandem.serving.command; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
