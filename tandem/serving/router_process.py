@@ -77,8 +77,8 @@ async def _run(settings: RouterSettings) -> int:
 
 
 def rest_collector() -> None:
-    """Let Python's garbage collector look at less, and less often: the last news of a thousand workers are 8,000 objects,
-    and passing them takes longer than a pairing. They go when the next news come; hardly anything needs the collector.
+    """Let Python's garbage collector look at less, and less often: a thousand workers' last news are 8,000 objects, and
+    passing them takes longer than a pairing. They go when the next news come; hardly anything needs the collector.
     """
     gc.collect()
     gc.freeze()
