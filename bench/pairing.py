@@ -45,7 +45,7 @@ class System:
 
 def measure(system: System, size: Size, num_asked: int) -> Iterator[Row]:
     """Fill the index, then ask."""
-    fleet = RouterFleet(system.index, system.name == "redis", size)
+    fleet, thresholds = RouterFleet(system.index, system.name == "redis", size), gc.get_threshold()
     try:
         yield _memory_row(system, fleet)
         rest_collector()  # NOTE: as a router does
@@ -55,6 +55,7 @@ def measure(system: System, size: Size, num_asked: int) -> Iterator[Row]:
     finally:
         fleet.close()
         gc.unfreeze()
+        gc.set_threshold(*thresholds)
 
 
 def _memory_row(system: System, fleet: RouterFleet) -> Row:
