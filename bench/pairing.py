@@ -28,7 +28,7 @@ from tandem.serving.router_process import rest_collector
 from tests.helpers.redis_server import running_redis
 
 ROUNDS = 5
-LARGE = (Size(1024, 10_000_000), Size(10_000, 1_000_000), Size(10_000, 10_000_000))
+LARGE = (Size(64, 10_000_000), Size(1024, 10_000_000), Size(10_000, 1_000_000), Size(10_000, 10_000_000))
 AIM_US = 1000.0
 AIM_BYTES = 100.0
 

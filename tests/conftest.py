@@ -25,7 +25,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
-    """So do reports of tests, and whatever else a module leaves."""
+    """Reports of its tests, and whatever else a module leaves, stay to the end too."""
     yield
     if nextitem is None or nextitem.path != item.path:
         _rest_collector()
