@@ -97,8 +97,8 @@ class EmbeddedDiscovery:
 
 
 class RouterDiscovery:
-    """`Discovery` for workers without Redis: announces to every router. It knows what routers answered last, and asks
-    them as often as `look_interval_s` says.
+    """`Discovery` for workers without Redis: announces to every router. It knows what routers answered last, asks them
+    as often as `look_interval_s` says, and adds what was announced through it since then.
 
     One router that answers is enough; the others learn of the worker when they are back.
     """
@@ -118,26 +118,28 @@ class RouterDiscovery:
         self._clock = clock or SystemClock()
         self._ttl_s = ttl_s
         self._timeout_s = timeout_s
-        self._answers: list[tuple[float, Sequence[WorkerRecord]]] = [(0.0, ())] * len(self._clients)
+        self._answers: list[tuple[float, dict[str, WorkerRecord]]] = [(0.0, {}) for _ in self._clients]
         self._ask_at_s = [0.0] * len(self._clients)
 
     async def announce(self, record: WorkerRecord) -> None:
         check_record(record)
         results = await asyncio.gather(*(self._register(number, record) for number in range(len(self._clients))))
         self._require_one(results)
+        for _, records in self._answers:  # NOTE: also of routers that did not answer: theirs is an older incarnation
+            records[record.worker.worker_id] = record
 
     async def withdraw(self, record: WorkerRecord) -> None:
-        self._answers = [
-            (until_s, [known for known in records if known.worker != record.worker])
-            for until_s, records in self._answers
-        ]
+        for _, records in self._answers:
+            known = records.get(record.worker.worker_id)
+            if known is not None and known.worker == record.worker:
+                del records[record.worker.worker_id]
         results = await asyncio.gather(*(self._unregister(client, record) for client in self._clients))
         self._require_one(results)
 
     async def workers(self) -> Sequence[WorkerRecord]:
         now_s = self._clock.now_s()
         fresh = [records for until_s, records in self._answers if until_s > now_s]
-        return list({record.worker.worker_id: record for records in fresh for record in records}.values())
+        return list({worker_id: record for records in fresh for worker_id, record in records.items()}.values())
 
     async def close(self) -> None:
         await asyncio.gather(*(client.close() for client in self._clients))
@@ -151,7 +153,8 @@ class RouterDiscovery:
             return error
         if is_asking:
             now_s, interval_s = self._clock.now_s(), look_interval_s(len(records))
-            self._answers[number] = (now_s + max(self._ttl_s, 2 * interval_s), records)
+            until_s = now_s + max(self._ttl_s, 2 * interval_s)
+            self._answers[number] = (until_s, {known.worker.worker_id: known for known in records})
             self._ask_at_s[number] = now_s + interval_s
         return None
 

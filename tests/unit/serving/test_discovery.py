@@ -111,12 +111,33 @@ def test_a_list_that_is_long_is_asked_for_seldom(monkeypatch: pytest.MonkeyPatch
             await router.service.register(Registration(record("p1")))
             clock.advance(2.4)
             await discovery.announce(record("p0", address="127.0.0.1:2"))
-            assert list(await discovery.workers()) == [record("p0")]
+            assert list(await discovery.workers()) == [record("p0", address="127.0.0.1:2")]
             told = await router.service.register(Registration(record("p1")))
             assert record("p0", address="127.0.0.1:2") in told
             clock.advance(5.2)
             await discovery.announce(record("p0"))
             assert {known.worker.worker_id for known in await discovery.workers()} == {"p0", "p1"}
+            await discovery.close()
+
+    run(scenario())
+
+
+def test_an_announcement_is_known_at_once_though_routers_are_not_asked_again() -> None:
+    """Until its next look, the list named the former incarnation of a worker that had just been announced through it.
+    So did the answer of a router that had stopped meanwhile.
+    """
+
+    async def scenario() -> None:
+        clock = ManualClock()
+        async with serving_router(SETTINGS) as first:
+            async with serving_router(SETTINGS) as second:
+                discovery = RouterDiscovery([first.address, second.address], clock=clock, timeout_s=PATIENT_S)
+                await discovery.announce(record("p0"))
+            for incarnation in ("2", "3"):
+                await discovery.announce(record("p0", incarnation))
+                assert list(await discovery.workers()) == [record("p0", incarnation)]
+            await discovery.withdraw(record("p0", "3"))
+            assert list(await discovery.workers()) == []
             await discovery.close()
 
     run(scenario())
