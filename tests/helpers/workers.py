@@ -101,7 +101,7 @@ async def generated(client: WorkerClient, call: GenerateCall) -> list[int]:
         return [t async for news in client.generate(call) for t in news.output.token_ids]
 
 
-async def until(condition: Callable[[], Awaitable[bool]], what: str, timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], what: str, timeout_s: float = TIMEOUT_S) -> None:
     """Ask again and again."""
     try:
         async with asyncio.timeout(timeout_s):
@@ -120,7 +120,7 @@ async def is_at_rest(worker: Worker) -> bool:
     return is_free and not load.num_requests and not len(worker.core.leases) and not worker.lifecycle.num_working
 
 
-async def at_rest(*workers: Worker, timeout_s: float = 5.0) -> None:
+async def at_rest(*workers: Worker, timeout_s: float = TIMEOUT_S) -> None:
     for worker in workers:
         await until(lambda w=worker: is_at_rest(w), f"{worker.core.me.worker_id} at rest", timeout_s)  # type: ignore[misc]
 

@@ -270,7 +270,7 @@ def test_who_leaves_pays_what_was_generated(tmp_path: Path, accounts: str, is_st
             writer.close()
             await writer.wait_closed()
             await eventually(lambda: worker.num_open == 0)
-            assert worker.cancelled_at_s[-1] - left_s < 1.0
+            assert worker.cancelled_at_s[-1] - left_s < 10.0
         async with asyncio.timeout(5):
             while len(entries := await ledger(cluster)) < 2:
                 await asyncio.sleep(0.01)

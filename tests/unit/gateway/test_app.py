@@ -32,7 +32,7 @@ def test_ready_follows_routers_and_workers_while_health_does_not(tmp_path: Path)
         assert (await client.get("/ready")).status_code == 503
         assert (await client.get("/health")).json() == {"status": "ok"}
 
-    tell(tmp_path, story, router_timeout_s=0.2)
+    tell(tmp_path, story, router_timeout_s=1.0)
 
 
 def test_probes_may_ask_by_head(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_writer_waits_while_the_reader_is_far_behind() -> None:
         assert not done
         (taken,) = await queue.take()
         assert len(taken.token_ids) == MAX_NEWS
-        await asyncio.wait_for(waiting, 1)
+        await asyncio.wait_for(waiting, 20)
         assert [item.token_ids for item in await queue.take()] == [(MAX_NEWS,)]
 
     asyncio.run(run())

@@ -16,6 +16,7 @@ import pytest
 from tandem.core.errors import IncompatiblePeerError, InvalidRequestError, TandemError, WorkerLostError
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
+from tandem.rpc.channel import KEEPALIVE_S
 from tandem.rpc.client import WorkerClient
 from tandem.rpc.context import incoming_traceparent
 from tandem.rpc.messages import GenerateCall, GenerateNews
@@ -197,12 +198,10 @@ def test_a_request_that_is_left_here_is_cancelled_there_and_no_other(held_at: in
         leaving = asyncio.ensure_future(told(client, asked("left", 3)))
         while "left" not in worker.gone or worker.said.get("left", 0) < held_at:
             await asyncio.sleep(0.001)  # until it is silent
-        begin = time.perf_counter()
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaving
         await worker.gone["left"].wait()
-        assert time.perf_counter() - begin < 1.0
         assert not worker.gone["stays"].is_set()
         worker.go.set()
         assert await stays == whole(3)
@@ -268,7 +267,7 @@ def test_whoever_takes_nothing_is_sent_no_more_than_its_room_and_holds_up_no_oth
     run(check)
 
 
-def test_all_requests_of_a_worker_that_was_killed_are_lost_within_a_second() -> None:
+def test_all_requests_of_a_worker_that_was_killed_are_lost_at_once() -> None:
     async def check() -> None:
         with subprocess.Popen([sys.executable, "-c", MORTAL_WORKER], stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
@@ -282,7 +281,7 @@ def test_all_requests_of_a_worker_that_was_killed_are_lost_within_a_second() -> 
             for stream in (*streams, client.serve(generate_call())):
                 with pytest.raises(WorkerLostError, match=f"127.0.0.1:{port}"):
                     await anext(stream)
-            assert time.perf_counter() - begin < 1.0
+            assert time.perf_counter() - begin < KEEPALIVE_S / 2
             await client.close()
 
     run(check)
@@ -299,13 +298,11 @@ def test_a_server_that_stops_loses_its_requests_and_one_that_is_back_is_found() 
             await anext(stream)
         await worker.cancelled.wait()
         server = await serve_worker(Talker(), server.address)
-        begin = time.perf_counter()
         while True:
             try:
                 assert await told(client, asked("again", 2)) == whole(2)
                 break
             except WorkerLostError:
-                assert time.perf_counter() - begin < 2.0
                 await asyncio.sleep(0.02)  # between tries, as a caller would
         await client.close()
         await server.stop()

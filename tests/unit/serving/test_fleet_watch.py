@@ -21,6 +21,7 @@ from tests.unit.routing.builders import FAST, LINK
 from tests.unit.serving.stub_workers import StubWorker, eventually, record, serving_worker, status
 
 SILENCE_S = 0.6
+LONG_S = 20.0  # NOTE: a slow machine makes no silence of it
 
 
 class Listed:
@@ -47,7 +48,7 @@ class Watched:
     """A running watch and what it found."""
 
     def __init__(
-        self, forget_s: float = 60.0, silence_s: float = SILENCE_S, max_reports_per_s: float = MAX_REPORTS_PER_S
+        self, forget_s: float = 60.0, silence_s: float = LONG_S, max_reports_per_s: float = MAX_REPORTS_PER_S
     ) -> None:
         calibration = Calibration(FAST)
         self.fleet = Fleet(Limits(), Links(LINK), calibration.speed)
@@ -132,7 +133,7 @@ def test_a_worker_that_dies_is_out_at_once_and_back_when_it_is_back() -> None:
                 await eventually(lambda: watched.incarnations() == {"p": "1"})
             died_s = time.monotonic()
             await eventually(lambda: watched.incarnations() == {})
-            assert time.monotonic() - died_s < SILENCE_S
+            assert time.monotonic() - died_s < LONG_S / 4
             assert watched.fleet.num_workers() == 0
             async with serving_worker(StubWorker(status("p", incarnation="2", epoch=2)), server.address):
                 await eventually(lambda: watched.incarnations() == {"p": "2"})
@@ -142,7 +143,7 @@ def test_a_worker_that_dies_is_out_at_once_and_back_when_it_is_back() -> None:
 
 def test_a_worker_that_falls_silent_is_out_in_time_and_back_when_it_speaks() -> None:
     async def scenario() -> None:
-        async with watching() as watched, contextlib.AsyncExitStack() as opened:
+        async with watching(silence_s=SILENCE_S) as watched, contextlib.AsyncExitStack() as opened:
             stub = StubWorker(status("p"))
             server = await opened.enter_async_context(serving_worker(stub))
             watched.lists(server.address)

@@ -42,7 +42,7 @@ def test_redis_is_asked_and_its_absence_is_an_empty_answer(
                 for _ in range(2):
                     started_s = time.monotonic()
                     assert await lookup.leading_blocks(HASHES) == {}
-                    assert time.monotonic() - started_s < 2.0
+                    assert time.monotonic() - started_s < PATIENT_S
                 with pytest.raises(LocalityUnavailableError):
                     await lookup.stats()
             async with asyncio.timeout(PATIENT_S):
@@ -65,8 +65,8 @@ def test_the_event_loop_goes_on_while_redis_thinks(server: RedisServer) -> None:
             asked = asyncio.create_task(lookup.leading_blocks(HASHES))
             started_s = time.monotonic()
             await asyncio.sleep(0)
-            assert time.monotonic() - started_s < 1.0
+            assert time.monotonic() - started_s < PATIENT_S / 2
             assert await asked == {}
-            assert time.monotonic() - started_s < 2.0
+            assert time.monotonic() - started_s < PATIENT_S / 2
 
     run(scenario())

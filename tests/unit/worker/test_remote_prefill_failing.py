@@ -23,6 +23,7 @@ from tandem.worker.process import Worker
 from tandem.worker.remote_prefill import RemotePrefill
 from tests.helpers.handoffs import PROMPT, Gate, call_of
 from tests.helpers.workers import (
+    TIMEOUT_S,
     at_rest,
     front_of,
     generated,
@@ -39,7 +40,7 @@ def test_a_prefill_worker_that_ends_in_the_middle_costs_a_recomputation(
         gate = Gate(number)
         async with pair_of(llama, lease_ttl_s=1) as pair, front_of(pair.prefill, change=gate) as front:
             task = asyncio.create_task(generated(pair.to_decode, call_of(pair, front.worker)))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(TIMEOUT_S):
                 await gate.reached.wait()
             await front.server.stop(0.0)
             assert await task == expected
@@ -55,7 +56,7 @@ def test_the_next_prefill_worker_takes_over(llama: Path, expected: list[int], nu
         async with pair_of(llama, lease_ttl_s=1) as pair, front_of(pair.prefill, "p1", change=gate) as front:
             call = call_of(pair, front.worker, spares=(pair.prefill.core.me,))
             task = asyncio.create_task(generated(pair.to_decode, call))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(TIMEOUT_S):
                 await gate.reached.wait()
             await front.server.stop(0.0)
             assert await task == expected
@@ -137,8 +138,7 @@ def test_a_confirmation_that_fails_after_prefill_has_ended_leads_to_the_next(
 def test_a_prefill_worker_that_never_answers_is_given_up(llama: Path, expected: list[int], silent: set[str]) -> None:
     async def main() -> None:
         async with pair_of(llama, lease_ttl_s=1) as pair, front_of(pair.prefill, silent=silent) as front:
-            async with asyncio.timeout(4):
-                assert await generated(pair.to_decode, call_of(pair, front.worker)) == expected
+            assert await generated(pair.to_decode, call_of(pair, front.worker)) == expected
             assert await generated(pair.to_decode, call_of(pair, salt="next")) == expected
             await at_rest(pair.prefill, pair.decode)
 
@@ -150,7 +150,7 @@ def test_a_lease_that_ends_during_a_slow_prefill_is_never_used(llama: Path, expe
         gate = Gate(3)
         async with pair_of(llama) as pair, front_of(pair.prefill, change=gate) as front:
             task = asyncio.create_task(generated(pair.to_decode, call_of(pair, front.worker)))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(TIMEOUT_S):
                 await gate.reached.wait()
             (lease_id,) = pair.prefill.core.leases._leases
             pair.prefill.core.leases.end(lease_id)

@@ -19,7 +19,18 @@ from tandem.rpc.messages import (
     PrefillNews,
     WorkerAddress,
 )
-from tests.helpers.workers import GREEDY, LONG, Pair, at_rest, generated, pair_of, prompt_of, service_of, until
+from tests.helpers.workers import (
+    GREEDY,
+    LONG,
+    TIMEOUT_S,
+    Pair,
+    at_rest,
+    generated,
+    pair_of,
+    prompt_of,
+    service_of,
+    until,
+)
 
 PROMPT = prompt_of(90)
 READER = WorkerAddress("reader", "127.0.0.1:1", "x")
@@ -131,12 +142,12 @@ def test_waiting_for_the_first_chunk_does_not_use_up_the_lease(llama: Path) -> N
     """The lease was opened when the call came: a queue longer than its time ended it before anyone could renew it."""
 
     async def main() -> None:
-        async with pair_of(llama, lease_ttl_s=1) as pair:
+        async with pair_of(llama, lease_ttl_s=2) as pair:
             engine = pair.prefill.core.engine
             await engine.call(lambda e: e.kv.borrow("taken", 10_000))
             task = asyncio.create_task(prefilled(pair, call_of()))
             await until(lambda: is_waiting(pair), "a request that waits")
-            _, pending = await asyncio.wait([task], timeout=1.3)
+            _, pending = await asyncio.wait([task], timeout=2.3)
             assert pending
             await engine.call(lambda e: e.kv.drop("taken"))
             assert len(await task) == 5
@@ -243,7 +254,7 @@ def test_a_prompt_whose_blocks_are_taken_from_it_is_refused_and_freed(llama: Pat
             results = await asyncio.gather(*(prefilled(pair, call) for call in calls), return_exceptions=True)
             assert all(isinstance(result, list | CapacityError) for result in results)
             assert any(isinstance(result, list) for result in results)
-            await at_rest(pair.prefill, timeout_s=3)
+            await at_rest(pair.prefill)
 
     asyncio.run(main())
 
@@ -259,7 +270,7 @@ def test_an_engine_that_stops_in_the_middle_ends_every_call(llama: Path) -> None
             with pytest.raises(EngineStoppedError):
                 await decoding
             assert pair.decode.lifecycle.num_working == 0
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(TIMEOUT_S):
                 await asyncio.Event().wait()  # the worker ends itself
 
     with pytest.raises(ExceptionGroup) as raised:  # NOTE: the worker itself ends with its engine

@@ -21,7 +21,7 @@ from tandem.gateway.openai.responses.store import (
 from tests.helpers.redis_server import RedisServer, running_redis
 
 MAX_ENTRY_BYTES = 4096
-LEASE_S = 0.2
+LEASE_S = 1.0
 
 
 @pytest.fixture(scope="module")

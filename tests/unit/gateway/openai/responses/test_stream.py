@@ -139,7 +139,7 @@ def test_a_client_that_leaves_aborts_its_response(tmp_path: Path, is_stream: boo
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         await eventually(lambda: stage.worker.num_open == 0)
-        assert stage.worker.cancelled_at_s[0] - left_s < 1.0
+        assert stage.worker.cancelled_at_s[0] - left_s < 10.0
         await eventually(lambda: stage.gateway.admission.num_open == 0)
 
     tell(tmp_path, story, "hello, world")
