@@ -10,6 +10,7 @@ its last, less what the same calls to router and worker take without a gateway.
 import argparse
 import asyncio
 import contextlib
+import os
 import statistics
 import subprocess
 import sys
@@ -22,7 +23,7 @@ import httpx
 import orjson
 import psutil
 
-from bench.instant_backend import HangingWorker, InstantRouter
+from bench.instant_backend import SECRET, HangingWorker, InstantRouter
 from bench.load import ForeignLoad, prioritise
 from bench.report import Report, Row
 from tandem.core.clock import SystemClock
@@ -77,7 +78,8 @@ def gateway_before(router: str) -> Iterator[System]:
     command = [sys.executable, "-m", "services.gateway", "--model", MODEL, "--routers", router, "--port", "0"]
     # NOTE: the stand-in is one process for router and worker, and slower than the gateway when all come at once.
     command += ["--max-concurrent-requests", "8192", "--router-timeout-s", "60", "--silent-after-s", "60"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as gateway:
+    environment = os.environ | {"TANDEM_CLUSTER_SECRET": SECRET.decode()}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as gateway:
         try:
             yield System(_ready(gateway), router, psutil.Process(gateway.pid))
         finally:
@@ -137,11 +139,11 @@ async def ask_many(system: System, path: str, body: bytes, num_requests: int, co
 async def one_by_one(system: System, body: bytes, token_ids: Sequence[int], num_requests: int) -> tuple[float, float]:
     """Median seconds of a request alone, and of the gRPC calls behind it made directly."""
     client = HttpClient(system.url, {}, SystemClock())
-    router = RouterClient(system.router, secret=None)
+    router = RouterClient(system.router, secret=SECRET)
     through, direct = [], []
     pair = PairCall(request_id="bench", model=NAME, token_ids=tuple(token_ids), num_expected_output=WHOLE_TOKENS)
     answer = await router.pair(pair)
-    worker = WorkerClient(answer.decode.address, secret=None)
+    worker = WorkerClient(answer.decode.address, secret=SECRET)
     params = SamplingParams(max_tokens=WHOLE_TOKENS, seed=1)
     call = GenerateCall(request_id="bench", prompt_token_ids=tuple(token_ids), params=params)
     try:
@@ -209,8 +211,8 @@ def _named(concurrency: int, per_step: int, step_s: float, is_shared: bool) -> s
 async def _hang_up(num_times: int) -> list[float]:
     """Seconds from a client's hanging up to its worker's being told."""
     worker = HangingWorker(NAME)
-    serving = await serve_worker(worker, "127.0.0.1:0")
-    router = await serve_router(InstantRouter(NAME, serving.address), "127.0.0.1:0")
+    serving = await serve_worker(worker, "127.0.0.1:0", secret=SECRET)
+    router = await serve_router(InstantRouter(NAME, serving.address), "127.0.0.1:0", secret=SECRET)
     body, found = bodies()[1], []
     gateway = gateway_before(router.address)
     system = await asyncio.to_thread(gateway.__enter__)  # NOTE: it asks the router, which this loop serves

@@ -35,6 +35,7 @@ from tandem.rpc.server import serve_router, serve_worker
 
 MAX_MODEL_LEN = 32768
 VOCAB_SIZE = 4096
+SECRET = b"shared with the gateway"
 
 
 def _info(model: str) -> ModelInfo:
@@ -157,8 +158,9 @@ class InstantRouter(_Rest):
 
 async def _serve(model: str, num_tokens: int, per_step: int, step_s: float, *, is_shared: bool) -> None:
     steps = Steps(step_s)
-    worker = await serve_worker(InstantWorker(model, num_tokens, per_step, steps), "127.0.0.1:0", is_shared=is_shared)
-    router = await serve_router(InstantRouter(model, worker.address), "127.0.0.1:0")
+    instant = InstantWorker(model, num_tokens, per_step, steps)
+    worker = await serve_worker(instant, "127.0.0.1:0", secret=SECRET, is_shared=is_shared)
+    router = await serve_router(InstantRouter(model, worker.address), "127.0.0.1:0", secret=SECRET)
     ticking = asyncio.create_task(steps.run()) if step_s else None
     sys.stdout.write(f"{router.address}\n")
     sys.stdout.flush()

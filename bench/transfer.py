@@ -39,6 +39,7 @@ from tandem.transport.transfer import TransferState
 PAGE_KIB = (16, 64, 256, 1024)
 LATENCY_READS = 100
 COMPATIBILITY = {"bench": "transfer"}
+SECRET = b"shared by both sides"  # NOTE: their pools hold nothing but test data
 Pages = NDArray[np.uint8]
 Blocks = Sequence[int]
 Read = Callable[[Blocks, Blocks], None]
@@ -72,9 +73,9 @@ def serve(name: str, shape: Shape) -> None:
 def build(name: str, pool: MemoryPool) -> KVTransport:
     """A transport that reads from other processes."""
     makers: Mapping[str, Callable[[], KVTransport]] = {
-        "tcp": lambda: TcpTransport(pool, Identity(COMPATIBILITY)),
-        "tcp, 2 streams": lambda: TcpTransport(pool, Identity(COMPATIBILITY), TcpConfig(num_streams=2)),
-        "nixl": lambda: NixlTransport(pool, Identity(COMPATIBILITY)),
+        "tcp": lambda: TcpTransport(pool, Identity(COMPATIBILITY, SECRET)),
+        "tcp, 2 streams": lambda: TcpTransport(pool, Identity(COMPATIBILITY, SECRET), TcpConfig(num_streams=2)),
+        "nixl": lambda: NixlTransport(pool, Identity(COMPATIBILITY, SECRET)),
     }
     return makers[name]()
 
@@ -122,7 +123,7 @@ def raw_nixl_system(shape: Shape, card: bytes, stack: ExitStack) -> Read:
     pages = new_pages(shape.num_blocks, shape.page_bytes)
     agent = NixlAgent(pool_of(pages), bytes(16), {})
     stack.callback(lambda kept: agent.destroy(), pages)
-    fields = json.loads(unseal(card, Identity({})).metadata)
+    fields = json.loads(unseal(card, Identity({}, SECRET)).metadata)
     address = AgentAddress.from_fields(fields)
     remote = agent.add_remote(address.name, base64.b64decode(fields["metadata"]), address.pool, address.identity)
 
@@ -139,7 +140,7 @@ def raw_nixl_system(shape: Shape, card: bytes, stack: ExitStack) -> Read:
 def inproc_system(shape: Shape, stack: ExitStack) -> Read:
     registry = InprocRegistry()
     pools = [pool_of(new_pages(shape.num_blocks, shape.page_bytes)) for _ in range(2)]
-    ours, theirs = (InprocTransport(pool, Identity(COMPATIBILITY), registry) for pool in pools)
+    ours, theirs = (InprocTransport(pool, Identity(COMPATIBILITY, SECRET), registry) for pool in pools)
     stack.callback(theirs.close)
     stack.callback(ours.close)
     return reader(ours, ours.connect(theirs.card()))

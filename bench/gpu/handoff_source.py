@@ -18,6 +18,7 @@ from tandem.transport.card import Identity
 KV_BYTES = 12 << 30
 LEASE = "lease"
 COMPATIBILITY = {"bench": "gpu handoff"}
+SECRET = b"shared by both sides"  # NOTE: their pools hold nothing but test data
 
 
 def serve(connection: Connection, setting: Setting, name: str, length: int, chunk: int) -> None:
@@ -57,7 +58,7 @@ def open_transports(stack: Stack) -> tuple[dict[str, KVTransport], dict[str, str
     name = "cpu" if device.type == "cpu" else f"cuda:{device.index or 0}"
     pool = MemoryPool(pages.data_ptr(), stack.arena.layout.page_bytes, stack.arena.num_blocks, name, stack.arena)
     try:
-        return {"nixl": NixlTransport(pool, Identity(COMPATIBILITY))}, {}
+        return {"nixl": NixlTransport(pool, Identity(COMPATIBILITY, SECRET))}, {}
     except ConfigurationError as error:
         return {}, {"nixl": str(error)}
 

@@ -6,6 +6,7 @@ Decides what is started; `serving.supervisor` keeps it alive.
 import asyncio
 import os
 import random
+import secrets
 import shlex
 import socket
 import sys
@@ -21,6 +22,7 @@ from tandem.cli.cluster_status import ClusterStatus
 from tandem.cli.gpu_count import count_gpus
 from tandem.cli.process_output import ProcessOutput
 from tandem.cli.trace import checked_key
+from tandem.core.errors import ConfigurationError
 from tandem.core.memory import default_cpu_kv_bytes
 from tandem.kernels.native.core_board import CoreBoard
 from tandem.models.hub import resolve_model_path, served_name
@@ -28,11 +30,12 @@ from tandem.serving.cores import parse_cpus, share_cores
 from tandem.serving.gpus import share_gpus
 from tandem.serving.ports import free_ports
 from tandem.serving.process_spec import RestartPolicy
-from tandem.serving.settings import EngineSettings
+from tandem.serving.settings import MAKE_SECRET, EngineSettings, secret_of
 from tandem.serving.supervisor import Supervisor
 from tandem.serving.topology import LOOPBACK, Topology
 from tandem.text.chat_template import ChatTemplate
 
+_SECRET_BYTES = 32
 _OWN_PORTS = 2  # of each router and worker: gRPC and metrics
 _DECIDED_HERE = {"model", "num_threads", "device", "gpu_memory_utilization"}
 
@@ -57,6 +60,9 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
     status_interval_s: float = Field(10.0, gt=0, description="time between two lines about health and rates, seconds")
     stop_timeout_s: float = Field(40.0, ge=0, description="on Ctrl-C each process may go on for this long, seconds")
     quiet: bool = Field(False, description="no lines about health and rates")
+    cluster_secret: SecretStr | None = Field(
+        None, description="shared by all processes; omitted: drawn anew for each run, but needed with --redis"
+    )
     admin_key: SecretStr | None = Field(None, description="with TANDEM_ACCOUNTS: an admin's key, for those lines")
 
     def run(self) -> int:
@@ -85,6 +91,7 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
             host=self.host,
             gateway_ports=(port,),
             ports=tuple(ports[:-1]),
+            cluster_secret=self._secret(),
             shares=tuple(shares),
             gpus=tuple(gpus),
             redis=self.redis,
@@ -100,6 +107,18 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
             return topology
         CoreBoard.create(path, topology.shares)
         return replace(topology, core_board=str(path))
+
+    def _secret(self) -> str:
+        """The one that was given, else a new one. Raises `ConfigurationError` where other runs must know it."""
+        given = secret_of(self.cluster_secret)
+        if given is not None:
+            return given.decode()
+        if self.redis is not None:
+            raise ConfigurationError(
+                "--redis needs a cluster secret, since runs that share a Redis use each other's workers: "
+                f"`{MAKE_SECRET}` makes one; start each of them with it"
+            )
+        return secrets.token_hex(_SECRET_BYTES)
 
     def _engine_flags(self) -> tuple[str, ...]:
         """What was said about the engine, as flags again."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, field_validator
 
-from tandem.serving.settings import Settings, secret_of
+from tandem.serving.settings import Settings, required_secret
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@*\s]+")
 
@@ -83,7 +83,7 @@ class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
     prices: str | None = Field(
         None, description='JSON or a file of it: {"input": 1, "output": 5}, units for a million tokens'
     )
-    cluster_secret: SecretStr | None = Field(None, description="shared by all processes; calls without it are refused")
+    cluster_secret: SecretStr | None = Field(None, description="shared by all processes of a cluster; required")
     log_level: str = Field("info", description="debug, info, warning or error")
     log_format: str = Field("text", description="text, or json: one object a line")
     otlp_endpoint: str | None = Field(None, description="URL that OpenTelemetry spans are sent to; omitted: none")
@@ -114,9 +114,9 @@ class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
         return tuple(address.strip() for address in self.routers.split(","))
 
     @cached_property
-    def secret(self) -> bytes | None:
-        """The cluster's secret, for calls; raises as `secret_of`."""
-        return secret_of(self.cluster_secret)
+    def secret(self) -> bytes:
+        """The cluster's secret; raises as `required_secret`."""
+        return required_secret(self.cluster_secret, f"routers={self.routers!r}")
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT; returns the exit code."""

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from tandem.core.errors import ConfigurationError
-from tandem.serving.settings import Settings, secret_of
+from tandem.serving.settings import Settings, required_secret
 
 
 class PlannerSettings(Settings, cli_prog_name="python -m services.planner"):
@@ -79,7 +79,7 @@ class PlannerSettings(Settings, cli_prog_name="python -m services.planner"):
     metrics_port: int | None = Field(
         7951, ge=0, le=65535, description="HTTP port of /metrics, /health and /plan; 0 = any free one"
     )
-    cluster_secret: SecretStr | None = Field(None, description="shared by all processes; calls without it are refused")
+    cluster_secret: SecretStr | None = Field(None, description="shared by all processes of a cluster; required")
     log_level: str = Field("info", description="debug, info, warning or error")
     log_format: str = Field("text", description="text, or json: one object a line")
 
@@ -137,9 +137,9 @@ class PlannerSettings(Settings, cli_prog_name="python -m services.planner"):
         return self.prefill_deployment is not None or bool(self.gateway_selector)
 
     @cached_property
-    def secret(self) -> bytes | None:
-        """The cluster's secret, for calls; raises as `secret_of`."""
-        return secret_of(self.cluster_secret)
+    def secret(self) -> bytes:
+        """The cluster's secret; raises as `required_secret`."""
+        return required_secret(self.cluster_secret, f"routers={self.routers!r}")
 
     def run(self) -> int:
         """Plan until SIGTERM or SIGINT; returns the exit code."""

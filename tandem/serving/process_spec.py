@@ -11,7 +11,7 @@ class ProcessSpec:
     Args:
         name: unique among its supervisor's.
         argv: program and arguments.
-        env: variables it gets besides the supervisor's own.
+        env: variables it gets besides the supervisor's own; there may be secrets among them.
         without_env: variables of the supervisor it must not see.
         ready_url: answers 200 when it is ready; None = once it has lived for `RestartPolicy.settled_s`.
         tier: higher tiers are stopped first, each when the one above has ended.
@@ -20,7 +20,7 @@ class ProcessSpec:
 
     name: str
     argv: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     without_env: frozenset[str] = frozenset()
     ready_url: str | None = None
     tier: int = 0

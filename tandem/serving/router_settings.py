@@ -9,7 +9,7 @@ from tandem.core.errors import ConfigurationError
 from tandem.locality.base import DEFAULT_MAX_BLOCK_REPLICAS, MIN_BLOCK_REPLICAS
 from tandem.routing.admission import Limits
 from tandem.routing.policies import POLICIES
-from tandem.serving.settings import Settings, secret_of
+from tandem.serving.settings import Settings, required_secret
 
 
 class RouterSettings(Settings, cli_prog_name="python -m services.router"):
@@ -51,7 +51,7 @@ class RouterSettings(Settings, cli_prog_name="python -m services.router"):
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="HTTP port of /metrics and /health; 0 = any free one; omitted: none"
     )
-    cluster_secret: SecretStr | None = Field(None, description="shared by all processes; calls without it are refused")
+    cluster_secret: SecretStr | None = Field(None, description="shared by all processes of a cluster; required")
     grace_s: float = Field(5.0, ge=0, description="after SIGTERM running calls may go on for this long, seconds")
     log_level: str = Field("info", description="debug, info, warning or error")
     log_format: str = Field("text", description="text, or json: one object a line")
@@ -107,9 +107,9 @@ class RouterSettings(Settings, cli_prog_name="python -m services.router"):
         return tuple(address.strip() for address in self.workers.split(",") if address.strip())
 
     @cached_property
-    def secret(self) -> bytes | None:
-        """The cluster's secret, for calls; raises as `secret_of`."""
-        return secret_of(self.cluster_secret)
+    def secret(self) -> bytes:
+        """The cluster's secret; raises as `required_secret`."""
+        return required_secret(self.cluster_secret, f"bind={self.bind!r}")
 
     def limits(self) -> Limits:
         """What routing tolerates."""

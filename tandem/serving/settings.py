@@ -14,6 +14,8 @@ from tandem.core.errors import ConfigurationError
 from tandem.core.sampling_params import SamplingParams
 from tandem.transport.card import MIN_SECRET_BYTES
 
+MAKE_SECRET = "export TANDEM_CLUSTER_SECRET=$(openssl rand -hex 32)"
+
 
 class Settings(BaseSettings):
     """Base of everything configured by flags or `TANDEM_*`."""
@@ -40,9 +42,28 @@ def secret_of(cluster_secret: SecretStr | None) -> bytes | None:
     if len(value) < MIN_SECRET_BYTES:
         raise ConfigurationError(
             f"cluster_secret has {len(value)} bytes; use at least {MIN_SECRET_BYTES} random ones, the same for every "
-            "process, or omit it"
+            f"process, as by `{MAKE_SECRET}`"
         )
     return value
+
+
+def required_secret(cluster_secret: SecretStr | None, needed_by: str) -> bytes:
+    """The cluster's secret.
+
+    Args:
+        needed_by: the setting that cannot be honoured without one, as "bind='0.0.0.0:7900'".
+
+    Raises:
+        ConfigurationError: it is missing or too short.
+    """
+    secret = secret_of(cluster_secret)
+    if secret is None:
+        raise ConfigurationError(
+            f"{needed_by} needs a cluster secret: without one, anybody who reaches a port reads the KV cache. "
+            f"`{MAKE_SECRET}` makes one; start every process of the cluster with it. "
+            "(--cluster-secret takes it too, but all users of the machine may read command lines)"
+        )
+    return secret
 
 
 class EngineSettings(Settings):

@@ -27,6 +27,7 @@ class Topology:
         host: where gateways listen; everything else listens on the loopback interface.
         gateway_ports: one gateway each.
         ports: two for each router and worker, in the order of `specs`.
+        cluster_secret: for every process, by its environment: everybody on the machine may read command lines.
         redis: URL; None = routers keep the index and the list of workers.
         shares: of the machine's cores, one a worker, prefill first.
         gpus: the same of its GPUs; empty = workers have none, or choose themselves.
@@ -46,6 +47,7 @@ class Topology:
     host: str
     gateway_ports: tuple[int, ...]
     ports: tuple[int, ...]
+    cluster_secret: str = field(repr=False)
     shares: tuple[Share, ...]
     gpus: tuple[GpuShare, ...] = ()
     redis: str | None = None
@@ -54,7 +56,7 @@ class Topology:
     core_board: str | None = None
     worker_flags: tuple[str, ...] = ()
     flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     without_env: frozenset[str] = frozenset()
 
     @property
@@ -126,7 +128,7 @@ class Topology:
         return ProcessSpec(
             name=name,
             argv=(sys.executable, "-m", f"services.{role}", *flags, *more),
-            env={**threads, **quiet, **self._redis_env(), **self.env},
+            env={**threads, **quiet, **self._secret_env(), **self.env},
             without_env=self.without_env,
             ready_url=ready_url,
             tier=_TIERS[role],
@@ -139,6 +141,7 @@ class Topology:
     def _router_list(self) -> str:
         return ",".join(self._bind(i) for i in range(self.num_routers))
 
-    def _redis_env(self) -> Mapping[str, str]:
-        """NOTE: no flag, since everybody on the machine may read command lines, and a password stands in the URL."""
-        return {} if self.redis is None else {"TANDEM_REDIS": self.redis}
+    def _secret_env(self) -> Mapping[str, str]:
+        """What must not be a flag, since everybody on the machine may read command lines: the URL has a password."""
+        redis = {} if self.redis is None else {"TANDEM_REDIS": self.redis}
+        return {"TANDEM_CLUSTER_SECRET": self.cluster_secret, **redis}

@@ -17,7 +17,6 @@ from tandem.core.errors import ConfigurationError, IncompatiblePeerError
 from tandem.transport.base import MemoryPool
 
 CARD_VERSION = 1
-SINGLE_MACHINE_SECRET = hashlib.sha256(b"tandem on a single machine").digest()
 MIN_SECRET_BYTES = 16
 MAX_CARD_BYTES = 1 << 20
 _MAGIC = b"TKVC"
@@ -32,13 +31,13 @@ class Identity:
 
     Args:
         compatibility: everything that must be equal on both sides for blocks to mean the same, by name.
-        secret: shared by the cluster; the default protects nothing from others on this machine.
+        secret: shared by the cluster, at least `MIN_SECRET_BYTES`.
         incarnation: 32 hexadecimal digits, new for every process, so that nobody mistakes a restarted worker for its
             predecessor.
     """
 
     compatibility: Mapping[str, str]
-    secret: bytes = field(default=SINGLE_MACHINE_SECRET, repr=False)
+    secret: bytes = field(repr=False)
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """What the parts of one worker share. Holds no state of its own."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.core.clock import Clock
 from tandem.engine.async_engine import AsyncEngine
@@ -24,7 +24,7 @@ class WorkerCore:
     compatibility: what must be equal at a peer, by name.
     block_size, block_bytes, num_blocks: of the pool; `num_blocks` counts the null block.
     host: copies kept blocks to and from the host tier; None = there is none.
-    secret: of the cluster, for calls to peers; None = calls carry no token.
+    secret: of the cluster, for calls to peers.
     """
 
     me: WorkerAddress
@@ -42,8 +42,8 @@ class WorkerCore:
     block_bytes: int
     num_blocks: int
     clock: Clock
+    secret: bytes = field(repr=False)
     host: HostCopier | None = None
-    secret: bytes | None = None
 
     def greeting(self, protocol_version: int) -> Greeting:
         """Who we are, to a peer."""

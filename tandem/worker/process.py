@@ -134,7 +134,7 @@ async def serving_worker(
     """
     clock, epoch = clock or SystemClock(), time.time_ns() // 1000
     async with contextlib.AsyncExitStack() as opened:
-        identity_secret, incarnation = settings.card_secret, uuid.uuid4().hex
+        secret, incarnation = settings.secret, uuid.uuid4().hex
         worker_id, bind = settings.worker_id or f"{settings.role}-{incarnation[:8]}", _with_port(settings)
         me = WorkerAddress(worker_id, settings.advertised(bind), incarnation)
         feeds = await _open_feeds(settings, me, epoch, opened)
@@ -146,7 +146,7 @@ async def serving_worker(
             opened.push_async_callback(asyncio.to_thread, host.close)
         await opened.enter_async_context(engine)
         compatibility = compatibility_of(assembly)
-        identity = Identity(compatibility, identity_secret, incarnation)
+        identity = Identity(compatibility, secret, incarnation)
         transports = await asyncio.to_thread(_open_transports, settings, assembly, identity, registry)
         opened.push_async_callback(asyncio.to_thread, transports.close)
         prometheus = CollectorRegistry()
@@ -169,7 +169,7 @@ async def serving_worker(
             num_blocks=assembly.arena.num_blocks,
             clock=clock,
             host=host,
-            secret=settings.secret,
+            secret=secret,
         )
         lifecycle = Lifecycle(me.worker_id)
         sources = Sources(core)
@@ -177,7 +177,7 @@ async def serving_worker(
         blank, model = blank_state(settings, me.worker_id, assembly), model_info(settings, assembly)
         reports = Reports(core, lifecycle, blank, model, lambda: sources.links)
         await reports.refresh()
-        server = await serve_worker(WorkerService(core, sources, lifecycle, reports), bind, secret=settings.secret)
+        server = await serve_worker(WorkerService(core, sources, lifecycle, reports), bind, secret=secret)
         opened.push_async_callback(server.stop, 0.0)
         metrics_port = await _open_metrics(settings, prometheus, lifecycle, opened)
         discovery = _open_discovery(settings)

@@ -16,8 +16,7 @@ from tandem.core.errors import ConfigurationError
 from tandem.kernels.native.core_board import CoreBoard
 from tandem.models.hub import served_name
 from tandem.routing.snapshot import Role
-from tandem.serving.settings import EngineSettings, secret_of
-from tandem.transport.card import SINGLE_MACHINE_SECRET
+from tandem.serving.settings import EngineSettings, required_secret
 
 AUTO = "auto"
 _IP_FAMILIES = (socket.AF_INET, socket.AF_INET6)
@@ -63,7 +62,7 @@ class WorkerSettings(EngineSettings):
     core_board: str | None = Field(
         None, description="FILE:SLOT by which the workers of one machine lend each other cores; `tandem up` sets it"
     )
-    cluster_secret: SecretStr | None = Field(None, description="shared by all processes; calls without it are refused")
+    cluster_secret: SecretStr | None = Field(None, description="shared by all processes of a cluster; required")
     grace_s: float = Field(120.0, ge=0, description="after SIGTERM running requests may go on for this long, seconds")
     max_step_s: float = Field(
         120.0, gt=0, description="an engine busy with one step for longer is stuck, and its process ends, seconds"
@@ -129,14 +128,9 @@ class WorkerSettings(EngineSettings):
         return self.served_model_name or served_name(self.model)
 
     @cached_property
-    def secret(self) -> bytes | None:
-        """The cluster's secret, for calls; raises as `secret_of`."""
-        return secret_of(self.cluster_secret)
-
-    @property
-    def card_secret(self) -> bytes:
-        """What peers' cards are sealed with."""
-        return self.secret or SINGLE_MACHINE_SECRET
+    def secret(self) -> bytes:
+        """The cluster's secret; raises as `required_secret`."""
+        return required_secret(self.cluster_secret, f"bind={self.bind!r}")
 
     def advertised(self, bind: str) -> str:
         """host:port that others call, given what is listened at.

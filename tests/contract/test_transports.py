@@ -16,6 +16,7 @@ from tandem.transport.base import KVTransport, Peer
 from tandem.transport.card import Identity
 from tandem.transport.nixl.bindings import unavailable_reason
 from tandem.transport.transfer import Transfer, TransferState
+from tests.helpers.secret import SECRET
 from tests.helpers.transport_kinds import Kind, Source, resources
 from tests.helpers.transport_pools import COMPATIBILITY, Pages, expected_pages, seeded_pages
 from tests.helpers.transport_process import SourceSpec
@@ -400,7 +401,7 @@ def test_a_restarted_worker_is_not_mistaken_for_its_predecessor(kind: Kind, read
 
 def test_nothing_leaks(kind: Kind, source: Source, pages: Pages) -> None:
     def cycle() -> None:
-        transport = kind.reader(pages, Identity(COMPATIBILITY))
+        transport = kind.reader(pages, Identity(COMPATIBILITY, SECRET))
         for _ in range(3):
             peer = transport.connect(source.card)
             done(transport.read(peer, [1, 2], [3, 4]))

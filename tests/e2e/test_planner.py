@@ -25,6 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tandem.serving.ports import free_ports
 from tests.helpers.cluster import ROOT, Cluster, running_cluster
 from tests.helpers.kube_fake import KubeFake, running_fake
+from tests.helpers.secret import SECRET
 
 DEMO = ROOT / "demo" / "tandem-demo"
 WORKER_FLAGS = ("--dtype", "float32", "--kv-cache-gib", "0.25")
@@ -46,6 +47,7 @@ class PlannerProcess:
             "TANDEM_METRICS_PORT": str(port),
             "TANDEM_INTERVAL_S": "0.5",
             "TANDEM_WARMUP_S": "0",
+            "TANDEM_CLUSTER_SECRET": SECRET.decode(),
         }
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(

@@ -174,6 +174,8 @@ def test_a_refused_configuration_ends_it_with_the_message(place: Path, checkpoin
         (("--model", ".", "--cpus", "x"), "cpus='x' names no cores"),
         (("--model", ".", "--decode", "0"), "--decode"),
         (("--model", ".", "--transport", "pigeon"), "--transport"),
+        (("--model", ".", "--cluster-secret", "short"), "cluster_secret has 5 bytes"),
+        (("--model", ".", "--redis", "redis://127.0.0.1:1"), "--redis needs a cluster secret"),
     ],
 )
 def test_a_mistake_is_one_line_before_anything_starts(place: Path, flags: tuple[str, ...], message: str) -> None:
@@ -188,7 +190,26 @@ def test_its_own_variables_become_flags_and_others_pass_through(place: Path, che
     with running(place, "--model", checkpoint, "--quiet", **variables) as terminal:
         (decode,) = terminal.until(r"^decode-0 +\| decode (.*)")
         assert "--dtype float32" in decode[1]
-        assert "['TANDEM_LOG_LEVEL']" in decode[1]
+        assert "['TANDEM_CLUSTER_SECRET', 'TANDEM_LOG_LEVEL']" in decode[1]
+
+
+def secrets_of(place: Path, checkpoint: Path, *flags: str, **variables: str) -> set[str]:
+    """The cluster secrets of all processes of one run."""
+    with running(place, "--model", checkpoint, "--port", "0", "--quiet", *flags, **variables) as terminal:
+        terminal.until(r"is served at")
+        return {child.environ()["TANDEM_CLUSTER_SECRET"] for child in children_of(terminal)}
+
+
+def test_every_run_draws_a_secret_that_all_its_processes_share(place: Path, checkpoint: Path) -> None:
+    (first,), (second,) = secrets_of(place, checkpoint), secrets_of(place, checkpoint)
+    assert first != second
+    assert len(bytes.fromhex(first)) == len(bytes.fromhex(second)) == 32
+
+
+def test_a_secret_that_was_given_is_kept(place: Path, checkpoint: Path) -> None:
+    given = {"TANDEM_CLUSTER_SECRET": "the same for every machine"}
+    flags = ("--redis", "redis://127.0.0.1:1")
+    assert secrets_of(place, checkpoint, *flags, **given) == {"the same for every machine"}
 
 
 def test_logs_go_to_a_file_each(place: Path, checkpoint: Path) -> None:

@@ -18,6 +18,7 @@ from tests.faults.streams import PATIENCE_S, Answer, Asked
 from tests.helpers.checkpoints import save_tiny_qwen3
 from tests.helpers.cluster import Cluster
 from tests.helpers.redis_server import RedisServer
+from tests.helpers.secret import SECRET
 
 LEASE_TTL_S = 2.0
 REPORT_S = 0.25  # how old a worker's own figures may be
@@ -152,7 +153,7 @@ async def compute(worker: WorkerAddress, asked: Asked) -> None:
         params=asked.params(),
         cache_salt=asked.salt,
     )
-    client, leases = WorkerClient(worker.address), set[str]()
+    client, leases = WorkerClient(worker.address, secret=SECRET), set[str]()
     try:
         async for news in client.prefill(call, timeout_s=PATIENCE_S):
             leases |= set() if news.lease is None else {news.lease.lease_id}
@@ -173,7 +174,7 @@ def addresses(cluster: Cluster, role: str) -> list[WorkerAddress]:
 async def generate(call: GenerateCall) -> tuple[list[int], Sequence[Stage]]:
     """What the worker `call.decode` generates, and its timeline."""
     assert call.decode is not None
-    client = WorkerClient(call.decode.address)
+    client = WorkerClient(call.decode.address, secret=SECRET)
     token_ids: list[int] = []
     timeline: Sequence[Stage] = ()
     try:

@@ -176,6 +176,14 @@ def test_compose_bounds_the_index_as_the_chart_does() -> None:
     assert services["router"]["environment"]["TANDEM_MAX_BLOCK_REPLICAS"] == bound
 
 
+def test_compose_starts_nothing_without_a_cluster_secret() -> None:
+    services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
+    for name in ("router", "prefill", "decode", "gateway"):
+        secret = services[name]["environment"]["TANDEM_CLUSTER_SECRET"]
+        assert secret.startswith("${TANDEM_CLUSTER_SECRET:?"), "compose refuses an empty one, too"
+        assert "openssl rand -hex 32" in secret
+
+
 @pytest.mark.parametrize(
     ("case", "mode"),
     [

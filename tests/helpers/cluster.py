@@ -27,6 +27,7 @@ from tandem.serving.cores import Share
 from tandem.serving.ports import free_ports
 from tandem.serving.process_spec import ProcessSpec
 from tandem.serving.topology import LOOPBACK, Topology
+from tests.helpers.secret import SECRET
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 90.0
@@ -261,6 +262,7 @@ def running_cluster(
         host=LOOPBACK,
         gateway_ports=tuple(ports[:gateways]),
         ports=tuple(ports[gateways:]),
+        cluster_secret=SECRET.decode(),
         shares=tuple(Share(1) for _ in range(prefill + decode)),
         redis=redis,
         transport=transport,
@@ -282,7 +284,7 @@ def running_cluster(
 
 async def _living_pids(router: str) -> set[int]:
     """Of the workers that a router gives requests to; empty when it does not answer."""
-    client = RouterClient(router)
+    client = RouterClient(router, secret=SECRET)
     try:
         return {listing.status.pid for listing in await client.workers(timeout_s=1.0) if listing.is_alive}
     except TandemError:

@@ -30,6 +30,7 @@ from tandem.rpc.messages import (
 from tandem.rpc.server import RpcServer, serve_router, serve_worker
 from tandem.text.tokenizer import Tokenizer
 from tests.helpers.fake_worker import MAX_MODEL_LEN, MODEL, FakeWorker, model_info, status_of, text_of
+from tests.helpers.secret import SECRET
 from tests.helpers.tokenizers import write_byte_tokenizer
 
 __all__ = ["MAX_MODEL_LEN", "MODEL", "FakeWorker", "model_info", "text_of"]
@@ -154,15 +155,16 @@ async def running_cluster(
     async with contextlib.AsyncExitStack() as stack:
         workers = [FakeWorker(f"decode-{index}", tokenizer) for index in range(num_workers)]
         for worker in workers:
-            worker.server = await serve_worker(worker, "127.0.0.1:0")
+            worker.server = await serve_worker(worker, "127.0.0.1:0", secret=SECRET)
             stack.push_async_callback(worker.server.stop, 0)
         routers = [FakeRouter(list(workers)) for _ in range(num_routers)]
         for router in routers:
-            router.server = await serve_router(RouterFace(router), "127.0.0.1:0")
+            router.server = await serve_router(RouterFace(router), "127.0.0.1:0", secret=SECRET)
             stack.push_async_callback(router.server.stop, 0)
         addresses = ",".join(router.server.address for router in routers if router.server is not None)
-        options: dict[str, object] = {"port": 0, "drain_timeout_s": 5.0, "served_model_name": MODEL, **settings}
-        configured = GatewaySettings.model_validate({"model": str(directory), "routers": addresses, **options})
+        where: dict[str, object] = {"model": str(directory), "routers": addresses, "cluster_secret": SECRET.decode()}
+        options = {"port": 0, "drain_timeout_s": 5.0, "served_model_name": MODEL, **settings}
+        configured = GatewaySettings.model_validate(where | options)
         gateway, finished = await stack.enter_async_context(serving_gateway(configured))
         yield FakeCluster(routers, workers, directory, gateway, finished)
 

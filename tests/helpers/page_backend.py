@@ -20,6 +20,7 @@ from tandem.rpc.server import serve_router, serve_worker
 from tandem.text.tokenizer import Tokenizer
 from tests.helpers.fake_backend import FakeCluster, FakeRouter, RouterFace
 from tests.helpers.fake_worker import MODEL, FakeWorker, status_of
+from tests.helpers.secret import SECRET
 from tests.helpers.tokenizers import write_byte_tokenizer
 
 
@@ -93,10 +94,11 @@ async def page_cluster(
         (directory / "chat_template.jinja").write_text(chat_template)
     worker = SayingWorker("decode-0", Tokenizer.load(directory))
     router = TellingRouter([worker])
-    worker.server = await serve_worker(worker, "127.0.0.1:0")
-    router.server = await serve_router(RouterFace(router), "127.0.0.1:0")
+    worker.server = await serve_worker(worker, "127.0.0.1:0", secret=SECRET)
+    router.server = await serve_router(RouterFace(router), "127.0.0.1:0", secret=SECRET)
+    where = {"model": str(directory), "routers": router.server.address, "cluster_secret": SECRET.decode()}
     options = {"port": 0, "drain_timeout_s": 1.0, "served_model_name": MODEL, **settings}
-    configured = GatewaySettings.model_validate({"model": str(directory), "routers": router.server.address, **options})
+    configured = GatewaySettings.model_validate(where | options)
     try:
         async with serving_gateway(configured) as (gateway, finished):
             fake = FakeCluster([router], [worker], directory, gateway, finished)

@@ -10,6 +10,7 @@ from typing import Protocol
 from tandem.transport.base import KVTransport
 from tandem.transport.card import Identity
 from tandem.transport.inproc import InprocRegistry, InprocTransport
+from tests.helpers.secret import SECRET
 from tests.helpers.transport_pools import COMPATIBILITY, Pages, pool_of, seeded_pages
 from tests.helpers.transport_process import SourceProcess, SourceSpec, build_transport
 
@@ -51,7 +52,7 @@ class Kind:
         return self.name != "inproc"
 
     def reader(self, pages: Pages, identity: Identity | None = None) -> KVTransport:
-        identity = identity or Identity(COMPATIBILITY)
+        identity = identity or Identity(COMPATIBILITY, SECRET)
         if not self.has_processes:
             return InprocTransport(pool_of(pages), identity, self._registry)
         return build_transport(SourceSpec(self.name), pool_of(pages), identity)

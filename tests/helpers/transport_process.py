@@ -15,7 +15,8 @@ from types import TracebackType
 
 from tandem.core.errors import ConfigurationError
 from tandem.transport.base import KVTransport, MemoryPool
-from tandem.transport.card import SINGLE_MACHINE_SECRET, Identity
+from tandem.transport.card import Identity
+from tests.helpers.secret import SECRET
 from tests.helpers.transport_pools import COMPATIBILITY, pool_of, seeded_pages
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +31,7 @@ class SourceSpec:
     num_blocks: int = 64
     page_bytes: int = 4096
     port: int = 0
-    secret: str = SINGLE_MACHINE_SECRET.hex()
+    secret: str = SECRET.hex()
     compatibility: Mapping[str, str] = field(default_factory=lambda: dict(COMPATIBILITY))
     ucx_options: Mapping[str, str] = field(default_factory=dict)
 

@@ -32,6 +32,7 @@ from tandem.worker.process import Worker, serving_worker
 from tandem.worker.service import WorkerService
 from tandem.worker.settings import DecodeSettings, PrefillSettings, WorkerSettings
 from tandem.worker.sources import Sources
+from tests.helpers.secret import SECRET
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True, seed=1)
 SAMPLED = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=10, ignore_eos=True, seed=11)
@@ -56,6 +57,7 @@ def settings_of(kind: type[WorkerSettings], path: Path, worker_id: str, **overri
         "num_threads": 1,
         "checksum_share": 1.0,
         "transport": "inproc",
+        "cluster_secret": SECRET.decode(),
     }
     return kind(**{**defaults, **overrides})
 
@@ -79,7 +81,7 @@ async def pair_of(path: Path, *, prefill: dict[str, Any] | None = None, **both: 
         p = await opened.enter_async_context(serving_worker(p_settings, registry))
         d_settings = settings_of(DecodeSettings, path, "d0", **both)
         d = await opened.enter_async_context(serving_worker(d_settings, registry))
-        to_p, to_d = WorkerClient(p.core.me.address), WorkerClient(d.core.me.address)
+        to_p, to_d = (WorkerClient(each.core.me.address, secret=SECRET) for each in (p, d))
         opened.push_async_callback(to_p.close)
         opened.push_async_callback(to_d.close)
         yield Pair(p, d, to_p, to_d)
@@ -219,11 +221,11 @@ class Front:
 @contextlib.asynccontextmanager
 async def front_of(worker: Worker, worker_id: str | None = None, **changes: Any) -> AsyncIterator[Front]:
     """A middleman before `worker` for the time of the block, by its name or as a worker of its own."""
-    client = WorkerClient(worker.core.me.address)
+    client = WorkerClient(worker.core.me.address, secret=SECRET)
     if worker_id is not None:
         changes["change_greeting"] = lambda g: replace(g, worker=replace(g.worker, worker_id=worker_id))
     handler = Middleman(client, **changes)
-    server = await serve_worker(handler, "127.0.0.1:0")
+    server = await serve_worker(handler, "127.0.0.1:0", secret=SECRET)
     try:
         me = worker.core.me
         yield Front(handler, server, WorkerAddress(worker_id or me.worker_id, server.address, me.incarnation))

@@ -1,6 +1,7 @@
 """The process: says where it listens, drains on SIGTERM, exits 0; mistakes in settings are one line and exit 2."""
 
 import asyncio
+import os
 import re
 import signal
 import socket
@@ -13,8 +14,10 @@ import httpx
 from tandem.rpc.server import serve_router, serve_worker
 from tandem.text.tokenizer import Tokenizer
 from tests.helpers.fake_backend import MODEL, FakeRouter, FakeWorker, RouterFace, text_of
+from tests.helpers.secret import SECRET
 from tests.helpers.tokenizers import write_byte_tokenizer
 
+ENVIRONMENT = os.environ | {"TANDEM_CLUSTER_SECRET": SECRET.decode()}
 ASKED = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 6, "seed": 1, "stream": True}
 
 
@@ -34,10 +37,10 @@ def test_sigterm_lets_streams_finish_and_exits_0(tmp_path: Path) -> None:
     async def run() -> None:
         write_byte_tokenizer(tmp_path)
         worker = FakeWorker("decode-0", Tokenizer.load(tmp_path), hold_at=3)
-        worker.server = await serve_worker(worker, "127.0.0.1:0")
-        router = await serve_router(RouterFace(FakeRouter([worker])), "127.0.0.1:0")
+        worker.server = await serve_worker(worker, "127.0.0.1:0", secret=SECRET)
+        router = await serve_router(RouterFace(FakeRouter([worker])), "127.0.0.1:0", secret=SECRET)
         flags = command("--model", str(tmp_path), "--routers", router.address)
-        process = await asyncio.create_subprocess_exec(*flags, stderr=asyncio.subprocess.PIPE)
+        process = await asyncio.create_subprocess_exec(*flags, stderr=asyncio.subprocess.PIPE, env=ENVIRONMENT)
         assert process.stderr is not None
         url = (await said(process.stderr, "gateway ready at ")).split()[-1]
         async with httpx.AsyncClient(base_url=url, timeout=20, verify=False) as client:

@@ -23,13 +23,18 @@ def test_flags_are_read() -> None:
     settings = read("--routers", "a:1, b:2", "--port", "0", "--drain-timeout-s", "2.5", "--cluster-secret", "s" * 16)
     assert settings.router_addresses == ("a:1", "b:2")
     assert (settings.port, settings.drain_timeout_s, settings.secret) == (0, 2.5, b"s" * 16)
-    assert read().secret is None
 
 
 @pytest.mark.parametrize("routers", ["", "a", "a:", ":1", "a:b", "a:1,,b:2", "a:70000"])
 def test_routers_must_be_addresses(routers: str) -> None:
     with pytest.raises(ValidationError, match="routers"):
         read("--routers", routers)
+
+
+def test_a_missing_secret_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TANDEM_CLUSTER_SECRET", raising=False)
+    with pytest.raises(ConfigurationError, match=r"routers='a:1' needs a cluster secret.*openssl rand -hex 32"):
+        _ = read("--routers", "a:1").secret
 
 
 def test_an_empty_secret_is_refused() -> None:

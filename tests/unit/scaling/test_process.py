@@ -17,6 +17,7 @@ from tandem.scaling.hand import Outcome
 from tandem.scaling.process import Planner, lease_terms, running_planner, write_timeout_s
 from tandem.scaling.settings import PlannerSettings
 from tests.helpers.kube_fake import KubeFake, Rule, running_fake
+from tests.helpers.secret import SECRET
 from tests.unit.scaling.builders import plan
 from tests.unit.scaling.fleets import decode, prefill, stub_fleet
 from tests.unit.scaling.gateways import FakeGateway, serving
@@ -90,6 +91,7 @@ async def scene() -> AsyncIterator[Scene]:
                 "decode_selector": "role=decode",
                 "lease_s": 3.0,
                 "metrics_port": 0,
+                "cluster_secret": SECRET.decode(),
             }
             return PlannerSettings.model_validate({**given, **fields})
 

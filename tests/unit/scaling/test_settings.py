@@ -74,7 +74,6 @@ def test_the_command_says_it_in_one_line(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_secret_is_not_shown_and_not_empty() -> None:
-    assert settings().secret is None
     assert settings(cluster_secret="quiet quiet quiet").secret == b"quiet quiet quiet"
     assert "quiet" not in repr(settings(cluster_secret="quiet quiet quiet"))
     with pytest.raises(ConfigurationError, match="cluster_secret has 0 bytes"):

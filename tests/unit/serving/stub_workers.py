@@ -10,6 +10,7 @@ from tandem.rpc.handlers import WorkerHandler
 from tandem.rpc.messages import ModelInfo, WorkerAddress, WorkerRecord, WorkerStatus
 from tandem.rpc.server import RpcServer, serve_worker
 from tandem.serving.router_settings import RouterSettings
+from tests.helpers.secret import SECRET
 from tests.unit.routing.builders import BLOCK_SIZE, worker
 
 PATIENT_S = 10.0
@@ -51,7 +52,7 @@ def status(
 
 def router_settings(**fields: Any) -> RouterSettings:
     """Of a router at any free port."""
-    return RouterSettings.model_validate({"bind": "127.0.0.1:0", **fields})
+    return RouterSettings.model_validate({"bind": "127.0.0.1:0", "cluster_secret": SECRET.decode(), **fields})
 
 
 class StubWorker:
@@ -95,7 +96,7 @@ class StubWorker:
 
 @contextlib.asynccontextmanager
 async def serving_worker(
-    stub: StubWorker, bind: str = "127.0.0.1:0", *, secret: bytes | None = None
+    stub: StubWorker, bind: str = "127.0.0.1:0", *, secret: bytes | None = SECRET
 ) -> AsyncIterator[RpcServer]:
     """`stub` answers for the time of the block; then its connections break, as when a process dies."""
     server = await serve_worker(cast(WorkerHandler, stub), bind, secret=secret)

@@ -16,6 +16,7 @@ from tandem.serving.discovery import (
 from tandem.serving.discovery_redis import RedisDiscovery
 from tandem.serving.ports import free_ports
 from tandem.serving.router_process import serving_router
+from tests.helpers.secret import SECRET
 from tests.unit.serving.stub_workers import PATIENT_S, record, router_settings
 
 SETTINGS = router_settings()
@@ -46,7 +47,7 @@ def test_one_router_that_answers_is_enough() -> None:
     async def scenario() -> None:
         (nobody,) = free_ports(1, "127.0.0.1", random.Random(1))
         async with serving_router(SETTINGS) as router:
-            discovery = RouterDiscovery([f"127.0.0.1:{nobody}", router.address], timeout_s=PATIENT_S)
+            discovery = RouterDiscovery([f"127.0.0.1:{nobody}", router.address], timeout_s=PATIENT_S, secret=SECRET)
             await discovery.announce(record("p0"))
             assert list(await discovery.workers()) == [record("p0")]
             await discovery.withdraw(record("p0"))
@@ -76,7 +77,7 @@ def test_a_worker_knows_of_others_what_any_router_knows() -> None:
         async with serving_router(SETTINGS) as first, serving_router(SETTINGS) as second:
             for router, name in ((first, "p0"), (second, "p1")):
                 await router.service.register(Registration(record(name)))
-            discovery = RouterDiscovery([first.address, second.address], timeout_s=PATIENT_S)
+            discovery = RouterDiscovery([first.address, second.address], timeout_s=PATIENT_S, secret=SECRET)
             await discovery.announce(record("d0", role="decode"))
             assert {known.worker.worker_id for known in await discovery.workers()} == {"p0", "p1", "d0"}
             await discovery.close()
@@ -88,7 +89,7 @@ def test_what_routers_said_long_ago_is_not_repeated() -> None:
     async def scenario() -> None:
         clock = ManualClock()
         async with serving_router(SETTINGS) as router:
-            discovery = RouterDiscovery([router.address], clock=clock, ttl_s=3.0, timeout_s=PATIENT_S)
+            discovery = RouterDiscovery([router.address], clock=clock, ttl_s=3.0, timeout_s=PATIENT_S, secret=SECRET)
             await discovery.announce(record("p0"))
             clock.advance(2.9)
             assert list(await discovery.workers()) == [record("p0")]
@@ -106,7 +107,7 @@ def test_a_list_that_is_long_is_asked_for_seldom(monkeypatch: pytest.MonkeyPatch
     async def scenario() -> None:
         clock = ManualClock()
         async with serving_router(SETTINGS) as router:
-            discovery = RouterDiscovery([router.address], clock=clock, ttl_s=3.0, timeout_s=PATIENT_S)
+            discovery = RouterDiscovery([router.address], clock=clock, ttl_s=3.0, timeout_s=PATIENT_S, secret=SECRET)
             await discovery.announce(record("p0"))
             await router.service.register(Registration(record("p1")))
             clock.advance(2.4)

@@ -17,6 +17,7 @@ from tandem.rpc.client import WorkerClient
 from tandem.rpc.messages import WorkerRecord, WorkerStatus
 from tandem.serving.fleet_view import FleetView
 from tandem.serving.fleet_watch import MAX_REPORTS_PER_S, FleetWatch
+from tests.helpers.secret import SECRET
 from tests.unit.routing.builders import FAST, LINK
 from tests.unit.serving.stub_workers import StubWorker, eventually, record, serving_worker, status
 
@@ -82,7 +83,7 @@ class Watched:
         await eventually(lambda: self.listed.num_asked >= num_asked + 2)
 
     def _connect(self, address: str) -> WorkerClient:
-        self.clients.append(WorkerClient(address))
+        self.clients.append(WorkerClient(address, secret=SECRET))
         return self.clients[-1]
 
     async def _remove(self, worker_id: str) -> None:

@@ -2,6 +2,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -35,6 +36,7 @@ from tandem.serving.fleet_watch import FleetWatch
 from tandem.serving.prefix_lookup import PrefixLookup
 from tandem.serving.router import RouterService
 from tandem.serving.router_metrics import RouterMetrics
+from tests.helpers.secret import SECRET
 from tests.unit.routing.builders import FAST, LINK, queue_of
 from tests.unit.serving.stub_workers import StubWorker, eventually, model, record, serving_worker, status
 
@@ -72,7 +74,8 @@ class Routing:
         self.index = EmbeddedIndex()
         self.lookup = PrefixLookup(AwayIndex() if is_away else self.index, is_remote=is_away)
         self.registry = EmbeddedDiscovery(self.clock)
-        self.watch = FleetWatch([self.registry], WorkerClient, self.view, self.lookup.remove_worker, poll_s=600.0)
+        connect = partial(WorkerClient, secret=SECRET)
+        self.watch = FleetWatch([self.registry], connect, self.view, self.lookup.remove_worker, poll_s=600.0)
         self.metrics = RouterMetrics()
         self.service = RouterService(
             self.view,

@@ -23,6 +23,7 @@ from tandem.serving.discovery import Discovery, open_discovery
 from tandem.serving.fleet_view import Chain
 from tandem.serving.router_process import serving_router
 from tests.helpers.redis_server import running_redis
+from tests.helpers.secret import SECRET
 from tests.unit.serving.stub_workers import PATIENT_S, StubWorker, record, router_settings, serving_worker, status
 
 ROOT = Path(__file__).parents[3]
@@ -114,7 +115,7 @@ def test_named_workers_need_not_announce_themselves() -> None:
         async with serving_worker(StubWorker(status("d0", Role.DECODE))) as server:
             settings = router_settings(workers=f" {server.address},127.0.0.1:1")
             async with serving_router(settings) as router:
-                client = RouterClient(router.address)
+                client = RouterClient(router.address, secret=SECRET)
                 assert (await paired(client)).decode.address == server.address
                 await client.close()
 
@@ -125,7 +126,7 @@ def test_redis_dies_and_serving_goes_on_and_locality_comes_back() -> None:
     async def scenario() -> None:
         with running_redis() as redis:
             async with serving_router(router_settings(redis=redis.url)) as router:
-                client = RouterClient(router.address)
+                client = RouterClient(router.address, secret=SECRET)
                 discovery = open_discovery(redis.url)
                 async with announcing(status("d0", Role.DECODE), discovery):
                     assert (await paired(client)).decode_cached_blocks == 0
@@ -175,7 +176,7 @@ def test_an_address_that_is_taken_is_refused_and_nothing_stays_open() -> None:
 
 def test_the_process_says_when_it_is_ready_and_ends_cleanly() -> None:
     command = [sys.executable, "-m", "services.router", "--bind", BIND]
-    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    env = {**os.environ, "PYTHONUNBUFFERED": "1", "TANDEM_CLUSTER_SECRET": SECRET.decode()}
     for number in (signal.SIGTERM, signal.SIGINT):
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=env) as process:
             assert process.stderr is not None
@@ -199,7 +200,8 @@ def test_the_process_says_when_it_is_ready_and_ends_cleanly() -> None:
 )
 def test_settings_that_cannot_be_honoured_are_one_line(arguments: list[str], said: str) -> None:
     command = [sys.executable, "-m", "services.router", "--bind", BIND, *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
+    env = {**os.environ, "TANDEM_CLUSTER_SECRET": SECRET.decode()}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, env=env, check=False)
     assert result.returncode == 2
     assert said in result.stderr
     assert "Traceback" not in result.stderr

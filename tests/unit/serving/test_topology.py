@@ -8,6 +8,7 @@ from tandem.serving.cores import Share, parse_cpus, share_cores
 from tandem.serving.ports import free_ports
 from tandem.serving.process_spec import ProcessSpec
 from tandem.serving.topology import Topology
+from tests.helpers.secret import SECRET
 
 
 def topology(**changes: object) -> Topology:
@@ -20,6 +21,7 @@ def topology(**changes: object) -> Topology:
         "host": "127.0.0.1",
         "gateway_ports": (8000,),
         "ports": tuple(range(101, 111)),
+        "cluster_secret": SECRET.decode(),
         "shares": (Share(4, (0, 1, 2, 3)), Share(4, (4, 5, 6, 7)), Share(4)),
     }
     return Topology(**(fields | changes))  # type: ignore[arg-type]
@@ -31,6 +33,15 @@ def flag(spec: ProcessSpec, name: str) -> str | None:
 
 def by_name(made: Topology) -> dict[str, ProcessSpec]:
     return {spec.name: spec for spec in made.specs()}
+
+
+def test_the_secret_is_in_the_environment_and_out_of_sight() -> None:
+    made = topology()
+    for spec in made.specs():
+        assert spec.env["TANDEM_CLUSTER_SECRET"] == SECRET.decode()
+        assert SECRET.decode() not in " ".join(spec.argv)
+        assert SECRET.decode() not in repr(spec)
+    assert SECRET.decode() not in repr(made)
 
 
 def test_names_modules_and_tiers() -> None:

@@ -8,6 +8,7 @@ import pytest
 from tandem.core.errors import ConfigurationError, IncompatiblePeerError
 from tandem.transport.base import MemoryPool
 from tandem.transport.card import CARD_VERSION, Identity, accept, describe, seal, unseal
+from tests.helpers.secret import SECRET
 from tests.helpers.transport_pools import COMPATIBILITY, pool_of, seeded_pages
 
 POOL = pool_of(seeded_pages(0, 4, 64))
@@ -21,7 +22,7 @@ def test_a_card_says_what_was_sealed() -> None:
 
 
 def test_another_version_is_named_even_though_its_seal_is_right() -> None:
-    identity = Identity(COMPATIBILITY)
+    identity = Identity(COMPATIBILITY, SECRET)
     body = json.dumps({"fields": "of the future"}).encode()
     signed = b"TKVC" + (CARD_VERSION + 1).to_bytes(2, "big") + body
     with pytest.raises(IncompatiblePeerError, match=f"version {CARD_VERSION + 1}; .* version {CARD_VERSION}"):
@@ -29,7 +30,7 @@ def test_another_version_is_named_even_though_its_seal_is_right() -> None:
 
 
 def test_incarnations_differ_and_the_secret_stays_out_of_sight() -> None:
-    first, second = Identity(COMPATIBILITY, secret=b"secret word 1234"), Identity(COMPATIBILITY)
+    first, second = Identity(COMPATIBILITY, secret=b"secret word 1234"), Identity(COMPATIBILITY, SECRET)
     assert first.incarnation != second.incarnation
     assert "secret word" not in repr(first)
     assert b"secret word" not in seal(describe("tcp", first, POOL, b""), first)
@@ -42,8 +43,8 @@ def test_a_short_secret_is_refused() -> None:
 
 
 def test_the_order_of_fields_means_nothing() -> None:
-    theirs = Identity(dict(reversed(list(COMPATIBILITY.items()))))
-    accept(seal(describe("tcp", theirs, POOL, b""), theirs), "tcp", Identity(COMPATIBILITY), POOL)
+    theirs = Identity(dict(reversed(list(COMPATIBILITY.items()))), SECRET)
+    accept(seal(describe("tcp", theirs, POOL, b""), theirs), "tcp", Identity(COMPATIBILITY, SECRET), POOL)
 
 
 @pytest.mark.parametrize(("page_bytes", "num_blocks", "address"), [(0, 2, 1), (1, 1, 1), (1, 2, 0), (2**32, 2, 1)])

@@ -14,6 +14,7 @@ from tandem.transport.choose import LinkPath
 from tandem.transport.inproc import InprocRegistry, InprocTransport
 from tandem.transport.measure import LinkReport, measure_link
 from tandem.transport.transfer import Transfer
+from tests.helpers.secret import SECRET
 from tests.helpers.transport_pools import COMPATIBILITY, pool_of, seeded_pages
 
 BLOCK_BYTES = 1 << 20
@@ -80,7 +81,7 @@ def test_a_failed_read_fails_the_measurement() -> None:
 def pair() -> Iterator[tuple[InprocTransport, Peer]]:
     registry = InprocRegistry()
     pools = [pool_of(seeded_pages(seed, 32, 4096)) for seed in range(2)]
-    reader, source = (InprocTransport(pool, Identity(COMPATIBILITY), registry) for pool in pools)
+    reader, source = (InprocTransport(pool, Identity(COMPATIBILITY, SECRET), registry) for pool in pools)
     yield reader, reader.connect(source.card())
     reader.close()
     source.close()

@@ -5,9 +5,10 @@ import pytest
 from tandem.core.errors import CapacityError, TransportError
 from tandem.transport.card import Identity, describe
 from tandem.transport.peers import ASSUMED_BYTES_PER_S, MAX_PENDING_READS, LinkPace, PeerTable
+from tests.helpers.secret import SECRET
 from tests.helpers.transport_pools import COMPATIBILITY, pool_of, seeded_pages
 
-CARD = describe("tcp", Identity(COMPATIBILITY), pool_of(seeded_pages(0, 4, 64)), b"")
+CARD = describe("tcp", Identity(COMPATIBILITY, SECRET), pool_of(seeded_pages(0, 4, 64)), b"")
 MEGABYTE = 10**6
 
 

@@ -33,6 +33,7 @@ from tandem.worker.process import EXIT_STUCK, Worker, _announce, serving_worker
 from tandem.worker.settings import DecodeSettings
 from tandem.worker.sources import Sources
 from tests.helpers.redis_server import running_redis
+from tests.helpers.secret import SECRET
 from tests.helpers.workers import GREEDY, LONG, at_rest, generated, is_at_rest, pair_of, prompt_of, settings_of, until
 
 ROOT = Path(__file__).parents[3]
@@ -46,7 +47,7 @@ async def one_worker(
 ) -> AsyncIterator[tuple[Worker, WorkerClient]]:
     settings = {"transport": "tcp", **settings}
     async with serving_worker(settings_of(DecodeSettings, path, "d0", **settings), clock=clock) as worker:
-        client = WorkerClient(worker.core.me.address)
+        client = WorkerClient(worker.core.me.address, secret=SECRET)
         try:
             yield worker, client
         finally:
@@ -216,8 +217,9 @@ def test_blocks_are_reported_to_a_router_and_again_when_it_comes_back(llama: Pat
         async with one_worker(llama, routers=bind, served_model_name="m") as (worker, client):
             await generated(client, CALL)
             for when in ("first", "back"):
-                async with serving_router(RouterSettings.model_validate({"bind": bind})):
-                    router = RouterClient(bind)
+                told = {"bind": bind, "cluster_secret": SECRET.decode()}
+                async with serving_router(RouterSettings.model_validate(told)):
+                    router = RouterClient(bind, secret=SECRET)
                     await until(lambda r=router: knows(r), f"the blocks at the router ({when})", 10)  # type: ignore[misc]
                     await router.close()
             assert await is_at_rest(worker)
@@ -306,10 +308,11 @@ def test_sigterm_lets_a_request_finish_and_exits_cleanly(llama: Path, role: str)
         command = [sys.executable, "-m", f"services.{role}", "--model", str(llama), "--bind", f"127.0.0.1:{port}"]
         command += ["--device", "cpu", "--kv-cache-gib", "0.002", "--num-threads", "1", "--transport", "tcp"]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}
+        environment |= {"PYTHONPATH": str(ROOT), "TANDEM_CLUSTER_SECRET": SECRET.decode()}
         process = await asyncio.create_subprocess_exec(
-            *command, cwd=ROOT, env={**environment, "PYTHONPATH": str(ROOT)}, stderr=asyncio.subprocess.PIPE
+            *command, cwd=ROOT, env=environment, stderr=asyncio.subprocess.PIPE
         )
-        client = WorkerClient(f"127.0.0.1:{port}")
+        client = WorkerClient(f"127.0.0.1:{port}", secret=SECRET)
         try:
             await until(lambda: answers(client), "the process", 60)
             stream = client.generate(GenerateCall(request_id="r", prompt_token_ids=PROMPT, params=LONG))
@@ -344,7 +347,7 @@ def test_sigterm_while_the_model_loads_ends_the_process_at_once(tmp_path: Path) 
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "services.decode", "--model", str(tmp_path)),
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TANDEM_CLUSTER_SECRET": SECRET.decode()},
         )
         try:
             async with asyncio.timeout(60):

@@ -8,13 +8,14 @@ from tandem.transport.base import MemoryPool
 from tandem.transport.card import Identity
 from tandem.transport.inproc import InprocRegistry
 from tandem.worker.transports import Transports
+from tests.helpers.secret import SECRET
 
 
 def test_a_transport_without_a_card_takes_no_other_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """NIXL has none while its agent cannot be built again after a fence; peers could not even greet the worker then."""
     pages = torch.zeros(4, 64, dtype=torch.uint8)
     pool = MemoryPool(pages.data_ptr(), 64, 4, "cpu", pages)
-    transports = Transports(pool, Identity({"a": "b"}), registry=InprocRegistry())
+    transports = Transports(pool, Identity({"a": "b"}, SECRET), registry=InprocRegistry())
     names = list(transports.cards)
     assert {"inproc", "tcp"} <= set(names)
 

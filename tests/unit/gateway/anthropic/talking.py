@@ -17,6 +17,7 @@ from tandem.rpc.messages import GenerateCall, GenerateNews
 from tandem.rpc.server import serve_worker
 from tests.helpers.fake_backend import FakeCluster, running_cluster
 from tests.helpers.fake_worker import FakeWorker
+from tests.helpers.secret import SECRET
 
 NUM_CACHED = 3
 TEMPLATE = """
@@ -124,7 +125,7 @@ def play(directory: Path, story: Act, *answers: str, burst: int = 4) -> None:
             httpx.AsyncClient(base_url=cluster.url, timeout=20, verify=False) as client,
         ):
             worker = TalkingWorker("talker", cluster.workers[0].tokenizer, answers=list(answers), burst=burst)
-            worker.server = await serve_worker(worker, "127.0.0.1:0")
+            worker.server = await serve_worker(worker, "127.0.0.1:0", secret=SECRET)
             cluster.routers[0].workers[:] = [worker]
             try:
                 await story(Scene(cluster, worker, client))

@@ -15,6 +15,7 @@ from tandem.transport.card import Identity, seal, unseal
 from tandem.transport.nixl.bindings import unavailable_reason
 from tandem.transport.nixl.transport import NixlTransport
 from tandem.transport.transfer import TransferState
+from tests.helpers.secret import SECRET
 from tests.helpers.transport_pools import COMPATIBILITY, Pages, pool_of
 from tests.helpers.transport_process import SourceProcess, SourceSpec
 
@@ -38,7 +39,7 @@ def pages() -> Pages:
 
 
 def reader_of(pages: Pages, fence_after_s: float = 30.0) -> NixlTransport:
-    return NixlTransport(pool_of(pages), Identity(COMPATIBILITY), TCP_ONLY, fence_after_s=fence_after_s)
+    return NixlTransport(pool_of(pages), Identity(COMPATIBILITY, SECRET), TCP_ONLY, fence_after_s=fence_after_s)
 
 
 @pytest.fixture
@@ -147,7 +148,7 @@ def test_a_stopped_peer_is_not_connected_to(source: SourceProcess, reader: NixlT
 def test_metadata_we_cannot_read_never_reaches_nixl(
     change: dict[str, object], words: str, source: SourceProcess, reader: NixlTransport
 ) -> None:
-    identity = Identity(COMPATIBILITY)
+    identity = Identity(COMPATIBILITY, SECRET)
     card = unseal(source.card, identity)
     wrong = json.dumps(json.loads(card.metadata) | change).encode()
     with pytest.raises(IncompatiblePeerError, match=words):
@@ -155,7 +156,7 @@ def test_metadata_we_cannot_read_never_reaches_nixl(
 
 
 def test_a_card_whose_pools_differ_is_refused(source: SourceProcess, reader: NixlTransport) -> None:
-    identity = Identity(COMPATIBILITY)
+    identity = Identity(COMPATIBILITY, SECRET)
     card = unseal(source.card, identity)
     with pytest.raises(IncompatiblePeerError, match="contradicts itself"):
         reader.connect(seal(replace(card, num_blocks=NUM_BLOCKS + 1), identity))
@@ -163,7 +164,7 @@ def test_a_card_whose_pools_differ_is_refused(source: SourceProcess, reader: Nix
 
 def test_a_card_of_another_incarnation_than_answers_is_refused(source: SourceProcess, reader: NixlTransport) -> None:
     """As when a process took over the address of one that died."""
-    identity = Identity(COMPATIBILITY)
+    identity = Identity(COMPATIBILITY, SECRET)
     card = unseal(source.card, identity)
     with pytest.raises(IncompatiblePeerError, match=f"{'ab' * 16}, but {card.incarnation} answers"):
         reader.connect(seal(replace(card, incarnation="ab" * 16), identity))
@@ -171,4 +172,4 @@ def test_a_card_of_another_incarnation_than_answers_is_refused(source: SourcePro
 
 def test_ucx_options_it_does_not_know_are_a_matter_of_configuration(pages: Pages) -> None:
     with pytest.raises(ConfigurationError, match="does not start"):
-        NixlTransport(pool_of(pages), Identity(COMPATIBILITY), {"TLS": "carrier-pigeon"})
+        NixlTransport(pool_of(pages), Identity(COMPATIBILITY, SECRET), {"TLS": "carrier-pigeon"})

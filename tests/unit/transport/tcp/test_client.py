@@ -11,11 +11,12 @@ from tandem.transport.card import Identity
 from tandem.transport.tcp import wire
 from tandem.transport.tcp.transport import TcpConfig, TcpTransport
 from tandem.transport.transfer import Transfer, TransferState
+from tests.helpers.secret import SECRET
 from tests.helpers.transport_pools import COMPATIBILITY, Pages, pool_of, seeded_pages
 from tests.helpers.transport_scripts import scripted_peer, shake_hands, take_request, wait_for_close
 
 POOL = pool_of(seeded_pages(1, 16, 256))
-THEM = Identity(COMPATIBILITY)
+THEM = Identity(COMPATIBILITY, SECRET)
 NONCE = bytes(wire.NONCE_BYTES)
 INCARNATION = bytes.fromhex(THEM.incarnation)
 HELLO = wire.HELLO.pack(wire.MAGIC, wire.PROTOCOL_VERSION, NONCE, INCARNATION)
@@ -29,7 +30,7 @@ def pages() -> Pages:
 
 @pytest.fixture
 def reader(pages: Pages) -> Iterator[TcpTransport]:
-    transport = TcpTransport(pool_of(pages), Identity(COMPATIBILITY))
+    transport = TcpTransport(pool_of(pages), Identity(COMPATIBILITY, SECRET))
     yield transport
     transport.close()
 
@@ -80,7 +81,7 @@ def test_a_pool_other_than_the_cards(reader: TcpTransport) -> None:
 def test_nobody_listens(reader: TcpTransport) -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
-    gone = TcpTransport(POOL, Identity(COMPATIBILITY), TcpConfig(port=port))
+    gone = TcpTransport(POOL, Identity(COMPATIBILITY, SECRET), TcpConfig(port=port))
     card = gone.card()
     gone.close()
     with pytest.raises(TransportError, match=f"cannot reach peer .* at 127.0.0.1:{port}"):
@@ -167,8 +168,8 @@ def test_reads_behind_a_stalled_one_keep_their_own_deadlines(reader: TcpTranspor
 
 def test_a_broken_connection_is_made_again_for_the_next_read(pages: Pages) -> None:
     source_pages = seeded_pages(3, 16, 256)
-    source = TcpTransport(pool_of(source_pages), Identity(COMPATIBILITY))
-    reader = TcpTransport(pool_of(pages), Identity(COMPATIBILITY), TcpConfig(num_streams=3))
+    source = TcpTransport(pool_of(source_pages), Identity(COMPATIBILITY, SECRET))
+    reader = TcpTransport(pool_of(pages), Identity(COMPATIBILITY, SECRET), TcpConfig(num_streams=3))
     peer = reader.connect(source.card())
     late = reader.read(peer, [1], [1], deadline_s=-1.0)
     assert late.wait(WAIT_S)
@@ -190,11 +191,11 @@ def test_an_address_in_use_is_a_matter_of_configuration() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port}"):
-            TcpTransport(POOL, Identity(COMPATIBILITY), TcpConfig(port=port))
+            TcpTransport(POOL, Identity(COMPATIBILITY, SECRET), TcpConfig(port=port))
 
 
 def test_a_gpu_pool_is_refused() -> None:
     pool = pool_of(seeded_pages(1, 2, 64))
     gpu = type(pool)(pool.address, pool.page_bytes, pool.num_blocks, "cuda:0", None)
     with pytest.raises(ConfigurationError, match="cuda:0"):
-        TcpTransport(gpu, Identity(COMPATIBILITY))
+        TcpTransport(gpu, Identity(COMPATIBILITY, SECRET))

@@ -11,10 +11,11 @@ from tandem.transport.card import Identity, unseal
 from tandem.transport.tcp import wire
 from tandem.transport.tcp.client import Address, open_connection
 from tandem.transport.tcp.transport import TcpTransport
+from tests.helpers.secret import SECRET
 from tests.helpers.transport_pools import COMPATIBILITY, Pages, pool_of, seeded_pages
 from tests.helpers.transport_scripts import no_tick
 
-IDENTITY = Identity(COMPATIBILITY)
+IDENTITY = Identity(COMPATIBILITY, SECRET)
 NUM_BLOCKS, PAGE_BYTES = 16, 256
 
 
@@ -41,7 +42,7 @@ def stranger(server: TcpTransport) -> Iterator[socket.socket]:
 def client(server: TcpTransport) -> Iterator[socket.socket]:
     """A connection that has."""
     address = Address(server.address.host, server.address.port)
-    reader = Identity(COMPATIBILITY)
+    reader = Identity(COMPATIBILITY, SECRET)
     with open_connection(address, unseal(server.card(), reader), reader, no_tick) as connection:
         connection.settimeout(10)
         yield connection

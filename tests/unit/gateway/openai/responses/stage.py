@@ -36,6 +36,7 @@ from tandem.telemetry.tracing import Tracing
 from tandem.text.tokenizer import Tokenizer
 from tests.helpers.fake_backend import FakeRouter, RouterFace
 from tests.helpers.fake_worker import MODEL, FakeWorker
+from tests.helpers.secret import SECRET
 from tests.helpers.tokenizers import write_byte_tokenizer
 
 NUM_CACHED = 3
@@ -161,14 +162,14 @@ async def staged(
     (directory / "chat_template.jinja").write_text(template)
     async with contextlib.AsyncExitStack() as stack:
         worker = SayingWorker("talker", Tokenizer.load(directory), answers=list(answers), burst=burst)
-        worker.server = await serve_worker(worker, "127.0.0.1:0")
+        worker.server = await serve_worker(worker, "127.0.0.1:0", secret=SECRET)
         stack.push_async_callback(worker.server.stop, 0)
         router = FakeRouter([worker])
-        router.server = await serve_router(RouterFace(router), "127.0.0.1:0")
+        router.server = await serve_router(RouterFace(router), "127.0.0.1:0", secret=SECRET)
         stack.push_async_callback(router.server.stop, 0)
         model = ServedModel.load(str(directory), MODEL, int(time.time()))
-        options = {"model": str(directory), "routers": router.server.address, **settings}
-        configured = GatewaySettings.model_validate(options)
+        where = {"model": str(directory), "routers": router.server.address, "cluster_secret": SECRET.decode()}
+        configured = GatewaySettings.model_validate({**where, **settings})
         gateway = Gateway(configured, model, SystemClock(), Tracing.configure("gateway", None))
         gateway.start()
         stack.push_async_callback(gateway.close)
