@@ -8,13 +8,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
+from tandem.cli.line_sink import ClosedSinkError, LineSink
 from tandem.core.errors import ConfigurationError
 
 _NAME_WIDTH = 9
 
 
 class ProcessOutput:
-    """Takes lines until its context is left.
+    """Takes lines until its context is left. What a full disk cannot take is dropped, counted and reported.
 
     Args:
         directory: of one file a process, appended to; None = everything goes to `stream`.
@@ -26,8 +27,8 @@ class ProcessOutput:
 
     def __init__(self, directory: Path | None, stream: TextIO) -> None:
         self._directory = directory
-        self._stream = stream
-        self._files: dict[str, TextIO] = {}
+        self._stream = LineSink.to_stream(stream)
+        self._files: dict[str, LineSink] = {}
         self._on_closed: Callable[[], None] = lambda: None
         if directory is not None:
             try:
@@ -44,14 +45,13 @@ class ProcessOutput:
     def line(self, name: str, text: str) -> None:
         """A line that process `name` has written."""
         if self._directory is None:
-            self._write(lambda: self._stream, f"{name:<{_NAME_WIDTH}} | {text}\n")
+            self._write(self._stream, f"{name:<{_NAME_WIDTH}} | {text}")
         else:
-            path = self._directory / f"{name}.log"
-            self._write(lambda: self._file(path), f"{text}\n")
+            self._write(self._file(self._directory, name), text)
 
     def report(self, text: str) -> None:
         """A line of the supervisor's own."""
-        self._write(lambda: self._stream, f"{'tandem':<{_NAME_WIDTH}} | {text}\n")
+        self._write(self._stream, f"{'tandem':<{_NAME_WIDTH}} | {text}")
 
     def __enter__(self) -> "ProcessOutput":
         return self
@@ -60,17 +60,16 @@ class ProcessOutput:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for file in self._files.values():
-            file.close()
+            file.finish()
+        self._stream.finish()
 
-    def _file(self, path: Path) -> TextIO:
-        if path.name not in self._files:
-            self._files[path.name] = path.open("a", encoding="utf-8", errors="replace")
-        return self._files[path.name]
+    def _file(self, directory: Path, name: str) -> LineSink:
+        if name not in self._files:
+            self._files[name] = LineSink.to_file(directory / f"{name}.log", self.report)
+        return self._files[name]
 
-    def _write(self, opened: Callable[[], TextIO], text: str) -> None:
+    def _write(self, sink: LineSink, line: str) -> None:
         try:
-            stream = opened()
-            stream.write(text)
-            stream.flush()
-        except (OSError, ValueError):
+            sink.write(line)
+        except ClosedSinkError:
             self._on_closed()

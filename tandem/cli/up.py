@@ -4,6 +4,7 @@ Decides what is started; `serving.supervisor` keeps it alive.
 """
 
 import asyncio
+import contextlib
 import os
 import random
 import secrets
@@ -14,12 +15,13 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Literal
 
 from pydantic import Field, SecretStr
 
 from tandem.cli.cluster_status import ClusterStatus
 from tandem.cli.gpu_count import count_gpus
+from tandem.cli.line_sink import LineSink
 from tandem.cli.process_output import ProcessOutput
 from tandem.cli.trace import checked_key
 from tandem.core.errors import ConfigurationError
@@ -157,20 +159,14 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
         await supervisor.wait_ready()
         url = topology.gateway_url()
         curl = _curl(url, topology.served_model_name, has_chat, needs_key="TANDEM_ACCOUNTS" in os.environ)
-        _say(f"\n{topology.served_model_name} is served at {url}\n{curl}\n")
-        if not self.quiet:
+        with contextlib.closing(LineSink.to_stream(sys.stdout)) as terminal:
+            terminal.write(f"\n{topology.served_model_name} is served at {url}\n{curl}\n")
             status = ClusterStatus(url, supervisor, key)
-            while not supervisor.is_stopping:
+            while not (self.quiet or supervisor.is_stopping):
                 line = await status.news()
                 if line is not None and not supervisor.is_stopping:
-                    _say(line)
+                    terminal.write(line)
                 await asyncio.sleep(self.status_interval_s)
-
-
-def _say(text: str, stream: TextIO | None = None) -> None:
-    stream = stream or sys.stdout
-    stream.write(f"{text}\n")
-    stream.flush()
 
 
 def _curl(url: str, model: str, has_chat: bool, needs_key: bool) -> str:

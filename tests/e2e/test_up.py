@@ -8,9 +8,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import httpx
 import psutil
@@ -70,14 +71,25 @@ def place(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def running(place: Path, *flags: str | Path, **variables: str) -> Iterator[Terminal]:
+    with started(place, flags, variables) as terminal:
+        yield terminal
+
+
+@contextlib.contextmanager
+def started(
+    place: Path,
+    flags: Sequence[str | Path],
+    variables: Mapping[str, str],
+    stderr: int | IO[bytes] = subprocess.STDOUT,
+) -> Iterator[Terminal]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}
     process = subprocess.Popen(
         [sys.executable, "-m", "tandem.cli.main", "up", *map(str, flags)],
         cwd=place,
-        env=environment | {"PYTHONPATH": str(ROOT)} | variables,
+        env={**environment, "PYTHONPATH": str(ROOT), **variables},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=stderr,
         text=True,
     )
     terminal = Terminal(process)
@@ -223,6 +235,29 @@ def test_logs_go_to_a_file_each(place: Path, checkpoint: Path) -> None:
         }
         assert "--worker-id decode-0" in (place / "logs" / "decode-0.log").read_text()
         assert not terminal.said(r"^decode-0 +\|")
+
+
+def test_full_disks_under_the_logs_do_not_end_it(place: Path, checkpoint: Path) -> None:
+    """Regression: the first log line that a disk did not take stopped the whole system."""
+    (place / "logs").mkdir()
+    (place / "logs" / "decode-0.log").symlink_to("/dev/full")
+    with running(place, "--model", checkpoint, "--port", "0", "--log-dir", place / "logs") as terminal:
+        terminal.until(r"is served at")
+        terminal.until(r"decode-0\.log cannot be written \(No space left on device\): lines are dropped until it can")
+        assert "--worker-id prefill-0" in (place / "logs" / "prefill-0.log").read_text()
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.process.wait(30) == 0, terminal.lines
+        terminal.until(r"decode-0\.log is closed; \d+ lines? w(as|ere) dropped")
+
+
+def test_a_full_disk_under_standard_error_does_not_end_it(place: Path, checkpoint: Path) -> None:
+    with (
+        Path("/dev/full").open("wb") as full,
+        started(place, ("--model", checkpoint, "--port", "0"), {}, stderr=full) as terminal,
+    ):
+        terminal.until(r"is served at")
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.process.wait(30) == 0, terminal.lines
 
 
 def test_a_killed_terminal_leaves_nothing(place: Path, checkpoint: Path) -> None:
