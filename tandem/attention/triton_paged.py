@@ -22,10 +22,13 @@ BATCH_ARGUMENTS = ["table_stride", "num_splits", "num_requests"]
 
 @triton.jit
 def _split_start(split: tl.tensor, SPLIT: tl.constexpr) -> tl.tensor:
-    """First position of a split: eight are SPLIT tokens long, eight twice that, and so on; long contexts have few."""
+    """First position of a split: eight are SPLIT tokens long, eight twice that, and so on; long contexts have few.
+
+    NOTE: constants stand on the right of tensors, since the interpreter of Triton 3.7 makes a constant of the product.
+    """
     level = split // SPLITS_PER_LEVEL
     scale = 1 << level
-    return SPLIT * (SPLITS_PER_LEVEL * (scale - 1) + (split - level * SPLITS_PER_LEVEL) * scale)
+    return ((scale - 1) * SPLITS_PER_LEVEL + (split - level * SPLITS_PER_LEVEL) * scale) * SPLIT
 
 
 @triton.jit
