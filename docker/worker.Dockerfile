@@ -21,6 +21,8 @@ RUN rm -rf /opt/venv/lib/python3*/site-packages/torch/test \
            /opt/venv/lib/python3*/site-packages/torch/bin/test_* \
            /opt/venv/lib/python3*/site-packages/torch/bin/protoc* \
            /opt/venv/lib/python3*/site-packages/nixl_ep_cu*
+COPY docker/triton_packages.py /opt/build/
+RUN /opt/venv/bin/python3 /opt/build/triton_packages.py > /opt/triton-packages
 
 # The kernels' file is named by a digest of the compiler's version and the sources' paths, so both are as they will be:
 # `prebuilt-cxx` tells the version where there is no compiler.
@@ -46,16 +48,18 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=cache,target=/v
     && /opt/build/bin/pip --python /opt/venv/bin/python3 install --no-deps --target /opt/tandem .
 
 FROM ${BASE_IMAGE}
-# Debian packages of the running image. Triton's kernels on GPUs want: gcc libc6-dev
+# Debian packages of the running image, besides the C compiler that Triton needs where torch is for GPUs.
 ARG RUNTIME_PACKAGES=
 LABEL org.opencontainers.image.title="tandem-worker" \
       org.opencontainers.image.description="Tandem's prefill and decode workers" \
       org.opencontainers.image.licenses="Apache-2.0"
 # hadolint ignore=DL3008,SC2086
-RUN groupadd --gid 10001 tandem \
+RUN --mount=type=bind,from=dependencies,source=/opt/triton-packages,target=/run/triton-packages \
+    groupadd --gid 10001 tandem \
     && useradd --uid 10001 --gid tandem --home-dir /var/cache/tandem --create-home --shell /usr/sbin/nologin tandem \
-    && if [ -n "${RUNTIME_PACKAGES}" ]; then \
-         apt-get update && apt-get install -y --no-install-recommends ${RUNTIME_PACKAGES} && rm -rf /var/lib/apt/lists/*; \
+    && packages="${RUNTIME_PACKAGES} $(cat /run/triton-packages)" \
+    && if [ -n "${packages# }" ]; then \
+         apt-get update && apt-get install -y --no-install-recommends ${packages} && rm -rf /var/lib/apt/lists/*; \
        fi
 # A container is reached from outside, so a worker listens on every address of it and advertises its first one.
 ENV PATH=/opt/tandem/bin:/opt/venv/bin:/usr/local/bin:/usr/bin:/bin \

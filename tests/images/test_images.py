@@ -1,4 +1,4 @@
-"""What is inside the images: no torch in the control plane, no root, no compilers, nothing writable."""
+"""What is inside the images: no torch in the control plane, no root, no compilers but Triton's, nothing writable."""
 
 import json
 from collections.abc import Iterator
@@ -68,14 +68,17 @@ def test_containers_are_not_root_and_cannot_write_but_where_they_may(images: Ima
 
 
 @pytest.mark.usefixtures("network")
-def test_there_are_no_compilers_and_no_pip(images: Images, journal: Journal) -> None:
+def test_there_are_no_compilers_but_tritons_and_no_pip(images: Images, journal: Journal) -> None:
     source = (
-        "import importlib.util as u, shutil\n"
-        "print([name for name in ('gcc', 'g++', 'cc', 'pip', 'make') if shutil.which(name)], u.find_spec('pip'))"
+        "import importlib.util as u, json, shutil\n"
+        "found = [name for name in ('gcc', 'g++', 'cc', 'pip', 'make') if shutil.which(name)]\n"
+        "print(json.dumps([found, u.find_spec('triton') is not None, u.find_spec('pip') is not None]))"
     )
     for image in both(images):
-        assert run_python(image, source) == "[] None"
-    journal.tell("both images: no compiler, no pip")
+        found, has_triton, has_pip = json.loads(run_python(image, source))
+        assert found == (["gcc", "cc"] if has_triton else [])
+        assert not has_pip
+    journal.tell("both images: no compiler but Triton's, no pip")
 
 
 @pytest.mark.usefixtures("network")
