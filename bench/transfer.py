@@ -29,6 +29,7 @@ from tandem.core.errors import TransportError
 from tandem.transport.base import KVTransport, MemoryPool, Peer
 from tandem.transport.blocks import plan_read
 from tandem.transport.card import Identity, unseal
+from tandem.transport.cma import CmaTransport
 from tandem.transport.inproc import InprocRegistry, InprocTransport
 from tandem.transport.nixl.agent import AgentAddress, NixlAgent
 from tandem.transport.nixl.bindings import unavailable_reason
@@ -75,6 +76,7 @@ def build(name: str, pool: MemoryPool) -> KVTransport:
     makers: Mapping[str, Callable[[], KVTransport]] = {
         "tcp": lambda: TcpTransport(pool, Identity(COMPATIBILITY, SECRET)),
         "tcp, 2 streams": lambda: TcpTransport(pool, Identity(COMPATIBILITY, SECRET), TcpConfig(num_streams=2)),
+        "cma": lambda: CmaTransport(pool, Identity(COMPATIBILITY, SECRET)),
         "nixl": lambda: NixlTransport(pool, Identity(COMPATIBILITY, SECRET)),
     }
     return makers[name]()
@@ -121,7 +123,7 @@ def memcpy_system(shape: Shape) -> Read:
 def raw_nixl_system(shape: Shape, card: bytes, stack: ExitStack) -> Read:
     """NIXL's own calls from this thread, polling without pause."""
     pages = new_pages(shape.num_blocks, shape.page_bytes)
-    agent = NixlAgent(pool_of(pages), bytes(16), {})
+    agent = NixlAgent(pool_of(pages), bytes(16), "127.0.0.1")
     stack.callback(lambda kept: agent.destroy(), pages)
     fields = json.loads(unseal(card, Identity({}, SECRET)).metadata)
     address = AgentAddress.from_fields(fields)
@@ -156,7 +158,7 @@ def process_system(name: str, shape: Shape, stack: ExitStack) -> tuple[Read, byt
 def systems(shape: Shape, stack: ExitStack) -> dict[str, Read]:
     """Everything that is compared, by name; NIXL only where it is installed."""
     found = {"memcpy": memcpy_system(shape), "inproc": inproc_system(shape, stack)}
-    for name in ("tcp", "tcp, 2 streams"):
+    for name in ("cma", "tcp", "tcp, 2 streams"):
         found[name], _ = process_system(name, shape, stack)
     if unavailable_reason() is None:
         found["nixl"], card = process_system("nixl", shape, stack)

@@ -54,7 +54,9 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
     host: str = Field("127.0.0.1", description="address on which the gateway listens")
     port: int = Field(8000, ge=0, le=65535, description="port of the gateway; 0 = any free one")
     redis: str | None = Field(None, description="redis://HOST:PORT/DB of the locality index; omitted: in the router")
-    transport: Literal["auto", "nixl", "tcp"] = Field("auto", description="what moves KV blocks: auto, nixl or tcp")
+    transport: Literal["auto", "cma", "nixl", "tcp"] = Field(
+        "auto", description="what moves KV blocks: auto, cma, nixl or tcp"
+    )
     served_model_name: str | None = Field(None, description="what clients ask for; omitted: the directory's name")
     cpus: str = Field("auto", description="cores for the workers as 0-3,8; auto: all of ours; any: confine nobody")
     lend_cores: bool = Field(True, description="workers may use the cores of those that are idle; not with cpus=any")

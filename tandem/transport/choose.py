@@ -1,6 +1,7 @@
 """Which transport a pair of workers uses, and why. Pure, except for `Site.here`, which looks at this machine.
 
-NIXL is chosen only where reads are one-sided: where UCX would emulate them over TCP our own TCP is faster and safer.
+CPU blocks of one host are copied without NIXL, which adds nothing there. It is chosen where reads are one-sided and of
+its making, over RDMA or CUDA IPC; where UCX would emulate them over TCP our own TCP is faster and safer.
 """
 
 import os
@@ -11,19 +12,20 @@ from enum import StrEnum
 from pathlib import Path
 
 from tandem.core.errors import ConfigurationError, IncompatiblePeerError
-from tandem.transport.nixl.bindings import unavailable_reason
+from tandem.transport.nixl.bindings import rdma_ports, unavailable_reason
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_INFINIBAND = Path("/sys/class/infiniband")
+_UNKNOWN = "unknown"
 AUTO = "auto"
-TRANSPORTS = ("inproc", "nixl", "tcp")
+TRANSPORTS = ("inproc", "cma", "nixl", "tcp")
 
 
 class LinkPath(StrEnum):
     """What carries the bytes."""
 
     INPROC = "inproc"
-    CMA = "nixl: memory of another process of this host"
+    CMA = "cma: memory of another process of this host"
+    NIXL_CMA = "nixl: memory of another process of this host"
     CUDA_IPC = "nixl: cuda ipc"
     RDMA = "nixl: rdma"
     UNKNOWN_NIXL = "nixl: whatever ucx finds"
@@ -63,7 +65,7 @@ class Site:
             process=str(os.getpid()),
             device=device,
             nixl=unavailable_reason() or "",
-            has_rdma=_INFINIBAND.is_dir() and any(_INFINIBAND.iterdir()),
+            has_rdma=bool(rdma_ports()),
         )
 
     def to_fields(self) -> dict[str, str | bool]:
@@ -98,7 +100,8 @@ def choose(local: Site, remote: Site, override: str = AUTO) -> Choice:
     """
     if override not in (AUTO, *TRANSPORTS):
         raise ConfigurationError(f"transport={override!r} is unknown; choose {AUTO} or one of {', '.join(TRANSPORTS)}")
-    candidates = {"inproc": _inproc(local, remote), "nixl": _nixl(local, remote), "tcp": _tcp(local, remote)}
+    rules = {"inproc": _inproc, "cma": _cma, "nixl": _nixl, "tcp": _tcp}
+    candidates = {name: rule(local, remote) for name, rule in rules.items()}
     if override != AUTO:
         chosen = candidates[override]
         if isinstance(chosen, Choice):
@@ -121,6 +124,16 @@ def _inproc(local: Site, remote: Site) -> Choice | str:
     return Choice("inproc", LinkPath.INPROC, "one process")
 
 
+def _cma(local: Site, remote: Site) -> Choice | str:
+    if not _both_cpu(local, remote):
+        return f"no cma: it copies cpu memory, not {local.device} and {remote.device}"
+    if local.host != remote.host:
+        return "no cma: two hosts"
+    if not _may_read(local, remote):
+        return "no cma: one host, but other users or pid namespaces, so no process may read another's memory"
+    return Choice("cma", LinkPath.CMA, "one host, processes that may read each other's memory")
+
+
 def _nixl(local: Site, remote: Site) -> Choice | str:
     for side, site in (("here", local), ("at the peer", remote)):
         if site.nixl:
@@ -128,8 +141,8 @@ def _nixl(local: Site, remote: Site) -> Choice | str:
     if (local.device == "cpu") != (remote.device == "cpu"):
         return f"no nixl: blocks live in {local.device} here and in {remote.device} at the peer"
     if local.host == remote.host:
-        if (local.pid_namespace, local.user) == (remote.pid_namespace, remote.user):
-            path = LinkPath.CMA if _both_cpu(local, remote) else LinkPath.CUDA_IPC
+        if _may_read(local, remote):
+            path = LinkPath.NIXL_CMA if _both_cpu(local, remote) else LinkPath.CUDA_IPC
             return Choice("nixl", path, "one host, processes that may read each other's memory")
         if not (local.has_rdma and remote.has_rdma):
             return "no nixl: one host, but other users or pid namespaces, so no process may read another's memory"
@@ -146,6 +159,12 @@ def _tcp(local: Site, remote: Site) -> Choice | str:
     return Choice("tcp", LinkPath.NETWORK, "two hosts")
 
 
+def _may_read(local: Site, remote: Site) -> bool:
+    """Of two processes on one host: whether the kernel lets each read the other's memory."""
+    is_known = local.pid_namespace != _UNKNOWN
+    return is_known and (local.pid_namespace, local.user) == (remote.pid_namespace, remote.user)
+
+
 def _both_cpu(local: Site, remote: Site) -> bool:
     return local.device == remote.device == "cpu"
 
@@ -154,4 +173,4 @@ def _link(path: str) -> str:
     try:
         return os.readlink(path)
     except OSError:
-        return "unknown"
+        return _UNKNOWN

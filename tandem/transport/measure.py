@@ -19,10 +19,11 @@ MEASURABLE_BYTES = 1 << 20  # below, the rate says more about latency than about
 SLOW_SHARE = 0.25
 READ_DEADLINE_S = 5.0
 
-# GB/s of large reads: the first three measured on two cores of a 2024 server, the others a quarter of common hardware.
+# GB/s of large reads: the first four measured on two cores of a 2024 server, the others a quarter of common hardware.
 EXPECTED_GB_PER_S = {
     LinkPath.INPROC: 8.0,
     LinkPath.CMA: 4.0,
+    LinkPath.NIXL_CMA: 4.0,
     LinkPath.LOOPBACK: 2.5,
     LinkPath.NETWORK: 1.0,
     LinkPath.RDMA: 10.0,

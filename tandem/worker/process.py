@@ -147,7 +147,8 @@ async def serving_worker(
         await opened.enter_async_context(engine)
         compatibility = compatibility_of(assembly)
         identity = Identity(compatibility, secret, incarnation)
-        transports = await asyncio.to_thread(_open_transports, settings, assembly, identity, registry)
+        site = Site.here(device_name(assembly))
+        transports = await asyncio.to_thread(_open_transports, settings, assembly, identity, site, registry)
         opened.push_async_callback(asyncio.to_thread, transports.close)
         prometheus = CollectorRegistry()
         tracing = Tracing.configure(me.worker_id, settings.otlp_endpoint)
@@ -161,7 +162,7 @@ async def serving_worker(
             checksums=PageChecksums(assembly.arena, settings.checksum_share),
             metrics=WorkerMetrics(prometheus, settings.model_name, max_model_len=assembly.engine.limits.max_model_len),
             tracing=tracing,
-            site=Site.here(device_name(assembly)),
+            site=site,
             compatibility=compatibility,
             vocab_size=assembly.engine.model.vocab_size,
             block_size=assembly.arena.layout.block_size,
@@ -223,7 +224,7 @@ async def _open_feeds(
 
 
 def _open_transports(
-    settings: WorkerSettings, assembly: Assembly, identity: Identity, registry: InprocRegistry | None
+    settings: WorkerSettings, assembly: Assembly, identity: Identity, site: Site, registry: InprocRegistry | None
 ) -> Transports:
     advertised = None if settings.advertise is None else settings.advertise.rpartition(":")[0].strip("[]")
     return Transports(
@@ -233,6 +234,7 @@ def _open_transports(
         bind_host=settings.host,
         advertise_host=advertised,
         registry=registry,
+        has_rdma=site.has_rdma,
     )
 
 

@@ -158,15 +158,15 @@ class Sources:
         check_compatible(self._core.compatibility, theirs)
 
     async def _open(self, client: WorkerClient, theirs: Greeting) -> Source:
-        """Connect by the chosen transport; by tcp where nixl was our own choice and does not get through."""
+        """Connect by the chosen transport; by tcp where another was our own choice and does not get through."""
         site = Site.from_fields(theirs.site)
         choice = choose(self._core.site, site, self._core.transports.wanted)
         try:
             transport, peer = await self._reach(choice, theirs)
         except TransportError as error:
-            if choice.name != "nixl" or self._core.transports.wanted != AUTO or "tcp" not in theirs.cards:
+            if choice.name == "tcp" or self._core.transports.wanted != AUTO or "tcp" not in theirs.cards:
                 raise
-            logger.warning("nixl does not reach worker %s, tcp is used: %s", theirs.worker.worker_id, error)
+            logger.warning("%s does not reach worker %s, tcp is used: %s", choice.name, theirs.worker.worker_id, error)
             choice = choose(self._core.site, site, "tcp")
             transport, peer = await self._reach(choice, theirs)
         logger.info("worker %s is read by %s (%s)", theirs.worker.worker_id, choice.path, choice.reason)
@@ -183,7 +183,7 @@ class Sources:
         card = theirs.cards.get(choice.name)
         if card is None:
             raise TransportError(
-                f"worker {theirs.worker.worker_id} has not opened {choice.name}, which {choice.reason}"
+                f"worker {theirs.worker.worker_id} has not opened {choice.name}, chosen for: {choice.reason}"
             )
         return transport, await asyncio.to_thread(transport.connect, card)
 

@@ -19,9 +19,10 @@ class Transports:
         pool: this worker's blocks.
         identity: who we are.
         wanted: "auto" or the name of one transport.
-        bind_host: where the tcp transport listens.
+        bind_host: where the tcp transport listens, and nothing may listen outside of.
         advertise_host: what peers connect to, when `bind_host` is a wildcard.
         registry: of the transports of this process; None = no inproc.
+        has_rdma: whether this host has RDMA devices. Without them nixl is opened for GPU memory only, or if wanted.
 
     Raises:
         ConfigurationError: the one asked for, or every one, does not work here.
@@ -36,6 +37,7 @@ class Transports:
         bind_host: str = "127.0.0.1",
         advertise_host: str | None = None,
         registry: InprocRegistry | None = None,
+        has_rdma: bool = False,
     ) -> None:
         if wanted not in (AUTO, *TRANSPORTS):
             raise ConfigurationError(
@@ -43,13 +45,15 @@ class Transports:
             )
         makers: dict[str, Callable[[], KVTransport]] = {
             "inproc": lambda: _inproc(pool, identity, registry),
-            "nixl": lambda: _nixl(pool, identity),
+            "cma": lambda: _cma(pool, identity),
+            "nixl": lambda: _nixl(pool, identity, bind_host),
             "tcp": lambda: _tcp(pool, identity, bind_host, advertise_host),
         }
+        useful = {"inproc": registry is not None, "nixl": has_rdma or not pool.is_cpu}
         self.wanted = wanted
         self._opened: dict[str, KVTransport] = {}
         for name, make in makers.items():
-            if wanted == name or (wanted == AUTO and (name != "inproc" or registry is not None)):
+            if wanted == name or (wanted == AUTO and useful.get(name, True)):
                 self._open(name, make)
         if not self._opened:
             raise ConfigurationError("no transport works here; see the warnings above, or install the nixl extra")
@@ -91,7 +95,7 @@ class Transports:
         except ConfigurationError as error:
             if self.wanted == name:
                 raise
-            logger.info("transport %s is not open: %s", name, error)
+            logger.log(logging.WARNING if name == "nixl" else logging.INFO, "transport %s is not open: %s", name, error)
 
 
 def _inproc(pool: MemoryPool, identity: Identity, registry: InprocRegistry | None) -> KVTransport:
@@ -102,10 +106,16 @@ def _inproc(pool: MemoryPool, identity: Identity, registry: InprocRegistry | Non
     return InprocTransport(pool, identity, registry)
 
 
-def _nixl(pool: MemoryPool, identity: Identity) -> KVTransport:
+def _cma(pool: MemoryPool, identity: Identity) -> KVTransport:
+    from tandem.transport.cma import CmaTransport
+
+    return CmaTransport(pool, identity)
+
+
+def _nixl(pool: MemoryPool, identity: Identity, bind_host: str) -> KVTransport:
     from tandem.transport.nixl.transport import NixlTransport
 
-    return NixlTransport(pool, identity)
+    return NixlTransport(pool, identity, bind_host)
 
 
 def _tcp(pool: MemoryPool, identity: Identity, bind_host: str, advertise_host: str | None) -> KVTransport:

@@ -1,6 +1,6 @@
 """What every transport must do: exact bytes, nothing else touched, every bad peer and index refused, every death seen.
 
-Sources of tcp and nixl are real processes. Reads name blocks in every order a caller could.
+Sources of cma, tcp and nixl are real processes. Reads name blocks in every order a caller could.
 """
 
 import gc
@@ -27,7 +27,7 @@ SMALL = SourceSpec("", num_blocks=NUM_BLOCKS, page_bytes=PAGE_BYTES)
 LARGE = SourceSpec("", num_blocks=256, page_bytes=65536)  # 16 MiB: milliseconds a read
 
 
-@pytest.fixture(scope="module", params=["inproc", "tcp", "nixl"])
+@pytest.fixture(scope="module", params=["inproc", "cma", "tcp", "nixl"])
 def kind(request: pytest.FixtureRequest) -> Kind:
     reason = unavailable_reason() if request.param == "nixl" else None
     if reason is not None:

@@ -33,7 +33,6 @@ class SourceSpec:
     port: int = 0
     secret: str = SECRET.hex()
     compatibility: Mapping[str, str] = field(default_factory=lambda: dict(COMPATIBILITY))
-    ucx_options: Mapping[str, str] = field(default_factory=dict)
 
 
 def build_transport(spec: SourceSpec, pool: MemoryPool, identity: Identity) -> KVTransport:
@@ -42,10 +41,14 @@ def build_transport(spec: SourceSpec, pool: MemoryPool, identity: Identity) -> K
         from tandem.transport.tcp.transport import TcpConfig, TcpTransport
 
         return TcpTransport(pool, identity, TcpConfig(port=spec.port))
+    if spec.transport == "cma":
+        from tandem.transport.cma import CmaTransport
+
+        return CmaTransport(pool, identity)
     if spec.transport == "nixl":
         from tandem.transport.nixl.transport import NixlTransport
 
-        return NixlTransport(pool, identity, spec.ucx_options)
+        return NixlTransport(pool, identity)
     raise ConfigurationError(f"no process serves {spec.transport!r}")
 
 

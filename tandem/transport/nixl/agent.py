@@ -18,6 +18,7 @@ from tandem.core.errors import ConfigurationError, TransportError
 from tandem.transport.base import MemoryPool
 from tandem.transport.blocks import Indices
 from tandem.transport.nixl.bindings import load_bindings
+from tandem.transport.nixl.exposure import check_exposure, listeners
 
 PROGRESS_DELAY_US = 10_000
 IDENTITY_BYTES = 64
@@ -58,13 +59,13 @@ class NixlAgent:
     """Registers the pool, and a few bytes by which peers recognise us, and reads from peers.
 
     Args:
-        ucx_options: UCX settings without their `UCX_` prefix; environment variables of the same name win.
+        bind_host: beside loopback, the only address at which UCX may listen, if the environment lets it listen at all.
 
     Raises:
-        ConfigurationError: NIXL is not available or does not start here.
+        ConfigurationError: NIXL is not available, does not start here, or listens elsewhere.
     """
 
-    def __init__(self, pool: MemoryPool, identity: bytes, ucx_options: Mapping[str, str]) -> None:
+    def __init__(self, pool: MemoryPool, identity: bytes, bind_host: str) -> None:
         self.name = uuid.uuid4().hex
         self._nixl = load_bindings()
         self._errors = _error_classes(self._nixl)
@@ -74,21 +75,26 @@ class NixlAgent:
         self._scratch[0, : len(identity)] = np.frombuffer(identity, dtype=np.uint8)
         self.pool = region_of(pool)
         self.identity = Region(self._scratch.ctypes.data, IDENTITY_BYTES, 1 + NUM_PROBES, "DRAM", 0)
+        others = listeners()
         try:
-            self._agent = self._create(ucx_options)
+            self._agent = self._create()
             self._local = {region: self._prepare("", region) for region in (self.pool, self.identity)}
             self.metadata = bytes(self._agent.getLocalMD())
         except self._errors as error:
             raise ConfigurationError(f"NIXL does not start on this machine: {error}") from error
+        try:
+            check_exposure(listeners() - others, bind_host)
+        except ConfigurationError:
+            self.destroy()
+            raise
 
-    def _create(self, ucx_options: Mapping[str, str]) -> Any:
+    def _create(self) -> Any:
         config = self._nixl.nixlAgentConfig()
         config.useProgThread, config.useListenThread = True, False
         config.syncMode = self._nixl.NIXL_THREAD_SYNC_STRICT
         config.pthrDelay = PROGRESS_DELAY_US
         agent = self._nixl.nixlAgent(self.name, config)
-        engine_config = ",".join(f"{name}={value}" for name, value in ucx_options.items())
-        agent.createBackend("UCX", {"engine_config": engine_config} if engine_config else {})
+        agent.createBackend("UCX", {})
         for region in (self.pool, self.identity):
             area = (region.address, region.piece_bytes * region.num_pieces, region.device_index, "")
             agent.registerMem(self._nixl.nixlRegDList(self._segment(region), [area]), [])

@@ -8,6 +8,8 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
+from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 
 from tandem.core.errors import ConfigurationError
@@ -15,7 +17,13 @@ from tandem.core.errors import ConfigurationError
 SUPPORTED_VERSIONS = ("1.5.1",)
 _WHEELS = (("nixl_cu13", "nixl-cu13"), ("nixl_cu12", "nixl-cu12"))
 
+INFINIBAND = Path("/sys/class/infiniband")
+
+# Without tcp UCX opens no port, which would take writes from everybody. Any user of our group could write into the
+# segments of sysv. posix has what NIXL wants of tcp, noticing that a peer died, once its error handling is on.
 ENVIRONMENT_DEFAULTS = {
+    "UCX_TLS": "^tcp,sysv",
+    "UCX_POSIX_ERROR_HANDLING": "y",
     "NIXL_LOG_LEVEL": "ERROR",
     "UCX_LOG_LEVEL": "error",
     "UCX_ERROR_SIGNALS": "",  # a crash is Python's faulthandler's to report
@@ -37,9 +45,22 @@ def unavailable_reason() -> str | None:
     return f"no NIXL wheel is installed; pip install nixl-cu13=={SUPPORTED_VERSIONS[-1]}"
 
 
+def rdma_ports(infiniband: Path = INFINIBAND) -> list[str]:
+    """This host's RDMA ports in UCX's words, such as "mlx5_0:1"."""
+    return sorted(f"{port.parent.parent.name}:{port.name}" for port in infiniband.glob("*/ports/*"))
+
+
+def environment_defaults(ports: list[str]) -> Mapping[str, str]:
+    """For a host with these RDMA ports: UCX uses no other network device, and without any only loopback."""
+    return ENVIRONMENT_DEFAULTS | {"UCX_NET_DEVICES": ",".join(ports) or "lo"}
+
+
 def set_environment_defaults() -> None:
-    """What NIXL and UCX read once, on loading. What is set already stays."""
-    for name, value in ENVIRONMENT_DEFAULTS.items():
+    """What NIXL and UCX read on loading and for each agent. What is set already stays.
+
+    NOTE: UCX's settings are lists, which NIXL's own options cannot carry: those end at a comma.
+    """
+    for name, value in environment_defaults(rdma_ports()).items():
         os.environ.setdefault(name, value)
 
 

@@ -1,14 +1,15 @@
 """`KVTransport` over NIXL. Verifies and checks here; everything that touches an agent happens on its owner's thread.
 
-NOTE: where UCX has only TCP between two hosts, a read is emulated by the peer's process, is slow, and can abort that
-process when the reader dies; `choose` sends such pairs to our own TCP.
+NOTE: UCX is kept from TCP unless the environment says otherwise: there a read is emulated by the peer's process, is
+slow, and can abort that process when the reader dies, and UCX's port takes writes from everybody. `choose` sends pairs
+without another way to our own TCP.
 """
 
 import base64
 import json
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from tandem.core.clock import Clock, SystemClock
@@ -32,11 +33,11 @@ class NixlTransport:
     Args:
         pool: CPU or CUDA memory, which must outlive the process's last peer.
         identity: who we are.
-        ucx_options: UCX settings without their `UCX_` prefix, as `{"NET_DEVICES": "eth0"}`; environment variables win.
+        bind_host: where this worker listens; nothing of UCX may listen elsewhere but on loopback.
         fence_after_s: seconds past a read's deadline after which the agent is destroyed if the read is not over.
 
     Raises:
-        ConfigurationError: NIXL is not installed in a version we know, or does not start here.
+        ConfigurationError: NIXL is not installed in a version we know, does not start here, or listens elsewhere.
     """
 
     name = "nixl"
@@ -45,7 +46,7 @@ class NixlTransport:
         self,
         pool: MemoryPool,
         identity: Identity,
-        ucx_options: Mapping[str, str] | None = None,
+        bind_host: str = "127.0.0.1",
         clock: Clock | None = None,
         fence_after_s: float = FENCE_AFTER_S,
     ) -> None:
@@ -53,7 +54,7 @@ class NixlTransport:
         self._clock = clock or SystemClock()
         self._peers: PeerTable[Link] = PeerTable(self.name)
         proof = bytes.fromhex(identity.incarnation)
-        self._owner = AgentOwner(lambda: NixlAgent(pool, proof, ucx_options or {}), self._clock, fence_after_s)
+        self._owner = AgentOwner(lambda: NixlAgent(pool, proof, bind_host), self._clock, fence_after_s)
         self._part_blocks = max(1, PART_BYTES // pool.page_bytes)
         self._probes = set(range(1, NUM_PROBES + 1))
         self._lock = threading.Lock()

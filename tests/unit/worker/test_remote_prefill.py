@@ -27,7 +27,9 @@ from tests.helpers.workers import (
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(("model", "transport"), [("llama", "inproc"), ("gemma3", "tcp"), ("llama", "nixl")])
+@pytest.mark.parametrize(
+    ("model", "transport"), [("llama", "inproc"), ("gemma3", "cma"), ("gemma3", "tcp"), ("llama", "nixl")]
+)
 def test_tokens_are_those_of_one_engine(
     model: str, transport: str, params: SamplingParams, request: pytest.FixtureRequest
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tandem.core.clock import ManualClock
 from tandem.core.errors import IncompatiblePeerError, TandemError, TransportError, WorkerLostError
-from tandem.rpc.messages import ConfirmCall, WorkerAddress
+from tandem.rpc.messages import ConfirmCall, Greeting, WorkerAddress
 from tandem.transport.base import Peer
 from tandem.worker.source import Source
 from tandem.worker.sources import FORGET_AFTER_S, MAX_MET, Sources, check_compatible
@@ -207,6 +207,27 @@ def test_using_a_connection_to_one_who_is_not_listed_keeps_it(llama: Path) -> No
             clock.advance(FORGET_AFTER_S)
             await sources.meet([])
             assert sources.links == ()
+            await sources.close()
+
+    asyncio.run(main())
+
+
+def test_tcp_is_used_where_the_better_way_does_not_get_through(llama: Path) -> None:
+    """A neighbour whose system forbids reading its memory has no card for it; nor has one of an older version."""
+
+    def as_neighbour(greeting: Greeting) -> Greeting:
+        cards = {name: card for name, card in greeting.cards.items() if name != "cma"}
+        return replace(greeting, site={**greeting.site, "process": "another"}, cards=cards)
+
+    async def main() -> None:
+        async with (
+            pair_of(llama, transport="auto") as pair,
+            front_of(pair.prefill, change_greeting=as_neighbour) as front,
+        ):
+            sources = Sources(pair.decode.core)
+            await sources.connect(front.worker)
+            (link,) = sources.links
+            assert link.transport == "tcp"
             await sources.close()
 
     asyncio.run(main())

@@ -7,15 +7,36 @@ from tandem.core.errors import TransportError
 from tandem.transport.base import MemoryPool
 from tandem.transport.card import Identity
 from tandem.transport.inproc import InprocRegistry
+from tandem.transport.nixl.bindings import unavailable_reason
 from tandem.worker.transports import Transports
 from tests.helpers.secret import SECRET
 
 
+def pool() -> MemoryPool:
+    pages = torch.zeros(4, 64, dtype=torch.uint8)
+    return MemoryPool(pages.data_ptr(), 64, 4, "cpu", pages)
+
+
+def test_nixl_is_left_alone_where_it_serves_nobody() -> None:
+    """It was opened everywhere, and with it a port that took writes into the pool from all who connected."""
+    transports = Transports(pool(), Identity({"a": "b"}, SECRET))
+    assert set(transports.cards) == {"cma", "tcp"}
+    transports.close()
+
+
+@pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
+def test_nixl_is_opened_for_rdma_devices_or_when_asked_for() -> None:
+    with_rdma = Transports(pool(), Identity({"a": "b"}, SECRET), has_rdma=True)
+    assert set(with_rdma.cards) == {"cma", "nixl", "tcp"}
+    with_rdma.close()
+    asked_for = Transports(pool(), Identity({"a": "b"}, SECRET), wanted="nixl")
+    assert set(asked_for.cards) == {"nixl"}
+    asked_for.close()
+
+
 def test_a_transport_without_a_card_takes_no_other_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """NIXL has none while its agent cannot be built again after a fence; peers could not even greet the worker then."""
-    pages = torch.zeros(4, 64, dtype=torch.uint8)
-    pool = MemoryPool(pages.data_ptr(), 64, 4, "cpu", pages)
-    transports = Transports(pool, Identity({"a": "b"}, SECRET), registry=InprocRegistry())
+    transports = Transports(pool(), Identity({"a": "b"}, SECRET), registry=InprocRegistry())
     names = list(transports.cards)
     assert {"inproc", "tcp"} <= set(names)
 

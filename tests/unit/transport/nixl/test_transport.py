@@ -22,13 +22,19 @@ from tests.helpers.transport_process import SourceProcess, SourceSpec
 pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
 
 NUM_BLOCKS, PAGE_BYTES = 128, 65536
-TCP_ONLY = {"TLS": "tcp"}
 WAIT_S = 10.0
 
 
+@pytest.fixture(autouse=True)
+def tcp_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this process and of those that it starts."""
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    monkeypatch.setenv("UCX_NET_DEVICES", "lo")
+
+
 @pytest.fixture
-def source() -> Iterator[SourceProcess]:
-    spec = SourceSpec("nixl", num_blocks=NUM_BLOCKS, page_bytes=PAGE_BYTES, ucx_options=TCP_ONLY)
+def source(tcp_only: None) -> Iterator[SourceProcess]:
+    spec = SourceSpec("nixl", num_blocks=NUM_BLOCKS, page_bytes=PAGE_BYTES)
     with SourceProcess(spec) as process:
         yield process
 
@@ -39,7 +45,7 @@ def pages() -> Pages:
 
 
 def reader_of(pages: Pages, fence_after_s: float = 30.0) -> NixlTransport:
-    return NixlTransport(pool_of(pages), Identity(COMPATIBILITY, SECRET), TCP_ONLY, fence_after_s=fence_after_s)
+    return NixlTransport(pool_of(pages), Identity(COMPATIBILITY, SECRET), fence_after_s=fence_after_s)
 
 
 @pytest.fixture
@@ -170,6 +176,9 @@ def test_a_card_of_another_incarnation_than_answers_is_refused(source: SourcePro
         reader.connect(seal(replace(card, incarnation="ab" * 16), identity))
 
 
-def test_ucx_options_it_does_not_know_are_a_matter_of_configuration(pages: Pages) -> None:
+def test_a_ucx_setting_it_does_not_know_is_a_matter_of_configuration(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UCX_TLS", "carrier-pigeon")
     with pytest.raises(ConfigurationError, match="does not start"):
-        NixlTransport(pool_of(pages), Identity(COMPATIBILITY, SECRET), {"TLS": "carrier-pigeon"})
+        NixlTransport(pool_of(pages), Identity(COMPATIBILITY, SECRET))

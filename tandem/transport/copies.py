@@ -1,0 +1,124 @@
+"""Reads that are copies on a thread of the reader's own: their queue, their deadlines, and who is copied from.
+
+Shared by the transports whose peers' memory this process can read. Each peer comes with a function that copies runs.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+from tandem.core.clock import Clock, SystemClock
+from tandem.core.errors import ConfigurationError, TransportError
+from tandem.transport.base import MemoryPool, Peer
+from tandem.transport.blocks import Run, batches, plan_read
+from tandem.transport.card import Card
+from tandem.transport.peers import LinkPace, PeerTable
+from tandem.transport.transfer import Transfer
+
+MAX_RUNS = 1023  # of one step: with one buffer more, what Linux takes in one call
+_STEP_BYTES = 16 << 20  # between two looks at deadlines and closed peers
+
+CopyRuns = Callable[[list[Run]], None]
+
+
+@dataclass(slots=True)
+class _Link:
+    copy_runs: CopyRuns
+    pace: LinkPace = field(default_factory=LinkPace)
+    is_open: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    link: _Link
+    runs: list[Run]
+    transfer: Transfer
+    deadline_s: float
+
+
+class CopyReader:
+    """The reading half of a `KVTransport` called `name`, into `pool`.
+
+    Raises:
+        ConfigurationError: the pool is not CPU memory.
+    """
+
+    def __init__(self, name: str, pool: MemoryPool, clock: Clock | None = None) -> None:
+        if not pool.is_cpu:
+            raise ConfigurationError(f"the {name} transport copies cpu memory, not {pool.device}; use nixl")
+        self._name, self._pool = name, pool
+        self._clock = clock or SystemClock()
+        self._peers: PeerTable[_Link] = PeerTable(name)
+        self._step_blocks = max(1, min(MAX_RUNS, _STEP_BYTES // pool.page_bytes))
+        self._queue: SimpleQueue[_Copy | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._work, name=f"kv-{name}", daemon=True)
+        self._thread.start()
+
+    def add(self, card: Card, copy_runs: CopyRuns) -> Peer:
+        """A peer from whose blocks `copy_runs` copies at most `MAX_RUNS` runs into the pool.
+
+        It is called on the reader's thread and raises `TransportError` when the bytes must not be used.
+        """
+        return self._peers.add(card, _Link(copy_runs))
+
+    def read(
+        self,
+        peer: Peer,
+        remote_blocks: Sequence[int],
+        local_blocks: Sequence[int],
+        deadline_s: float | None = None,
+    ) -> Transfer:
+        """As `KVTransport.read`."""
+        link = self._peers.get(peer)
+        runs = plan_read(remote_blocks, local_blocks, peer.num_blocks, self._pool.num_blocks)
+        transfer = Transfer(len(remote_blocks) * self._pool.page_bytes, self._clock)
+        allowance_s = link.pace.begin(transfer.num_bytes)
+        limit_s = transfer.started_s + (allowance_s if deadline_s is None else deadline_s)
+        with self._lock:
+            if self._is_closed:
+                raise TransportError(f"this worker's {self._name} transport is closed")
+            self._queue.put(_Copy(link, runs, transfer, limit_s))
+        return transfer
+
+    def disconnect(self, peer: Peer) -> None:
+        """As `KVTransport.disconnect`."""
+        link = self._peers.pop(peer)
+        if link is not None:
+            link.is_open = False
+
+    def close(self) -> None:
+        """Fail every read; on return no byte of the pool is written any more. May be called again."""
+        for link in self._peers.drain():
+            link.is_open = False
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._queue.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _work(self) -> None:
+        while (copy := self._queue.get()) is not None:
+            started_s = self._clock.now_s()
+            seconds = None
+            try:
+                for step in batches(copy.runs, self._step_blocks):
+                    self._check(copy)
+                    copy.link.copy_runs(step)
+                seconds = self._clock.now_s() - started_s
+            except TransportError as error:
+                failure = error
+            copy.link.pace.end(copy.transfer.num_bytes, seconds)
+            if seconds is None:
+                copy.transfer.fail(failure)
+            else:
+                copy.transfer.succeed()
+
+    def _check(self, copy: _Copy) -> None:
+        if not copy.link.is_open:
+            raise TransportError("the peer was disconnected while a read of it was under way")
+        if self._clock.now_s() > copy.deadline_s:
+            raise TransportError(f"a read of {copy.transfer.num_bytes} bytes missed its deadline")
