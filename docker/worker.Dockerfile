@@ -53,11 +53,12 @@ ARG RUNTIME_PACKAGES=
 LABEL org.opencontainers.image.title="tandem-worker" \
       org.opencontainers.image.description="Tandem's prefill and decode workers" \
       org.opencontainers.image.licenses="Apache-2.0"
+# NOTE: copied, not mounted: buildah takes a layer from its cache whatever the files are that were mounted for it.
+COPY --from=dependencies /opt/triton-packages /opt/triton-packages
 # hadolint ignore=DL3008,SC2086
-RUN --mount=type=bind,from=dependencies,source=/opt/triton-packages,target=/run/triton-packages \
-    groupadd --gid 10001 tandem \
+RUN groupadd --gid 10001 tandem \
     && useradd --uid 10001 --gid tandem --home-dir /var/cache/tandem --create-home --shell /usr/sbin/nologin tandem \
-    && packages="${RUNTIME_PACKAGES} $(cat /run/triton-packages)" \
+    && packages="${RUNTIME_PACKAGES} $(cat /opt/triton-packages)" \
     && if [ -n "${packages# }" ]; then \
          apt-get update && apt-get install -y --no-install-recommends ${packages} && rm -rf /var/lib/apt/lists/*; \
        fi
