@@ -19,6 +19,7 @@ from tests.helpers.transport_process import ROOT, SourceProcess, SourceSpec
 
 STRANGER = 65534  # nobody
 SPEC = SourceSpec("cma", num_blocks=3000, page_bytes=64)
+SECRET = bytes.fromhex(SPEC.secret)
 # NOTE: imports first, since a stranger may not read this directory
 READ_AS_STRANGER = """
 import os, sys
@@ -26,12 +27,12 @@ import numpy as np
 from tandem.core.errors import TransportError
 from tandem.transport.card import Identity
 from tandem.transport.cma import CmaTransport
-from tests.helpers.secret import SECRET
 from tests.helpers.transport_pools import COMPATIBILITY, pool_of
 os.setgroups([])
 os.setgid({stranger})
 os.setuid({stranger})
-transport = CmaTransport(pool_of(np.zeros((8, 64), dtype=np.uint8)), Identity(COMPATIBILITY, SECRET))
+identity = Identity(COMPATIBILITY, bytes.fromhex(sys.argv[2]))
+transport = CmaTransport(pool_of(np.zeros((8, 64), dtype=np.uint8)), identity)
 try:
     transport.connect(bytes.fromhex(sys.argv[1]))
 except TransportError as error:
@@ -49,7 +50,7 @@ def test_another_user_is_not_let_in() -> None:
     """Also one that has the cluster's secret and the card."""
     with SourceProcess(SPEC) as source:
         finished = subprocess.run(
-            [sys.executable, "-c", READ_AS_STRANGER.format(stranger=STRANGER), source.card.hex()],
+            [sys.executable, "-c", READ_AS_STRANGER.format(stranger=STRANGER), source.card.hex(), SPEC.secret],
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,

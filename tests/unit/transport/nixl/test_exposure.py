@@ -2,6 +2,7 @@
 
 import ipaddress
 import logging
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ from tandem.transport.nixl.transport import NixlTransport
 from tests.helpers.secret import SECRET
 from tests.helpers.transport_pools import COMPATIBILITY, pool_of
 
+SECRET = b"known to peers alone"
 HOSTS = ("127.0.0.1", "127.3.2.1", *(("::1",) if socket.has_dualstack_ipv6() else ()))
 needs_nixl = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
 
@@ -120,6 +122,18 @@ def test_nixl_listens_nowhere() -> None:
     before = listeners()
     transport = NixlTransport(pool_of(np.zeros((4, 4096), dtype=np.uint8)), Identity(COMPATIBILITY, SECRET))
     assert listeners() <= before
+    transport.close()
+
+
+@needs_nixl
+def test_nixl_makes_no_segment_that_others_may_write() -> None:
+    """UCX's System V segments are open to the user's group; what is written there it takes for a peer's messages."""
+    transport = NixlTransport(pool_of(np.zeros((4, 4096), dtype=np.uint8)), Identity(COMPATIBILITY, SECRET))
+    rows = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]]
+    assert not [row for row in rows if int(row[4]) == os.getpid()]
+    for path in Path("/proc/self/fd").iterdir():
+        if path.is_symlink() and "/ucx_shm" in os.readlink(path):
+            assert path.stat().st_mode & 0o077 == 0
     transport.close()
 
 
