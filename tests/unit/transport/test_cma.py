@@ -13,7 +13,6 @@ from tandem.core.errors import ConfigurationError, IncompatiblePeerError, Transp
 from tandem.transport.base import MemoryPool
 from tandem.transport.card import Identity, seal, unseal
 from tandem.transport.cma import CmaTransport
-from tests.helpers.secret import SECRET
 from tests.helpers.transport_pools import COMPATIBILITY, pool_of, seeded_pages
 from tests.helpers.transport_process import ROOT, SourceProcess, SourceSpec
 

@@ -17,7 +17,6 @@ from tandem.transport.card import Identity
 from tandem.transport.nixl.bindings import environment_defaults, rdma_ports, unavailable_reason
 from tandem.transport.nixl.exposure import Listener, check_exposure, listeners
 from tandem.transport.nixl.transport import NixlTransport
-from tests.helpers.secret import SECRET
 from tests.helpers.transport_pools import COMPATIBILITY, pool_of
 
 SECRET = b"known to peers alone"
