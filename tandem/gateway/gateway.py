@@ -19,6 +19,7 @@ from tandem.gateway.metrics import GatewayMetrics
 from tandem.gateway.model import ServedModel
 from tandem.gateway.moderation.choose import choose_moderator
 from tandem.gateway.openai.responses.desk import ResponseDesk
+from tandem.gateway.outage_lines import OutageLines
 from tandem.gateway.pin_book import MemoryPinBook, PinBook, PromptPins
 from tandem.gateway.pin_book_redis import RedisPinBook
 from tandem.gateway.request import ServeRequest
@@ -42,13 +43,7 @@ class Gateway:
         secret, trace = settings.secret, tracing.metadata
         self._workers = ClientPool(partial(WorkerClient, secret=secret, metadata_source=trace))
         self._router_clients = ClientPool(partial(RouterClient, secret=secret, metadata_source=trace))
-        self.routers = Routers(
-            settings.router_addresses,
-            self._router_clients,
-            clock,
-            settings.router_timeout_s,
-            settings.failover_timeout_s,
-        )
+        self.routers = Routers(settings.router_addresses, self._router_clients, settings.router_timeout_s)
         self._stalls = StallWatch(self._workers, clock, settings.silent_after_s, settings.worker_timeout_s)
         self._settler = Settler(self.routers)
         self._open_streams: set[ServeStream] = set()
@@ -68,6 +63,7 @@ class Gateway:
         self.history = RequestHistory(clock=clock)
         self.metrics = GatewayMetrics(model.name)
         self.directory = ModelDirectory(self.routers, model.name)
+        self.outages = OutageLines(settings.failover_timeout_s, self.metrics.waiting)
         limits = Limits(settings.max_choices, settings.max_messages)
         self.surroundings = Surroundings(model, self.directory, limits)
         self._ways = Ways(
@@ -77,8 +73,8 @@ class Gateway:
             self.metrics,
             clock,
             settings.max_attempts,
-            settings.failover_timeout_s,
             WaitingLine(settings.room_timeout_s, self.metrics.waiting),
+            self.outages,
         )
 
     def start(self) -> None:

@@ -1,11 +1,12 @@
 """One choice from its pairing to its last token, over as many workers as it takes.
 
 Invariant: the client's tokens are those of one worker that never failed: whoever continues is given everything that was
-generated. Attempts and the time spent looking for another worker are bounded. Never writes to a client.
+generated. Attempts and the time spent waiting for a worker are bounded. Never writes to a client.
 """
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,6 @@ from tandem.core.clock import Clock
 from tandem.core.errors import (
     CapacityError,
     EngineStoppedError,
-    NoRoomError,
     TandemError,
     UnavailableError,
     WorkerLostError,
@@ -24,10 +24,11 @@ from tandem.core.types import FinishReason
 from tandem.gateway.history import RequestRecord
 from tandem.gateway.metrics import GatewayMetrics
 from tandem.gateway.news_queue import NewsQueue
+from tandem.gateway.outage_lines import OutageLines
 from tandem.gateway.request import Choice, ChoiceEnd, ChoiceNews, ServeRequest
-from tandem.gateway.routers import PAUSE_S, Routers
+from tandem.gateway.routers import Routers
 from tandem.gateway.stalls import StallWatch
-from tandem.gateway.waiting_line import WaitingLine
+from tandem.gateway.waiting_line import Refusal, WaitingLine
 from tandem.rpc.client import ClientPool, WorkerClient
 from tandem.rpc.messages import GenerateCall, GenerateNews, PairCall, PairingAnswer, WorkerAddress
 
@@ -44,8 +45,8 @@ class Ways:
     metrics: GatewayMetrics
     clock: Clock
     max_attempts: int
-    failover_timeout_s: float
     line: WaitingLine
+    outages: OutageLines
 
 
 class Journey:
@@ -64,8 +65,7 @@ class Journey:
         self._first_s: float | None = None
         self._last_s: float | None = None
         self._ended_s: float | None = None
-        self._failed: list[WorkerAddress] = []
-        self._failure: TandemError | None = None
+        self._failed: list[tuple[WorkerAddress, TandemError]] = []
         self._final: RequestOutput | None = None
         self._stages: tuple[Stage, ...] = ()
         self._fingerprint: str | None = None
@@ -113,39 +113,67 @@ class Journey:
         return None if self._final is None else self._final.metrics
 
     async def _pair(self) -> PairingAnswer:
-        """Whom to go to first, in turn when all are full."""
-        return await self._ways.line.ask(self._request.priority, self._ask_router, self._record)
+        """Whom to go to first: in turn when all are full, and once there is anybody."""
+        return await self._ways.line.ask(
+            self._request.priority, lambda: self._once_possible(self._anybody, (UnavailableError,)), self._record
+        )
 
     async def _pair_again(self) -> PairingAnswer:
-        """Whom to go on with. Once a worker was lost, one that has room is waited for a little.
+        """Whom to go on with. Once a worker was lost, one that can is waited for.
 
-        NOTE: past the line: others' places in it say nothing of a client that has half of its answer.
+        NOTE: past the line of full workers: others' places in it say nothing of a client with half of its answer.
         """
-        is_lost = isinstance(self._failure, (UnavailableError, EngineStoppedError))
-        give_up_s = self._ways.clock.now_s() + (self._ways.failover_timeout_s if is_lost else 0.0)
-        while True:
-            try:
-                return await self._ask_router()
-            except (CapacityError, UnavailableError) as error:
-                if self._ways.clock.now_s() >= give_up_s:
-                    raise self._refusal(error) from error
-            await asyncio.sleep(PAUSE_S)
+        try:
+            if all(isinstance(error, CapacityError) for _, error in self._failed):
+                return await self._paired(self._another)
+            return await self._once_possible(self._another, (UnavailableError, CapacityError))
+        except (CapacityError, UnavailableError) as error:
+            raise self._refusal(error) from error
 
-    async def _ask_router(self) -> PairingAnswer:
-        excluded = tuple({worker.worker_id for worker in self._failed})
-        with self._record.timed("pair", unless=(NoRoomError,)) as attributes:
-            try:
-                self.router, answer = await self._ways.routers.pair(self._pair_call(excluded))
-            except UnavailableError:
-                if not excluded:
-                    raise
-                self.router, answer = await self._ways.routers.pair(self._pair_call(()))
-                if answer.decode in self._failed:
-                    raise
+    async def _once_possible(
+        self, question: Callable[[], Awaitable[PairingAnswer]], waits_for: tuple[type[Refusal], ...]
+    ) -> PairingAnswer:
+        """NOTE: the first in line asks for all that the same workers can serve; see `OutageLines`."""
+        needs = (self._required_fingerprint, frozenset(_ids(self._failed)), self._request.local_prefill)
+        return await self._ways.outages.ask(
+            needs, waits_for, self._request.priority, lambda: self._paired(question), self._record
+        )
+
+    async def _paired(self, question: Callable[[], Awaitable[PairingAnswer]]) -> PairingAnswer:
+        with self._record.timed("pair", unless=(CapacityError, UnavailableError)) as attributes:
+            answer = await question()
             attributes.update(_described(answer))
         self._fingerprint = answer.fingerprint or None
         self._record.workers.append(answer.decode.worker_id)
         return answer
+
+    async def _anybody(self) -> PairingAnswer:
+        self.router, answer = await self._ways.routers.pair(self._pair_call(()))
+        return answer
+
+    async def _another(self) -> PairingAnswer:
+        """Any but those that failed; when there is none, one of them that was started again or has come back."""
+        try:
+            self.router, answer = await self._ways.routers.pair(self._pair_call(_ids(self._failed)))
+            return answer
+        except (CapacityError, UnavailableError):
+            full = _ids(failed for failed in self._failed if isinstance(failed[1], CapacityError))
+            self.router, answer = await self._ways.routers.pair(self._pair_call(full))
+            if await self._may_go_on(answer.decode):
+                return answer
+            raise
+
+    async def _may_go_on(self, worker: WorkerAddress) -> bool:
+        """NOTE: one that was lost may only have stood still for a while; one that refused would refuse again."""
+        errors = [error for failed, error in self._failed if failed == worker]
+        if not errors:
+            return True
+        return isinstance(errors[-1], WorkerLostError) and await self._ways.stalls.is_back(worker)
+
+    @property
+    def _required_fingerprint(self) -> str | None:
+        """Of the model whose tokens the client has."""
+        return self._fingerprint if self._token_ids else None
 
     def _pair_call(self, excluded: tuple[str, ...]) -> PairCall:
         return PairCall(
@@ -157,12 +185,13 @@ class Journey:
             session_id=self._request.session_id,
             excluded=excluded,
             local_prefill=self._request.local_prefill,
-            fingerprint=self._fingerprint if self._token_ids else None,
+            fingerprint=self._required_fingerprint,
         )
 
     def _refusal(self, error: TandemError) -> TandemError:
         """NOTE: when all that was found was full, that is the answer, not that nobody else is there."""
-        return self._failure if isinstance(self._failure, CapacityError) else error
+        _, failure = self._failed[-1]
+        return failure if isinstance(failure, CapacityError) else error
 
     async def _follow(self, pairing: PairingAnswer) -> None:
         """Take a worker's news until it ends the stream; WorkerLostError when it dies, stalls or stops early."""
@@ -237,8 +266,7 @@ class Journey:
 
     def _give_up_on(self, worker: WorkerAddress, error: TandemError) -> None:
         """Count the failure; raises `error` when it was the last attempt."""
-        self._failed.append(worker)
-        self._failure = error
+        self._failed.append((worker, error))
         _logger.warning(
             "%s: worker %s failed after %d tokens: %s",
             self._choice.request_id,
@@ -251,6 +279,10 @@ class Journey:
         if len(self._failed) >= self._ways.max_attempts:
             raise error
         self._ways.metrics.failovers.inc()
+
+
+def _ids(failed: Iterable[tuple[WorkerAddress, TandemError]]) -> tuple[str, ...]:
+    return tuple({worker.worker_id for worker, _ in failed})
 
 
 def _described(answer: PairingAnswer) -> dict[str, str | int | float]:

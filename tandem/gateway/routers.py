@@ -9,12 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tandem.core.clock import Clock
 from tandem.core.errors import TandemError, UnavailableError, WorkerLostError
 from tandem.rpc.client import ClientPool, RouterClient
 from tandem.rpc.messages import Decision, ModelInfo, PairCall, PairingAnswer, ProcessInfo, Settlement, WorkerListing
-
-PAUSE_S = 0.1
 
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -35,22 +32,12 @@ class Routers:
 
     Args:
         timeout_s: a router silent for this long is away.
-        patience_s: how long routers are tried in turn when all are away.
     """
 
-    def __init__(
-        self,
-        addresses: Sequence[str],
-        pool: ClientPool[RouterClient],
-        clock: Clock,
-        timeout_s: float,
-        patience_s: float,
-    ) -> None:
+    def __init__(self, addresses: Sequence[str], pool: ClientPool[RouterClient], timeout_s: float) -> None:
         self.addresses = tuple(addresses)
         self._pool = pool
-        self._clock = clock
         self._timeout_s = timeout_s
-        self._patience_s = patience_s
         self._current = 0
 
     async def pair(self, call: PairCall) -> tuple[str, PairingAnswer]:
@@ -59,11 +46,11 @@ class Routers:
         Raises:
             InvalidRequestError, CapacityError, UnavailableError: as `RouterHandler.pair`; no router answers.
         """
-        return await self._ask(lambda client: client.pair(call, timeout_s=self._timeout_s), self._patience_s)
+        return await self._ask(lambda client: client.pair(call, timeout_s=self._timeout_s))
 
     async def models(self) -> Sequence[ModelInfo]:
         """Models that live workers serve now; UnavailableError when no router answers."""
-        _, found = await self._ask(lambda client: client.models(timeout_s=self._timeout_s), 0.0)
+        _, found = await self._ask(lambda client: client.models(timeout_s=self._timeout_s))
         return found
 
     async def settle(self, address: str, settlement: Settlement) -> None:
@@ -96,27 +83,21 @@ class Routers:
             return RouterListing(address, problem=str(error))
         return RouterListing(address, process, tuple(workers))
 
-    async def _ask(self, question: Callable[[RouterClient], Awaitable[T]], patience_s: float) -> tuple[str, T]:
+    async def _ask(self, question: Callable[[RouterClient], Awaitable[T]]) -> tuple[str, T]:
         """The first answer. One that knows no worker is not believed before the others were asked."""
-        give_up_s = self._clock.now_s() + patience_s
-        while True:
-            away: list[str] = []
-            without_worker: UnavailableError | None = None
-            for address in self._in_turn():
-                try:
-                    answer = await question(self._pool.get(address))
-                except WorkerLostError as error:
-                    away.append(str(error))
-                except UnavailableError as error:
-                    without_worker = without_worker or error
-                else:
-                    self._prefer(address)
-                    return address, answer
-            if without_worker is not None:
-                raise without_worker
-            if self._clock.now_s() >= give_up_s:
-                raise UnavailableError(f"no router answers: {'; '.join(away)}", 1.0)
-            await asyncio.sleep(PAUSE_S)
+        away: list[str] = []
+        without_worker: UnavailableError | None = None
+        for address in self._in_turn():
+            try:
+                answer = await question(self._pool.get(address))
+            except WorkerLostError as error:
+                away.append(str(error))
+            except UnavailableError as error:
+                without_worker = without_worker or error
+            else:
+                self._prefer(address)
+                return address, answer
+        raise without_worker or UnavailableError(f"no router answers: {'; '.join(away)}", 1.0)
 
     def _in_turn(self) -> Sequence[str]:
         return self.addresses[self._current :] + self.addresses[: self._current]

@@ -56,7 +56,10 @@ class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
     worker_timeout_s: float = Field(1.0, gt=0, description="a worker asked for a sign of life answers in this, seconds")
     max_attempts: int = Field(4, ge=1, le=64, description="workers tried for one choice before it fails")
     failover_timeout_s: float = Field(
-        2.0, ge=0, description="how long another worker is looked for when one is lost, seconds"
+        15.0,
+        ge=0,
+        description="how long a request, begun or new, waits for a worker to come or to come back while none can serve "
+        "it, or for a router, seconds; past it 503, or an error that ends the stream; 0 = not at all",
     )
     room_timeout_s: float = Field(
         60.0,

@@ -66,6 +66,14 @@ class StallWatch:
         finally:
             self._streams.discard(stream)
 
+    async def is_back(self, worker: WorkerAddress) -> bool:
+        """Whether one that was lost answers again: the same incarnation, and ready for requests."""
+        try:
+            status = await self._pool.get(worker.address).status(timeout_s=self._timeout_s)
+        except TandemError:
+            return False
+        return worker.incarnation in ("", status.worker.incarnation) and status.lifecycle == "ready"
+
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._silent_after_s / CHECKS_PER_SILENCE)

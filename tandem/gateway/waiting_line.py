@@ -1,4 +1,4 @@
-"""Requests that no worker has room for now: they wait for their turn, as they would in an engine's own queue.
+"""Requests that nobody can take now: they wait for their turn, as they would in an engine's own queue.
 
 Invariant: nobody gets room before one who was there earlier, so a long prompt is not starved by short ones; a level of
 priority counts as a second of waiting. Only the first in line asks, so a full cluster costs the routers a few questions
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from prometheus_client import Gauge
 
-from tandem.core.errors import NoRoomError
+from tandem.core.errors import CapacityError, NoRoomError, UnavailableError
 from tandem.gateway.history import RequestRecord
 
 LEVEL_S = 1.0
@@ -21,6 +21,7 @@ _MIN_PAUSE_S = 0.05
 _MAX_PAUSE_S = 0.25
 
 T = TypeVar("T")
+Refusal = CapacityError | UnavailableError
 
 
 @dataclass(order=True, slots=True)
@@ -37,34 +38,49 @@ class WaitingLine:
 
     Args:
         timeout_s: how long one waits in it; 0 = nobody waits.
-        waiting: shows how many do.
+        waiting: shows how many do, in all lines that share it.
+        waits_for: refusals after which one waits.
+        stage: the name of the time in line.
     """
 
-    def __init__(self, timeout_s: float, waiting: Gauge) -> None:
+    def __init__(
+        self,
+        timeout_s: float,
+        waiting: Gauge,
+        waits_for: tuple[type[Refusal], ...] = (NoRoomError,),
+        stage: str = "room",
+    ) -> None:
         self._timeout_s = timeout_s
         self._waiting = waiting
+        self._waits_for = waits_for
+        self._stage = stage
         self._places: list[_Place] = []
         self._num_entered = 0
-        self._refusal = NoRoomError("no worker has room")
+        self._refusal: Refusal = NoRoomError("no worker has room")
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._places
 
     async def ask(self, priority: int, question: Callable[[], Awaitable[T]], record: RequestRecord) -> T:
-        """What `question` answers, asked again in turn for as long as that is `NoRoomError`.
+        """What `question` answers, asked again in turn for as long as it raises one of `waits_for`.
 
         Args:
             priority: lower is more urgent.
-            record: gets the time in line as its stage `room`.
+            record: gets the time in line as its stage.
 
         Raises:
-            NoRoomError: it took longer than `timeout_s`. What else `question` raises.
+            CapacityError, UnavailableError: the last refusal, when it took longer than `timeout_s`. What else
+                `question` raises.
         """
         if not self._places:
             try:
                 return await question()
-            except NoRoomError as error:
+            except self._waits_for as error:
                 if not self._timeout_s:
                     raise
                 self._refusal = error
-        with record.timed("room"):
+        with record.timed(self._stage):
             return await self._wait(priority, question)
 
     async def _wait(self, priority: int, question: Callable[[], Awaitable[T]]) -> T:
@@ -75,12 +91,12 @@ class WaitingLine:
                     await place.is_first.wait()
                     try:
                         return await question()
-                    except NoRoomError as error:
+                    except self._waits_for as error:
                         self._refusal = error
                         await asyncio.sleep(min(max(_MIN_PAUSE_S, error.retry_after_s or 0.0), _MAX_PAUSE_S))
         except TimeoutError:
-            message = f"{self._refusal}; the request had no turn in {self._timeout_s:g} s"
-            raise NoRoomError(message, self._refusal.retry_after_s) from self._refusal
+            message = f"{self._refusal}; the request has waited {self._timeout_s:g} s"
+            raise type(self._refusal)(message, self._refusal.retry_after_s) from self._refusal
         finally:
             self._leave(place)
 
@@ -90,15 +106,15 @@ class WaitingLine:
         if self._places and place < self._places[0]:
             self._places[0].is_first.clear()
         insort(self._places, place)
-        self._show()
+        self._waiting.inc()
+        self._tell_first()
         return place
 
     def _leave(self, place: _Place) -> None:
         self._places.remove(place)
-        self._show()
+        self._waiting.dec()
+        self._tell_first()
 
-    def _show(self) -> None:
-        """Tell the first that it is, and the gauge how many there are."""
+    def _tell_first(self) -> None:
         if self._places:
             self._places[0].is_first.set()
-        self._waiting.set(len(self._places))

@@ -21,6 +21,8 @@ from tests.faults.streams import Asked, Known, asked_of
 from tests.helpers.cluster import Cluster, ClusterProcess, running_cluster
 from tests.helpers.redis_server import RedisServer, running_redis
 
+WAIT_S = 6.0  # for a worker, where nobody can take its place
+GATEWAY_FLAGS = ("--failover-timeout-s", f"{WAIT_S:g}")
 ROUTER_FLAGS = ("--max-local-tokens", "512")  # NOTE: so that the prompts here have a prefill worker
 _MATRIX = pytest.StashKey[Matrix]()
 _CLUSTERS = pytest.StashKey[list[Cluster]]()
@@ -105,7 +107,7 @@ def running_scene(pytestconfig: pytest.Config, slow_model: Path, redis: RedisSer
 def running_small_scene(
     request: pytest.FixtureRequest, pytestconfig: pytest.Config, slow_model: Path
 ) -> Iterator[Scene]:
-    extra = {"worker": WORKER_FLAGS, "router": ROUTER_FLAGS}
+    extra = {"worker": WORKER_FLAGS, "router": ROUTER_FLAGS, "gateway": GATEWAY_FLAGS}
     with (
         running_cluster(slow_model, transport=request.param, extra=extra) as cluster,
         logs_shown(pytestconfig, cluster),

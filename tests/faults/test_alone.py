@@ -1,16 +1,21 @@
-"""One process of each kind: what nobody can take over ends with a clear error, and all is well after a restart."""
+"""One process of each kind: what nobody can take over is waited for, then ends with a clear error; all is well after a
+restart.
+"""
 
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 
 import pytest
 
+from tests.faults.conftest import WAIT_S
 from tests.faults.matrix import Matrix, Row
 from tests.faults.scene import LEASE_TTL_S, Scene
-from tests.faults.states import State, staged
-from tests.faults.streams import Asked, Known
+from tests.faults.states import NUM_DECODED, State, staged
+from tests.faults.streams import PATIENCE_S, Answer, Asked, Known
 
 MAX_SILENCE_S = 5.0
+MAX_WAIT_S = WAIT_S + MAX_SILENCE_S
 MAX_FRESH_S = 1.75  # NOTE: a router that still trusts the dead one takes 2 s
 FREE_S = LEASE_TTL_S + 0.5
 KILL, STOP = "kill -9", "SIGSTOP"
@@ -55,7 +60,7 @@ def test_without_its_only_decode_worker_a_stream_ends_with_an_error(
     told = small_known[0.8]
     with staged(small_scene, State.DECODING, told.asked) as target:
         since_s = strike(small_scene, "decode-0", signal)
-        target.answer.wait(timeout_s=MAX_SILENCE_S)
+        target.answer.wait(timeout_s=MAX_WAIT_S)
         assert target.answer.error is not None
         assert "no worker for model" in target.answer.error
         assert target.answer.token_ids == told.token_ids[: len(target.answer.token_ids)]
@@ -63,11 +68,48 @@ def test_without_its_only_decode_worker_a_stream_ends_with_an_error(
     refused = small_scene.finished(short)
     assert refused.error is not None
     assert "unavailable" in refused.error
-    assert refused.took_s < MAX_SILENCE_S
+    assert WAIT_S <= refused.took_s < MAX_WAIT_S
     free_s = small_scene.seconds_until_free(["prefill-0"], time.monotonic(), FREE_S)
     small_scene.heal()
+    small_scene.seconds_until_free(["decode-0"], time.monotonic(), FREE_S)
     fresh = fresh_answer(small_scene, short)
     matrix.append(Row("only decode", State.DECODING, signal, "error", silence_s, fresh, free_s))
+
+
+def test_streams_go_on_where_they_were_after_the_only_decode_worker_stood_still(
+    small_scene: Scene, small_known: Mapping[float, Known], short: Asked, matrix: Matrix
+) -> None:
+    """Gateway and router had both given it up: the gateway refused to go on with the same incarnation, and all failed.
+
+    What it still computes of the old streams when it goes on reaches nobody, and is freed.
+    """
+    asked = [(small_known[temperature].asked, small_known[temperature].token_ids) for temperature in (0.0, 0.8, 0.0)]
+    with ExitStack() as opened:
+        answers = [opened.enter_context(small_scene.ask(each)) for each, _ in asked]
+        for answer in answers:
+            answer.wait(NUM_DECODED)
+        since_s = strike(small_scene, "decode-0", STOP)
+        small_scene.cluster.wait(lambda: all(was_given_up(small_scene, answer) for answer in answers), PATIENCE_S)
+        new = opened.enter_context(small_scene.ask(short))
+        small_scene.cluster.wait(lambda: not is_alive(small_scene, "decode"), PATIENCE_S)
+        small_scene.continue_all()
+        for answer in (*answers, new):
+            answer.wait()
+    assert [(answer.error, answer.token_ids) for answer in answers] == [(None, tokens) for _, tokens in asked]
+    assert (new.error, len(new.token_ids)) == (None, short.max_tokens)
+    silence_s = max(answer.longest_silence_s(since_s) for answer in answers)
+    free_s = small_scene.seconds_until_free(small_scene.workers(), time.monotonic(), FREE_S)
+    matrix.append(Row("only decode", State.DECODING, f"{STOP}, then SIGCONT", "exact", silence_s, new.took_s, free_s))
+
+
+def was_given_up(scene: Scene, answer: Answer) -> bool:
+    """Whether its worker failed, as the gateway sees it."""
+    record = scene.cluster.get(f"/admin/requests/{answer.request_id}")
+    return any(stage["name"] == "failover" for stage in record["stages"])
+
+
+def is_alive(scene: Scene, role: str) -> bool:
+    return any(row["is_alive"] for row in scene.cluster.workers() if row["role"] == role)
 
 
 @pytest.mark.parametrize("signal", [KILL, STOP])
@@ -80,7 +122,7 @@ def test_without_its_only_router_streams_go_on_and_new_requests_are_refused(
         refused = small_scene.finished(short)
         assert refused.error is not None
         assert "no router answers" in refused.error
-        assert refused.took_s < MAX_SILENCE_S
+        assert refused.took_s < MAX_WAIT_S
         target.answer.wait()
         assert (target.answer.error, target.answer.token_ids) == (None, told.token_ids)
         silence_s = target.answer.longest_silence_s(since_s)

@@ -162,9 +162,15 @@ async def running_cluster(
             router.server = await serve_router(RouterFace(router), "127.0.0.1:0", secret=SECRET)
             stack.push_async_callback(router.server.stop, 0)
         addresses = ",".join(router.server.address for router in routers if router.server is not None)
-        where: dict[str, object] = {"model": str(directory), "routers": addresses, "cluster_secret": SECRET.decode()}
-        options = {"port": 0, "drain_timeout_s": 5.0, "served_model_name": MODEL, **settings}
-        configured = GatewaySettings.model_validate(where | options)
+        options: dict[str, object] = {
+            "port": 0,
+            "cluster_secret": SECRET.decode(),
+            "drain_timeout_s": 5.0,
+            "failover_timeout_s": 2.0,
+            "served_model_name": MODEL,
+            **settings,
+        }
+        configured = GatewaySettings.model_validate({"model": str(directory), "routers": addresses, **options})
         gateway, finished = await stack.enter_async_context(serving_gateway(configured))
         yield FakeCluster(routers, workers, directory, gateway, finished)
 

@@ -140,7 +140,7 @@ def test_the_wait_is_bounded_and_the_refusal_says_why() -> None:
     async def story(room: Room) -> None:
         tasks = [room.enter(name) for name in "ab"]
         for task in tasks:
-            with pytest.raises(NoRoomError, match=r"full for a; the request had no turn in 0\.2 s") as refused:
+            with pytest.raises(NoRoomError, match=r"full for a; the request has waited 0\.2 s") as refused:
                 await task
             assert refused.value.retry_after_s == 0.01
         assert room.num_waiting == 0
@@ -184,7 +184,7 @@ def test_clients_of_a_full_cluster_wait_and_are_served(tmp_path: Path) -> None:
 def test_a_client_is_refused_when_no_room_came_or_waiting_would_not_help(tmp_path: Path) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
         for error, reason in (
-            (NoRoomError("every decode worker's KV cache is full", 3.2), "no turn in 0.2 s"),
+            (NoRoomError("every decode worker's KV cache is full", 3.2), "has waited 0.2 s"),
             (CapacityError("the first token is 90 s away", 3.2), "90 s away"),
         ):
             cluster.routers[0].refuse = error

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tandem.core.clock import ManualClock, SystemClock
+from tandem.core.clock import ManualClock
 from tandem.core.errors import (
     CapacityError,
     ConfigurationError,
@@ -309,7 +309,7 @@ def test_a_router_that_knows_another_model_only_is_not_believed_while_the_next_s
             for server in servers:
                 opened.push_async_callback(server.stop, 0)
             addresses = [server.address for server in servers]
-            address, answer = await Routers(addresses, pool, SystemClock(), 2.0, 2.0).pair(call())
+            address, answer = await Routers(addresses, pool, 2.0).pair(call())
             assert (address, answer.decode.worker_id) == (addresses[1], "d0")
 
     run(scenario())
