@@ -106,4 +106,5 @@ def _worker(listing: WorkerListing) -> dict[str, Any]:
         "num_context_tokens": state.num_context_tokens,
         "queued_tokens": state.queued.num_tokens,
         "links": [asdict(link) for link in status.links],
+        "unreachable": list(status.unreachable),
     }

@@ -130,10 +130,14 @@ class Fleet:
             max_local_tokens=self.limits.max_local_tokens,
         )
 
-    def spares(self, request: RequestShape, prefill_id: str, now_s: float, num_spares: int) -> Sequence[str]:
+    def spares(
+        self, request: RequestShape, prefill_id: str, decode_id: str, now_s: float, num_spares: int
+    ) -> Sequence[str]:
         """Other prefill workers of the same pool for when `prefill_id` fails, the shortest wait first."""
         pool = self._pools[self._pool_of[prefill_id]]
-        others = self._eligible(pool.prefill, request, request.num_tokens, now_s).without_ids((prefill_id,))
+        others = self._eligible(pool.prefill, request, request.num_tokens, now_s).without_ids(
+            (prefill_id, *self.links.cut_into(decode_id))
+        )
         waits_ms = others.forbid(wait_ms(others.columns, now_s))
         spares: list[str] = []
         for _ in range(min(num_spares, len(others))):

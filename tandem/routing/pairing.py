@@ -15,7 +15,7 @@ from tandem.routing.fleet import Fleet
 from tandem.routing.lineup import Lineup
 from tandem.routing.policies import RoutingPolicy
 from tandem.routing.search import cheapest
-from tandem.routing.snapshot import RequestShape
+from tandem.routing.snapshot import Links, RequestShape
 from tandem.routing.standing import Candidates, Choice, num_blocks_of, num_cached_tokens
 
 DEFAULT_MAX_RECORDS = 4096
@@ -128,7 +128,9 @@ class Pairer:
     def _cheapest(self, request: RequestShape, roomy: Sequence[Candidates]) -> tuple[Choice, Prediction] | None:
         best: tuple[Choice, Prediction] | None = None
         for candidates in roomy:
-            choice = self._policy.choose(request, candidates) or cheapest(request, candidates)
+            choice = self._policy.choose(request, candidates)
+            if choice is None or _is_cut(choice, candidates.links):
+                choice = cheapest(request, candidates)
             if choice is not None:
                 predicted = predict(request, choice, candidates.links, candidates.now_s)
                 if best is None or predicted.total_ms < best[1].total_ms:
@@ -160,6 +162,11 @@ def with_room(request: RequestShape, candidates: Candidates) -> Candidates:
     if num_free.min() >= num_blocks:
         return candidates
     return replace(candidates, decode=lineup.without(num_free < num_blocks - lineup.cached_blocks(request)))
+
+
+def _is_cut(choice: Choice, links: Links) -> bool:
+    """Whether its hand-off would not get through; most policies look at workers only."""
+    return choice.prefill is not None and choice.prefill.worker_id in links.cut_into(choice.decode.worker_id)
 
 
 def _pairing(choice: Choice, predicted: Prediction) -> Pairing:

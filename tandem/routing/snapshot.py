@@ -5,7 +5,7 @@ Every time is read from the router's own clock, in seconds, so no two machines' 
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -142,7 +142,8 @@ _NO_LINKS: Mapping[str, LinkState] = MappingProxyType({})
 class Links:
     """Measured links between ordered pairs of workers; an unmeasured pair is taken for `default`.
 
-    Of each destination the `MAX_SOURCES` measured last are kept, so that a large fleet's pairs stay few.
+    Of each destination the `MAX_SOURCES` measured last are kept, so that a large fleet's pairs stay few. A link that
+    is `cut` has an infinite latency, so that no choice over it has a finite cost.
     best_into: per destination with a measured link, what is never slower than any link into it; `default` for others.
     Bounds only improve: one that is too good costs a search time, not correctness.
     """
@@ -152,6 +153,7 @@ class Links:
         self._into: dict[str, dict[str, LinkState]] = {}
         self._out_of: dict[str, dict[str, LinkState]] = {}
         self._improved: set[str] = set()
+        self._cut: dict[str, frozenset[str]] = {}
         self.best_into: dict[str, LinkState] = {}
         for (source_id, destination_id), link in (measured or {}).items():
             self.update(source_id, destination_id, link)
@@ -166,6 +168,23 @@ class Links:
     def out_of(self, source_id: str) -> Mapping[str, LinkState]:
         """The measured links out of a worker, by destination."""
         return self._out_of.get(source_id, _NO_LINKS)
+
+    def cut(self, source_ids: Iterable[str], destination_id: str) -> None:
+        """Nothing gets through to a worker from exactly these, whatever was measured before."""
+        cut = frozenset(source_ids)
+        for source_id in self.cut_into(destination_id) - cut:
+            self._into.get(destination_id, {}).pop(source_id, None)
+            self._out_of.get(source_id, {}).pop(destination_id, None)
+        for source_id in cut:
+            self.update(source_id, destination_id, replace(self.default, latency_ms=math.inf))
+        if cut:
+            self._cut[destination_id] = cut
+        else:
+            self._cut.pop(destination_id, None)
+
+    def cut_into(self, destination_id: str) -> frozenset[str]:
+        """The sources that are cut from a worker."""
+        return self._cut.get(destination_id, frozenset())
 
     def update(self, source_id: str, destination_id: str, link: LinkState) -> None:
         """Take a measurement."""
@@ -190,6 +209,7 @@ class Links:
         for destination_id in self._out_of.pop(worker_id, ()):
             self._into.get(destination_id, {}).pop(worker_id, None)
         self.best_into.pop(worker_id, None)
+        self._cut.pop(worker_id, None)
 
     def take_improved(self) -> Iterable[str]:
         """Destinations whose best has changed since they were taken last."""

@@ -200,6 +200,7 @@ def put_status(status: WorkerStatus) -> pb.WorkerStatus:
         links=[_put_link(link) for link in status.links],
         prefill_samples=[_put_prefill_sample(sample) for sample in status.prefill_samples],
         step_samples=[_put_step_sample(sample) for sample in status.step_samples],
+        unreachable=status.unreachable,
     )
 
 
@@ -216,4 +217,5 @@ def take_status(message: pb.WorkerStatus) -> WorkerStatus:
         links=tuple(_take_link(link) for link in message.links),
         prefill_samples=tuple(_take_prefill_sample(sample) for sample in message.prefill_samples),
         step_samples=tuple(_take_step_sample(sample) for sample in message.step_samples),
+        unreachable=tuple(message.unreachable),
     )

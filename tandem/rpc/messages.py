@@ -216,6 +216,7 @@ class WorkerStatus:
         blocks: by state: free, cached, used, leased, pinned, kept; they add up to the pool.
         model: what it serves.
         samples: measured since the last news to this receiver.
+        unreachable: ids of workers that this one cannot read from now.
     """
 
     worker: WorkerAddress
@@ -229,6 +230,7 @@ class WorkerStatus:
     links: tuple[LinkReport, ...] = ()
     prefill_samples: tuple[PrefillSample, ...] = ()
     step_samples: tuple[StepSample, ...] = ()
+    unreachable: tuple[str, ...] = ()
 
 
 # --- gateway → decode -------------------------------------------------------------------------------------------------

@@ -31,14 +31,16 @@ class Chain:
 
 @dataclass(slots=True)
 class _Worker:
-    """`is_alive`: its watch is open and not silent. `is_replaced`: somebody else answers at its address now."""
+    """`is_alive`: its watch is open and not silent. `is_replaced`: somebody else answers at its address now. `links`:
+    what was learned last of its links: after which change of the fleet, those measured, and those that are cut.
+    """
 
     status: WorkerStatus
     address: str
     seen_at_s: float
     is_alive: bool = True
     is_replaced: bool = False
-    links: tuple[int, tuple[LinkReport, ...]] = (0, ())
+    links: tuple[int, tuple[LinkReport, ...], tuple[str, ...]] = (0, (), ())
 
 
 class FleetView:
@@ -179,16 +181,16 @@ class FleetView:
         if known is None or not known.is_alive or _identity(known.status) != _identity(status):
             self._num_changes += 1
             self._chains = None
-        links = known.links if known is not None else (0, ())
+        links = known.links if known is not None else (0, (), ())
         worker = self._workers[worker_id] = _Worker(status, address, now_s, links=links)
         self._learn(status)
         if not self._is_served(worker):
             self._fleet.remove(worker_id)
             return
         self._fleet.report(replace(status.state, draining=status.lifecycle == DRAINING, reported_at_s=now_s))
-        if worker.links != (self._num_changes, status.links):
-            worker.links = (self._num_changes, status.links)
-            self._learn_links(worker_id, status.links)
+        if worker.links != (self._num_changes, status.links, status.unreachable):
+            worker.links = (self._num_changes, status.links, status.unreachable)
+            self._learn_links(status)
 
     def _leave(self, worker_id: str) -> None:
         self._fleet.remove(worker_id)
@@ -208,11 +210,15 @@ class FleetView:
         except InvalidRequestError as error:
             _LOG.debug("a sample of worker %s is left out: %s", worker_id, error)
 
-    def _learn_links(self, worker_id: str, links: Iterable[LinkReport]) -> None:
+    def _learn_links(self, status: WorkerStatus) -> None:
         """Links from workers that are there; those of others would stay for ever."""
-        for link in links:
-            if self._fleet.standing(link.source_id) is not None and link.bytes_per_s > 0 <= link.latency_s:
-                self._fleet.links.update(link.source_id, worker_id, LinkState(link.bytes_per_s, 1000 * link.latency_s))
+        links, worker_id = self._fleet.links, status.worker.worker_id
+        links.cut([name for name in status.unreachable if self._fleet.standing(name) is not None], worker_id)
+        for link in status.links:
+            is_there = self._fleet.standing(link.source_id) is not None
+            is_cut = link.source_id in status.unreachable
+            if is_there and not is_cut and link.bytes_per_s > 0 <= link.latency_s:
+                links.update(link.source_id, worker_id, LinkState(link.bytes_per_s, 1000 * link.latency_s))
 
     def _is_served(self, worker: _Worker) -> bool:
         return worker.is_alive and worker.status.lifecycle in (READY, DRAINING)

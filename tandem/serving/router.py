@@ -166,7 +166,7 @@ class RouterService:
         prefill_id, holder_id = pairing.prefill_id, pairing.fetch_from_id
         spares: Sequence[str] = ()
         if prefill_id is not None:
-            spares = fleet.spares(shape, prefill_id, self._clock.now_s(), NUM_SPARES)
+            spares = fleet.spares(shape, prefill_id, pairing.decode_id, self._clock.now_s(), NUM_SPARES)
         return PairingAnswer(
             decode=where(pairing.decode_id),
             prefill=None if prefill_id is None else where(prefill_id),

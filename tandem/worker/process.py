@@ -176,7 +176,7 @@ async def serving_worker(
         sources = Sources(core)
         opened.push_async_callback(sources.close)
         blank, model = blank_state(settings, me.worker_id, assembly), model_info(settings, assembly)
-        reports = Reports(core, lifecycle, blank, model, lambda: sources.links)
+        reports = Reports(core, lifecycle, blank, model, lambda: sources.links, lambda: sources.unreachable)
         await reports.refresh()
         server = await serve_worker(WorkerService(core, sources, lifecycle, reports), bind, secret=secret)
         opened.push_async_callback(server.stop, 0.0)

@@ -40,6 +40,7 @@ class Reports:
         blank: the state of this worker without any figures.
         model: what it serves.
         links: what was measured of peers.
+        unreachable: ids of peers that cannot be read from now.
     """
 
     def __init__(
@@ -49,12 +50,14 @@ class Reports:
         blank: WorkerState,
         model: ModelInfo,
         links: Callable[[], tuple[LinkReport, ...]],
+        unreachable: Callable[[], tuple[str, ...]],
     ) -> None:
         self.model = model
         self._core = core
         self._lifecycle = lifecycle
         self._blank = blank
         self._links = links
+        self._unreachable = unreachable
         self._load: EngineLoad | None = None
         self._asked_at_s, self._taken_at_s = 0.0, 0.0
         self.kept = KeptUsage()
@@ -90,6 +93,7 @@ class Reports:
             state=replace(self._blank, draining=self._lifecycle.state is not LifecycleState.READY),
             model=self.model,
             links=self._links(),
+            unreachable=self._unreachable(),
         )
         if load is None:
             return status

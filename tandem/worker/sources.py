@@ -8,6 +8,7 @@ import hashlib
 import heapq
 import logging
 from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
@@ -26,17 +27,23 @@ FORGET_AFTER_S = 300.0  # of not being listed nor used; discovery may be away fo
 MEASURED_BYTES = 8 << 20
 MEASURED_SHARE = 8  # at most one of so many blocks
 MAX_MET = 64  # before they are needed; and so many links are reported
+MAX_UNREACHABLE = 256  # reported
 MAX_PAUSE_S = 60.0
 
 logger = logging.getLogger(__name__)
 
 
+class _AnotherIncarnationError(WorkerLostError):
+    """The peer was started again since we were told of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """Why a peer could not be met, and when it is tried again."""
+    """Why a peer could not be connected, and when it is tried again. `is_there`: another incarnation answered."""
 
     worker: WorkerAddress
     words: str
+    is_there: bool
     pause_s: float
     until_s: float
 
@@ -59,11 +66,19 @@ class Sources:
         found = [source.link for source in sources if source.link is not None and source.is_readable]
         return tuple(found[-MAX_MET:])
 
+    @property
+    def unreachable(self) -> tuple[str, ...]:
+        """Ids of peers that were lost or could not be connected, and have not been since; `MAX_UNREACHABLE` at most."""
+        found = {worker_id for worker_id, source in self._sources.items() if source.is_lost}
+        found.update(worker_id for worker_id, refusal in self._refusals.items() if not refusal.is_there)
+        return tuple(sorted(found)[:MAX_UNREACHABLE])
+
     async def connect(self, worker: WorkerAddress) -> Source:
         """The connection to this incarnation, made when there is none.
 
         Raises:
-            WorkerLostError: it does not answer, or another incarnation does.
+            WorkerLostError: it does not answer, or another incarnation does, or it could not be connected just now and
+                is tried again later.
             IncompatiblePeerError: its blocks mean something else here.
             TransportError: its blocks cannot be reached.
             ConfigurationError: no transport can serve this pair.
@@ -71,9 +86,11 @@ class Sources:
         known = self._sources.get(worker.worker_id)
         if known is not None and known.is_readable and worker.incarnation in ("", known.worker.incarnation):
             self._unlisted_s.pop(worker.worker_id, None)  # NOTE: every use begins here
+            self._refusals.pop(worker.worker_id, None)
             return known
         task = self._connecting.get(worker)
         if task is None:
+            self._require_due(worker)
             task = self._connecting[worker] = asyncio.create_task(self._connect(worker))
             task.add_done_callback(lambda _: self._connecting.pop(worker, None))
         return await asyncio.shield(task)
@@ -81,32 +98,41 @@ class Sources:
     async def meet(self, workers: Sequence[WorkerAddress]) -> None:
         """Connect to those that are new, so that links are measured before they are needed, and forget the others.
 
-        Of more than `MAX_MET`, to as many, each worker to others. Who cannot be read from is tried again ever later.
+        Of more than `MAX_MET`, to as many, each worker to others. Who cannot be read from is tried again ever later,
+        however many there are: routers pair nobody with them until then.
         """
         listed = {worker.worker_id for worker in workers}
         await self._forget(listed)
-        self._refusals = {key: refusal for key, refusal in self._refusals.items() if key in listed}
+        now_s = self._core.clock.now_s()
+        self._refusals = {k: refusal for k, refusal in self._refusals.items() if k in listed or now_s < refusal.until_s}
         others = [worker for worker in workers if worker.worker_id != self._core.me.worker_id]
-        for worker in heapq.nsmallest(MAX_MET, others, key=self._rank):
-            refusal = self._refusals.get(worker.worker_id)
-            if refusal is not None and refusal.worker == worker and self._core.clock.now_s() < refusal.until_s:
-                continue
-            try:
+        unreachable = set(self.unreachable)
+        met = heapq.nsmallest(MAX_MET, others, key=self._rank)
+        for worker in dict.fromkeys([*met, *(other for other in others if other.worker_id in unreachable)]):
+            with suppress(TandemError):
                 await self.connect(worker)
-            except TandemError as error:
-                self._refuse(worker, str(error))
-            else:
-                self._refusals.pop(worker.worker_id, None)
 
     def _rank(self, worker: WorkerAddress) -> bytes:
         return hashlib.sha256(f"{self._core.me.worker_id} {worker.worker_id}".encode()).digest()
 
-    def _refuse(self, worker: WorkerAddress, words: str) -> None:
+    def _require_due(self, worker: WorkerAddress) -> None:
+        """Raises WorkerLostError for a peer that could not be connected a moment ago: each try may take seconds."""
+        refusal = self._refusals.get(worker.worker_id)
+        if refusal is None or refusal.worker != worker:
+            return
+        wait_s = refusal.until_s - self._core.clock.now_s()
+        if wait_s > 0:
+            raise WorkerLostError(f"worker {worker.worker_id} is tried again in {wait_s:.1f} s: {refusal.words}")
+
+    def _refuse(self, worker: WorkerAddress, words: str, is_there: bool) -> None:
         """Say so once for as long as the same stands in the way."""
         former = self._refusals.get(worker.worker_id)
-        is_known = former is not None and (former.worker, former.words) == (worker, words)
-        pause_s = min(MAX_PAUSE_S, 2 * former.pause_s) if former is not None and is_known else 1.0
-        self._refusals[worker.worker_id] = _Refusal(worker, words, pause_s, self._core.clock.now_s() + pause_s)
+        if former is not None and former.worker != worker:
+            former = None
+        is_known = former is not None and former.words == words
+        pause_s = min(MAX_PAUSE_S, 2 * former.pause_s) if former is not None else 1.0
+        until_s = self._core.clock.now_s() + pause_s
+        self._refusals[worker.worker_id] = _Refusal(worker, words, is_there, pause_s, until_s)
         level = logging.DEBUG if is_known else logging.WARNING
         logger.log(level, "worker %s at %s cannot be read from: %s", worker.worker_id, worker.address, words)
 
@@ -132,6 +158,15 @@ class Sources:
         await asyncio.gather(*(source.close() for source in gone))
 
     async def _connect(self, worker: WorkerAddress) -> Source:
+        try:
+            source = await self._connected(worker)
+        except TandemError as error:
+            self._refuse(worker, str(error), isinstance(error, _AnotherIncarnationError))
+            raise
+        self._refusals.pop(worker.worker_id, None)
+        return source
+
+    async def _connected(self, worker: WorkerAddress) -> Source:
         client = WorkerClient(worker.address, secret=self._core.secret, metadata_source=self._core.tracing.metadata)
         try:
             theirs = await client.greet(await asyncio.to_thread(self._greeting), timeout_s=GREETING_TIMEOUT_S)
@@ -151,7 +186,7 @@ class Sources:
 
     def _check(self, worker: WorkerAddress, theirs: Greeting) -> None:
         if worker.incarnation not in ("", theirs.worker.incarnation):
-            raise WorkerLostError(
+            raise _AnotherIncarnationError(
                 f"worker {worker.worker_id} at {worker.address} is incarnation {theirs.worker.incarnation} now, "
                 f"not {worker.incarnation}"
             )

@@ -11,8 +11,8 @@ from tandem.core.errors import ConfigurationError
 from tandem.routing.pairing import Pairing
 from tandem.routing.peers import CacheAware, DynamoLinear, DynamoProduct, WeightedScores
 from tandem.routing.policies import POLICIES, PredictedCost, RoutingPolicy, SessionSticky, policy_named
-from tandem.routing.snapshot import Role
-from tests.unit.routing.builders import candidates_of, pairer_of, queue_of, request, requests, worker, workers
+from tandem.routing.snapshot import Links, Role
+from tests.unit.routing.builders import LINK, candidates_of, pairer_of, queue_of, request, requests, worker, workers
 
 MAKERS: list[Callable[[], RoutingPolicy]] = [
     *POLICIES.values(),
@@ -49,6 +49,26 @@ def test_serves_whenever_there_is_a_pair(make: Callable[[], RoutingPolicy]) -> N
     assert choice is not None
     assert choice.decode.worker_id == "d"
     assert choice.prefill is not None
+
+
+@every_policy
+def test_no_pair_is_made_whose_link_is_cut(make: Callable[[], RoutingPolicy]) -> None:
+    links = Links(LINK)
+    pairer = pairer_of(
+        *(worker(name) for name in ("p0", "p1")), worker("d0", D), worker("d1", D), policy=make(), links=links
+    )
+    links.cut(["p0"], "d0")
+    links.cut(["p0", "p1"], "d1")
+    made = set()
+    for number in range(40):
+        answer = pairer.pair(request(request_id=str(number), session_id="s"), 0.0)
+        assert isinstance(answer, Pairing)
+        made.add((answer.prefill_id, answer.decode_id))
+    assert made <= {("p1", "d0"), (None, "d0"), (None, "d1")}
+    links.cut([], "d1")
+    links.cut([], "d0")
+    again = [pairer.pair(request(request_id=f"again {number}"), 0.0) for number in range(40)]
+    assert any(isinstance(answer, Pairing) and answer.prefill_id is not None for answer in again)
 
 
 @every_policy

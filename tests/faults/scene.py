@@ -122,10 +122,13 @@ class Scene:
         self._pauses.enter_context(self.redis.paused())
 
     def heal(self) -> None:
-        """Continue what is stopped, restart what is dead; returns when every router sees every worker."""
+        """Continue what is stopped, restart what is dead; returns when every router sees every worker, and they each
+        other.
+        """
         self.continue_all()
         self._revive_redis()
         self.cluster.start()
+        self.cluster.wait(lambda: not any(row.get("unreachable") for row in self.cluster.workers()), PATIENCE_S)
 
     def _revive_redis(self) -> None:
         if self.redis is not None:

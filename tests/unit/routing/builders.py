@@ -94,7 +94,9 @@ def links_between(draw: st.DrawFn, states: list[WorkerState]) -> Links:
     link = st.builds(LinkState, st.sampled_from([1e8, 1e9, 1e10, 1e11]), st.sampled_from([0.0, 0.1, 2.0]))
     ids = [state.worker_id for state in states]
     measured = draw(st.dictionaries(st.tuples(st.sampled_from(ids), st.sampled_from(ids)), link, max_size=12))
-    return Links(draw(link), measured)
+    links = Links(draw(link), measured)
+    links.cut(draw(st.sets(st.sampled_from(ids))), draw(st.sampled_from(ids)))
+    return links
 
 
 @st.composite

@@ -151,9 +151,11 @@ def test_spares_wait_least_first_and_could_serve_it_too() -> None:
     fleet.report(worker("failed"))
     fleet.report(worker("elsewhere", fingerprint="other"))
     shape = request(2000, excluded=frozenset({"failed"}))
-    assert fleet.spares(shape, "p", 0.0, 2) == ["short", "middle"]
-    assert fleet.spares(shape, "p", 0.0, 9) == ["short", "middle", "long"]
-    assert fleet.spares(shape, "p", 2.5, 9) == []
+    assert fleet.spares(shape, "p", "d", 0.0, 2) == ["short", "middle"]
+    assert fleet.spares(shape, "p", "d", 0.0, 9) == ["short", "middle", "long"]
+    assert fleet.spares(shape, "p", "d", 2.5, 9) == []
+    fleet.links.cut(["middle"], "d")
+    assert fleet.spares(shape, "p", "d", 0.0, 9) == ["short", "long"]
 
 
 def test_a_request_that_decode_must_prefill_has_no_prefill_candidates() -> None:

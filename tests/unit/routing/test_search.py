@@ -1,4 +1,5 @@
 import itertools
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -54,7 +55,11 @@ def admissible(shape: RequestShape, candidates: Candidates) -> list[tuple[float,
 
     def priced(choices: Iterator[Choice]) -> list[tuple[float, Choice]]:
         found = [(predict(shape, choice, candidates.links, candidates.now_s), choice) for choice in choices]
-        return [(cost.total_ms, choice) for cost, choice in found if cost.ttft_ms <= candidates.max_ttft_ms]
+        return [
+            (cost.total_ms, choice)
+            for cost, choice in found
+            if cost.ttft_ms <= candidates.max_ttft_ms and cost.total_ms < math.inf
+        ]
 
     local = priced(locals_of(shape, candidates))
     return local if local and shape.num_tokens <= SHORT_TOKENS else local + priced(pairs(shape, candidates))
@@ -222,6 +227,31 @@ def test_an_objective_at_risk_outweighs_a_shorter_way() -> None:
     assert free.decode.worker_id == "near"
     assert bound is not None
     assert bound.decode.worker_id == "far"
+
+
+def test_a_pair_whose_link_is_cut_is_no_choice() -> None:
+    """Workers between which nothing got through were paired again and again, two seconds lost each time."""
+    links = Links(LINK, {("near", "d"): LinkState(1e12, 0.0)})
+    states = [worker("near"), worker("far", queued=queue_of(2000)), worker("d", D)]
+    links.cut(["near"], "d")
+    found = cheapest(request(), candidates_of(*states, links=links))
+    assert found is not None
+    assert found.prefill is not None
+    assert found.prefill.worker_id == "far"
+    links.cut(["near", "far"], "d")
+    found = cheapest(request(), candidates_of(*states, links=links))
+    assert found is not None
+    assert found.prefill is None
+
+
+def test_a_prefix_is_not_fetched_over_a_link_that_is_cut() -> None:
+    states, shape = [worker("p"), worker("holder", D), worker("d", D)], request(leading={"holder": 100})
+    links = Links(LinkState(50e9, 0.1))
+    assert cheapest(shape, candidates_of(*states, links=links, max_local_tokens=0)).holder is not None  # type: ignore[union-attr]
+    links.cut(["holder"], "p")
+    found = cheapest(shape, candidates_of(*states, links=links, max_local_tokens=0))
+    assert found is not None
+    assert (found.prefill is not None, found.holder) == (True, None)
 
 
 def test_nobody_is_no_choice() -> None:

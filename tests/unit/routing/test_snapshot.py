@@ -1,3 +1,4 @@
+import math
 from typing import Any
 
 import pytest
@@ -49,6 +50,34 @@ def test_links_are_directed_and_unmeasured_ones_are_the_default() -> None:
     assert links.best_into["b"] == fast
     links.forget("a")
     assert links.between("a", "b") == default
+
+
+def test_a_cut_link_is_endless_until_it_is_not_among_the_cut_ones() -> None:
+    default, fast = LinkState(1e9, 1.0), LinkState(1e10, 0.1)
+    links = Links(default, {("a", "d"): fast, ("b", "d"): fast})
+    links.cut(["a", "c"], "d")
+    assert links.cut_into("d") == {"a", "c"}
+    assert links.between("a", "d").latency_ms == links.out_of("c")["d"].latency_ms == math.inf
+    assert links.between("d", "a") == default
+    assert links.best_into["d"] == fast
+    links.cut(["c"], "d")
+    assert (links.between("a", "d"), links.between("b", "d")) == (default, fast)
+    assert "d" not in links.out_of("a")
+    links.update("a", "d", fast)
+    links.cut([], "d")
+    assert (links.cut_into("d"), links.between("a", "d"), links.between("c", "d")) == (frozenset(), fast, default)
+
+
+def test_a_worker_that_is_forgotten_is_cut_from_nobody() -> None:
+    links = Links(LinkState(1e9, 1.0))
+    links.cut(["a"], "d")
+    links.forget("d")
+    assert links.cut_into("d") == frozenset()
+    links.cut(["a"], "d")
+    links.forget("a")
+    assert links.between("a", "d") == links.default
+    links.cut(["a"], "d")
+    assert links.between("a", "d").latency_ms == math.inf
 
 
 def test_links_are_bounded_for_each_destination_and_forgotten_both_ways() -> None:

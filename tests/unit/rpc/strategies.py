@@ -182,6 +182,7 @@ STATUS = st.builds(
     links=tuples(LINK),
     prefill_samples=tuples(st.builds(PrefillSample, work=WORK, duration_s=AMOUNT)),
     step_samples=tuples(st.builds(StepSample, num_running=COUNT, num_context_tokens=COUNT, duration_s=AMOUNT)),
+    unreachable=tuples(NAME),
 )
 GENERATE_CALL = st.builds(
     GenerateCall,

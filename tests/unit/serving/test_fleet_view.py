@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from tandem.core.clock import ManualClock
@@ -101,6 +103,24 @@ def test_links_are_taken_once_their_source_is_there() -> None:
     seen.view.take("h:1", told)
     seen.view.take("h:2", status("p", incarnation="2"))
     seen.view.take("h:1", told)
+    assert seen.fleet.links.between("p", "d") == LinkState(5e9, 1.0)
+
+
+def test_peers_that_a_worker_cannot_reach_are_cut_from_it_until_it_says_otherwise() -> None:
+    seen = Seen()
+    link = LinkReport(source_id="p", transport="tcp", path="", bytes_per_s=5e9, latency_s=0.001, is_slow=False)
+    well = status("d", D, news={"links": (link,)})
+    cut = status("d", D, news={"links": (link,), "unreachable": ("p", "gone")})
+    seen.view.take("h:2", status("p"))
+    seen.view.take("h:1", cut)
+    assert seen.fleet.links.cut_into("d") == {"p"}
+    assert seen.fleet.links.between("p", "d").latency_ms == math.inf
+    seen.view.lose("h:2")
+    seen.view.take("h:2", status("p"))
+    seen.view.take("h:1", cut)
+    assert seen.fleet.links.between("p", "d").latency_ms == math.inf
+    seen.view.take("h:1", well)
+    assert seen.fleet.links.cut_into("d") == frozenset()
     assert seen.fleet.links.between("p", "d") == LinkState(5e9, 1.0)
 
 

@@ -11,7 +11,7 @@ from tandem.core.errors import IncompatiblePeerError, TandemError, TransportErro
 from tandem.rpc.messages import ConfirmCall, Greeting, WorkerAddress
 from tandem.transport.base import Peer
 from tandem.worker.source import Source
-from tandem.worker.sources import FORGET_AFTER_S, MAX_MET, Sources, check_compatible
+from tandem.worker.sources import FORGET_AFTER_S, MAX_MET, MAX_PAUSE_S, Sources, check_compatible
 from tests.helpers.workers import at_rest, front_of, pair_of, until
 
 
@@ -61,6 +61,81 @@ def test_a_silent_peer_is_lost_to_everybody_who_waits_for_it(llama: Path) -> Non
                 source.transport.read(source.peer, [1], [1])
             front.handler.silent.clear()
             assert await sources.connect(front.worker) is not source
+            await sources.close()
+
+    asyncio.run(main())
+
+
+def test_a_peer_that_does_not_answer_is_told_of_and_not_waited_for_until_it_is_due(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every request that was paired with it waited for two seconds, and routers were not told."""
+    monkeypatch.setattr("tandem.worker.sources.GREETING_TIMEOUT_S", 0.2)
+
+    async def main() -> None:
+        clock = ManualClock(0.0)
+        async with pair_of(llama) as pair, front_of(pair.prefill, silent={"greet"}) as front:
+            sources = Sources(replace(pair.decode.core, clock=clock))
+            assert set(sources.unreachable) == set()
+            for num_tries, wait_s in enumerate((1.0, 2.0, 4.0), 1):
+                with pytest.raises(WorkerLostError, match="did not answer"):
+                    await sources.connect(front.worker)
+                for _ in range(3):
+                    with pytest.raises(WorkerLostError, match=rf"p0 is tried again in {wait_s} s: .*did not answer"):
+                        await sources.connect(front.worker)
+                    await sources.meet([front.worker])
+                assert front.handler.calls == ["greet"] * num_tries
+                assert set(sources.unreachable) == {"p0"}
+                clock.advance(wait_s)
+            front.handler.silent.clear()
+            await sources.meet([front.worker])
+            assert set(sources.unreachable) == set()
+            assert [link.source_id for link in sources.links] == ["p0"]
+            await sources.close()
+
+    asyncio.run(main())
+
+
+def test_a_peer_that_is_lost_is_told_of_until_it_is_connected_again(llama: Path) -> None:
+    async def main() -> None:
+        async with pair_of(llama) as pair, front_of(pair.prefill) as front:
+            sources = Sources(pair.decode.core)
+            await (await sources.connect(front.worker)).lose()
+            assert set(sources.unreachable) == {"p0"}
+            await sources.meet([front.worker])
+            assert set(sources.unreachable) == set()
+            await sources.close()
+
+    asyncio.run(main())
+
+
+def test_a_peer_that_was_started_again_is_not_told_of(llama: Path) -> None:
+    """What is stale is the pairing."""
+
+    async def main() -> None:
+        async with pair_of(llama) as pair, front_of(pair.prefill) as front:
+            sources = Sources(pair.decode.core)
+            with pytest.raises(WorkerLostError, match="not former"):
+                await sources.connect(replace(front.worker, incarnation="former"))
+            assert set(sources.unreachable) == set()
+            await sources.connect(front.worker)
+            await sources.close()
+
+    asyncio.run(main())
+
+
+def test_a_peer_beyond_those_that_are_met_is_tried_again_too(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.worker.sources.MAX_MET", 0)
+
+    async def main() -> None:
+        async with pair_of(llama) as pair, front_of(pair.prefill) as front:
+            sources = Sources(pair.decode.core)
+            await sources.meet([front.worker])
+            assert front.handler.calls == []
+            await (await sources.connect(front.worker)).lose()
+            await sources.meet([front.worker])
+            assert front.handler.calls == ["greet", "greet"]
+            assert set(sources.unreachable) == set()
             await sources.close()
 
     asyncio.run(main())
@@ -238,8 +313,10 @@ def test_a_peer_that_cannot_be_measured_is_disconnected(llama: Path, monkeypatch
         raise TransportError("bulk data does not get through")
 
     async def main() -> None:
+        clock = ManualClock(0.0)
         async with pair_of(llama, transport="tcp") as pair:
-            sources, transport = Sources(pair.decode.core), pair.decode.core.transports.get("tcp")
+            sources = Sources(replace(pair.decode.core, clock=clock))
+            transport = pair.decode.core.transports.get("tcp")
             disconnected: list[Peer] = []
             disconnect = transport.disconnect
 
@@ -253,6 +330,7 @@ def test_a_peer_that_cannot_be_measured_is_disconnected(llama: Path, monkeypatch
                 with pytest.raises(TransportError, match="bulk data"):
                     await sources.connect(pair.prefill.core.me)
                 assert len(disconnected) == number
+                clock.advance(MAX_PAUSE_S)
             with pytest.raises(TransportError, match="not connected"):
                 transport.read(disconnected[0], [1], [1])
             await sources.close()
