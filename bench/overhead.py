@@ -24,6 +24,9 @@ from bench.checkpoints import SHAPES, random_checkpoint
 from bench.constraints import word_tokenizer
 from bench.load import ForeignLoad, prioritise
 from bench.report import Report, Row
+from tandem.architecture.model import ModelSpec
+from tandem.architecture.state import KVSpec
+from tandem.architecture.tensors import NormSpec
 from tandem.attention.arena import Arena, LayerKV
 from tandem.attention.base import AttentionBackend, AttentionBatch, WantedTokens
 from tandem.attention.registry import choose_backend
@@ -37,8 +40,7 @@ from tandem.engine.resolve import build_engine
 from tandem.engine.runner import ModelRunner
 from tandem.kernels.native.sampling import load_draws
 from tandem.kvcache.manager import KVCacheManager
-from tandem.kvcache.spec import KVSpec, build_layout
-from tandem.models.config import ModelConfig
+from tandem.kvcache.spec import build_layout
 from tandem.models.decoder import Decoder
 from tandem.scheduler.output import ExecutorOutput, SchedulerOutput
 from tandem.scheduler.scheduler import Scheduler
@@ -138,7 +140,7 @@ class Bench:
         self.decoder = StandInDecoder(max(NUMS_REQUESTS))
         runner = ModelRunner(
             cast(Decoder, self.decoder),
-            _model_config(),
+            _spec(),
             Arena(layout, 1, device),
             choose_backend("auto", device, layout, 0.0),
             max_num_requests=limits.max_num_running,
@@ -185,20 +187,14 @@ class Bench:
         self.engine.step()
 
 
-def _model_config() -> ModelConfig:
-    return ModelConfig(
+def _spec() -> ModelSpec:
+    return ModelSpec(
         family="bench",
         hidden_size=8,
-        intermediate_size=8,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=8,
         vocab_size=VOCAB_SIZE,
         max_position_embeddings=LONG * 2,
         layers=(),
-        activation="silu",
-        rms_norm_eps=1e-6,
-        attention_scale=1.0,
+        final_norm=NormSpec("model.norm", 8, 1e-6),
         dtype="bfloat16",
         tie_word_embeddings=True,
         eos_token_ids=(VOCAB_SIZE - 1,),

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.report import Report, Row
+from tandem.architecture.catalogue import find_cost
 from tandem.planning.capacity import DecodeCapacity, Load, PrefillCapacity
 from tandem.planning.hardware import ACCELERATORS
 from tandem.planning.observation import ScalingPolicy
@@ -24,7 +25,6 @@ from tandem.planning.planner_settings import PlannerSettings
 from tandem.planning.pools import Prospect
 from tandem.planning.roofline import Roofline
 from tandem.planning.rules import FixedPools, QueueRule, UtilisationRule
-from tandem.planning.shape_catalogue import find_shape
 from tandem.planning.two_loop_rule import TwoLoopRule
 from tandem.routing.admission import Limits
 from tandem.sim.cluster import Cluster
@@ -71,7 +71,7 @@ class Scenario:
 
     def setting(self, pools: tuple[int, int], startup_s: float, interval_s: float) -> SimSetting:
         accelerator = next(found for found in ACCELERATORS if found.name == self.hardware)
-        worker = Roofline(find_shape(self.shape), accelerator)
+        worker = Roofline(find_cost(self.shape), accelerator)
         block_size = MOONCAKE_BLOCK_SIZE if self.trace.suffix == ".jsonl" else 16
         return SimSetting(
             prefill=worker.speed,
@@ -79,7 +79,7 @@ class Scenario:
             prefill_kv_tokens=worker.kv_tokens,
             decode_kv_tokens=worker.kv_tokens,
             block_size=block_size,
-            block_bytes=math.ceil(block_size * worker.shape.kv_bytes_per_token),
+            block_bytes=math.ceil(block_size * worker.model.kv_bytes_per_token),
             num_prefill=pools[0],
             num_decode=pools[1],
             startup_s=startup_s,

@@ -21,11 +21,11 @@ def run(setting: Setting, results: SectionResults, name: str) -> None:
     """All batches and contexts of one model."""
     batches, contexts = setting.pick_all(BATCHES, (1, 3)), setting.pick_all(CONTEXTS, (20, 50))
     model = random_model(setting, name, max(contexts) + 2 * (WARM_UP_STEPS + STEPS))
-    limits = Limits(model.config.max_position_embeddings, max(batches), setting.pick(8192, 64))
+    limits = Limits(model.spec.max_position_embeddings, max(batches), setting.pick(8192, 64))
     started_s = time.perf_counter()
     stack = build(setting, model, limits)
     results.note(f"{name}: engine of {limits} built in {time.perf_counter() - started_s:.1f} s with {stack.system}")
-    fill_with_noise(stack.arena, model.config.dtype)
+    fill_with_noise(stack.arena, model.spec.dtype)
     for context in contexts:
         for batch in _fitting(stack, batches, context, results):
             with results.guarded(f"{name} decode {batch} x {context}"):

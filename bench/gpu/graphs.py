@@ -36,14 +36,14 @@ def run(setting: Setting, results: SectionResults, name: str) -> None:
     """One model's steps, taken apart."""
     batches, context = setting.pick_all(BATCHES, (1, 3)), setting.pick(CONTEXT, 20)
     model = random_model(setting, name, context + 2 * MAX_NEW_TOKENS)
-    limits = Limits(model.config.max_position_embeddings, max(batches), setting.pick(8192, 64))
+    limits = Limits(model.spec.max_position_embeddings, max(batches), setting.pick(8192, 64))
     if setting.backend == "auto" and not setting.is_dry:
         setting = replace(setting, backend=graph_safe_backend(model, setting.device) or setting.backend)
     stack = build(setting, model, limits)
     if stack.runner.graphs is None:
         results.note(f"left out the graphs of {name}: attention backend {stack.backend.name} is not graph-safe")
         return
-    fill_with_noise(stack.arena, model.config.dtype)
+    fill_with_noise(stack.arena, model.spec.dtype)
     for batch in batches:
         with results.guarded(f"{name} step of {batch}"):
             _take_apart(setting, results, stack, batch, context)
@@ -53,11 +53,11 @@ def run(setting: Setting, results: SectionResults, name: str) -> None:
 
 def graph_safe_backend(model: RandomModel, device: torch.device) -> str | None:
     """The first in order of preference that serves the model here and can be captured."""
-    layout = build_layout(model.config.kv_specs, EngineConfig(model="").block_size)
+    layout = build_layout(model.spec.kv_specs, EngineConfig(model="").block_size)
     for name in PREFERENCE[device.type]:
         if create_backend(name, device).graph_safe:
             with suppress(ConfigurationError):
-                return choose_backend(name, device, layout, model.config.attention_softcap).name
+                return choose_backend(name, device, layout, model.spec.attention_softcap).name
     return None
 
 
@@ -92,7 +92,7 @@ def _graph_s(stack: Stack, batch: int) -> float:
 
 @torch.inference_mode()
 def _head_s(stack: Stack, batch: int) -> float:
-    hidden = torch.randn(batch, stack.model.config.hidden_size, device=stack.device).to(torch.bfloat16)
+    hidden = torch.randn(batch, stack.model.spec.hidden_size, device=stack.device).to(torch.bfloat16)
     return device_s(lambda: stack.decoder.logits(hidden), stack.device, REPLAYS)
 
 
@@ -132,7 +132,7 @@ def _kernels(setting: Setting, results: SectionResults, stack: Stack, workload: 
 
 def _coverage(setting: Setting, results: SectionResults, stack: Stack) -> None:
     """Of a served mix: every step that only decodes must be a graph's."""
-    runner, vocab_size = stack.runner, stack.model.config.vocab_size
+    runner, vocab_size = stack.runner, stack.model.spec.vocab_size
     before = runner.num_decode_steps, runner.num_mixed_steps, runner.num_eager_decode_steps
     count, num_prompt, concurrency = setting.pick(32, 6), setting.pick(512, 20), setting.pick(16, 2)
     prompts = [[(13 * index + 1) % vocab_size] * (num_prompt + 7 * index) for index in range(count)]

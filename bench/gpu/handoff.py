@@ -103,7 +103,7 @@ def _measure(
     samples, same_tokens = [], []
     for index in range(ROUNDS + 1):
         rng = random.Random(1000 * length + index)
-        prompt = [rng.randrange(stack.model.config.vocab_size) for _ in range(length)]
+        prompt = [rng.randrange(stack.model.spec.vocab_size) for _ in range(length)]
         samples.append(hand_off(stack, source, read, prompt))
         if index < 2:
             same_tokens.append(samples[-1].token_ids == _alone(source, prompt))

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bench.gpu.models import RandomModel, config_of, fields_of, random_parameters
+from bench.gpu.models import RandomModel, fields_of, random_parameters, spec_of
 from bench.gpu.results import Check, SectionResults
 from bench.gpu.setting import Setting
 from bench.gpu.stack import Limits, Stack, build, serve
@@ -117,11 +117,11 @@ def check_kernel(
 def small_model(setting: Setting, name: str, dtype: str, *, is_tiny: bool) -> RandomModel:
     """The same weights on every device; bfloat16 ones are exact in float32 too."""
     fields = fields_of(name, is_dry=True) | SMALL | (TINY if is_tiny else {})
-    config = config_of(fields, MAX_LEN, dtype, f"small {name}")
-    plain = random_parameters(config_of(fields, MAX_LEN, "float32", ""), CPU.device, TINY_WIDE if is_tiny else WIDE)
+    spec = spec_of(fields, MAX_LEN, dtype, f"small {name}")
+    plain = random_parameters(spec_of(fields, MAX_LEN, "float32", ""), CPU.device, TINY_WIDE if is_tiny else WIDE)
     kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32
     parameters = {key: tensor.bfloat16().to(kind).to(setting.device) for key, tensor in plain.items()}
-    return RandomModel(name, config, parameters)
+    return RandomModel(name, spec, parameters)
 
 
 def _limits(uses_graphs: bool) -> Limits:

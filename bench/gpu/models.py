@@ -7,12 +7,10 @@ from typing import Any
 import torch
 
 from bench.gpu.setting import Setting
+from tandem.architecture.fields import Fields
+from tandem.architecture.model import EMBEDDING, ModelSpec, limit_length
+from tandem.architecture.registry import find_family
 from tandem.attention.arena import TORCH_DTYPES
-from tandem.models.config import ModelConfig
-from tandem.models.fields import Fields
-from tandem.models.loader import limit_length
-from tandem.models.parameters import EMBEDDING, parameter_shapes
-from tandem.models.registry import find_family
 
 SEED = 0
 WEIGHT_SCALE = 0.02
@@ -75,33 +73,34 @@ _DRY: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class RandomModel:
-    """A configuration and parameters of its shapes."""
+    """A model and parameters of its shapes."""
 
     name: str
-    config: ModelConfig
+    spec: ModelSpec
     parameters: dict[str, torch.Tensor]
 
     @cached_property
     def read_bytes(self) -> int:
         """Weights that a decode step reads: all but an embedding table of which it needs a few rows."""
         total = sum(tensor.nbytes for tensor in self.parameters.values())
-        return total if self.config.tie_word_embeddings else total - self.parameters[EMBEDDING].nbytes
+        return total if self.spec.tie_word_embeddings else total - self.parameters[EMBEDDING].nbytes
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return sum(spec.bytes_per_token for spec in self.config.kv_specs)
+        return sum(spec.bytes_per_token for spec in self.spec.kv_specs)
 
     def prefill_flops(self, num_tokens: int) -> float:
         """Matrix products of a prompt, causal attention, and one row of logits; of the last layer only K and V but for
         the last token.
         """
-        config, num_unasked = self.config, num_tokens - 1
-        head = config.vocab_size * config.hidden_size
+        spec, num_unasked = self.spec, num_tokens - 1
+        mixer = spec.layers[0].mixer
+        head = spec.vocab_size * spec.hidden_size
         weights = sum(tensor.numel() for tensor in self.parameters.values() if tensor.dim() == 2)
-        linear = weights - head * (1 if config.tie_word_embeddings else 2)
-        layer = linear // config.num_layers - 2 * config.hidden_size * config.num_kv_heads * config.head_dim
-        pairs = config.num_layers * num_tokens**2 - num_unasked**2
-        attention = 2 * config.num_heads * config.head_dim * pairs
+        linear = weights - head * (1 if spec.tie_word_embeddings else 2)
+        layer = linear // spec.num_layers - 2 * spec.hidden_size * mixer.num_kv_heads * mixer.head_dim
+        pairs = spec.num_layers * num_tokens**2 - num_unasked**2
+        attention = 2 * mixer.num_heads * mixer.head_dim * pairs
         return float(2 * (linear * num_tokens - layer * num_unasked + head) + attention)
 
 
@@ -113,25 +112,23 @@ def fields_of(name: str, *, is_dry: bool) -> dict[str, Any]:
 def random_model(setting: Setting, name: str, max_model_len: int) -> RandomModel:
     """A model of one of `FIELDS`, in bfloat16; a second call, in any process on this device, makes the same."""
     fields = fields_of(name, is_dry=setting.is_dry)
-    config = config_of(fields, max_model_len, "bfloat16", f"random {name}")
-    return RandomModel(name, config, random_parameters(config, setting.device))
+    spec = spec_of(fields, max_model_len, "bfloat16", f"random {name}")
+    return RandomModel(name, spec, random_parameters(spec, setting.device))
 
 
-def config_of(fields: dict[str, Any], max_model_len: int, dtype: str, fingerprint: str) -> ModelConfig:
+def spec_of(fields: dict[str, Any], max_model_len: int, dtype: str, fingerprint: str) -> ModelSpec:
     """What the loader makes of such a `config.json`."""
     read = Fields(fields, "config.json")
-    config = find_family(read).read_config(read)
-    return limit_length(replace(config, dtype=dtype, fingerprint=fingerprint), max_model_len)
+    spec = find_family(read).read_model(read)
+    return limit_length(replace(spec, dtype=dtype, fingerprint=fingerprint), max_model_len)
 
 
-def random_parameters(
-    config: ModelConfig, device: torch.device, scale: float = WEIGHT_SCALE
-) -> dict[str, torch.Tensor]:
+def random_parameters(spec: ModelSpec, device: torch.device, scale: float = WEIGHT_SCALE) -> dict[str, torch.Tensor]:
     """Normal numbers; norms are 1."""
     generator = torch.Generator(device).manual_seed(SEED)
-    dtype = TORCH_DTYPES[config.dtype]
+    dtype = TORCH_DTYPES[spec.dtype]
     found = {}
-    for name, shape in parameter_shapes(config).items():
+    for name, shape in ((tensor.name, tensor.shape) for tensor in spec.tensors()):
         tensor = torch.empty(shape, dtype=dtype, device=device)
         found[name] = tensor.fill_(1.0) if len(shape) == 1 else tensor.normal_(0.0, scale, generator=generator)
     return found

@@ -18,7 +18,7 @@ def run(setting: Setting, results: SectionResults, name: str) -> None:
     """All lengths of one model, in chunks of the engine's own size."""
     lengths = setting.pick_all(LENGTHS, (16, 64, 150))
     model = random_model(setting, name, max(lengths) + 16)
-    limits = Limits(model.config.max_position_embeddings, 4, setting.pick(8192, 64))
+    limits = Limits(model.spec.max_position_embeddings, 4, setting.pick(8192, 64))
     stack = build(setting, model, limits)
     for length in lengths:
         with results.guarded(f"{name} prefill {length}"):
@@ -27,7 +27,7 @@ def run(setting: Setting, results: SectionResults, name: str) -> None:
 
 def _measure(setting: Setting, results: SectionResults, stack: Stack, length: int) -> None:
     rng = random.Random(length)
-    prompt = [rng.randrange(stack.model.config.vocab_size) for _ in range(length)]
+    prompt = [rng.randrange(stack.model.spec.vocab_size) for _ in range(length)]
     before = measure_floors(setting).matmul
     samples = wall_s(lambda: serve(stack, [prompt], 1, 1), stack.device, REPEATS)
     rate = statistics.mean((before, measure_floors(setting).matmul))

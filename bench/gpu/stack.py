@@ -103,7 +103,7 @@ class Stack:
 
 def build(setting: Setting, model: RandomModel, limits: Limits) -> Stack:
     """On the device of the model's parameters."""
-    config, device = model.config, next(iter(model.parameters.values())).device
+    spec, device = model.spec, next(iter(model.parameters.values())).device
     wanted = EngineConfig(
         model="",
         attention_backend=setting.backend,
@@ -113,15 +113,15 @@ def build(setting: Setting, model: RandomModel, limits: Limits) -> Stack:
         max_num_running=limits.max_num_running,
         prefix_caching=False,
     )
-    layout = build_layout(config.kv_specs, wanted.block_size)
-    sizes = resolve_sizes(wanted, config, layout, device)
-    backend = choose_backend(_backend_name(setting, device), device, layout, config.attention_softcap)
+    layout = build_layout(spec.kv_specs, wanted.block_size)
+    sizes = resolve_sizes(wanted, spec, layout, device)
+    backend = choose_backend(_backend_name(setting, device), device, layout, spec.attention_softcap)
     kv = KVCacheManager(layout, sizes.num_blocks, max_chunk_tokens=sizes.max_num_batched_tokens, prefix_caching=False)
-    decoder = Decoder(config, model.parameters, choose_kernels(device, None if device.type == "cuda" else False))
+    decoder = Decoder(spec, model.parameters, choose_kernels(device, None if device.type == "cuda" else False))
     arena = Arena(layout, sizes.num_blocks + 1, device)
     runner = WatchedRunner(
         decoder,
-        config,
+        spec,
         arena,
         backend,
         max_num_requests=limits.max_num_running,
@@ -141,7 +141,7 @@ def _limits_of(limits: Limits, sizes: EngineSizes) -> SchedulerConfig:
 
 
 def _identity(model: RandomModel) -> ModelIdentity:
-    return ModelIdentity(model.config.fingerprint, model.config.vocab_size, model.config.eos_token_ids)
+    return ModelIdentity(model.spec.fingerprint, model.spec.vocab_size, model.spec.eos_token_ids)
 
 
 def _spare_bytes(device: torch.device) -> int:
@@ -181,7 +181,7 @@ def start_decodes(stack: Stack, count: int, num_tokens: int, max_new_tokens: int
     news: list[KVNews] = []
     stack.engine.on_kv_news = news.append
     params = SamplingParams(temperature=0.0, max_tokens=max_new_tokens, ignore_eos=True)
-    vocab_size = stack.model.config.vocab_size
+    vocab_size = stack.model.spec.vocab_size
     ids = [
         stack.engine.add_request(
             [(7 * index + 3) % vocab_size] * num_tokens, params, handoff=Handoff(num_expected_tokens=num_tokens)

@@ -9,8 +9,8 @@ from typing import Protocol
 
 import torch
 
+from tandem.architecture.state import KVSpec
 from tandem.attention.arena import LayerKV
-from tandem.kvcache.spec import KVSpec
 
 
 @dataclass(frozen=True, slots=True)

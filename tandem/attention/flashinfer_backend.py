@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from tandem.architecture.state import KVSpec
 from tandem.attention.arena import LayerKV
 from tandem.attention.base import AttentionBatch, AttentionParams
-from tandem.kvcache.spec import KVSpec
 
 HEAD_DIMS = (64, 128, 256)
 MIN_CAPABILITY = (8, 0)

@@ -5,11 +5,11 @@ A query's result is bit-identical whatever shares its step; see `tandem.kernels`
 
 import torch
 
+from tandem.architecture.state import KVSpec
 from tandem.attention.arena import LayerKV
 from tandem.attention.base import AttentionBatch, AttentionParams
 from tandem.core.errors import ConfigurationError
 from tandem.kernels.native.bindings import NativeKernels, load
-from tandem.kvcache.spec import KVSpec
 
 MAX_HEAD_DIM = 256
 

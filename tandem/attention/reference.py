@@ -6,9 +6,9 @@ untouched. Every other backend is tested against it.
 
 import torch
 
+from tandem.architecture.state import KVSpec
 from tandem.attention.arena import LayerKV
 from tandem.attention.base import AttentionBatch, AttentionParams
-from tandem.kvcache.spec import KVSpec
 
 
 class ReferenceBackend:

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
+from tandem.architecture.state import KVSpec
 from tandem.attention.arena import LayerKV
 from tandem.attention.base import AttentionBatch, AttentionParams
-from tandem.kvcache.spec import SUPPORTED_BLOCK_SIZES, KVSpec
+from tandem.kvcache.spec import SUPPORTED_BLOCK_SIZES
 
 KERNELS = "tandem.attention.triton_paged"
 MAX_HEAD_DIM = 256

@@ -13,9 +13,9 @@ from importlib import import_module
 
 import torch
 
+from tandem.architecture.state import KVSpec
 from tandem.attention.arena import LayerKV
 from tandem.attention.base import AttentionBatch, AttentionParams
-from tandem.kvcache.spec import KVSpec
 
 NEEDED_ARGUMENTS = frozenset({"window_size", "enable_gqa", "seqused_k", "block_table", "num_splits"})
 IMPLEMENTATIONS = {9: "FA3", 10: "FA4"}  # by major compute capability

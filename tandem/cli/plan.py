@@ -1,7 +1,7 @@
 """`tandem plan`: what it takes to serve a workload: hardware, model, lengths, rate and objectives to pools and cost.
 
 Owns the flags (each also a TANDEM_PLAN_* variable) and the exit code; `tandem.planning` does the arithmetic. Needs no
-network for built-in shapes, no weights, no torch.
+network for built-in models, no weights, no torch.
 """
 
 import json
@@ -12,7 +12,8 @@ from pathlib import Path
 from pydantic import Field, field_validator
 from rich.console import Console
 
-from tandem.cli.model_shape import named_shape
+from tandem.architecture.cost import ModelCost
+from tandem.cli.model_cost import named_model
 from tandem.cli.plan_figure import check_figure, save_roofline
 from tandem.cli.plan_json import study_as_json
 from tandem.cli.plan_report import WIDTH, marks, print_study, roofs
@@ -21,7 +22,6 @@ from tandem.loadtest.text_lengths import parse_lengths
 from tandem.planning.hardware import find_accelerator, find_link
 from tandem.planning.profile import Profile, draw_profile, sample_profile
 from tandem.planning.roofline import TYPICAL, Assumptions, Roofline
-from tandem.planning.shape import ModelShape
 from tandem.planning.sizing import Goals, Site
 from tandem.planning.study import Study, study
 from tandem.serving.settings import Settings
@@ -38,7 +38,7 @@ class Plan(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN_", cli
     by what you measure. Ends with 1 when no number of workers meets the objectives; the reason is printed.
     """
 
-    model: str = Field(description="built-in shape as qwen3-8b, model directory, or Hugging Face name")
+    model: str = Field(description="built-in one as qwen3-8b, model directory, or Hugging Face name")
     hardware: str = Field("h100", description="of prefill workers; change values as in h100,usd=1.9 or cpu,gb=32")
     accelerators: int = Field(1, ge=1, le=64, description="of one prefill worker: its layers are split over them")
     decode_hardware: str | None = Field(None, description="of decode workers; omitted: as prefill")
@@ -85,7 +85,7 @@ class Plan(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN_", cli
             check_figure(self.figure)
         found = self._study()
         if self.figure:
-            save_roofline(self.figure, found.site.prefill.shape.name, roofs(found), marks(found))
+            save_roofline(self.figure, found.site.prefill.model.name, roofs(found), marks(found))
         if self.as_json:
             sys.stdout.write(json.dumps(study_as_json(found), indent=2) + "\n")
         else:
@@ -93,11 +93,11 @@ class Plan(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN_", cli
         return _CANNOT_BE_MET if any(choice.apart.problems for choice in found.choices) else 0
 
     def _study(self) -> Study:
-        shape = named_shape(self.model, self.weight_bits, self.kv_bits)
+        model = named_model(self.model, self.weight_bits, self.kv_bits)
         recorded = list(read_trace(self.trace)) if self.trace else []
-        prefill = self._roofline(shape, self.hardware, self.accelerators)
+        prefill = self._roofline(model, self.hardware, self.accelerators)
         decode = self._roofline(
-            shape, self.decode_hardware or self.hardware, self.decode_accelerators or self.accelerators
+            model, self.decode_hardware or self.hardware, self.decode_accelerators or self.accelerators
         )
         site = Site(
             prefill=prefill,
@@ -108,11 +108,11 @@ class Plan(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN_", cli
         )
         return study(site, self.rate or [_mean_rate(recorded)])
 
-    def _roofline(self, shape: ModelShape, hardware: str, num_accelerators: int) -> Roofline:
+    def _roofline(self, model: ModelCost, hardware: str, num_accelerators: int) -> Roofline:
         assumptions = Assumptions(
             mfu=self.mfu, mbu=self.mbu, reserve_share=self.reserve_share, products_8bit=self.products_8bit
         )
-        return Roofline(shape, find_accelerator(hardware), num_accelerators, assumptions)
+        return Roofline(model, find_accelerator(hardware), num_accelerators, assumptions)
 
     def _profile(self, recorded: Sequence[TraceRequest]) -> Profile:
         if recorded:

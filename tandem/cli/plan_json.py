@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from tandem.architecture.cost import ModelCost
 from tandem.planning.roofline import Roofline
-from tandem.planning.shape import ModelShape
 from tandem.planning.sizing import Sizing
 from tandem.planning.study import Study
 
@@ -15,7 +15,7 @@ def study_as_json(study: Study) -> Mapping[str, Any]:
     """Plain values; times in milliseconds, sizes in bytes, as the field names say."""
     site = study.site
     value = {
-        "model": _model(site.prefill.shape),
+        "model": _model(site.prefill.model),
         "workload": {
             "mean_prompt_tokens": site.profile.mean_prompt,
             "mean_output_tokens": site.profile.mean_output,
@@ -40,14 +40,16 @@ def study_as_json(study: Study) -> Mapping[str, Any]:
     return {name: _finite(one) for name, one in value.items()}
 
 
-def _model(shape: ModelShape) -> dict[str, Any]:
+def _model(model: ModelCost) -> dict[str, Any]:
     return {
-        "name": shape.name,
-        "num_parameters": shape.num_parameters,
-        "weight_bytes": shape.weight_bytes,
-        "kv_bytes_per_token": shape.kv_bytes_per_token,
-        "num_layers": shape.num_layers,
-        "max_tokens": shape.max_tokens,
+        "name": model.name,
+        "num_parameters": model.num_parameters,
+        "num_active_parameters": model.num_active_parameters,
+        "expert_bytes": model.expert_bytes,
+        "weight_bytes": model.weight_bytes,
+        "kv_bytes_per_token": model.kv_bytes_per_token,
+        "num_layers": model.num_layers,
+        "max_tokens": model.max_tokens,
     }
 
 

@@ -66,11 +66,11 @@ def verdict(study: Study) -> list[str]:
         lines = [f"cannot be met: {problem}" for problem in problems]
         return lines if peak.together.problems else [*lines, _together_words(peak)]
     lines = [f"plan for {peak.apart.rate_per_s:g} requests/s: {_apart_words(peak.apart)}; {_together_words(peak)}"]
-    shape = study.site.prefill.shape
-    if study.site.profile.longest > shape.max_tokens:
+    model = study.site.prefill.model
+    if study.site.profile.longest > model.max_tokens:
         lines.append(
-            f"note: the longest request has {study.site.profile.longest:,} tokens, {shape.name} is made for "
-            f"{shape.max_tokens:,}"
+            f"note: the longest request has {study.site.profile.longest:,} tokens, {model.name} is made for "
+            f"{model.max_tokens:,}"
         )
     return lines
 
@@ -95,14 +95,14 @@ def _together_words(choice: Choice) -> str:
 
 
 def _headline(study: Study) -> str:
-    shape, profile, goals = study.site.prefill.shape, study.site.profile, study.site.goals
-    active = shape.num_active_parameters + (0 if shape.tied else shape.num_table_parameters)
-    parameters = f"{_parameters(shape.num_parameters)} parameters"
-    if shape.num_experts:
+    model, profile, goals = study.site.prefill.model, study.site.profile, study.site.goals
+    active = model.num_active_parameters + (0 if model.tied else model.num_table_parameters)
+    parameters = f"{_parameters(model.num_parameters)} parameters"
+    if model.num_expert_parameters:
         parameters += f" ({_parameters(active)} for a token)"
     return (
-        f"{shape.name}: {parameters}, {_gb(shape.weight_bytes)} at {shape.weight_bits} bits, "
-        f"{shape.kv_bytes_per_token / 1e3:.0f} KB of KV per token\n"
+        f"{model.name}: {parameters}, {_gb(model.weight_bytes)} at {model.weight_bits} bits, "
+        f"{model.kv_bytes_per_token / 1e3:.0f} KB of KV per token\n"
         f"asked: prompts of {profile.mean_prompt:,.0f} tokens in the mean, {profile.prefix_hit:.0%} of them cached, "
         f"answers of {profile.mean_output:,.0f}; for {100 * goals.share:g}% of requests TTFT {_ms(goals.ttft_ms)} and "
         f"TPOT {_ms(goals.tpot_ms)}\n"

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tandem.architecture.model import ModelSpec
 from tandem.attention.arena import Arena
 from tandem.attention.registry import choose_backend
 from tandem.core.clock import Clock
@@ -21,7 +22,6 @@ from tandem.kernels.native.build import default_cache_dir
 from tandem.kernels.native.sampling import load_draws
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.spec import KVLayout, build_layout
-from tandem.models.config import ModelConfig
 from tandem.models.loader import LoadedModel, load_model, resolve_model_path
 from tandem.scheduler.scheduler import Scheduler
 from tandem.text.grammars import Grammars
@@ -46,7 +46,7 @@ class Assembly:
 
     engine: Engine
     arena: Arena
-    model: ModelConfig
+    model: ModelSpec
     masks: MaskMaker
 
 
@@ -79,9 +79,9 @@ def assemble(config: EngineConfig, *, clock: Clock | None = None, emit: BlockEve
     )
     tokenizer = Tokenizer.load(path)
     model = model.ended_by(tokenizer.eos_token_id)
-    layout = build_layout(model.config.kv_specs, config.block_size)
-    sizes = resolve_sizes(config, model.config, layout, device)
-    backend = choose_backend(config.attention_backend, device, layout, model.config.attention_softcap)
+    layout = build_layout(model.spec.kv_specs, config.block_size)
+    sizes = resolve_sizes(config, model.spec, layout, device)
+    backend = choose_backend(config.attention_backend, device, layout, model.spec.attention_softcap)
     kv = KVCacheManager(
         layout,
         sizes.num_blocks,
@@ -93,11 +93,11 @@ def assemble(config: EngineConfig, *, clock: Clock | None = None, emit: BlockEve
     )
     scheduler = Scheduler(_scheduler_config(config, sizes), kv)
     arena = Arena(layout, sizes.num_blocks + 1, device)
-    grammars = Grammars(tokenizer, model.config.vocab_size, model.config.eos_token_ids)
-    masks = MaskMaker(grammars, model.config.vocab_size, device)
+    grammars = Grammars(tokenizer, model.spec.vocab_size, model.spec.eos_token_ids)
+    masks = MaskMaker(grammars, model.spec.vocab_size, device)
     runner = ModelRunner(
         model.decoder,
-        model.config,
+        model.spec,
         arena,
         backend,
         max_num_requests=config.max_num_running,
@@ -116,7 +116,7 @@ def assemble(config: EngineConfig, *, clock: Clock | None = None, emit: BlockEve
         clock=clock,
         on_close=masks.close,
     )
-    return Assembly(engine, arena, model.config, masks)
+    return Assembly(engine, arena, model.spec, masks)
 
 
 def resolve_device(name: str) -> torch.device:
@@ -135,7 +135,7 @@ def resolve_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def resolve_sizes(config: EngineConfig, model: ModelConfig, layout: KVLayout, device: torch.device) -> EngineSizes:
+def resolve_sizes(config: EngineConfig, model: ModelSpec, layout: KVLayout, device: torch.device) -> EngineSizes:
     """Fit the context and the KV pool to each other and to the machine.
 
     A context the user named must fit; one left to us shrinks to what the pool can hold.
@@ -207,5 +207,5 @@ def _scheduler_config(config: EngineConfig, sizes: EngineSizes) -> SchedulerConf
 
 
 def _identity(model: LoadedModel) -> ModelIdentity:
-    config = model.config
+    config = model.spec
     return ModelIdentity(config.fingerprint, config.vocab_size, config.eos_token_ids, model.generation_defaults)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from tandem.architecture.model import ModelSpec
 from tandem.attention.arena import Arena
 from tandem.attention.base import AttentionBackend, AttentionBatch, WantedTokens
 from tandem.core.types import TokenLogprobs
@@ -19,7 +20,6 @@ from tandem.engine.masks import MaskMaker
 from tandem.engine.sampler import Sampler
 from tandem.kernels.native.sampling import NativeDraws
 from tandem.kvcache.spec import KVLayout
-from tandem.models.config import ModelConfig
 from tandem.models.decoder import Decoder
 from tandem.scheduler.output import ExecutorOutput, SampledToken, ScheduledRequest, SchedulerOutput
 from tandem.scheduler.request import Request
@@ -32,7 +32,7 @@ class ModelRunner:
 
     Args:
         decoder: the model.
-        config: its configuration.
+        spec: its description.
         arena: KV memory, for the life of the process.
         backend: attention over the arena.
         max_num_requests: requests that run at once.
@@ -44,7 +44,7 @@ class ModelRunner:
     def __init__(
         self,
         decoder: Decoder,
-        config: ModelConfig,
+        spec: ModelSpec,
         arena: Arena,
         backend: AttentionBackend,
         *,
@@ -54,7 +54,7 @@ class ModelRunner:
         draws: NativeDraws | None = None,
     ) -> None:
         self._decoder = decoder
-        self._config = config
+        self._spec = spec
         self._arena = arena
         self._backend = backend
         self._sampler = Sampler(draws)
@@ -145,7 +145,7 @@ class ModelRunner:
                 request.prompt_token_ids,
                 request.output_token_ids,
                 sorted(request.eos_token_ids),
-                self._config.vocab_size,
+                self._spec.vocab_size,
             )
         return state
 

@@ -6,16 +6,16 @@ implementation keeps that bit for bit, which is what makes batched equal alone i
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 
-Activation = Literal["silu", "gelu_tanh"]
+from tandem.architecture.feed_forward import Activation
 
 
 @dataclass(frozen=True, slots=True)
 class StackShape:
-    """What all layers of a stack have in common. `softcap` 0 = none; the rest as in `ModelConfig`."""
+    """What all layers of a stack have in common. `softcap` 0 = none; the rest as in the specs."""
 
     hidden_size: int
     intermediate_size: int

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from tandem.kernels.base import Activation, StackLayer, StackShape
+from tandem.architecture.feed_forward import Activation
+from tandem.kernels.base import StackLayer, StackShape
 
 
 class TorchKernels:

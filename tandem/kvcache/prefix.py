@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tandem.architecture.state import KVSpec
 from tandem.core.events import BlockEventSink, BlockRemoved, BlockStored
-from tandem.kvcache.spec import KVLayout, KVSpec
+from tandem.kvcache.spec import KVLayout
 
 NULL_BLOCK = 0
 

@@ -1,4 +1,4 @@
-"""What one layer stores per token, and how layers are laid out in pages. Pure arithmetic, no tensors.
+"""Layout of the layers' state in pages. Pure arithmetic, no tensors.
 
 Layers with the same `KVSpec` form groups; every group has its own block table per request, and all groups draw blocks
 from one pool. A block is a *page* of `page_bytes`, the same for every group: it holds `block_size` tokens of K and V
@@ -9,32 +9,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tandem.architecture.state import KVSpec
 from tandem.core.errors import ConfigurationError
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 SUPPORTED_BLOCK_SIZES = (8, 16, 32, 64, 128)
-
-
-@dataclass(frozen=True, slots=True)
-class KVSpec:
-    """What one attention layer keeps per token: K and V of `num_kv_heads` heads of `head_dim`.
-
-    `window` is the number of positions a query sees, itself included; None = all of them.
-    """
-
-    num_kv_heads: int
-    head_dim: int
-    dtype: str
-    window: int | None = None
-
-    @property
-    def bytes_per_token(self) -> int:
-        """K and V of one token in one layer."""
-        return 2 * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
-
-    def first_visible(self, position: int) -> int:
-        """The first key position that the query at `position` sees."""
-        return 0 if self.window is None else max(0, position - self.window + 1)
 
 
 @dataclass(frozen=True, slots=True)

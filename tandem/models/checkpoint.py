@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
+from tandem.architecture.fields import Fields, read_json_object
 from tandem.core.errors import CheckpointError, CorruptCheckpointError
 from tandem.kernels.huge_pages import cache_in_huge_pages
-from tandem.models.fields import Fields, read_json_object
 from tandem.models.weight_files import SafetensorsFile, TorchFile, WeightFile
 
 SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -1,48 +1,56 @@
-"""The decoder-only transformer that every family is: driven by `ModelConfig`, over `Kernels` and an attention backend.
+"""The decoder-only transformer that every family is: driven by a `ModelSpec`, over `Kernels` and an attention backend.
 
 It holds weights and rotary tables and nothing else: the KV belongs to the arena, the batch to the caller. Parameter
-names equal Hugging Face's. It must never learn a family's name.
+names equal those of the specs. It must never learn a family's name.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
+from tandem.architecture.feed_forward import GatedSpec, MixtureOfExpertsSpec
+from tandem.architecture.model import EMBEDDING, HEAD, LayerSpec, ModelSpec
+from tandem.architecture.rope import RopeSpec
 from tandem.attention.arena import LayerKV
 from tandem.attention.base import AttentionBackend, AttentionBatch, WantedTokens
 from tandem.kernels.base import Kernels
-from tandem.models.config import LayerConfig, ModelConfig
 from tandem.models.layers.attention import Attention
+from tandem.models.layers.experts import MixtureOfExperts
+from tandem.models.layers.linear import Norm
 from tandem.models.layers.mlp import GatedMLP
 from tandem.models.layers.rotary import RotaryTable, build_rotary_tables
 from tandem.models.layers.stack import build_stack
-from tandem.models.parameters import EMBEDDING, FINAL_NORM, HEAD
+
+FeedForward = Callable[[torch.Tensor], torch.Tensor]
+FEED_FORWARDS: dict[type, Callable[[Any, Mapping[str, torch.Tensor], Kernels], FeedForward]] = {
+    GatedSpec: GatedMLP,
+    MixtureOfExpertsSpec: MixtureOfExperts,
+}
 
 
 class DecoderLayer:
-    """Attention and feed-forward with their norms. Everything but the residual stream is local to a call."""
+    """Computes a `LayerSpec`. Everything but the residual stream is local to a call."""
 
     def __init__(
         self,
-        config: ModelConfig,
-        layer: LayerConfig,
+        spec: LayerSpec,
         weights: Mapping[str, torch.Tensor],
-        prefix: str,
-        rotary: RotaryTable,
+        tables: Mapping[RopeSpec | None, RotaryTable],
         kernels: Kernels,
     ) -> None:
-        self._config = config
         self._kernels = kernels
-        self._attention = Attention(config, layer, weights, f"{prefix}.self_attn", rotary, kernels)
-        self._mlp = GatedMLP(weights, f"{prefix}.mlp", config.activation, kernels)
-        self.input_norm = weights[f"{prefix}.input_layernorm.weight"]
-        self._after_attention = weights[f"{prefix}.post_attention_layernorm.weight"]
-        self._before_mlp = weights.get(f"{prefix}.pre_feedforward_layernorm.weight")
-        self._after_mlp = weights.get(f"{prefix}.post_feedforward_layernorm.weight")
+        self._mixer = Attention(spec.mixer, weights, tables[spec.mixer.rope], kernels)
+        self._feed_forward = FEED_FORWARDS[type(spec.feed_forward)](spec.feed_forward, weights, kernels)
+        self._before_mixer = Norm.take_optional(spec.before_mixer, weights, kernels)
+        self._after_mixer = Norm.take_optional(spec.after_mixer, weights, kernels)
+        self._before_feed_forward = Norm.take_optional(spec.before_feed_forward, weights, kernels)
+        self._after_feed_forward = Norm.take_optional(spec.after_feed_forward, weights, kernels)
+        self._residual_scale = spec.residual_scale
 
     def forward(
         self,
-        x: torch.Tensor,
+        x: torch.Tensor | None,
         residual: torch.Tensor,
         positions: torch.Tensor,
         kv: LayerKV,
@@ -50,54 +58,54 @@ class DecoderLayer:
         backend: AttentionBackend,
         wanted: WantedTokens | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`x` is the normed input; returns the residual stream and what the next norm is to add to it.
+        """Returns the residual stream and the output that is still to be added to it.
 
-        NOTE: `residual` is updated in place. With `wanted`, both are of those tokens alone.
+        `x`: the output of the layer before, still to be added; None before the first. NOTE: `residual` is updated in
+        place. With `wanted`, both results are of those tokens alone.
         """
-        queries = self._attention.write(x, positions, kv, batch)
+        queries = self._mixer.write(add_and_norm(self._before_mixer, residual, x), positions, kv, batch)
         if wanted is not None:
             take = self._kernels.take_rows
             queries = take(queries.flatten(1), wanted.rows).view(-1, *queries.shape[1:])
             residual, batch = take(residual, wanted.rows), wanted.batch
         if not len(residual):
             return residual, residual
-        x = self._attention.attend(queries, kv, batch, backend)
-        x = self._norm_into_mlp(x, residual)
-        x = self._mlp.forward(x)
-        return residual, x if self._after_mlp is None else self._norm(x, self._after_mlp)
+        mixed = self._finish(self._after_mixer, self._mixer.attend(queries, kv, batch, backend))
+        x = self._feed_forward(add_and_norm(self._before_feed_forward, residual, mixed))
+        return residual, self._finish(self._after_feed_forward, x)
 
-    def _norm_into_mlp(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        if self._before_mlp is None:
-            return self._norm(x, self._after_attention, residual)
-        return self._norm(self._norm(x, self._after_attention), self._before_mlp, residual)
+    def _finish(self, norm: Norm | None, x: torch.Tensor) -> torch.Tensor:
+        """A block's output as it joins the residual stream."""
+        x = x if norm is None else norm(x)
+        return x if self._residual_scale == 1.0 else x.mul_(self._residual_scale)
 
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        offset = self._config.unit_offset_norm
-        return self._kernels.rms_norm(x, weight, self._config.rms_norm_eps, residual=residual, unit_offset=offset)
+
+def add_and_norm(norm: Norm | None, residual: torch.Tensor, x: torch.Tensor | None) -> torch.Tensor:
+    """The next block's input: `x` is added into `residual` in place, and the sum is normed."""
+    if norm is None:
+        return residual if x is None else residual.add_(x)
+    return norm(residual) if x is None else norm(x, residual)
 
 
 class Decoder:
     """Args:
-    config: what to compute.
-    weights: the tensors of `parameter_shapes(config)`, of the configured dtype, on one device; matrices may be packed.
+    spec: the model to compute.
+    weights: the tensors of `spec.tensors()`, of its dtype, on one device; matrices may be packed.
     kernels: the arithmetic.
     """
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, torch.Tensor], kernels: Kernels) -> None:
-        self.config = config
+    def __init__(self, spec: ModelSpec, weights: Mapping[str, torch.Tensor], kernels: Kernels) -> None:
+        self.spec = spec
         self.parameters = weights
         self._kernels = kernels
         self._embedding = weights[EMBEDDING]
-        self._head = weights[HEAD] if HEAD in weights or not config.tie_word_embeddings else self._embedding
-        self._final_norm = weights[FINAL_NORM]
-        self._embedding_scale = _rounded(config.embedding_scale, self._embedding.dtype)
-        ropes = [layer.rope for layer in config.layers]
-        tables = build_rotary_tables(ropes, config.max_position_embeddings, self._embedding.device)
-        self._layers = tuple(
-            DecoderLayer(config, layer, weights, f"model.layers.{index}", tables[layer.rope], kernels)
-            for index, layer in enumerate(config.layers)
-        )
-        self._stack = build_stack(config, weights, tables, kernels)
+        self._head = weights[HEAD] if HEAD in weights or not spec.tie_word_embeddings else self._embedding
+        self._final_norm = Norm.take(spec.final_norm, weights, kernels)
+        self._embedding_scale = _rounded(spec.embedding_scale, self._embedding.dtype)
+        ropes = [layer.mixer.rope for layer in spec.layers]
+        tables = build_rotary_tables(ropes, spec.max_position_embeddings, self._embedding.device)
+        self._layers = tuple(DecoderLayer(layer, weights, tables, kernels) for layer in spec.layers)
+        self._stack = build_stack(spec, weights, tables, kernels)
 
     def forward(
         self,
@@ -121,28 +129,21 @@ class Decoder:
         x: torch.Tensor | None = None
         for index, layer in enumerate(self._layers):
             asked = wanted if index == len(self._layers) - 1 else None
-            normed = self._norm(residual, layer.input_norm, x)
-            residual, x = layer.forward(normed, residual, positions, kv[index], batches[index], backend, asked)
-        return self._norm(residual, self._final_norm, x)
+            residual, x = layer.forward(x, residual, positions, kv[index], batches[index], backend, asked)
+        return add_and_norm(self._final_norm, residual, x)
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """[n, hidden] -> [n, vocab] float32, soft-capped where the model says so. `rows`: int64, of these alone."""
+        """[n, hidden] -> [n, vocab] float32, scaled and soft-capped as the spec says. `rows`: int64, of these alone."""
         if rows is not None:
             hidden = self._kernels.take_rows(hidden, rows)
         logits = self._kernels.linear(hidden, self._head, out_dtype=torch.float32)
-        cap = self.config.logit_softcap
+        cap, scale = self.spec.logit_softcap, self.spec.logit_scale
+        logits = logits if scale == 1.0 else logits.mul_(scale)
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def _embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         hidden = self._kernels.take_rows(self._embedding, input_ids)
         return hidden if self._embedding_scale == 1.0 else hidden.mul_(self._embedding_scale)
-
-    def _norm(self, residual: torch.Tensor, weight: torch.Tensor, x: torch.Tensor | None) -> torch.Tensor:
-        """Adds `x` into `residual` first, where there is one."""
-        eps, offset = self.config.rms_norm_eps, self.config.unit_offset_norm
-        if x is None:
-            return self._kernels.rms_norm(residual, weight, eps, unit_offset=offset)
-        return self._kernels.rms_norm(x, weight, eps, residual=residual, unit_offset=offset)
 
 
 def _rounded(value: float, dtype: torch.dtype) -> float:

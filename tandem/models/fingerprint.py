@@ -6,30 +6,25 @@ edits weights between the samples; it guards against mistakes, not against forge
 """
 
 import hashlib
-import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import replace
 
 import torch
 
+from tandem.architecture.model import ModelSpec
 from tandem.models.checkpoint import Checkpoint
-from tandem.models.config import ModelConfig
 from tandem.models.weights import Sources
 
 _SAMPLE_BYTES = 4096
 _PAGES_BYTES = 3 << 21  # NOTE: the kernel maps up to a huge page around each sample
 
 
-def compute_fingerprint(checkpoint: Checkpoint, sources: Sources, config: ModelConfig) -> str:
+def compute_fingerprint(checkpoint: Checkpoint, sources: Sources, model: ModelSpec) -> str:
     """64 hexadecimal digits. Independent of how the tensors are spread over files, and of token ids and limits that do
     not change KV.
     """
-    fields = asdict(config)
-    for name in ("fingerprint", "eos_token_ids", "bos_token_id", "max_position_embeddings"):
-        del fields[name]
-    for layer in fields["layers"]:
-        del layer["rope"]["stretched_to"]
-    digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
+    shaping = replace(model, fingerprint="", eos_token_ids=(), bos_token_id=None, max_position_embeddings=0)
+    digest = hashlib.sha256(repr(shaping).encode())
     for name in sorted(sources):
         tensor = checkpoint.tensor(sources[name])
         digest.update(f"\0{name}\0{tuple(tensor.shape)}\0{tensor.dtype}\0".encode())

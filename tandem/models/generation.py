@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandem.architecture.fields import Fields, read_json_object
 from tandem.core.sampling_params import MIN_REPETITION_PENALTY
-from tandem.models.fields import Fields, read_json_object
 
 FILE_NAME = "generation_config.json"
 

@@ -10,18 +10,20 @@ from pathlib import Path
 
 import torch
 
+from tandem.architecture.families.base import FORMAT_KEYS
+from tandem.architecture.fields import Fields, read_json_object
+from tandem.architecture.model import ModelSpec, limit_length
+from tandem.architecture.registry import find_family
 from tandem.attention.arena import TORCH_DTYPES
 from tandem.core.errors import ConfigurationError, CorruptCheckpointError
 from tandem.kernels.base import Kernels
 from tandem.models.checkpoint import Checkpoint, open_checkpoint
-from tandem.models.config import LayerConfig, ModelConfig
 from tandem.models.decoder import Decoder
-from tandem.models.fields import Fields, read_json_object
 from tandem.models.fingerprint import compute_fingerprint
 from tandem.models.generation import read_generation_config
 from tandem.models.hub import resolve_model_path
+from tandem.models.layers.rotary import check_ropes
 from tandem.models.packed import PackedFile
-from tandem.models.registry import find_family
 from tandem.models.weights import Sources, load_parameters, match_parameters
 
 __all__ = ["LoadedModel", "load_model", "resolve_model_path"]
@@ -33,15 +35,15 @@ AUTO = "auto"
 class LoadedModel:
     """A model in memory. `generation_defaults`: what its `generation_config.json` sets, by sampling parameter name."""
 
-    config: ModelConfig
+    spec: ModelSpec
     decoder: Decoder
     generation_defaults: Mapping[str, object]
 
     def ended_by(self, eos_token_id: int | None) -> "LoadedModel":
         """The same, whose answers end at the tokenizer's token too, as its chat template ends them."""
-        if eos_token_id is None or eos_token_id >= self.config.vocab_size:
+        if eos_token_id is None or eos_token_id >= self.spec.vocab_size:
             return self
-        return replace(self, config=replace(self.config, eos_token_ids=_join_eos(self.config, (eos_token_id,))))
+        return replace(self, spec=replace(self.spec, eos_token_ids=_join_eos(self.spec, (eos_token_id,))))
 
 
 def load_model(
@@ -71,72 +73,57 @@ def load_model(
     directory = resolve_model_path(path_or_hub_id)
     fields = Fields(read_json_object(directory / "config.json"), str(directory / "config.json"))
     _check_dtype_name(dtype)
+    _refuse_formats(fields)
     family = find_family(fields)
-    config = family.read_config(fields)
+    spec = family.read_model(fields)
+    check_ropes(layer.mixer.rope for layer in spec.layers)
     generation = read_generation_config(directory)
     checkpoint = open_checkpoint(directory)
-    config, sources = match_parameters(checkpoint, config, family.parameter_name)
-    config = replace(config, dtype=_resolve_dtype(dtype, fields, checkpoint))
-    config = replace(
-        config,
-        fingerprint=compute_fingerprint(checkpoint, sources, config),
-        eos_token_ids=_join_eos(config, generation.eos_token_ids),
+    spec, sources = match_parameters(checkpoint, spec, family.parameter_name)
+    spec = replace(spec, dtype=_resolve_dtype(dtype, fields, checkpoint))
+    spec = replace(
+        spec,
+        fingerprint=compute_fingerprint(checkpoint, sources, spec),
+        eos_token_ids=_join_eos(spec, generation.eos_token_ids),
     )
-    config = limit_length(config, max_model_len)
+    spec = limit_length(spec, max_model_len)
     checkpoint.release()
-    parameters = _load(checkpoint, sources, config, device, kernels, packed_dir)
-    return LoadedModel(config, Decoder(config, parameters, kernels), generation.defaults)
+    parameters = _load(checkpoint, sources, spec, device, kernels, packed_dir)
+    return LoadedModel(spec, Decoder(spec, parameters, kernels), generation.defaults)
 
 
 def _load(
     checkpoint: Checkpoint,
     sources: Sources,
-    config: ModelConfig,
+    spec: ModelSpec,
     device: torch.device,
     kernels: Kernels,
     packed_dir: Path | None,
 ) -> Mapping[str, torch.Tensor]:
     """What the decoder takes, the head too where it is packed and tied to the embedding."""
-    file = None if packed_dir is None else PackedFile.of(checkpoint, sources, config, kernels, packed_dir)
+    file = None if packed_dir is None else PackedFile.of(checkpoint, sources, spec, kernels, packed_dir)
     packed = {} if file is None else file.load(checkpoint, kernels)
     if device.type == "cpu" and not packed:
         checkpoint.cache_in_huge_pages()
     others = {name: source for name, source in sources.items() if name not in packed}
-    return packed | load_parameters(checkpoint, others, TORCH_DTYPES[config.dtype], device)
+    return packed | load_parameters(checkpoint, others, TORCH_DTYPES[spec.dtype], device)
 
 
-def _join_eos(config: ModelConfig, others: tuple[int, ...]) -> tuple[int, ...]:
-    joined = tuple(sorted({*config.eos_token_ids, *others}))
-    if joined and joined[-1] >= config.vocab_size:
+def _join_eos(spec: ModelSpec, others: tuple[int, ...]) -> tuple[int, ...]:
+    joined = tuple(sorted({*spec.eos_token_ids, *others}))
+    if joined and joined[-1] >= spec.vocab_size:
         raise CorruptCheckpointError(
             f"eos_token_id={joined[-1]} of config.json or generation_config.json is no token of the model, whose "
-            f"vocabulary is 0 to {config.vocab_size - 1}, so nothing would end an answer; correct it"
+            f"vocabulary is 0 to {spec.vocab_size - 1}, so nothing would end an answer; correct it"
         )
     return joined
 
 
-def limit_length(config: ModelConfig, max_model_len: int | None) -> ModelConfig:
-    """The configuration for sequences of at most `max_model_len`: windows that reach everything are no windows.
-
-    None is `max_position_embeddings`; a stretched rotary embedding (YaRN) allows more, for who asks.
-
-    Raises:
-        ConfigurationError: the model was not made for sequences that long.
-    """
-    usual, limit = config.max_position_embeddings, config.longest_length
-    if max_model_len is not None and not 1 <= max_model_len <= limit:
-        named = f"max_position_embeddings={limit}" if limit == usual else f"{limit}, what the rope is stretched to,"
-        raise ConfigurationError(f"max_model_len={max_model_len} must be from 1 to {named} of the checkpoint")
-    length = usual if max_model_len is None else max_model_len
-    return replace(
-        config,
-        max_position_embeddings=length,
-        layers=tuple(_limit_window(layer, length) for layer in config.layers),
-    )
-
-
-def _limit_window(layer: LayerConfig, length: int) -> LayerConfig:
-    return replace(layer, window=None) if layer.window is not None and layer.window >= length else layer
+def _refuse_formats(fields: Fields) -> None:
+    for section in filter(None, (fields, fields.section("text_config"))):
+        for key in FORMAT_KEYS:
+            if section.get(key):
+                raise section.unsupported(key, "unquantised float32, bfloat16 or float16 weights")
 
 
 def _check_dtype_name(dtype: str) -> None:

@@ -21,13 +21,12 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from tandem.architecture.model import EMBEDDING, HEAD, ModelSpec
 from tandem.attention.arena import TORCH_DTYPES
 from tandem.core.errors import CheckpointError
 from tandem.kernels.base import Kernels, PackedWeight
 from tandem.kernels.huge_pages import advise_huge_pages, cache_in_huge_pages
 from tandem.models.checkpoint import Checkpoint
-from tandem.models.config import ModelConfig
-from tandem.models.parameters import EMBEDDING, HEAD, parameter_shapes
 from tandem.models.weight_files import SafetensorsFile
 from tandem.models.weights import Sources, load_parameter
 
@@ -58,18 +57,18 @@ class PackedFile:
 
     @classmethod
     def of(
-        cls, checkpoint: Checkpoint, sources: Sources, config: ModelConfig, kernels: Kernels, directory: Path
+        cls, checkpoint: Checkpoint, sources: Sources, spec: ModelSpec, kernels: Kernels, directory: Path
     ) -> "PackedFile | None":
         """None: the kernels do not pack such a model, or it is too small."""
-        dtype = TORCH_DTYPES[config.dtype]
-        shapes = {name: shape for name, shape in parameter_shapes(config).items() if len(shape) == 2}
+        dtype = TORCH_DTYPES[spec.dtype]
+        shapes = {tensor.name: tensor.shape for tensor in spec.tensors() if len(tensor.shape) == 2}
         head = shapes.pop(HEAD, shapes.pop(EMBEDDING))
         if not all(kernels.can_pack(shape, dtype) for shape in shapes.values()):
             return None
         if kernels.can_pack(head, dtype):
             shapes[HEAD] = head
         states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in checkpoint.paths]
-        key = hashlib.sha256(json.dumps([_LAYOUT, config.fingerprint, states]).encode()).hexdigest()[:32]
+        key = hashlib.sha256(json.dumps([_LAYOUT, spec.fingerprint, states]).encode()).hexdigest()[:32]
         found = {name: sources[name] if name in sources else sources[EMBEDDING] for name in shapes}
         file = cls(directory / f"{key}.safetensors", checkpoint.paths[0].resolve(), found, shapes, dtype)
         return file if file.num_bytes >= LEAST_BYTES else None

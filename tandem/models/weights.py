@@ -9,11 +9,10 @@ from dataclasses import replace
 
 import torch
 
+from tandem.architecture.model import EMBEDDING, HEAD, ModelSpec
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
 from tandem.kernels.huge_pages import advise_huge_pages
 from tandem.models.checkpoint import Checkpoint
-from tandem.models.config import ModelConfig
-from tandem.models.parameters import EMBEDDING, HEAD, Shapes, parameter_shapes
 
 _PIECE_BYTES = 4 << 20
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -24,8 +23,8 @@ Sources = Mapping[str, str]
 
 
 def match_parameters(
-    checkpoint: Checkpoint, config: ModelConfig, parameter_name: Callable[[str], str | None]
-) -> tuple[ModelConfig, Sources]:
+    checkpoint: Checkpoint, spec: ModelSpec, parameter_name: Callable[[str], str | None]
+) -> tuple[ModelSpec, Sources]:
     """Which tensor becomes which parameter; the configuration comes back with `tie_word_embeddings` as it really is.
 
     Raises:
@@ -33,13 +32,13 @@ def match_parameters(
         UnsupportedCheckpointError: a tensor that the configuration has no place for, or a dtype that is not served.
     """
     sources = _by_parameter(checkpoint, parameter_name)
-    if config.tie_word_embeddings:
-        config, sources = _resolve_tie(checkpoint, config, sources)
-    shapes = parameter_shapes(config)
+    if spec.tie_word_embeddings:
+        spec, sources = _resolve_tie(checkpoint, spec, sources)
+    shapes = {tensor.name: tensor.shape for tensor in spec.tensors()}
     _check_names(checkpoint, sources, shapes)
     for name, shape in shapes.items():
         _check_tensor(sources[name], checkpoint.tensor(sources[name]), shape)
-    return config, sources
+    return spec, sources
 
 
 def load_parameters(
@@ -60,16 +59,14 @@ def _by_parameter(checkpoint: Checkpoint, parameter_name: Callable[[str], str | 
     return sources
 
 
-def _resolve_tie(
-    checkpoint: Checkpoint, config: ModelConfig, sources: dict[str, str]
-) -> tuple[ModelConfig, dict[str, str]]:
+def _resolve_tie(checkpoint: Checkpoint, spec: ModelSpec, sources: dict[str, str]) -> tuple[ModelSpec, dict[str, str]]:
     """As transformers has it: with both tensors present they are tied only if equal; with one, it serves as both."""
     if HEAD not in sources:
-        return config, sources
+        return spec, sources
     if EMBEDDING in sources and not _are_equal(checkpoint, sources[EMBEDDING], sources[HEAD]):
-        return replace(config, tie_word_embeddings=False), sources
+        return replace(spec, tie_word_embeddings=False), sources
     embedding = sources.get(EMBEDDING, sources[HEAD])
-    return config, {name: sources[name] for name in sources if name != HEAD} | {EMBEDDING: embedding}
+    return spec, {name: sources[name] for name in sources if name != HEAD} | {EMBEDDING: embedding}
 
 
 def _are_equal(checkpoint: Checkpoint, first: str, second: str) -> bool:
@@ -88,7 +85,7 @@ def _are_equal(checkpoint: Checkpoint, first: str, second: str) -> bool:
     return True
 
 
-def _check_names(checkpoint: Checkpoint, sources: Sources, shapes: Shapes) -> None:
+def _check_names(checkpoint: Checkpoint, sources: Sources, shapes: Mapping[str, tuple[int, ...]]) -> None:
     missing = [name for name in shapes if name not in sources]
     if missing:
         raise CorruptCheckpointError(

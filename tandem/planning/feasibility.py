@@ -14,16 +14,16 @@ from tandem.planning.sizing import Goals
 
 def misfits(roofline: Roofline, profile: Profile, who: str) -> Sequence[str]:
     """Why a worker cannot hold the model, or its largest request."""
-    shape, memory = roofline.shape, roofline.kv_memory_bytes
+    model, memory = roofline.model, roofline.kv_memory_bytes
     if memory <= 0:
-        usable = memory + shape.weight_bytes
-        enough = math.floor(roofline.num_accelerators * shape.weight_bytes / usable) + 1
+        usable = memory + model.weight_bytes
+        enough = math.floor(roofline.num_accelerators * model.weight_bytes / usable) + 1
         return [
-            f"{who} cannot hold {shape.name}: the weights take {shape.weight_bytes / 1e9:.1f} GB, and "
+            f"{who} cannot hold {model.name}: the weights take {model.weight_bytes / 1e9:.1f} GB, and "
             f"{_hardware(roofline)} has {usable / 1e9:.1f} GB for weights and KV; use {enough} accelerators a worker "
             "or more, or fewer bits"
         ]
-    needed = shape.kv_bytes(profile.longest)
+    needed = model.kv_bytes(profile.longest)
     if needed > memory:
         return [
             f"{who} cannot hold the longest request: {profile.longest:,} tokens need {needed / 1e9:.1f} GB of KV, and "

@@ -6,8 +6,8 @@ floor that physics sets. Source: Williams, Waterman and Patterson, "Roofline" (2
 
 from dataclasses import dataclass
 
+from tandem.architecture.cost import ModelCost
 from tandem.planning.hardware import Accelerator, Link
-from tandem.planning.shape import ModelShape
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, Speed
 
 _NUM_RUNNING_OF_LINE = 256.0
@@ -67,7 +67,7 @@ class HandOff:
 class Roofline:
     """One worker: a model on one kind of accelerator, its layers split over `num_accelerators` of one node."""
 
-    shape: ModelShape
+    model: ModelCost
     hardware: Accelerator
     num_accelerators: int = 1
     assumptions: Assumptions = TYPICAL
@@ -89,21 +89,21 @@ class Roofline:
     def prefill_flops(self, num_tokens: float, num_cached_tokens: float = 0) -> float:
         """Two for each token and parameter it is multiplied by, the head once, and attention."""
         return (
-            2.0 * self.shape.num_multiplied_parameters * (num_tokens - num_cached_tokens)
-            + 2.0 * self.shape.num_table_parameters
-            + self.shape.attention_flops(num_tokens, num_cached_tokens)
+            2.0 * self.model.num_multiplied_parameters * (num_tokens - num_cached_tokens)
+            + 2.0 * self.model.num_table_parameters
+            + self.model.attention_flops(num_tokens, num_cached_tokens)
         )
 
     def prefill_bytes(self, num_tokens: float, num_cached_tokens: float = 0) -> float:
         """Weights read once, cached KV read once, new KV written once; activations stay on the chip."""
         missing = num_tokens - num_cached_tokens
-        return self.shape.swept_weight_bytes(missing) + self.shape.kv_bytes(num_tokens)
+        return self.model.swept_weight_bytes(missing) + self.model.kv_bytes(num_tokens)
 
     def prefill_ms(self, num_tokens: float, num_cached_tokens: float = 0) -> float:
         """One prompt alone, from the first chunk to its first token."""
         missing = num_tokens - num_cached_tokens
-        products = 2.0 * (self.shape.num_multiplied_parameters * missing + self.shape.num_table_parameters)
-        attention = self.shape.attention_flops(num_tokens, num_cached_tokens)
+        products = 2.0 * (self.model.num_multiplied_parameters * missing + self.model.num_table_parameters)
+        attention = self.model.attention_flops(num_tokens, num_cached_tokens)
         compute_s = (products / self._product_flops + attention / self.flops) / self.assumptions.mfu
         memory_s = self.prefill_bytes(num_tokens, num_cached_tokens) / self._reached_bytes_per_s
         reduce_ms = missing * self._reduce_ms_per_token + self._reduce_latency_ms
@@ -111,17 +111,16 @@ class Roofline:
 
     def step_flops(self, num_running: float, context_tokens: float) -> float:
         """Of one decode step of `num_running` requests with `context_tokens` each."""
-        attention = 4.0 * self.shape.num_heads * self.shape.head_dim
-        visible = self.shape.kv_bytes(context_tokens) / self.shape.kv_layer_bytes
-        return num_running * (2.0 * self.shape.num_active_parameters + attention * visible)
+        attention = self.model.step_attention_flops(context_tokens)
+        return num_running * (2.0 * self.model.num_active_parameters + attention)
 
     def step_bytes(self, num_running: float, context_tokens: float) -> float:
         """What one decode step sweeps: the weights once, and every request's KV."""
-        return self.shape.swept_weight_bytes(num_running) + num_running * self.shape.kv_bytes(context_tokens)
+        return self.model.swept_weight_bytes(num_running) + num_running * self.model.kv_bytes(context_tokens)
 
     def step_ms(self, num_running: float, context_tokens: float) -> float:
         """One decode step; the products by the larger of sweep and compute, attention by its sweep."""
-        kv_ms = 1000 * num_running * self.shape.kv_bytes(context_tokens) / self._reached_bytes_per_s
+        kv_ms = 1000 * num_running * self.model.kv_bytes(context_tokens) / self._reached_bytes_per_s
         overhead_ms = self.assumptions.step_overhead_ms + self._reduce_latency_ms
         return overhead_ms + self._running_ms(num_running) + self._products_ms(num_running) + kv_ms
 
@@ -131,17 +130,17 @@ class Roofline:
 
         Windowed layers keep less: `max_running` counts them.
         """
-        return max(0, int(self.kv_memory_bytes / self.shape.kv_bytes_per_token))
+        return max(0, int(self.kv_memory_bytes / self.model.kv_bytes_per_token))
 
     @property
     def kv_memory_bytes(self) -> float:
         """What is left for KV; below zero when the weights do not fit."""
         memory = self.hardware.memory_bytes * self.num_accelerators
-        return memory * (1 - self.assumptions.reserve_share) - self.shape.weight_bytes
+        return memory * (1 - self.assumptions.reserve_share) - self.model.weight_bytes
 
     def max_running(self, context_tokens: float) -> int:
         """Requests of that context whose KV fits at once."""
-        return max(0, int(self.kv_memory_bytes / self.shape.kv_bytes(context_tokens)))
+        return max(0, int(self.kv_memory_bytes / self.model.kv_bytes(context_tokens)))
 
     def max_running_within(self, tpot_ms: float, context_tokens: float) -> int:
         """The largest batch whose step takes no longer than `tpot_ms`; 0 when even one request's takes longer."""
@@ -157,7 +156,7 @@ class Roofline:
         Blocks that prefill had cached move from the start. What is left when prefill ends is exposed: the last chunk,
         or more when the link is slower than prefill.
         """
-        num_bytes = self.shape.kv_bytes(num_tokens)
+        num_bytes = self.model.kv_bytes(num_tokens)
         ms = link.latency_ms + 1000 * num_bytes / link.usable_bytes_per_s
         last_tokens = min(chunk_tokens, num_tokens - num_cached_tokens)
         last_ms = link.latency_ms + (ms - link.latency_ms) * last_tokens / num_tokens
@@ -176,26 +175,25 @@ class Roofline:
         return Speed(self._prefill_speed(), self._decode_speed())
 
     def _prefill_speed(self) -> PrefillSpeed:
-        shape, pair_flops = self.shape, 4.0 * self.shape.num_heads * self.shape.head_dim
-        per_token = 2.0 * shape.num_multiplied_parameters / self._product_flops
-        per_token += pair_flops * sum(window for window in shape.windows if window) / self.flops
-        head = 2.0 * shape.num_table_parameters / self._product_flops
+        model = self.model
+        per_token = 2.0 * model.num_multiplied_parameters / self._product_flops + model.window_flops / self.flops
+        head = 2.0 * model.num_table_parameters / self._product_flops
         to_ms = 1000 / self.assumptions.mfu
         return PrefillSpeed(
             ms_per_request=self.assumptions.prompt_overhead_ms + self._reduce_latency_ms + head * to_ms,
             ms_per_token=per_token * to_ms + self._reduce_ms_per_token,
-            ms_per_pair=pair_flops * shape.num_full_layers / self.flops * to_ms,
+            ms_per_pair=model.full_pair_flops / self.flops * to_ms,
         )
 
     def _decode_speed(self) -> DecodeSpeed:
-        shape, to_ms = self.shape, 1000 / self._reached_bytes_per_s
-        sweep_ms = shape.weight_bytes * to_ms
+        model, to_ms = self.model, 1000 / self._reached_bytes_per_s
+        sweep_ms = model.weight_bytes * to_ms
         chord_ms = max(0.0, self._products_ms(_NUM_RUNNING_OF_LINE) - sweep_ms) / _NUM_RUNNING_OF_LINE
-        window_ms = shape.kv_layer_bytes * sum(window for window in shape.windows if window) * to_ms
+        window_ms = model.window_bytes * to_ms
         return DecodeSpeed(
             ms_per_step=self.assumptions.step_overhead_ms + self._reduce_latency_ms + sweep_ms,
             ms_per_request=self._running_ms(1) + chord_ms + window_ms,
-            ms_per_context_token=shape.kv_layer_bytes * shape.num_full_layers * to_ms,
+            ms_per_context_token=model.full_bytes_per_token * to_ms,
         )
 
     @property
@@ -210,8 +208,8 @@ class Roofline:
 
     def _products_ms(self, num_running: float) -> float:
         """Of one step: every weight is read once, and multiplied once for each request."""
-        sweep_s = self.shape.swept_weight_bytes(num_running) / self._reached_bytes_per_s
-        compute_s = 2.0 * num_running * self.shape.num_active_parameters / (self._product_flops * self.assumptions.mfu)
+        sweep_s = self.model.swept_weight_bytes(num_running) / self._reached_bytes_per_s
+        compute_s = 2.0 * num_running * self.model.num_active_parameters / (self._product_flops * self.assumptions.mfu)
         return 1000 * max(sweep_s, compute_s)
 
     def _running_ms(self, num_running: float) -> float:
@@ -220,25 +218,25 @@ class Roofline:
     @property
     def _reduce_latency_ms(self) -> float:
         """Two sums a layer over the worker's accelerators; none on one."""
-        return 2 * self.shape.num_layers * self.assumptions.all_reduce_ms if self.num_accelerators > 1 else 0.0
+        return 2 * self.model.num_layers * self.assumptions.all_reduce_ms if self.num_accelerators > 1 else 0.0
 
     @property
     def _reduce_ms_per_token(self) -> float:
         """Each sum sends and gets `2 (n - 1) / n` times a token's 16-bit hidden state (ring)."""
         n = self.num_accelerators
-        num_bytes = 2 * self.shape.num_layers * self.shape.hidden_size * 2 * 2 * (n - 1) / n
+        num_bytes = 2 * self.model.num_layers * self.model.hidden_size * 2 * 2 * (n - 1) / n
         return 1000 * num_bytes / self.hardware.peer_bytes_per_s
 
 
 def worker_speed(
-    shape: ModelShape, hardware: Accelerator, *, num_accelerators: int = 1, assumptions: Assumptions = TYPICAL
+    model: ModelCost, hardware: Accelerator, *, num_accelerators: int = 1, assumptions: Assumptions = TYPICAL
 ) -> Speed:
     """What a planner believes of such a worker until it has measured one."""
-    return Roofline(shape, hardware, num_accelerators, assumptions).speed
+    return Roofline(model, hardware, num_accelerators, assumptions).speed
 
 
 def kv_tokens(
-    shape: ModelShape, hardware: Accelerator, *, num_accelerators: int = 1, assumptions: Assumptions = TYPICAL
+    model: ModelCost, hardware: Accelerator, *, num_accelerators: int = 1, assumptions: Assumptions = TYPICAL
 ) -> int:
     """Tokens whose KV fits such a worker; 0 when the weights do not fit."""
-    return Roofline(shape, hardware, num_accelerators, assumptions).kv_tokens
+    return Roofline(model, hardware, num_accelerators, assumptions).kv_tokens

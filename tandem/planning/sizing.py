@@ -61,7 +61,7 @@ class Site:
     def link_bytes_per_s(self, rate_per_s: float) -> float:
         """KV that all prefill workers together send, as if no decode worker held any of it."""
         prompts = [prompt for prompt, _ in self.profile.lengths]
-        return rate_per_s * math.fsum(map(self.prefill.shape.kv_bytes, prompts)) / len(prompts)
+        return rate_per_s * math.fsum(map(self.prefill.model.kv_bytes, prompts)) / len(prompts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,17 +56,17 @@ class WorkerFacts:
 
 def worker_facts(roofline: Roofline, profile: Profile, goals: Goals) -> WorkerFacts:
     """What such a worker is like under that workload."""
-    shape, prompt = roofline.shape, profile.prompt_at(goals.share)
+    model, prompt = roofline.model, profile.prompt_at(goals.share)
     floor = replace(roofline, assumptions=replace(IDEAL, products_8bit=roofline.assumptions.products_8bit))
     return WorkerFacts(
         hardware=roofline.hardware.name,
         num_accelerators=roofline.num_accelerators,
         ridge=roofline.hardware.ridge,
-        weight_bytes=shape.weight_bytes,
+        weight_bytes=model.weight_bytes,
         kv_memory_bytes=roofline.kv_memory_bytes,
         kv_tokens=roofline.kv_tokens,
         prompt_tokens=prompt,
-        prompt_kv_bytes=shape.kv_bytes(prompt),
+        prompt_kv_bytes=model.kv_bytes(prompt),
         prefill_floor_ms=floor.prefill_ms(prompt),
         prefill_ms=roofline.prefill_ms(prompt),
         swept_bytes=roofline.step_bytes(1, prompt),

@@ -4,15 +4,14 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from tandem.architecture.catalogue import find_cost
+from tandem.architecture.cost import ModelCost, read_cost
 from tandem.core.errors import ConfigurationError, shown
 from tandem.planning.hardware import find_accelerator
 from tandem.planning.observation import ScalingPolicy
 from tandem.planning.planner import SloPlanner
 from tandem.planning.planner_settings import PlannerSettings as Objectives
 from tandem.planning.roofline import worker_speed
-from tandem.planning.shape import ModelShape
-from tandem.planning.shape_catalogue import find_shape
-from tandem.planning.shape_reader import read_shape
 from tandem.routing.speed import Speed
 from tandem.scaling.hand import Bounds, PoolBounds
 from tandem.scaling.settings import PlannerSettings
@@ -67,26 +66,26 @@ def guessed_speeds(settings: PlannerSettings) -> Mapping[Pool, Speed]:
     """
     if settings.model is None:
         return {}
-    shape = _shape_of(settings.model)
+    model = _cost_of(settings.model)
     hardware = {
         Pool.PREFILL: (settings.prefill_hardware, settings.prefill_accelerators),
         Pool.DECODE: (settings.decode_hardware, settings.decode_accelerators),
     }
     return {
-        pool: worker_speed(shape, find_accelerator(name), num_accelerators=num_accelerators)
+        pool: worker_speed(model, find_accelerator(name), num_accelerators=num_accelerators)
         for pool, (name, num_accelerators) in hardware.items()
         if name is not None
     }
 
 
-def _shape_of(model: str) -> ModelShape:
+def _cost_of(model: str) -> ModelCost:
     path = Path(model).expanduser() / "config.json"
     if not path.is_file():
-        return find_shape(model)
+        return find_cost(model)
     try:
         config = json.loads(path.read_text())
     except ValueError as error:
         raise ConfigurationError(f"model={shown(model)}: its config.json is no JSON: {error}") from error
     if not isinstance(config, dict):
         raise ConfigurationError(f"model={shown(model)}: its config.json is no object")
-    return read_shape(config, path.parent.name)
+    return read_cost(config, path.parent.name)

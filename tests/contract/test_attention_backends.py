@@ -13,10 +13,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tandem.architecture.state import KVSpec
 from tandem.attention.arena import LayerKV
 from tandem.attention.base import AttentionBackend, AttentionBatch, AttentionParams
 from tandem.attention.registry import PREFERENCE, create_backend
-from tandem.kvcache.spec import KVSpec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 RELATIVE = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}

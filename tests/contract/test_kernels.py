@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tandem.kernels.base import Activation
+from tandem.architecture.feed_forward import Activation
 from tandem.kernels.native.bindings import NativeKernels
 from tandem.kernels.torch_kernels import TorchKernels
 from tests.helpers.native_kernels import ARCHITECTURES, load_or_skip

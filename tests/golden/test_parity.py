@@ -151,7 +151,7 @@ def test_half_precision_diverges_only_between_near_ties(family: str, dtype: str,
     """Rounding may flip a close call: then each side's token is among the other's five best."""
     path = checkpoints.BUILDERS[family](tmp_path, dtype=dtype)
     model, reference = load(path), checkpoints.load_reference(path, getattr(torch, dtype))
-    assert model.config.dtype == dtype
+    assert model.spec.dtype == dtype
     prompt = random_prompt(50)
     ours, theirs = stepper(model).generate(prompt, NUM_GENERATED), reference_greedy(reference, prompt)
     for index, (our_token, their_token) in enumerate(zip(ours, theirs, strict=True)):
@@ -190,7 +190,7 @@ class TestOlderFiles:
             rope_local_base_freq=7000.0,
             rope_scaling={"rope_type": "linear", "factor": 4.0},
         )
-        assert [layer.window for layer in load(path).config.layers] == [10, None, 10]
+        assert [layer.mixer.window for layer in load(path).spec.layers] == [10, None, 10]
         assert_same(path, random_prompt(40))
 
     def test_absent_keys_mean_the_family_defaults(self, tmp_path: Path) -> None:
@@ -217,15 +217,15 @@ class TestRedundantHead:
         tensors = checkpoints.read_tensors(path)
         del tensors["model.embed_tokens.weight"]
         checkpoints.write_tensors(path, tensors)
-        assert load(path).config.tie_word_embeddings
+        assert load(path).spec.tie_word_embeddings
         assert_same(path, random_prompt(40))
 
     def test_equal_is_tied(self, tmp_path: Path) -> None:
         path = self._save(tmp_path, scale=1.0)
-        assert load(path).config.tie_word_embeddings
+        assert load(path).spec.tie_word_embeddings
         assert_same(path, random_prompt(40))
 
     def test_different_is_used(self, tmp_path: Path) -> None:
         path = self._save(tmp_path, scale=-1.5)
-        assert not load(path).config.tie_word_embeddings
+        assert not load(path).spec.tie_word_embeddings
         assert_same(path, random_prompt(40))

@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 
 from tandem import __version__
+from tandem.architecture.catalogue import find_cost
 from tandem.planning.hardware import find_accelerator
 from tandem.planning.roofline import Roofline
-from tandem.planning.shape_catalogue import find_shape
 from tests.helm.test_render import UPDATE
 from tests.helpers.helm import CHART, EXAMPLES, POOLS, ROOT, SETTINGS, Object, example, settings_schema
 
@@ -179,7 +179,7 @@ def test_models_of_examples_fit_one_accelerator() -> None:
         assert pool["accelerator"].get("count", 1) == 1, f"{name}: a worker computes on one"
         product = pool.get("nodeSelector", {}).get("nvidia.com/gpu.product")
         if product is not None:
-            shape = find_shape(values["model"]["uri"].rpartition("/")[2])
+            shape = find_cost(values["model"]["uri"].rpartition("/")[2])
             assert Roofline(shape, find_accelerator(GPU_PRODUCTS[product])).kv_tokens >= PROMPT_TOKENS, (name, product)
             weighed.add(name)
     assert weighed == {"nvlink", "pd-rdma"}

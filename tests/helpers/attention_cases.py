@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from tandem.architecture.state import KVSpec
 from tandem.attention.arena import TORCH_DTYPES, Arena, LayerKV
 from tandem.attention.base import AttentionBatch, AttentionParams
-from tandem.kvcache.spec import KVSpec, build_layout
+from tandem.kvcache.spec import build_layout
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Layouts small enough to reason about: blocks of four tokens, windows of a few blocks."""
 
-from tandem.kvcache.spec import KVGroup, KVLayout, KVSpec
+from tandem.architecture.state import KVSpec
+from tandem.kvcache.spec import KVGroup, KVLayout
 
 BLOCK_SIZE = 4
 

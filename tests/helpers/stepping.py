@@ -21,7 +21,7 @@ class Stepper:
     def __init__(self, decoder: Decoder, backend: AttentionBackend, num_tokens: int, block_size: int = 8) -> None:
         self._decoder = decoder
         self._backend = backend
-        self._layout = build_layout(decoder.config.kv_specs, block_size)
+        self._layout = build_layout(decoder.spec.kv_specs, block_size)
         self._blocks_per_group = -(-num_tokens // block_size)
         num_blocks = 1 + self._blocks_per_group * len(self._layout.groups)
         self._arena = Arena(self._layout, num_blocks, torch.device("cpu"))

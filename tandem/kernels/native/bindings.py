@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 
+from tandem.architecture.feed_forward import Activation
 from tandem.core.errors import ConfigurationError
-from tandem.kernels.base import Activation, PackedWeight, StackLayer, StackShape
+from tandem.kernels.base import PackedWeight, StackLayer, StackShape
 from tandem.kernels.native.build import load_library
 from tandem.kernels.native.codes import ACTIVATION_CODES, DTYPE_CODES
 from tandem.kernels.native.stack import STACK_FIELDS, NativeStack, serves

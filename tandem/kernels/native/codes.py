@@ -2,7 +2,7 @@
 
 import torch
 
-from tandem.kernels.base import Activation
+from tandem.architecture.feed_forward import Activation
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 ACTIVATION_CODES: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}

@@ -1,9 +1,12 @@
-"""A weight and its optional bias, taken by name. The arithmetic is the kernels'."""
+"""Linear maps and norms with their tensors, taken by the names of their specs. The arithmetic is the kernels'."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+
+from tandem.architecture.tensors import LinearSpec, NormSpec
+from tandem.kernels.base import Kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,8 +15,37 @@ class Linear:
 
     weight: torch.Tensor  # [out, in]
     bias: torch.Tensor | None  # [out]
+    kernels: Kernels
 
     @classmethod
-    def take(cls, weights: Mapping[str, torch.Tensor], name: str) -> "Linear":
-        """Whether there is a bias is the configuration's choice, which the loader has checked."""
-        return cls(weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+    def take(cls, spec: LinearSpec, weights: Mapping[str, torch.Tensor], kernels: Kernels) -> "Linear":
+        bias = weights[f"{spec.name}.bias"] if spec.bias else None
+        return cls(weights[f"{spec.name}.weight"], bias, kernels)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, in] -> [num_tokens, out]."""
+        return self.kernels.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Root-mean-square norm over the last dimension."""
+
+    weight: torch.Tensor  # [size]
+    spec: NormSpec
+    kernels: Kernels
+
+    @classmethod
+    def take(cls, spec: NormSpec, weights: Mapping[str, torch.Tensor], kernels: Kernels) -> "Norm":
+        return cls(weights[f"{spec.name}.weight"], spec, kernels)
+
+    @classmethod
+    def take_optional(
+        cls, spec: NormSpec | None, weights: Mapping[str, torch.Tensor], kernels: Kernels
+    ) -> "Norm | None":
+        return None if spec is None else cls.take(spec, weights, kernels)
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """The norm of `x`; with `residual`, `x` is first added into it in place and the sum is normed."""
+        spec = self.spec
+        return self.kernels.rms_norm(x, self.weight, spec.eps, residual=residual, unit_offset=spec.unit_offset)

@@ -4,67 +4,111 @@ from collections.abc import Mapping
 
 import torch
 
+from tandem.architecture.feed_forward import GatedSpec
+from tandem.architecture.mixers import AttentionSpec
+from tandem.architecture.model import LayerSpec, ModelSpec
+from tandem.architecture.rope import RopeSpec
+from tandem.architecture.tensors import LinearSpec, NormSpec
 from tandem.kernels.base import Kernels, Stack, StackLayer, StackShape
-from tandem.models.config import LayerConfig, ModelConfig, RopeConfig
 from tandem.models.layers.rotary import RotaryTable
-from tandem.models.parameters import FINAL_NORM
+
+Weights = Mapping[str, torch.Tensor]
 
 
 def build_stack(
-    config: ModelConfig,
-    weights: Mapping[str, torch.Tensor],
-    tables: Mapping[RopeConfig, RotaryTable],
-    kernels: Kernels,
+    model: ModelSpec, weights: Weights, tables: Mapping[RopeSpec | None, RotaryTable], kernels: Kernels
 ) -> Stack | None:
-    """All layers as one call of the kernels, where they have one for such a model; it gives the same bits.
-
-    NOTE: not with biases in the MLP: they are rare, and its call passes none.
-    """
-    if config.mlp_bias:
+    """All layers as one call of the kernels, where they have one for such a model; it gives the same bits."""
+    shapes = {_shape(model, layer) for layer in model.layers}
+    shape = shapes.pop() if len(shapes) == 1 else None
+    if shape is None:
         return None
-    layers = [
-        _layer(layer, weights, f"model.layers.{index}.", tables[layer.rope])
-        for index, layer in enumerate(config.layers)
-    ]
-    return kernels.stack(_shape(config), layers, weights[FINAL_NORM])
+    layers = [_layer(layer, weights, tables) for layer in model.layers]
+    return kernels.stack(shape, layers, weights[f"{model.final_norm.name}.weight"])
 
 
-def _shape(config: ModelConfig) -> StackShape:
+def _shape(model: ModelSpec, layer: LayerSpec) -> StackShape | None:
+    """What the layer has in common with those beside it in a stack; None = the stack computes no such layer."""
+    mixer, mlp = layer.mixer, layer.feed_forward
+    if not isinstance(mlp, GatedSpec) or not _is_plain(layer, mixer, mlp) or not _has_one_norm(model, layer, mixer):
+        return None
     return StackShape(
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        activation=config.activation,
-        norm_eps=config.rms_norm_eps,
-        unit_offset=config.unit_offset_norm,
-        attention_scale=config.attention_scale,
-        softcap=config.attention_softcap,
+        hidden_size=model.hidden_size,
+        intermediate_size=mlp.intermediate_size,
+        num_heads=mixer.num_heads,
+        num_kv_heads=mixer.num_kv_heads,
+        head_dim=mixer.head_dim,
+        activation=mlp.activation,
+        norm_eps=model.final_norm.eps,
+        unit_offset=model.final_norm.unit_offset,
+        attention_scale=mixer.scale,
+        softcap=mixer.softcap,
     )
 
 
-def _layer(layer: LayerConfig, weights: Mapping[str, torch.Tensor], prefix: str, rotary: RotaryTable) -> StackLayer:
-    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+def _is_plain(layer: LayerSpec, mixer: AttentionSpec, mlp: GatedSpec) -> bool:
+    """NOTE: not with biases in the feed-forward block: they are rare, and the compiled call passes none."""
+    has_bias = mlp.gate.bias or mlp.up.bias or mlp.down.bias
+    is_normed = layer.before_mixer is not None and layer.before_feed_forward is not None
+    return not has_bias and is_normed and layer.residual_scale == 1.0 and mixer.rope is not None and mixer.sinks is None
+
+
+def _has_one_norm(model: ModelSpec, layer: LayerSpec, mixer: AttentionSpec) -> bool:
+    """Whether all norms have the epsilon and offset of the last one, and those of q and k are per head."""
+    outer = (layer.before_mixer, layer.after_mixer, layer.before_feed_forward, layer.after_feed_forward)
+    heads = [norm for norm in (mixer.q_norm, mixer.k_norm) if norm is not None]
+    norms = [*(norm for norm in outer if norm is not None), *heads]
+    last = model.final_norm
+    return all((norm.eps, norm.unit_offset) == (last.eps, last.unit_offset) for norm in norms) and all(
+        norm.size == mixer.head_dim for norm in heads
+    )
+
+
+def _layer(layer: LayerSpec, weights: Weights, tables: Mapping[RopeSpec | None, RotaryTable]) -> StackLayer:
+    mixer, mlp = layer.mixer, layer.feed_forward
+    assert isinstance(mlp, GatedSpec)
+    rotary = tables[mixer.rope]
+    after_attention, before_mlp = (
+        (layer.before_feed_forward, None)
+        if layer.after_mixer is None
+        else (layer.after_mixer, layer.before_feed_forward)
+    )
     return StackLayer(
-        input_norm=weights[f"{prefix}input_layernorm.weight"],
-        after_attention=weights[f"{prefix}post_attention_layernorm.weight"],
-        before_mlp=weights.get(f"{prefix}pre_feedforward_layernorm.weight"),
-        after_mlp=weights.get(f"{prefix}post_feedforward_layernorm.weight"),
-        q=weights[f"{attention}q_proj.weight"],
-        q_bias=weights.get(f"{attention}q_proj.bias"),
-        k=weights[f"{attention}k_proj.weight"],
-        k_bias=weights.get(f"{attention}k_proj.bias"),
-        v=weights[f"{attention}v_proj.weight"],
-        v_bias=weights.get(f"{attention}v_proj.bias"),
-        o=weights[f"{attention}o_proj.weight"],
-        o_bias=weights.get(f"{attention}o_proj.bias"),
-        q_norm=weights.get(f"{attention}q_norm.weight"),
-        k_norm=weights.get(f"{attention}k_norm.weight"),
-        gate=weights[f"{mlp}gate_proj.weight"],
-        up=weights[f"{mlp}up_proj.weight"],
-        down=weights[f"{mlp}down_proj.weight"],
+        input_norm=_norm(layer.before_mixer, weights),
+        after_attention=_norm(after_attention, weights),
+        before_mlp=_optional_norm(before_mlp, weights),
+        after_mlp=_optional_norm(layer.after_feed_forward, weights),
+        q=_weight(mixer.q, weights),
+        q_bias=_bias(mixer.q, weights),
+        k=_weight(mixer.k, weights),
+        k_bias=_bias(mixer.k, weights),
+        v=_weight(mixer.v, weights),
+        v_bias=_bias(mixer.v, weights),
+        o=_weight(mixer.o, weights),
+        o_bias=_bias(mixer.o, weights),
+        q_norm=_optional_norm(mixer.q_norm, weights),
+        k_norm=_optional_norm(mixer.k_norm, weights),
+        gate=_weight(mlp.gate, weights),
+        up=_weight(mlp.up, weights),
+        down=_weight(mlp.down, weights),
         cos=rotary.cos,
         sin=rotary.sin,
-        window=layer.window,
+        window=mixer.window,
     )
+
+
+def _norm(spec: NormSpec | None, weights: Weights) -> torch.Tensor:
+    assert spec is not None
+    return weights[f"{spec.name}.weight"]
+
+
+def _optional_norm(spec: NormSpec | None, weights: Weights) -> torch.Tensor | None:
+    return None if spec is None else _norm(spec, weights)
+
+
+def _weight(spec: LinearSpec, weights: Weights) -> torch.Tensor:
+    return weights[f"{spec.name}.weight"]
+
+
+def _bias(spec: LinearSpec, weights: Weights) -> torch.Tensor | None:
+    return weights[f"{spec.name}.bias"] if spec.bias else None

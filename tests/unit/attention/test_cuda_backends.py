@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.nn import attention
 
+from tandem.architecture.state import KVSpec
 from tandem.attention.arena import LayerKV
 from tandem.attention.base import AttentionBackend, AttentionBatch, AttentionParams
 from tandem.attention.flashinfer_backend import FlashInferBackend, PagedIndices
 from tandem.attention.varlen_backend import VarlenBackend, missing_arguments
-from tandem.kvcache.spec import KVSpec
 from tests.helpers.attention_cases import Shape, build_step, random_request
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

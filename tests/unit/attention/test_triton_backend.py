@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.architecture.state import KVSpec
 from tandem.attention.triton_backend import Tiles, TritonBackend, num_splits_for
-from tandem.kvcache.spec import KVSpec
 
 SMALLEST_SHARED_MEMORY_BYTES = 99 * 1024  # compute capability 8.6 and 8.9
 

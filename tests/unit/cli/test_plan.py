@@ -156,7 +156,7 @@ def test_the_figure_is_the_same_every_time(tmp_path: Path, capsys: pytest.Captur
     ("arguments", "words"),
     [
         (["--model", "gpt-5"], "--model='gpt-5' is neither a directory, nor a Hugging Face name"),
-        (["--model", "/no/such"], "nor a built-in shape: qwen3-0.6b"),
+        (["--model", "/no/such"], "nor a built-in model: qwen3-0.6b"),
         (["--hardware", "abacus"], "hardware 'abacus' is not known; choose one of h100"),
         (["--decode-hardware", "h100,gb=x"], "'gb=x' is not above zero; write gb=NUMBER"),
         (["--link", "string"], "link 'string' is not known; choose one of nvlink"),
@@ -182,7 +182,7 @@ def test_a_checkpoint_that_cannot_be_planned_is_refused(tmp_path: Path, capsys: 
     assert "config.json cannot be read" in capsys.readouterr().err
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     assert main(["plan", "--model", str(tmp_path)]) == 2
-    assert 'model_type="mamba" is not served; supported: llama, mistral' in capsys.readouterr().err
+    assert "model_type='mamba' is not served; supported architectures: Gemma3ForCausalLM" in capsys.readouterr().err
 
 
 def test_it_runs_without_torch_and_says_what_a_missing_network_means() -> None:
@@ -197,4 +197,4 @@ def test_it_runs_without_torch_and_says_what_a_missing_network_means() -> None:
     )
     assert run.returncode == 2
     assert "config.json of 'nobody/nothing' cannot be fetched" in run.stderr
-    assert "or name a built-in shape: qwen3-0.6b" in run.stderr
+    assert "or name a built-in model: qwen3-0.6b" in run.stderr

@@ -1,10 +1,10 @@
+from tandem.architecture.catalogue import find_cost
 from tandem.cli.plan_picture import Mark, draw_roofline
 from tandem.planning.hardware import find_accelerator
 from tandem.planning.roofline import Roofline
-from tandem.planning.shape_catalogue import find_shape
 from tandem.planning.worker_facts import Point
 
-H100 = Roofline(find_shape("qwen3-8b"), find_accelerator("h100"))
+H100 = Roofline(find_cost("qwen3-8b"), find_accelerator("h100"))
 ROOF = [("1 x h100", H100)]
 
 
@@ -38,7 +38,7 @@ def test_marks_lie_where_their_figures_say() -> None:
 
 
 def test_a_second_kind_is_dotted_and_named() -> None:
-    l4 = Roofline(find_shape("qwen3-8b"), find_accelerator("l4"), 2)
+    l4 = Roofline(find_cost("qwen3-8b"), find_accelerator("l4"), 2)
     lines = draw_roofline([*ROOF, ("2 x l4", l4)], [Mark(Point(intensity=2.0, flops=1e11), "d", "decode")])
     assert any("·" in row for row in grid(lines))
     assert any("· 2 x l4: 242 TFLOP/s, 600 GB/s, ridge at 403 FLOP per byte" in line for line in lines)

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.architecture.state import KVSpec
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.inputs import InputBuilder
 from tandem.kvcache.block_table import BlockTable
-from tandem.kvcache.spec import KVSpec, build_layout
+from tandem.kvcache.spec import build_layout
 from tandem.scheduler.output import ScheduledRequest, SchedulerOutput
 from tandem.scheduler.request import Request
 

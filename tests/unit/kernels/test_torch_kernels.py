@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tandem.kernels.base import Activation
+from tandem.architecture.feed_forward import Activation
 from tandem.kernels.torch_kernels import TorchKernels
 
 KERNELS = TorchKernels()

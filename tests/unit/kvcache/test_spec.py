@@ -2,8 +2,9 @@ import math
 
 import pytest
 
+from tandem.architecture.state import KVSpec
 from tandem.core.errors import ConfigurationError
-from tandem.kvcache.spec import KVLayout, KVSpec, build_layout
+from tandem.kvcache.spec import KVLayout, build_layout
 from tests.helpers.layouts import layout_of
 
 LOCAL = KVSpec(num_kv_heads=2, head_dim=8, dtype="bfloat16", window=4)

@@ -2,27 +2,22 @@
 
 import torch
 
+from tandem.architecture.model import ModelSpec
+from tandem.architecture.tensors import NormSpec
 from tandem.attention.reference import ReferenceBackend
 from tandem.kernels.torch_kernels import TorchKernels
-from tandem.models.config import ModelConfig
 from tandem.models.decoder import Decoder
 
 
 def _decoder(*, embedding_scale: float = 1.0, logit_softcap: float = 0.0) -> Decoder:
     """A model without layers: an embedding, a norm and a tied head."""
-    config = ModelConfig(
+    spec = ModelSpec(
         family="test",
         hidden_size=72,
-        intermediate_size=8,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=72,
         vocab_size=50,
         max_position_embeddings=16,
         layers=(),
-        activation="silu",
-        rms_norm_eps=1.0,
-        attention_scale=1.0,
+        final_norm=NormSpec("model.norm", 72, 1.0),
         dtype="bfloat16",
         tie_word_embeddings=True,
         eos_token_ids=(),
@@ -31,7 +26,7 @@ def _decoder(*, embedding_scale: float = 1.0, logit_softcap: float = 0.0) -> Dec
     )
     embedding = torch.randn(50, 72, generator=torch.Generator().manual_seed(0)).bfloat16()
     weights = {"model.embed_tokens.weight": embedding, "model.norm.weight": torch.ones(72).bfloat16()}
-    return Decoder(config, weights, TorchKernels())
+    return Decoder(spec, weights, TorchKernels())
 
 
 def _hidden(decoder: Decoder) -> torch.Tensor:

@@ -8,12 +8,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tandem.architecture.model import limit_length
 from tandem.core.errors import CheckpointError, ConfigurationError
 from tandem.core.sampling_params import SamplingParams
 from tandem.kernels.torch_kernels import TorchKernels
-from tandem.models.config import LayerConfig, RopeConfig
-from tandem.models.loader import LoadedModel, limit_length, load_model
-from tandem.models.parameters import parameter_shapes
+from tandem.models.loader import LoadedModel, load_model
 from tests.helpers import checkpoints
 from tests.helpers.engines import drain, tiny_engine, token_ids
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
@@ -52,7 +51,7 @@ class TestStorage:
         single = load(checkpoints.save_tiny_qwen2(tmp_path / "single"))
         sharded = load(shard(checkpoints.save_tiny_qwen2(tmp_path / "sharded"), suffix=suffix))
         assert_same_parameters(single, sharded)
-        assert single.config == sharded.config
+        assert single.spec == sharded.spec
 
     def test_legacy_pytorch_file(self, tmp_path: Path) -> None:
         single = load(checkpoints.save_tiny_llama(tmp_path / "a"))
@@ -64,9 +63,8 @@ class TestStorage:
     def test_parameters_have_hugging_face_names(self, tmp_path: Path) -> None:
         path = checkpoints.save_tiny_gemma3(tmp_path)
         model = load(path)
-        assert (
-            set(model.decoder.parameters) == set(parameter_shapes(model.config)) == set(checkpoints.read_tensors(path))
-        )
+        names = {tensor.name for tensor in model.spec.tensors()}
+        assert set(model.decoder.parameters) == names == set(checkpoints.read_tensors(path))
 
     def test_same_dtype_stays_a_view_of_the_file(self, tmp_path: Path) -> None:
         path = checkpoints.save_tiny_llama(tmp_path)
@@ -97,12 +95,12 @@ class TestDtype:
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
     def test_auto_is_the_checkpoints_own(self, dtype: str, tmp_path: Path) -> None:
         model = load(checkpoints.save_tiny_llama(tmp_path, dtype=dtype))
-        assert model.config.dtype == dtype
+        assert model.spec.dtype == dtype
         assert {tensor.dtype for tensor in model.decoder.parameters.values()} == {getattr(torch, dtype)}
 
     def test_auto_without_a_configured_dtype_is_that_of_the_tensors(self, tmp_path: Path) -> None:
         path = checkpoints.save_tiny_llama(tmp_path, dtype="bfloat16")
-        assert load(checkpoints.edit_config(path, dtype=...)).config.dtype == "bfloat16"
+        assert load(checkpoints.edit_config(path, dtype=...)).spec.dtype == "bfloat16"
 
     @pytest.mark.parametrize("dtype", ["float32", "float16"])
     def test_cast_rounds_each_element_once(self, dtype: str, tmp_path: Path) -> None:
@@ -124,7 +122,7 @@ class TestGeneration:
         )
         model = load(path)
         assert model.generation_defaults == {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
-        assert model.config.eos_token_ids == (2, 5, 7)
+        assert model.spec.eos_token_ids == (2, 5, 7)
 
     @pytest.mark.parametrize("names_eos", [False, True])
     def test_the_tokenizers_end_counts_whatever_the_file_names(self, names_eos: bool, tmp_path: Path) -> None:
@@ -143,8 +141,8 @@ class TestGeneration:
     def test_an_end_that_is_no_token_of_the_model_is_none(self, tmp_path: Path) -> None:
         path = checkpoints.save_tiny_llama(tmp_path)
         model = load(checkpoints.edit_generation_config(path, eos_token_id=...))
-        assert model.ended_by(model.config.vocab_size) is model.ended_by(None) is model
-        assert model.ended_by(5).config.eos_token_ids == (2, 5)
+        assert model.ended_by(model.spec.vocab_size) is model.ended_by(None) is model
+        assert model.ended_by(5).spec.eos_token_ids == (2, 5)
 
     def test_absent_file_sets_nothing(self, tmp_path: Path) -> None:
         path = checkpoints.save_tiny_llama(tmp_path)
@@ -154,7 +152,7 @@ class TestGeneration:
 
 class TestLength:
     def test_shorter_sizes_the_rotary_tables(self, tmp_path: Path) -> None:
-        assert load(checkpoints.save_tiny_llama(tmp_path), max_model_len=40).config.max_position_embeddings == 40
+        assert load(checkpoints.save_tiny_llama(tmp_path), max_model_len=40).spec.max_position_embeddings == 40
 
     @pytest.mark.parametrize("length", [0, 257])
     def test_beyond_the_model_is_a_configuration_error(self, length: int, tmp_path: Path) -> None:
@@ -169,22 +167,22 @@ class TestLength:
         assert engine.limits.max_model_len == 1024
         engine.add_request([1] * 1000, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True), request_id="far")
         assert len(token_ids(drain(engine)["far", 0])) == 4
-        assert load(path).config.max_position_embeddings == 256
+        assert load(path).spec.max_position_embeddings == 256
         with pytest.raises(ConfigurationError, match="from 1 to 1024, what the rope is stretched to"):
             load(path, max_model_len=1025)
 
     def test_window_that_reaches_everything_is_none(self, tmp_path: Path) -> None:
-        config = load(checkpoints.save_tiny_llama(tmp_path)).config
-        layer = LayerConfig(window=32, rope=RopeConfig((1.0,)))
-        config = replace(config, layers=(layer,))
-        assert limit_length(config, 32).layers[0].window is None
-        assert limit_length(config, 33).layers[0].window == 32
+        spec = load(checkpoints.save_tiny_llama(tmp_path)).spec
+        layer = replace(spec.layers[0], mixer=replace(spec.layers[0].mixer, window=32))
+        spec = replace(spec, layers=(layer,))
+        assert limit_length(spec, 32).layers[0].mixer.window is None
+        assert limit_length(spec, 33).layers[0].mixer.window == 32
 
 
 class TestFingerprint:
     def test_same_weights_same_fingerprint_however_stored(self, tmp_path: Path) -> None:
-        a = load(checkpoints.save_tiny_llama(tmp_path / "a")).config.fingerprint
-        b = load(shard(checkpoints.save_tiny_llama(tmp_path / "b")), max_model_len=64).config.fingerprint
+        a = load(checkpoints.save_tiny_llama(tmp_path / "a")).spec.fingerprint
+        b = load(shard(checkpoints.save_tiny_llama(tmp_path / "b")), max_model_len=64).spec.fingerprint
         assert a == b
         assert len(a) == 64
 
@@ -192,21 +190,21 @@ class TestFingerprint:
         base = checkpoints.save_tiny_llama(tmp_path / "base")
         edited = checkpoints.edit_config(checkpoints.save_tiny_llama(tmp_path / "edited"), rms_norm_eps=1e-5)
         prints = [
-            load(base).config.fingerprint,
-            load(base, dtype="bfloat16").config.fingerprint,
-            load(edited).config.fingerprint,
-            load(checkpoints.save_tiny_llama(tmp_path / "other", seed=1)).config.fingerprint,
+            load(base).spec.fingerprint,
+            load(base, dtype="bfloat16").spec.fingerprint,
+            load(edited).spec.fingerprint,
+            load(checkpoints.save_tiny_llama(tmp_path / "other", seed=1)).spec.fingerprint,
         ]
         assert len(set(prints)) == 4
 
     def test_one_changed_norm_weight_shows(self, tmp_path: Path) -> None:
         path = checkpoints.save_tiny_llama(tmp_path)
-        before = load(path).config.fingerprint
+        before = load(path).spec.fingerprint
         tensors = checkpoints.read_tensors(path)
         norm = tensors["model.norm.weight"].clone()
         norm[5] += 0.01
         checkpoints.write_tensors(path, tensors | {"model.norm.weight": norm})
-        assert load(path).config.fingerprint != before
+        assert load(path).spec.fingerprint != before
 
 
 def test_missing_directory_says_so(tmp_path: Path) -> None:

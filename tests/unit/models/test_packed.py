@@ -15,12 +15,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tandem.architecture.model import EMBEDDING, HEAD
 from tandem.kernels.base import Kernels, PackedWeight
 from tandem.kernels.native.bindings import NativeKernels
 from tandem.kernels.torch_kernels import TorchKernels
 from tandem.models import packed
 from tandem.models.loader import LoadedModel, load_model
-from tandem.models.parameters import EMBEDDING, HEAD
 from tests.helpers import checkpoints
 from tests.helpers.native_kernels import load_or_skip
 
@@ -52,7 +52,7 @@ def answers(model: LoadedModel) -> torch.Tensor:
     """Logits of hidden states, and all layers' matrices by the MLP of each."""
     hidden = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
     for layer in model.decoder._layers:
-        hidden = hidden + layer._mlp.forward(hidden)
+        hidden = hidden + layer._feed_forward(hidden)
     return model.decoder.logits(hidden)
 
 
@@ -73,7 +73,7 @@ def test_the_same_bits_from_a_file_that_is_written_once(kernels: NativeKernels, 
     of_matrices = {name for name, weight in again.decoder.parameters.items() if isinstance(weight, PackedWeight)}
     assert of_matrices == {name for name in plain.decoder.parameters if "proj" in name} | {HEAD}
     assert not isinstance(again.decoder.parameters[EMBEDDING], PackedWeight)
-    assert again.config == plain.config
+    assert again.spec == plain.spec
 
 
 def test_other_weights_get_another_file(kernels: NativeKernels, tmp_path: Path, checkpoint: Path) -> None:

@@ -8,11 +8,12 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tandem.core.errors import UnsupportedCheckpointError
-from tandem.models.config import ModelConfig, RopeConfig
-from tandem.models.families.llama import FAMILY
-from tandem.models.fields import Fields
-from tandem.models.layers.rotary import build_rotary_tables
+from tandem.architecture.families.llama import FAMILY
+from tandem.architecture.fields import Fields
+from tandem.architecture.model import ModelSpec
+from tandem.architecture.rope import RopeSpec
+from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
+from tandem.models.layers.rotary import build_rotary_tables, inverse_frequencies
 
 SIZES: dict[str, Any] = {
     "vocab_size": 8,
@@ -43,8 +44,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 }
 
 
-def read(parameters: dict[str, Any], **others: Any) -> ModelConfig:
-    return FAMILY.read_config(Fields(SIZES | {"rope_parameters": parameters} | others, "config.json"))
+def read(parameters: dict[str, Any], **others: Any) -> ModelSpec:
+    return FAMILY.read_model(Fields(SIZES | {"rope_parameters": parameters} | others, "config.json"))
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -52,15 +53,17 @@ def test_frequencies_equal_transformers_bit_for_bit(name: str) -> None:
     parameters = PARAMETERS[name]
     config = transformers.LlamaConfig(**SIZES, rope_parameters=dict(parameters))
     expected, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config)
-    rope = read(parameters).layers[0].rope
-    assert rope == RopeConfig(tuple(expected.tolist()), factor)
+    rope = read(parameters).layers[0].mixer.rope
+    assert rope is not None
+    assert torch.equal(inverse_frequencies(rope), expected)
+    assert rope.attention_factor == factor
 
 
 def test_original_length_at_the_top_wins() -> None:
     parameters = PARAMETERS["qwen yarn"]
-    outer = read(parameters, original_max_position_embeddings=4096).layers[0].rope
-    assert outer == read(parameters | {"original_max_position_embeddings": 4096}).layers[0].rope
-    assert outer != read(parameters).layers[0].rope
+    outer = read(parameters, original_max_position_embeddings=4096).layers[0].mixer.rope
+    assert outer == read(parameters | {"original_max_position_embeddings": 4096}).layers[0].mixer.rope
+    assert outer != read(parameters).layers[0].mixer.rope
 
 
 @pytest.mark.parametrize(
@@ -89,10 +92,22 @@ def test_other_types_are_refused_by_name(rope_type: str) -> None:
 
 
 def test_tables_hold_scaled_cosines_of_float32_angles() -> None:
-    rope = RopeConfig((1.0, 0.25), attention_factor=2.0)
+    rope = RopeSpec(rotary_dim=4, theta=16.0, attention_factor=2.0)
     tables = build_rotary_tables([rope, replace(rope)], 9, torch.device("cpu"))
     assert len(tables) == 1, "equal configurations share a table"
     table = tables[rope]
     torch.testing.assert_close(table.cos[8], 2 * torch.tensor([8.0, 2.0]).cos())
     torch.testing.assert_close(table.sin[8], 2 * torch.tensor([8.0, 2.0]).sin())
     assert table.cos.dtype == torch.float32
+
+
+def test_no_embedding_has_a_table_without_columns() -> None:
+    table = build_rotary_tables([None], 9, torch.device("cpu"))[None]
+    assert table.cos.shape == table.sin.shape == (9, 0)
+
+
+def test_parameters_without_finite_angles_are_refused_by_value() -> None:
+    rope = read({"rope_type": "linear", "factor": 1e-300, "rope_theta": 1e4}).layers[0].mixer.rope
+    assert rope is not None
+    with pytest.raises(CorruptCheckpointError, match=r"1e-300.*not finite.*config.json"):
+        inverse_frequencies(rope)

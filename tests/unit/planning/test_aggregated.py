@@ -1,14 +1,14 @@
 import pytest
 
+from tandem.architecture.catalogue import find_cost
 from tandem.planning.aggregated import AggregatedSizing, size_aggregated
 from tandem.planning.hardware import find_accelerator
 from tandem.planning.profile import Profile, draw_profile
 from tandem.planning.roofline import Roofline
-from tandem.planning.shape_catalogue import find_shape
 from tandem.planning.sizing import Goals
 from tandem.workload.lengths import Fixed, LogNormal
 
-H100 = Roofline(find_shape("qwen3-8b"), find_accelerator("h100"))
+H100 = Roofline(find_cost("qwen3-8b"), find_accelerator("h100"))
 VARIED = draw_profile(LogNormal(2000, 8000, 32_000), LogNormal(200, 600, 4000))
 GOALS = Goals(ttft_ms=1000, tpot_ms=40)
 
@@ -61,6 +61,6 @@ def test_what_cannot_be_met_is_said() -> None:
     assert "TTFT 1000 ms cannot be met by any number of workers" in slow
     (step,) = size_aggregated(H100, VARIED, Goals(ttft_ms=1000, tpot_ms=3), 1.0).problems
     assert "TPOT 3 ms cannot be met by any number of workers" in step
-    large = Roofline(find_shape("llama-3-70b"), find_accelerator("h100"))
+    large = Roofline(find_cost("llama-3-70b"), find_accelerator("h100"))
     (memory,) = size_aggregated(large, VARIED, GOALS, 1.0).problems
     assert "a worker cannot hold llama-3-70b" in memory

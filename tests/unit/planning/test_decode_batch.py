@@ -3,14 +3,14 @@ import random
 
 import pytest
 
+from tandem.architecture.catalogue import find_cost
 from tandem.planning.decode_batch import DecodeBatch
 from tandem.planning.hardware import find_accelerator
 from tandem.planning.profile import draw_profile
 from tandem.planning.roofline import Roofline
-from tandem.planning.shape_catalogue import find_shape
 from tandem.workload.lengths import Fixed
 
-ROOFLINE = Roofline(find_shape("qwen3-8b"), find_accelerator("h100"))
+ROOFLINE = Roofline(find_cost("qwen3-8b"), find_accelerator("h100"))
 PROFILE = draw_profile(Fixed(2000), Fixed(200))
 
 
@@ -79,7 +79,7 @@ def test_kv_counts_requests_and_those_that_have_it_promised() -> None:
     each = PROFILE.mean_context * 147_456 / ROOFLINE.kv_memory_bytes
     assert found.kv_use(10, 0) == pytest.approx(10 * each)
     assert found.kv_use(10, 5) == pytest.approx(15 * each)
-    too_big = Roofline(find_shape("llama-3-70b"), find_accelerator("h100"))
+    too_big = Roofline(find_cost("llama-3-70b"), find_accelerator("h100"))
     assert math.isinf(DecodeBatch(too_big, PROFILE, 1.0, 1, 0.95).kv_use(1, 0))
 
 

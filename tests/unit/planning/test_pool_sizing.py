@@ -3,12 +3,12 @@ from itertools import pairwise
 
 import pytest
 
+from tandem.architecture.catalogue import find_cost
 from tandem.planning.hardware import find_accelerator, find_link
 from tandem.planning.pool_sizing import PoolSizing, size_pools
 from tandem.planning.prefill_queue import prompt_queue
 from tandem.planning.profile import Profile, draw_profile
 from tandem.planning.roofline import TYPICAL, Roofline
-from tandem.planning.shape_catalogue import find_shape
 from tandem.planning.sizing import Goals, Site, Sizing
 from tandem.workload.lengths import Fixed, LogNormal
 
@@ -26,7 +26,7 @@ def site(
     tpot_ms: float = 50.0,
     max_running: int = 256,
 ) -> Site:
-    model = find_shape(shape)
+    model = find_cost(shape)
     return Site(
         prefill=Roofline(model, find_accelerator("h100"), num),
         decode=Roofline(model, find_accelerator(decode), num),
@@ -122,7 +122,7 @@ def test_a_model_that_does_not_fit_is_said_with_how_many_accelerators_hold_it() 
     assert "a prefill worker cannot hold llama-3-70b: the weights take 141.1 GB, and h100 has 72.0 GB" in problems[0]
     assert "use 2 accelerators a worker or more" in problems[0]
     assert not size_pools(site("llama-3-70b", num=4, ttft_ms=3000), 1.0).problems
-    two = Roofline(find_shape("llama-3-70b"), find_accelerator("h100"), 2, TYPICAL)
+    two = Roofline(find_cost("llama-3-70b"), find_accelerator("h100"), 2, TYPICAL)
     assert two.kv_memory_bytes > 0
 
 

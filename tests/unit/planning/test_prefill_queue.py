@@ -4,14 +4,14 @@ import random
 
 import pytest
 
+from tandem.architecture.catalogue import find_cost
 from tandem.planning.hardware import find_accelerator
 from tandem.planning.prefill_queue import PrefillQueue, prompt_queue
 from tandem.planning.profile import Profile, draw_profile
 from tandem.planning.roofline import Roofline
-from tandem.planning.shape_catalogue import find_shape
 from tandem.workload.lengths import Fixed, LogNormal
 
-ROOFLINE = Roofline(find_shape("qwen3-8b"), find_accelerator("h100"))
+ROOFLINE = Roofline(find_cost("qwen3-8b"), find_accelerator("h100"))
 VARIED = draw_profile(LogNormal(2000, 8000, 32_000), Fixed(100))
 
 

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
+from tandem.architecture.catalogue import catalogue_names, find_cost
 from tandem.planning.hardware import find_accelerator, find_link
 from tandem.planning.roofline import IDEAL, TYPICAL, Assumptions, Roofline, kv_tokens, worker_speed
-from tandem.planning.shape_catalogue import find_shape, shape_names
 from tandem.planning.worker_facts import prefill_point
 
 CHUNK = 2048
 
 
 def roofline(shape: str = "qwen3-8b", hardware: str = "h100", num: int = 1, assumed: Assumptions = TYPICAL) -> Roofline:
-    return Roofline(find_shape(shape), find_accelerator(hardware), num, assumed)
+    return Roofline(find_cost(shape), find_accelerator(hardware), num, assumed)
 
 
 def test_prefill_of_40k_tokens_is_the_published_one() -> None:
@@ -27,9 +27,9 @@ def test_prefill_of_40k_tokens_is_the_published_one() -> None:
     assert eight_bits.prefill_ms(40_000) == pytest.approx(760, rel=0.01)
     whole = roofline(assumed=IDEAL)
     assert whole.prefill_ms(40_000) == pytest.approx(1040, rel=0.005)
-    products = 2 * whole.shape.num_multiplied_parameters * 40_000 / 989e12
+    products = 2 * whole.model.num_multiplied_parameters * 40_000 / 989e12
     assert products == pytest.approx(0.562, abs=0.001)
-    assert whole.shape.attention_flops(40_000) / 989e12 == pytest.approx(0.477, abs=0.001)
+    assert whole.model.attention_flops(40_000) / 989e12 == pytest.approx(0.477, abs=0.001)
 
 
 def test_a_decode_step_after_40k_tokens_is_the_published_one() -> None:
@@ -75,7 +75,7 @@ def test_a_large_batch_is_bound_by_compute() -> None:
     assert floor.step_ms(3200, 1) == pytest.approx(1000 * 3200 * 2 * 7.568e9 / 989e12, rel=0.01)
 
 
-@pytest.mark.parametrize("name", shape_names())
+@pytest.mark.parametrize("name", catalogue_names())
 @pytest.mark.parametrize(("hardware", "num"), [("h100", 1), ("h100", 8), ("l4", 8), ("cpu", 1)])
 def test_the_linear_speed_is_never_faster_than_the_roofline(name: str, hardware: str, num: int) -> None:
     """Batches up to 256, and prompts long enough to be bound by compute; for dense models hardly slower either."""
@@ -83,27 +83,27 @@ def test_the_linear_speed_is_never_faster_than_the_roofline(name: str, hardware:
     speed = roof.speed
     for prompt in (2000, 8000, 32_000, 64_000):
         if prefill_point(roof, prompt, prompt // 2).intensity < 2 * roof.hardware.ridge:
-            assert roof.shape.num_experts
+            assert roof.model.num_expert_parameters
             continue
         assert speed.prefill.prompt_ms(prompt, prompt // 2) >= 0.999 * roof.prefill_ms(prompt, prompt // 2)
     for running in (1, 16, 100, 256):
         assert speed.decode.step_ms(running, running * 4000) >= 0.999 * roof.step_ms(running, 4000)
-    if not roof.shape.num_experts and roof.shape.num_full_layers == roof.shape.num_layers:
+    if not roof.model.num_expert_parameters and not roof.model.window_bytes:
         assert speed.prefill.prompt_ms(8000, 0) == pytest.approx(roof.prefill_ms(8000), rel=0.01)
         assert speed.decode.step_ms(1, 4000) == pytest.approx(roof.step_ms(1, 4000), rel=0.1)
         assert speed.decode.step_ms(256, 256 * 4000) == pytest.approx(roof.step_ms(256, 4000), rel=0.001)
 
 
 def test_the_prior_of_a_planner_is_the_same_speed_and_room() -> None:
-    shape, hardware = find_shape("llama-3-70b"), find_accelerator("h100")
+    shape, hardware = find_cost("llama-3-70b"), find_accelerator("h100")
     assert worker_speed(shape, hardware, num_accelerators=4) == roofline("llama-3-70b", num=4).speed
     assert kv_tokens(shape, hardware, num_accelerators=4) == roofline("llama-3-70b", num=4).kv_tokens
 
 
 def test_kv_has_what_weights_and_reserve_leave() -> None:
     assert roofline(assumed=IDEAL).kv_tokens == int((80e9 - 16_380_854_272) / 147_456)
-    assert kv_tokens(find_shape("qwen3-8b"), find_accelerator("h100")) == int((72e9 - 16_380_854_272) / 147_456)
-    assert kv_tokens(find_shape("llama-3-70b"), find_accelerator("h100")) == 0
+    assert kv_tokens(find_cost("qwen3-8b"), find_accelerator("h100")) == int((72e9 - 16_380_854_272) / 147_456)
+    assert kv_tokens(find_cost("llama-3-70b"), find_accelerator("h100")) == 0
     assert roofline("llama-3-70b").max_running(1000) == 0
 
 

@@ -1,10 +1,10 @@
 import pytest
 
+from tandem.architecture.catalogue import find_cost
 from tandem.core.errors import ConfigurationError
 from tandem.planning.hardware import find_accelerator, find_link
 from tandem.planning.profile import Profile
 from tandem.planning.roofline import Roofline
-from tandem.planning.shape_catalogue import find_shape
 from tandem.planning.sizing import Goals, Site
 
 
@@ -27,7 +27,7 @@ def test_goals_that_nothing_can_meet_are_refused(wrong: dict[str, float], words:
 
 def test_the_link_carries_the_kv_of_every_prompt() -> None:
     """Cached prompts too: a decode worker may hold none of them."""
-    roofline = Roofline(find_shape("qwen3-8b"), find_accelerator("h100"))
+    roofline = Roofline(find_cost("qwen3-8b"), find_accelerator("h100"))
     site = Site(
         prefill=roofline,
         decode=roofline,

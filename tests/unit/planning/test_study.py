@@ -1,17 +1,17 @@
 import pytest
 
+from tandem.architecture.catalogue import find_cost
 from tandem.core.errors import ConfigurationError
 from tandem.planning.hardware import find_accelerator, find_link
 from tandem.planning.profile import Profile, draw_profile
 from tandem.planning.roofline import Roofline
-from tandem.planning.shape_catalogue import find_shape
 from tandem.planning.sizing import Goals, Site
 from tandem.planning.study import study
 from tandem.workload.lengths import Fixed
 
 
 def site(shape: str = "qwen3-8b", prefill: str = "h100", decode: str = "h100", longest: int = 2000) -> Site:
-    model = find_shape(shape)
+    model = find_cost(shape)
     return Site(
         prefill=Roofline(model, find_accelerator(prefill)),
         decode=Roofline(model, find_accelerator(decode)),

@@ -1,14 +1,14 @@
 import pytest
 
+from tandem.architecture.catalogue import find_cost
 from tandem.planning.hardware import find_accelerator
 from tandem.planning.profile import draw_profile
 from tandem.planning.roofline import IDEAL, Roofline
-from tandem.planning.shape_catalogue import find_shape
 from tandem.planning.sizing import Goals
 from tandem.planning.worker_facts import decode_point, prefill_point, worker_facts
 from tandem.workload.lengths import Fixed
 
-H100 = Roofline(find_shape("qwen3-8b"), find_accelerator("h100"))
+H100 = Roofline(find_cost("qwen3-8b"), find_accelerator("h100"))
 
 
 def test_the_published_example_is_what_a_report_shows() -> None:
@@ -27,10 +27,10 @@ def test_the_link_that_beats_computing_a_prefix_is_near_the_published_one() -> N
     """Mooncake: about 6 GB/s for a 70B model on 8 A800, which compute as an A100 does. 5.8 of the products alone; our
     floor of 4.5 also has attention and the sums over eight accelerators.
     """
-    eight = Roofline(find_shape("llama-3-70b"), find_accelerator("a100"), 8, IDEAL)
+    eight = Roofline(find_cost("llama-3-70b"), find_accelerator("a100"), 8, IDEAL)
     facts = worker_facts(eight, draw_profile(Fixed(4000), Fixed(1)), Goals(ttft_ms=1, tpot_ms=1))
     assert facts.kv_bytes_per_s == pytest.approx(6e9, rel=0.25)
-    products_s = 2 * eight.shape.num_multiplied_parameters * 4000 / eight.flops
+    products_s = 2 * eight.model.num_multiplied_parameters * 4000 / eight.flops
     assert facts.prompt_kv_bytes / products_s == pytest.approx(6e9, rel=0.05)
 
 

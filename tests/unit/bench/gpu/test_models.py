@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from bench.gpu.models import FIELDS, RandomModel, config_of, fields_of, random_model
+from bench.gpu.models import FIELDS, RandomModel, fields_of, random_model, spec_of
 from bench.gpu.setting import Setting
-from tandem.models.parameters import parameter_shapes
 
 PARAMETERS = {"qwen3-8b": 8_190_735_360, "llama-3.1-8b": 8_030_261_248}
 KV_BYTES = {"qwen3-8b": 147_456, "llama-3.1-8b": 131_072}
@@ -13,10 +12,9 @@ KV_BYTES = {"qwen3-8b": 147_456, "llama-3.1-8b": 131_072}
 
 def unfilled(name: str) -> RandomModel:
     """Of the real shape, without memory."""
-    config = config_of(fields_of(name, is_dry=False), 4096, "bfloat16", "")
-    shapes = parameter_shapes(config)
-    tensors = {key: torch.empty(shape, dtype=torch.bfloat16, device="meta") for key, shape in shapes.items()}
-    return RandomModel(name, config, tensors)
+    spec = spec_of(fields_of(name, is_dry=False), 4096, "bfloat16", "")
+    tensors = {tensor.name: torch.empty(tensor.shape, dtype=torch.bfloat16, device="meta") for tensor in spec.tensors()}
+    return RandomModel(name, spec, tensors)
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -24,7 +22,7 @@ def test_real_shapes(name: str) -> None:
     model = unfilled(name)
     assert sum(tensor.numel() for tensor in model.parameters.values()) == PARAMETERS[name]
     assert model.kv_bytes_per_token == KV_BYTES[name]
-    embedding = model.config.vocab_size * model.config.hidden_size
+    embedding = model.spec.vocab_size * model.spec.hidden_size
     assert model.read_bytes == 2 * (PARAMETERS[name] - embedding)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tandem.kernels.base import Activation
+from tandem.architecture.feed_forward import Activation
 from tandem.kernels.native.bindings import NativeKernels, unavailable_reason
 from tests.helpers.native_kernels import ARCHITECTURES, load_or_skip
 

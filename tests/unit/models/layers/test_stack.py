@@ -55,7 +55,7 @@ def _run(
     decoder: Decoder, backend: AttentionBackend, asked: Sequence[Sequence[int]] | None = None
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """The hidden states of every step, and the arena afterwards. `asked`: of how many of each request's last tokens."""
-    layout = build_layout(decoder.config.kv_specs, BLOCK_SIZE)
+    layout = build_layout(decoder.spec.kv_specs, BLOCK_SIZE)
     arena = Arena(layout, 1 + len(STEPS[0]) * MAX_BLOCKS * len(layout.groups), CPU)
     tables = torch.randperm(arena.num_blocks - 1, generator=torch.Generator().manual_seed(0)).int() + 1
     group_of = [layout.group_of_layer(layer)[0] for layer in range(layout.num_layers)]
@@ -177,7 +177,7 @@ def test_biases_in_the_mlp_are_computed_layer_by_layer(tmp_path: Path, kernels: 
     model = _load(checkpoints.save_tiny_llama(tmp_path, mlp_bias=True), "float32", kernels)
     hidden, _ = _run(model.decoder, NativeBackend(CPU))
     expected, _ = _run(model.decoder, OneByOne(CPU))
-    assert model.config.mlp_bias
+    assert any(name.endswith("gate_proj.bias") for name in model.decoder.parameters)
     assert all(torch.equal(step, right) for step, right in zip(hidden, expected, strict=True))
 
 
@@ -187,7 +187,7 @@ def test_biases_in_the_mlp_are_computed_layer_by_layer(tmp_path: Path, kernels: 
 )
 def test_what_has_a_stack(tmp_path: Path, kernels: NativeKernels, options: dict[str, Any], served: bool) -> None:
     model = _load(checkpoints.save_tiny_llama(tmp_path, **options), "float32", kernels)
-    ropes = build_rotary_tables([layer.rope for layer in model.config.layers], 64, CPU)
+    ropes = build_rotary_tables([layer.mixer.rope for layer in model.spec.layers], 64, CPU)
     weights = model.decoder.parameters
-    assert (build_stack(model.config, weights, ropes, kernels) is not None) == served
-    assert build_stack(model.config, weights, ropes, TorchKernels()) is None
+    assert (build_stack(model.spec, weights, ropes, kernels) is not None) == served
+    assert build_stack(model.spec, weights, ropes, TorchKernels()) is None

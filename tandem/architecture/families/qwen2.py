@@ -1,17 +1,14 @@
 """Qwen2ForCausalLM: Qwen 2 and 2.5. As Llama with biases on q, k, v, and an optional window on the upper layers."""
 
-from dataclasses import replace
-
-from tandem.models.config import LayerConfig, ModelConfig, RopeConfig
-from tandem.models.families import base
-from tandem.models.fields import Fields
-from tandem.models.rope import flat_rope
+from tandem.architecture.families import base
+from tandem.architecture.fields import Fields
+from tandem.architecture.model import ModelSpec
 
 _DEFAULTS = base.Defaults(max_positions=32768, kv_heads=32)
 _DEFAULT_WINDOW, _DEFAULT_MAX_WINDOW_LAYERS = 4096, 28
 
 
-def read_layers(fields: Fields, num_layers: int, rope: RopeConfig) -> tuple[LayerConfig, ...]:
+def read_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
     """Windows as Qwen 2 and 3 have them: `layer_types` where given, else layers from `max_window_layers` up; none at
     all unless `use_sliding_window`.
     """
@@ -24,15 +21,19 @@ def read_layers(fields: Fields, num_layers: int, rope: RopeConfig) -> tuple[Laye
         types = tuple(base.SLIDING if window and i >= lowest else base.FULL for i in range(num_layers))
     if window is None and base.SLIDING in types:
         raise fields.wrong("layer_types", f"{base.FULL} throughout, because no sliding window is in use")
-    return tuple(LayerConfig(window if kind == base.SLIDING else None, rope) for kind in types)
+    return tuple(window if kind == base.SLIDING else None for kind in types)
 
 
-def _read_config(fields: Fields) -> ModelConfig:
-    plain = base.read_plain("qwen2", fields, _DEFAULTS)
-    num_layers = base.read_layer_count(fields, _DEFAULTS)
-    config = replace(plain, layers=read_layers(fields, num_layers, flat_rope(fields, plain)), qkv_bias=True)
-    base.finish(fields)
-    return config
+def _read_model(fields: Fields) -> ModelSpec:
+    sizes = base.read_sizes(fields, _DEFAULTS)
+    windows, rope = read_windows(fields, sizes.num_layers), sizes.rope(fields)
+    layers = [
+        base.pre_norm_layer(sizes, index, base.attention(sizes, index, rope, window=window, qkv_bias=True))
+        for index, window in enumerate(windows)
+    ]
+    model = base.build_model("qwen2", fields, sizes, layers)
+    base.check_unread(fields)
+    return model
 
 
-FAMILY = base.Family(_read_config)
+FAMILY = base.Family(_read_model)

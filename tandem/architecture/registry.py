@@ -1,12 +1,12 @@
-"""Which architectures are served, and the file that reads each; a file is imported only when it is chosen."""
+"""Table of the architectures served and the module that reads each; a module is imported only when it is chosen."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 
+from tandem.architecture.families.base import Family
+from tandem.architecture.fields import Fields
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
-from tandem.models.families.base import Family
-from tandem.models.fields import Fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,9 @@ _ARCHITECTURES: Mapping[str, _Entry] = {
     "LlamaForCausalLM": _Entry("llama", "llama"),
     "MistralForCausalLM": _Entry("mistral", "mistral"),
     "Qwen2ForCausalLM": _Entry("qwen2", "qwen2"),
+    "MixtralForCausalLM": _Entry("mixtral", "mixtral"),
     "Qwen3ForCausalLM": _Entry("qwen3", "qwen3"),
+    "Qwen3MoeForCausalLM": _Entry("qwen3_moe", "qwen3_moe"),
     "Gemma3ForCausalLM": _Entry("gemma3", "gemma3_text"),
     "Gemma3ForConditionalGeneration": _Entry("gemma3_conditional", "gemma3"),
 }
@@ -41,7 +43,7 @@ def find_family(fields: Fields) -> Family:
     model_type = fields.text("model_type", entry.model_type)
     if model_type != entry.model_type:
         raise fields.wrong("model_type", f"{entry.model_type!r} as architectures implies")
-    family: Family = import_module(f"tandem.models.families.{entry.module}").FAMILY
+    family: Family = import_module(f"tandem.architecture.families.{entry.module}").FAMILY
     return family
 
 

@@ -2,18 +2,24 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.planning.shape import ModelShape
-from tandem.planning.shape_catalogue import find_shape
+from tandem.architecture.catalogue import find_cost
+from tandem.architecture.cost import ModelCost
 from tandem.routing.speed import PrefillWork
 
+PAIR_FLOPS, KV_LAYER_BYTES = 4 * 16 * 128, 2 * 8 * 128 * 2  # of qwen3-0.6b
 
-def windowed(*windows: int | None) -> ModelShape:
-    return replace(find_shape("qwen3-0.6b"), windows=windows)
+
+def windowed(*windows: int | None) -> ModelCost:
+    """qwen3-0.6b with one layer for each window."""
+    cost = find_cost("qwen3-0.6b")
+    layer = cost.model.layers[0]
+    layers = tuple(replace(layer, mixer=replace(layer.mixer, window=window)) for window in windows)
+    return replace(cost, model=replace(cost.model, layers=layers))
 
 
 def test_kv_of_qwen3_8b_is_the_published_one() -> None:
     """36 layers of 8 heads of 128, K and V, 2 bytes: 147 KB; 6 GB at 40k tokens, 147 GB at a million (1 %)."""
-    shape = find_shape("qwen3-8b")
+    shape = find_cost("qwen3-8b")
     assert shape.kv_bytes_per_token == pytest.approx(147e3, rel=0.01)
     assert shape.kv_bytes(40_000) == pytest.approx(6e9, rel=0.02)
     assert shape.kv_bytes(1_000_000) == pytest.approx(147e9, rel=0.01)
@@ -21,26 +27,27 @@ def test_kv_of_qwen3_8b_is_the_published_one() -> None:
 
 def test_kv_of_llama_3_70b_is_the_published_one() -> None:
     """0.32 MB per token; 40 GB at 128k are 40 GiB at 131,072 tokens, exactly."""
-    shape = find_shape("llama-3-70b")
+    shape = find_cost("llama-3-70b")
     assert shape.kv_bytes_per_token == pytest.approx(0.32e6, rel=0.03)
     assert shape.kv_bytes(131_072) == 40 * 2**30
 
 
 def test_a_windowed_layer_keeps_its_window() -> None:
     shape = windowed(100, None)
-    assert shape.kv_bytes(60) == shape.kv_layer_bytes * 120
-    assert shape.kv_bytes(300) == shape.kv_layer_bytes * 400
-    assert shape.num_full_layers == 1
+    assert shape.kv_bytes(60) == KV_LAYER_BYTES * 120
+    assert shape.kv_bytes(300) == KV_LAYER_BYTES * 400
+    assert shape.full_bytes_per_token == KV_LAYER_BYTES
+    assert shape.window_bytes == KV_LAYER_BYTES * 100
 
 
 def test_bits_scale_weights_and_kv_apart() -> None:
-    plain, small = find_shape("qwen3-8b"), find_shape("qwen3-8b", weight_bits=4, kv_bits=8)
+    plain, small = find_cost("qwen3-8b"), find_cost("qwen3-8b", weight_bits=4, kv_bits=8)
     assert small.weight_bytes == plain.weight_bytes / 4
     assert small.kv_bytes_per_token == plain.kv_bytes_per_token / 2
 
 
 def test_attention_counts_the_pairs_that_the_router_counts() -> None:
-    shape = find_shape("qwen3-8b")
+    shape = find_cost("qwen3-8b")
     flops_of_pair = 4 * 32 * 128 * 36
     for num_tokens, cached in ((40_000, 0), (3000, 2900), (7, 0)):
         assert shape.attention_flops(num_tokens, cached) == pytest.approx(
@@ -51,24 +58,24 @@ def test_attention_counts_the_pairs_that_the_router_counts() -> None:
 def test_attention_of_windows_counts_what_each_query_sees() -> None:
     shape = windowed(10)
     seen = sum(min(10, position) for position in range(1, 31))
-    assert shape.attention_flops(30) == pytest.approx(4 * shape.num_heads * shape.head_dim * seen, rel=0.03)
-    assert shape.attention_flops(30, 20) == pytest.approx(4 * shape.num_heads * shape.head_dim * 100)
+    assert shape.attention_flops(30) == pytest.approx(PAIR_FLOPS * seen, rel=0.03)
+    assert shape.attention_flops(30, 20) == pytest.approx(PAIR_FLOPS * 100)
 
 
 def test_tables_are_held_once_when_tied_and_multiplied_only_by_new_tokens() -> None:
-    tied = find_shape("qwen3-0.6b")
-    untied = replace(tied, tied=False)
+    tied = find_cost("qwen3-0.6b")
+    untied = replace(tied, model=replace(tied.model, tie_word_embeddings=False))
     assert untied.num_parameters - tied.num_parameters == tied.num_table_parameters
     assert untied.num_active_parameters == tied.num_active_parameters
     assert tied.num_active_parameters - tied.num_multiplied_parameters == tied.num_table_parameters
 
 
 def test_a_step_sweeps_the_experts_that_someone_chose() -> None:
-    shape = find_shape("qwen3-30b-a3b")
+    shape = find_cost("qwen3-30b-a3b")
     one, many = shape.swept_weight_bytes(1), shape.swept_weight_bytes(512)
     experts = 48 * 3 * 2048 * 768 * 2
     assert shape.weight_bytes - one == pytest.approx(experts * (128 - 8))
     assert many == pytest.approx(shape.weight_bytes)
     assert one < shape.swept_weight_bytes(2) < many
-    dense = find_shape("qwen3-8b")
+    dense = find_cost("qwen3-8b")
     assert dense.swept_weight_bytes(1) == dense.weight_bytes

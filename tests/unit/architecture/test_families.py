@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from tandem.models.config import ModelConfig
-from tandem.models.fields import Fields
-from tandem.models.registry import find_family, supported_architectures
+from tandem.architecture.fields import Fields
+from tandem.architecture.model import ModelSpec
+from tandem.architecture.registry import find_family, supported_architectures
+from tandem.architecture.rope import LinearScaling
 
 LLAMA_3_2_1B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -149,73 +150,84 @@ MISTRAL_7B: dict[str, Any] = {
 }
 
 
-def read(values: dict[str, Any]) -> ModelConfig:
+def read(values: dict[str, Any]) -> ModelSpec:
     fields = Fields(values, "config.json")
-    return find_family(fields).read_config(fields)
+    return find_family(fields).read_model(fields)
+
+
+def windows(model: ModelSpec) -> list[int | None]:
+    return [layer.mixer.window for layer in model.layers]
 
 
 def test_llama() -> None:
-    config = read(LLAMA_3_2_1B)
-    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (16, 32, 8, 64)
-    assert config.attention_scale == 0.125
-    assert config.tie_word_embeddings
-    assert not (config.qkv_bias)
-    assert not (config.output_bias)
-    assert not (config.mlp_bias)
-    assert not (config.qk_norm)
-    assert config.eos_token_ids == (128001, 128008, 128009)
-    assert len(config.layers[0].rope.inv_freq) == 32
+    model = read(LLAMA_3_2_1B)
+    mixer = model.layers[0].mixer
+    assert (model.num_layers, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim) == (16, 32, 8, 64)
+    assert mixer.scale == 0.125
+    assert model.tie_word_embeddings
+    assert not any(linear.bias for linear in (mixer.q, mixer.k, mixer.v, mixer.o))
+    assert mixer.q_norm is None
+    assert model.eos_token_ids == (128001, 128008, 128009)
+    assert mixer.rope is not None
+    assert mixer.rope.rotary_dim == 64
 
 
 def test_qwen2_has_biases_on_the_inputs_of_attention_only() -> None:
-    config = read(QWEN_2_5_05B)
-    assert config.qkv_bias
-    assert not config.output_bias
-    assert config.head_dim == 64
-    assert all(layer.window is None for layer in config.layers)
+    model = read(QWEN_2_5_05B)
+    mixer = model.layers[0].mixer
+    assert [linear.bias for linear in (mixer.q, mixer.k, mixer.v, mixer.o)] == [True, True, True, False]
+    assert mixer.head_dim == 64
+    assert set(windows(model)) == {None}
 
 
 def test_qwen2_windows_start_at_max_window_layers() -> None:
-    config = read(QWEN_2_5_05B | {"use_sliding_window": True, "sliding_window": 100})
-    assert [layer.window for layer in config.layers] == [None] * 21 + [100] * 3
+    model = read(QWEN_2_5_05B | {"use_sliding_window": True, "sliding_window": 100})
+    assert windows(model) == [None] * 21 + [100] * 3
 
 
 def test_qwen3() -> None:
-    config = read(QWEN3_06B)
-    assert config.qk_norm
-    assert not config.qkv_bias
-    assert (config.head_dim, config.hidden_size) == (128, 1024)
+    model = read(QWEN3_06B)
+    mixer = model.layers[0].mixer
+    assert mixer.q_norm is not None
+    assert mixer.q_norm.size == mixer.head_dim == 128
+    assert not mixer.q.bias
+    assert model.hidden_size == 1024
 
 
 def test_gemma3() -> None:
-    config = read(GEMMA3_1B)
-    windows = [layer.window for layer in config.layers]
-    assert windows == ([512] * 5 + [None]) * 4 + [512, 512]
-    assert config.attention_scale == 1 / 16
-    assert config.embedding_scale == pytest.approx(1152**0.5)
-    assert config.unit_offset_norm
-    assert config.sandwich_norm
-    assert config.tie_word_embeddings
-    assert config.layers[0].rope.inv_freq[1] == pytest.approx(10000 ** (-2 / 256))
-    assert config.layers[5].rope.inv_freq[1] == pytest.approx(1000000 ** (-2 / 256))
+    model = read(GEMMA3_1B)
+    layer, last = model.layers[0], model.layers[5]
+    assert windows(model) == ([512] * 5 + [None]) * 4 + [512, 512]
+    assert layer.mixer.scale == 1 / 16
+    assert model.embedding_scale == pytest.approx(1152**0.5)
+    assert model.final_norm.unit_offset
+    assert layer.after_mixer is not None
+    assert layer.after_feed_forward is not None
+    assert model.tie_word_embeddings
+    assert layer.mixer.rope is not None
+    assert last.mixer.rope is not None
+    assert (layer.mixer.rope.theta, last.mixer.rope.theta) == (10000, 1000000)
 
 
 def test_gemma3_multimodal_fills_absent_keys_and_scales_global_layers_only() -> None:
-    config = read(GEMMA3_4B)
-    assert (config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size) == (8, 4, 256, 262208)
-    assert config.layers[5].rope.inv_freq[0] == pytest.approx(1 / 8)
-    assert config.layers[0].rope.inv_freq[0] == 1.0
-    assert config.eos_token_ids == (1, 106)
+    model = read(GEMMA3_4B)
+    local, last = model.layers[0].mixer, model.layers[5].mixer
+    assert (local.num_heads, local.num_kv_heads, local.head_dim, model.vocab_size) == (8, 4, 256, 262208)
+    assert last.rope is not None
+    assert last.rope.scaling == LinearScaling(8.0)
+    assert local.rope is not None
+    assert local.rope.scaling != last.rope.scaling
+    assert model.eos_token_ids == (1, 106)
 
 
 @pytest.mark.parametrize(("value", "window"), [(4096, 4096), (None, None)])
 def test_mistral_window(value: int | None, window: int | None) -> None:
-    assert {layer.window for layer in read(MISTRAL_7B | {"sliding_window": value}).layers} == {window}
+    assert set(windows(read(MISTRAL_7B | {"sliding_window": value}))) == {window}
 
 
 def test_mistral_without_the_key_has_the_default_window() -> None:
     values = {key: value for key, value in MISTRAL_7B.items() if key != "sliding_window"}
-    assert read(values).layers[0].window == 4096
+    assert read(values).layers[0].mixer.window == 4096
 
 
 def test_model_type_is_enough() -> None:
@@ -225,4 +237,4 @@ def test_model_type_is_enough() -> None:
 
 def test_every_architecture_has_a_family() -> None:
     for name in supported_architectures():
-        assert find_family(Fields({"architectures": [name]}, "config.json")).read_config is not None
+        assert find_family(Fields({"architectures": [name]}, "config.json")).read_model is not None

@@ -5,11 +5,10 @@ Its tensors carry a prefix that changed over time; those of the vision tower are
 
 from dataclasses import replace
 
-from tandem.models.config import ModelConfig
-from tandem.models.families import base
-from tandem.models.families.gemma3 import read_text_config
-from tandem.models.fields import Fields
-from tandem.models.parameters import HEAD
+from tandem.architecture.families import base
+from tandem.architecture.families.gemma3 import read_text_model
+from tandem.architecture.fields import Fields
+from tandem.architecture.model import HEAD, ModelSpec
 
 _VISION = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 _PREFIXES = {
@@ -23,17 +22,17 @@ _IMAGE_KEYS = """
 """
 
 
-def _read_config(fields: Fields) -> ModelConfig:
+def _read_model(fields: Fields) -> ModelSpec:
     text = fields.section("text_config")
     if text is None:
         raise fields.wrong("text_config", "an object")
-    config = read_text_config(text)
+    model = read_text_model(text)
     tied = fields.flag("tie_word_embeddings", True)
-    eos = fields.token_ids("eos_token_id") or config.eos_token_ids
+    eos = fields.token_ids("eos_token_id") or model.eos_token_ids
     bos = fields.token_ids("bos_token_id")
-    base.finish(fields, frozenset(_IMAGE_KEYS.split()))
+    base.check_unread(fields, _IMAGE_KEYS.split())
     return replace(
-        config, tie_word_embeddings=tied, eos_token_ids=eos, bos_token_id=bos[0] if bos else config.bos_token_id
+        model, tie_word_embeddings=tied, eos_token_ids=eos, bos_token_id=bos[0] if bos else model.bos_token_id
     )
 
 
@@ -46,4 +45,4 @@ def _parameter_name(name: str) -> str | None:
     return name if name == HEAD else f"unexpected {name}"
 
 
-FAMILY = base.Family(_read_config, _parameter_name)
+FAMILY = base.Family(_read_model, _parameter_name)

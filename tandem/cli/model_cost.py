@@ -1,4 +1,4 @@
-"""The shape of the model that a command line names: a built-in shape, a model directory, or a Hugging Face name.
+"""Cost of the model that a command line names: a built-in one, a model directory, or a Hugging Face name.
 
 Reads `config.json` and nothing else: a plan needs no weights and no torch.
 """
@@ -8,30 +8,29 @@ from pathlib import Path
 import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+from tandem.architecture.catalogue import catalogue_names, find_cost
+from tandem.architecture.cost import ModelCost, read_cost
+from tandem.architecture.fields import read_json_object
 from tandem.core.errors import CheckpointError, ConfigurationError, shown
-from tandem.models.fields import read_json_object
-from tandem.planning.shape import ModelShape
-from tandem.planning.shape_catalogue import find_shape, shape_names
-from tandem.planning.shape_reader import read_shape
 
 _CONFIG = "config.json"
 
 
-def named_shape(name: str, weight_bits: int, kv_bits: int) -> ModelShape:
-    """The shape called `name`, or of the model in that directory or repository.
+def named_model(name: str, weight_bits: int, kv_bits: int) -> ModelCost:
+    """The cost of the built-in model `name`, or of the model in that directory or repository.
 
     Raises:
         ConfigurationError: the name is none of them.
         CheckpointError: it is a model that cannot be read, or not planned for.
     """
-    if name.lower() in shape_names():
-        return find_shape(name, weight_bits=weight_bits, kv_bits=kv_bits)
+    if name.lower() in catalogue_names():
+        return find_cost(name, weight_bits=weight_bits, kv_bits=kv_bits)
     directory = Path(name).expanduser()
     if directory.is_dir():
         file, called = directory / _CONFIG, directory.resolve().name
     else:
         file, called = _downloaded(name), name
-    return read_shape(read_json_object(file), called, weight_bits=weight_bits, kv_bits=kv_bits)
+    return read_cost(read_json_object(file), called, weight_bits=weight_bits, kv_bits=kv_bits)
 
 
 def _downloaded(name: str) -> Path:
@@ -39,7 +38,7 @@ def _downloaded(name: str) -> Path:
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise ConfigurationError(
             f"--model={shown(name)} is neither a directory, nor a Hugging Face name (OWNER/NAME), nor a built-in "
-            f"shape: {', '.join(shape_names())}"
+            f"model: {', '.join(catalogue_names())}"
         )
     try:
         return Path(huggingface_hub.hf_hub_download(name, _CONFIG))
@@ -48,5 +47,5 @@ def _downloaded(name: str) -> Path:
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise CheckpointError(
             f"the {_CONFIG} of {shown(name)} cannot be fetched from the Hugging Face hub ({error}); check the name and "
-            f"the network, give a model directory, or name a built-in shape: {', '.join(shape_names())}"
+            f"the network, give a model directory, or name a built-in model: {', '.join(catalogue_names())}"
         ) from error

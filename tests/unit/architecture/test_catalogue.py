@@ -3,8 +3,8 @@ import sys
 
 import pytest
 
+from tandem.architecture.catalogue import catalogue_names, find_cost
 from tandem.core.errors import ConfigurationError
-from tandem.planning.shape_catalogue import find_shape, shape_names
 
 # As their model cards say, in billions; norms and biases, which planning leaves out, are below 0.1 %.
 PUBLISHED = {
@@ -24,30 +24,30 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("name", shape_names())
+@pytest.mark.parametrize("name", catalogue_names())
 def test_shapes_have_the_published_number_of_parameters(name: str) -> None:
-    assert find_shape(name.upper()).num_parameters / 1e9 == pytest.approx(PUBLISHED[name], rel=0.006)
+    assert find_cost(name.upper()).num_parameters / 1e9 == pytest.approx(PUBLISHED[name], rel=0.006)
 
 
 def test_mixtures_multiply_a_token_by_few_of_them() -> None:
     """3.3 and 12.9 billion active parameters, the input table included."""
     for name, active in (("qwen3-30b-a3b", 3.35), ("mixtral-8x7b", 12.9)):
-        shape = find_shape(name)
+        shape = find_cost(name)
         assert (shape.num_active_parameters + shape.num_table_parameters) / 1e9 == pytest.approx(active, rel=0.01)
 
 
 def test_local_layers_of_gemma_keep_a_window() -> None:
-    shape = find_shape("gemma-3-27b")
-    assert (shape.num_layers, shape.num_full_layers) == (62, 10)
-    assert set(shape.windows) == {None, 1024}
+    windows = [layer.mixer.window for layer in find_cost("gemma-3-27b").model.layers]
+    assert (len(windows), windows.count(None)) == (62, 10)
+    assert set(windows) == {None, 1024}
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ConfigurationError, match=r"no shape is called 'gpt-2'; choose one of qwen3-0\.6b"):
-        find_shape("gpt-2")
+    with pytest.raises(ConfigurationError, match=r"no model is called 'gpt-2'; choose one of qwen3-0\.6b"):
+        find_cost("gpt-2")
 
 
 def test_planning_needs_no_torch() -> None:
-    modules = "study, tandem.planning.shape_catalogue, tandem.planning.hardware"
+    modules = "study, tandem.architecture.catalogue, tandem.planning.hardware"
     code = f"import tandem.planning.{modules}, sys; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,7 +1,7 @@
-"""Typed reading of one JSON object from a checkpoint, so that nothing in it is guessed or silently skipped.
+"""Typed reading of one JSON object from a checkpoint, so that nothing in it is guessed.
 
-Every accessor names the key, the value found and what is accepted. `finish` refuses the keys that nobody asked for: an
-option we do not know may change the maths. Nothing here knows what any key means.
+Every accessor names the key, the value found and what is accepted. `unread` lists the keys that nobody asked for; the
+caller decides whether they matter. Nothing here knows what any key means.
 """
 
 import json
@@ -52,6 +52,10 @@ class Fields:
         """Whether the key is there, even as null."""
         self._asked.add(name)
         return name in self._values
+
+    def was_read(self, name: str) -> bool:
+        """Whether the key was asked for before."""
+        return name in self._asked
 
     def count(self, name: str, default: int = REQUIRED, *, low: int = 1, high: int = MAX_COUNT) -> int:
         """An integer in [low, high]; `default` when the key is absent."""
@@ -112,6 +116,15 @@ class Fields:
             raise self.wrong(name, "a list of strings")
         return tuple(value)
 
+    def indices(self, name: str, count: int) -> tuple[int, ...]:
+        """A list of integers in [0, count); empty when absent or null."""
+        value = self.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(isinstance(item, int) and 0 <= item < count for item in value):
+            raise self.wrong(name, f"a list of integers in [0, {count - 1}]")
+        return tuple(value)
+
     def token_ids(self, name: str) -> tuple[int, ...]:
         """One token id or a list of them; empty when absent or null."""
         value = self.get(name)
@@ -147,23 +160,24 @@ class Fields:
         if value is not None and value not in accepted:
             raise self.unsupported(name, supported)
 
-    def finish(self, harmless: Collection[str] = (), off: Collection[str] = ()) -> None:
-        """Refuses what was not asked for: keys outside `harmless` whose value is not null, unless they are in `off` and
-        empty, zero or false.
-
-        Raises:
-            UnsupportedCheckpointError: naming every such key.
-        """
-        unknown = [
-            f"{name}={json.dumps(value)[:60]}"
+    def unread(self, ignored: Collection[str] = ()) -> dict[str, object]:
+        """Keys that nobody asked for, outside `ignored`, whose value is not null."""
+        return {
+            name: value
             for name, value in self._values.items()
-            if name not in self._asked
-            and name not in harmless
-            and value is not None
-            and not (name in off and not value)
-        ]
+            if name not in self._asked and name not in ignored and value is not None
+        }
+
+    def refuse_unread(self, ignored: Collection[str] = ()) -> None:
+        """Raises `UnsupportedCheckpointError` naming every key of `unread`."""
+        unknown = self.unread(ignored)
         if unknown:
             raise UnsupportedCheckpointError(
-                f"{self.where}: {', '.join(sorted(unknown))}: unknown here, and may change the results; "
+                f"{self.where}: {shown_items(unknown)}: unknown here, and may change the results; "
                 "remove them if they are known to be without effect"
             )
+
+
+def shown_items(values: Mapping[str, object]) -> str:
+    """Keys and values for a message, in alphabetical order, long values cut."""
+    return ", ".join(sorted(f"{name}={json.dumps(value)[:60]}" for name, value in values.items()))

@@ -1,15 +1,14 @@
-"""Shapes of models that people plan for, by name, so that a plan needs neither a checkpoint nor a network.
+"""Models that people plan for, by name, so that a plan needs neither a checkpoint nor a network.
 
-Each is the part of its published `config.json` that `shape_reader` reads. `dense-30b` is made up: Qwen3-32B with 58
+Each is the part of its published `config.json` that decides its cost. `dense-30b` is made up: Qwen3-32B with 58
 layers instead of 64, which has 30 billion parameters.
 """
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from tandem.architecture.cost import ModelCost, read_cost
 from tandem.core.errors import ConfigurationError, shown
-from tandem.planning.shape import ModelShape
-from tandem.planning.shape_reader import read_shape
 
 _COLUMNS = (
     "model_type",
@@ -51,19 +50,19 @@ _MORE: Mapping[str, Mapping[str, object]] = MappingProxyType(
 )
 
 
-def shape_names() -> tuple[str, ...]:
+def catalogue_names() -> tuple[str, ...]:
     """In the order of their families."""
     return tuple(_ROWS)
 
 
-def find_shape(name: str, *, weight_bits: int = 16, kv_bits: int = 16) -> ModelShape:
-    """The shape of that name, in any case.
+def find_cost(name: str, *, weight_bits: int = 16, kv_bits: int = 16) -> ModelCost:
+    """The cost of the model of that name, in any case.
 
     Raises:
         ConfigurationError: there is none.
     """
     known = name.lower()
     if known not in _ROWS:
-        raise ConfigurationError(f"no shape is called {shown(name)}; choose one of {', '.join(_ROWS)}")
+        raise ConfigurationError(f"no model is called {shown(name)}; choose one of {', '.join(_ROWS)}")
     config = {**dict(zip(_COLUMNS, _ROWS[known], strict=True)), **_MORE.get(known, {})}
-    return read_shape(config, known, weight_bits=weight_bits, kv_bits=kv_bits)
+    return read_cost(config, known, weight_bits=weight_bits, kv_bits=kv_bits)

@@ -1,0 +1,27 @@
+"""Mixtures of experts under the names that most families share."""
+
+from typing import Final
+
+from tandem.architecture.families import base
+from tandem.architecture.feed_forward import GatedSpec, MixtureOfExpertsSpec, RouterSpec
+from tandem.architecture.fields import Fields
+
+TRAINING_KEYS: Final = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
+_NAMES = ("num_experts", "num_local_experts", "n_routed_experts")  # `transformers` takes each for the others
+_MAX_EXPERTS = 1 << 12
+
+
+def read_num_experts(fields: Fields, default: int) -> int:
+    """Experts of a layer, under any of the names that configurations have for it."""
+    given = [name for name in _NAMES if fields.get(name) is not None]
+    return fields.count(given[0], high=_MAX_EXPERTS) if given else default
+
+
+def mixture_of_experts(
+    sizes: base.Sizes, prefix: str, router: RouterSpec, intermediate: int, shared: GatedSpec | None = None
+) -> MixtureOfExpertsSpec:
+    """Experts `{prefix}.experts.{i}` of `intermediate` inner elements each."""
+    experts = tuple(
+        base.gated(sizes, f"{prefix}.experts.{expert}", intermediate) for expert in range(router.num_experts)
+    )
+    return MixtureOfExpertsSpec(router=router, experts=experts, shared=shared)

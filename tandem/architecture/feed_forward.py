@@ -1,0 +1,133 @@
+"""Feed-forward blocks: the part of a layer in which each token is computed by itself."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from tandem.architecture.tensors import LinearSpec, TensorSpec, num_matrix_elements
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class GatedSpec:
+    """`down(activation(gate(x)) * up(x))`."""
+
+    gate: LinearSpec
+    up: LinearSpec
+    down: LinearSpec
+    activation: Activation
+
+    @property
+    def intermediate_size(self) -> int:
+        return self.gate.outputs
+
+    def tensors(self) -> Iterator[TensorSpec]:
+        for linear in (self.gate, self.up, self.down):
+            yield from linear.tensors()
+
+    def active_tensors(self) -> Iterator[TensorSpec]:
+        """Tensors that one token is multiplied by."""
+        return self.tensors()
+
+    @property
+    def routed(self) -> None:
+        """No experts."""
+        return None
+
+
+class Score(StrEnum):
+    """From a router's logits to the numbers by which experts are chosen and weighted."""
+
+    SOFTMAX = "softmax"  # over all experts
+    SOFTMAX_OF_CHOSEN = "softmax of chosen"  # experts are chosen by logit
+    SIGMOID = "sigmoid"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSpec:
+    """Choice of `top_k` experts for each token; of equal scores the lowest index wins.
+
+    Args:
+        linear: hidden size to experts.
+        correction: [experts], added to scores for the choice, not for the weights (DeepSeek-V3, arXiv:2412.19437).
+        renormalise: the chosen weights are divided by their sum plus `epsilon`.
+        scale: multiplies the weights after that.
+        in_float32: the logits are computed from float32 inputs and weights.
+        rounded: the weights are rounded to the model's dtype.
+        num_groups, top_groups: experts are chosen among those of the best groups only; a group's score is the sum of
+            its two best experts'.
+    """
+
+    linear: LinearSpec
+    top_k: int
+    score: Score
+    correction: TensorSpec | None = None
+    renormalise: bool = False
+    epsilon: float = 0.0
+    scale: float = 1.0
+    in_float32: bool = False
+    rounded: bool = False
+    num_groups: int = 1
+    top_groups: int = 1
+
+    @property
+    def num_experts(self) -> int:
+        return self.linear.outputs
+
+    def tensors(self) -> Iterator[TensorSpec]:
+        yield from self.linear.tensors()
+        if self.correction is not None:
+            yield self.correction
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedExperts:
+    """Number of experts in one layer, of those that a token passes, and of elements in the matrices of one expert."""
+
+    num_experts: int
+    top_k: int
+    expert_size: int
+
+    def idle_share(self, num_tokens: float) -> float:
+        """Part of the experts that none of so many tokens chose, choices taken as independent and even."""
+        return float((1 - self.top_k / self.num_experts) ** num_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureOfExpertsSpec:
+    """Sum of the chosen experts' outputs, each times its weight, and of `shared`, which every token passes.
+
+    `shared_gate`: hidden size to 1; the shared output is multiplied by its sigmoid.
+    """
+
+    router: RouterSpec
+    experts: tuple[GatedSpec, ...]
+    shared: GatedSpec | None = None
+    shared_gate: LinearSpec | None = None
+
+    def tensors(self) -> Iterator[TensorSpec]:
+        yield from self._common_tensors()
+        for expert in self.experts:
+            yield from expert.tensors()
+
+    def active_tensors(self) -> Iterator[TensorSpec]:
+        """Tensors that one token is multiplied by, as if it had chosen the first experts."""
+        yield from self._common_tensors()
+        for expert in self.experts[: self.router.top_k]:
+            yield from expert.tensors()
+
+    @property
+    def routed(self) -> RoutedExperts:
+        return RoutedExperts(len(self.experts), self.router.top_k, num_matrix_elements(self.experts[0].tensors()))
+
+    def _common_tensors(self) -> Iterator[TensorSpec]:
+        yield from self.router.tensors()
+        if self.shared is not None:
+            yield from self.shared.tensors()
+        if self.shared_gate is not None:
+            yield from self.shared_gate.tensors()
+
+
+FeedForwardSpec = GatedSpec | MixtureOfExpertsSpec

@@ -1,0 +1,86 @@
+"""Token mixers: the part of a layer in which tokens see each other, and the state it keeps for that.
+
+A mixer spec answers for its tensors, its state and its cost; nobody else asks for its kind.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tandem.architecture.rope import RopeSpec
+from tandem.architecture.state import KVSpec
+from tandem.architecture.tensors import LinearSpec, NormSpec, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class MixerCost:
+    """Elements of state kept per token, operations for each query and key, and the window of a query; None = all."""
+
+    state_size: int
+    pair_flops: int
+    window: int | None
+
+    def num_visible(self, num_tokens: float) -> float:
+        """Tokens kept of a context of `num_tokens`, and read by its next query."""
+        return num_tokens if self.window is None else min(self.window, num_tokens)
+
+    def num_pairs(self, num_tokens: float, num_cached_tokens: float = 0) -> float:
+        """Query-key pairs of a prompt whose first tokens are cached; a token counts half of itself."""
+        return self._triangle(num_tokens) - self._triangle(num_cached_tokens)
+
+    def _triangle(self, num_tokens: float) -> float:
+        if self.window is None or num_tokens <= self.window:
+            return num_tokens * num_tokens / 2
+        return self.window * self.window / 2 + (num_tokens - self.window) * self.window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """Causal self-attention over K and V of `num_kv_heads` heads.
+
+    Args:
+        scale: multiplies the scores.
+        window: positions that a query sees, itself included; None = all.
+        rope: None = positions are not encoded.
+        softcap: bound of the scores by `softcap * tanh(score / softcap)`; 0 = none.
+        q_norm, k_norm: before the rotation; of `head_dim` elements for each head, or of all heads together.
+        sinks: [num_heads], a score for each head that takes part in the softmax and has no value (gpt-oss).
+    """
+
+    q: LinearSpec
+    k: LinearSpec
+    v: LinearSpec
+    o: LinearSpec
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    rope: RopeSpec | None
+    window: int | None = None
+    softcap: float = 0.0
+    q_norm: NormSpec | None = None
+    k_norm: NormSpec | None = None
+    sinks: TensorSpec | None = None
+
+    def tensors(self) -> Iterator[TensorSpec]:
+        for linear in (self.q, self.k, self.v, self.o):
+            yield from linear.tensors()
+        for norm in filter(None, (self.q_norm, self.k_norm)):
+            yield from norm.tensors()
+        if self.sinks is not None:
+            yield self.sinks
+
+    def state(self, dtype: str) -> KVSpec:
+        """State kept per token when stored as `dtype`."""
+        return KVSpec(self.num_kv_heads, self.head_dim, dtype, window=self.window)
+
+    def limited(self, length: int) -> "AttentionSpec":
+        """The same for sequences of at most `length` tokens: a window that reaches everything is no window."""
+        return replace(self, window=None) if self.window is not None and self.window >= length else self
+
+    @property
+    def cost(self) -> MixerCost:
+        """Two products of two operations for each element of each head, query and key."""
+        return MixerCost(2 * self.num_kv_heads * self.head_dim, 4 * self.num_heads * self.head_dim, self.window)
+
+
+MixerSpec = AttentionSpec

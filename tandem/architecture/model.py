@@ -1,0 +1,115 @@
+"""One decoder-only model as a list of layer specs, family differences resolved.
+
+A family turns a Hugging Face `config.json` into a `ModelSpec` or refuses it. Loader, decoder, block manager and planner
+read the same one; nothing below the families knows a model's name.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tandem.architecture.feed_forward import FeedForwardSpec
+from tandem.architecture.mixers import MixerSpec
+from tandem.architecture.state import KVSpec
+from tandem.architecture.tensors import NormSpec, TensorSpec
+from tandem.core.errors import ConfigurationError
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """A mixer and a feed-forward block, each between norms; None = that norm does not exist.
+
+    Each block's output, after its own norm and times `residual_scale`, is added to the residual stream.
+    """
+
+    mixer: MixerSpec
+    feed_forward: FeedForwardSpec
+    before_mixer: NormSpec | None
+    after_mixer: NormSpec | None = None
+    before_feed_forward: NormSpec | None
+    after_feed_forward: NormSpec | None = None
+    residual_scale: float = 1.0
+
+    def tensors(self) -> Iterator[TensorSpec]:
+        yield from self.mixer.tensors()
+        yield from self.feed_forward.tensors()
+        norms = (self.before_mixer, self.after_mixer, self.before_feed_forward, self.after_feed_forward)
+        for norm in filter(None, norms):
+            yield from norm.tensors()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """One decoder-only transformer. Sizes in elements; `dtype` is the compute and KV type.
+
+    Args:
+        max_position_embeddings: longest sequence, tokens.
+        embedding_scale: multiplies the embeddings, rounded to the dtype as Gemma does.
+        logit_softcap: bound of the logits; 0 = none.
+        logit_scale: multiplies the logits.
+        fingerprint: identifies weights, specs and dtype: two workers with the same one compute the same KV.
+    """
+
+    family: str
+    hidden_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    layers: tuple[LayerSpec, ...]
+    final_norm: NormSpec
+    dtype: str
+    tie_word_embeddings: bool
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None = None
+    embedding_scale: float = 1.0
+    logit_softcap: float = 0.0
+    logit_scale: float = 1.0
+    fingerprint: str = ""
+
+    @property
+    def longest_length(self) -> int:
+        """Positions that may be asked for: with a stretched rotary embedding they can be more than are the default."""
+        ropes = [layer.mixer.rope for layer in self.layers]
+        return max([self.max_position_embeddings, *(rope.stretched_to for rope in ropes if rope is not None)])
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def kv_specs(self) -> tuple[KVSpec, ...]:
+        """One per layer, in order."""
+        return tuple(layer.mixer.state(self.dtype) for layer in self.layers)
+
+    @property
+    def attention_softcap(self) -> float:
+        """The largest bound of attention scores in any layer; 0 = none."""
+        return max((layer.mixer.softcap for layer in self.layers), default=0.0)
+
+    def tensors(self) -> Iterator[TensorSpec]:
+        """Every parameter; the head only when it is a tensor of its own."""
+        table = (self.vocab_size, self.hidden_size)
+        yield TensorSpec(EMBEDDING, table)
+        for layer in self.layers:
+            yield from layer.tensors()
+        yield from self.final_norm.tensors()
+        if not self.tie_word_embeddings:
+            yield TensorSpec(HEAD, table)
+
+
+def limit_length(model: ModelSpec, max_model_len: int | None) -> ModelSpec:
+    """The model for sequences of at most `max_model_len` tokens.
+
+    None is `max_position_embeddings`; a stretched rotary embedding (YaRN) allows more if requested.
+
+    Raises:
+        ConfigurationError: the model was not made for sequences that long.
+    """
+    usual, limit = model.max_position_embeddings, model.longest_length
+    if max_model_len is not None and not 1 <= max_model_len <= limit:
+        named = f"max_position_embeddings={limit}" if limit == usual else f"{limit}, what the rope is stretched to,"
+        raise ConfigurationError(f"max_model_len={max_model_len} must be from 1 to {named} of the checkpoint")
+    length = usual if max_model_len is None else max_model_len
+    layers = tuple(replace(layer, mixer=layer.mixer.limited(length)) for layer in model.layers)
+    return replace(model, max_position_embeddings=length, layers=layers)

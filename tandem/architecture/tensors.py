@@ -1,0 +1,95 @@
+"""Weights by name: tensors, linear maps and norms, and the part of a checkpoint that each is made of.
+
+A spec never holds numbers. Its names are those under which layers take their weights; they equal the checkpoint's
+unless a `Source` says otherwise.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ShardAxis(StrEnum):
+    """Dimension along which the ranks of a tensor-parallel group split a linear map."""
+
+    COLUMN = "column"  # by outputs
+    ROW = "row"  # by inputs: partial sums are added over the ranks
+    REPLICATED = "replicated"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Part of one tensor of a checkpoint.
+
+    The steps apply in this order: entry `index` of a stack, transposition of the last two dimensions, rows
+    `start:stop:step`.
+    """
+
+    tensor: str
+    index: int | None = None
+    transposed: bool = False
+    start: int = 0
+    stop: int | None = None
+    step: int = 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the tensor as stored."""
+        return self == Source(self.tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One parameter: its name in the model, its shape, and its source; None = the checkpoint's tensor of that name."""
+
+    name: str
+    shape: tuple[int, ...]
+    source: Source | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        size = 1
+        for extent in self.shape:
+            size *= extent
+        return size
+
+
+def num_matrix_elements(tensors: Iterable[TensorSpec]) -> int:
+    """Elements of all that is no vector."""
+    return sum(tensor.size for tensor in tensors if len(tensor.shape) > 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSpec:
+    """`x @ weight.T + bias`, with tensors `{name}.weight` [outputs, inputs] and, with `bias`, `{name}.bias` [outputs].
+
+    `weight_source` and `bias_source` say where a checkpoint has them when not under these names.
+    """
+
+    name: str
+    outputs: int
+    inputs: int
+    bias: bool = False
+    axis: ShardAxis = ShardAxis.COLUMN
+    weight_source: Source | None = None
+    bias_source: Source | None = None
+
+    def tensors(self) -> Iterator[TensorSpec]:
+        """Weight, then bias."""
+        yield TensorSpec(f"{self.name}.weight", (self.outputs, self.inputs), self.weight_source)
+        if self.bias:
+            yield TensorSpec(f"{self.name}.bias", (self.outputs,), self.bias_source)
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """Root-mean-square norm over `size` elements, times `{name}.weight`, or `1 + weight` with `unit_offset` (Gemma)."""
+
+    name: str
+    size: int
+    eps: float
+    unit_offset: bool = False
+
+    def tensors(self) -> Iterator[TensorSpec]:
+        yield TensorSpec(f"{self.name}.weight", (self.size,))

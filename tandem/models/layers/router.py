@@ -1,0 +1,69 @@
+"""Choice of experts for each token, by the rule of a `RouterSpec`. Row-wise: a token's choice is its own."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from tandem.architecture.feed_forward import RouterSpec, Score
+from tandem.kernels.base import Kernels
+from tandem.models.layers.linear import Linear
+
+_BEST_OF_GROUP = 2  # a group's score is the sum of so many of its experts'
+
+
+class Router:
+    """Computes a `RouterSpec` with the tensors that it names."""
+
+    def __init__(self, spec: RouterSpec, weights: Mapping[str, torch.Tensor], kernels: Kernels) -> None:
+        self._spec = spec
+        self._linear = Linear.take(spec.linear, weights, kernels)
+        self._correction = None if spec.correction is None else weights[spec.correction.name].float()
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`x` [num_tokens, hidden] -> weights, float32, and experts, int64, both [num_tokens, top_k]."""
+        spec = self._spec
+        logits = self._logits(x)
+        scores = _SCORES[spec.score](logits)
+        wanted = scores if self._correction is None else scores + self._correction
+        if spec.num_groups > 1:
+            wanted = _within_best_groups(wanted, spec.num_groups, spec.top_groups)
+        experts = _best(wanted, spec.top_k)
+        chosen = scores.gather(1, experts)
+        if spec.score is Score.SOFTMAX_OF_CHOSEN:
+            chosen = chosen.to(x.dtype).softmax(1).float() if spec.rounded else chosen.softmax(1)
+        if spec.renormalise:
+            chosen = chosen / (chosen.sum(1, keepdim=True) + spec.epsilon)
+        chosen = chosen * spec.scale
+        return chosen.to(x.dtype).float() if spec.rounded else chosen, experts
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, num_experts] float32."""
+        linear = self._linear
+        if not self._spec.in_float32:
+            return linear(x).float()
+        bias = None if linear.bias is None else linear.bias.float()
+        return linear.kernels.linear(x.float(), linear.weight.float(), bias)
+
+
+def _best(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Indices of the `count` largest of each row, in falling order; of equal ones the lowest index first."""
+    return scores.sort(dim=1, descending=True, stable=True).indices[:, :count]
+
+
+def _within_best_groups(scores: torch.Tensor, num_groups: int, num_best: int) -> torch.Tensor:
+    """The scores, -inf outside each row's best groups."""
+    grouped = scores.view(len(scores), num_groups, -1)
+    totals = grouped.topk(_BEST_OF_GROUP, dim=2).values.sum(2)  # [num_tokens, num_groups]
+    is_out = torch.ones_like(totals, dtype=torch.bool).scatter_(1, _best(totals, num_best), False)
+    return grouped.masked_fill(is_out.unsqueeze(2), -torch.inf).flatten(1)
+
+
+def _as_they_are(logits: torch.Tensor) -> torch.Tensor:
+    return logits
+
+
+_SCORES: dict[Score, Callable[[torch.Tensor], torch.Tensor]] = {
+    Score.SOFTMAX: lambda logits: logits.softmax(1),
+    Score.SOFTMAX_OF_CHOSEN: _as_they_are,
+    Score.SIGMOID: torch.sigmoid,
+}
