@@ -1,7 +1,7 @@
 """Feed-forward blocks: the part of a layer in which each token is computed by itself."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -54,7 +54,6 @@ class RouterSpec:
         correction: [experts], added to scores for the choice, not for the weights (DeepSeek-V3, arXiv:2412.19437).
         renormalise: the chosen weights are divided by their sum plus `epsilon`.
         scale: multiplies the weights after that.
-        in_float32: the logits are computed from float32 inputs and weights.
         rounded: the weights are rounded to the model's dtype.
         num_groups, top_groups: experts are chosen among those of the best groups only; a group's score is the sum of
             its two best experts'.
@@ -67,7 +66,6 @@ class RouterSpec:
     renormalise: bool = False
     epsilon: float = 0.0
     scale: float = 1.0
-    in_float32: bool = False
     rounded: bool = False
     num_groups: int = 1
     top_groups: int = 1
@@ -75,6 +73,15 @@ class RouterSpec:
     @property
     def num_experts(self) -> int:
         return self.linear.outputs
+
+    def under(self, prefix: str) -> "RouterSpec":
+        """The same with `prefix` before the names of its tensors."""
+        linear = replace(self.linear, name=f"{prefix}.{self.linear.name}")
+        if self.correction is None:
+            return replace(self, linear=linear)
+        return replace(
+            self, linear=linear, correction=replace(self.correction, name=f"{prefix}.{self.correction.name}")
+        )
 
     def tensors(self) -> Iterator[TensorSpec]:
         yield from self.linear.tensors()

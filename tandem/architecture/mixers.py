@@ -33,6 +33,14 @@ class MixerCost:
         return self.window * self.window / 2 + (num_tokens - self.window) * self.window
 
 
+@dataclass(frozen=True, slots=True)
+class QueryScaling:
+    """Queries grow with their position: times `1 + beta * ln(1 + floor(position / original_length))` (Llama 4)."""
+
+    beta: float
+    original_length: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
     """Causal self-attention over K and V of `num_kv_heads` heads.
@@ -60,6 +68,7 @@ class AttentionSpec:
     q_norm: NormSpec | None = None
     k_norm: NormSpec | None = None
     sinks: TensorSpec | None = None
+    query_scaling: QueryScaling | None = None
 
     def tensors(self) -> Iterator[TensorSpec]:
         for linear in (self.q, self.k, self.v, self.o):

@@ -49,6 +49,7 @@ class ModelSpec:
         embedding_scale: multiplies the embeddings, rounded to the dtype as Gemma does.
         logit_softcap: bound of the logits; 0 = none.
         logit_scale: multiplies the logits.
+        unserved: prefixes of tensors that a checkpoint has beside the model, as of layers that predict further tokens.
         fingerprint: identifies weights, specs and dtype: two workers with the same one compute the same KV.
     """
 
@@ -65,6 +66,7 @@ class ModelSpec:
     embedding_scale: float = 1.0
     logit_softcap: float = 0.0
     logit_scale: float = 1.0
+    unserved: tuple[str, ...] = ()
     fingerprint: str = ""
 
     @property

@@ -106,7 +106,15 @@ def read_rope(
     return RopeSpec(rotary_dim, theta, scaling, attention_factor, stretched_to)
 
 
-def flat_rope(config: Fields, *, head_dim: int, max_positions: int, theta: float = DEFAULT_THETA) -> RopeSpec:
+def flat_rope(
+    config: Fields,
+    *,
+    head_dim: int,
+    max_positions: int,
+    theta: float = DEFAULT_THETA,
+    default_share: float = 1.0,
+    served_shares: tuple[float, ...] | None = (1.0,),
+) -> RopeSpec:
     """The rotary embedding of a family whose layers all share one: `rope_scaling` (older files) wins over
     `rope_parameters`, and `rope_theta` is looked up in it first, as transformers does.
     """
@@ -117,6 +125,8 @@ def flat_rope(config: Fields, *, head_dim: int, max_positions: int, theta: float
         head_dim=head_dim,
         max_positions=max_positions,
         default_theta=config.number("rope_theta", theta),
+        default_share=default_share,
+        served_shares=served_shares,
     )
 
 

@@ -40,11 +40,18 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One parameter: its name in the model, its shape, and its source; None = the checkpoint's tensor of that name."""
+    """One parameter.
+
+    Args:
+        name: in the model.
+        source: None = the checkpoint's tensor of that name.
+        is_float32: kept in float32 whatever the model's dtype.
+    """
 
     name: str
     shape: tuple[int, ...]
     source: Source | None = None
+    is_float32: bool = False
 
     @property
     def size(self) -> int:
@@ -64,7 +71,8 @@ def num_matrix_elements(tensors: Iterable[TensorSpec]) -> int:
 class LinearSpec:
     """`x @ weight.T + bias`, with tensors `{name}.weight` [outputs, inputs] and, with `bias`, `{name}.bias` [outputs].
 
-    `weight_source` and `bias_source` say where a checkpoint has them when not under these names.
+    `weight_source` and `bias_source` say where a checkpoint has them when not under these names. `is_float32`: both are
+    kept in float32, and so is the product.
     """
 
     name: str
@@ -74,12 +82,14 @@ class LinearSpec:
     axis: ShardAxis = ShardAxis.COLUMN
     weight_source: Source | None = None
     bias_source: Source | None = None
+    is_float32: bool = False
 
     def tensors(self) -> Iterator[TensorSpec]:
         """Weight, then bias."""
-        yield TensorSpec(f"{self.name}.weight", (self.outputs, self.inputs), self.weight_source)
+        shape = (self.outputs, self.inputs)
+        yield TensorSpec(f"{self.name}.weight", shape, self.weight_source, self.is_float32)
         if self.bias:
-            yield TensorSpec(f"{self.name}.bias", (self.outputs,), self.bias_source)
+            yield TensorSpec(f"{self.name}.bias", shape[:1], self.bias_source, self.is_float32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,11 @@ def compute_fingerprint(checkpoint: Checkpoint, sources: Sources, model: ModelSp
     """
     shaping = replace(model, fingerprint="", eos_token_ids=(), bos_token_id=None, max_position_embeddings=0)
     digest = hashlib.sha256(repr(shaping).encode())
+    parameters: dict[str, str] = {}  # of each stored tensor, the first that is made of it
     for name in sorted(sources):
-        tensor = checkpoint.tensor(sources[name])
+        parameters.setdefault(sources[name].tensor, name)
+    for stored, name in parameters.items():
+        tensor = checkpoint.tensor(stored)
         digest.update(f"\0{name}\0{tuple(tensor.shape)}\0{tensor.dtype}\0".encode())
         for sample in _samples(tensor):
             digest.update(sample)

@@ -106,7 +106,9 @@ def _load(
     if device.type == "cpu" and not packed:
         checkpoint.cache_in_huge_pages()
     others = {name: source for name, source in sources.items() if name not in packed}
-    return packed | load_parameters(checkpoint, others, TORCH_DTYPES[spec.dtype], device)
+    usual = TORCH_DTYPES[spec.dtype]
+    dtypes = {tensor.name: torch.float32 if tensor.is_float32 else usual for tensor in spec.tensors()}
+    return packed | load_parameters(checkpoint, others, dtypes, device)
 
 
 def _join_eos(spec: ModelSpec, others: tuple[int, ...]) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tandem.architecture.model import EMBEDDING, HEAD, ModelSpec
+from tandem.architecture.tensors import TensorSpec
 from tandem.attention.arena import TORCH_DTYPES
 from tandem.core.errors import CheckpointError
 from tandem.kernels.base import Kernels, PackedWeight
@@ -61,7 +62,7 @@ class PackedFile:
     ) -> "PackedFile | None":
         """None: the kernels do not pack such a model, or it is too small."""
         dtype = TORCH_DTYPES[spec.dtype]
-        shapes = {tensor.name: tensor.shape for tensor in spec.tensors() if len(tensor.shape) == 2}
+        shapes = {tensor.name: tensor.shape for tensor in spec.tensors() if _is_packed(tensor)}
         head = shapes.pop(HEAD, shapes.pop(EMBEDDING))
         if not all(kernels.can_pack(shape, dtype) for shape in shapes.values()):
             return None
@@ -144,6 +145,10 @@ class PackedFile:
         text = json.dumps(entries).encode()
         text += b" " * (-(len(text) + 8) % _ALIGNMENT)
         return len(text).to_bytes(8, "little") + text
+
+
+def _is_packed(tensor: TensorSpec) -> bool:
+    return len(tensor.shape) == 2 and not tensor.is_float32
 
 
 @contextmanager

@@ -4,12 +4,14 @@ A tensor that already has the wanted dtype and device stays a view of the mapped
 so that loading never holds much more than the parameters themselves.
 """
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 import torch
 
 from tandem.architecture.model import EMBEDDING, HEAD, ModelSpec
+from tandem.architecture.tensors import Source
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
 from tandem.kernels.huge_pages import advise_huge_pages
 from tandem.models.checkpoint import Checkpoint
@@ -18,39 +20,42 @@ _PIECE_BYTES = 4 << 20
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _HARMLESS_SUFFIXES = (".rotary_emb.inv_freq",)
 
-Sources = Mapping[str, str]
-"""Parameter name -> the name of the tensor in the checkpoint."""
+Sources = Mapping[str, Source]
+"""Parameter name -> the part of a tensor of the checkpoint, by the checkpoint's name."""
 
 
 def match_parameters(
     checkpoint: Checkpoint, spec: ModelSpec, parameter_name: Callable[[str], str | None]
 ) -> tuple[ModelSpec, Sources]:
-    """Which tensor becomes which parameter; the configuration comes back with `tie_word_embeddings` as it really is.
+    """The source of each parameter; the spec comes back with `tie_word_embeddings` as it really is.
 
     Raises:
         CorruptCheckpointError: a tensor is missing or has the wrong shape.
-        UnsupportedCheckpointError: a tensor that the configuration has no place for, or a dtype that is not served.
+        UnsupportedCheckpointError: a tensor that the spec has no place for, or a dtype that is not served.
     """
-    sources = _by_parameter(checkpoint, parameter_name)
+    stored = _by_name(checkpoint, parameter_name)
+    stored = {name: source for name, source in stored.items() if not name.startswith(spec.unserved)}
     if spec.tie_word_embeddings:
-        spec, sources = _resolve_tie(checkpoint, spec, sources)
-    shapes = {tensor.name: tensor.shape for tensor in spec.tensors()}
-    _check_names(checkpoint, sources, shapes)
-    for name, shape in shapes.items():
-        _check_tensor(sources[name], checkpoint.tensor(sources[name]), shape)
+        spec, stored = _resolve_tie(checkpoint, spec, stored)
+    wanted = {tensor.name: tensor.source or Source(tensor.name) for tensor in spec.tensors()}
+    _check_names(checkpoint, stored, {source.tensor for source in wanted.values()})
+    sources = {name: replace(source, tensor=stored[source.tensor]) for name, source in wanted.items()}
+    for tensor in spec.tensors():
+        _check_tensor(checkpoint, sources[tensor.name], tensor.shape)
+    _check_nothing_is_left(checkpoint, sources, spec)
     return spec, sources
 
 
 def load_parameters(
-    checkpoint: Checkpoint, sources: Sources, dtype: torch.dtype, device: torch.device
+    checkpoint: Checkpoint, sources: Sources, dtypes: Mapping[str, torch.dtype], device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """The parameters, of `dtype` on `device`."""
-    parameters = {name: load_parameter(checkpoint, source, dtype, device) for name, source in sources.items()}
+    """The parameters of `sources`, each of its dtype, on `device`."""
+    parameters = {name: load_parameter(checkpoint, source, dtypes[name], device) for name, source in sources.items()}
     checkpoint.release()
     return parameters
 
 
-def _by_parameter(checkpoint: Checkpoint, parameter_name: Callable[[str], str | None]) -> dict[str, str]:
+def _by_name(checkpoint: Checkpoint, parameter_name: Callable[[str], str | None]) -> dict[str, str]:
     sources: dict[str, str] = {}
     for name in checkpoint.names:
         ours = None if name.endswith(_HARMLESS_SUFFIXES) else parameter_name(name)
@@ -85,13 +90,14 @@ def _are_equal(checkpoint: Checkpoint, first: str, second: str) -> bool:
     return True
 
 
-def _check_names(checkpoint: Checkpoint, sources: Sources, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    missing = [name for name in shapes if name not in sources]
+def _check_names(checkpoint: Checkpoint, stored: Mapping[str, str], wanted: Collection[str]) -> None:
+    missing = [name for name in wanted if name not in stored]
     if missing:
         raise CorruptCheckpointError(
-            f"{checkpoint.directory} lacks {_some(missing)}, which config.json calls for; download the weights again"
+            f"{checkpoint.directory} lacks {_some(sorted(missing))}, which config.json calls for; "
+            "download the weights again"
         )
-    extra = [source for name, source in sources.items() if name not in shapes]
+    extra = [source for name, source in stored.items() if name not in wanted]
     if extra:
         raise UnsupportedCheckpointError(
             f"{checkpoint.directory} has {_some(extra)}, which this architecture and config.json have no place for"
@@ -102,20 +108,50 @@ def _some(names: list[str]) -> str:
     return f"{', '.join(names[:3])} and {len(names) - 3} more tensors" if len(names) > 3 else ", ".join(names)
 
 
-def _check_tensor(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(tensor.shape) != shape:
+def _check_tensor(checkpoint: Checkpoint, source: Source, shape: tuple[int, ...]) -> None:
+    name, stored = source.tensor, checkpoint.tensor(source.tensor)
+    try:
+        found = tuple(_part(stored, source).shape)
+    except (IndexError, RuntimeError) as error:
         raise CorruptCheckpointError(
-            f"{name} has shape {list(tensor.shape)}, config.json calls for {list(shape)}; "
+            f"{name} of shape {list(stored.shape)} has no {source} ({error}); "
+            "the weights belong to another configuration"
+        ) from error
+    if found != shape:
+        part = "" if source.is_whole else ", where a parameter has its part of it,"
+        raise CorruptCheckpointError(
+            f"{name} has shape {list(found)}{part} config.json calls for {list(shape)}; "
             "the weights belong to another configuration"
         )
-    if tensor.dtype not in _FLOATS:
+    if stored.dtype not in _FLOATS:
         supported = ", ".join(str(dtype).removeprefix("torch.") for dtype in _FLOATS)
-        raise UnsupportedCheckpointError(f"{name} is stored as {tensor.dtype}; supported: {supported}")
+        raise UnsupportedCheckpointError(f"{name} is stored as {stored.dtype}; supported: {supported}")
 
 
-def load_parameter(checkpoint: Checkpoint, name: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor of the checkpoint, of `dtype` on `device`."""
-    stored = checkpoint.tensor(name)
+def _check_nothing_is_left(checkpoint: Checkpoint, sources: Sources, spec: ModelSpec) -> None:
+    """A tensor that is taken in parts is taken whole: otherwise it is larger than the configuration says."""
+    taken: Counter[str] = Counter()
+    for tensor in spec.tensors():
+        taken[sources[tensor.name].tensor] += tensor.size
+    for name in {source.tensor for source in sources.values() if not source.is_whole}:
+        stored = checkpoint.tensor(name)
+        if stored.numel() != taken[name]:
+            raise CorruptCheckpointError(
+                f"{name} has shape {list(stored.shape)}, config.json calls for {taken[name]} of its {stored.numel()} "
+                "elements; the weights belong to another configuration"
+            )
+
+
+def _part(stored: torch.Tensor, source: Source) -> torch.Tensor:
+    """The view that `source` describes."""
+    view = stored if source.index is None else stored[source.index]
+    view = view.transpose(-2, -1) if source.transposed else view
+    return view if source.is_whole else view[source.start : source.stop : source.step]
+
+
+def load_parameter(checkpoint: Checkpoint, source: Source, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A parameter, of `dtype` on `device`."""
+    stored = _part(checkpoint.tensor(source.tensor), source)
     if stored.dtype == dtype and device.type == "cpu" and stored.is_contiguous():
         advise_huge_pages(stored)
         return stored
@@ -125,7 +161,7 @@ def load_parameter(checkpoint: Checkpoint, name: str, dtype: torch.dtype, device
     del stored
     for start in range(0, rows, step):
         part = slice(start, start + step)
-        out[part].copy_(checkpoint.tensor(name)[part])
+        out[part].copy_(_part(checkpoint.tensor(source.tensor), source)[part])
         checkpoint.touched(step * row_bytes)
     return out
 

@@ -39,6 +39,7 @@ def _rope(rope_type: str, **options: Any) -> dict[str, Any]:
 
 LLAMA, QWEN2, QWEN3 = checkpoints.save_tiny_llama, checkpoints.save_tiny_qwen2, checkpoints.save_tiny_qwen3
 MISTRAL, GEMMA3 = checkpoints.save_tiny_mistral, checkpoints.save_tiny_gemma3
+MIXTRAL, QWEN3_MOE = checkpoints.save_tiny_mixtral, checkpoints.save_tiny_qwen3_moe
 CASES = {
     "llama-gqa": Case(LLAMA),
     "llama-mha": Case(LLAMA, {"num_key_value_heads": 4}),
@@ -87,6 +88,12 @@ CASES = {
             }
         },
     ),
+    "mixtral": Case(MIXTRAL),
+    "mixtral-window": Case(MIXTRAL, {"sliding_window": 9}),
+    "mixtral-one-expert": Case(MIXTRAL, {"num_experts_per_tok": 1}),
+    "qwen3-moe": Case(QWEN3_MOE),
+    "qwen3-moe-plain-sum": Case(QWEN3_MOE, {"norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": []}),
+    **{name: Case(build) for name, build in checkpoints.MORE_BUILDERS.items()},
     "gemma3-multimodal": Case(checkpoints.save_tiny_gemma3_conditional, {"seed": 3}),
 }
 

@@ -50,6 +50,121 @@ def save_tiny_qwen3(path: Path, *, seed: int = 0, dtype: str = "float32", **opti
     return _save(path, transformers.Qwen3Config(**_SIZES | {"head_dim": 32} | options), seed, dtype)
 
 
+def save_tiny_mixtral(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A MixtralForCausalLM of five experts, two for each token."""
+    experts = {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 48}
+    return _save(path, transformers.MixtralConfig(**_SIZES | experts | options), seed, dtype)
+
+
+def save_tiny_qwen3_moe(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A Qwen3MoeForCausalLM whose middle layer has no experts."""
+    experts = {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 40,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+        "head_dim": 32,
+    }
+    return _save(path, transformers.Qwen3MoeConfig(**_SIZES | experts | options), seed, dtype)
+
+
+def save_tiny_qwen2_moe(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A Qwen2MoeForCausalLM with a shared block beside its experts."""
+    experts = {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 48,
+    }
+    return _save(path, transformers.Qwen2MoeConfig(**_SIZES | experts | options), seed, dtype)
+
+
+def save_tiny_glm4_moe(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A Glm4MoeForCausalLM: a dense layer, then experts in groups and a shared block."""
+    experts = {
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 24,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 1,
+        "use_qk_norm": True,
+        "attention_bias": True,
+        "head_dim": 32,
+    }
+    return _save(path, transformers.Glm4MoeConfig(**_SIZES | experts | options), seed, dtype)
+
+
+def save_tiny_minimax_m2(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A MiniMaxM2ForCausalLM of seven experts that rotates half of each head."""
+    experts = {
+        "num_local_experts": 7,
+        "num_experts_per_tok": 3,
+        "intermediate_size": 24,
+        "head_dim": 32,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
+    }
+    return _save(path, transformers.MiniMaxM2Config(**_SIZES | experts | options), seed, dtype)
+
+
+def save_tiny_olmo2(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """An Olmo2ForCausalLM."""
+    return _save(path, transformers.Olmo2Config(**_SIZES | options), seed, dtype)
+
+
+def save_tiny_olmo3(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """An Olmo3ForCausalLM of two local layers and a global one, window shorter than a test's prompt."""
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    return _save(
+        path, transformers.Olmo3Config(**_SIZES | {"sliding_window": 10, "layer_types": kinds} | options), seed, dtype
+    )
+
+
+def save_tiny_phi3(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A Phi3ForCausalLM, its tensors fused."""
+    return _save(
+        path, transformers.Phi3Config(**_SIZES | {"original_max_position_embeddings": 256} | options), seed, dtype
+    )
+
+
+def save_tiny_smollm3(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A SmolLM3ForCausalLM whose second layer knows no positions."""
+    sizes = _SIZES | {"no_rope_layer_interval": 2, "tie_word_embeddings": False}
+    return _save(path, transformers.SmolLM3Config(**sizes | options), seed, dtype)
+
+
+def save_tiny_granite(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A GraniteForCausalLM with all four multipliers."""
+    multipliers = {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.6,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 4.0,
+    }
+    return _save(path, transformers.GraniteConfig(**_SIZES | multipliers | options), seed, dtype)
+
+
+def save_tiny_ministral3(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A Ministral3ForCausalLM whose queries grow from position 16 on."""
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 1e6,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.4,
+    }
+    return _save(
+        path, transformers.Ministral3Config(**_SIZES | {"head_dim": 32, "rope_parameters": rope} | options), seed, dtype
+    )
+
+
 def save_tiny_gemma3(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A Gemma3ForCausalLM of two local layers and a global one, window shorter than a test's prompt."""
     return _save(path, transformers.Gemma3TextConfig(**_GEMMA3 | options), seed, dtype)
@@ -89,7 +204,23 @@ BUILDERS: dict[str, Builder] = {
     "qwen2": save_tiny_qwen2,
     "qwen3": save_tiny_qwen3,
     "gemma3": save_tiny_gemma3,
+    "mixtral": save_tiny_mixtral,
+    "qwen3_moe": save_tiny_qwen3_moe,
 }
+"""Families that every property is tested of."""
+
+MORE_BUILDERS: dict[str, Builder] = {
+    "qwen2_moe": save_tiny_qwen2_moe,
+    "glm4_moe": save_tiny_glm4_moe,
+    "minimax_m2": save_tiny_minimax_m2,
+    "olmo2": save_tiny_olmo2,
+    "olmo3": save_tiny_olmo3,
+    "phi3": save_tiny_phi3,
+    "smollm3": save_tiny_smollm3,
+    "granite": save_tiny_granite,
+    "ministral3": save_tiny_ministral3,
+}
+"""Families of which parity with transformers is tested: their parts are tested with the others."""
 
 
 def edit_config(path: Path, **changes: Any) -> Path:
@@ -138,6 +269,9 @@ def _spread(model: PreTrainedModel, width: float) -> None:
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * (0.2 if "norm" in name else width))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(torch.randn_like(buffer) * width)
 
 
 def _edit(path: Path, name: str, changes: dict[str, Any]) -> Path:

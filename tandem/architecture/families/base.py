@@ -66,6 +66,7 @@ class Family:
 class Defaults:
     """Values that transformers assumes for absent keys. None: as many KV heads as heads, hidden / heads, no token.
 
+    `rotary_share`: part of each head that is rotated; None = all of it, and nothing else is served.
     The five sizes that define a model have no default except in Gemma, whose files may leave any of them out.
     """
 
@@ -79,6 +80,7 @@ class Defaults:
     activation: str = "silu"
     eps: float = 1e-6
     theta: float = DEFAULT_THETA
+    rotary_share: float | None = None
     hidden: int = REQUIRED
     intermediate: int = REQUIRED
     layers: int = REQUIRED
@@ -107,10 +109,17 @@ class Sizes:
         """A norm over the hidden state, or over `size` elements."""
         return NormSpec(name, self.hidden if size is None else size, self.eps, self.unit_offset)
 
-    def rope(self, fields: Fields) -> RopeSpec:
-        """The rotary embedding that all layers share."""
+    def rope(self, fields: Fields, rotary_share: float | None = None) -> RopeSpec:
+        """The rotary embedding that all layers share. `rotary_share`: where the family's own key says it."""
         defaults = self.defaults
-        return flat_rope(fields, head_dim=self.head_dim, max_positions=self.max_positions, theta=defaults.theta)
+        return flat_rope(
+            fields,
+            head_dim=self.head_dim,
+            max_positions=self.max_positions,
+            theta=defaults.theta,
+            default_share=rotary_share or defaults.rotary_share or 1.0,
+            served_shares=(1.0,) if defaults.rotary_share is None else None,
+        )
 
 
 def read_sizes(fields: Fields, defaults: Defaults, *, unit_offset: bool = False) -> Sizes:
@@ -170,10 +179,14 @@ def attention(
     qkv_bias: bool = False,
     output_bias: bool = False,
     head_norms: bool = False,
+    whole_norms: bool = False,
 ) -> AttentionSpec:
-    """Attention of layer `index` under the names of Llama. `head_norms`: a norm on each head of q and k."""
+    """Attention of layer `index` under the names of Llama. `head_norms`: a norm on each head of q and k; `whole_norms`:
+    one on all heads together.
+    """
     prefix, hidden = f"{layer_prefix(index)}.self_attn", sizes.hidden
     query, key = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+    has_norms = head_norms or whole_norms
     return AttentionSpec(
         q=LinearSpec(f"{prefix}.q_proj", query, hidden, qkv_bias),
         k=LinearSpec(f"{prefix}.k_proj", key, hidden, qkv_bias),
@@ -185,8 +198,8 @@ def attention(
         scale=sizes.head_dim**-0.5 if scale is None else scale,
         rope=rope,
         window=window,
-        q_norm=sizes.norm(f"{prefix}.q_norm", sizes.head_dim) if head_norms else None,
-        k_norm=sizes.norm(f"{prefix}.k_norm", sizes.head_dim) if head_norms else None,
+        q_norm=sizes.norm(f"{prefix}.q_norm", query if whole_norms else sizes.head_dim) if has_norms else None,
+        k_norm=sizes.norm(f"{prefix}.k_norm", key if whole_norms else sizes.head_dim) if has_norms else None,
     )
 
 
@@ -222,6 +235,8 @@ def build_model(
     *,
     embedding_scale: float = 1.0,
     logit_softcap: float = 0.0,
+    logit_scale: float = 1.0,
+    unserved: tuple[str, ...] = (),
 ) -> ModelSpec:
     """The model of these layers, with the tokens and the tie of embedding and head that `fields` have."""
     defaults = sizes.defaults
@@ -238,6 +253,8 @@ def build_model(
         bos_token_id=_read_bos(fields, defaults.bos_token_id),
         embedding_scale=embedding_scale,
         logit_softcap=logit_softcap,
+        logit_scale=logit_scale,
+        unserved=unserved,
     )
 
 

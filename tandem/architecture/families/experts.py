@@ -1,10 +1,14 @@
-"""Mixtures of experts under the names that most families share."""
+"""Mixtures of experts under the names that several families share.
+
+Routers come without a prefix: `mixture_of_experts` and `mixtral_experts` set it.
+"""
 
 from typing import Final
 
 from tandem.architecture.families import base
 from tandem.architecture.feed_forward import GatedSpec, MixtureOfExpertsSpec, RouterSpec
 from tandem.architecture.fields import Fields
+from tandem.architecture.tensors import LinearSpec, ShardAxis
 
 TRAINING_KEYS: Final = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
 _NAMES = ("num_experts", "num_local_experts", "n_routed_experts")  # `transformers` takes each for the others
@@ -20,8 +24,25 @@ def read_num_experts(fields: Fields, default: int) -> int:
 def mixture_of_experts(
     sizes: base.Sizes, prefix: str, router: RouterSpec, intermediate: int, shared: GatedSpec | None = None
 ) -> MixtureOfExpertsSpec:
-    """Experts `{prefix}.experts.{i}` of `intermediate` inner elements each."""
+    """Experts `{prefix}.experts.{i}` of `intermediate` inner elements each, as Qwen and GLM name them."""
     experts = tuple(
         base.gated(sizes, f"{prefix}.experts.{expert}", intermediate) for expert in range(router.num_experts)
     )
-    return MixtureOfExpertsSpec(router=router, experts=experts, shared=shared)
+    return MixtureOfExpertsSpec(router=router.under(prefix), experts=experts, shared=shared)
+
+
+def mixtral_experts(sizes: base.Sizes, prefix: str, router: RouterSpec) -> MixtureOfExpertsSpec:
+    """Experts of the usual size, with the tensors w1 (gate), w3 (up) and w2 (down), as Mixtral names them."""
+    return MixtureOfExpertsSpec(
+        router=router.under(prefix),
+        experts=tuple(_mixtral_expert(sizes, f"{prefix}.experts.{expert}") for expert in range(router.num_experts)),
+    )
+
+
+def _mixtral_expert(sizes: base.Sizes, prefix: str) -> GatedSpec:
+    return GatedSpec(
+        gate=LinearSpec(f"{prefix}.w1", sizes.intermediate, sizes.hidden),
+        up=LinearSpec(f"{prefix}.w3", sizes.intermediate, sizes.hidden),
+        down=LinearSpec(f"{prefix}.w2", sizes.hidden, sizes.intermediate, axis=ShardAxis.ROW),
+        activation=sizes.activation,
+    )

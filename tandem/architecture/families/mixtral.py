@@ -1,11 +1,11 @@
 """MixtralForCausalLM: attention as Mistral, experts in every layer."""
 
 from tandem.architecture.families import base
-from tandem.architecture.families.experts import TRAINING_KEYS, read_num_experts
-from tandem.architecture.feed_forward import GatedSpec, MixtureOfExpertsSpec, RouterSpec, Score
+from tandem.architecture.families.experts import TRAINING_KEYS, mixtral_experts, read_num_experts
+from tandem.architecture.feed_forward import RouterSpec, Score
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec
-from tandem.architecture.tensors import LinearSpec, ShardAxis
+from tandem.architecture.tensors import LinearSpec
 
 _DEFAULTS = base.Defaults(
     max_positions=4096 * 32,
@@ -26,36 +26,24 @@ def _read_model(fields: Fields) -> ModelSpec:
     sizes = base.read_sizes(fields, _DEFAULTS)
     window, rope = fields.optional_count("sliding_window"), sizes.rope(fields)
     num_experts = read_num_experts(fields, 8)
-    top_k = fields.count("num_experts_per_tok", 2, high=num_experts)
+    router = RouterSpec(
+        linear=LinearSpec("gate", num_experts, sizes.hidden),
+        top_k=fields.count("num_experts_per_tok", 2, high=num_experts),
+        score=Score.SOFTMAX,
+        renormalise=True,
+    )
     layers = [
         base.pre_norm_layer(
-            sizes, index, base.attention(sizes, index, rope, window=window), _experts(sizes, index, num_experts, top_k)
+            sizes,
+            index,
+            base.attention(sizes, index, rope, window=window),
+            mixtral_experts(sizes, f"{base.layer_prefix(index)}.block_sparse_moe", router),
         )
         for index in range(sizes.num_layers)
     ]
     model = base.build_model("mixtral", fields, sizes, layers)
     base.check_unread(fields, TRAINING_KEYS)
     return model
-
-
-def _experts(sizes: base.Sizes, index: int, num_experts: int, top_k: int) -> MixtureOfExpertsSpec:
-    prefix = f"{base.layer_prefix(index)}.block_sparse_moe"
-    router = RouterSpec(
-        linear=LinearSpec(f"{prefix}.gate", num_experts, sizes.hidden),
-        top_k=top_k,
-        score=Score.SOFTMAX,
-        renormalise=True,
-    )
-    experts = tuple(
-        GatedSpec(
-            gate=LinearSpec(f"{prefix}.experts.{expert}.w1", sizes.intermediate, sizes.hidden),
-            up=LinearSpec(f"{prefix}.experts.{expert}.w3", sizes.intermediate, sizes.hidden),
-            down=LinearSpec(f"{prefix}.experts.{expert}.w2", sizes.hidden, sizes.intermediate, axis=ShardAxis.ROW),
-            activation=sizes.activation,
-        )
-        for expert in range(num_experts)
-    )
-    return MixtureOfExpertsSpec(router=router, experts=experts)
 
 
 FAMILY = base.Family(_read_model)

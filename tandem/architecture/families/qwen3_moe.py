@@ -3,7 +3,7 @@
 from tandem.architecture.families import base
 from tandem.architecture.families.experts import TRAINING_KEYS, mixture_of_experts, read_num_experts
 from tandem.architecture.families.qwen3 import read_attention
-from tandem.architecture.feed_forward import FeedForwardSpec, RouterSpec, Score
+from tandem.architecture.feed_forward import MixtureOfExpertsSpec, RouterSpec, Score
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec
 from tandem.architecture.tensors import LinearSpec
@@ -21,7 +21,7 @@ def _read_model(fields: Fields) -> ModelSpec:
     if not fields.flag("use_sliding_window", False):
         window = None
     mixers = read_attention(fields, sizes, (window,) * sizes.num_layers)
-    blocks = read_blocks(fields, sizes)
+    blocks = read_blocks(fields, sizes, num_experts=128, top_k=8, width=768)
     layers = [
         base.pre_norm_layer(sizes, index, mixer, block)
         for index, (mixer, block) in enumerate(zip(mixers, blocks, strict=True))
@@ -31,21 +31,23 @@ def _read_model(fields: Fields) -> ModelSpec:
     return model
 
 
-def read_blocks(fields: Fields, sizes: base.Sizes) -> list[FeedForwardSpec | None]:
-    """Of each layer; None = the usual gated block."""
-    num_experts = read_num_experts(fields, 128)
-    top_k = fields.count("num_experts_per_tok", 8, high=num_experts)
-    width = fields.count("moe_intermediate_size", 768, high=1 << 20)
+def read_blocks(
+    fields: Fields, sizes: base.Sizes, *, num_experts: int, top_k: int, width: int
+) -> list[MixtureOfExpertsSpec | None]:
+    """Of each layer; None = the usual gated block. The numbers are those of absent keys."""
+    num_experts = read_num_experts(fields, num_experts)
+    top_k = fields.count("num_experts_per_tok", top_k, high=num_experts)
+    width = fields.count("moe_intermediate_size", width, high=1 << 20)
     step = fields.count("decoder_sparse_step", 1)
     dense = fields.indices("mlp_only_layers", sizes.num_layers)
     renormalise = fields.flag("norm_topk_prob", False)
 
-    def block(index: int) -> FeedForwardSpec | None:
+    def block(index: int) -> MixtureOfExpertsSpec | None:
         if index in dense or (index + 1) % step:
             return None
         prefix = f"{base.layer_prefix(index)}.mlp"
         router = RouterSpec(
-            linear=LinearSpec(f"{prefix}.gate", num_experts, sizes.hidden),
+            linear=LinearSpec("gate", num_experts, sizes.hidden),
             top_k=top_k,
             score=Score.SOFTMAX,
             renormalise=renormalise,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from tandem.architecture.mixers import AttentionSpec
+from tandem.architecture.mixers import AttentionSpec, QueryScaling
 from tandem.attention.arena import LayerKV
 from tandem.attention.base import AttentionBackend, AttentionBatch, AttentionParams
 from tandem.kernels.base import Kernels
@@ -29,14 +29,18 @@ class Attention:
         self._k = Linear.take(spec.k, weights, kernels)
         self._v = Linear.take(spec.v, weights, kernels)
         self._o = Linear.take(spec.o, weights, kernels)
-        self._q_norm = Norm.take_optional(spec.q_norm, weights, kernels)
-        self._k_norm = Norm.take_optional(spec.k_norm, weights, kernels)
+        q_norm = Norm.take_optional(spec.q_norm, weights, kernels)
+        k_norm = Norm.take_optional(spec.k_norm, weights, kernels)
+        is_per_head = spec.q_norm is not None and spec.q_norm.size == spec.head_dim
+        self._head_q_norm, self._head_k_norm = (q_norm, k_norm) if is_per_head else (None, None)
+        self._whole_q_norm, self._whole_k_norm = (None, None) if is_per_head else (q_norm, k_norm)
+        self._query_factors = _query_factors(spec.query_scaling, rotary.cos)
 
     def write(self, x: torch.Tensor, positions: torch.Tensor, kv: LayerKV, batch: AttentionBatch) -> torch.Tensor:
         """Queries [num_tokens, num_heads, head_dim] of `x` [num_tokens, hidden]; its K and V are in `kv` then."""
-        spec, norm = self._spec, self._q_norm
-        queries = self._q(x).view(-1, spec.num_heads, spec.head_dim)
-        keys = self._k(x).view(-1, spec.num_kv_heads, spec.head_dim)
+        spec, norm = self._spec, self._head_q_norm
+        queries = _normed(self._q(x), self._whole_q_norm).view(-1, spec.num_heads, spec.head_dim)
+        keys = _normed(self._k(x), self._whole_k_norm).view(-1, spec.num_kv_heads, spec.head_dim)
         values = self._v(x).view(-1, spec.num_kv_heads, spec.head_dim)
         self._kernels.rope_and_write(
             queries,
@@ -49,10 +53,12 @@ class Attention:
             kv.keys,
             kv.values,
             q_norm=None if norm is None else norm.weight,
-            k_norm=None if self._k_norm is None else self._k_norm.weight,
+            k_norm=None if self._head_k_norm is None else self._head_k_norm.weight,
             norm_eps=1e-6 if norm is None else norm.spec.eps,
             unit_offset=norm is not None and norm.spec.unit_offset,
         )
+        if self._query_factors is not None:
+            queries.mul_(self._query_factors[positions].to(queries.dtype))
         return queries
 
     def attend(
@@ -60,3 +66,15 @@ class Attention:
     ) -> torch.Tensor:
         """[num_tokens, hidden], of what the queries find in `kv`."""
         return self._o(backend.attend(queries, kv, batch, self._params).flatten(1))
+
+
+def _normed(x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+    return x if norm is None else norm(x)
+
+
+def _query_factors(scaling: QueryScaling | None, cos: torch.Tensor) -> torch.Tensor | None:
+    """[max_positions, 1, 1] float32; `cos` [max_positions, ...] is the layer's rotary table."""
+    if scaling is None:
+        return None
+    positions = torch.arange(len(cos), device=cos.device)
+    return (1 + scaling.beta * torch.log(1 + torch.floor(positions / scaling.original_length))).view(-1, 1, 1)

@@ -17,7 +17,7 @@ class Router:
     def __init__(self, spec: RouterSpec, weights: Mapping[str, torch.Tensor], kernels: Kernels) -> None:
         self._spec = spec
         self._linear = Linear.take(spec.linear, weights, kernels)
-        self._correction = None if spec.correction is None else weights[spec.correction.name].float()
+        self._correction = None if spec.correction is None else weights[spec.correction.name]
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`x` [num_tokens, hidden] -> weights, float32, and experts, int64, both [num_tokens, top_k]."""
@@ -38,11 +38,7 @@ class Router:
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
         """[num_tokens, num_experts] float32."""
-        linear = self._linear
-        if not self._spec.in_float32:
-            return linear(x).float()
-        bias = None if linear.bias is None else linear.bias.float()
-        return linear.kernels.linear(x.float(), linear.weight.float(), bias)
+        return self._linear(x.to(self._linear.weight.dtype)).float()
 
 
 def _best(scores: torch.Tensor, count: int) -> torch.Tensor:

@@ -50,7 +50,13 @@ def _is_plain(layer: LayerSpec, mixer: AttentionSpec, mlp: GatedSpec) -> bool:
     """NOTE: not with biases in the feed-forward block: they are rare, and the compiled call passes none."""
     has_bias = mlp.gate.bias or mlp.up.bias or mlp.down.bias
     is_normed = layer.before_mixer is not None and layer.before_feed_forward is not None
-    return not has_bias and is_normed and layer.residual_scale == 1.0 and mixer.rope is not None and mixer.sinks is None
+    return (
+        not has_bias
+        and is_normed
+        and layer.residual_scale == 1.0
+        and mixer.rope is not None
+        and not (mixer.sinks or mixer.query_scaling)
+    )
 
 
 def _has_one_norm(model: ModelSpec, layer: LayerSpec, mixer: AttentionSpec) -> bool:

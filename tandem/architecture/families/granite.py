@@ -1,0 +1,47 @@
+"""GraniteForCausalLM: Granite 3. As Llama, with a multiplier on embeddings, scores, residual branches and logits."""
+
+from dataclasses import replace
+
+from tandem.architecture.families import base
+from tandem.architecture.fields import Fields
+from tandem.architecture.model import ModelSpec
+
+_DEFAULTS = base.Defaults(
+    max_positions=2048,
+    eos_token_id=2,
+    bos_token_id=1,
+    hidden=4096,
+    intermediate=11008,
+    layers=32,
+    heads=32,
+    vocab=32000,
+)
+
+
+def _read_model(fields: Fields) -> ModelSpec:
+    sizes = base.read_sizes(fields, _DEFAULTS)
+    rope, scale = sizes.rope(fields), fields.number("attention_multiplier", 1.0)
+    residual_scale = fields.number("residual_multiplier", 1.0)
+    bias, mlp_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
+    layers = [
+        base.pre_norm_layer(
+            sizes,
+            index,
+            base.attention(sizes, index, rope, scale=scale, qkv_bias=bias, output_bias=bias),
+            base.gated(sizes, f"{base.layer_prefix(index)}.mlp", bias=mlp_bias),
+        )
+        for index in range(sizes.num_layers)
+    ]
+    model = base.build_model(
+        "granite",
+        fields,
+        sizes,
+        [replace(layer, residual_scale=residual_scale) for layer in layers],
+        embedding_scale=fields.number("embedding_multiplier", 1.0),
+        logit_scale=1.0 / fields.number("logits_scaling", 1.0),
+    )
+    base.check_unread(fields)
+    return model
+
+
+FAMILY = base.Family(_read_model)

@@ -1,0 +1,56 @@
+"""Olmo3ForCausalLM: as Olmo 2 with a window on three of four layers; only the others have a scaled rotary embedding."""
+
+from dataclasses import replace
+
+from tandem.architecture.families import base, olmo2
+from tandem.architecture.fields import Fields
+from tandem.architecture.model import ModelSpec
+from tandem.architecture.rope import RopeSpec, read_rope
+
+_THETA = 500_000.0
+_DEFAULTS = replace(olmo2.DEFAULTS, theta=_THETA)
+_DEFAULT_WINDOW, _PATTERN = 4096, 4
+
+
+def _read_model(fields: Fields) -> ModelSpec:
+    sizes = base.read_sizes(fields, _DEFAULTS)
+    window, bias = fields.optional_count("sliding_window", _DEFAULT_WINDOW), fields.flag("attention_bias", False)
+    types = base.read_layer_types(fields, sizes.num_layers)
+    if types is None:
+        types = tuple(base.SLIDING if (i + 1) % _PATTERN else base.FULL for i in range(sizes.num_layers))
+    if window is None and base.SLIDING in types:
+        raise fields.wrong("sliding_window", "a positive integer where layers are sliding")
+    ropes = _read_ropes(fields, sizes)
+    layers = [
+        olmo2.layer(sizes, index, ropes[kind], bias=bias, window=window if kind == base.SLIDING else None)
+        for index, kind in enumerate(types)
+    ]
+    model = base.build_model("olmo3", fields, sizes, layers)
+    base.check_unread(fields)
+    return model
+
+
+def _read_ropes(fields: Fields, sizes: base.Sizes) -> dict[str, RopeSpec]:
+    """`rope_parameters` by layer type; in older files `rope_theta` and `rope_scaling`, which are the full layers'."""
+    nested, scaling = fields.section("rope_parameters"), fields.section("rope_scaling")
+    theta = fields.number("rope_theta", _THETA)
+    full = nested.section(base.FULL) if nested is not None else None
+    sliding = nested.section(base.SLIDING) if nested is not None else None
+    if nested is not None:
+        nested.refuse_unread()
+    if scaling is not None and full is not None:
+        raise fields.unsupported("rope_scaling", "either rope_parameters or rope_scaling")
+
+    def rope(parameters: Fields | None, default_theta: float) -> RopeSpec:
+        return read_rope(
+            fields,
+            parameters,
+            head_dim=sizes.head_dim,
+            max_positions=sizes.max_positions,
+            default_theta=default_theta,
+        )
+
+    return {base.FULL: rope(scaling or full, theta), base.SLIDING: rope(sliding, _THETA)}
+
+
+FAMILY = base.Family(_read_model)

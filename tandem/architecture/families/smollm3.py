@@ -1,0 +1,66 @@
+"""SmolLM3ForCausalLM: as Llama, without positions in every fourth layer."""
+
+from tandem.architecture.families import base
+from tandem.architecture.fields import Fields
+from tandem.architecture.model import ModelSpec
+
+_DEFAULTS = base.Defaults(
+    max_positions=32768,
+    kv_heads=4,
+    eos_token_id=128_001,
+    bos_token_id=128_000,
+    tied=True,
+    theta=2e6,
+    hidden=2048,
+    intermediate=11008,
+    layers=36,
+    heads=16,
+    vocab=128_256,
+)
+_DEFAULT_INTERVAL = 4
+
+
+def _read_model(fields: Fields) -> ModelSpec:
+    sizes = base.read_sizes(fields, _DEFAULTS)
+    rope, have_rope = sizes.rope(fields), _read_rope_layers(fields, sizes.num_layers)
+    windows = _read_windows(fields, have_rope)
+    bias, mlp_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
+    layers = [
+        base.pre_norm_layer(
+            sizes,
+            index,
+            base.attention(sizes, index, rope if has_rope else None, window=window, qkv_bias=bias, output_bias=bias),
+            base.gated(sizes, f"{base.layer_prefix(index)}.mlp", bias=mlp_bias),
+        )
+        for index, (has_rope, window) in enumerate(zip(have_rope, windows, strict=True))
+    ]
+    model = base.build_model("smollm3", fields, sizes, layers)
+    base.check_unread(fields)
+    return model
+
+
+def _read_rope_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+    """Whether each layer rotates: `no_rope_layers` has a 1 (sic) for those that do; else all but every nth."""
+    interval = fields.count("no_rope_layer_interval", _DEFAULT_INTERVAL)
+    if fields.get("no_rope_layers") is None:
+        return tuple((index + 1) % interval != 0 for index in range(num_layers))
+    given = fields.indices("no_rope_layers", 2)
+    if len(given) != num_layers:
+        raise fields.wrong("no_rope_layers", f"a list of num_hidden_layers={num_layers} zeros and ones")
+    return tuple(bool(value) for value in given)
+
+
+def _read_windows(fields: Fields, have_rope: tuple[bool, ...]) -> tuple[int | None, ...]:
+    """Only with `use_sliding_window`: by `layer_types`, or in the layers that do not rotate."""
+    window = fields.optional_count("sliding_window")
+    types = base.read_layer_types(fields, len(have_rope))
+    if not fields.flag("use_sliding_window", False):
+        window = None
+    if types is None:
+        types = tuple(base.FULL if has_rope or window is None else base.SLIDING for has_rope in have_rope)
+    if window is None and base.SLIDING in types:
+        raise fields.wrong("layer_types", f"{base.FULL} throughout, because no sliding window is in use")
+    return tuple(window if kind == base.SLIDING else None for kind in types)
+
+
+FAMILY = base.Family(_read_model)
