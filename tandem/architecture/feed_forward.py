@@ -11,13 +11,24 @@ Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True)
+class Clamp:
+    """In place of an activation: `(up + 1) * gate * sigmoid(alpha * gate)` with `gate` at most `limit` and `up` within
+    `limit` of 0 (gpt-oss).
+    """
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
 class GatedSpec:
-    """`down(activation(gate(x)) * up(x))`."""
+    """`down(activation(gate(x)) * up(x))`; with `clamp`, its form in place of the activation."""
 
     gate: LinearSpec
     up: LinearSpec
     down: LinearSpec
     activation: Activation
+    clamp: Clamp | None = None
 
     @property
     def intermediate_size(self) -> int:

@@ -89,6 +89,11 @@ class ModelSpec:
         """The largest bound of attention scores in any layer; 0 = none."""
         return max((layer.mixer.softcap for layer in self.layers), default=0.0)
 
+    @property
+    def has_sinks(self) -> bool:
+        """Whether attention has sinks in any layer."""
+        return any(layer.mixer.sinks is not None for layer in self.layers)
+
     def tensors(self) -> Iterator[TensorSpec]:
         """Every parameter; the head only when it is a tensor of its own."""
         table = (self.vocab_size, self.hidden_size)

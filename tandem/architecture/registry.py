@@ -23,6 +23,7 @@ _ARCHITECTURES: Mapping[str, _Entry] = {
     "Qwen3ForCausalLM": _Entry("qwen3", "qwen3"),
     "Qwen3MoeForCausalLM": _Entry("qwen3_moe", "qwen3_moe"),
     "Glm4MoeForCausalLM": _Entry("glm4_moe", "glm4_moe"),
+    "GptOssForCausalLM": _Entry("gpt_oss", "gpt_oss"),
     "GraniteForCausalLM": _Entry("granite", "granite"),
     "MiniMaxM2ForCausalLM": _Entry("minimax_m2", "minimax_m2"),
     "Ministral3ForCausalLM": _Entry("ministral3", "ministral3"),

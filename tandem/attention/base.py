@@ -4,7 +4,7 @@ A backend attends over the arena, where the step's K and V have already been wri
 and any mix of them in one call, and answers `refuses` with a reason instead of serving a spec wrongly.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -47,11 +47,15 @@ class WantedTokens:
 
 @dataclass(frozen=True, slots=True)
 class AttentionParams:
-    """What one layer's attention needs beyond the batch. `window` as in KVSpec; `softcap` 0 = none."""
+    """One layer's attention beyond the batch. `window` as in KVSpec; `softcap` 0 = none.
+
+    `sinks`: [num_heads] float32, a score for each head that joins the softmax and has no value; None = none.
+    """
 
     scale: float
     window: int | None = None
     softcap: float = 0.0
+    sinks: torch.Tensor | None = field(default=None, compare=False)
 
 
 class AttentionBackend(Protocol):
@@ -64,7 +68,7 @@ class AttentionBackend(Protocol):
     name: str
     graph_safe: bool
 
-    def refuses(self, spec: KVSpec, block_size: int, softcap: float) -> str | None:
+    def refuses(self, spec: KVSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
         """Why this backend cannot serve such a layer exactly here (device, dtype, shape), or None when it can."""
         ...
 

@@ -74,8 +74,10 @@ class FlashInferBackend:
         self._workspace: torch.Tensor | None = None
         self._plans: list[_Plan] = []  # oldest first
 
-    def refuses(self, spec: KVSpec, block_size: int, softcap: float) -> str | None:
+    def refuses(self, spec: KVSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
         """Why not. Soft-capping and windows are served."""
+        if sinks:
+            return "it has no attention sinks"
         if self._device.type != "cuda":
             return f"device {self._device} is not CUDA"
         if importlib.util.find_spec("flashinfer") is None:

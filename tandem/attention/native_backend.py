@@ -31,7 +31,7 @@ class NativeBackend:
         except ConfigurationError as error:
             self._reason = str(error)
 
-    def refuses(self, spec: KVSpec, block_size: int, softcap: float) -> str | None:
+    def refuses(self, spec: KVSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
         if self._reason is not None:
             return self._reason
         if spec.head_dim % 8 or spec.head_dim > MAX_HEAD_DIM:
@@ -52,4 +52,5 @@ class NativeBackend:
             params.scale,
             window=params.window or 0,
             softcap=params.softcap,
+            sinks=params.sinks,
         )

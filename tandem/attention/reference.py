@@ -20,7 +20,7 @@ class ReferenceBackend:
     def __init__(self, device: torch.device | None = None) -> None:
         """`device` is where it will be used; any will do."""
 
-    def refuses(self, spec: KVSpec, block_size: int, softcap: float) -> str | None:
+    def refuses(self, spec: KVSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
         """It serves every spec."""
         return None
 
@@ -81,4 +81,8 @@ def _weights(queries: torch.Tensor, keys: torch.Tensor, visible: torch.Tensor, p
     scores = torch.einsum("qhd,hkd->hqk", queries, keys) * params.scale
     if params.softcap:
         scores = torch.tanh(scores / params.softcap) * params.softcap
-    return scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if params.sinks is None:
+        return scores.softmax(dim=-1)
+    sinks = params.sinks.to(scores.dtype)[:, None, None].expand(-1, scores.shape[1], 1)
+    return torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]

@@ -40,7 +40,9 @@ def create_backend(name: str, device: torch.device) -> AttentionBackend:
     return factory(device)
 
 
-def choose_backend(name: str, device: torch.device, layout: KVLayout, softcap: float) -> AttentionBackend:
+def choose_backend(
+    name: str, device: torch.device, layout: KVLayout, softcap: float, *, sinks: bool = False
+) -> AttentionBackend:
     """The named backend, or for "auto" the preferred one that serves every KV group.
 
     Raises:
@@ -50,16 +52,16 @@ def choose_backend(name: str, device: torch.device, layout: KVLayout, softcap: f
     reasons = []
     for candidate in candidates:
         backend = create_backend(candidate, device)
-        reason = _refusal(backend, layout, softcap)
+        reason = _refusal(backend, layout, softcap, sinks)
         if reason is None:
             return backend
         reasons.append(f"{candidate}: {reason}")
     raise ConfigurationError(f"attention_backend={name!r} cannot serve this model on {device}: {'; '.join(reasons)}")
 
 
-def _refusal(backend: AttentionBackend, layout: KVLayout, softcap: float) -> str | None:
+def _refusal(backend: AttentionBackend, layout: KVLayout, softcap: float, sinks: bool) -> str | None:
     for group in layout.groups:
-        reason = backend.refuses(group.spec, layout.block_size, softcap)
+        reason = backend.refuses(group.spec, layout.block_size, softcap, sinks=sinks)
         if reason is not None:
             return reason
     return None

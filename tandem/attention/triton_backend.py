@@ -73,8 +73,10 @@ class TritonBackend:
         self._device = device
         self._split_tokens = split_tokens
 
-    def refuses(self, spec: KVSpec, block_size: int, softcap: float) -> str | None:
+    def refuses(self, spec: KVSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
         """Why not; needs triton and a GPU that has bfloat16. Soft-capping and windows are always served."""
+        if sinks:
+            return "it has no attention sinks"
         if self._device.type != "cuda":
             return f"device {self._device} is not CUDA"
         if importlib.util.find_spec("triton") is None:

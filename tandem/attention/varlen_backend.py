@@ -37,8 +37,10 @@ class VarlenBackend:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def refuses(self, spec: KVSpec, block_size: int, softcap: float) -> str | None:
+    def refuses(self, spec: KVSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
         """Why not; the remedy is in the reason where there is one. Activates the FlashAttention that it needs."""
+        if sinks:
+            return "it has no attention sinks"
         if self._device.type != "cuda":
             return f"device {self._device} is not CUDA"
         if softcap:

@@ -81,7 +81,9 @@ def assemble(config: EngineConfig, *, clock: Clock | None = None, emit: BlockEve
     model = model.ended_by(tokenizer.eos_token_id)
     layout = build_layout(model.spec.kv_specs, config.block_size)
     sizes = resolve_sizes(config, model.spec, layout, device)
-    backend = choose_backend(config.attention_backend, device, layout, model.spec.attention_softcap)
+    backend = choose_backend(
+        config.attention_backend, device, layout, model.spec.attention_softcap, sinks=model.spec.has_sinks
+    )
     kv = KVCacheManager(
         layout,
         sizes.num_blocks,

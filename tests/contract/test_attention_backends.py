@@ -57,6 +57,7 @@ def paged(
     block_size: int = 16,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: bool = False,
 ) -> Paged:
     num_heads, num_kv_heads = heads
     needed = [-(-length // block_size) for length, _ in requests]
@@ -78,7 +79,7 @@ def paged(
             slots = slice(first - block * block_size, last - block * block_size)
             k_cache[tables[r, block], :, slots] = k[first:last].transpose(0, 1)
             v_cache[tables[r, block], :, slots] = v[first:last].transpose(0, 1)
-        expected.append(attention64(q[start : start + query_len], k, v, head_dim**-0.5, window, softcap))
+        expected.append(attention64(q[start : start + query_len], k, v, head_dim**-0.5, window, softcap, sinks))
         start += query_len
     lengths = torch.tensor(requests, dtype=torch.int32)
     query_start = F.pad(lengths[:, 1].cumsum(0, dtype=torch.int32), (1, 0))
@@ -94,7 +95,7 @@ def paged(
 
 
 def attention64(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, softcap: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int, softcap: float, sinks: bool
 ) -> torch.Tensor:
     group = q.shape[1] // k.shape[1]
     k, v = (t.double().repeat_interleave(group, 1) for t in (k, v))
@@ -103,7 +104,15 @@ def attention64(
     seq_len = k.shape[0]
     distance = torch.arange(seq_len - q.shape[0], seq_len)[:, None] - torch.arange(seq_len)[None]
     hidden = (distance < 0) | (distance >= (window or seq_len))
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -math.inf).softmax(-1), v)
+    scores = scores.masked_fill(hidden, -math.inf)
+    if sinks:
+        scores = torch.cat([scores, sinks_of(q.shape[1]).double()[:, None, None].expand(-1, len(q), 1)], dim=-1)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., :seq_len], v)
+
+
+def sinks_of(num_heads: int) -> torch.Tensor:
+    """From far below the scores to far above them."""
+    return torch.linspace(-60.0, 20.0, num_heads)
 
 
 ATTENTION_CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -125,6 +134,8 @@ ATTENTION_CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "window wider than context": ({"requests": [(90, 20)]}, {"window": 4096}),
     "softcap": ({"requests": [(130, 10), (64, 1)]}, {"softcap": 2.0}),
     "softcap and window": ({"requests": [(200, 70)]}, {"softcap": 30.0, "window": 65}),
+    "sinks": ({"requests": [(130, 10), (64, 1), (1, 1)], "heads": (8, 2)}, {"sinks": True}),
+    "sinks and window": ({"requests": [(300, 1), (200, 70)], "heads": (8, 2)}, {"sinks": True, "window": 65}),
     "long context": ({"requests": [(4500, 3)], "block_size": 64, "heads": (2, 1)}, {}),
 }
 
@@ -144,11 +155,14 @@ def test_queries_may_be_strided(backend: AttentionBackend) -> None:
     assert_close(attend(backend, replace(step, queries=padded[..., :64]), "bfloat16"), step.expected)
 
 
-def attend(backend: AttentionBackend, step: Paged, dtype: str, window: int = 0, softcap: float = 0.0) -> torch.Tensor:
+def attend(
+    backend: AttentionBackend, step: Paged, dtype: str, window: int = 0, softcap: float = 0.0, sinks: bool = False
+) -> torch.Tensor:
     """Run the backend, or skip with the reason it gives for refusing such a layer."""
     _, num_kv_heads, block_size, head_dim = step.kv.keys.shape
     spec = KVSpec(num_kv_heads, head_dim, dtype, window=window or None)
-    if (reason := backend.refuses(spec, block_size, softcap)) is not None:
+    if (reason := backend.refuses(spec, block_size, softcap, sinks=sinks)) is not None:
         pytest.skip(f"{backend.name} refuses: {reason}")
-    params = AttentionParams(head_dim**-0.5, window or None, softcap)
+    heads = sinks_of(step.queries.shape[1]) if sinks else None
+    params = AttentionParams(head_dim**-0.5, window or None, softcap, heads)
     return backend.attend(step.queries, step.kv, step.batch, params)

@@ -110,6 +110,18 @@ def save_tiny_minimax_m2(path: Path, *, seed: int = 0, dtype: str = "float32", *
     return _save(path, transformers.MiniMaxM2Config(**_SIZES | experts | options), seed, dtype)
 
 
+def save_tiny_gpt_oss(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A GptOssForCausalLM: sinks, a window shorter than a test's prompt, and clamps that are met."""
+    experts = {
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "sliding_window": 10,
+        "head_dim": 32,
+        "swiglu_limit": 1.5,
+    }
+    return _save(path, transformers.GptOssConfig(**_SIZES | experts | options), seed, dtype)
+
+
 def save_tiny_olmo2(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """An Olmo2ForCausalLM."""
     return _save(path, transformers.Olmo2Config(**_SIZES | options), seed, dtype)
@@ -213,6 +225,7 @@ MORE_BUILDERS: dict[str, Builder] = {
     "qwen2_moe": save_tiny_qwen2_moe,
     "glm4_moe": save_tiny_glm4_moe,
     "minimax_m2": save_tiny_minimax_m2,
+    "gpt_oss": save_tiny_gpt_oss,
     "olmo2": save_tiny_olmo2,
     "olmo3": save_tiny_olmo3,
     "phi3": save_tiny_phi3,

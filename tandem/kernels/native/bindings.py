@@ -79,7 +79,7 @@ class NativeKernels:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._linear = _bind(library, "tandem_linear", "13q")
-        self._paged_attention = _bind(library, "tandem_paged_attention", "20qdqdq")
+        self._paged_attention = _bind(library, "tandem_paged_attention", "20qdqd2q")
         self._rms_norm = _bind(library, "tandem_rms_norm", "13qd4q")
         self._rope_and_write = _bind(library, "tandem_rope_and_write", "22qd7q")
         self._gated_linear = _bind(library, "tandem_gated_linear", "15q")
@@ -208,6 +208,7 @@ class NativeKernels:
         window: int = 0,
         softcap: float = 0.0,
         *,
+        sinks: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Causal attention of each request's newest tokens over its whole context, which the cache already holds.
@@ -221,6 +222,7 @@ class NativeKernels:
             scale: multiplies q . k.
             window: key j is visible to query i iff 0 <= i - j < window; 0 = every earlier key.
             softcap: scores become softcap * tanh(score / softcap); 0 = off.
+            sinks: [num_heads] float32, a score for each head that joins the softmax and has no value.
             out: [num_tokens, num_heads, head_dim] to write into; allocated when not given.
         """
         if out is None:
@@ -246,6 +248,7 @@ class NativeKernels:
         assert seq_lens.is_contiguous()
         assert block_tables.shape[0] == num_requests
         assert query_start.shape[0] == num_requests + 1
+        assert sinks is None or (sinks.shape == (num_heads,) and sinks.dtype == torch.float32 and sinks.is_contiguous())
         self._paged_attention(
             DTYPE_CODES[q.dtype],
             q.data_ptr(),
@@ -270,6 +273,7 @@ class NativeKernels:
             scale,
             window,
             softcap,
+            0 if sinks is None else sinks.data_ptr(),
             torch.get_num_threads(),
         )
         return out

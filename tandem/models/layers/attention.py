@@ -24,7 +24,12 @@ class Attention:
         self._spec = spec
         self._kernels = kernels
         self._rotary = rotary
-        self._params = AttentionParams(spec.scale, spec.window, spec.softcap)
+        self._params = AttentionParams(
+            spec.scale,
+            spec.window,
+            spec.softcap,
+            None if spec.sinks is None else weights[spec.sinks.name].float(),
+        )
         self._q = Linear.take(spec.q, weights, kernels)
         self._k = Linear.take(spec.k, weights, kernels)
         self._v = Linear.take(spec.v, weights, kernels)

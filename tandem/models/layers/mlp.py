@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from tandem.architecture.feed_forward import GatedSpec
+from tandem.architecture.feed_forward import Clamp, GatedSpec
 from tandem.kernels.base import Kernels
 from tandem.models.layers.linear import Linear
 
@@ -15,6 +15,7 @@ class GatedMLP:
     def __init__(self, spec: GatedSpec, weights: Mapping[str, torch.Tensor], kernels: Kernels) -> None:
         self._kernels = kernels
         self._activation = spec.activation
+        self._clamp = spec.clamp
         self._gate = Linear.take(spec.gate, weights, kernels)
         self._up = Linear.take(spec.up, weights, kernels)
         self._down = Linear.take(spec.down, weights, kernels)
@@ -22,4 +23,11 @@ class GatedMLP:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`x` [num_tokens, hidden] -> the same shape."""
         gate, up = self._gate, self._up
+        if self._clamp is not None:
+            return self._down(_clamped(gate(x), up(x), self._clamp))
         return self._down(self._kernels.gated_linear(x, gate.weight, up.weight, self._activation, gate.bias, up.bias))
+
+
+def _clamped(gate: torch.Tensor, up: torch.Tensor, clamp: Clamp) -> torch.Tensor:
+    gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * clamp.alpha))

@@ -48,7 +48,7 @@ def _shape(model: ModelSpec, layer: LayerSpec) -> StackShape | None:
 
 def _is_plain(layer: LayerSpec, mixer: AttentionSpec, mlp: GatedSpec) -> bool:
     """NOTE: not with biases in the feed-forward block: they are rare, and the compiled call passes none."""
-    has_bias = mlp.gate.bias or mlp.up.bias or mlp.down.bias
+    has_bias = mlp.gate.bias or mlp.up.bias or mlp.down.bias or mlp.clamp is not None
     is_normed = layer.before_mixer is not None and layer.before_feed_forward is not None
     return (
         not has_bias

@@ -28,6 +28,7 @@ template <class T> struct Call {
       table_stride;
   int num_requests, num_heads, num_kv_heads, head_dim, block_size, window;
   float scale, softcap;
+  const float* sinks;
 
   int group() const { return num_heads / num_kv_heads; }
   int words() const { return head_dim / Words<T>::kPair; }
@@ -272,11 +273,17 @@ template <class T> struct Attention {
     }
   }
 
+  // Part of a row's total that belongs to no key.
+  float sink(int row, int head) const {
+    return call.sinks ? exp2_16(splat(call.sinks[head] * kLog2E - maxima[row]))[0] : 0.0f;
+  }
+
   void store() const {
     for (int row = 0; row < rows; ++row) {
       const int head = task.kv_head * call.group() + row % call.group();
       T* to = call.out + query_token(row) * call.out_token_stride + head * call.out_head_stride;
-      const f32x16 inverse = splat(1.0f / reduce_add(load16(totals + row * kLanes)));
+      const float total = reduce_add(load16(totals + row * kLanes)) + sink(row, head);
+      const f32x16 inverse = splat(1.0f / total);
       for (int d = 0; d < call.head_dim; d += kLanes)
         store16(to + d, load16(sums + int64_t(row) * dim + d) * inverse, int(min64(kLanes, call.head_dim - d)));
     }
@@ -394,7 +401,7 @@ TANDEM_EXPORT void tandem_paged_attention(const PagedAttentionArguments* a) {
                        a->q_token_stride, a->q_head_stride, a->out_token_stride, a->out_head_stride,
                        a->k_block_stride, a->v_block_stride, a->table_stride,
                        int(a->num_requests), int(a->num_heads), int(a->num_kv_heads), int(a->head_dim),
-                       int(a->block_size), int(a->window), float(a->scale), float(a->softcap)};
+                       int(a->block_size), int(a->window), float(a->scale), float(a->softcap), a->sinks};
     paged_attention(call, int(a->threads));
   });
 }

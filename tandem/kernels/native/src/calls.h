@@ -119,6 +119,7 @@ struct PagedAttentionArguments {
   double scale;
   int64_t window;
   double softcap;
+  const float* sinks;  // of each head; null = none
   int64_t threads;
 };
 

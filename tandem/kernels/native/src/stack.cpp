@@ -139,7 +139,7 @@ class Stack {
         a.dtype, qkv, row(), a.head_dim, cache.k, cache.k_block_stride, cache.v, cache.v_block_stride,
         batch.block_tables, batch.table_stride, batch.query_start, batch.seq_lens, attended, q_size, a.head_dim,
         batch.num_requests, a.num_heads, a.num_kv_heads, a.head_dim, a.block_size, a.scale, layer.window, a.softcap,
-        a.threads};
+        nullptr, a.threads};
     tandem_paged_attention(&call);
   }
 
