@@ -99,7 +99,7 @@ def _headline(study: Study) -> str:
     active = model.num_active_parameters + (0 if model.tied else model.num_table_parameters)
     parameters = f"{_parameters(model.num_parameters)} parameters"
     if model.num_expert_parameters:
-        parameters += f" ({_parameters(active)} for a token)"
+        parameters += f" ({_parameters(active)} for a token, {_gb(model.expert_bytes)} of experts)"
     return (
         f"{model.name}: {parameters}, {_gb(model.weight_bytes)} at {model.weight_bits} bits, "
         f"{model.kv_bytes_per_token / 1e3:.0f} KB of KV per token\n"

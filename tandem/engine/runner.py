@@ -100,7 +100,7 @@ class ModelRunner:
     def _capture_graphs(self, max_num_requests: int, max_model_len: int) -> DecodeGraphs | None:
         """CUDA graphs for decode steps, where device and backend allow them."""
         device, layout = self._arena.pages.device, self._arena.layout
-        if device.type != "cuda" or not self._backend.graph_safe:
+        if device.type != "cuda" or not (self._backend.graph_safe and self._decoder.graph_safe):
             return None
         graphs = DecodeGraphs(
             self._forward,

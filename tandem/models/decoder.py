@@ -5,7 +5,7 @@ names equal those of the specs. It must never learn a family's name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -22,7 +22,17 @@ from tandem.models.layers.mlp import GatedMLP
 from tandem.models.layers.rotary import RotaryTable, build_rotary_tables
 from tandem.models.layers.stack import build_stack
 
-FeedForward = Callable[[torch.Tensor], torch.Tensor]
+
+class FeedForward(Protocol):
+    """A feed-forward block. `graph_safe`: as `AttentionBackend.graph_safe`."""
+
+    graph_safe: bool
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` [num_tokens, hidden] -> the same shape."""
+        ...
+
+
 FEED_FORWARDS: dict[type, Callable[[Any, Mapping[str, torch.Tensor], Kernels], FeedForward]] = {
     GatedSpec: GatedMLP,
     MixtureOfExpertsSpec: MixtureOfExperts,
@@ -47,6 +57,7 @@ class DecoderLayer:
         self._before_feed_forward = Norm.take_optional(spec.before_feed_forward, weights, kernels)
         self._after_feed_forward = Norm.take_optional(spec.after_feed_forward, weights, kernels)
         self._residual_scale = spec.residual_scale
+        self.graph_safe = self._feed_forward.graph_safe
 
     def forward(
         self,
@@ -106,6 +117,7 @@ class Decoder:
         tables = build_rotary_tables(ropes, spec.max_position_embeddings, self._embedding.device)
         self._layers = tuple(DecoderLayer(layer, weights, tables, kernels) for layer in spec.layers)
         self._stack = build_stack(spec, weights, tables, kernels)
+        self.graph_safe = all(layer.graph_safe for layer in self._layers)
 
     def forward(
         self,

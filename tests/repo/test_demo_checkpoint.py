@@ -84,7 +84,7 @@ def test_training_record_agrees_with_the_card() -> None:
 def test_generation_stops_at_either_end_token(model: Any, tokenizer: Any) -> None:
     ends = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
     assert model.generation_config.eos_token_id == ends
-    assert model.spec.vocab_size == len(tokenizer)
+    assert model.config.vocab_size == len(tokenizer)
 
 
 @pytest.mark.parametrize("text", [HELD_OUT_TEXT, "  naïve → 你好 🚲\r\n\tx=1\n\n", "a<|im_end|>b</think>"])

@@ -15,7 +15,12 @@ from tandem.models.layers.router import Router
 
 
 class MixtureOfExperts:
-    """Computes a `MixtureOfExpertsSpec` with the tensors that it names."""
+    """Computes a `MixtureOfExpertsSpec` with the tensors that it names.
+
+    `graph_safe`: which experts are computed depends on data, so no CUDA graph can hold it.
+    """
+
+    graph_safe = False
 
     def __init__(self, spec: MixtureOfExpertsSpec, weights: Mapping[str, torch.Tensor], kernels: Kernels) -> None:
         self._kernels = kernels

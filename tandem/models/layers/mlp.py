@@ -12,6 +12,8 @@ from tandem.models.layers.linear import Linear
 class GatedMLP:
     """Computes a `GatedSpec` with the tensors that it names."""
 
+    graph_safe = True
+
     def __init__(self, spec: GatedSpec, weights: Mapping[str, torch.Tensor], kernels: Kernels) -> None:
         self._kernels = kernels
         self._activation = spec.activation
