@@ -10,36 +10,39 @@ from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointErro
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class Entry:
+    """Module of the family, and the `model_type` that goes with the architecture."""
+
     module: str
     model_type: str
 
 
-_ARCHITECTURES: Mapping[str, _Entry] = {
-    "LlamaForCausalLM": _Entry("llama", "llama"),
-    "MistralForCausalLM": _Entry("mistral", "mistral"),
-    "Qwen2ForCausalLM": _Entry("qwen2", "qwen2"),
-    "MixtralForCausalLM": _Entry("mixtral", "mixtral"),
-    "Qwen3ForCausalLM": _Entry("qwen3", "qwen3"),
-    "Qwen3MoeForCausalLM": _Entry("qwen3_moe", "qwen3_moe"),
-    "Glm4MoeForCausalLM": _Entry("glm4_moe", "glm4_moe"),
-    "GptOssForCausalLM": _Entry("gpt_oss", "gpt_oss"),
-    "GraniteForCausalLM": _Entry("granite", "granite"),
-    "MiniMaxM2ForCausalLM": _Entry("minimax_m2", "minimax_m2"),
-    "Ministral3ForCausalLM": _Entry("ministral3", "ministral3"),
-    "Olmo2ForCausalLM": _Entry("olmo2", "olmo2"),
-    "Olmo3ForCausalLM": _Entry("olmo3", "olmo3"),
-    "Phi3ForCausalLM": _Entry("phi3", "phi3"),
-    "Qwen2MoeForCausalLM": _Entry("qwen2_moe", "qwen2_moe"),
-    "SmolLM3ForCausalLM": _Entry("smollm3", "smollm3"),
-    "Gemma3ForCausalLM": _Entry("gemma3", "gemma3_text"),
-    "Gemma3ForConditionalGeneration": _Entry("gemma3_conditional", "gemma3"),
+ARCHITECTURES: Mapping[str, Entry] = {
+    "LlamaForCausalLM": Entry("llama", "llama"),
+    "MistralForCausalLM": Entry("mistral", "mistral"),
+    "Qwen2ForCausalLM": Entry("qwen2", "qwen2"),
+    "MixtralForCausalLM": Entry("mixtral", "mixtral"),
+    "Qwen3ForCausalLM": Entry("qwen3", "qwen3"),
+    "Qwen3MoeForCausalLM": Entry("qwen3_moe", "qwen3_moe"),
+    "Glm4MoeForCausalLM": Entry("glm4_moe", "glm4_moe"),
+    "GptOssForCausalLM": Entry("gpt_oss", "gpt_oss"),
+    "GraniteForCausalLM": Entry("granite", "granite"),
+    "MiniMaxM2ForCausalLM": Entry("minimax_m2", "minimax_m2"),
+    "Ministral3ForCausalLM": Entry("ministral3", "ministral3"),
+    "Olmo2ForCausalLM": Entry("olmo2", "olmo2"),
+    "Olmo3ForCausalLM": Entry("olmo3", "olmo3"),
+    "Phi3ForCausalLM": Entry("phi3", "phi3"),
+    "Qwen2MoeForCausalLM": Entry("qwen2_moe", "qwen2_moe"),
+    "SmolLM3ForCausalLM": Entry("smollm3", "smollm3"),
+    "Gemma3ForCausalLM": Entry("gemma3", "gemma3_text"),
+    "Gemma3ForConditionalGeneration": Entry("gemma3_conditional", "gemma3"),
+    "Mistral3ForConditionalGeneration": Entry("mistral3_conditional", "mistral3"),
 }
 
 
 def supported_architectures() -> tuple[str, ...]:
     """In alphabetical order."""
-    return tuple(sorted(_ARCHITECTURES))
+    return tuple(sorted(ARCHITECTURES))
 
 
 def find_family(fields: Fields) -> Family:
@@ -57,18 +60,18 @@ def find_family(fields: Fields) -> Family:
     return family
 
 
-def _find_entry(fields: Fields) -> _Entry:
+def _find_entry(fields: Fields) -> Entry:
     names = fields.texts("architectures")
     supported = ", ".join(supported_architectures())
     if names:
-        entry = next((_ARCHITECTURES[name] for name in names if name in _ARCHITECTURES), None)
+        entry = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
         if entry is None:
             raise fields.unsupported("architectures", supported)
         return entry
     model_type = fields.text("model_type")
     if model_type is None:
         raise CorruptCheckpointError(f"{fields.where}: neither architectures nor model_type says what this model is")
-    for entry in _ARCHITECTURES.values():
+    for entry in ARCHITECTURES.values():
         if entry.model_type == model_type:
             return entry
     raise UnsupportedCheckpointError(

@@ -95,6 +95,11 @@ CASES = {
     "qwen3-moe-plain-sum": Case(QWEN3_MOE, {"norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": []}),
     **{name: Case(build) for name, build in checkpoints.MORE_BUILDERS.items()},
     "gemma3-multimodal": Case(checkpoints.save_tiny_gemma3_conditional, {"seed": 3}),
+    "ministral3-multimodal": Case(checkpoints.save_tiny_mistral3_conditional),
+    "ministral3-multimodal-tied": Case(
+        checkpoints.save_tiny_mistral3_conditional, {"tied": True, "initializer_range": 0.2}
+    ),
+    "mistral-multimodal": Case(checkpoints.save_tiny_mistral3_conditional, {"older": True}),
 }
 
 

@@ -161,20 +161,32 @@ def save_tiny_granite(path: Path, *, seed: int = 0, dtype: str = "float32", **op
 
 def save_tiny_ministral3(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A Ministral3ForCausalLM whose queries grow from position 16 on."""
-    rope = {
-        "rope_type": "yarn",
-        "rope_theta": 1e6,
-        "factor": 16.0,
-        "original_max_position_embeddings": 16,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "llama_4_scaling_beta": 0.4,
+    return _save(path, transformers.Ministral3Config(**_MINISTRAL3 | options), seed, dtype)
+
+
+def save_tiny_mistral3_conditional(
+    path: Path, *, seed: int = 0, dtype: str = "float32", tied: bool = False, older: bool = False, **options: Any
+) -> Path:
+    """A Mistral3ForConditionalGeneration: the text model of Ministral 3, or with `older` of Mistral, beside a very
+    small vision tower.
+    """
+    vision = {
+        "model_type": "pixtral",
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "head_dim": 8,
+        "image_size": 16,
+        "patch_size": 8,
     }
-    return _save(
-        path, transformers.Ministral3Config(**_SIZES | {"head_dim": 32, "rope_parameters": rope} | options), seed, dtype
+    text: transformers.PreTrainedConfig = transformers.Ministral3Config(**_MINISTRAL3 | options)
+    if older:
+        text = transformers.MistralConfig(**_SIZES | {"sliding_window": None, "head_dim": 32} | options)
+    config = transformers.Mistral3Config(
+        text_config=text, vision_config=vision, image_token_index=5, tie_word_embeddings=tied
     )
+    return _save(path, config, seed, dtype)
 
 
 def save_tiny_gemma3(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
@@ -202,6 +214,20 @@ def save_tiny_gemma3_conditional(path: Path, *, seed: int = 0, dtype: str = "flo
     return _save(path, transformers.Gemma3Config(text_config=text, vision_config=vision, **tokens), seed, dtype)
 
 
+_MINISTRAL3 = _SIZES | {
+    "head_dim": 32,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1e6,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.4,
+    },
+}
 _GEMMA3 = _SIZES | {
     "initializer_range": 0.06,  # NOTE: embeddings are scaled up and tied; wider, every token predicts itself
     "head_dim": 16,

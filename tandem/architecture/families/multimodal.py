@@ -1,0 +1,45 @@
+"""The text model inside a multimodal checkpoint. Images are not served.
+
+Tensors carry a prefix that changed over time; those of the vision tower are left where they are.
+"""
+
+from dataclasses import replace
+
+from tandem.architecture.fields import Fields
+from tandem.architecture.model import HEAD, ModelSpec
+
+_VISION = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_PREFIXES = {
+    "language_model.model.": "model.",
+    "model.language_model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+
+
+def text_fields(fields: Fields) -> Fields:
+    """Raises `CorruptCheckpointError` where there are none."""
+    text = fields.section("text_config")
+    if text is None:
+        raise fields.wrong("text_config", "an object")
+    return text
+
+
+def with_outer_keys(fields: Fields, model: ModelSpec, *, tied: bool) -> ModelSpec:
+    """The text model with what the outer object says of it. `tied`: where that does not tie embedding and head."""
+    bos = fields.token_ids("bos_token_id")
+    return replace(
+        model,
+        tie_word_embeddings=fields.flag("tie_word_embeddings", tied),
+        eos_token_ids=fields.token_ids("eos_token_id") or model.eos_token_ids,
+        bos_token_id=bos[0] if bos else model.bos_token_id,
+    )
+
+
+def parameter_name(name: str) -> str | None:
+    """As `Family.parameter_name`."""
+    if name.startswith(_VISION):
+        return None
+    for prefix, ours in _PREFIXES.items():
+        if name.startswith(prefix):
+            return ours + name.removeprefix(prefix)
+    return name if name == HEAD else f"unexpected {name}"
