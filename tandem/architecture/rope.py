@@ -91,6 +91,7 @@ def read_rope(
     """
     rotary_dim = _rotary_dim(config, parameters, head_dim, default_share, served_shares)
     if parameters is None:
+        config.get("original_max_position_embeddings")  # NOTE: Phi 3 names it without any scaling
         return RopeSpec(rotary_dim, default_theta)
     theta = parameters.number("rope_theta", default_theta)
     name = "rope_type" if parameters.get("rope_type") is not None else "type"

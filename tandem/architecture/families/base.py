@@ -1,6 +1,7 @@
 """Reading that all families share: sizes, tokens, layers in their usual form, and the keys that nobody reads.
 
-A key that `transformers`' own model of the family never reads cannot change its results: it is a warning.
+A key that `transformers`' own model of the family never reads cannot change its results: it is a warning, unless other
+engines compute something else because of it.
 """
 
 import logging
@@ -43,9 +44,14 @@ _REFUSED_KEYS = """
     is_encoder_decoder add_cross_attention cross_attention_hidden_size tie_encoder_decoder pruned_heads
     sliding_window attention_chunk_size use_bidirectional_attention kv_sharing_modes per_layer_config
 """
+# Options that `transformers`' models do not read, or only some of them, and other engines do: off in published files.
+_REFUSED_IF_ON_KEYS = """
+    attention_bias qkv_bias mlp_bias lm_head_bias use_qk_norm use_mrope rope_interleave rope_interleaved
+    shared_intermediate_size shared_expert_intermediate_size dual_chunk_attention_config
+"""
 FORMAT_KEYS: Final = ("quantization_config", "compression_config")  # read by the loader
 HARMLESS = frozenset(_GENERATION_KEYS.split()) | frozenset(_BOOKKEEPING_KEYS.split()) | frozenset(FORMAT_KEYS)
-REFUSED = frozenset(_REFUSED_KEYS.split())
+REFUSED = frozenset(_REFUSED_KEYS.split()) | frozenset(_REFUSED_IF_ON_KEYS.split())
 
 _log = logging.getLogger(__name__)
 
@@ -299,7 +305,7 @@ def check_unread(fields: Fields, harmless: Collection[str] = (), refused: Collec
     unread = fields.unread(HARMLESS.union(harmless))
     for name in sorted(unread):
         if name in REFUSED.union(refused) and unread[name]:
-            raise fields.unsupported(name, "absent")
+            raise fields.unsupported(name, "absent or off")
     others = {name: value for name, value in unread.items() if name not in REFUSED.union(refused)}
     if others:
         _log.warning("%s: %s: not read by this architecture, so without effect", fields.where, shown_items(others))

@@ -47,6 +47,8 @@ def _read_model(fields: Fields) -> ModelSpec:
 
 def _read_router(fields: Fields, sizes: base.Sizes) -> tuple[RouterSpec, int, int]:
     """The router of a layer, its names still without a prefix; inner elements of an expert; shared experts."""
+    fields.only("scoring_func", ("sigmoid",), "sigmoid")
+    fields.only("topk_method", ("noaux_tc",), "noaux_tc")
     num_experts = read_num_experts(fields, 128)
     num_groups = fields.count("n_group", 1, high=num_experts)
     if num_experts % num_groups:

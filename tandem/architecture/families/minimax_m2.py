@@ -22,9 +22,13 @@ _DEFAULTS = base.Defaults(
     vocab=200_064,
 )
 
+_FULL_ATTENTION = 1
+_PREDICTION_KEYS = ("use_mtp", "num_mtp_modules", "mtp_transformer_layers")  # of layers that are not published
+
 
 def _read_model(fields: Fields) -> ModelSpec:
     sizes = base.read_sizes(fields, _DEFAULTS)
+    _check_form(fields)
     rotary_dim = fields.optional_count("rotary_dim", high=sizes.head_dim)
     share = None if rotary_dim is None else rotary_dim / sizes.head_dim
     rope = sizes.rope(fields, share)
@@ -40,8 +44,18 @@ def _read_model(fields: Fields) -> ModelSpec:
         for index in range(sizes.num_layers)
     ]
     model = base.build_model("minimax_m2", fields, sizes, layers)
-    base.check_unread(fields, TRAINING_KEYS)
+    base.check_unread(fields, (*TRAINING_KEYS, *_PREDICTION_KEYS))
     return model
+
+
+def _check_form(fields: Fields) -> None:
+    """Refuses what MiniMax's own code would compute and transformers' model does not."""
+    fields.only("scoring_func", ("sigmoid",), "sigmoid")
+    fields.only("use_routing_bias", (True,), "true")
+    fields.only("use_qk_norm", (True,), "true")
+    fields.only("qk_norm_type", ("per_layer",), "per_layer")
+    if not set(fields.indices("attn_type_list", 2)) <= {_FULL_ATTENTION}:
+        raise fields.unsupported("attn_type_list", f"{_FULL_ATTENTION} (full attention) throughout")
 
 
 def _block(sizes: base.Sizes, index: int, num_experts: int, top_k: int) -> MixtureOfExpertsSpec:

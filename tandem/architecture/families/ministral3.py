@@ -34,7 +34,13 @@ def _read_model(fields: Fields) -> ModelSpec:
     original = parameters.optional_count("original_max_position_embeddings")
     if beta is None or original is None:
         raise parameters.wrong("llama_4_scaling_beta", "a number, beside original_max_position_embeddings")
-    rope = read_rope(fields, parameters, head_dim=sizes.head_dim, max_positions=sizes.max_positions, default_theta=1e4)
+    rope = read_rope(
+        fields,
+        parameters,
+        head_dim=sizes.head_dim,
+        max_positions=sizes.max_positions,
+        default_theta=fields.number("rope_theta", sizes.defaults.theta),
+    )
     scaling = QueryScaling(beta, original)
     layers = [
         base.pre_norm_layer(
@@ -43,7 +49,7 @@ def _read_model(fields: Fields) -> ModelSpec:
         for index in range(sizes.num_layers)
     ]
     model = base.build_model("ministral3", fields, sizes, layers)
-    base.check_unread(fields)
+    base.check_unread(fields, refused=("rope_scaling",))
     return model
 
 

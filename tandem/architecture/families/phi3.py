@@ -21,12 +21,15 @@ _DEFAULTS = base.Defaults(
     heads=32,
     vocab=32064,
 )
-_TRAINING_KEYS = ("embd_pdrop", "resid_pdrop")
+DROPOUT_KEYS = ("embd_pdrop", "resid_pdrop")
+_PLAIN_KEYS = ("full_attn_mod", "interpolate_factor")  # 1 in all published files; no code is known that reads them
 
 
 def _read_model(fields: Fields) -> ModelSpec:
     sizes = base.read_sizes(fields, _DEFAULTS)
     window, rope = fields.optional_count("sliding_window"), sizes.rope(fields)
+    for name in _PLAIN_KEYS:
+        fields.only(name, (1,), "1")
     layers = [
         base.pre_norm_layer(
             sizes,
@@ -39,7 +42,7 @@ def _read_model(fields: Fields) -> ModelSpec:
         for index in range(sizes.num_layers)
     ]
     model = base.build_model("phi3", fields, sizes, layers)
-    base.check_unread(fields, _TRAINING_KEYS)
+    base.check_unread(fields, DROPOUT_KEYS)
     return model
 
 

@@ -8,6 +8,7 @@ from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec
 from tandem.architecture.registry import find_family, supported_architectures
 from tandem.architecture.rope import LinearScaling
+from tandem.core.errors import UnsupportedCheckpointError
 
 LLAMA_3_2_1B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -228,6 +229,27 @@ def test_mistral_window(value: int | None, window: int | None) -> None:
 def test_mistral_without_the_key_has_the_default_window() -> None:
     values = {key: value for key, value in MISTRAL_7B.items() if key != "sliding_window"}
     assert read(values).layers[0].mixer.window == 4096
+
+
+def _ministral3(**keys: Any) -> dict[str, Any]:
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1}
+    return {**MISTRAL_7B, "architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3"} | {
+        "rope_parameters": rope,
+        **keys,
+    }
+
+
+def test_ministral3_without_a_theta_in_its_rope_has_that_of_the_top() -> None:
+    """It had 10 000 whatever `rope_theta` said."""
+    rope = read(_ministral3(rope_theta=1e6)).layers[0].mixer.rope
+    assert rope is not None
+    assert rope.theta == 1e6
+
+
+def test_ministral3_with_rope_scaling_is_refused() -> None:
+    """`rope_scaling` would win over `rope_parameters` in transformers; it was reported and ignored."""
+    with pytest.raises(UnsupportedCheckpointError, match="rope_scaling="):
+        read(_ministral3(rope_scaling={"rope_type": "linear", "factor": 2.0}))
 
 
 def test_model_type_is_enough() -> None:

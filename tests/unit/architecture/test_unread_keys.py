@@ -2,21 +2,54 @@
 
 import os
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from tandem.architecture.families.base import HARMLESS, REFUSED
 from tandem.architecture.families.experts import TRAINING_KEYS
+from tandem.architecture.families.gemma3_conditional import IMAGE_KEYS as GEMMA3_IMAGE_KEYS
+from tandem.architecture.families.mistral3_conditional import IMAGE_KEYS as MISTRAL3_IMAGE_KEYS
+from tandem.architecture.families.phi3 import DROPOUT_KEYS
 from tandem.architecture.fields import Fields
-from tandem.architecture.registry import find_family
+from tandem.architecture.registry import ARCHITECTURES, find_family
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "mixtral", "qwen3_moe")
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+MODEL_TYPES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {},
+    "qwen2": {},
+    "qwen3": {},
+    "gemma3_text": {},
+    "olmo2": {},
+    "olmo3": {},
+    "phi3": {"pad_token_id": 0},
+    "smollm3": {"pad_token_id": 0},
+    "granite": {},
+    "ministral3": {"rope_parameters": YARN | {"llama_4_scaling_beta": 0.1}},
+    "mixtral": {},
+    "qwen2_moe": EXPERTS | {"shared_expert_intermediate_size": 16},
+    "qwen3_moe": {},
+    "glm4_moe": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": YARN},
+}
+"""The kinds of text model that are served, each with what it needs beside the sizes to be a small one."""
+
+WRAPPERS = {"gemma3": "gemma3_text", "mistral3": "ministral3"}
+"""Multimodal models that are served, and the kind of the text model in each."""
+
+VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 8}
 READING = ("modeling_rope_utils.py", "masking_utils.py", "cache_utils.py")
-NO_KEYS = {"get_text_config"}
+NO_KEYS = {
+    *("get_text_config", "nested_rope_parameter_keys", "standardize_rope_params"),  # methods
+    *("default_rope_type", "_rope_type_labels"),  # constants of the configuration's class
+}
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -37,7 +70,7 @@ class Recorder:
         self._kind = kind
 
     def __enter__(self) -> "Recorder":
-        plain = self._kind.__getattribute__
+        plain: Any = self._kind.__getattribute__
 
         def recording(config: object, name: str) -> object:
             file = os.path.relpath(sys._getframe(1).f_code.co_filename, self._root)
@@ -53,15 +86,42 @@ class Recorder:
         del self._kind.__getattribute__
 
 
+def generate(auto: Any, config: object) -> None:
+    """Three tokens of text of a random model."""
+    model = auto.from_config(config, attn_implementation="eager").eval()
+    model.generate(torch.ones(1, 20, dtype=torch.long), max_new_tokens=3, do_sample=False)
+
+
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_whatever_transformers_reads_is_read_or_known(model_type: str) -> None:
-    config = AutoConfig.for_model(model_type, **SIZES)
-    config._attn_implementation = "eager"
+    config = AutoConfig.for_model(model_type, **SIZES | MODEL_TYPES[model_type])
     with Recorder(type(config)) as recorder:
-        model = AutoModelForCausalLM.from_config(config).eval()
-        model.generate(torch.ones(1, 20, dtype=torch.long), max_new_tokens=3, do_sample=False)
+        generate(AutoModelForCausalLM, config)
     fields = Fields(config.to_dict(), "config.json")
     find_family(fields).read_model(fields)
     assert {"hidden_size", "num_attention_heads", "rms_norm_eps"} <= recorder.names
-    known = HARMLESS | REFUSED | set(TRAINING_KEYS) | NO_KEYS
-    assert {name for name in recorder.names - known if not fields.was_read(name)} == set()
+    assert unknown(recorder, fields, TRAINING_KEYS, DROPOUT_KEYS) == set()
+
+
+def test_every_text_model_that_is_served_is_among_them() -> None:
+    texts = {entry.model_type for entry in ARCHITECTURES.values()} - set(WRAPPERS)
+    assert texts == set(MODEL_TYPES)
+
+
+@pytest.mark.parametrize("model_type", WRAPPERS)
+def test_whatever_transformers_reads_of_a_wrapper_is_read_or_known(model_type: str) -> None:
+    """Of the outer object, while text is generated; its text model is among those above."""
+    text = SIZES | {"model_type": WRAPPERS[model_type], **MODEL_TYPES[WRAPPERS[model_type]]}
+    config = AutoConfig.for_model(model_type, text_config=text, vision_config=VISION, image_token_index=5)
+    with Recorder(type(config)) as recorder:
+        generate(AutoModelForImageTextToText, config)
+    fields = Fields(config.to_dict(), "config.json")
+    find_family(fields).read_model(fields)
+    assert {"text_config", "vision_config"} <= recorder.names
+    assert unknown(recorder, fields, GEMMA3_IMAGE_KEYS, MISTRAL3_IMAGE_KEYS) == set()
+
+
+def unknown(recorder: Recorder, fields: Fields, *harmless: Collection[str]) -> set[str]:
+    """Names that transformers read and neither the family nor any of the lists knows."""
+    known = HARMLESS.union(REFUSED, NO_KEYS, *harmless)
+    return {name for name in recorder.names - known if not fields.was_read(name)}

@@ -79,7 +79,7 @@ CORRUPT: dict[str, tuple[str, dict[str, Any], str]] = {
     "architectures is a string": ("llama", {"architectures": "LlamaForCausalLM"}, "architectures"),
     "other vocabulary": ("llama", {"vocab_size": 200}, r"\[199, 64\].*\[200, 64\]"),
     "more layers than tensors": ("llama", {"num_hidden_layers": 4}, "lacks model.layers.3"),
-    "bias not in the file": ("llama", {"mlp_bias": True}, "lacks model.layers.0.mlp.gate_proj.bias"),
+    "bias not in the file": ("llama", {"mlp_bias": True}, r"lacks model\.layers\.0\.mlp\..*bias"),
 }
 
 
@@ -126,7 +126,6 @@ UNREAD: dict[str, Any] = {
     "residual_multiplier": 0.2,
     "final_logit_softcapping": 30.0,
     "num_experts": 8,
-    "rope_interleaved": True,
 }
 
 
