@@ -95,7 +95,7 @@ class RouterSpec:
         )
 
     def tensors(self) -> Iterator[TensorSpec]:
-        yield from self.linear.tensors()
+        yield from (replace(tensor, is_small=True) for tensor in self.linear.tensors())
         if self.correction is not None:
             yield self.correction
 
@@ -145,7 +145,7 @@ class MixtureOfExpertsSpec:
         if self.shared is not None:
             yield from self.shared.tensors()
         if self.shared_gate is not None:
-            yield from self.shared_gate.tensors()
+            yield from (replace(tensor, is_small=True) for tensor in self.shared_gate.tensors())
 
 
 FeedForwardSpec = GatedSpec | MixtureOfExpertsSpec

@@ -46,12 +46,14 @@ class TensorSpec:
         name: in the model.
         source: None = the checkpoint's tensor of that name.
         is_float32: kept in float32 whatever the model's dtype.
+        is_small: of a few rows, so that nothing is gained by a packed copy.
     """
 
     name: str
     shape: tuple[int, ...]
     source: Source | None = None
     is_float32: bool = False
+    is_small: bool = False
 
     @property
     def size(self) -> int:

@@ -52,7 +52,7 @@ def save_tiny_qwen3(path: Path, *, seed: int = 0, dtype: str = "float32", **opti
 
 def save_tiny_mixtral(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A MixtralForCausalLM of five experts, two for each token."""
-    experts = {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 48}
+    experts = {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 64}
     return _save(path, transformers.MixtralConfig(**_SIZES | experts | options), seed, dtype)
 
 
@@ -61,7 +61,7 @@ def save_tiny_qwen3_moe(path: Path, *, seed: int = 0, dtype: str = "float32", **
     experts = {
         "num_experts": 6,
         "num_experts_per_tok": 2,
-        "moe_intermediate_size": 40,
+        "moe_intermediate_size": 32,
         "norm_topk_prob": True,
         "mlp_only_layers": [1],
         "head_dim": 32,
