@@ -104,8 +104,8 @@ def test_graphs_of_a_backend_that_is_not_graph_safe_are_left_out(
 
 def test_graphs_take_a_backend_that_can_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    monkeypatch.setattr(FlashInferBackend, "refuses", lambda *spec: None)
-    monkeypatch.setattr(VarlenBackend, "refuses", lambda *spec: "not here")
+    monkeypatch.setattr(FlashInferBackend, "refuses", lambda *spec, sinks: None)
+    monkeypatch.setattr(VarlenBackend, "refuses", lambda *spec, sinks: "not here")
     model = random_model(DRY, "qwen3-8b", 64)
     assert graph_safe_backend(model, torch.device("cuda")) == "triton"
 
