@@ -132,7 +132,8 @@ def test_an_announcement_is_known_at_once_though_routers_are_not_asked_again() -
         clock = ManualClock()
         async with serving_router(SETTINGS) as first:
             async with serving_router(SETTINGS) as second:
-                discovery = RouterDiscovery([first.address, second.address], clock=clock, timeout_s=PATIENT_S)
+                addresses = [first.address, second.address]
+                discovery = RouterDiscovery(addresses, clock=clock, timeout_s=PATIENT_S, secret=SECRET)
                 await discovery.announce(record("p0"))
             for incarnation in ("2", "3"):
                 await discovery.announce(record("p0", incarnation))
