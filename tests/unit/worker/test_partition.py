@@ -14,6 +14,7 @@ from tandem.rpc.server import serve_worker
 from tandem.serving.ports import free_ports
 from tandem.serving.router_process import serving_router
 from tests.helpers.handoffs import PROMPT
+from tests.helpers.secret import SECRET
 from tests.helpers.workers import GREEDY, Middleman, Pair, at_rest, generated, pair_of, until
 from tests.unit.serving.stub_workers import router_settings
 
@@ -65,11 +66,11 @@ async def scene_of(path: Path) -> AsyncIterator[Scene]:
     bind, advertise = (f"127.0.0.1:{port}" for port in ports)
     async with contextlib.AsyncExitStack() as opened:
         router = await opened.enter_async_context(serving_router(router_settings(max_local_tokens=0)))
-        to_router, to_real = RouterClient(router.address), WorkerClient(bind)
+        to_router, to_real = RouterClient(router.address, secret=SECRET), WorkerClient(bind, secret=SECRET)
         for client in (to_router, to_real):
             opened.push_async_callback(client.close)
         between = Middleman(to_real)
-        server = await serve_worker(between, advertise)
+        server = await serve_worker(between, advertise, secret=SECRET)
         opened.push_async_callback(server.stop, 0.0)
         both = {"routers": router.address, "served_model_name": "m"}
         prefill = {"bind": bind, "advertise": advertise}
