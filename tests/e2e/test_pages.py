@@ -177,7 +177,7 @@ def test_a_refusal_is_shown_in_words_and_can_be_tried_again(
         await tab.sees(".turn.assistant .said", "better now")
         assert await tab.page.locator(".problem").count() == 0
 
-    stage.tell(tmp_path, story)
+    stage.tell(tmp_path, story, failover_timeout_s=0)
 
 
 def test_what_breaks_off_keeps_its_words_and_says_why(stage: Stage, tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ def save_tiny_qwen3(path: Path, *, seed: int = 0, dtype: str = "float32", **opti
 
 
 def save_tiny_mixtral(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
-    """A MixtralForCausalLM of five experts, two for each token."""
-    experts = {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 64}
+    """A MixtralForCausalLM of eight experts, two for each token."""
+    experts = {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 64}
     return _save(path, transformers.MixtralConfig(**_SIZES | experts | options), seed, dtype)
 
 
