@@ -51,18 +51,20 @@ def _read_router(fields: Fields, sizes: base.Sizes) -> tuple[RouterSpec, int, in
     fields.only("topk_method", ("noaux_tc",), "noaux_tc")
     num_experts = read_num_experts(fields, 128)
     num_groups = fields.count("n_group", 1, high=num_experts)
-    if num_experts % num_groups:
-        raise fields.wrong("n_group", f"a divisor of the {num_experts} experts")
+    if num_experts % num_groups or (num_groups > 1 and num_experts < 2 * num_groups):
+        raise fields.wrong("n_group", f"1, or a divisor of the {num_experts} experts that leaves two or more a group")
+    top_groups = fields.count("topk_group", 1, high=num_groups)
+    num_reachable = top_groups * num_experts // num_groups
     router = RouterSpec(
         linear=LinearSpec("gate", num_experts, sizes.hidden, is_float32=True),
-        top_k=fields.count("num_experts_per_tok", 8, high=num_experts),
+        top_k=fields.count("num_experts_per_tok", 8, high=num_reachable),
         score=Score.SIGMOID,
         correction=TensorSpec("gate.e_score_correction_bias", (num_experts,), is_float32=True),
         renormalise=fields.flag("norm_topk_prob", True),
         epsilon=_EPSILON,
         scale=fields.number("routed_scaling_factor", 1.0),
         num_groups=num_groups,
-        top_groups=fields.count("topk_group", 1, high=num_groups),
+        top_groups=top_groups,
     )
     width = fields.count("moe_intermediate_size", 1408, high=1 << 20)
     return router, width, fields.count("n_shared_experts", 1, low=0, high=64)

@@ -12,6 +12,7 @@ from tandem.kernels.base import Kernels
 from tandem.models.layers.linear import Linear
 from tandem.models.layers.mlp import GatedMLP
 from tandem.models.layers.router import Router
+from tandem.models.layers.sigmoid import rowwise_sigmoid
 
 
 class MixtureOfExperts:
@@ -34,7 +35,7 @@ class MixtureOfExperts:
         out = self._routed(x)
         if self._shared is not None:
             shared = self._shared(x).float()
-            out += shared if self._shared_gate is None else shared * self._shared_gate(x).float().sigmoid()
+            out += shared if self._shared_gate is None else shared * rowwise_sigmoid(self._shared_gate(x).float())
         return out.to(x.dtype)
 
     def _routed(self, x: torch.Tensor) -> torch.Tensor:

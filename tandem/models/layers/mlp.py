@@ -7,6 +7,7 @@ import torch
 from tandem.architecture.feed_forward import Clamp, GatedSpec
 from tandem.kernels.base import Kernels
 from tandem.models.layers.linear import Linear
+from tandem.models.layers.sigmoid import rowwise_sigmoid
 
 
 class GatedMLP:
@@ -32,4 +33,4 @@ class GatedMLP:
 
 def _clamped(gate: torch.Tensor, up: torch.Tensor, clamp: Clamp) -> torch.Tensor:
     gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
-    return (up + 1) * (gate * torch.sigmoid(gate * clamp.alpha))
+    return (up + 1) * (gate * rowwise_sigmoid(gate * clamp.alpha))

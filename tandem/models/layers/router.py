@@ -7,6 +7,7 @@ import torch
 from tandem.architecture.feed_forward import RouterSpec, Score
 from tandem.kernels.base import Kernels
 from tandem.models.layers.linear import Linear
+from tandem.models.layers.sigmoid import rowwise_sigmoid
 
 _BEST_OF_GROUP = 2  # a group's score is the sum of so many of its experts'
 
@@ -48,7 +49,7 @@ def _best(scores: torch.Tensor, count: int) -> torch.Tensor:
 
 def _within_best_groups(scores: torch.Tensor, num_groups: int, num_best: int) -> torch.Tensor:
     """The scores, -inf outside each row's best groups."""
-    grouped = scores.view(len(scores), num_groups, -1)
+    grouped = scores.view(len(scores), num_groups, scores.shape[1] // num_groups)
     totals = grouped.topk(_BEST_OF_GROUP, dim=2).values.sum(2)  # [num_tokens, num_groups]
     is_out = torch.ones_like(totals, dtype=torch.bool).scatter_(1, _best(totals, num_best), False)
     return grouped.masked_fill(is_out.unsqueeze(2), -torch.inf).flatten(1)
@@ -61,5 +62,5 @@ def _as_they_are(logits: torch.Tensor) -> torch.Tensor:
 _SCORES: dict[Score, Callable[[torch.Tensor], torch.Tensor]] = {
     Score.SOFTMAX: lambda logits: logits.softmax(1),
     Score.SOFTMAX_OF_CHOSEN: _as_they_are,
-    Score.SIGMOID: torch.sigmoid,
+    Score.SIGMOID: rowwise_sigmoid,
 }

@@ -1,0 +1,46 @@
+"""A token's way through a mixture of experts does not depend on the tokens beside it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.core.errors import CheckpointError
+from tandem.kernels.native.bindings import NativeKernels
+from tandem.models.loader import load_model
+from tests.helpers import checkpoints
+from tests.helpers.native_kernels import load_or_skip
+
+FAMILIES = ("mixtral", "qwen3_moe", "qwen2_moe", "glm4_moe", "minimax_m2", "gpt_oss")
+NUM_TOKENS = 37
+
+
+@pytest.fixture(scope="module")
+def kernels() -> NativeKernels:
+    return load_or_skip()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_alone_and_batched_are_the_same_bits(family: str, dtype: str, kernels: NativeKernels, tmp_path: Path) -> None:
+    """Regression: PyTorch's sigmoid has other last bits at the end of a tensor, so scores depended on the batch."""
+    build = {**checkpoints.BUILDERS, **checkpoints.MORE_BUILDERS}[family]
+    model = load_model(str(build(tmp_path)), dtype=dtype, device=torch.device("cpu"), kernels=kernels)
+    x = torch.randn(NUM_TOKENS, model.spec.hidden_size, generator=torch.Generator().manual_seed(0))
+    x = x.to(getattr(torch, dtype))
+    for layer in model.decoder._layers:
+        alone = torch.cat([layer._feed_forward(row[None]) for row in x])
+        for count in range(2, NUM_TOKENS + 1):
+            assert torch.equal(layer._feed_forward(x[:count]), alone[:count]), count
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"n_group": 8}, {"n_group": 3}, {"topk_group": 5}, {"num_experts_per_tok": 9}, {"num_experts_per_tok": 5}],
+)
+def test_routers_that_cannot_choose_are_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Of eight experts in four groups, two of them used: what cannot be chosen from was an error while serving."""
+    path = checkpoints.edit_config(checkpoints.save_tiny_glm4_moe(tmp_path), **changes)
+    with pytest.raises(CheckpointError, match=next(iter(changes))):
+        load_model(str(path), device=torch.device("cpu"), kernels=load_or_skip())
