@@ -1,4 +1,4 @@
-"""What the gateway itself costs: real processes, real HTTP and gRPC, behind it an engine that answers at once.
+"""Cost of the gateway itself: real processes, real HTTP and gRPC, behind it an engine that answers at once.
 
     python -m bench.gateway [--requests 2000] [--flat 0] [--streams 1,64,512] [--save]
 

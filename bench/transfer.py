@@ -1,4 +1,4 @@
-"""How fast KV blocks move: memcpy and raw NIXL as what is possible, and our transports, in one run.
+"""Speed of moving KV blocks: memcpy and raw NIXL as what is possible, and our transports, in one run.
 
     python -m bench.transfer [--megabytes 128] [--rounds 9] [--save]
 

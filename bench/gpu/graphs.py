@@ -1,4 +1,4 @@
-"""Where a decode step's time goes: CUDA graph coverage, the host's part, and which kernels and functions are longest.
+"""Parts of a decode step's time: CUDA graph coverage, the host's part, and which kernels and functions are longest.
 
 The host's part of a step is what is left of its wall time after the graph and the head, each timed with the device
 never waiting; the sampler's kernels count as the host's, so it is an upper bound.

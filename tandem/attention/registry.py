@@ -1,4 +1,4 @@
-"""Which attention backend serves a model here: the first in preference order that does not refuse.
+"""Choice of the attention backend that serves a model: the first in preference order that does not refuse.
 
 A backend is imported only when it is tried.
 """

@@ -1,4 +1,4 @@
-"""Where the lines of supervised processes go: one stream, each line under its process's name, or a file a process.
+"""Output of supervised processes: one stream, each line under its process's name, or a file a process.
 
 Invariant: writing never raises, since a process whose output is not taken would come to a halt.
 """

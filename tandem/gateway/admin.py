@@ -1,4 +1,4 @@
-"""What operators see: every process of the cluster, and where a request's time went. Reads only.
+"""Routes for operators: every process of the cluster, and where a request's time went. Reads only.
 
 Figures come from the routers, which hear from each worker four times a second; a router that is away is listed as such.
 """

@@ -1,4 +1,4 @@
-"""What a gateway is told by flags and `TANDEM_*`. Owns names, units and limits; decides nothing."""
+"""Settings of a gateway, from flags and `TANDEM_*`. Owns names, units and limits; decides nothing."""
 
 import re
 from functools import cached_property

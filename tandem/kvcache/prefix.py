@@ -1,4 +1,4 @@
-"""Which block holds which content, and how long a prefix every KV group can serve from it.
+"""Index of blocks by content, and the longest prefix that every KV group can serve from it.
 
 Invariant: a hash maps to at most one block per group, and a block answers to at most one hash.
 """
