@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Protocol
 
 from tandem.core.errors import LocalityUnavailableError, TandemError
-from tandem.rpc.messages import WorkerRecord, WorkerStatus
+from tandem.rpc.messages import WorkerAddress, WorkerRecord, WorkerStatus
 from tandem.serving.discovery import MAX_WORKERS, Discovery
 from tandem.serving.fleet_view import FleetView
 
@@ -39,7 +39,7 @@ class FleetWatch:
 
     Args:
         discoveries: their workers together are watched.
-        connect: a new client for an address, closed when that address is watched no more.
+        connect: a new client of a listed worker, closed when its address is watched no more.
         remove: told the id of a worker whose blocks are gone for good; asked again after `LocalityUnavailableError`.
         silence_s: a stream without news for so long is given up.
         poll_s: how often discovery is asked.
@@ -49,7 +49,7 @@ class FleetWatch:
     def __init__(
         self,
         discoveries: Sequence[Discovery],
-        connect: Callable[[str], Watchable],
+        connect: Callable[[WorkerAddress], Watchable],
         view: FleetView,
         remove: Callable[[str], Awaitable[None]],
         *,
@@ -90,7 +90,7 @@ class FleetWatch:
         for record in records or ():
             address = record.worker.address
             if address not in self._streams and len(self._streams) < MAX_WORKERS:
-                self._streams[address] = asyncio.create_task(self._follow(address), name=f"watch {address}")
+                self._streams[address] = asyncio.create_task(self._follow(record.worker), name=f"watch {address}")
         if records is not None:
             listed = {record.worker.address for record in records}
             await self._end([a for a in self._streams if a not in listed and not self._view.is_alive_at(a)])
@@ -123,10 +123,10 @@ class FleetWatch:
                 return
             self._view.forget(worker_id)
 
-    async def _follow(self, address: str) -> None:
+    async def _follow(self, worker: WorkerAddress) -> None:
         """Hold a stream open, again and again."""
-        backoff_s = _FIRST_BACKOFF_S
-        client = self._connect(address)
+        backoff_s, address = _FIRST_BACKOFF_S, worker.address
+        client = self._connect(worker)
         try:
             while True:
                 was_alive = await self._stream(address, client)

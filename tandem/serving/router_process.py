@@ -23,7 +23,8 @@ from tandem.routing.pairing import Pairer
 from tandem.routing.policies import policy_named
 from tandem.routing.snapshot import Links, LinkState
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, Speed
-from tandem.rpc.client import WorkerClient
+from tandem.rpc.client import client_of
+from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.server import serve_router
 from tandem.serving.discovery import Discovery, EmbeddedDiscovery, StaticDiscovery
 from tandem.serving.discovery_redis import RedisDiscovery
@@ -104,14 +105,15 @@ async def serving_router(settings: RouterSettings) -> AsyncIterator[Router]:
         view = FleetView(fleet, calibration, clock, dead_s=settings.dead_after_s)
         registry, discoveries = _open_discoveries(settings, opened)
         lookup = _open_lookup(settings, opened)
-        connect = partial(WorkerClient, secret=settings.secret)
+        credentials = Credentials(settings.secret, ProcessRole.ROUTER)
+        connect = partial(client_of, credentials=credentials)
         watch = FleetWatch(discoveries, connect, view, lookup.remove_worker, silence_s=settings.dead_after_s)
         pairer = Pairer(fleet, policy_named(settings.policy))
-        service = RouterService(view, watch, pairer, lookup, registry, metrics, clock)
+        service = RouterService(view, watch, pairer, lookup, registry, metrics, clock, credentials.incarnation)
         tasks = (asyncio.create_task(watch.run()), asyncio.create_task(_show(metrics, view, lookup)))
         opened.push_async_callback(_end, tasks)
         port = await _open_metrics(settings, metrics, view, opened)
-        server = await serve_router(service, settings.bind, secret=settings.secret)
+        server = await serve_router(service, settings.bind, credentials)
         opened.push_async_callback(server.stop, settings.grace_s)
         yield Router(service, server.address, port, tasks)
 

@@ -22,7 +22,7 @@ from tandem.serving.discovery_redis import RedisDiscovery
 from tandem.serving.router_process import serving_router
 from tests.helpers.kube_fake import running_fake
 from tests.helpers.redis_server import RedisServer, running_redis
-from tests.helpers.secret import SECRET
+from tests.helpers.secret import AS_WORKER
 from tests.unit.serving.stub_workers import PATIENT_S, record, router_settings
 
 KEY = "{tandem}:workers"
@@ -74,7 +74,7 @@ async def through_routers() -> AsyncIterator[Backend]:
 
         def open_one() -> Discovery:
             addresses = [router.address for router in routers]
-            discovery = RouterDiscovery(addresses, clock=StridingClock(), timeout_s=PATIENT_S, secret=SECRET)
+            discovery = RouterDiscovery(addresses, AS_WORKER, clock=StridingClock(), timeout_s=PATIENT_S)
             opened.push_async_callback(discovery.close)
             return discovery
 

@@ -27,10 +27,10 @@ from tandem.rpc.messages import (
     WorkerListing,
     WorkerRecord,
 )
-from tandem.rpc.server import RpcServer, serve_router, serve_worker
+from tandem.rpc.server import RpcServer, serve_router
 from tandem.text.tokenizer import Tokenizer
 from tests.helpers.fake_worker import MAX_MODEL_LEN, MODEL, FakeWorker, model_info, status_of, text_of
-from tests.helpers.secret import SECRET
+from tests.helpers.secret import AS_ROUTER, SECRET
 from tests.helpers.tokenizers import write_byte_tokenizer
 
 __all__ = ["MAX_MODEL_LEN", "MODEL", "FakeWorker", "model_info", "text_of"]
@@ -155,11 +155,11 @@ async def running_cluster(
     async with contextlib.AsyncExitStack() as stack:
         workers = [FakeWorker(f"decode-{index}", tokenizer) for index in range(num_workers)]
         for worker in workers:
-            worker.server = await serve_worker(worker, "127.0.0.1:0", secret=SECRET)
-            stack.push_async_callback(worker.server.stop, 0)
+            await worker.serve()
+            stack.push_async_callback(worker.kill)
         routers = [FakeRouter(list(workers)) for _ in range(num_routers)]
         for router in routers:
-            router.server = await serve_router(RouterFace(router), "127.0.0.1:0", secret=SECRET)
+            router.server = await serve_router(RouterFace(router), "127.0.0.1:0", AS_ROUTER)
             stack.push_async_callback(router.server.stop, 0)
         addresses = ",".join(router.server.address for router in routers if router.server is not None)
         options: dict[str, object] = {

@@ -31,9 +31,10 @@ from tandem.rpc.messages import (
     WorkerAddress,
     WorkerStatus,
 )
-from tandem.rpc.server import RpcServer
+from tandem.rpc.server import RpcServer, serve_worker
 from tandem.scheduler.request import Handoff
 from tandem.text.tokenizer import Tokenizer
+from tests.helpers.secret import serving_as
 from tests.helpers.tokenizers import NUM_TOKENS
 
 MODEL = "tiny"
@@ -91,6 +92,17 @@ class FakeWorker:
     def address(self) -> WorkerAddress:
         assert self.server is not None
         return WorkerAddress(self.worker_id, self.server.address, self.incarnation)
+
+    async def serve(self, bind: str = "127.0.0.1:0") -> None:
+        """Answer calls, as this incarnation."""
+        self.server = await serve_worker(self, bind, serving_as(self.incarnation))
+
+    async def start_again(self, incarnation: str) -> None:
+        """At the same address; its streams break."""
+        assert self.server is not None
+        await self.server.stop(0)
+        self.incarnation = incarnation
+        await self.serve(self.server.address)
 
     async def kill(self) -> None:
         """As far as callers can tell, kill -9."""

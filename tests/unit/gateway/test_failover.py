@@ -9,7 +9,14 @@ import httpx
 import orjson
 import pytest
 
-from tandem.core.errors import CapacityError, EngineStoppedError, InvalidRequestError, TandemError, UnavailableError
+from tandem.core.errors import (
+    CapacityError,
+    EngineStoppedError,
+    IncompatibleProtocolError,
+    InvalidRequestError,
+    TandemError,
+    UnavailableError,
+)
 from tandem.core.types import FinishReason
 from tandem.gateway.gateway import Gateway
 from tandem.rpc.channel import KEEPALIVE_S
@@ -117,7 +124,8 @@ def test_a_worker_started_again_in_place_is_lost_for_its_old_streams_and_good_fo
         only.hold_at = 4
         answer = asyncio.create_task(stream(client))
         await only.reached.wait()
-        only.hold_at, only.incarnation = None, "second"
+        only.hold_at = None
+        await only.start_again("second")
         assert await answer == (RIGHT, None)
         assert [call.decode and call.decode.incarnation for call in only.calls] == ["first", "second"]
 
@@ -154,7 +162,8 @@ def test_a_worker_that_said_no_is_not_asked_again_as_the_same_incarnation(tmp_pa
         answer = asyncio.create_task(stream(client))
         await eventually(lambda: len(cluster.routers[0].calls) > 4)
         assert len(only.calls) == 1
-        only.fail_at, only.incarnation = None, "second"
+        only.fail_at = None
+        await only.start_again("second")
         assert await answer == (RIGHT, None)
         assert [call.decode and call.decode.incarnation for call in only.calls] == ["first", "second"]
 
@@ -375,3 +384,19 @@ def test_routers_hear_what_became_of_each_choice(tmp_path: Path) -> None:
         assert settled[-1].ttft_ms is None
 
     tell(tmp_path, story)
+
+
+def test_a_router_of_a_release_too_far_away_is_a_503_that_names_both(tmp_path: Path) -> None:
+    """Regression: strict equality of versions was answered as 500, as if the gateway had a bug."""
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        cluster.routers[0].refuse = IncompatibleProtocolError(
+            "the caller speaks protocols 2 to 2, this process 7 to 8; run releases of Tandem that are at most one apart"
+        )
+        response = await client.post("/v1/completions", json=body(stream=False))
+        assert response.status_code == 503
+        assert "protocols 2 to 2, this process 7 to 8; run releases" in response.json()["error"]["message"]
+        cluster.routers[0].refuse = None
+        assert await stream(client) == (RIGHT, None)
+
+    tell(tmp_path, story, failover_timeout_s=0.2)

@@ -34,8 +34,8 @@ def received(code: grpc.StatusCode, *trailing: tuple[str, str], details: str = "
         (Code.DEADLINE_EXCEEDED, WorkerLostError, "did not answer within 5.0 s"),
         (Code.RESOURCE_EXHAUSTED, CapacityError, "h:1"),
         (Code.INVALID_ARGUMENT, InvalidRequestError, "why"),
-        (Code.UNAUTHENTICATED, ConfigurationError, "cluster secret differs"),
-        (Code.UNIMPLEMENTED, IncompatiblePeerError, "protocol 1"),
+        (Code.UNAUTHENTICATED, ConfigurationError, "why; give every process the same cluster secret"),
+        (Code.UNIMPLEMENTED, IncompatiblePeerError, "protocol 2"),
     ],
 )
 def test_a_status_of_grpc_itself(code: grpc.StatusCode, kind: type[TandemError], words: str) -> None:

@@ -13,11 +13,11 @@ from tandem.routing.admission import Limits
 from tandem.routing.calibration import Calibration
 from tandem.routing.fleet import Fleet
 from tandem.routing.snapshot import Links, Role
-from tandem.rpc.client import WorkerClient
-from tandem.rpc.messages import WorkerRecord, WorkerStatus
+from tandem.rpc.client import WorkerClient, client_of
+from tandem.rpc.messages import WorkerAddress, WorkerRecord, WorkerStatus
 from tandem.serving.fleet_view import FleetView
 from tandem.serving.fleet_watch import MAX_REPORTS_PER_S, FleetWatch
-from tests.helpers.secret import SECRET
+from tests.helpers.secret import AS_ROUTER
 from tests.unit.routing.builders import FAST, LINK
 from tests.unit.serving.stub_workers import StubWorker, eventually, record, serving_worker, status
 
@@ -82,8 +82,8 @@ class Watched:
         num_asked = self.listed.num_asked
         await eventually(lambda: self.listed.num_asked >= num_asked + 2)
 
-    def _connect(self, address: str) -> WorkerClient:
-        self.clients.append(WorkerClient(address, secret=SECRET))
+    def _connect(self, worker: WorkerAddress) -> WorkerClient:
+        self.clients.append(client_of(worker, AS_ROUTER))
         return self.clients[-1]
 
     async def _remove(self, worker_id: str) -> None:
