@@ -1,6 +1,8 @@
-"""The session of one connection: opened when first needed, once for all who wait, and anew when the server lost it.
+"""The session of one connection: opened when first needed, once for all who wait, and anew when either was lost.
 
-A caller that is cancelled, or whose time is up, ends no handshake that others wait for.
+Invariant: a session is used on the connection it was opened on. What listens at the address after a connection broke
+may be somebody else, who must prove itself before it is sent anything. A caller that is cancelled, or whose time is up,
+ends no handshake that others wait for.
 """
 
 import asyncio
@@ -20,6 +22,7 @@ class Sessions:
     """Of one channel. Must be used in one event loop."""
 
     def __init__(self, channel: grpc.aio.Channel, address: str, credentials: Credentials, expected: Expected) -> None:
+        self._channel = channel
         self._open: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(methods.OPEN.path)
         self._address = address
         self._credentials = credentials
@@ -30,7 +33,9 @@ class Sessions:
     def ready(self, incarnation: str) -> Session | None:
         """The session with this incarnation ("" = any), if it is open: what most calls find."""
         session = self._session
-        return session if session is not None and incarnation in ("", session.server.incarnation) else None
+        if session is None or incarnation not in ("", session.server.incarnation):
+            return None
+        return session if self._channel.get_state() is grpc.ChannelConnectivity.READY else None
 
     async def opened(self, incarnation: str) -> Session:
         """The session with this incarnation, opened if need be.
@@ -42,6 +47,7 @@ class Sessions:
         if (session := self.ready(incarnation)) is not None:
             return session
         if self._opening is None:
+            self._session = None  # NOTE: the handshake connects; from then on the channel looks ready to others
             self._opening = asyncio.create_task(self._shake_hands(), name=f"handshake with {self._address}")
             self._opening.add_done_callback(self._end_opening)
         session = await asyncio.shield(self._opening)

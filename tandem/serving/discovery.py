@@ -202,7 +202,7 @@ def open_discovery(redis: str | None, routers: Sequence[str], credentials: Crede
     if redis:
         from tandem.serving.discovery_redis import RedisDiscovery
 
-        return RedisDiscovery(redis)
+        return RedisDiscovery(redis, credentials)
     return RouterDiscovery(routers, credentials)
 
 

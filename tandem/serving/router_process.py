@@ -99,13 +99,13 @@ async def serving_router(settings: RouterSettings) -> AsyncIterator[Router]:
         ConfigurationError: a setting cannot be honoured, or an address cannot be listened at.
     """
     clock, metrics = SystemClock(), RouterMetrics()
+    credentials = Credentials(settings.secret, ProcessRole.ROUTER)
     async with contextlib.AsyncExitStack() as opened:
         calibration = Calibration(_FIRST_SPEED)
         fleet = Fleet(settings.limits(), Links(_FIRST_LINK), calibration.speed)
         view = FleetView(fleet, calibration, clock, dead_s=settings.dead_after_s)
-        registry, discoveries = _open_discoveries(settings, opened)
+        registry, discoveries = _open_discoveries(settings, credentials, metrics, opened)
         lookup = _open_lookup(settings, opened)
-        credentials = Credentials(settings.secret, ProcessRole.ROUTER)
         connect = partial(client_of, credentials=credentials)
         watch = FleetWatch(discoveries, connect, view, lookup.remove_worker, silence_s=settings.dead_after_s)
         pairer = Pairer(fleet, policy_named(settings.policy))
@@ -148,7 +148,7 @@ def _open_lookup(settings: RouterSettings, opened: contextlib.AsyncExitStack) ->
 
 
 def _open_discoveries(
-    settings: RouterSettings, opened: contextlib.AsyncExitStack
+    settings: RouterSettings, credentials: Credentials, metrics: RouterMetrics, opened: contextlib.AsyncExitStack
 ) -> tuple[Discovery | None, list[Discovery]]:
     """(Where `register` goes, all that name workers)."""
     registry = None if settings.redis else EmbeddedDiscovery()
@@ -157,7 +157,7 @@ def _open_discoveries(
     if found_by == "kubernetes":  # NOTE: `register` is answered, for workers to learn of each other; it names nobody
         found.append(_open_kubernetes(settings))
     elif found_by == "redis" and settings.redis:
-        found.append(RedisDiscovery(settings.redis))
+        found.append(RedisDiscovery(settings.redis, credentials, on_refused=metrics.record_refused))
     elif registry is not None:
         found.append(registry)
     for discovery in found:

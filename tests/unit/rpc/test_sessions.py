@@ -1,8 +1,7 @@
 """Handshakes and the calls that prove to belong to them, attacked on real sockets."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +23,7 @@ from tandem.rpc.messages import WorkerAddress
 from tandem.rpc.server import RpcServer, serve_worker
 from tandem.rpc.session_messages import OpenAnswer
 from tandem.rpc.session_table import NotAdmittedError, SessionTable
+from tests.helpers.impostor import impostor
 from tests.helpers.raw_calls import answer_to, ended, handshake, header, opened
 from tests.helpers.secret import AS_GATEWAY, AS_OPERATOR, AS_WORKER, SECRET, serving_as
 from tests.helpers.wire_tap import tapping
@@ -167,30 +167,6 @@ def test_handshakes_made_again_drive_out_no_session_in_use() -> None:
         table.admit(session.signed(STATUS_PATH), STATUS_PATH, b"")
     with pytest.raises(NotAdmittedError, match="not known here"):
         table.admit(first.signed(STATUS_PATH), STATUS_PATH, b"")
-
-
-@asynccontextmanager
-async def impostor(answer: Callable[[bytes], bytes]) -> AsyncIterator[tuple[str, list[str]]]:
-    """Listens where a worker is looked for and knows no secret; its address, and the names of what was called."""
-    called: list[str] = []
-
-    class Handlers(grpc.GenericRpcHandler):
-        def service(self, handler_call_details: Any) -> "grpc.RpcMethodHandler[bytes, bytes]":
-            called.append(handler_call_details.method.rpartition("/")[2])
-
-            async def serve(data: bytes, context: object) -> bytes:
-                return answer(data)
-
-            return grpc.unary_unary_rpc_method_handler(serve)
-
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((Handlers(),))
-    port = server.add_insecure_port(ANY_PORT)
-    await server.start()
-    try:
-        yield f"127.0.0.1:{port}", called
-    finally:
-        await server.stop(None)
 
 
 def forged(**changes: Any) -> Callable[[bytes], bytes]:
@@ -346,6 +322,30 @@ def test_a_server_that_forgot_the_session_is_greeted_again_unnoticed(
                     await asyncio.sleep(0.02)
         await client.close()
         await server.stop()
+
+    run(check)
+
+
+@pytest.mark.parametrize("ask", [asked, streamed, shared], ids=lambda ask: ask.__name__)
+def test_who_takes_the_address_of_a_server_that_ended_is_sent_nothing(
+    ask: Callable[[WorkerClient], Awaitable[object]],
+) -> None:
+    """Regression: the connection was made again by itself, and calls went on with the session of the one before."""
+
+    async def check() -> None:
+        server = await serve_worker(Worker(), ANY_PORT, AS_WORKER)
+        client = WorkerClient(server.address, AS_GATEWAY)
+        await ask(client)
+        await server.stop()
+        async with impostor(forged(), server.address) as (_, called):
+            while not called:
+                with pytest.raises((ConfigurationError, WorkerLostError)):
+                    await ask(client)
+                await asyncio.sleep(0.02)  # between tries: the connection is made again in its own time
+            with pytest.raises(ConfigurationError, match="does not prove that it knows the cluster secret"):
+                await ask(client)
+            assert set(called) == {"Open"}
+        await client.close()
 
     run(check)
 
