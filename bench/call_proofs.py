@@ -119,10 +119,10 @@ async def measure(num_rounds: int, num_calls: int) -> list[Row]:
 def mac_us(num_bytes: int, num_rounds: int) -> list[float]:
     proof, body, found = CallProof(bytes(32)), bytes(num_bytes), list[float]()
     for _ in range(num_rounds):
-        started_s = time.perf_counter()
+        started_s = time.process_time()
         for number in range(100):
             proof.of(number, methods.PAIR.path, body)
-        found.append((time.perf_counter() - started_s) / 100 * 1e6)
+        found.append((time.process_time() - started_s) / 100 * 1e6)
     return found
 
 

@@ -20,7 +20,7 @@ from tandem.rpc.session_messages import OpenAnswer, OpenCall
 from tandem.rpc.status import SESSION_KEY, UNKNOWN_SESSION, Metadata
 
 MAX_SESSIONS = 1 << 16
-MAX_UNUSED = 1 << 12
+MAX_UNUSED = 1 << 14  # NOTE: as many workers may connect to a router that was started again at once
 _MAX_NUMBER_DIGITS = 18
 
 
