@@ -183,11 +183,12 @@ class Scheduler:
         if not plan.shares:
             return SchedulerOutput((), (), ())
         released, self._released = tuple(self._released), []
-        scheduled = tuple(
-            self._deltas.schedule(request, num_tokens, self._tables[request_id])
+        deltas, tables = self._deltas, self._tables
+        scheduled = [
+            deltas.schedule(request, num_tokens, tables[request_id])
             for request_id, (request, num_tokens) in plan.shares.items()
-        )
-        return SchedulerOutput(self._deltas.take_new(), scheduled, released)
+        ]
+        return SchedulerOutput(deltas.take_new(), tuple(scheduled), released)
 
     def update(self, output: SchedulerOutput, result: ExecutorOutput) -> list[Request]:
         """Move the cursors that `output` planned and take the chosen tokens; returns the requests that ended."""
