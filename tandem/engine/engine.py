@@ -194,8 +194,7 @@ class Engine:
         self.is_stalled = not step.scheduled
         if self.is_stalled:
             return outputs
-        self._note_scheduled(step)
-        stats = stats_of(step, [self._choices[item.request_id].request for item in step.scheduled])
+        stats = stats_of(step, self._note_scheduled(step))
         started_s = self._clock.now_s() + self.borrowed_s()
         result = self._executor.submit(step).result()
         if result.prompt_logprobs:
@@ -324,19 +323,19 @@ class Engine:
                     self._scheduler.finish(added.request_id, FinishReason.ABORT)
                 raise
 
-    def _note_scheduled(self, step: SchedulerOutput) -> None:
+    def _note_scheduled(self, step: SchedulerOutput) -> list[Request]:
+        """The scheduled requests, none of which queues any longer."""
         now_s = self._clock.now_s()
-        for item in step.scheduled:
-            choice = self._choices[item.request_id]
+        choices = [self._choices[item.request_id] for item in step.scheduled]
+        for choice in choices:
             if choice.first_scheduled_s is None:
                 choice.first_scheduled_s = now_s
+        return [choice.request for choice in choices]
 
     def _note_prompt_logprobs(self, item: ScheduledRequest, entries: tuple[TokenLogprobs, ...] | None) -> None:
         """Keep a chunk's entries. A preempted prompt starts over, so what lies after the cursor is replaced."""
         if entries:
-            kept = self._choices[item.request_id].prompt_logprobs
-            del kept[item.start :]
-            kept.extend(entries)
+            self._choices[item.request_id].prompt_logprobs[item.start :] = entries
 
     def _take_token(self, choice: Choice, token: SampledToken, now_s: float) -> RequestOutput:
         """Turn a chosen token into news for the caller, matching stop strings on the way."""
