@@ -44,6 +44,11 @@ class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
     stored_responses_mib: float | None = Field(
         None, ge=1, description="stored responses in all, MiB; default 128 in Redis, which others need too, else 512"
     )
+    responses_key: SecretStr | None = Field(
+        None,
+        description="encrypts stored responses in Redis, the same for all gateways; NEW,OLD: the first encrypts, all "
+        "decrypt; omitted: made from the cluster secret, which workers know too",
+    )
     max_concurrent_requests: int = Field(1024, ge=1, le=65536, description="HTTP requests served at once; past it 429")
     max_choices: int = Field(256, ge=1, le=4096, description="prompts times n of one request")
     max_messages: int = Field(8192, ge=1, description="messages of one chat request")
@@ -120,6 +125,14 @@ class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
     def secret(self) -> bytes:
         """The cluster's secret; raises as `required_secret`."""
         return required_secret(self.cluster_secret, f"routers={self.routers!r}")
+
+    @property
+    def responses_keys(self) -> tuple[bytes, ...]:
+        """What stored responses are encrypted with, the newest first."""
+        if self.responses_key is None:
+            return (self.secret,)
+        listed = self.responses_key.get_secret_value().split(",")
+        return tuple(key.strip().encode() for key in listed if key.strip())
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT; returns the exit code."""
