@@ -134,12 +134,6 @@ class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
         listed = self.responses_key.get_secret_value().split(",")
         return tuple(key.strip().encode() for key in listed if key.strip())
 
-    def run(self) -> int:
-        """Serve until SIGTERM or SIGINT; returns the exit code."""
-        from tandem.gateway.server import run_gateway
-
-        return run_gateway(self)
-
 
 def _listed(origins: str) -> tuple[str, ...]:
     """NOTE: browsers write them in lower case."""

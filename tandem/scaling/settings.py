@@ -141,12 +141,6 @@ class PlannerSettings(Settings, cli_prog_name="python -m services.planner"):
         """The cluster's secret; raises as `required_secret`."""
         return required_secret(self.cluster_secret, f"routers={self.routers!r}")
 
-    def run(self) -> int:
-        """Plan until SIGTERM or SIGINT; returns the exit code."""
-        from tandem.scaling.process import run_planner
-
-        return run_planner(self)
-
 
 def _split(addresses: str) -> tuple[str, ...]:
     return tuple(address.strip() for address in addresses.split(",") if address.strip())
