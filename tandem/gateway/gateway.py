@@ -50,7 +50,7 @@ class Gateway:
         self.model = model
         self.tracing = tracing
         self.incarnation = secrets.token_hex(8)
-        self.bodies = Bodies.for_this_machine(int(settings.max_body_mib * 2**20))
+        self.bodies = Bodies.for_this_machine(settings.body_limits)
         self.request_timeout_s = settings.request_timeout_s
         self.admission = Admission(settings.max_concurrent_requests)
         self.clock = clock

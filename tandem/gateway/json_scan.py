@@ -1,0 +1,53 @@
+"""Counts what a JSON text would become, while it arrives and before it is parsed. Pure.
+
+Parsing holds the interpreter's lock all the time, and how long depends on the values rather than on the bytes: 26 MiB
+of text take 30 ms, of numbers 150 ms, of an object's members a second, and eight times their size in memory.
+"""
+
+from tandem.gateway.errors import RequestError
+
+VALUE_BYTES = 64  # that a value, or a member's name, takes when parsed: measured, rounded up
+
+
+class JsonScan:
+    """Of one text. `num_values`: entries and members at most, empty containers twice; `num_members`: those of objects.
+
+    NOTE: of a text that is not JSON the numbers mean nothing; parsing it ends where it is wrong.
+    """
+
+    def __init__(self) -> None:
+        self.num_values = 0
+        self.num_members = 0
+        self._is_in_string = False
+        self._rest = b""  # a backslash whose character is still to come
+
+    @property
+    def num_bytes(self) -> int:
+        """What its values will take beside their characters, about."""
+        return VALUE_BYTES * (self.num_values + self.num_members)
+
+    def feed(self, piece: bytes) -> None:
+        """Take the next bytes; costs a few passes over them in C."""
+        piece = self._rest + piece
+        num_backslashes = len(piece) - len(piece.rstrip(b"\\"))
+        self._rest = b"\\" if num_backslashes % 2 else b""
+        piece = piece[: len(piece) - len(self._rest)]
+        if b"\\" in piece:
+            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+        pieces = piece.split(b'"')
+        outside = b"".join(pieces[self._is_in_string :: 2])
+        self._is_in_string ^= len(pieces) % 2 == 0
+        self.num_values += outside.count(b",") + outside.count(b"{") + outside.count(b"[")
+        self.num_members += outside.count(b":")
+
+
+def check_scan(scan: JsonScan, max_values: int, max_members: int) -> None:
+    """Raises RequestError for more than a body may have."""
+    if scan.num_values > max_values:
+        raise _too_many(f"more than {max_values} values (--max-body-values)")
+    if scan.num_members > max_members:
+        raise _too_many(f"more than {max_members} members of objects (--max-body-members)")
+
+
+def _too_many(what: str) -> RequestError:
+    return RequestError(f"the body has {what}; send less in one request", code="request_too_large", status=413)
