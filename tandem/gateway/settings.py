@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, SecretStr, field_validator
 
 from tandem.gateway.body import BodyLimits
-from tandem.serving.settings import Settings, required_secret
+from tandem.serving.settings import Address, Settings, required_secret
 
 _HOST = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@*\s]+")
@@ -19,7 +19,7 @@ class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 = any free one")
-    admin_bind: str | None = Field(
+    admin_bind: Address | None = Field(
         None,
         description="host:port of /metrics and /admin; port 0 = any free one; omitted: they are on --port, for a key "
         "of an admin where there are accounts, else only where --host is a loopback address",
@@ -136,14 +136,6 @@ class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
         for host in _listed(value):
             if host != "*" and _HOST.fullmatch(host) is None:
                 raise ValueError(f"{host!r} is no host name without a port, no *.name and not *")
-        return value
-
-    @field_validator("admin_bind")
-    @classmethod
-    def _check_admin_bind(cls, value: str | None) -> str | None:
-        host, _, port = (value or "x:0").rpartition(":")
-        if not host or not port.isdecimal() or int(port) > 65535:
-            raise ValueError("it is not host:port")
         return value
 
     @property
