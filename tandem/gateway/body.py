@@ -33,7 +33,7 @@ class ClientLeftError(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """Of one body: its bytes, all entries and members of its arrays and objects, and the members alone."""
+    """Of one body: its bytes, the others as `JsonScan` counts them."""
 
     max_bytes: int
     max_values: int

@@ -63,7 +63,9 @@ class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
     max_body_values: int = Field(
         2**20, ge=1, le=2**26, description="entries and members in all arrays and objects of one body; past it 413"
     )
-    max_body_members: int = Field(2**17, ge=1, le=2**26, description="members in all objects of one body; past it 413")
+    max_body_members: int = Field(
+        2**17, ge=1, le=2**26, description="members of objects, and arrays and objects, in one body; past it 413"
+    )
     request_timeout_s: float = Field(1800.0, gt=0, description="longest life of a request, seconds; past it 504")
     router_timeout_s: float = Field(0.5, gt=0, description="a router silent for this long is away, seconds")
     silent_after_s: float = Field(

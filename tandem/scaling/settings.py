@@ -53,7 +53,8 @@ class PlannerSettings(Settings, cli_prog_name="python -m services.planner"):
     routers: str = Field("127.0.0.1:7800", description="routers that know the workers, as host:port,host:port")
     gateways: str = Field(
         "",
-        description="where gateways show metrics, as host:port,host:port; every address of a name is asked (a headless Service's)",
+        description="gateways' --admin-bind, as host:port,host:port; every address of a name is asked (a headless "
+        "Service's)",
     )
     gateway_selector: str | None = Field(
         None, description="label selector of the gateways' pods, whose port named metrics is asked; besides gateways"

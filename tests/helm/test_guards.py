@@ -50,7 +50,7 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
     "two autoscalers": (at("prefill", merged(HPA, KEDA)), r"prefill\.autoscaling\.hpa and .*: enable one"),
     "keys and no place for them": (
         at("redis.enabled", False) | {"router": {"replicas": 1}},
-        r"set redis\.enabled=true or externalRedis\.host, or gateway\.settings\.accounts .*gateway\.allowAnonymous=true",
+        r"set redis\.enabled=true or .*, or gateway\.settings\.accounts .*gateway\.allowAnonymous=true",
     ),
     "keys for anybody": (
         at("gateway", {"allowAnonymous": True, "settings": {"accounts": "$(TANDEM_REDIS)"}}),

@@ -57,8 +57,8 @@ def test_too_many_values_are_refused_before_they_are_parsed(
 ) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
         members = json.dumps({f"k{i}": 0 for i in range(600)})
-        many = {"--max-body-members": members, "--max-body-values": json.dumps([0] * 1100)}
-        for setting, value in many.items():
+        many = {members: "--max-body-members", "[" + "[]," * 501: "--max-body-members", "[" + "0," * 1100: "-values"}
+        for value, setting in many.items():
             raw = f'{{"model": "{MODEL}", "chat_template_kwargs": {value}}}'
             refused = await client.post(path, content=raw, headers=SAYS_JSON)
             assert refused.status_code == 413
