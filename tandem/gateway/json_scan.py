@@ -14,7 +14,7 @@ class JsonScan:
     """Of one text.
 
     `num_values`: entries of arrays and members of objects, and at most as many again as there are arrays and objects.
-    `num_members`: members of objects, and the arrays and objects themselves, each of which costs as much as ten numbers.
+    `num_members`: members of objects, and the arrays and objects themselves; each costs as much as ten numbers.
 
     NOTE: of a text that is not JSON the numbers mean nothing; parsing it ends where it is wrong.
     """
