@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 
 from tandem.accounts.key import new_key
@@ -23,10 +24,10 @@ PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     """(Length, whether on the event loop's thread) of each text that was parsed."""
     seen: list[tuple[int, bool]] = []
-    loads = parse.orjson.loads
+    loads = orjson.loads
 
     class Watched:
-        JSONDecodeError = parse.orjson.JSONDecodeError
+        JSONDecodeError = orjson.JSONDecodeError
 
         @staticmethod
         def loads(text: bytes) -> Any:
