@@ -118,14 +118,13 @@ def test_policies_let_in_the_release_and_scrapers(case: str) -> None:
         pool, rules = _pool_of(policy), policy["spec"]["ingress"]
         named = {port["port"] for rule in rules for port in rule.get("ports", [])}
         assert named <= _ports(dict(pods(made.objects))[target])
+        release = {"podSelector": {"matchLabels": {**TANDEM, "app.kubernetes.io/instance": NAME}}}
         if pool == "gateway":
-            release = {"podSelector": {"matchLabels": {**TANDEM, "app.kubernetes.io/instance": NAME}}}
             assert rules[0] == {"ports": [{"port": "http"}]}, "anybody may come"
             assert rules[1] == {"from": [release], "ports": [{"port": "metrics"}]}, "the planner counts there"
             assert all(rule["from"] and rule["ports"] == [{"port": "metrics"}] for rule in rules[1:])
         else:
-            release = {**TANDEM, "app.kubernetes.io/instance": NAME}
-            assert rules[0]["from"][0] == {"podSelector": {"matchLabels": release}}
+            assert rules[0]["from"][0] == release
             assert "ports" not in rules[0], "transports listen at any port"
             assert all(rule["from"] for rule in rules), "an empty list would let everybody in"
 
