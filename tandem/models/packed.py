@@ -148,7 +148,7 @@ class PackedFile:
 
 
 def _is_packed(tensor: TensorSpec) -> bool:
-    return len(tensor.shape) == 2 and not (tensor.is_float32 or tensor.is_small)
+    return len(tensor.shape) == 2 and not (tensor.is_float32 or tensor.is_small or tensor.is_lookup)
 
 
 @contextmanager
