@@ -36,6 +36,8 @@ ARCHITECTURES: Mapping[str, Entry] = {
     "SmolLM3ForCausalLM": Entry("smollm3", "smollm3"),
     "Gemma3ForCausalLM": Entry("gemma3", "gemma3_text"),
     "Gemma3ForConditionalGeneration": Entry("gemma3_conditional", "gemma3"),
+    "Gemma4ForCausalLM": Entry("gemma4", "gemma4_text"),
+    "Gemma4ForConditionalGeneration": Entry("gemma4_conditional", "gemma4"),
     "Mistral3ForConditionalGeneration": Entry("mistral3_conditional", "mistral3"),
 }
 
