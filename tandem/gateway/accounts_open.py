@@ -35,5 +35,7 @@ def open_accounts(settings: GatewaySettings, clock: Clock) -> Accounts | None:
         _logger.log(level, "no API keys are asked for: everybody who reaches %s may use it", settings.host)
         return None
     journal = None if settings.accounts_journal is None else Journal(settings.accounts_journal)
-    store = open_store(settings.accounts.get_secret_value(), clock)
-    return Accounts(store, prices, clock, may_be_lost=settings.accounts_when_lost == "allow", journal=journal)
+    lease_s = settings.accounts_lease_s
+    store = open_store(settings.accounts.get_secret_value(), clock, lease_s)
+    may_be_lost = settings.accounts_when_lost == "allow"
+    return Accounts(store, prices, clock, may_be_lost=may_be_lost, journal=journal, lease_s=lease_s)
