@@ -5,6 +5,7 @@ Invariant: each `Held` is settled once; a store that is away is told again until
 
 import asyncio
 import contextlib
+import logging
 import time
 import uuid
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from tandem.accounts.store import LEASE_S, AccountStore
 from tandem.accounts.usage import Usage
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
+
+_logger = logging.getLogger(__name__)
 
 SETTLE_WAIT_S = 0.25
 RENEWALS_PER_LEASE = 12  # NOTE: three would keep it; what a killed gateway delivered since its last is lost
@@ -62,12 +65,13 @@ class Accounts:
     ) -> None:
         self.store = store
         self.prices = prices
-        self.settlements = Settlements(store, journal)
+        self.settlements = Settlements(store, journal, clock)
         self._keys = KeyCache(store, clock, may_be_stale=may_be_lost)
         self._may_be_lost = may_be_lost
         self._wall = wall
         self._renew_s = lease_s / RENEWALS_PER_LEASE
         self._open: dict[str, Held] = {}
+        self._incarnation: str | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -168,11 +172,18 @@ class Accounts:
             await self.refresh()
 
     async def renew(self) -> None:
-        """Keep what runs set aside, with checkpoints, and bill those of gateways that are gone.
+        """Keep what runs set aside, with checkpoints; tell another store what its predecessor took; bill what gateways
+        that are gone have left.
 
         NOTE: of those that the store may not have granted, too: it ignores what it does not know.
         """
         await self.store.renew([self._renewal(held) for held in self._open.values()])
+        former, self._incarnation = self._incarnation, await self.store.incarnation()
+        if former not in (None, self._incarnation) and (num_settlements := self.settlements.tell_again()):
+            _logger.warning(
+                "another process answers for the store of accounts: it is told the last %d settlements again",
+                num_settlements,
+            )
         await self.store.expire()
 
     def _renewal(self, held: Held) -> Renewal:

@@ -142,6 +142,10 @@ class EmbeddedAccounts:
         balance.expire(self._now_ms())
         return Spending(balance.spent_nanos, balance.held_nanos, balance.num_open)
 
+    async def incarnation(self) -> str:
+        """This process."""
+        return ""
+
     async def entries(self, query: LedgerQuery) -> Sequence[LedgerEntry]:
         await asyncio.to_thread(self._drain)
         return await asyncio.to_thread(self._file.entries, query)

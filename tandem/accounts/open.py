@@ -6,7 +6,7 @@ from tandem.accounts.embedded import EmbeddedAccounts
 from tandem.accounts.store import LEASE_S, AccountStore
 from tandem.core.clock import Clock
 
-_REDIS = ("redis://", "rediss://", "unix://")
+_REDIS = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+sentinel://")
 
 
 def open_store(where: str, clock: Clock, lease_s: float = LEASE_S) -> AccountStore:

@@ -39,7 +39,7 @@ class RedisAccounts:
     """`AccountStore` in one Redis (7.0 or newer).
 
     Args:
-        url: `redis://`, `rediss://` or `unix://` URL.
+        url: as for `redis_client.connect`.
         clock: tells the time for limits and, after a failure, for the pause.
         is_own_time: limits go by `clock`, not by Redis' own; for tests.
         prefix: names the deployment; its braces keep all keys in one slot.
@@ -146,6 +146,11 @@ class RedisAccounts:
     async def spending(self, key_id: str) -> Spending:
         spent, held, num_open = await self._ask(lambda: self._spending(self._names(key_id), (self._now(),)))
         return Spending(int(spent), int(held), int(num_open))
+
+    async def incarnation(self) -> str:
+        """NOTE: another one after a restart and after a failover, whoever noticed it."""
+        info = await self._ask(lambda: self._client.info("server"))
+        return str(info["run_id"])
 
     async def entries(self, query: LedgerQuery) -> Sequence[LedgerEntry]:
         found: list[LedgerEntry] = []

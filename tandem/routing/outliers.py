@@ -37,6 +37,7 @@ class OutlierSettings:
     factor: a round is slow from so many times the median of the peers; infinite sets nobody aside.
     round_s, num_samples: a round lasts at least so long and has at least so many measurements.
     num_rounds: so many slow rounds in a row set aside, and so many others while probed return to service.
+    num_probes: so many slow rounds in a row set aside again; the first steps after a long rest are slow by themselves.
     fresh_s: a peer's last round counts for so long.
     first_s, longest_s: the first time aside, and the bound of its doubling.
     calm: back in service for so many times its last time aside, a worker starts from `first_s` again.
@@ -46,6 +47,7 @@ class OutlierSettings:
     round_s: float = 1.0
     num_samples: int = 4
     num_rounds: int = 3
+    num_probes: int = 2
     fresh_s: float = 60.0
     first_s: float = 5.0
     longest_s: float = 300.0
@@ -164,7 +166,7 @@ class Outliers:
         pace.num_slow = pace.num_slow + 1 if is_slow else 0
         if worker.verdict.is_aside:
             worker.num_well = 0 if is_slow else worker.num_well + 1
-            if is_slow:
+            if pace.num_slow >= self._settings.num_probes:
                 self._set_aside(worker, slowness, now_s)
             elif worker.num_well >= self._settings.num_rounds:
                 worker.verdict, worker.returned_at_s = Verdict(), now_s

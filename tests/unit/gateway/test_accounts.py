@@ -283,6 +283,36 @@ def test_who_leaves_pays_what_was_generated(tmp_path: Path, accounts: str, is_st
     tell(tmp_path, story, accounts=accounts, num_workers=1)
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_checkpoint_says_what_the_client_got_so_far(tmp_path: Path, redis: RedisServer, is_stream: bool) -> None:
+    """Of an answer that is sent whole that is nothing until its end."""
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        key_id, secret = await add_key(cluster)
+        worker, accounts = cluster.workers[0], cluster.gateway.gateway.accounts
+        assert accounts is not None
+        worker.hold_at = 3
+        body = {**COMPLETION, "stream": is_stream}
+        asking = asyncio.create_task(client.post("/v1/completions", json=body, headers=bearer(secret)))
+        await worker.reached.wait()
+        await eventually(lambda: _THREE_TOKENS in cluster.gateway.gateway.metrics.text())
+        await accounts.renew()
+        with contextlib.closing(redis.client()) as direct:
+            held = direct.hgetall(f"{{tandem:accounts}}:held:{key_id}")
+        checkpoints = [orjson.loads(value) for name, value in held.items() if name.endswith(b"+")]
+        assert [checkpoint["num_output"] for checkpoint in checkpoints] == (["3"] if is_stream else [])
+        assert len(held) == 1 + len(checkpoints)
+        worker.go.set()
+        assert (await asking).status_code == 200
+        (entry,) = await ledger(cluster)
+        assert (entry.outcome, entry.usage.num_output) == ("done", 6)
+        with contextlib.closing(redis.client()) as direct:
+            assert not direct.hgetall(f"{{tandem:accounts}}:held:{key_id}")
+            direct.flushall()
+
+    tell(tmp_path, story, accounts=redis.url, num_workers=1)
+
+
 def test_a_failover_is_paid_once(tmp_path: Path, accounts: str) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
         _, secret = await add_key(cluster)

@@ -136,6 +136,17 @@ def test_it_returns_once_it_keeps_up_and_not_before() -> None:
     assert peers.run(4.0) == frozenset()
 
 
+def test_one_slow_round_after_a_rest_does_not_send_it_away_again() -> None:
+    """A worker that had recovered was set aside for 80 s more: its first steps were slow."""
+    peers = Peers(3)
+    peers.run(5, {"d1": 16.0})
+    until_s = peers.outliers.verdict("d1").until_s
+    peers.run(until_s - peers.now_s)
+    peers.run(1.25, {"d1": 5.0})
+    assert peers.run(6.0) == frozenset()
+    assert [aside for _, aside in peers.aside_log] == [frozenset(), {"d1"}, frozenset()]
+
+
 def test_nothing_is_said_of_a_worker_that_measured_nothing() -> None:
     peers = Peers(3)
     peers.run(10, {"d1": 16.0})

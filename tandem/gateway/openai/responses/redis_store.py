@@ -93,7 +93,7 @@ class RedisResponseStore:
     """`ResponseStore` in one Redis (7.0 or newer, or a cluster). Owned by one event loop.
 
     Args:
-        url: `redis://`, `rediss://` or `unix://` URL.
+        url: as for `redis_client.connect`.
         sealer: encrypts what is kept.
         prefix: names the deployment.
         ttl_s: after this long an entry is gone.
