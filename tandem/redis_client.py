@@ -129,5 +129,9 @@ def connect(url: str, *, num_retries: int = 0) -> Redis:
 def _sentinel_pool(url: str, options: dict[str, Any]) -> _SentinelPool:
     where = SentinelUrl.parse(url)
     limits = {"socket_timeout": _SENTINEL_S, "socket_connect_timeout": _SENTINEL_S}
-    sentinels = Sentinel(where.addresses, sentinel_kwargs={**where.sentinel_options(), **limits})
-    return _SentinelPool(where.service, sentinels, **where.master_options(), **options)
+    sentinels: Any = Sentinel(  # type: ignore[no-untyped-call]
+        where.addresses, sentinel_kwargs={**where.sentinel_options(), **limits}
+    )
+    return _SentinelPool(  # type: ignore[no-untyped-call]
+        where.service, sentinels, **where.master_options(), **options
+    )

@@ -214,8 +214,10 @@ def _connect(url: str, timeout_s: float) -> Redis:
 
 def _master(url: str, options: dict[str, Any]) -> Redis:
     where = SentinelUrl.parse(url)
-    sentinels = Sentinel(where.addresses, sentinel_kwargs={**where.sentinel_options(), **options})
-    return sentinels.master_for(where.service, **where.master_options(), **options)
+    sentinels: Any = Sentinel(  # type: ignore[no-untyped-call]
+        where.addresses, sentinel_kwargs={**where.sentinel_options(), **options}
+    )
+    return cast(Redis, sentinels.master_for(where.service, **where.master_options(), **options))
 
 
 def _load_scripts() -> dict[str, bytes]:

@@ -57,7 +57,7 @@ class RedisPair:
 
     def _is_replicated(self) -> bool:
         with self.replica.client() as client:
-            return client.info("replication").get("master_link_status") == "up"
+            return bool(client.info("replication").get("master_link_status") == "up")
 
     def _is_watched(self) -> bool:
         with Redis(port=self._sentinel_port) as sentinel:
@@ -87,10 +87,10 @@ def running_pair() -> Iterator[RedisPair]:
         pytest.skip(MISSING)
     with contextlib.ExitStack() as opened:
         directories = [opened.enter_context(tempfile.TemporaryDirectory()) for _ in range(3)]
-        servers = [RedisServer(directory) for directory in directories[:2]]
-        for server in servers:
+        master, replica = (RedisServer(directory) for directory in directories[:2])
+        for server in (master, replica):
             opened.callback(server.kill)
-        pair = RedisPair(*servers, directories[2])
+        pair = RedisPair(master, replica, directories[2])
         opened.callback(pair.close)
         yield pair
 
