@@ -79,7 +79,7 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
 
     def run(self) -> int:
         """Serve until told to end; returns the exit code."""
-        path = resolve_model_path(self.model)
+        path = resolve_model_path(self.model, dtype=self.dtype)
         key = None if self.admin_key is None else checked_key(self.admin_key.get_secret_value())
         topology = self.topology(path, random.SystemRandom())
         with ProcessOutput(self.log_dir, sys.stderr) as output, tempfile.TemporaryDirectory() as scratch:

@@ -67,7 +67,7 @@ def assemble(config: EngineConfig, *, clock: Clock | None = None, emit: BlockEve
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     device = resolve_device(config.device)
-    path = resolve_model_path(config.model)
+    path = resolve_model_path(config.model, dtype=config.dtype)
     kernels = choose_kernels(device, config.native_kernels)
     model = load_model(
         str(path),

@@ -58,7 +58,7 @@ def load_model(
     """Load a model.
 
     Args:
-        path_or_hub_id: a directory, or the name of a Hugging Face repository.
+        path_or_hub_id: a directory, a GGUF file, or the name of a Hugging Face repository.
         dtype: float32, bfloat16, float16, or auto = the checkpoint's own.
         device: where the parameters go; on the CPU they stay views of the mapped files where the dtype allows.
         kernels: the decoder's arithmetic.
@@ -70,7 +70,7 @@ def load_model(
         CheckpointError: the directory cannot be served; see its subclasses.
         ConfigurationError: a dtype that does not exist, or a length beyond what the model was made for.
     """
-    directory = resolve_model_path(path_or_hub_id)
+    directory = resolve_model_path(path_or_hub_id, dtype=dtype)
     fields = Fields(read_json_object(directory / "config.json"), str(directory / "config.json"))
     _check_dtype_name(dtype)
     _refuse_formats(fields)
