@@ -113,10 +113,10 @@ class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
         " is billed as it was up to a twelfth of this before the end",
     )
     accounts_journal: Path | None = Field(
-        None, description="file for bills that Redis has not taken, so that they outlive this process"
+        None, description="file for bills that Redis has not taken, so that they outlive this process; omitted: none"
     )
     prices: str | None = Field(
-        None, description='JSON or a file of it: {"input": 1, "output": 5}, units for a million tokens'
+        None, description='JSON or a file of it: {"input": 1, "output": 5}, units for a million tokens; omitted: all 0'
     )
     cluster_secret: SecretStr | None = Field(None, description="shared by all processes of a cluster; required")
     log_level: str = Field("info", description="debug, info, warning or error")

@@ -11,6 +11,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 
 from tandem.core.errors import CheckpointError
 from tandem.kernels.native.build import default_cache_dir
+from tandem.models.default_model import NAME, fetch_default_model
 
 _COMMON = ("*.json", "*.model", "*.jinja", "*.txt")
 _SAFETENSORS = (*_COMMON, "model*.safetensors")
@@ -20,8 +21,8 @@ _IGNORED = ["[!a]*/*", "a[!d]*/*"]  # NOTE: folders, but for additional_chat_tem
 
 
 def resolve_model_path(path_or_hub_id: str, *, dtype: str = "auto", has_weights: bool = True) -> Path:
-    """The directory itself where it is one; that of a GGUF file, converted or cached; otherwise the Hugging Face
-    repository of that name, downloaded or cached.
+    """The directory itself where it is one; that of a GGUF file or the default model, converted or cached; otherwise
+    the Hugging Face repository of that name, downloaded or cached.
 
     Args:
         dtype: what a GGUF file's weights are decoded to; auto = bfloat16.
@@ -40,6 +41,10 @@ def resolve_model_path(path_or_hub_id: str, *, dtype: str = "auto", has_weights:
             return converted(file, default_cache_dir() / "gguf", dtype=dtype, has_weights=has_weights)
         if path.is_dir():
             return path
+    if path_or_hub_id == NAME and not path.exists():
+        return resolve_model_path(
+            str(fetch_default_model(default_cache_dir() / "models")), dtype=dtype, has_weights=has_weights
+        )
     repository = path_or_hub_id.partition("@")[0]  # NOTE: a revision may have slashes too
     if path.exists() or path_or_hub_id.startswith(("/", "./", "../", "~")) or repository.count("/") > 1:
         raise CheckpointError(
