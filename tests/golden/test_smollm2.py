@@ -3,7 +3,6 @@
 Skipped where no package index has the wheel.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +58,8 @@ def directory(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def oracle(file: Path) -> Iterator[Any]:
-    yield transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+def oracle(file: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
 
 
 def test_every_weight_is_that_of_transformers(directory: Path, oracle: Any) -> None:
