@@ -7,6 +7,7 @@ no architecture and decodes no weights. Format: https://github.com/ggml-org/ggml
 import mmap
 import struct
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -58,11 +59,10 @@ class GgufFile:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:  # NOTE: an empty file cannot be mapped, which is a ValueError
             raise CorruptCheckpointError(f"{path} cannot be read as GGUF: {error}") from error
-        try:
+        with ExitStack() as on_failure:
+            on_failure.callback(self._map.close)
             self.metadata, self.tensors = self._read_header()
-        except BaseException:
-            self._map.close()
-            raise
+            on_failure.pop_all()
 
     def __enter__(self) -> "GgufFile":
         return self
