@@ -7,18 +7,19 @@ anew once the old one says that it is a replica.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Literal
 
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
-from redis.exceptions import ReadOnlyError
+from redis.exceptions import AuthenticationError, NoPermissionError, ReadOnlyError
 
 from tandem.core.errors import ConfigurationError, shown, without_password
 from tandem.sentinel_url import SentinelUrl
 
 MAX_CONNECTIONS = 64  # of a client; each carries one question at a time
+User = Literal["cluster", "gateway", "accounts"]  # as helm/tandem/files/redis-users.acl has them
 _NUM_TICKS = 20
 _CLOSE_S = 1.0
 _SENTINEL_S = 0.2  # NOTE: of one that does not answer; within the time of a call the next one must be asked
@@ -96,6 +97,22 @@ async def answered_within(limit_s: float) -> AsyncIterator[None]:
             timer.cancel()
 
 
+def explained(error: Exception, user: User) -> str:
+    """What Redis or the network said; where Redis refused the user of the URL, with the remedy.
+
+    Args:
+        user: the one whose rules allow what was asked.
+    """
+    # NOTE: what is refused within a script has no error class of its own
+    is_refused = isinstance(error, AuthenticationError | NoPermissionError) or "user executing the script" in str(error)
+    if not is_refused:
+        return str(error)
+    return (
+        f"{error}; give the URL the user that may do this, redis://{user}:PASSWORD@host:port, "
+        "with the rules of helm/tandem/files/redis-users.acl"
+    )
+
+
 def connect(url: str, *, num_retries: int = 0) -> Redis:
     """A client that connects when first used, and again after a loss. Any number of questions may be asked at once.
 
@@ -113,6 +130,7 @@ def connect(url: str, *, num_retries: int = 0) -> Redis:
         "max_connections": MAX_CONNECTIONS,
         "socket_timeout": None,
         "socket_connect_timeout": None,
+        "driver_info": None,  # NOTE: else connections begin with CLIENT SETINFO, which no user may
         "retry": Retry(NoBackoff(), num_retries),
     }
     try:

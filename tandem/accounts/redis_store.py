@@ -25,7 +25,7 @@ from tandem.accounts.standing import Standing
 from tandem.accounts.store import KEPT_DAYS, LEASE_S, Spending
 from tandem.accounts.usage import Usage
 from tandem.core.clock import Clock
-from tandem.redis_client import answered_within, connect
+from tandem.redis_client import answered_within, connect, explained
 
 _REMEMBERED_S = 24 * 3600  # charges that were settled; each takes 150 bytes of Redis
 _DAY_S = 24 * 3600
@@ -216,7 +216,7 @@ class RedisAccounts:
             self._retry_at_s = self._clock.now_s() + _PAUSE_S
             await self._drop_idle()
             raise AccountsUnavailableError(
-                f"the store of accounts does not answer: {error}", 1.0, may_have_happened=True
+                f"the store of accounts does not answer: {explained(error, 'accounts')}", 1.0, may_have_happened=True
             ) from error
         self._retry_at_s = None
         return answer

@@ -34,6 +34,7 @@ from tandem.locality.base import (
     check_report,
     net_changes,
 )
+from tandem.redis_client import explained
 from tandem.sentinel_url import SentinelUrl
 
 _KEYS_PER_CALL = 512
@@ -181,7 +182,9 @@ class RedisIndex:
         except (RedisError, OSError) as error:
             if isinstance(error, ReadOnlyError):  # NOTE: a master no more; its address may be another's by now
                 client.connection_pool.disconnect(inuse_connections=False)
-            raise LocalityUnavailableError(f"Redis did not run {script!r} ({error}); go on without hints") from error
+            raise LocalityUnavailableError(
+                f"Redis did not run {script!r} ({explained(error, 'cluster')}); go on without hints"
+            ) from error
 
     def _send(self, client: Redis, digest: str, calls: Sequence[Sequence[Any]]) -> list[Any]:
         if len(calls) == 1:
@@ -200,6 +203,7 @@ def _connect(url: str, timeout_s: float) -> Redis:
     options = {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": timeout_s,
+        "driver_info": None,  # NOTE: as in `redis_client.connect`
         "retry": Retry(NoBackoff(), 0),
     }
     try:
