@@ -67,6 +67,15 @@ FLAGS: dict[str, Values] = {
         "externalRedis": {"existingSecret": "redis", "urlKey": "url"},
     },
     "external-redis-plain": {"redis": {"enabled": False}, "externalRedis": {"host": "redis", "database": 3}},
+    "external-redis-roles": {
+        "redis": {"enabled": False},
+        "externalRedis": {
+            "existingSecret": "redis",
+            "urlKey": "url",
+            "gateway": {"urlKey": "gateway-url"},
+            "accounts": {"existingSecret": "accounts", "urlKey": "accounts-url"},
+        },
+    },
     "announce": NO_REDIS,
     "discovery-kubernetes": {"discovery": {"mode": "kubernetes"}},
     "discovery-kubernetes-without-redis": merged(NO_REDIS, {"discovery": {"mode": "kubernetes"}}),
@@ -75,7 +84,11 @@ FLAGS: dict[str, Values] = {
     "workers-of-another-release": {
         **OTHER_ROUTER,
         "gateway": {"enabled": False},
-        "externalRedis": {"host": "other-tandem-redis", "existingSecret": "other-tandem-secrets"},
+        "externalRedis": {
+            "host": "other-tandem-redis",
+            "username": "cluster",
+            "existingSecret": "other-tandem-secrets",
+        },
         "tests": {"enabled": False},
     },
     "other-router-at-an-address": merged(OTHER_ROUTER, at("router.externalAddresses", "[fd00::1]:7800")),
@@ -137,7 +150,7 @@ FLAGS: dict[str, Values] = {
         | {"volumeMounts": [{"name": "traces", "mountPath": "/traces"}]},
     ),
     "accounts": {
-        "gateway": {"settings": {"accounts": "$(TANDEM_REDIS)"}},
+        "gateway": {"settings": {"accounts": "rediss://accounts.example:6380/0"}},
         "tests": {
             "extraEnv": [{"name": "TANDEM_API_KEY", "valueFrom": {"secretKeyRef": {"name": "tests", "key": "api-key"}}}]
         },
@@ -263,5 +276,5 @@ def _every_setting(process: str) -> Values:
 EVERY_SETTING = merged(
     MINIMAL,
     {process: _every_setting(process) for process in SETTINGS},
-    at("gateway.settings.accounts", "$(TANDEM_REDIS)"),
+    at("gateway.settings.accounts", "redis://accounts.example:6379/0"),
 )

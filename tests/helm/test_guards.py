@@ -27,6 +27,16 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
         {"redis": {"enabled": False}, "externalRedis": {"urlKey": "url"}},
         r"needs externalRedis\.existingSecret",
     ),
+    "a role's user beside a url": (
+        {"redis": {"enabled": False}}
+        | at("externalRedis", {"urlKey": "url", "existingSecret": "redis", "accounts": {"username": "accounts"}}),
+        r"set externalRedis\.accounts\.urlKey",
+    ),
+    "a role's url of no secret": (
+        {"redis": {"enabled": False}, "externalRedis": {"host": "redis", "gateway": {"urlKey": "url"}}},
+        r"externalRedis\.gateway\.urlKey needs externalRedis\.gateway\.existingSecret",
+    ),
+    "accounts as another user": (at("gateway.settings.accounts", "$(TANDEM_REDIS)"), r"remove it; without it they are"),
     "an index larger than redis": (
         at("router.settings.maxBlockReplicas", 8_000_000),
         r"maxBlockReplicas=8000000 would fill Redis.*=512 has room for 3579139; .*set redis\.maxMemoryMiB=1145",
@@ -53,10 +63,10 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
         r"set redis\.enabled=true or .*, or gateway\.settings\.accounts .*gateway\.allowAnonymous=true",
     ),
     "keys for anybody": (
-        at("gateway", {"allowAnonymous": True, "settings": {"accounts": "$(TANDEM_REDIS)"}}),
+        at("gateway", {"allowAnonymous": True, "settings": {"accounts": "redis://r:6379/0"}}),
         r"gateway\.allowAnonymous=true and gateway\.settings\.accounts are both set",
     ),
-    "a file for two gateways": (at("gateway.settings.accounts", "/accounts.db"), r"as \$\(TANDEM_REDIS\), or set"),
+    "a file for two gateways": (at("gateway.settings.accounts", "/accounts.db"), r"or remove it .*, or set"),
     "a file for scaled gateways": (
         at("gateway", {**ONE_FILE, **HPA}),
         r"gateway\.replicas=1 without autoscaling",

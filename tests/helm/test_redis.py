@@ -32,7 +32,7 @@ def _has_ipv6_loopback() -> bool:
 
 
 def _filled(words: Sequence[str]) -> list[str]:
-    return [re.sub(r"\$\(REDIS_PASSWORD\)", PASSWORD, word) for word in words]
+    return [re.sub(r"\$\(REDIS_\w+_PASSWORD\)", PASSWORD, word) for word in words]
 
 
 def _wait_until_it_answers(client: Redis, server: "subprocess.Popen[bytes]") -> None:
@@ -60,7 +60,7 @@ def test_readiness_is_asked_where_the_server_listens(case: str, loopback: str, t
         [*container["command"], *_filled(container["args"]), *own], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        with Redis(host=loopback, port=port, password=PASSWORD) as client:
+        with Redis(host=loopback, port=port, username="cluster", password=PASSWORD) as client:
             _wait_until_it_answers(client, server)
         program, *asked = container["readinessProbe"]["exec"]["command"]
         done = subprocess.run(

@@ -54,7 +54,7 @@ OWNED = {
 _OWNED_BY_ALL = "cluster_secret log_level log_format otlp_endpoint"
 _DRAWN = (
     (re.compile(r"checksum/config: \S+"), "checksum/config: drawn"),
-    (re.compile(r"(cluster-secret|redis-password): [\w+/=]{40,}"), r"\1: drawn"),
+    (re.compile(r"(cluster-secret|redis(?:-gateway|-accounts)?-password|responses-key): [\w+/=]{40,}"), r"\1: drawn"),
 )
 
 Object = dict[str, Any]
