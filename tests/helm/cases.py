@@ -56,6 +56,12 @@ FLAGS: dict[str, Values] = {
         "clusterSecret": {"existingSecret": "cluster", "key": "k"},
         "redis": {"auth": {"existingSecret": "redis"}},
     },
+    "redis-claim": {
+        "redis": {"persistence": {"existingClaim": "kept"}},
+        "gateway": {"allowAnonymous": True, "responsesKey": {"existingSecret": "responses", "key": "k"}},
+    },
+    "redis-volume": at("redis.persistence", {"size": "8Gi", "storageClass": "fast"}),
+    "redis-for-hints": {"redis": {"persistence": {"enabled": False}}, "gateway": {"allowAnonymous": True}},
     "redis-without-password": at("redis.auth.enabled", False),
     "redis-placed": at(
         "redis",

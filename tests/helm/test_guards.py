@@ -66,6 +66,10 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
         at("gateway", {"allowAnonymous": True, "settings": {"accounts": "redis://r:6379/0"}}),
         r"gateway\.allowAnonymous=true and gateway\.settings\.accounts are both set",
     ),
+    "keys that go with redis's pod": (
+        at("redis.persistence.enabled", False),
+        r"set it to true, or name another place .*gateway\.settings\.accounts .*gateway\.allowAnonymous=true",
+    ),
     "a file for two gateways": (at("gateway.settings.accounts", "/accounts.db"), r"or remove it .*, or set"),
     "a file for scaled gateways": (
         at("gateway", {**ONE_FILE, **HPA}),
@@ -186,7 +190,17 @@ NULLS = [
     *(f"decode.{block}" for block in ("accelerator", "accelerator.vendor", "rdma", "rdma.enabled", "shm", "affinity")),
     *(f"decode.{block}" for block in ("autoscaling", "autoscaling.hpa", "autoscaling.keda.enabled", "pdb", "probes")),
     *(f"decode.{block}" for block in ("termination", "termination.drainSeconds", "rollout", "serviceAccount")),
-    *("redis.auth", "redis.image", "externalRedis", "externalRedis.tls", "gatewayApi", "tests", "planner.slo"),
+    *(
+        "redis.auth",
+        "redis.persistence",
+        "redis.image",
+        "gateway.responsesKey",
+        "externalRedis",
+        "externalRedis.tls",
+        "gatewayApi",
+        "tests",
+        "planner.slo",
+    ),
 ]
 
 
@@ -210,7 +224,10 @@ def test_gpus_with_a_transport_are_taken(transport: dict[str, Any]) -> None:
     assert render(merged(MINIMAL, {"prefill": {**GPU, "enabled": False}, "decode": GPU})).objects
 
 
-@pytest.mark.parametrize("where", ["redis://r:6379/0", "rediss://r:6379/0", "unix:///r.sock", "$(ACCOUNTS_URL)"])
+@pytest.mark.parametrize(
+    "where",
+    ["redis://r:6379/0", "rediss://r:6379/0", "unix:///r.sock", "redis+sentinel://a:1,b:1/s", "$(ACCOUNTS_URL)"],
+)
 def test_gateways_share_accounts_in_redis(where: str) -> None:
     assert render(merged(MINIMAL, at("gateway.settings.accounts", where))).objects
 

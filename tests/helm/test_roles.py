@@ -127,3 +127,45 @@ def test_roles_of_an_external_redis_can_have_users_secrets_and_urls() -> None:
     assert f"{NAME}-tandem-secrets" in {
         name for name, _ in _secret_keys(made.deployment("gateway")["spec"]["template"])
     }
+
+
+def test_gateways_alone_have_the_key_of_stored_responses() -> None:
+    made = rendered("minimal")
+    assert _value(made, "gateway", "TANDEM_RESPONSES_KEY") == (f"{NAME}-tandem-secrets", "responses-key")
+    assert "TANDEM_RESPONSES_KEY" not in made.env("decode")
+    assert _value(rendered("redis-claim"), "gateway", "TANDEM_RESPONSES_KEY") == ("responses", "k")
+    assert "responses-key" not in rendered("redis-claim").of_kind("Secret")[0]["data"]
+    assert "TANDEM_RESPONSES_KEY" not in rendered("announce").env("gateway"), "they are in the gateway's memory"
+
+
+@pytest.mark.parametrize(
+    ("case", "claim", "is_made"),
+    [
+        ("minimal", f"{NAME}-tandem-redis", True),
+        ("redis-volume", f"{NAME}-tandem-redis", True),
+        ("redis-claim", "kept", False),
+        ("anonymous", None, False),
+        ("redis-for-hints", None, False),
+        ("accounts", None, False),
+        ("external-redis-plain", None, False),
+    ],
+)
+def test_redis_has_a_volume_where_accounts_are_in_it(case: str, claim: str | None, is_made: bool) -> None:
+    made = rendered(case)
+    claims = made.of_kind("PersistentVolumeClaim")
+    assert [each["metadata"]["name"] for each in claims] == ([claim] if is_made else [])
+    if not made.has("Deployment", "redis"):
+        return
+    volumes = made.deployment("redis")["spec"]["template"]["spec"]["volumes"]
+    found = [each["persistentVolumeClaim"]["claimName"] for each in volumes if "persistentVolumeClaim" in each]
+    assert found == ([claim] if claim else [])
+    arguments = made.container("redis")["args"]
+    assert arguments[arguments.index("--appendonly") + 1] == ("yes" if claim else "no")
+    assert arguments[arguments.index("--dir") + 1] == ("/data" if claim else "/tmp")
+
+
+def test_a_claim_is_as_asked_for_and_outlives_the_release() -> None:
+    (claim,) = rendered("redis-volume").of_kind("PersistentVolumeClaim")
+    assert claim["spec"]["resources"]["requests"]["storage"] == "8Gi"
+    assert claim["spec"]["storageClassName"] == "fast"
+    assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}

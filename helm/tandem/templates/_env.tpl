@@ -71,6 +71,13 @@
   value: {{ div (int .root.Values.redis.maxMemoryMiB) 4 | quote }}
 {{- end }}
 {{- include "tandem.redisEnv" (dict "root" .root "role" "gateway" "variable" "TANDEM_REDIS") }}
+{{- if eq (include "tandem.hasRedis" .root) "true" }}
+- name: TANDEM_RESPONSES_KEY
+  valueFrom:
+    secretKeyRef:
+      name: {{ default (include "tandem.secretName" .root) .pool.responsesKey.existingSecret }}
+      key: {{ .pool.responsesKey.key }}
+{{- end }}
 {{- if eq (include "tandem.accountsAreInRedis" .root) "true" }}
 {{- include "tandem.redisEnv" (dict "root" .root "role" "accounts" "variable" "TANDEM_ACCOUNTS") }}
 {{- end }}

@@ -20,6 +20,13 @@ announce
 {{- div (mul (int64 .Values.redis.maxMemoryMiB) 1048576 6) 900 -}}
 {{- end }}
 
+{{/* Whether the chart's Redis keeps what it is told: where accounts are in it, or a claim is named. Hints need no volume. */}}
+{{- define "tandem.redisIsKept" -}}
+{{- $redis := .Values.redis -}}
+{{- $holdsAccounts := and .Values.gateway.enabled (eq (include "tandem.accountsAreInRedis" .) "true") -}}
+{{- and $redis.enabled $redis.persistence.enabled (or $holdsAccounts (ne $redis.persistence.existingClaim "")) -}}
+{{- end }}
+
 {{/* Redis has a user for each role: cluster (who serves where, which prefix lies where), gateway (stored responses, cache
      pins) and accounts. files/redis-users.acl says what each may do. All of these take root, role. */}}
 

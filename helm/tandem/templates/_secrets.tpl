@@ -18,6 +18,9 @@
 {{- if not .Values.clusterSecret.existingSecret -}}
 {{- $_ := set $data .Values.clusterSecret.key (default (randAlphaNum 48 | b64enc) (get $old .Values.clusterSecret.key)) -}}
 {{- end -}}
+{{- if and .Values.gateway.enabled (eq (include "tandem.hasRedis" .) "true") (not .Values.gateway.responsesKey.existingSecret) -}}
+{{- $_ := set $data .Values.gateway.responsesKey.key (default (randAlphaNum 48 | b64enc) (get $old .Values.gateway.responsesKey.key)) -}}
+{{- end -}}
 {{- if eq (include "tandem.drawsRedisPasswords" .) "true" -}}
 {{- range $role := list "cluster" "gateway" "accounts" -}}
 {{- $key := include "tandem.redisPasswordKey" (dict "root" $ "role" $role) -}}

@@ -96,7 +96,10 @@
 {{- if and $gateway.enabled (not $gateway.allowAnonymous) (not $where) (not (has "TANDEM_ACCOUNTS" $named)) (ne (include "tandem.hasRedis" .) "true") -}}
 {{- fail "gateways would ask for keys and have no place for them: set redis.enabled=true or externalRedis.host, or gateway.settings.accounts to a Redis of their own, or gateway.allowAnonymous=true where everybody who reaches them may use them" -}}
 {{- end -}}
-{{- $isFile := and $where (not (regexMatch "^((rediss?|unix)://|[$][(])" $where)) -}}
+{{- if and $gateway.enabled .Values.redis.enabled (not .Values.redis.persistence.enabled) (eq (include "tandem.accountsAreInRedis" .) "true") -}}
+{{- fail "redis.persistence.enabled=false, and all keys and budgets would be gone with Redis's pod: set it to true, or name another place for them in gateway.settings.accounts or externalRedis, or set gateway.allowAnonymous=true" -}}
+{{- end -}}
+{{- $isFile := and $where (not (regexMatch "^((rediss?([+]sentinel)?|unix)://|[$][(])" $where)) -}}
 {{- $isAlone := eq (include "tandem.maxReplicas" (dict "root" . "name" "gateway" "pool" $gateway)) "1" -}}
 {{- $canSurge := not (has (toString $gateway.rollout.maxSurge) (list "0" "0%")) -}}
 {{- if and $gateway.enabled $isFile (or (not $isAlone) $canSurge) -}}
