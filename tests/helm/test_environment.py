@@ -130,7 +130,7 @@ def test_workers_are_called_at_their_pods_address(
         ("external-redis-url", "rediss://:pw@redis:6379/0"),
         (
             "example-external-redis",
-            f"rediss://tandem:{SECRETS}@redis.data.svc.cluster.local:6380/0?ssl_ca_certs=/etc/tandem/redis-ca/ca.crt",
+            f"rediss://USER:{SECRETS}@redis.data.svc.cluster.local:6380/0?ssl_ca_certs=/etc/tandem/redis-ca/ca.crt",
         ),
         ("announce", None),
     ],
