@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,8 +113,13 @@ def response(status: str) -> StoredResponse:
 
 async def keep_responses(url: str) -> None:
     """Put, renewed, found and deleted, and older ones dropped for room."""
-    sizes = {"max_bytes": 4 * (ENTRY_COST_BYTES + 200), "max_entry_bytes": ENTRY_COST_BYTES}
-    store = RedisResponseStore(url, Sealer([SECRET]), timeout_s=PATIENT_S, **sizes)
+    store = RedisResponseStore(
+        url,
+        Sealer([SECRET]),
+        max_bytes=4 * (ENTRY_COST_BYTES + 200),
+        max_entry_bytes=ENTRY_COST_BYTES,
+        timeout_s=PATIENT_S,
+    )
     try:
         running = response("in_progress")
         assert await store.put("t", running)
@@ -182,7 +187,7 @@ class Store:
     """Whose it is, a session that needs every right of it, and a key that it has."""
 
     role: str
-    session: Callable[[str], Awaitable[None]]
+    session: Callable[[str], Coroutine[Any, Any, None]]
     key: str
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 from redis import Redis
 
@@ -23,11 +24,14 @@ def running_roles(rules: str) -> Iterator[tuple[RedisServer, Redis]]:
     """A server whose users are those of `rules`, and the client of an administrator that they do not have."""
     with running_redis() as server:
         admin = Redis.from_url(server.url.replace("//", "//admin:admin@"))
+        administer: Any = admin.execute_command
         with server.client() as anybody:
-            anybody.execute_command("ACL", "SETUSER", "admin", "on", ">admin", "~*", "&*", "+@all")
+            anybody.acl_setuser(
+                "admin", enabled=True, passwords=["+admin"], keys=["*"], channels=["*"], commands=["+@all"]
+            )
         for line in rules.splitlines():
             _, name, *words = line.split()
-            admin.execute_command("ACL", "SETUSER", name, *words, f">{password_of(name)}")
+            administer("ACL", "SETUSER", name, *words, f">{password_of(name)}")
         for each in admin.client_list():
             if each["user"] == "default":
                 admin.client_kill(each["addr"])
