@@ -1,4 +1,4 @@
-"""What a gateway does with accounts: knows keys, sets aside before a request, settles after it, keeps leases alive.
+"""Accounts as a gateway uses them: keys, reservations before a request, settlements after it, renewed leases.
 
 Invariant: each `Held` is settled once; a store that is away is told again until it knows. Knows no HTTP.
 """

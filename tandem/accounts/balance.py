@@ -1,4 +1,4 @@
-"""What is left to one key: buckets that refill all the time, money, and what running requests have set aside.
+"""One key's balance: buckets that refill all the time, money, and what running requests have set aside.
 
 Invariant: nothing is ever below zero; `held_nanos` is the sum of what is open; integers only, so nothing drifts. The
 scripts in `redis_scripts` do the same. Times are given, in milliseconds of one clock.

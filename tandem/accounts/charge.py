@@ -1,4 +1,4 @@
-"""What a request may use at most, and what it used. Plain values; `charge_id` is ours, so nobody can send one twice."""
+"""Charges: the most a request may use, and its use. Plain values; `charge_id` is ours, so nobody can send one twice."""
 
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Which store of accounts an operator means: a Redis or a file. Opens it; nothing is asked of a Redis yet."""
+"""Opens the store of accounts that a setting names, a Redis or a file; nothing is asked of a Redis yet."""
 
 from pathlib import Path
 

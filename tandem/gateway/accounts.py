@@ -1,4 +1,4 @@
-"""Who asks: the caller of a request, what is theirs alone, and the bill of each request.
+"""The caller of a request, what is theirs alone, and the bill of each request.
 
 Invariant: every request of a key is settled once, whatever became of it; what a key's requests leave in caches can be
 found by its tenant or its group only. Without accounts everybody is one open caller, and nothing is billed.

@@ -1,4 +1,4 @@
-"""What a load test is to do, decided before it starts. Data only."""
+"""Plan of a load test, decided before it starts. Data only."""
 
 from dataclasses import dataclass
 from pathlib import Path

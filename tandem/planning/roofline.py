@@ -1,4 +1,4 @@
-"""What a worker can do at best and what it likely does: FLOPs, bytes and the larger of the two times.
+"""Roofline of a worker, best case and likely case: FLOPs, bytes and the larger of the two times.
 
 Peaks come from the data sheet, `Assumptions` says which share of them is reached; with `IDEAL` every figure is the
 floor that physics sets. Source: Williams, Waterman and Patterson, "Roofline" (2009), applied to prefill and decode.

@@ -1,4 +1,4 @@
-"""Where a worker stands at a decision: its last report plus what was sent to it since. Frozen, like the report.
+"""A worker's standing at a decision: its last report plus what was sent to it since. Frozen, like the report.
 
 Nothing here chooses; `fleet` builds standings, `cost` prices them and policies pick among them.
 """

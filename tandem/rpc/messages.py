@@ -1,4 +1,4 @@
-"""What processes say to each other, as frozen values. the codecs turn them into protobuf; nobody else sees that.
+"""Messages between processes, as frozen values. The codecs turn them into protobuf; nobody else sees that.
 
 Token ids, block ids and counts are plain integers, times are seconds, sizes bytes, rates bytes per second.
 """

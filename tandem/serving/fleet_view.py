@@ -1,4 +1,4 @@
-"""What a router knows of its workers: the last news of each, and what follows from them for routing.
+"""A router's view of its workers: the last news of each, and what follows from them for routing.
 
 Invariant: `fleet` holds exactly the workers that are ready or draining and whose watch is alive; of one worker id the
 latest incarnation counts, and at one address only who answers there now. Owned by one thread; does no I/O.

@@ -1,4 +1,4 @@
-"""What a router is told by flags and `TANDEM_*`. Owns names, units and limits; decides nothing."""
+"""Settings of a router, from flags and `TANDEM_*`. Owns names, units and limits; decides nothing."""
 
 from functools import cached_property
 from typing import Literal

@@ -1,4 +1,4 @@
-"""What a layer of Gemma 4 computes of each token by itself: its feed-forward block and its per-layer embedding."""
+"""Feed-forward block and per-layer embedding of a layer of Gemma 4, computed of each token by itself."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Which fields Anthropic's bodies have, and which of those that we do not act on are harmless.
+"""Fields of Anthropic's bodies, and those among them that are harmless though we do not act on them.
 
 Invariant: a field that would change the answer is acted on or refused by name, never ignored. Harmless ones name, bill,
 diagnose or speed up.

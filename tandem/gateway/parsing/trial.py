@@ -1,4 +1,4 @@
-"""What a chat template makes of a short conversation: how a model's form is found out where its source does not say."""
+"""Trials of a chat template on short conversations, which show a model's form where its source does not say it."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""What the compiled kernels take in place of tensors: structs of pointers and strides, and the layouts they serve."""
+"""Arguments of the compiled kernels in place of tensors: structs of pointers and strides, and tensor layouts."""
 
 import ctypes
 import struct

@@ -1,4 +1,4 @@
-"""What `general.architecture` means: a Hugging Face configuration, and each tensor's name and row order there.
+"""GGUF architectures as Hugging Face configurations, with each tensor's name and row order there.
 
 A key of the architecture that is not read here might change the results, so it is refused.
 """

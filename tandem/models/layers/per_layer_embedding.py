@@ -1,4 +1,4 @@
-"""What one layer adds of its tokens' per-layer embeddings."""
+"""Per-layer embeddings: a layer's own addition for each token."""
 
 from collections.abc import Mapping
 
