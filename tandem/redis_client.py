@@ -113,6 +113,15 @@ def explained(error: Exception, user: User) -> str:
     )
 
 
+def not_understood(url: str) -> ConfigurationError:
+    """What to raise for a URL. NOTE: without its options, which may be passwords, misspelt ones too."""
+    return ConfigurationError(
+        f"Redis URL {shown(without_password(url).partition('?')[0])} is not understood; "
+        "write redis://host:port or redis+sentinel://host:port,host:port/service, "
+        "and / ? # of a password as %2F %3F %23"
+    )
+
+
 def connect(url: str, *, num_retries: int = 0) -> Redis:
     """A client that connects when first used, and again after a loss. Any number of questions may be asked at once.
 
@@ -136,17 +145,18 @@ def connect(url: str, *, num_retries: int = 0) -> Redis:
     try:
         pool = _sentinel_pool(url, options) if SentinelUrl.is_one(url) else _Pool.from_url(url, **options)
     except ValueError:  # NOTE: which may quote a part of a password
-        raise ConfigurationError(
-            f"Redis URL {shown(without_password(url))} is not understood; "
-            "write redis://host:port or redis+sentinel://host:port,host:port/service, "
-            "and / ? # of a password as %2F %3F %23"
-        ) from None
+        raise not_understood(url) from None
     return _QueueingRedis.from_pool(pool)
 
 
 def _sentinel_pool(url: str, options: dict[str, Any]) -> _SentinelPool:
     where = SentinelUrl.parse(url)
-    limits = {"socket_timeout": _SENTINEL_S, "socket_connect_timeout": _SENTINEL_S}
+    # NOTE: without retries, or one Sentinel that is down is asked for seconds and the next never
+    limits = {
+        "socket_timeout": _SENTINEL_S,
+        "socket_connect_timeout": _SENTINEL_S,
+        "retry": Retry(NoBackoff(), 0),
+    }
     sentinels: Any = Sentinel(  # type: ignore[no-untyped-call]
         where.addresses, sentinel_kwargs={**where.sentinel_options(), **limits}
     )

@@ -22,7 +22,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from tandem.core.clock import Clock, SystemClock
-from tandem.core.errors import ConfigurationError, LocalityUnavailableError, shown, without_password
+from tandem.core.errors import ConfigurationError, LocalityUnavailableError
 from tandem.core.events import BlockEvent
 from tandem.locality.base import (
     DEFAULT_MAX_BLOCK_REPLICAS,
@@ -34,7 +34,7 @@ from tandem.locality.base import (
     check_report,
     net_changes,
 )
-from tandem.redis_client import explained
+from tandem.redis_client import explained, not_understood
 from tandem.sentinel_url import SentinelUrl
 
 _KEYS_PER_CALL = 512
@@ -209,11 +209,7 @@ def _connect(url: str, timeout_s: float) -> Redis:
     try:
         return _master(url, options) if SentinelUrl.is_one(url) else Redis.from_url(url, **options)
     except ValueError:  # NOTE: which may quote a part of a password
-        raise ConfigurationError(
-            f"Redis URL {shown(without_password(url))} is not understood; "
-            "write redis://host:port or redis+sentinel://host:port,host:port/service, "
-            "and / ? # of a password as %2F %3F %23"
-        ) from None
+        raise not_understood(url) from None
 
 
 def _master(url: str, options: dict[str, Any]) -> Redis:

@@ -23,12 +23,12 @@ _POLL_S = 0.02
 
 
 class RedisPair:
-    """`master` until `fail_over`; `replica` after it. `url` names the Sentinel."""
+    """`master` until `fail_over`; `replica` after it. `url` names the Sentinel, behind one that is down."""
 
     def __init__(self, master: RedisServer, replica: RedisServer, directory: str) -> None:
         self.master, self.replica = master, replica
-        (port,) = free_ports(1, "127.0.0.1", random.SystemRandom())
-        self.url = f"redis+sentinel://127.0.0.1:{port}/{SERVICE}"
+        port, down = free_ports(2, "127.0.0.1", random.SystemRandom())
+        self.url = f"redis+sentinel://127.0.0.1:{down},127.0.0.1:{port}/{SERVICE}"
         with replica.client() as client:
             client.replicaof("127.0.0.1", str(master.port))
         wait_until(self._is_replicated)

@@ -17,6 +17,8 @@ WRONG = (
     "redis+sentinel://host:1/service/db",
     "redis+sentinel://host:1/service?client_name=x",
     "redis+sentinel://host:1/service?sentinel_password",
+    "redis+sentinel://host:1/?sentinel_password=secret",
+    "redis+sentinel://host:1/service?sentinel_pasword=secret",
 )
 
 
