@@ -4,7 +4,6 @@ Invariant: each `Held` is settled once; a store that is away is told again until
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 import uuid
@@ -178,13 +177,13 @@ class Accounts:
         NOTE: of those that the store may not have granted, too: it ignores what it does not know.
         """
         await self.store.renew([self._renewal(held) for held in self._open.values()])
+        await self.store.expire()
         former, self._incarnation = self._incarnation, await self.store.incarnation()
-        if former not in (None, self._incarnation) and (num_settlements := self.settlements.tell_again()):
+        if former not in (None, "", self._incarnation) and (num_settlements := self.settlements.tell_again()):
             _logger.warning(
                 "another process answers for the store of accounts: it is told the last %d settlements again",
                 num_settlements,
             )
-        await self.store.expire()
 
     def _renewal(self, held: Held) -> Renewal:
         usage = held.delivered()
@@ -206,7 +205,13 @@ class Accounts:
         )
 
     async def _renew(self) -> None:
+        is_away = False
         while True:
-            with contextlib.suppress(AccountsUnavailableError):
+            try:
                 await self.renew()
+                is_away = False
+            except AccountsUnavailableError as error:
+                if not is_away:
+                    _logger.warning("what runs cannot be kept set aside: %s", error)
+                is_away = True
             await asyncio.sleep(self._renew_s)

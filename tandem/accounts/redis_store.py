@@ -12,7 +12,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 
 from tandem.accounts.charge import Charge, LedgerEntry, Renewal, Settlement, Total
 from tandem.accounts.errors import AccountsUnavailableError
@@ -150,7 +150,7 @@ class RedisAccounts:
     async def incarnation(self) -> str:
         """NOTE: another one after a restart and after a failover, whoever noticed it."""
         info = await self._ask(lambda: self._client.info("server"))
-        return str(info["run_id"])
+        return str(info.get("run_id", ""))
 
     async def entries(self, query: LedgerQuery) -> Sequence[LedgerEntry]:
         found: list[LedgerEntry] = []
@@ -213,8 +213,9 @@ class RedisAccounts:
             async with answered_within(self._timeout_s):
                 answer = await call()
         except (RedisError, OSError) as error:
-            self._retry_at_s = self._clock.now_s() + _PAUSE_S
-            await self._drop_idle()
+            if not isinstance(error, NoPermissionError):  # NOTE: it answers, and may allow everything else
+                self._retry_at_s = self._clock.now_s() + _PAUSE_S
+                await self._drop_idle()
             raise AccountsUnavailableError(
                 f"the store of accounts does not answer: {explained(error, 'accounts')}", 1.0, may_have_happened=True
             ) from error
