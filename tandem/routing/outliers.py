@@ -7,12 +7,13 @@ aside, so a peer that serves alone never is. Owned by one thread; decides from w
 caller's, so routers that hear the same measurements come to the same end.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tandem.core.errors import ConfigurationError
+from tandem.core.errors import ConfigurationError, InvalidRequestError, shown
 from tandem.routing.least_squares import Vector
 from tandem.routing.pace import Pace
 from tandem.routing.snapshot import WorkerState
@@ -78,7 +79,9 @@ class Verdict:
 
 @dataclass(slots=True)
 class _Worker:
-    """aside_s: how long it was set aside last. num_well: rounds of this probing that were not slow."""
+    """aside_s: how long it was set aside last. slow_stage: for which of the two. num_well: rounds of that stage in this
+    probing that were not slow.
+    """
 
     peers: _Peers
     is_present: bool = True
@@ -86,6 +89,7 @@ class _Worker:
     verdict: Verdict = Verdict()
     aside_s: float = 0.0
     returned_at_s: float = float("-inf")
+    slow_stage: Stage | None = None
     num_well: int = 0
 
 
@@ -112,7 +116,14 @@ class Outliers:
     def observe(self, state: WorkerState, stage: Stage, features: Vector, measured_ms: float, now_s: float) -> None:
         """Count a measurement, with `features` as for the stage's `Fit`; one of a worker that is set aside does not
         count before it may be probed.
+
+        Raises:
+            InvalidRequestError: the time is no finite number above zero.
         """
+        if not (math.isfinite(measured_ms) and measured_ms > 0):
+            raise InvalidRequestError(
+                f"measured_ms={shown(measured_ms)} is no measurement; a finite time above zero is"
+            )
         worker = self._known(state)
         if worker.verdict.until_s <= now_s:
             worker.paces[stage].observe(features, measured_ms, now_s)
@@ -123,7 +134,7 @@ class Outliers:
         for stage, pace in worker.paces.items():
             if pace.close_round(now_s, self._settings.round_s, self._settings.num_samples):
                 ratio = pace.last.ratio(_coefficients(self._speed_of(state.kind), stage))
-                self._weigh(worker, pace, ratio / self._median(worker.peers, stage, now_s), now_s)
+                self._weigh(worker, stage, ratio / self._median(worker.peers, stage, now_s), now_s)
         return worker.verdict
 
     def verdict(self, worker_id: str) -> Verdict:
@@ -160,24 +171,25 @@ class Outliers:
         self._present.setdefault(peers, set()).add(state.worker_id)
         return worker
 
-    def _weigh(self, worker: _Worker, pace: Pace, slowness: float, now_s: float) -> None:
-        """What one closed round changes."""
-        is_slow = slowness >= self._settings.factor
+    def _weigh(self, worker: _Worker, stage: Stage, slowness: float, now_s: float) -> None:
+        """What one closed round changes. NOTE: rounds of the other stage say nothing of the one that was slow."""
+        is_slow, pace = slowness >= self._settings.factor, worker.paces[stage]
         pace.num_slow = pace.num_slow + 1 if is_slow else 0
         if worker.verdict.is_aside:
-            worker.num_well = 0 if is_slow else worker.num_well + 1
+            if stage is worker.slow_stage:
+                worker.num_well = 0 if is_slow else worker.num_well + 1
             if pace.num_slow >= self._settings.num_probes:
-                self._set_aside(worker, slowness, now_s)
+                self._set_aside(worker, stage, slowness, now_s)
             elif worker.num_well >= self._settings.num_rounds:
                 worker.verdict, worker.returned_at_s = Verdict(), now_s
         elif pace.num_slow >= self._settings.num_rounds and self._may_lose_one(worker.peers):
-            self._set_aside(worker, slowness, now_s)
+            self._set_aside(worker, stage, slowness, now_s)
 
-    def _set_aside(self, worker: _Worker, slowness: float, now_s: float) -> None:
+    def _set_aside(self, worker: _Worker, stage: Stage, slowness: float, now_s: float) -> None:
         settings = self._settings
         is_calm = not worker.verdict.is_aside and now_s - worker.returned_at_s > settings.calm * worker.aside_s
         worker.aside_s = settings.first_s if is_calm else min(2 * worker.aside_s, settings.longest_s)
-        worker.verdict, worker.num_well = Verdict(now_s + worker.aside_s, slowness), 0
+        worker.verdict, worker.slow_stage, worker.num_well = Verdict(now_s + worker.aside_s, slowness), stage, 0
         for pace in worker.paces.values():
             pace.num_slow = 0
             pace.discard_round()

@@ -153,6 +153,14 @@ def test_nothing_is_said_of_a_worker_that_measured_nothing() -> None:
     assert peers.run(600, silent=frozenset({"d1"})) == {"d1"}
 
 
+def test_it_returns_by_the_stage_that_was_slow() -> None:
+    """Rounds of decode steps that were as quick as ever returned a worker whose prompts took sixteen times as long."""
+    peers = Peers()
+    assert peers.run(6.0, {"d1": 16.0}, stage=Stage.PREFILL) == {"d1"}
+    assert peers.run(20.0, stage=Stage.DECODE) == {"d1"}
+    assert peers.run(20.0, stage=Stage.PREFILL) == frozenset()
+
+
 def test_the_time_aside_doubles_while_it_stays_slow_and_is_bounded() -> None:
     peers = Peers(3)
     lengths_s: list[float] = []

@@ -306,9 +306,11 @@ def test_a_verdict_outlives_a_broken_watch_and_ends_with_the_process() -> None:
     assert seen.chosen_from() == {"d0", "d1", "d2"}
 
 
-def test_a_measurement_that_is_none_sets_nobody_aside() -> None:
+@pytest.mark.parametrize("duration_s", [0.0, -1.0, math.nan])
+def test_a_measurement_that_is_none_sets_nobody_aside(duration_s: float) -> None:
+    """Rounds of zeros were the median once, and whoever reported next was divided by it."""
     seen = Seen()
-    wrong = StepSample(num_running=1, num_context_tokens=10, duration_s=-1.0)
+    wrong = StepSample(num_running=1, num_context_tokens=10, duration_s=duration_s)
     for _ in range(40):
         seen.clock.advance(0.25)
         for worker_id in ("d0", "d1"):
