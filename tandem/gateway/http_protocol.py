@@ -63,13 +63,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _parse(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            if self._is_upgrading():
-                self._parse(self._head_without_upgrade() + data[upgrade.args[0] :])
-        except httptools.HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
+        while data:
+            try:
+                self.parser.feed_data(data)
+                data = b""
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._head_without_upgrade() + data[upgrade.args[0] :] if self._is_upgrading() else b""
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+                data = b""
 
     def _is_upgrading(self) -> bool:
         """Whether the parser takes what follows this head for another protocol, and CONNECT is not why."""

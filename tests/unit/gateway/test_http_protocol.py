@@ -165,6 +165,19 @@ def test_a_request_that_offers_http2_keeps_its_body(tmp_path: Path, is_chunked: 
     tell(tmp_path, story)
 
 
+def test_any_number_of_offers_may_come_in_one_read(tmp_path: Path) -> None:
+    """Each was parsed within the one before, until the interpreter refused."""
+
+    async def story(cluster: FakeCluster, _: httpx.AsyncClient) -> None:
+        offer = HEALTH + b"connection: Upgrade\r\nupgrade: h2c\r\n\r\n"
+        num_offers = 60_000 // len(offer)
+        assert num_offers > 500
+        said = await answered(cluster, [offer * num_offers + HEALTH + b"connection: close\r\n\r\n"])
+        assert said.count(b"HTTP/1.1 200 ") == num_offers + 1
+
+    tell(tmp_path, story)
+
+
 def test_connect_is_answered_once(tmp_path: Path) -> None:
     async def story(cluster: FakeCluster, _: httpx.AsyncClient) -> None:
         said = await answered(cluster, [b"CONNECT a:1 HTTP/1.1\r\nhost: a:1\r\nconnection: close\r\n\r\n"])
