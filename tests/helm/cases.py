@@ -111,6 +111,9 @@ FLAGS: dict[str, Values] = {
         "gateway": {"settings": {"accounts": "rediss://accounts.example:6380/0"}},
         "otlpEndpoint": "http://collector:4318",
     },
+    "egress-to-sentinels": {
+        "gateway": {"settings": {"accounts": "redis+sentinel://me:p@s1.example,s2.example:26380/keys/1"}},
+    },
     "no-network-policy": at("networkPolicy.enabled", False),
     "network-policy-peers": {
         "networkPolicy": {"metricsFrom": [], "extraFrom": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}]},

@@ -22,6 +22,10 @@ ONE_FILE = {
 GUARDED: dict[str, tuple[dict[str, Any], str]] = {
     "no model": (at("model.uri", ""), r"model\.uri is required: hf://.* pvc://.* host://"),
     "no decode": (at("decode.enabled", False), r"set decode\.enabled=true"),
+    "a role's redis without an external one": (
+        at("externalRedis.accounts", {"urlKey": "url", "existingSecret": "mine"}),
+        r"externalRedis\.accounts has no effect without externalRedis\.host or urlKey",
+    ),
     "two redis": (at("externalRedis.host", "redis"), r"set redis\.enabled=false"),
     "url key alone": (
         {"redis": {"enabled": False}, "externalRedis": {"urlKey": "url"}},

@@ -150,6 +150,7 @@ def test_policies_let_pods_out_to_what_values_name(case: str) -> None:
         ("model-image", "decode", set()),
         ("egress-besides", "gateway", {443, 4318, 6380, 8443}),
         ("egress-besides", "router", {8443}),
+        ("egress-to-sentinels", "gateway", {443, 6379, 26379, 26380}),
         ("external-redis-plain", "router", {6379}),
         ("planner-acts", "planner", {443, 6443}),
         ("other-router-at-an-address", "decode", {443, 7800}),

@@ -41,6 +41,9 @@
 {{- end -}}
 {{- range $role := list "gateway" "accounts" -}}
 {{- $own := get $external $role -}}
+{{- if and (not (or $external.host $external.urlKey)) (or $own.username $own.existingSecret $own.urlKey) -}}
+{{- fail (printf "externalRedis.%s has no effect without externalRedis.host or urlKey, which name the external Redis of this release; set one of them and redis.enabled=false%s" $role (ternary ", or for accounts elsewhere set gateway.settings.accounts" "" (eq $role "accounts"))) -}}
+{{- end -}}
 {{- if and $external.urlKey (not $own.urlKey) (or $own.username (ne $own.passwordKey "")) -}}
 {{- fail (printf "externalRedis.%s.username and passwordKey have no effect beside externalRedis.urlKey, whose URL has a user: set externalRedis.%s.urlKey to the key of a URL with the user of this role" $role $role) -}}
 {{- end -}}
@@ -97,7 +100,7 @@
 {{- fail "gateways would ask for keys and have no place for them: set redis.enabled=true or externalRedis.host, or gateway.settings.accounts to a Redis of their own, or gateway.allowAnonymous=true where everybody who reaches them may use them" -}}
 {{- end -}}
 {{- if and $gateway.enabled .Values.redis.enabled (not .Values.redis.persistence.enabled) (eq (include "tandem.accountsAreInRedis" .) "true") -}}
-{{- fail "redis.persistence.enabled=false, and all keys and budgets would be gone with Redis's pod: set it to true, or name another place for them in gateway.settings.accounts or externalRedis, or set gateway.allowAnonymous=true" -}}
+{{- fail "redis.persistence.enabled=false, and all keys and budgets would be gone with Redis's pod: set it to true, or name another place for them in gateway.settings.accounts or set gateway.allowAnonymous=true" -}}
 {{- end -}}
 {{- $isFile := and $where (not (regexMatch "^((rediss?([+]sentinel)?|unix)://|[$][(])" $where)) -}}
 {{- $isAlone := eq (include "tandem.maxReplicas" (dict "root" . "name" "gateway" "pool" $gateway)) "1" -}}
