@@ -48,7 +48,7 @@ class LayerSpec:
             yield self.output_scale
 
     def active_tensors(self) -> Iterator[TensorSpec]:
-        """Tensors that one token is multiplied by; those of norms are left out."""
+        """Tensors that one token is multiplied by."""
         yield from self.mixer.tensors()
         yield from self.feed_forward.active_tensors()
         if self.per_layer_embedding is not None:

@@ -44,7 +44,7 @@ class WantedTokens:
     """
 
     rows: torch.Tensor  # [num_wanted] int64, ascending
-    batches: Sequence[AttentionBatch]  # their requests with these tokens alone, in the order of the step's own
+    batches: Sequence[AttentionBatch]  # their requests with these tokens alone; by KV group or state as the step's own
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
 """Refuses what could not be served before any process is started: model, tokenizer, weights, and the gateway's port."""
 
-import socket
 from pathlib import Path
 
 from tandem.architecture.fields import Fields, read_json_object
 from tandem.architecture.registry import find_family, refuse_formats
 from tandem.core.errors import CheckpointError, ConfigurationError
+from tandem.serving.ports import bound
 from tandem.text.tokenizer import Tokenizer
 
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
@@ -28,18 +28,11 @@ def check_model(path: Path) -> None:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises `ConfigurationError` where nobody could listen."""
+    """Raises `ConfigurationError` where the gateway could not listen."""
     try:
-        places = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        bound(host, port).close()
     except OSError as error:
-        raise ConfigurationError(f"host={host!r} is no address of this machine: {error}") from error
-    for family, kind, protocol, _, address in places:
-        with socket.socket(family, kind, protocol) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind(address)
-            except OSError as error:
-                raise ConfigurationError(
-                    f"port={port}: nothing can listen at {host}:{port} ({error.strerror}); stop what does, or choose "
-                    "another port by --port (PORT= of `make run`), 0 = any free one"
-                ) from error
+        raise ConfigurationError(
+            f"nothing can listen at {host}:{port} ({error}): choose an address of this machine by --host; where the "
+            "port is taken, stop what took it or choose another by --port (PORT= of `make run`), 0 = any free one"
+        ) from error

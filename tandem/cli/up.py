@@ -41,7 +41,7 @@ from tandem.serving.cores import parse_cpus, share_cores
 from tandem.serving.gpus import share_gpus
 from tandem.serving.ports import free_ports
 from tandem.serving.process_spec import RestartPolicy
-from tandem.serving.settings import MAKE_SECRET, Address, EngineSettings, secret_of
+from tandem.serving.settings import MAKE_SECRET, Address, EngineSettings, check_anonymous, secret_of
 from tandem.serving.supervisor import Supervisor
 from tandem.serving.topology import LOOPBACK, Topology
 from tandem.text.chat_template import ChatTemplate
@@ -129,7 +129,7 @@ class Up(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
 
     def topology(self, path: Path, source: random.Random) -> Topology:
         """The cluster that these settings ask for."""
-        self._check_anonymous()
+        check_anonymous(self.host, has_accounts=self._has_accounts, is_allowed=self.allow_anonymous)
         num_workers = self.prefill + self.decode
         cpus = _own_cpus() if self.cpus in ("auto", "any") else parse_cpus(self.cpus)
         shares = share_cores(cpus, num_workers, num_threads=self.num_threads, pin=self.cpus != "any")
@@ -166,15 +166,6 @@ class Up(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
             return topology
         CoreBoard.create(path, topology.shares)
         return replace(topology, core_board=str(path))
-
-    def _check_anonymous(self) -> None:
-        """Raises `ConfigurationError` before anything is started, where the gateway would."""
-        if not (is_loopback(self.host) or self.allow_anonymous or self._has_accounts):
-            raise ConfigurationError(
-                f"host={self.host!r} is reached by others, and no keys are asked for: set --accounts (TANDEM_ACCOUNTS, "
-                "a file or a redis:// URL; `tandem keys create` makes keys), or --allow-anonymous where everybody may "
-                "use it"
-            )
 
     @property
     def _has_accounts(self) -> bool:

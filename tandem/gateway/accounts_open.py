@@ -8,19 +8,9 @@ from tandem.accounts.open import open_store
 from tandem.accounts.prices import Prices
 from tandem.core.addresses import is_loopback
 from tandem.core.clock import Clock
-from tandem.core.errors import ConfigurationError
 from tandem.gateway.settings import GatewaySettings
 
 _logger = logging.getLogger(__name__)
-
-
-def check_anonymous(settings: GatewaySettings) -> None:
-    """Raises ConfigurationError for a gateway that strangers could use without anybody having said so."""
-    if settings.accounts is None and not settings.allow_anonymous and not is_loopback(settings.host):
-        raise ConfigurationError(
-            f"host={settings.host!r} is reached by others, and no keys are asked for: set --accounts (TANDEM_ACCOUNTS, "
-            "a redis:// URL or a file), or --allow-anonymous (TANDEM_ALLOW_ANONYMOUS=true) where everybody may use it"
-        )
 
 
 def open_accounts(settings: GatewaySettings, clock: Clock) -> Accounts | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_PATIENCE_S = 600.0  # for another process
+_PATIENCE_S = 1200.0  # for another process, which may be fetching a model
 _POLL_S = 0.05
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from tandem.core.addresses import is_loopback
 from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError
 from tandem.core.sampling_params import SamplingParams
@@ -74,6 +75,16 @@ def required_secret(cluster_secret: SecretStr | None, needed_by: str) -> bytes:
             "(--cluster-secret takes it too, but all users of the machine may read command lines)"
         )
     return secret
+
+
+def check_anonymous(host: str, *, has_accounts: bool, is_allowed: bool) -> None:
+    """Raises ConfigurationError for a gateway that strangers could use without anybody having said so."""
+    if not (has_accounts or is_allowed or is_loopback(host)):
+        raise ConfigurationError(
+            f"host={host!r} is reached by others, and no keys are asked for: set --accounts (TANDEM_ACCOUNTS, a file "
+            "or a redis:// URL; `tandem keys create` makes keys), or --allow-anonymous (TANDEM_ALLOW_ANONYMOUS=true) "
+            "where everybody may use it"
+        )
 
 
 class EngineSettings(Settings):

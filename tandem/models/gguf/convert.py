@@ -156,4 +156,7 @@ def _delete_old(cache_dir: Path) -> None:
         with suppress(OSError):  # NOTE: another process deletes too
             if path.is_dir() and time.time() - path.stat().st_mtime > kept_s:
                 _log.info("deleting %s, not used for %d days", path, kept_s // 86400)
-                shutil.rmtree(path)
+                # NOTE: never half of a finished one under its name, which whoever finds it would take for whole
+                unfinished = cache_dir / f"{_UNFINISHED}{path.name.removeprefix(_UNFINISHED)}"
+                path.rename(unfinished)
+                shutil.rmtree(unfinished)
