@@ -33,7 +33,7 @@ def check_port(host: str, port: int) -> None:
         bound(host, port).close()
     except OSError as error:
         raise ConfigurationError(
-            f"port={port}: nothing can listen at {host}:{port} ({error.strerror}); choose an address of this machine by "
-            "--host; where the port is taken, stop what took it or choose another by --port (PORT= of `make run`), 0 = "
-            "any free one"
+            f"port={port}: nothing can listen at {host}:{port} ({error.strerror}); choose an address of this "
+            "machine by --host; where the port is taken, stop what took it or choose another by --port (PORT= of "
+            "`make run`), 0 = any free one"
         ) from error
