@@ -15,7 +15,7 @@ from itertools import islice
 from redis.exceptions import RedisError
 
 from tandem.core.errors import InvalidRequestError, LocalityUnavailableError, shown
-from tandem.redis_client import answered_within, connect
+from tandem.redis_client import answered_within, connect, explained
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.messages import WorkerAddress, WorkerRecord
 from tandem.serving.discovery import MAX_WORKERS, TTL_S, check_record
@@ -128,7 +128,9 @@ class RedisDiscovery:
             async with answered_within(self._timeout_s):
                 yield
         except (RedisError, OSError) as error:
-            raise LocalityUnavailableError(f"Redis did not list the workers ({error}); it is tried again") from error
+            raise LocalityUnavailableError(
+                f"Redis did not list the workers ({explained(error, 'cluster')}); it is tried again"
+            ) from error
 
     def _opened(self, name: bytes, entry: bytes) -> WorkerRecord | None:
         try:
