@@ -1,8 +1,8 @@
 """Callers of a worker and of a router: the methods of `handlers`, answered by another process.
 
 Every method raises what the handler raised, and `WorkerLostError` naming the address when there is no answer. Methods
-also raise `ConfigurationError` when the cluster's secrets differ, `IncompatibleProtocolError` when the releases are too
-far apart and `IncompatiblePeerError` when the process is another than was expected.
+also raise `UntrustedPeerError` when the cluster's secrets differ or the process is another than was expected, and
+`IncompatibleProtocolError` when the releases are too far apart.
 `timeout_s` bounds a whole call, a stream's included; None = as long as it takes.
 """
 

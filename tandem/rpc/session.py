@@ -4,7 +4,7 @@ import secrets
 from dataclasses import dataclass
 from itertools import count
 
-from tandem.core.errors import AnotherIncarnationError, ConfigurationError, IncompatiblePeerError
+from tandem.core.errors import AnotherIncarnationError, IncompatibleProtocolError, UntrustedPeerError
 from tandem.rpc import proofs
 from tandem.rpc.credentials import Credentials, Party
 from tandem.rpc.proofs import CallProof, Transcript
@@ -51,14 +51,14 @@ class Handshake:
         """What was opened.
 
         Raises:
-            ConfigurationError: the server does not know the secret.
-            IncompatiblePeerError: it is something else than it was taken for.
+            UntrustedPeerError: the server does not know the secret, or is something else than it was taken for.
+            IncompatibleProtocolError: it chose a protocol that this process does not speak.
             AnotherIncarnationError: it was started again since.
         """
         server, call = answer.party, self.call
         said = Transcript(call.party, call.nonce, server, answer.nonce, answer.session_id, answer.protocol)
         if not proofs.is_equal(answer.proof, proofs.server_proof(self._key, said)):
-            raise ConfigurationError(
+            raise UntrustedPeerError(
                 f"{self._address} does not prove that it knows the cluster secret, so it is told nothing; give every "
                 "process the same secret, and find out what listens there"
             )
@@ -69,14 +69,14 @@ class Handshake:
         expected = self._expected
         if server.role not in expected.roles:
             wanted = " or ".join(sorted(expected.roles))
-            raise IncompatiblePeerError(f"{self._address} is a {server.role}; a {wanted} was expected there")
+            raise UntrustedPeerError(f"{self._address} is a {server.role}; a {wanted} was expected there")
         if expected.advertised not in (None, server.address):
-            raise IncompatiblePeerError(
+            raise UntrustedPeerError(
                 f"what answers at {self._address} is the {server.role} of {server.address}; {expected.advertised} was "
                 "expected there"
             )
         if not SPOKEN[0] <= protocol <= SPOKEN[1]:
-            raise IncompatiblePeerError(
+            raise IncompatibleProtocolError(
                 f"{self._address} wants to speak protocol {protocol}; this process speaks {described(SPOKEN)}"
             )
         check_incarnation(server, self.call.expected_incarnation)

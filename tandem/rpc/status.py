@@ -20,6 +20,7 @@ from tandem.core.errors import (
     TandemError,
     TransportError,
     UnavailableError,
+    UntrustedPeerError,
     WorkerLostError,
 )
 from tandem.rpc.protocols import PROTOCOL_VERSION
@@ -127,9 +128,11 @@ def _foreign(code: grpc.StatusCode, details: str, address: str, method: str, tim
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         return InvalidRequestError(f"{where} was refused: {details}")
     if code is grpc.StatusCode.UNAUTHENTICATED:
-        return ConfigurationError(f"{address} refused {method}: {details}; give every process the same cluster secret")
+        return UntrustedPeerError(f"{address} refused {method}: {details}; give every process the same cluster secret")
     if code is grpc.StatusCode.PERMISSION_DENIED:
-        return ConfigurationError(f"{address} refused {method}: {details}")
+        return UntrustedPeerError(
+            f"{address} refused {method}: {details}; check that the address is of the process it was given for"
+        )
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return IncompatiblePeerError(
             f"{address} does not answer {method}; this side speaks protocol {PROTOCOL_VERSION} of tandem.rpc.v1, so "

@@ -11,7 +11,12 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Protocol
 
-from tandem.core.errors import LocalityUnavailableError, TandemError
+from tandem.core.errors import (
+    IncompatibleProtocolError,
+    LocalityUnavailableError,
+    TandemError,
+    UntrustedPeerError,
+)
 from tandem.rpc.messages import WorkerAddress, WorkerRecord, WorkerStatus
 from tandem.serving.discovery import MAX_WORKERS, Discovery
 from tandem.serving.fleet_view import FleetView
@@ -65,6 +70,7 @@ class FleetWatch:
         self._poll_s = poll_s
         self._max_reports_per_s = max_reports_per_s
         self._streams: dict[str, asyncio.Task[None]] = {}
+        self._refused: set[str] = set()
         self._wanted = asyncio.Event()
         self._is_blind = False
 
@@ -134,6 +140,7 @@ class FleetWatch:
                 await asyncio.sleep(backoff_s)
         finally:
             self._view.lose(address)
+            self._refused.discard(address)
             await client.close()
 
     async def _stream(self, address: str, client: Watchable) -> bool:
@@ -146,6 +153,11 @@ class FleetWatch:
             pass
         except TimeoutError:
             reason = f"silent for {self._silence_s} s"
+        except (UntrustedPeerError, IncompatibleProtocolError) as error:
+            reason = str(error)
+            if address not in self._refused:
+                self._refused.add(address)
+                _LOG.error("the worker at %s is given no requests until this is mended: %s", address, reason)
         except TandemError as error:
             reason = str(error)
         was_alive = self._view.is_alive_at(address)
@@ -162,6 +174,7 @@ class FleetWatch:
                 async with asyncio.timeout(self._silence_s):
                     status = await anext(news)
                 self._view.take(address, status)
+                self._refused.discard(address)
                 if not 1 / _MOST_OFF <= self._interval_s() / interval_s <= _MOST_OFF:
                     return
 

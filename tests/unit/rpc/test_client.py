@@ -12,7 +12,7 @@ from functools import partial
 import grpc
 import pytest
 
-from tandem.core.errors import IncompatiblePeerError, InvalidRequestError, WorkerLostError
+from tandem.core.errors import InvalidRequestError, UntrustedPeerError, WorkerLostError
 from tandem.core.events import BlockRemoved, BlockStored
 from tandem.locality.base import PublishResult
 from tandem.rpc import link, methods
@@ -359,7 +359,7 @@ def test_a_router_is_not_a_worker() -> None:
     async def check() -> None:
         server = await serve_router(Router(), ANY_PORT, AS_ROUTER)
         client = WorkerClient(server.address, AS_GATEWAY)
-        with pytest.raises(IncompatiblePeerError, match=r"is a router; a both or decode or prefill was expected"):
+        with pytest.raises(UntrustedPeerError, match=r"is a router; a both or decode or prefill was expected"):
             await client.status()
         await client.close()
         await server.stop()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from tandem.core.errors import ConfigurationError
+from tandem.core.errors import UntrustedPeerError
 from tandem.rpc.client import RouterClient, WorkerClient
 from tandem.rpc.credentials import ProcessRole
 from tandem.rpc.messages import PairCall
@@ -68,12 +68,12 @@ def test_a_caller_is_told_what_its_role_may_not() -> None:
         )
         peer, pairing = WorkerClient(servers[0].address, AS_WORKER), RouterClient(servers[1].address, AS_WORKER)
         with pytest.raises(
-            ConfigurationError, match="refused Generate: a both may not call Generate; allowed: gateway"
+            UntrustedPeerError, match="refused Generate: a both may not call Generate; allowed: gateway"
         ):
             await anext(peer.generate(generate_call()))
-        with pytest.raises(ConfigurationError, match="refused Serve: a both may not call Serve"):
+        with pytest.raises(UntrustedPeerError, match="refused Serve: a both may not call Serve"):
             await anext(peer.serve(replace(generate_call(), decode=replace(HERE, incarnation=""))))
-        with pytest.raises(ConfigurationError, match="refused Pair: a both may not call Pair"):
+        with pytest.raises(UntrustedPeerError, match="refused Pair: a both may not call Pair"):
             await pairing.pair(PairCall(request_id="r", model="m", token_ids=(1,), num_expected_output=1))
         assert worker.calls == router.calls == []
         for each in (peer, pairing):

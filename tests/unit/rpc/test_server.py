@@ -21,6 +21,7 @@ from tandem.core.errors import (
     TandemError,
     TransportError,
     UnavailableError,
+    UntrustedPeerError,
     WorkerLostError,
 )
 from tandem.rpc import methods
@@ -52,6 +53,7 @@ ERRORS = [
     TransportError("i"),
     IncompatiblePeerError("j"),
     TandemError("k"),
+    UntrustedPeerError("l"),
 ]
 
 
@@ -171,7 +173,7 @@ def test_only_the_cluster_is_let_in() -> None:
         server = await serve_worker(worker, ANY_PORT, AS_WORKER)
         stranger = WorkerClient(server.address, replace(AS_GATEWAY, secret=b"theirs"))
         for answer in (stranger.status(), anext(stranger.generate(generate_call()))):
-            with pytest.raises(ConfigurationError, match="cluster secret differs"):
+            with pytest.raises(UntrustedPeerError, match="cluster secret differs"):
                 await answer
         await stranger.close()
         async with grpc.aio.insecure_channel(server.address) as channel:

@@ -10,10 +10,9 @@ import pytest
 
 from tandem.core.errors import (
     AnotherIncarnationError,
-    ConfigurationError,
-    IncompatiblePeerError,
     IncompatibleProtocolError,
     TandemError,
+    UntrustedPeerError,
     WorkerLostError,
 )
 from tandem.rpc import methods, proofs
@@ -204,7 +203,7 @@ def test_an_impostor_is_sent_nothing(answer: Callable[[bytes], bytes]) -> None:
                 anext(client.generate(generate_call())),
                 anext(client.serve(generate_call())),
             ):
-                with pytest.raises(ConfigurationError, match="does not prove that it knows the cluster secret"):
+                with pytest.raises(UntrustedPeerError, match="does not prove that it knows the cluster secret"):
                     await asked
             assert set(called) == {"Open"}
             await client.close()
@@ -218,7 +217,7 @@ def test_a_recorded_answer_proves_nothing_to_the_next_handshake() -> None:
         recorded = methods.OPEN.answer.encode(await answer_to(scene.channel, call))
         async with impostor(lambda _: recorded) as (address, called):
             client = WorkerClient(address, AS_GATEWAY)
-            with pytest.raises(ConfigurationError, match="does not prove that it knows the cluster secret"):
+            with pytest.raises(UntrustedPeerError, match="does not prove that it knows the cluster secret"):
                 await client.status()
             assert called == ["Open"]
             await client.close()
@@ -246,7 +245,7 @@ def test_a_worker_at_another_address_than_was_announced_is_refused() -> None:
     async def story(scene: Scene) -> None:
         async with tapping(scene.server.address) as tap:
             client = client_of(WorkerAddress("d0", tap.address), AS_OPERATOR)
-            with pytest.raises(IncompatiblePeerError, match=f"{scene.server.address}; {tap.address} was expected"):
+            with pytest.raises(UntrustedPeerError, match=f"{scene.server.address}; {tap.address} was expected"):
                 await client.status()
             await client.close()
         unnamed = client_of(WorkerAddress("", scene.server.address), AS_OPERATOR)
@@ -339,10 +338,10 @@ def test_who_takes_the_address_of_a_server_that_ended_is_sent_nothing(
         await server.stop()
         async with impostor(forged(), server.address) as (_, called):
             while not called:
-                with pytest.raises((ConfigurationError, WorkerLostError)):
+                with pytest.raises((UntrustedPeerError, WorkerLostError)):
                     await ask(client)
                 await asyncio.sleep(0.02)  # between tries: the connection is made again in its own time
-            with pytest.raises(ConfigurationError, match="does not prove that it knows the cluster secret"):
+            with pytest.raises(UntrustedPeerError, match="does not prove that it knows the cluster secret"):
                 await ask(client)
             assert set(called) == {"Open"}
         await client.close()

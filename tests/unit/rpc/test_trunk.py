@@ -13,7 +13,13 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.core.errors import IncompatiblePeerError, InvalidRequestError, TandemError, WorkerLostError
+from tandem.core.errors import (
+    IncompatiblePeerError,
+    InvalidRequestError,
+    TandemError,
+    UntrustedPeerError,
+    WorkerLostError,
+)
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.rpc.channel import KEEPALIVE_S
@@ -453,7 +459,7 @@ def test_a_router_is_not_a_worker() -> None:
     async def check() -> None:
         server = await serve_router(Router(), ANY_PORT, AS_ROUTER)
         client = WorkerClient(server.address, AS_GATEWAY)
-        with pytest.raises(IncompatiblePeerError, match="is a router; a both or decode or prefill was expected"):
+        with pytest.raises(UntrustedPeerError, match="is a router; a both or decode or prefill was expected"):
             await told(client, asked("r", 1))
         await client.close()
         await server.stop()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
@@ -276,3 +277,24 @@ def test_a_larger_fleet_reports_less_often_and_nobody_is_lost_when_that_changes(
             assert "is lost" not in caplog.text
 
     run(scenario)
+
+
+def test_a_worker_that_refuses_the_router_is_logged_once_and_used_when_it_is_mended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Regression: it was not used, and nothing told an operator why."""
+
+    async def scenario() -> None:
+        async with watching() as watched:
+            async with serving_worker(StubWorker(status("p")), secret=b"the secret of another cluster") as server:
+                watched.lists(server.address)
+                await eventually(lambda: bool(caplog.records))
+                await watched.polled_again()
+                (line,) = (record.getMessage() for record in caplog.records)
+                assert line.startswith(f"the worker at {server.address} is given no requests until this is mended")
+                assert "give every process the same cluster secret" in line
+            async with serving_worker(StubWorker(status("p")), server.address):
+                await eventually(lambda: watched.incarnations() == {"p": "1"})
+
+    with caplog.at_level(logging.ERROR, logger="tandem.serving.fleet_watch"):
+        run(scenario)
