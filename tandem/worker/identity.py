@@ -6,7 +6,7 @@ import platform
 
 import torch
 
-from tandem.core.hashing import HASH_VERSION
+from tandem.core.hashing import HASH_VERSION, LAYOUT_VERSION
 from tandem.engine.resolve import Assembly
 from tandem.kvcache.spec import KVLayout
 from tandem.routing.snapshot import WorkerState
@@ -21,6 +21,7 @@ def compatibility_of(assembly: Assembly) -> dict[str, str]:
     return {
         "model": assembly.engine.model.fingerprint,
         "kv_layout": _words(layout),
+        "layout_version": str(LAYOUT_VERSION),
         "block_size": str(layout.block_size),
         "hash_version": str(HASH_VERSION),
         "protocol_version": str(PROTOCOL_VERSION),

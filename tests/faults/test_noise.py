@@ -11,7 +11,7 @@ import grpc
 import psutil
 import pytest
 
-from tandem.rpc.messages import WorkerAddress
+from tandem.rpc.messages import PROTOCOL_VERSION, WorkerAddress
 from tandem.rpc.methods import ROUTER_SERVICE, WORKER_SERVICE
 from tests.faults.matrix import Matrix, Row
 from tests.faults.scene import LEASE_TTL_S, Scene, generate_with
@@ -142,7 +142,7 @@ async def call_everything(scene: Scene, source: random.Random) -> None:
 
 
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-VERSION = (("tandem-protocol", "1"),)
+VERSION = (("tandem-protocol", str(PROTOCOL_VERSION)),)
 METHODS = {
     WORKER_SERVICE: (
         "Status",

@@ -13,11 +13,13 @@ import pytest
 
 from tandem.core.errors import IncompatiblePeerError, InvalidRequestError, WorkerLostError
 from tandem.core.events import BlockRemoved, BlockStored
+from tandem.core.scope import UNSCOPED
 from tandem.locality.base import PublishResult
 from tandem.rpc import link
 from tandem.rpc.channel import CLIENT_OPTIONS, KEEPALIVE_S
 from tandem.rpc.client import ClientPool, RouterClient, WorkerClient
 from tandem.rpc.messages import (
+    PROTOCOL_VERSION,
     ConfirmAnswer,
     ConfirmCall,
     Decision,
@@ -50,7 +52,7 @@ def test_every_method_of_a_worker_answers() -> None:
         )
         lease_call = LeaseCall(reader=HERE, lease_id="l", block_hashes=(bytes(32),))
         prefill_call = PrefillCall(
-            request_id="r", reader=HERE, prompt_token_ids=(0,), params=generate_call(seed=0).params
+            request_id="r", reader=HERE, prompt_token_ids=(0,), params=generate_call(seed=0).params, scope=UNSCOPED
         )
         assert await client.status() == STATUS
         watch = client.watch(0.25)
@@ -90,7 +92,9 @@ def test_every_method_of_a_router_answers() -> None:
         router = Router()
         server = await serve_router(router, ANY_PORT)
         client = RouterClient(server.address)
-        call = PairCall(request_id="r", model="m", token_ids=array("I", [0]), num_expected_output=1, session_id="")
+        call = PairCall(
+            request_id="r", model="m", token_ids=array("I", [0]), num_expected_output=1, session_id="", scope=UNSCOPED
+        )
         record = WorkerRecord(HERE, "decode", "m", "")
         events = (BlockStored(bytes(32), None, 0), BlockRemoved(b"a" * 32, 1))
         assert await client.pair(call) == PairingAnswer(decode=HERE, predicted_ms={"ttft": 0.0})
@@ -345,7 +349,9 @@ def test_a_router_is_not_a_worker() -> None:
     async def check() -> None:
         server = await serve_router(Router(), ANY_PORT)
         client = WorkerClient(server.address)
-        with pytest.raises(IncompatiblePeerError, match=r"does not answer Status; this side speaks protocol 1 "):
+        with pytest.raises(
+            IncompatiblePeerError, match=f"does not answer Status; this side speaks protocol {PROTOCOL_VERSION} "
+        ):
             await client.status()
         await client.close()
         await server.stop()

@@ -23,14 +23,15 @@ from tandem.core.errors import (
     WorkerLostError,
 )
 from tandem.rpc.client import WorkerClient
+from tandem.rpc.messages import PROTOCOL_VERSION
 from tandem.rpc.methods import ROUTER_SERVICE, WORKER_SERVICE
 from tandem.rpc.server import RpcServer, serve_router, serve_worker
-from tandem.rpc.v1 import worker_pb2, worker_pb2_grpc
+from tandem.rpc.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from tests.unit.rpc.handlers import Router, Worker, generate_call, run
 from tests.unit.rpc.strategies import EVERY
 
 ANY_PORT = "127.0.0.1:0"
-VERSION = (("tandem-protocol", "1"),)
+VERSION = (("tandem-protocol", str(PROTOCOL_VERSION)),)
 GARBAGE = b"\xff\xff\xff"
 ERRORS = [
     InvalidRequestError("temperature=-1 ☃\nsecond line"),
@@ -148,10 +149,10 @@ def test_garbage_is_refused_by_every_method(method: Any) -> None:
 def test_another_protocol_version_is_refused_by_name() -> None:
     async def check() -> None:
         server = await serve_worker(Worker(), ANY_PORT)
-        for metadata, spoken in (((("tandem-protocol", "2"),), "'2'"), ((), "'none'")):
+        for metadata, spoken in (((("tandem-protocol", "99"),), "'99'"), ((), "'none'")):
             code, details = await fails_with(server, "/tandem.rpc.v1.Worker/Status", b"", metadata)
             assert code is grpc.StatusCode.FAILED_PRECONDITION
-            assert f"speaks protocol {spoken}, this process 1" in details
+            assert f"speaks protocol {spoken}, this process {PROTOCOL_VERSION}" in details
         await server.stop()
 
     run(check)
@@ -260,6 +261,7 @@ def test_a_caller_with_a_generated_stub_is_understood() -> None:
                 request_id="r",
                 prompt_token_ids=b"\x01\x00\x00\x00",
                 params=worker_pb2.SamplingParams(max_tokens=1),
+                scope=common_pb2.CacheScope(),
             )
             outputs = [news.output async for news in stub.Generate(call, metadata=VERSION)]
             assert [list(output.token_ids) for output in outputs] == [[0]]

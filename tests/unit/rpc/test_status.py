@@ -14,6 +14,7 @@ from tandem.core.errors import (
     TransportError,
     WorkerLostError,
 )
+from tandem.rpc.messages import PROTOCOL_VERSION
 from tandem.rpc.status import code_of, details_of, error_from, metadata_of
 
 Code = grpc.StatusCode
@@ -35,7 +36,7 @@ def received(code: grpc.StatusCode, *trailing: tuple[str, str], details: str = "
         (Code.RESOURCE_EXHAUSTED, CapacityError, "h:1"),
         (Code.INVALID_ARGUMENT, InvalidRequestError, "why"),
         (Code.UNAUTHENTICATED, ConfigurationError, "cluster secret differs"),
-        (Code.UNIMPLEMENTED, IncompatiblePeerError, "protocol 1"),
+        (Code.UNIMPLEMENTED, IncompatiblePeerError, f"protocol {PROTOCOL_VERSION}"),
     ],
 )
 def test_a_status_of_grpc_itself(code: grpc.StatusCode, kind: type[TandemError], words: str) -> None:
