@@ -1,31 +1,33 @@
 """Layout of the layers' state in pages. Pure arithmetic, no tensors.
 
-Layers with the same `KVSpec` form groups; every group has its own block table per request, and all groups draw blocks
-from one pool. A block is a *page* of `page_bytes`, the same for every group: it holds `block_size` tokens of K and V
-for the `num_layers` layers of the group it currently serves. So a page crosses the wire as one descriptor.
+Layers with the same `StateSpec` form groups; every group has its own block table per request, and all groups draw
+blocks from one pool. A block is a *page* of `page_bytes`, the same for every group: it holds the planes of `block_size`
+tokens for the layers of the group it currently serves. So a page crosses the wire as one descriptor.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandem.architecture.state import KVSpec
+from tandem.architecture.state import StateSpec
 from tandem.core.errors import ConfigurationError
 
 SUPPORTED_BLOCK_SIZES = (8, 16, 32, 64, 128)
+_FAR = 1 << 40  # a position that no request reaches
 
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
     """Layers that share a block table: same spec, one page per block between them."""
 
-    spec: KVSpec
+    spec: StateSpec
     layers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """How a model's KV is cut into pages. Within a page: `[layer in group][K|V][kv head][token][head_dim]`."""
+    """How a model's state is cut into pages. Within a page: `[layer in group][plane]` and the plane's own shape, as of
+    K and V `[kv head][token][head_dim]`.
+    """
 
     block_size: int
     groups: tuple[KVGroup, ...]
@@ -33,11 +35,29 @@ class KVLayout:
     @property
     def page_bytes(self) -> int:
         """Bytes of one block: the largest group's need, so that any block can serve any group."""
-        return max(g.spec.bytes_per_token * len(g.layers) for g in self.groups) * self.block_size
+        return max(group.spec.block_bytes(self.block_size) * len(group.layers) for group in self.groups)
 
     @property
     def num_layers(self) -> int:
         return sum(len(group.layers) for group in self.groups)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether some group gives blocks back while its request goes on."""
+        return any(group.spec.is_bounded for group in self.groups)
+
+    def first_needed(self, group: int, position: int) -> int:
+        """The first block of a group that the query at `position` sees."""
+        return self.groups[group].spec.needed(position) // self.block_size
+
+    def publishable(self, group: int, first: int, end: int) -> range:
+        """Which of a group's blocks `[first, end)` can be reused once they are computed."""
+        return self.groups[group].spec.publishable(first, end, self.block_size)
+
+    def stored(self, group: int, first: int, end: int) -> Sequence[int]:
+        """Which of a group's blocks `[first, end)` need memory when a cursor goes over them and stops in the last."""
+        kept = self.publishable(group, first, end)
+        return kept if first == end or end - 1 in kept else (*kept, end - 1)
 
     def group_of_layer(self, layer: int) -> tuple[int, int]:
         """(group index, index of `layer` within the group)."""
@@ -48,20 +68,16 @@ class KVLayout:
 
     def blocks_for(self, num_tokens: int, max_chunk_tokens: int) -> int:
         """The most blocks that one request holds at once while its cursor goes to `num_tokens` in chunks of at most
-        `max_chunk_tokens`. A windowed group never holds more than its window and the chunk being computed.
+        `max_chunk_tokens`. A bounded group never holds more than what a query sees and the chunk being computed.
         """
         return sum(self.blocks_for_group(index, num_tokens, max_chunk_tokens) for index in range(len(self.groups)))
 
     def blocks_for_group(self, group: int, num_tokens: int, max_chunk_tokens: int) -> int:
         """What `blocks_for` counts for one group."""
-        spec = self.groups[group].spec
-        whole = math.ceil(num_tokens / self.block_size)
-        if spec.window is None:
-            return whole
-        return min(whole, math.ceil((spec.window - 1 + max_chunk_tokens) / self.block_size) + 1)
+        return self.groups[group].spec.most_blocks(num_tokens, max_chunk_tokens, self.block_size)
 
 
-def build_layout(specs: Sequence[KVSpec], block_size: int) -> KVLayout:
+def build_layout(specs: Sequence[StateSpec], block_size: int) -> KVLayout:
     """Group layers by spec into groups of similar page size.
 
     Full groups of `n` layers each, where `n` is the smallest count any spec has: a model of 22 local and 4 global
@@ -72,13 +88,18 @@ def build_layout(specs: Sequence[KVSpec], block_size: int) -> KVLayout:
     """
     if block_size not in SUPPORTED_BLOCK_SIZES:
         raise ConfigurationError(f"block_size={block_size} is not served; choose one of {SUPPORTED_BLOCK_SIZES}")
-    layers_by_spec: dict[KVSpec, list[int]] = {}
+    layers_by_spec: dict[StateSpec, list[int]] = {}
     for layer, spec in enumerate(specs):
         layers_by_spec.setdefault(spec, []).append(layer)
     size = min(len(layers) for layers in layers_by_spec.values())
     groups = [
         KVGroup(spec, tuple(layers[start : start + size]))
-        for spec, layers in sorted(layers_by_spec.items(), key=lambda item: item[0].window or 0)
+        for spec, layers in sorted(layers_by_spec.items(), key=lambda item: _reach(item[0]))
         for start in range(0, len(layers), size)
     ]
     return KVLayout(block_size, tuple(groups))
+
+
+def _reach(spec: StateSpec) -> int:
+    """How many positions before it a query sees at most; 0 = all."""
+    return _FAR - spec.needed(_FAR) + 1 if spec.is_bounded else 0

@@ -127,9 +127,8 @@ class Scheduler:
         if request is None:
             return
         request.is_offered, request.awaited_hash = True, None
-        # NOTE: with a window only a prompt's end can be shared, and what is committed counts as under way no longer
-        has_window = any(group.spec.window is not None for group in self._kv.layout.groups)
-        if request.state is RequestState.WAITING_FOR_KV and not has_window:
+        # NOTE: a bounded group shares only a prompt's end, and what is committed counts as under way no longer
+        if request.state is RequestState.WAITING_FOR_KV and not self._kv.layout.is_bounded:
             self._kv.commit(request_id, request.block_hashes, min(num_tokens, request.num_tokens - 1))
 
     def kv_arrived(self, request_id: str, num_tokens: int) -> None:

@@ -88,9 +88,5 @@ def _hardware(assembly: Assembly) -> str:
 
 def _words(layout: KVLayout) -> str:
     """The layout as one line, which names a difference when two of them are compared."""
-    groups = [
-        f"{len(group.layers)} layers of {group.spec.num_kv_heads} heads x {group.spec.head_dim} {group.spec.dtype}"
-        + ("" if group.spec.window is None else f" window {group.spec.window}")
-        for group in layout.groups
-    ]
+    groups = [f"{len(group.layers)} layers of {group.spec}" for group in layout.groups]
     return f"{layout.page_bytes} bytes: {'; '.join(groups)}"

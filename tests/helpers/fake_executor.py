@@ -91,7 +91,7 @@ class FakeExecutor:
             contents.append(hash((contents[-1], token_id)))
         start, size = item.request.num_computed_tokens, layout.block_size
         for group, blocks in enumerate(item.block_table.groups):
-            for position in range(layout.groups[group].spec.first_visible(start), start):
+            for position in range(layout.groups[group].spec.needed(start), start):
                 held = self._arena.get((blocks[position // size], position % size))
                 assert held == (group, contents[position + 1]), f"{item.request.request_id}: wrong KV at {position}"
         for group, blocks in enumerate(item.block_table.groups):
