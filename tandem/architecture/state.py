@@ -70,6 +70,13 @@ class StateSpec(ABC):
         """Which of the blocks with index `first` to `end - 1` leave something that a later request can go on from."""
 
     @property
+    def can_rewind(self) -> bool:
+        """Whether what is kept of some tokens also serves a request of fewer: not where a plane holds only the state
+        after the last one.
+        """
+        return all(plane.token_axis is not None for plane in self.planes)
+
+    @property
     def bytes_per_token(self) -> int:
         """What each token adds as long as none is out of sight."""
         return sum(plane.num_bytes for plane in self.planes if plane.token_axis is not None)

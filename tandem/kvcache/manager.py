@@ -307,6 +307,9 @@ class KVCacheManager:
         self._pool.check(references)
         self.kept.blocks.check()
         assert self._num_promised == sum(table.num_promised for table in self._tables.values())
+        for owner, table in self._tables.items():
+            num_held = [sum(map(bool, blocks)) for blocks in table.groups]
+            assert table.num_held == num_held, f"{owner} holds {num_held} blocks; {table.num_held} are counted"
         for counter in (self._in_flight, self._coming):
             owners = [owner for owner in self._hashes_in_flight if self._counted(owner) is counter]
             in_flight = Counter(block_hash for owner in owners for block_hash in self._hashes_in_flight[owner])

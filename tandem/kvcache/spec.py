@@ -46,6 +46,11 @@ class KVLayout:
         """Whether some group gives blocks back while its request goes on."""
         return any(group.spec.is_bounded for group in self.groups)
 
+    @property
+    def can_rewind(self) -> bool:
+        """Whether a request may go on from fewer tokens than its blocks were computed for."""
+        return all(group.spec.can_rewind for group in self.groups)
+
     def first_needed(self, group: int, position: int) -> int:
         """The first block of a group that the query at `position` sees."""
         return self.groups[group].spec.needed(position) // self.block_size

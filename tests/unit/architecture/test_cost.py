@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.architecture.catalogue import find_cost
+from tandem.architecture.catalogue import catalogue_names, find_cost
 from tandem.architecture.cost import ModelCost
 from tandem.routing.speed import PrefillWork
 
@@ -79,3 +79,12 @@ def test_a_step_sweeps_the_experts_that_someone_chose() -> None:
     assert one < shape.swept_weight_bytes(2) < many
     dense = find_cost("qwen3-8b")
     assert dense.swept_weight_bytes(1) == dense.weight_bytes
+
+
+@pytest.mark.parametrize("cost", [*map(find_cost, catalogue_names()), windowed(100, None, 4096)], ids=lambda c: c.name)
+def test_the_planner_counts_what_layers_say_they_keep(cost: ModelCost) -> None:
+    """`StateSpec.bytes` is what pools, pages and transfers are made of."""
+    specs = replace(cost.model, dtype="bfloat16").kv_specs
+    assert cost.kv_bytes_per_token == sum(spec.bytes_per_token for spec in specs)
+    for num_tokens in (0, 1, 99, 100, 101, 5000, 1_000_000):
+        assert cost.kv_bytes(num_tokens) == sum(spec.bytes(num_tokens) for spec in specs)
