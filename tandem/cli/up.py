@@ -24,6 +24,7 @@ from tandem.cli.gpu_count import count_gpus
 from tandem.cli.line_sink import LineSink
 from tandem.cli.process_output import ProcessOutput
 from tandem.cli.trace import checked_key
+from tandem.core.addresses import is_loopback
 from tandem.core.errors import ConfigurationError
 from tandem.core.memory import default_cpu_kv_bytes
 from tandem.kernels.native.core_board import CoreBoard
@@ -32,11 +33,12 @@ from tandem.serving.cores import parse_cpus, share_cores
 from tandem.serving.gpus import share_gpus
 from tandem.serving.ports import free_ports
 from tandem.serving.process_spec import RestartPolicy
-from tandem.serving.settings import MAKE_SECRET, EngineSettings, secret_of
+from tandem.serving.settings import MAKE_SECRET, Address, EngineSettings, secret_of
 from tandem.serving.supervisor import Supervisor
 from tandem.serving.topology import LOOPBACK, Topology
 from tandem.text.chat_template import ChatTemplate
 
+_ACCOUNTS = "TANDEM_ACCOUNTS"
 _SECRET_BYTES = 32
 _OWN_PORTS = 2  # of each router and worker: gRPC and metrics
 _DECIDED_HERE = {"model", "num_threads", "device", "gpu_memory_utilization"}
@@ -53,6 +55,12 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
     routers: int = Field(1, ge=1, le=16, description="router replicas; without --redis each has an index of its own")
     host: str = Field("127.0.0.1", description="address on which the gateway listens")
     port: int = Field(8000, ge=0, le=65535, description="port of the gateway; 0 = any free one")
+    admin_bind: Address | None = Field(
+        None,
+        description="host:port of /metrics and /admin; omitted: any free port of 127.0.0.1 where --host is not a "
+        "loopback address or TANDEM_ACCOUNTS is set, else the gateway's own",
+    )
+    allow_anonymous: bool = Field(False, description="let --host be reached by others though no keys are asked for")
     redis: str | None = Field(None, description="redis://HOST:PORT/DB of the locality index; omitted: in the router")
     transport: Literal["auto", "cma", "nixl", "tcp"] = Field(
         "auto", description="what moves KV blocks: auto, cma, nixl or tcp"
@@ -80,12 +88,15 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
 
     def topology(self, path: Path, source: random.Random) -> Topology:
         """The cluster that these settings ask for."""
+        self._check_anonymous()
         num_workers = self.prefill + self.decode
         cpus = _own_cpus() if self.cpus in ("auto", "any") else parse_cpus(self.cpus)
         shares = share_cores(cpus, num_workers, num_threads=self.num_threads, pin=self.cpus != "any")
         gpus = share_gpus(self.device, count_gpus(), num_workers, self.gpu_memory_utilization)
-        ports = free_ports(_OWN_PORTS * (self.routers + num_workers) + 1, LOOPBACK, source)
-        port = self.port or ports[-1]
+        ports = free_ports(_OWN_PORTS * (self.routers + num_workers) + 2, LOOPBACK, source)
+        *own_ports, admin_port, gateway_port = ports
+        port = self.port or gateway_port
+        admin_bind = self._admin_bind(admin_port)
         return Topology(
             model=str(path),
             served_model_name=self.served_model_name or served_name(self.model),
@@ -94,7 +105,9 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
             num_routers=self.routers,
             host=self.host,
             gateway_ports=(port,),
-            ports=tuple(ports[:-1]),
+            admin_binds=() if admin_bind is None else (admin_bind,),
+            is_anonymous=self.allow_anonymous,
+            ports=tuple(own_ports),
             cluster_secret=self._secret(),
             shares=tuple(shares),
             gpus=tuple(gpus),
@@ -111,6 +124,22 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
             return topology
         CoreBoard.create(path, topology.shares)
         return replace(topology, core_board=str(path))
+
+    def _check_anonymous(self) -> None:
+        """Raises `ConfigurationError` before anything is started, where the gateway would."""
+        if not (is_loopback(self.host) or self.allow_anonymous or _ACCOUNTS in os.environ):
+            raise ConfigurationError(
+                f"host={self.host!r} is reached by others, and no keys are asked for: set {_ACCOUNTS} (a file or a "
+                "redis:// URL; `tandem keys create` makes keys), or --allow-anonymous where everybody may use it"
+            )
+
+    def _admin_bind(self, free_port: int) -> str | None:
+        """Where operators are answered; None: at the gateway's own port."""
+        if self.admin_bind is not None:
+            host, _, port = self.admin_bind.rpartition(":")
+            return f"{host}:{int(port) or free_port}"
+        is_shared = _ACCOUNTS in os.environ or not is_loopback(self.host)
+        return f"{LOOPBACK}:{free_port}" if is_shared else None
 
     def _secret(self) -> str:
         """The one that was given, else a new one. Raises `ConfigurationError` where other runs must know it."""
@@ -160,10 +189,12 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
         """Say when it is ready and how to use it, then how it does."""
         await supervisor.wait_ready()
         url = topology.gateway_url()
-        curl = _curl(url, topology.served_model_name, has_chat, needs_key="TANDEM_ACCOUNTS" in os.environ)
+        curl = _curl(url, topology.served_model_name, has_chat, needs_key=_ACCOUNTS in os.environ)
         with contextlib.closing(LineSink.to_stream(sys.stdout)) as terminal:
             terminal.write(f"\n{topology.served_model_name} is served at {url}\n{curl}\n")
-            status = ClusterStatus(url, supervisor, key)
+            if topology.admin_binds:
+                terminal.write(f"operators: {topology.admin_url()}/operations and /metrics\n")
+            status = ClusterStatus(topology.admin_url(), supervisor, key)
             while not (self.quiet or supervisor.is_stopping):
                 line = await status.news()
                 if line is not None and not supervisor.is_stopping:

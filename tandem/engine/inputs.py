@@ -16,7 +16,7 @@ import torch
 from tandem.attention.base import AttentionBatch, WantedTokens
 from tandem.kvcache.prefix import NULL_BLOCK
 from tandem.kvcache.spec import KVLayout
-from tandem.scheduler.output import ScheduledRequest, SchedulerOutput
+from tandem.scheduler.output import NewBlocks, ScheduledRequest, SchedulerOutput
 
 IntArray = npt.NDArray[np.int64]
 
@@ -56,7 +56,7 @@ class InputBuilder:
         self._rows: dict[str, int] = {}
         self._owners: list[str] = []  # of the rows, the other way round
         self._filled = [0] * max_num_requests
-        self._num_dropped = [[0] * len(layout.groups) for _ in range(max_num_requests)]
+        self._num_dropped = [(0,) * len(layout.groups)] * max_num_requests
 
     def build(self, step: SchedulerOutput) -> ModelInputs:
         """The inputs of `step`, which schedules at least one token."""
@@ -132,25 +132,22 @@ class InputBuilder:
         return tuple(batches)
 
     def _update_row(self, item: ScheduledRequest) -> int:
-        """Copy what has changed since the request's last step: new block ids, and entries that left a window."""
-        request_id = item.request.request_id
-        row = self._rows.get(request_id)
+        row = self._rows.get(item.request_id)
         if row is None:
-            row = self._rows[request_id] = len(self._owners)
-            self._owners.append(request_id)
+            row = self._rows[item.request_id] = len(self._owners)
+            self._owners.append(item.request_id)
             self._filled[row] = 0
-            self._num_dropped[row] = [0] * len(self._tables)
-        groups, num_dropped = item.block_table.groups, item.block_table.num_dropped
-        if len(groups[0]) != self._filled[row] or num_dropped != self._num_dropped[row]:
-            self._update_tables(row, groups, num_dropped)
+            self._num_dropped[row] = (0,) * len(self._tables)
+        if item.blocks is not None:
+            self._update_tables(row, item.blocks)
         return row
 
-    def _update_tables(self, row: int, groups: tuple[list[int], ...], num_dropped: list[int]) -> None:
-        start, end = self._filled[row], len(groups[0])
-        for group, (table, blocks) in enumerate(zip(self._tables, groups, strict=True)):
-            table[row, start:end] = blocks[start:end]
-            table[row, self._num_dropped[row][group] : num_dropped[group]] = NULL_BLOCK
-        self._filled[row], self._num_dropped[row] = end, list(num_dropped)
+    def _update_tables(self, row: int, blocks: NewBlocks) -> None:
+        start, end = self._filled[row], self._filled[row] + len(blocks.added[0])
+        for group, (table, added) in enumerate(zip(self._tables, blocks.added, strict=True)):
+            table[row, start:end] = added
+            table[row, self._num_dropped[row][group] : blocks.num_dropped[group]] = NULL_BLOCK
+        self._filled[row], self._num_dropped[row] = end, blocks.num_dropped
 
     def _forget(self, request_id: str) -> None:
         """Free its row; the last one moves there."""
@@ -177,5 +174,5 @@ def _num_wanted(item: ScheduledRequest) -> int:
 def _token_ids(scheduled: Sequence[ScheduledRequest]) -> IntArray:
     token_ids: list[int] = []
     for item in scheduled:
-        token_ids += item.request.token_ids[item.request.num_computed_tokens : item.end]
+        token_ids += item.token_ids
     return np.array(token_ids, dtype=np.int64)

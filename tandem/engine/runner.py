@@ -13,6 +13,7 @@ from tandem.attention.base import AttentionBackend, AttentionBatch, WantedTokens
 from tandem.core.types import TokenLogprobs
 from tandem.engine.constraint import constraints_of
 from tandem.engine.current_device import current_device
+from tandem.engine.executor import FinishedStep
 from tandem.engine.graphs import DecodeGraphs, padded_sizes
 from tandem.engine.inputs import InputBuilder, ModelInputs
 from tandem.engine.logits import SamplingState
@@ -21,8 +22,7 @@ from tandem.engine.sampler import Sampler
 from tandem.kernels.native.sampling import NativeDraws
 from tandem.kvcache.spec import KVLayout
 from tandem.models.decoder import Decoder
-from tandem.scheduler.output import ExecutorOutput, SampledToken, ScheduledRequest, SchedulerOutput
-from tandem.scheduler.request import Request
+from tandem.scheduler.output import ExecutorOutput, NewRequest, SampledToken, ScheduledRequest, SchedulerOutput
 
 PROMPT_LOGPROBS_ROWS = 64
 
@@ -59,6 +59,7 @@ class ModelRunner:
         self._backend = backend
         self._sampler = Sampler(draws)
         self._masks = masks
+        self._requests: dict[str, NewRequest] = {}
         self._states: dict[str, SamplingState] = {}
         self._group_of_layer = _groups_by_layer(arena.layout)
         self._inputs = InputBuilder(
@@ -70,14 +71,17 @@ class ModelRunner:
         self._graphs = self._capture_graphs(max_num_requests, max_model_len)
 
     @torch.inference_mode()
-    def execute(self, step: SchedulerOutput) -> ExecutorOutput:
+    def submit(self, step: SchedulerOutput) -> FinishedStep:
         with current_device(self._arena.pages.device):
-            return self._execute(step)
+            return FinishedStep(self._execute(step))
 
     def _execute(self, step: SchedulerOutput) -> ExecutorOutput:
         for request_id in step.released:
+            self._requests.pop(request_id, None)
             self._states.pop(request_id, None)
-        states = [self._state_of(item.request) for item in step.scheduled if item.samples]
+        for request in step.new:
+            self._requests[request.request_id] = request
+        states = [self._state_of(item.request_id) for item in step.scheduled if item.samples]
         if self._masks is not None:
             self._masks.start(constraints_of([state.constraint for state in states]))
         inputs = self._inputs.build(step)
@@ -123,8 +127,8 @@ class ModelRunner:
     def _sample(
         self, step: SchedulerOutput, inputs: ModelInputs, hidden: torch.Tensor, states: Sequence[SamplingState]
     ) -> dict[str, SampledToken]:
-        requests = [item.request for item in step.scheduled if item.samples]
-        if not requests:
+        request_ids = [item.request_id for item in step.scheduled if item.samples]
+        if not request_ids:
             self._await_kernels()
             return {}
         logits = self._decoder.logits(hidden, inputs.sample_rows)  # [num_sampling, vocab_size]
@@ -134,12 +138,13 @@ class ModelRunner:
         for state, token in zip(states, sampled, strict=True):
             if token.is_token:
                 state.observe(token.token_id)
-        return {request.request_id: token for request, token in zip(requests, sampled, strict=True)}
+        return dict(zip(request_ids, sampled, strict=True))
 
-    def _state_of(self, request: Request) -> SamplingState:
-        state = self._states.get(request.request_id)
+    def _state_of(self, request_id: str) -> SamplingState:
+        state = self._states.get(request_id)
         if state is None:
-            state = self._states[request.request_id] = SamplingState(
+            request = self._requests[request_id]
+            state = self._states[request_id] = SamplingState(
                 request.params,
                 request.seed,
                 request.prompt_token_ids,
@@ -158,16 +163,15 @@ class ModelRunner:
                 row = inputs.first_rows[index]
                 entries = self._score_prompt(item, hidden[row : row + item.num_tokens])
                 if entries:
-                    found[item.request.request_id] = entries
+                    found[item.request_id] = entries
         return found
 
     def _score_prompt(self, item: ScheduledRequest, hidden: torch.Tensor) -> tuple[TokenLogprobs, ...]:
         """Logprobs of the prompt tokens that this chunk's positions predict, a few rows of logits at a time."""
-        request = item.request
+        request = self._requests[item.request_id]
         num_top = request.params.prompt_logprobs
         assert num_top is not None
-        first = request.num_computed_tokens + 1
-        targets = request.token_ids[first : min(item.end + 1, request.num_prompt_tokens)]
+        targets = request.prompt_token_ids[item.start + 1 : item.end + 1]
         entries: list[TokenLogprobs] = []
         for start in range(0, len(targets), PROMPT_LOGPROBS_ROWS):
             chunk = targets[start : start + PROMPT_LOGPROBS_ROWS]

@@ -57,7 +57,7 @@ class Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = _Exchange(self._gateway, self._dialect, scope, send)
         try:
-            body = self._given or await self._gateway.bodies.read(receive, header_of(scope, b"content-length"))
+            body = self._given or await self._gateway.bodies.read(receive, scope)
         except ClientLeftError:
             return
         except TandemError as error:

@@ -8,8 +8,9 @@ from pydantic_core import from_json
 
 from tandem.gateway.errors import RequestError
 
-_MANY_DIGITS = r"[0-9]{19}"  # of every integer beyond 64 bits, and of little else
-_IN_TEXT, _IN_BYTES = re.compile(_MANY_DIGITS), re.compile(_MANY_DIGITS.encode())
+_NUM_DIGITS = 19  # or more has every integer beyond 64 bits, and little else
+_IN_TEXT = re.compile(rf"[0-9]{{{_NUM_DIGITS}}}")
+_SAME_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 
 
 def read_exactly(text: str) -> Any:
@@ -24,7 +25,7 @@ def exact_messages(body: bytes, messages: list[dict[str, Any]]) -> list[dict[str
     Raises:
         RequestError: it is nested too deep.
     """
-    if _IN_BYTES.search(body) is None:
+    if b"0" * _NUM_DIGITS not in body.translate(_SAME_DIGITS):  # NOTE: ten times as fast as a pattern
         return messages
     try:
         found: list[dict[str, Any]] = from_json(body)["messages"]

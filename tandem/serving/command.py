@@ -7,8 +7,8 @@ traceback.
 import io
 import os
 import sys
-from collections.abc import Sequence
-from typing import Protocol, cast, get_args
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar, cast, get_args
 
 from pydantic import SecretStr, ValidationError
 from pydantic_settings import BaseSettings, CliApp, SettingsError
@@ -18,16 +18,22 @@ from tandem.core.errors import TandemError, shown
 from tandem.core.open_files import allow_sockets
 
 _MAX_SOCKETS = 1 << 16
+S = TypeVar("S", bound=BaseSettings)
 
 
 class Command(Protocol):
-    """A settings class whose instance can be run."""
+    """Settings that can be run."""
 
     def run(self) -> int: ...
 
 
-def run_command(settings_class: type[BaseSettings], arguments: Sequence[str]) -> int:
+def run_command(settings_class: type[S], arguments: Sequence[str], serve: Callable[[S], int] | None = None) -> int:
     """Read the settings, run them, and return the exit code. `--help` explains every setting and ends the process.
+
+    Args:
+        settings_class: what `arguments` and the environment are read into.
+        arguments: of the command line.
+        serve: does the work and returns the exit code; None = the settings are a `Command`.
 
     A shell allows 1024 open files, which a gateway's streams and a worker's peers exceed: what may be had is taken.
     """
@@ -36,8 +42,8 @@ def run_command(settings_class: type[BaseSettings], arguments: Sequence[str]) ->
         sys.stdout.reconfigure(errors="replace")  # NOTE: a terminal that lacks a character must not end an answer
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        command = CliApp.run(settings_class, cli_args=list(arguments), cli_exit_on_error=True)
-        return cast(Command, command).run()
+        settings = CliApp.run(settings_class, cli_args=list(arguments), cli_exit_on_error=True)
+        return cast(Command, settings).run() if serve is None else serve(settings)
     except TandemError as error:
         console.print(f"error: {error}", markup=False)
     except ValidationError as error:

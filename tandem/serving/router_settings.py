@@ -119,9 +119,3 @@ class RouterSettings(Settings, cli_prog_name="python -m services.router"):
             max_ttft_ms=1000 * self.max_ttft_s,
             max_local_tokens=self.max_local_tokens,
         )
-
-    def run(self) -> int:
-        """Serve until SIGTERM or SIGINT; returns the exit code."""
-        from tandem.serving.router_process import run_router
-
-        return run_router(self)

@@ -4,9 +4,9 @@ A flag wins over a variable, a variable over the default.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tandem.core.config import EngineConfig
@@ -28,6 +28,16 @@ class Settings(BaseSettings):
         extra="forbid",
         hide_input_in_errors=True,  # NOTE: of a traceback; there may be secrets among them
     )
+
+
+def _checked_address(value: str) -> str:
+    host, _, port = value.rpartition(":")
+    if not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+        raise ValueError("it is not host:port")
+    return value
+
+
+Address = Annotated[str, AfterValidator(_checked_address)]  # host:port
 
 
 def secret_of(cluster_secret: SecretStr | None) -> bytes | None:

@@ -11,10 +11,11 @@ GPU = {"accelerator": {"vendor": "nvidia"}}
 RDMA = {"rdma": {"enabled": True}}
 CUDA_IPC = {"hostIPC": True, "hostPID": True}
 NO_PREFILL = {"prefill": {"enabled": False}}
-NO_REDIS = {"redis": {"enabled": False}, "router": {"replicas": 1}}
+NO_REDIS = {"redis": {"enabled": False}, "router": {"replicas": 1}, "gateway": {"allowAnonymous": True}}
 OTHER_ROUTER = {
     "router": {"enabled": False, "externalAddresses": "other-tandem-router:7800"},
     "redis": {"enabled": False},
+    "gateway": {"allowAnonymous": True},
     "clusterSecret": {"existingSecret": "other-tandem-secrets"},
 }
 PROMETHEUS = "http://prometheus.monitoring:9090"
@@ -84,6 +85,13 @@ FLAGS: dict[str, Values] = {
         | {"annotations": {"a": "b"}},
     ),
     "service-node-port": at("gateway.service", {"type": "NodePort", "nodePort": 30080}),
+    "anonymous": {"gateway": {"allowAnonymous": True}, "gatewayApi": {"hostnames": ["llm.example.com"]}},
+    "egress-everywhere": at("networkPolicy.egress", False),
+    "egress-besides": {
+        "networkPolicy": {"extraEgress": [{"ports": [{"port": 8443}]}]},
+        "gateway": {"settings": {"accounts": "rediss://accounts.example:6380/0"}},
+        "otlpEndpoint": "http://collector:4318",
+    },
     "no-network-policy": at("networkPolicy.enabled", False),
     "network-policy-peers": {
         "networkPolicy": {"metricsFrom": [], "extraFrom": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}]},

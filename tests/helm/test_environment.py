@@ -274,6 +274,8 @@ def test_listening_ports_are_the_containers_ports(monkeypatch: pytest.MonkeyPatc
         ports = {each["name"]: each["containerPort"] for each in container["ports"]}
         values = _settings("planner-acts", process, monkeypatch).model_dump()
         told = {"http": values.get("port"), "metrics": values.get("metrics_port")}
+        if values.get("admin_bind") is not None:
+            told["metrics"] = int(values["admin_bind"].rpartition(":")[2])
         if "bind" in values:
             told["grpc"] = int(values["bind"].rpartition(":")[2])
         assert ports == {name: port for name, port in told.items() if port is not None}

@@ -48,6 +48,14 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
         r"set redis\.enabled=false, and externalRedis to the Redis of those routers",
     ),
     "two autoscalers": (at("prefill", merged(HPA, KEDA)), r"prefill\.autoscaling\.hpa and .*: enable one"),
+    "keys and no place for them": (
+        at("redis.enabled", False) | {"router": {"replicas": 1}},
+        r"set redis\.enabled=true or .*, or gateway\.settings\.accounts .*gateway\.allowAnonymous=true",
+    ),
+    "keys for anybody": (
+        at("gateway", {"allowAnonymous": True, "settings": {"accounts": "$(TANDEM_REDIS)"}}),
+        r"gateway\.allowAnonymous=true and gateway\.settings\.accounts are both set",
+    ),
     "a file for two gateways": (at("gateway.settings.accounts", "/accounts.db"), r"as \$\(TANDEM_REDIS\), or set"),
     "a file for scaled gateways": (
         at("gateway", {**ONE_FILE, **HPA}),

@@ -41,7 +41,7 @@ SETTINGS: Mapping[str, type[BaseSettings]] = {
 }
 # Fields that the chart sets itself, or that make no sense in it.
 OWNED = {
-    "gateway": "host port routers model served_model_name redis drain_timeout_s",
+    "gateway": "host port admin_bind allow_anonymous routers model served_model_name redis drain_timeout_s",
     "router": "bind metrics_port redis discovery kubernetes_namespace kubernetes_selector grace_s",
     "prefill": "model served_model_name bind advertise worker_id routers redis grace_s metrics_port core_board",
     "decode": "model served_model_name bind advertise worker_id routers redis grace_s metrics_port core_board",

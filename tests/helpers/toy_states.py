@@ -89,15 +89,13 @@ class StateExecutor(FakeExecutor):
         super().__init__(layout)
         self._by_token = [all(plane.token_axis is not None for plane in g.spec.planes) for g in layout.groups]
 
-    def _compute(self, item: ScheduledRequest, layout: KVLayout) -> None:
-        request, start = item.request, item.request.num_computed_tokens
-        contents = self._contents.setdefault(request.request_id, [hash(request.hash_root)])
-        for token_id in request.token_ids[len(contents) - 1 : item.end]:
-            contents.append(hash((contents[-1], token_id)))
-        for group, blocks in enumerate(item.block_table.groups):
+    def _compute(self, item: ScheduledRequest) -> None:
+        known = self._known[item.request_id]
+        known.take(item)
+        for group, blocks in enumerate(known.tables):
             read, write = (self._read_keys, self._write_keys) if self._by_token[group] else (self._take, self._put)
-            read(group, blocks, contents, start)
-            write(group, blocks, contents, start, item.end)
+            read(group, blocks, known.contents, item.start)
+            write(group, blocks, known.contents, item.start, item.end)
 
     def _read_keys(self, group: int, blocks: list[int], contents: list[int], start: int) -> None:
         assert self._layout is not None

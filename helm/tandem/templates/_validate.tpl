@@ -74,6 +74,16 @@
 {{- define "tandem.validateAccounts" -}}
 {{- $gateway := .Values.gateway -}}
 {{- $where := default "" $gateway.settings.accounts -}}
+{{- if and $gateway.enabled $gateway.allowAnonymous $where -}}
+{{- fail "gateway.allowAnonymous=true and gateway.settings.accounts are both set: keys are asked for or they are not; remove one of them" -}}
+{{- end -}}
+{{- $named := list -}}
+{{- range $gateway.extraEnv -}}
+{{- $named = append $named .name -}}
+{{- end -}}
+{{- if and $gateway.enabled (not $gateway.allowAnonymous) (not $where) (not (has "TANDEM_ACCOUNTS" $named)) (ne (include "tandem.hasRedis" .) "true") -}}
+{{- fail "gateways would ask for keys and have no place for them: set redis.enabled=true or externalRedis.host, or gateway.settings.accounts to a Redis of their own, or gateway.allowAnonymous=true where everybody who reaches them may use them" -}}
+{{- end -}}
 {{- $isFile := and $where (not (regexMatch "^((rediss?|unix)://|[$][(])" $where)) -}}
 {{- $isAlone := eq (include "tandem.maxReplicas" (dict "root" . "name" "gateway" "pool" $gateway)) "1" -}}
 {{- $canSurge := not (has (toString $gateway.rollout.maxSurge) (list "0" "0%")) -}}

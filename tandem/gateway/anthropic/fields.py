@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tandem.core.errors import shown
 from tandem.gateway.errors import RequestError
 from tandem.gateway.exact import exact_messages
+from tandem.gateway.limits import check_free_form
 from tandem.gateway.parse import Entries, parse_body
 
 # Accepted whatever they hold.
@@ -80,7 +81,9 @@ def read_body(kind: type[AnyPrompt], body: bytes) -> AnyPrompt:
             code="thread_unsupported_request",
         )
     for name, value in extra.items():
-        if value is not None and name not in HARMLESS and value not in HARMLESS_VALUES.get(name, ()):
+        if name in HARMLESS:
+            check_free_form({name: value}, name)
+        elif value is not None and value not in HARMLESS_VALUES.get(name, ()):
             raise unsupported(shown(name)[1:-1], value)
     return found
 

@@ -1,6 +1,7 @@
 """`/v1/chat/completions`: a conversation in, one message a choice out."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from tandem.core.scope import CacheScope
@@ -11,6 +12,7 @@ from tandem.gateway.conversation import Conversation, Effort, Thinking
 from tandem.gateway.dialect import Asked, Surroundings
 from tandem.gateway.errors import Problem, RequestError
 from tandem.gateway.exact import exact_messages
+from tandem.gateway.limits import check_free_form
 from tandem.gateway.openai.chat_writer import ChatWriter
 from tandem.gateway.openai.envelope import Envelope
 from tandem.gateway.openai.fields import ChatBody, read_body
@@ -32,8 +34,8 @@ class ChatDialect:
 
     async def read(self, body: bytes, request_id: str) -> Asked:
         """Raises as `Dialect.read`."""
-        asked, model = read_body(ChatBody, body), self._around.model
-        asked.messages = exact_messages(body, asked.messages)
+        asked = await self._around.off_loop.run(len(body), partial(_read_body, body))
+        model = self._around.model
         model.require(asked.model)
         check_num_choices(1, asked.n, self._around.limits.max_choices)
         conversation = self._conversation(asked)
@@ -113,6 +115,12 @@ def _max_tokens(asked: ChatBody) -> int | None:
     return older if newer is None else newer
 
 
+def _read_body(body: bytes) -> ChatBody:
+    asked = read_body(ChatBody, body)
+    asked.messages = exact_messages(body, asked.messages)
+    return asked
+
+
 def _num_logprobs(asked: ChatBody) -> int | None:
     if asked.top_logprobs is not None and not asked.logprobs:
         raise RequestError("top_logprobs is only for logprobs=true", param="top_logprobs")
@@ -123,7 +131,7 @@ def _num_logprobs(asked: ChatBody) -> int | None:
 
 def template_variables(said: Mapping[str, Any] | None, add_generation_prompt: bool | None) -> dict[str, Any]:
     """What the template sees besides the messages. Raises RequestError for what has a field of its own."""
-    variables = dict(said or {})
+    variables = dict(check_free_form(said or {}, "chat_template_kwargs"))
     for name in ("tools", "documents", "messages"):
         if name in variables:
             raise RequestError(f"chat_template_kwargs may not hold {name}", param="chat_template_kwargs")

@@ -14,6 +14,7 @@ from tandem.core.sampling_params import MAX_LIST_TOKENS
 from tandem.core.scope import MAX_SALT_CHARACTERS
 from tandem.gateway.conversation import Effort
 from tandem.gateway.errors import RequestError
+from tandem.gateway.limits import check_free_form
 from tandem.gateway.parse import Entries, at_most, parse_body
 
 # Accepted whatever they hold.
@@ -135,14 +136,15 @@ def read_body(kind: type[AnyBody], body: bytes) -> AnyBody:
 
 def _check_extra(extra: Mapping[str, Any]) -> None:
     for name, value in extra.items():
-        if value is None or name in HARMLESS or value in HARMLESS_VALUES.get(name, ()):
-            continue
-        raise RequestError(
-            f"{shown(name)[1:-1]}={shown(value)} is not supported by this server, and ignoring it would change the "
-            "answer; leave it out",
-            param=name[:128],
-            code="unsupported_parameter",
-        )
+        if name in HARMLESS:
+            check_free_form({name: value}, name)
+        elif value is not None and value not in HARMLESS_VALUES.get(name, ()):
+            raise RequestError(
+                f"{shown(name)[1:-1]}={shown(value)} is not supported by this server, and ignoring it would change the "
+                "answer; leave it out",
+                param=name[:128],
+                code="unsupported_parameter",
+            )
 
 
 def _check_stream_options(body: GenerateBody) -> None:

@@ -21,7 +21,7 @@ from tandem.accounts.money import parse_nanos
 from tandem.accounts.prices import Prices
 from tandem.accounts.store import AccountStore, Spending
 from tandem.accounts.usage import Usage
-from tests.helpers.fake_backend import MODEL, FakeCluster, eventually, tell
+from tests.helpers.fake_backend import JSON_HEAD, MODEL, FakeCluster, eventually, tell
 from tests.helpers.redis_server import RedisServer, running_redis
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
@@ -89,7 +89,7 @@ def test_only_keys_get_in_and_the_rest_is_told_in_its_own_words(tmp_path: Path, 
                     assert error["code"] == "invalid_api_key"
         assert (await client.get("/v1/models")).status_code == 401
         assert (await client.post("/v1/messages/count_tokens", json=CHAT)).status_code == 401
-        for path in ("/health", "/ready", "/metrics", "/version", "/docs", "/openapi.json"):
+        for path in ("/health", "/ready", "/version", "/docs", "/openapi.json"):
             assert (await client.get(path)).status_code == 200, path
         both = bearer("some-other-service") | {"x-api-key": secret}
         for headers in (bearer(secret), {"x-api-key": secret}, both, {"authorization": f"bearer  {secret}"}):
@@ -209,7 +209,8 @@ def test_the_sdks_understand_what_they_are_told(tmp_path: Path) -> None:
         async with openai.AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key=poor, max_retries=3) as api:
             with pytest.raises(openai.APIStatusError, match="402"):
                 await api.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=2)
-        rejected = (await client.get("/metrics")).text
+        _, admin = await add_key(cluster, is_admin=True)
+        rejected = (await client.get("/metrics", headers=bearer(admin))).text
         assert 'rejected_total{reason="insufficient_quota"} 1.0' in rejected
 
     tell(tmp_path, story, accounts=str(tmp_path / "a.db"))
@@ -261,7 +262,7 @@ def test_who_leaves_pays_what_was_generated(tmp_path: Path, accounts: str, is_st
             host, port = cluster.url.removeprefix("http://").split(":")
             _, writer = await asyncio.open_connection(host, int(port))
             content = orjson.dumps({**COMPLETION, "stream": is_stream})
-            head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-api-key: {secret}\r\n"
+            head = f"POST /v1/completions HTTP/1.1\r\n{JSON_HEAD}x-api-key: {secret}\r\n"
             writer.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
             await worker.reached.wait()
             if hold_at:

@@ -17,10 +17,10 @@ from uvicorn.server import ServerState
 from tandem.gateway import http_protocol
 from tandem.gateway.body import BODY_TIMEOUT_S
 from tandem.gateway.http_protocol import HEAD_TIMEOUT_S, MAX_HEAD_BYTES, LimitedHttpProtocol
-from tests.helpers.fake_backend import MODEL, FakeCluster, tell
+from tests.helpers.fake_backend import JSON_HEAD, MODEL, FakeCluster, tell
 
-HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n"
-CHUNKED = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
+CHUNKED = f"POST /tokenize HTTP/1.1\r\n{JSON_HEAD}transfer-encoding: chunked\r\n\r\n".encode()
 KEEP_ALIVE_S = 65
 
 
@@ -143,7 +143,7 @@ def test_a_head_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytes
 
 
 def upload(num_bytes: int) -> bytes:
-    return f"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {num_bytes}\r\n\r\n".encode()
+    return f"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: {num_bytes}\r\n\r\n".encode()
 
 
 def test_a_body_may_come_after_its_answer_and_the_connection_is_kept() -> None:
