@@ -52,7 +52,6 @@ class InputBuilder:
         self._block_size = layout.block_size
         self._device = device
         self._tables = [np.zeros((max_num_requests, max_blocks), dtype=np.int32) for _ in layout.groups]
-        self._last_table = self._tables[layout.group_of_layer(layout.num_layers - 1)[0]]
         self._rows: dict[str, int] = {}
         self._owners: list[str] = []  # of the rows, the other way round
         self._filled = [0] * max_num_requests
@@ -70,7 +69,7 @@ class InputBuilder:
         query_start = np.concatenate(([0], np.cumsum(lengths)))
         owner = np.repeat(np.arange(len(rows)), lengths)
         positions = np.arange(query_start[-1]) + (ends - query_start[1:])[owner]
-        batches = self._attention_batches(self._tables, rows[order], positions, query_start, ends)
+        batches = self._attention_batches(rows[order], positions, query_start, ends)
         num_wanted = lengths if lengths.max() == 1 else np.array([_num_wanted(item) for item in scheduled])
         wanted = None
         if num_wanted.sum() < query_start[-1]:
@@ -96,12 +95,11 @@ class InputBuilder:
         starts = np.concatenate(([0], np.cumsum(num_wanted[some])))
         first_tokens = query_start[1:][some] - num_wanted[some] - starts[:-1]
         tokens = np.arange(starts[-1]) + np.repeat(first_tokens, num_wanted[some])
-        (batch,) = self._attention_batches([self._last_table], rows[some], positions[tokens], starts, ends[some])
-        return WantedTokens(self._tensor(tokens), batch)
+        batches = self._attention_batches(rows[some], positions[tokens], starts, ends[some])
+        return WantedTokens(self._tensor(tokens), batches)
 
     def _attention_batches(
         self,
-        tables: Sequence[npt.NDArray[np.int32]],
         rows: IntArray,
         positions: IntArray,
         query_start: IntArray,
@@ -116,7 +114,7 @@ class InputBuilder:
         block_index, offset = np.divmod(positions, self._block_size)
         batches = []
         has_no_gaps = not len(rows) or rows[-1] == len(rows) - 1
-        for table in tables:
+        for table in self._tables:
             block_tables = table[: len(rows), :num_blocks] if has_no_gaps else table[rows, :num_blocks]
             slots = block_tables[owner, block_index].astype(np.int64) * self._block_size + offset
             batches.append(

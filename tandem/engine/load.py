@@ -1,4 +1,4 @@
-"""What an engine has taken on, and what its steps cost: figures for whoever places requests. Decides nothing."""
+"""An engine's load and the cost of its steps: figures for whoever places requests. Decides nothing."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -4,6 +4,7 @@ Owns the arena. Never decides what runs, and never writes a block that the step 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -61,7 +62,7 @@ class ModelRunner:
         self._masks = masks
         self._requests: dict[str, NewRequest] = {}
         self._states: dict[str, SamplingState] = {}
-        self._group_of_layer = _groups_by_layer(arena.layout)
+        self._group_of_state = _groups_by_state(arena.layout)
         self._inputs = InputBuilder(
             arena.layout,
             max_num_requests=max_num_requests,
@@ -97,9 +98,12 @@ class ModelRunner:
         batches: Sequence[AttentionBatch],
         wanted: WantedTokens | None = None,
     ) -> torch.Tensor:
-        """`batches` has one entry a KV group; the decoder wants one a layer."""
-        by_layer = [batches[group] for group in self._group_of_layer]
-        return self._decoder.forward(input_ids, positions, self._arena.layers, by_layer, self._backend, wanted)
+        """`batches` has one entry a KV group; the decoder wants one a layer that keeps state."""
+        groups = self._group_of_state
+        if wanted is not None:
+            wanted = replace(wanted, batches=[wanted.batches[group] for group in groups])
+        by_state = [batches[group] for group in groups]
+        return self._decoder.forward(input_ids, positions, self._arena.layers, by_state, self._backend, wanted)
 
     def _capture_graphs(self, max_num_requests: int, max_model_len: int) -> DecodeGraphs | None:
         """CUDA graphs for decode steps, where device and backend allow them."""
@@ -180,5 +184,5 @@ class ModelRunner:
         return tuple(entries)
 
 
-def _groups_by_layer(layout: KVLayout) -> tuple[int, ...]:
+def _groups_by_state(layout: KVLayout) -> tuple[int, ...]:
     return tuple(layout.group_of_layer(layer)[0] for layer in range(layout.num_layers))

@@ -1,4 +1,4 @@
-"""Which paths need which key. Invariant: decided before a body is read. Pages and health are open."""
+"""The key that each path needs. Invariant: decided before a body is read. Pages and health are open."""
 
 from starlette.types import Scope
 

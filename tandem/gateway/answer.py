@@ -255,7 +255,9 @@ class _Exchange:
     async def _reserve(self, asked: Asked) -> None:
         info = self._gateway.directory.known
         max_model_len = None if info is None else info.max_model_len
-        await self._bill.reserve(asked, max_model_len, is_anthropic=self._is_anthropic)
+        await self._bill.reserve(
+            asked, max_model_len, is_anthropic=self._is_anthropic, was_heard=lambda: self._has_begun
+        )
 
     def _close(self, state: str, error: str | None) -> None:
         if self._record is not None:

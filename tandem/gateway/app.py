@@ -87,7 +87,7 @@ def build_apps(gateway: Gateway, settings: GatewaySettings) -> Apps:
 def _guard(gateway: Gateway, settings: GatewaySettings) -> Guard | OpenGuard:
     if gateway.accounts is not None:
         return Guard(gateway.accounts)
-    rules = BrowserRules((settings.host, *settings.hosts), settings.origins)
+    rules = BrowserRules((settings.host.lower(), *settings.hosts), settings.origins)
     return OpenGuard(rules, has_operators=settings.admin_bind is None and is_loopback(settings.host))
 
 

@@ -12,9 +12,9 @@ from starlette.types import Scope
 
 from tandem.core.errors import shown
 from tandem.gateway.errors import RequestError
+from tandem.gateway.operator_port import is_closed_to_pages
 
 _ANY = "*"
-_ADMIN = "/admin/"  # for no page of another origin, whatever is allowed
 _LOCAL_NAME = "localhost"
 
 
@@ -46,7 +46,7 @@ class BrowserRules:
             if not (_is_same(origin, hosts) or self._may_call(origin, scope["path"])):
                 raise RequestError(
                     f"Origin {shown(origin)} is a page of another site, and this gateway asks for no keys: name it in "
-                    "--allowed-origins (TANDEM_ALLOWED_ORIGINS) if it may call /v1; no such page may call /admin",
+                    "--allowed-origins (TANDEM_ALLOWED_ORIGINS) if it may call /v1; none may call /admin or /metrics",
                     code="origin_not_allowed",
                     status=403,
                 )
@@ -58,7 +58,7 @@ class BrowserRules:
         return _ANY in self._hosts or name in self._hosts or name.endswith(self._parents)
 
     def _may_call(self, origin: str, path: str) -> bool:
-        return not path.startswith(_ADMIN) and (_ANY in self._origins or origin in self._origins)
+        return not is_closed_to_pages(path) and (_ANY in self._origins or origin in self._origins)
 
 
 def _values(scope: Scope, name: bytes) -> list[str]:

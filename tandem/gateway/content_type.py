@@ -1,4 +1,4 @@
-"""Which bodies are taken for JSON: those whose sender says so.
+"""Content types: a body is taken for JSON where its sender says so.
 
 A page of another site may send text/plain, a form, or a body without a type at once, but JSON only after a preflight.
 curl sends a form unless told otherwise, and every SDK says JSON, so a missing type is refused too. Pure.

@@ -35,11 +35,22 @@ def check_tool_name(name: Any, where: str) -> str:
 
 
 def check_schema(schema: Any, where: str) -> Mapping[str, Any]:
-    """`schema` if it is a JSON object within our limits; raises RequestError naming the limit."""
+    """`schema` if it is a JSON object within our limits, with integers of at most 64 bits.
+
+    Raises:
+        RequestError: naming the limit.
+    """
     if not isinstance(schema, dict):
         raise RequestError(f"{where}={shown(schema)} must be a JSON schema, which is an object", param=where)
     _check_size(schema, where, MAX_SCHEMA_VALUES, MAX_SCHEMA_DEPTH)
-    num_bytes = len(orjson.dumps(schema))
+    try:
+        num_bytes = len(orjson.dumps(schema))
+    except TypeError as error:
+        raise RequestError(
+            f"{where} holds an integer of more than 64 bits, which cannot be kept exactly; leave it out, or take text "
+            "of a pattern instead",
+            param=where,
+        ) from error
     if num_bytes > MAX_SCHEMA_BYTES:
         raise RequestError(f"{where} has {num_bytes} bytes; at most {MAX_SCHEMA_BYTES} are taken", param=where)
     return schema

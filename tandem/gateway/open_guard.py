@@ -1,4 +1,4 @@
-"""Which requests a gateway without accounts takes. Invariant: decided before a body is read."""
+"""Requests that a gateway without accounts takes. Invariant: decided before a body is read."""
 
 from starlette.types import Scope
 

@@ -8,12 +8,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tandem.gateway.errors import RequestError
 
 METRICS = "/metrics"
-_ADMIN = "/admin/"
+ADMIN = "/admin/"
 _OWN = "/admin/requests/"
 _KEY = "tandem.is_operator_port"
 # Beside those, on the operators' port.
 _ALSO = ("/health", "/ready", "/ping", "/version", "/operations")
-_ALSO_BELOW = (_ADMIN, "/pages/")
+_ALSO_BELOW = (ADMIN, "/pages/")
 
 
 class OperatorPort:
@@ -31,13 +31,14 @@ def is_operator_port(scope: Scope) -> bool:
     return _KEY in scope
 
 
-def is_admin_path(path: str) -> bool:
-    """Below /admin/, but for what each tenant may see of its own."""
-    return path.startswith(_ADMIN) and not path.startswith(_OWN)
-
-
 def is_operator_path(path: str) -> bool:
-    return path == METRICS or is_admin_path(path)
+    """/metrics and all below /admin/, but for what each tenant may see of its own."""
+    return path == METRICS or (path.startswith(ADMIN) and not path.startswith(_OWN))
+
+
+def is_closed_to_pages(path: str) -> bool:
+    """Whether no page of another origin may have it, whatever is allowed."""
+    return path == METRICS or path.startswith(ADMIN)
 
 
 def check_port(scope: Scope) -> None:

@@ -17,12 +17,13 @@ from starlette.types import ASGIApp
 
 from tandem.core.clock import SystemClock
 from tandem.core.errors import ConfigurationError
-from tandem.gateway.accounts_open import check_anonymous
 from tandem.gateway.app import build_apps
 from tandem.gateway.gateway import Gateway
 from tandem.gateway.http_protocol import LAST_WORDS_S, LimitedHttpProtocol
 from tandem.gateway.model import ServedModel
 from tandem.gateway.settings import GatewaySettings
+from tandem.serving.ports import bound
+from tandem.serving.settings import check_anonymous
 from tandem.serving.signals import exit_when_told
 from tandem.telemetry.log import configure_logging
 from tandem.telemetry.tracing import Tracing
@@ -119,7 +120,7 @@ async def serving_gateway(settings: GatewaySettings) -> AsyncIterator[tuple[Runn
         ConfigurationError: the address cannot be listened at, or a setting cannot be honoured.
         CheckpointError: the model's tokenizer cannot be used.
     """
-    check_anonymous(settings)
+    check_anonymous(settings.host, has_accounts=settings.accounts is not None, is_allowed=settings.allow_anonymous)
     model = await asyncio.to_thread(
         ServedModel.load,
         settings.model,
@@ -132,10 +133,10 @@ async def serving_gateway(settings: GatewaySettings) -> AsyncIterator[tuple[Runn
     with contextlib.closing(_listen(settings.host, settings.port)) as listener:
         gateway = Gateway(settings, model, SystemClock(), tracing)
         apps = build_apps(gateway, settings)
-        async with _operators(settings, apps.operator) as admin_url:
+        finished = asyncio.Event()
+        async with _operators(settings, apps.operator, finished) as admin_url:
             server = GatewayServer(_uvicorn_config(settings, apps.public))
             running = RunningGateway(gateway, server, _url(settings.host, listener), admin_url)
-            finished = asyncio.Event()
             gateway.start()
             task = asyncio.create_task(_serve(server, listener, finished), name="http server")
             drain = asyncio.create_task(_drain(running, server, settings.drain_timeout_s), name="drain")
@@ -151,15 +152,17 @@ async def serving_gateway(settings: GatewaySettings) -> AsyncIterator[tuple[Runn
 
 
 @contextlib.asynccontextmanager
-async def _operators(settings: GatewaySettings, app: ASGIApp) -> AsyncIterator[str | None]:
-    """Serve the operators' port, where there is one, for the time of the block; its address."""
+async def _operators(settings: GatewaySettings, app: ASGIApp, finished: asyncio.Event) -> AsyncIterator[str | None]:
+    """Serve the operators' port, where there is one, for the time of the block; its address. `finished` is set where it
+    ends by itself.
+    """
     if settings.admin_address is None:
         yield None
         return
     host, port = settings.admin_address
     with contextlib.closing(_listen(host, port, "--admin-bind")) as listener:
         server = GatewayServer(_uvicorn_config(settings, app))
-        task = asyncio.create_task(server.serve(sockets=[listener]), name="operators' http server")
+        task = asyncio.create_task(_serve(server, listener, finished), name="operators' http server")
         try:
             yield _url(host, listener)
         finally:
@@ -199,15 +202,10 @@ def _uvicorn_config(settings: GatewaySettings, app: ASGIApp) -> uvicorn.Config:
 
 def _listen(host: str, port: int, flag: str = "--host or --port") -> socket.socket:
     """Raises ConfigurationError naming the address that is taken or does not exist, and the flag that says it."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # NOTE: with its protocol named, or asyncio leaves Nagle's algorithm on and each small frame waits 40 ms.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host.strip("[]"), port))
+        listener = bound(host, port)
         listener.listen(_BACKLOG)  # NOTE: here, so that whoever was told the address can connect
     except OSError as error:
-        listener.close()
         raise ConfigurationError(f"cannot listen at {host}:{port} ({error}); choose another {flag}") from error
     return listener
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, field_validator
 
+from tandem.accounts.store import LEASE_S
 from tandem.gateway.body import BodyLimits
 from tandem.serving.settings import Address, Settings, required_secret
 
@@ -104,11 +105,18 @@ class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
     accounts_when_lost: Literal["refuse", "allow"] = Field(
         "refuse", description="requests while the accounts' Redis is away: refuse, or allow: no limits, billed later"
     )
+    accounts_lease_s: float = Field(
+        LEASE_S,
+        ge=1,
+        le=3600,
+        description="what a killed gateway set aside comes back after so many seconds, less what its clients got: that"
+        " is billed as it was up to a twelfth of this before the end",
+    )
     accounts_journal: Path | None = Field(
-        None, description="file for bills that Redis has not taken, so that they outlive this process"
+        None, description="file for bills that Redis has not taken, so that they outlive this process; omitted: none"
     )
     prices: str | None = Field(
-        None, description='JSON or a file of it: {"input": 1, "output": 5}, units for a million tokens'
+        None, description='JSON or a file of it: {"input": 1, "output": 5}, units for a million tokens; omitted: all 0'
     )
     cluster_secret: SecretStr | None = Field(None, description="shared by all processes of a cluster; required")
     log_level: str = Field("info", description="debug, info, warning or error")

@@ -21,7 +21,6 @@ from tandem.gateway.body import ClientLeftError
 from tandem.gateway.conversation import Conversation
 from tandem.gateway.dialect import Surroundings
 from tandem.gateway.errors import RequestError
-from tandem.gateway.exact import exact_messages
 from tandem.gateway.gateway import Gateway
 from tandem.gateway.model import ServedModel
 from tandem.gateway.openai.chat import template_variables
@@ -98,7 +97,7 @@ async def tokenize(body: bytes, around: Surroundings) -> bytes:
         InvalidRequestError: naming the field that is wrong.
         UnavailableError: no worker is known.
     """
-    asked = await around.off_loop.run(len(body), partial(_read_tokenize, body, around.model))
+    asked = await around.off_loop.run(len(body), partial(_read, TokenizeBody, body, around.model))
     if (asked.prompt is None) == (asked.messages is None):
         raise RequestError("give either prompt or messages", param="prompt", code="missing_required_parameter")
     info = await around.directory.info()
@@ -169,13 +168,6 @@ def _read(kind: type[AnyTokens], body: bytes, model: ServedModel) -> AnyTokens:
                 param=name[:128],
                 code="unsupported_parameter",
             )
-    return asked
-
-
-def _read_tokenize(body: bytes, model: ServedModel) -> TokenizeBody:
-    asked = _read(TokenizeBody, body, model)
-    if asked.messages is not None:
-        asked.messages = exact_messages(body, asked.messages)
     return asked
 
 

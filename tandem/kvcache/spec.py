@@ -2,16 +2,19 @@
 
 Layers with the same `StateSpec` form groups; every group has its own block table per request, and all groups draw
 blocks from one pool. A block is a *page* of `page_bytes`, the same for every group: it holds the planes of `block_size`
-tokens for the layers of the group it currently serves. So a page crosses the wire as one descriptor.
+tokens for the layers of the group it currently serves. So a page crosses the wire as one descriptor. Layers that read
+another's state have none of their own and are not counted here.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.architecture.state import StateSpec
 from tandem.core.errors import ConfigurationError
 
 SUPPORTED_BLOCK_SIZES = (8, 16, 32, 64, 128)
+_MOST_BYTES = 1.2  # of a token in all groups, as a multiple of the least possible, so that there are fewer groups
 _FAR = 1 << 40  # a position that no request reaches
 
 
@@ -85,8 +88,11 @@ class KVLayout:
 def build_layout(specs: Sequence[StateSpec], block_size: int) -> KVLayout:
     """Group layers by spec into groups of similar page size.
 
-    Full groups of `n` layers each, where `n` is the smallest count any spec has: a model of 22 local and 4 global
-    layers becomes six groups (five of 4 and one of 2 local layers, one of 4 global), and pages stay nearly full.
+    A model of 22 local and 4 global layers of the same size becomes seven groups (five of 4 and one of 2 local layers,
+    one of 4 global); where a local layer is half as large, four (two of 8 and one of 6, one of 4 global).
+
+    Args:
+        specs: of the layers that keep state.
 
     Raises:
         ConfigurationError: for a block size that no backend serves.
@@ -96,13 +102,38 @@ def build_layout(specs: Sequence[StateSpec], block_size: int) -> KVLayout:
     layers_by_spec: dict[StateSpec, list[int]] = {}
     for layer, spec in enumerate(specs):
         layers_by_spec.setdefault(spec, []).append(layer)
-    size = min(len(layers) for layers in layers_by_spec.values())
+    page_bytes = _page_bytes({spec: len(layers) for spec, layers in layers_by_spec.items()}, block_size)
     groups = [
-        KVGroup(spec, tuple(layers[start : start + size]))
+        KVGroup(spec, tuple(layers[start : start + page_bytes // spec.block_bytes(block_size)]))
         for spec, layers in sorted(layers_by_spec.items(), key=lambda item: _reach(item[0]))
-        for start in range(0, len(layers), size)
+        for start in range(0, len(layers), page_bytes // spec.block_bytes(block_size))
     ]
     return KVLayout(block_size, tuple(groups))
+
+
+def _page_bytes(counts: Mapping[StateSpec, int], block_size: int) -> int:
+    """Bytes of one page, for so many layers of each spec.
+
+    Pages of layers whose queries see every token are as full as can be, since these keep every token; among such sizes,
+    the one with the fewest groups whose pages take at most a fifth more than they must.
+    """
+
+    def num_groups(spec: StateSpec, size: int) -> int:
+        return math.ceil(counts[spec] / (size // spec.block_bytes(block_size)))
+
+    def num_bytes(size: int, specs: Sequence[StateSpec]) -> int:
+        return size * sum(num_groups(spec, size) for spec in specs)
+
+    specs = list(counts)
+    least = max(spec.block_bytes(block_size) for spec in specs)
+    sizes = {spec.block_bytes(block_size) * count for spec in specs for count in range(1, counts[spec] + 1)}
+    sizes = {size for size in sizes if size >= least}
+    unbounded = [spec for spec in specs if not spec.is_bounded]
+    fullest = min(num_bytes(size, unbounded) for size in sizes)
+    sizes = {size for size in sizes if num_bytes(size, unbounded) == fullest}
+    most_bytes = _MOST_BYTES * min(num_bytes(size, specs) for size in sizes)
+    sizes = {size for size in sizes if num_bytes(size, specs) <= most_bytes}
+    return min(sizes, key=lambda size: (sum(num_groups(spec, size) for spec in specs), num_bytes(size, specs)))
 
 
 def _reach(spec: StateSpec) -> int:

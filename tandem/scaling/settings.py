@@ -1,4 +1,4 @@
-"""What the planner is told by flags and `TANDEM_*`. Owns names, units and limits; decides nothing."""
+"""Settings of the planner, from flags and `TANDEM_*`. Owns names, units and limits; decides nothing."""
 
 from functools import cached_property
 from typing import Literal

@@ -1,4 +1,4 @@
-"""What the executor has been told of each running request, so that a step carries only what is new."""
+"""Differences between steps: remembers what the executor knows of each request, so that steps carry what is new."""
 
 from dataclasses import dataclass
 

@@ -4,6 +4,7 @@ Exit codes: 2 for settings and anything else we refuse, 130 for Ctrl-C, 141 when
 traceback.
 """
 
+import argparse
 import io
 import os
 import sys
@@ -11,13 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar, cast, get_args
 
 from pydantic import SecretStr, ValidationError
-from pydantic_settings import BaseSettings, CliApp, SettingsError
+from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsError
 from rich.console import Console
 
 from tandem.core.errors import TandemError, shown
 from tandem.core.open_files import allow_sockets
 
 _MAX_SOCKETS = 1 << 16
+_NO_DEFAULTS = (" (default: null)", " (default: )")
 S = TypeVar("S", bound=BaseSettings)
 
 
@@ -42,7 +44,10 @@ def run_command(settings_class: type[S], arguments: Sequence[str], serve: Callab
         sys.stdout.reconfigure(errors="replace")  # NOTE: a terminal that lacks a character must not end an answer
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        settings = CliApp.run(settings_class, cli_args=list(arguments), cli_exit_on_error=True)
+        source = CliSettingsSource[BaseSettings](
+            settings_class, cli_exit_on_error=True, formatter_class=_DefaultsFormatter
+        )
+        settings = CliApp.run(settings_class, cli_args=list(arguments), cli_settings_source=source)
         return cast(Command, settings).run() if serve is None else serve(settings)
     except TandemError as error:
         console.print(f"error: {error}", markup=False)
@@ -59,6 +64,16 @@ def run_command(settings_class: type[S], arguments: Sequence[str], serve: Callab
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return 2
+
+
+class _DefaultsFormatter(argparse.RawDescriptionHelpFormatter):
+    """Shows no default where there is none: the description says what happens."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        for ending in _NO_DEFAULTS:
+            text = text.removesuffix(ending)
+        return text
 
 
 def _setting_problem(

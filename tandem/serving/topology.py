@@ -1,4 +1,4 @@
-"""Which processes make up a cluster on one machine, with which flags; starts none of them.
+"""Processes of a cluster on one machine and their flags; starts none of them.
 
 The one place that knows the command lines of the services, so that `tandem up` and tests start the same cluster.
 """

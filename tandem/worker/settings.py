@@ -1,4 +1,4 @@
-"""What a worker is told by flags and `TANDEM_*`. Owns names, units and limits; decides nothing."""
+"""Settings of a worker, from flags and `TANDEM_*`. Owns names, units and limits; decides nothing."""
 
 import socket
 from collections.abc import Iterable

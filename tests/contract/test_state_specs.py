@@ -165,6 +165,15 @@ def test_any_sharing_yields_the_same_tokens_and_leaves_nothing(layout: KVLayout,
     assert num_fetched > 20
 
 
+def test_pages_are_nearly_full_though_a_state_is_as_large_as_many_layers_of_keys() -> None:
+    """Two of 8190 bytes take a page, or 32 blocks of K and V of 512 bytes."""
+    large = RecurrentSpec(819, 2 * BLOCK_SIZE)
+    layout = build_layout([large if layer % 9 == 0 else ATTENTION for layer in range(36)], 8)
+    assert [group.spec for group in layout.groups] == [ATTENTION, large, large]
+    assert [len(group.layers) for group in layout.groups] == [32, 2, 2]
+    assert layout.page_bytes == 32 * ATTENTION.block_bytes(8) == 16_384
+
+
 def test_only_blocks_that_are_kept_take_memory() -> None:
     """A chunk of ten blocks with a checkpoint at every third takes four: three checkpoints and the state it ends in."""
     layout, stored = toy_layout(RecurrentSpec(4, 3 * BLOCK_SIZE)), list[BlockStored]()

@@ -129,8 +129,8 @@ def test_notes_name_the_key_that_accounts_want() -> None:
     notes = rendered("accounts").notes
     assert f"exec deployment/{NAME}-tandem-gateway -- tandem keys create" in notes
     assert 'json\' \\\n     -H "authorization: Bearer $TANDEM_API_KEY" \\\n     -d' in notes
-    assert "keeps nothing when its pod is replaced" not in notes
-    assert "keeps nothing when its pod is replaced" in rendered("minimal").notes
+    assert "on the claim" not in notes
+    assert f"on the claim {NAME}-tandem-redis" in rendered("minimal").notes
     assert "TANDEM_API_KEY" not in rendered("anonymous").notes
 
 

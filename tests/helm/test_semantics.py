@@ -150,6 +150,7 @@ def test_policies_let_pods_out_to_what_values_name(case: str) -> None:
         ("model-image", "decode", set()),
         ("egress-besides", "gateway", {443, 4318, 6380, 8443}),
         ("egress-besides", "router", {8443}),
+        ("egress-to-sentinels", "gateway", {443, 6379, 26379, 26380}),
         ("external-redis-plain", "router", {6379}),
         ("planner-acts", "planner", {443, 6443}),
         ("other-router-at-an-address", "decode", {443, 7800}),
@@ -455,7 +456,7 @@ def test_nothing_is_left_out_of_the_matrix() -> None:
     assert kinds == {
         *("Deployment", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "PodDisruptionBudget"),
         *("HorizontalPodAutoscaler", "ScaledObject", "ServiceMonitor", "PodMonitor", "NetworkPolicy", "HTTPRoute"),
-        *("Pod", "Job", "ConfigMap"),
+        *("Pod", "Job", "ConfigMap", "PersistentVolumeClaim"),
     }
     components = {_pool_of(each) for case in ALL for each in rendered(case).of_kind("Deployment")}
     assert components == {*POOLS, "redis"}

@@ -114,8 +114,12 @@ class _Known:
         self._append((*request.prompt_token_ids, *request.output_token_ids))
 
     def take(self, item: ScheduledRequest) -> None:
-        """Tokens and blocks that came with a step."""
-        self._append(item.token_ids[len(self.contents) - 1 - item.start :])
+        """Tokens and blocks that came with a step; those that were known before must be the same again."""
+        num_known = len(self.contents) - 1 - item.start
+        for position, token_id in enumerate(item.token_ids[:num_known], item.start):
+            expected = hash((self.contents[position], token_id))
+            assert self.contents[position + 1] == expected, f"{item.request_id}: another token at {position}"
+        self._append(item.token_ids[num_known:])
         if item.blocks is not None:
             for table, added, num_dropped in zip(self.tables, item.blocks.added, item.blocks.num_dropped, strict=True):
                 table += added

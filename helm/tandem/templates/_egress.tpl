@@ -34,9 +34,15 @@
 {{- if and (not $values.redis.enabled) (eq (include "tandem.hasRedis" .root) "true") (ne .name "planner") -}}
 {{- $ports = append $ports (int $values.externalRedis.port) -}}
 {{- end -}}
-{{- if and (eq .name "gateway") (regexMatch "^rediss?://" (default "" $values.gateway.settings.accounts)) -}}
-{{- $authority := (urlParse $values.gateway.settings.accounts).host -}}
-{{- $ports = append $ports (int (default "6379" (regexFind "[0-9]+$" (regexFind ":[0-9]+$" $authority)))) -}}
+{{- $accounts := default "" $values.gateway.settings.accounts -}}
+{{- if and (eq .name "gateway") (regexMatch "^rediss?([+]sentinel)?://" $accounts) -}}
+{{- $isSentinel := contains "+sentinel" $accounts -}}
+{{- range splitList "," (regexReplaceAll ".*@" (regexReplaceAll "^[^/]*//|[/?].*$" $accounts "") "") -}}
+{{- $ports = append $ports (int (default (ternary "26379" "6379" $isSentinel) (regexFind "[0-9]+$" (regexFind ":[0-9]+$" .)))) -}}
+{{- end -}}
+{{- if $isSentinel -}}
+{{- $ports = append $ports 6379 -}}
+{{- end -}}
 {{- end -}}
 {{- if not $values.router.enabled -}}
 {{- range splitList "," $values.router.externalAddresses -}}

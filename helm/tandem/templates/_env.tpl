@@ -70,10 +70,16 @@
 - name: TANDEM_STORED_RESPONSES_MIB
   value: {{ div (int .root.Values.redis.maxMemoryMiB) 4 | quote }}
 {{- end }}
-{{- include "tandem.redisEnv" .root }}
+{{- include "tandem.redisEnv" (dict "root" .root "role" "gateway" "variable" "TANDEM_REDIS") }}
+{{- if eq (include "tandem.hasRedis" .root) "true" }}
+- name: TANDEM_RESPONSES_KEY
+  valueFrom:
+    secretKeyRef:
+      name: {{ default (include "tandem.secretName" .root) .pool.responsesKey.existingSecret }}
+      key: {{ .pool.responsesKey.key }}
+{{- end }}
 {{- if eq (include "tandem.accountsAreInRedis" .root) "true" }}
-- name: TANDEM_ACCOUNTS
-  value: $(TANDEM_REDIS)
+{{- include "tandem.redisEnv" (dict "root" .root "role" "accounts" "variable" "TANDEM_ACCOUNTS") }}
 {{- end }}
 {{- end }}
 
@@ -124,7 +130,7 @@
 - name: TANDEM_MAX_BLOCK_REPLICAS
   value: {{ include "tandem.maxBlockReplicas" .root | quote }}
 {{- end }}
-{{- include "tandem.redisEnv" .root }}
+{{- include "tandem.redisEnv" (dict "root" .root "role" "cluster" "variable" "TANDEM_REDIS") }}
 {{- end }}
 
 {{- define "tandem.env.prefill" }}
@@ -146,7 +152,7 @@
 - name: TANDEM_GRACE_S
   value: {{ int .pool.termination.drainSeconds | quote }}
 {{- if eq (include "tandem.hasRedis" .root) "true" }}
-{{- include "tandem.redisEnv" .root }}
+{{- include "tandem.redisEnv" (dict "root" .root "role" "cluster" "variable" "TANDEM_REDIS") }}
 {{- else }}
 - name: TANDEM_ROUTERS
   value: {{ include "tandem.routers" .root | quote }}

@@ -11,7 +11,6 @@ from tandem.gateway.choices import check_num_choices, expected_output, make_choi
 from tandem.gateway.conversation import Conversation, Effort, Thinking
 from tandem.gateway.dialect import Asked, Surroundings
 from tandem.gateway.errors import Problem, RequestError
-from tandem.gateway.exact import exact_messages
 from tandem.gateway.limits import check_free_form
 from tandem.gateway.openai.chat_writer import ChatWriter
 from tandem.gateway.openai.envelope import Envelope
@@ -34,7 +33,7 @@ class ChatDialect:
 
     async def read(self, body: bytes, request_id: str) -> Asked:
         """Raises as `Dialect.read`."""
-        asked = await self._around.off_loop.run(len(body), partial(_read_body, body))
+        asked = await self._around.off_loop.run(len(body), partial(read_body, ChatBody, body))
         model = self._around.model
         model.require(asked.model)
         check_num_choices(1, asked.n, self._around.limits.max_choices)
@@ -113,12 +112,6 @@ def _max_tokens(asked: ChatBody) -> int | None:
             param="max_completion_tokens",
         )
     return older if newer is None else newer
-
-
-def _read_body(body: bytes) -> ChatBody:
-    asked = read_body(ChatBody, body)
-    asked.messages = exact_messages(body, asked.messages)
-    return asked
 
 
 def _num_logprobs(asked: ChatBody) -> int | None:

@@ -1,4 +1,4 @@
-"""Which fields OpenAI's bodies have, and which of those that we do not act on are harmless.
+"""Fields of OpenAI's bodies, and those among them that are harmless though we do not act on them.
 
 Invariant: a field that would change the answer is acted on or refused by name, never ignored. Fields that are harmless:
 they name, bill, store or speed up, or hold the value that means "nothing special".

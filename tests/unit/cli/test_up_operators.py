@@ -1,4 +1,4 @@
-"""What `tandem up` has the gateway do where others than this machine reach it."""
+"""Operators' port and keys of `tandem up` where others than this machine reach it."""
 
 import random
 from pathlib import Path

@@ -64,15 +64,15 @@ def test_hidden_states_are_asked_for_where_logits_are(builder: InputBuilder, del
     inputs = builder.build(step(deltas.schedule(chunk, 4, tables[0]), deltas.schedule(scored, 3, tables[1])))
     assert inputs.wanted is not None
     assert inputs.wanted.rows.tolist() == [4, 5, 6]
-    batch = inputs.wanted.batch
-    assert (batch.query_start.tolist(), batch.seq_lens.tolist()) == ([0, 3], [12])
-    assert (batch.max_query_len, batch.max_seq_len) == (3, 12)
-    assert batch.block_tables.tolist() == [[3, 8]]  # of the last layer's group
+    for batch in inputs.wanted.batches:
+        assert (batch.query_start.tolist(), batch.seq_lens.tolist()) == ([0, 3], [12])
+        assert (batch.max_query_len, batch.max_seq_len) == (3, 12)
+    assert [batch.block_tables.tolist() for batch in inputs.wanted.batches] == [[[1, 2]], [[3, 8]]]
     assert (inputs.sample_rows.tolist(), inputs.first_rows[1]) == ([2], 0)
     chunk.num_computed_tokens = 4
     alone = builder.build(step(deltas.schedule(chunk, 4, tables[0]))).wanted
     assert alone is not None
-    assert (alone.rows.tolist(), alone.batch.num_requests) == ([], 0)
+    assert (alone.rows.tolist(), [batch.num_requests for batch in alone.batches]) == ([], [0, 0])
 
 
 def test_a_step_of_single_tokens_leaves_none_out(builder: InputBuilder, deltas: StepDeltas) -> None:

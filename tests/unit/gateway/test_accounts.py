@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anthropic
 import httpx
@@ -281,6 +281,44 @@ def test_who_leaves_pays_what_was_generated(tmp_path: Path, accounts: str, is_st
         assert await store_of(cluster).spending(key_id) == Spending(entries[0].cost_nanos, 0, 0)
 
     tell(tmp_path, story, accounts=accounts, num_workers=1)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_checkpoint_says_what_the_client_got_so_far(tmp_path: Path, redis: RedisServer, is_stream: bool) -> None:
+    """Of an answer that is sent whole that is nothing until its end."""
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        key_id, secret = await add_key(cluster)
+        worker, accounts = cluster.workers[0], cluster.gateway.gateway.accounts
+        assert accounts is not None
+        worker.hold_at = 3
+        body = {**COMPLETION, "stream": is_stream}
+        asking = asyncio.create_task(client.post("/v1/completions", json=body, headers=bearer(secret)))
+        await worker.reached.wait()
+        await eventually(lambda: _THREE_TOKENS in cluster.gateway.gateway.metrics.text())
+        expected = ["3"] if is_stream else []
+        async with asyncio.timeout(5):  # NOTE: what was counted a moment ago may not be sent yet
+            while True:
+                await accounts.renew()
+                found = checkpoints_of(redis, key_id)
+                if [checkpoint["num_output"] for checkpoint in found] == expected:
+                    break
+        worker.go.set()
+        assert (await asking).status_code == 200
+        (entry,) = await ledger(cluster)
+        assert (entry.outcome, entry.usage.num_output) == ("done", 6)
+        assert not checkpoints_of(redis, key_id)
+
+    with contextlib.closing(redis.client()) as client:
+        client.flushall()
+    tell(tmp_path, story, accounts=redis.url, num_workers=1)
+
+
+def checkpoints_of(redis: RedisServer, key_id: str) -> list[dict[str, str]]:
+    """What would be billed of a key's running requests if their gateway ended."""
+    with contextlib.closing(redis.client()) as client:
+        held = cast(dict[bytes, bytes], client.hgetall(f"{{tandem:accounts}}:held:{key_id}"))
+    return [orjson.loads(value) for name, value in held.items() if name.endswith(b"+")]
 
 
 def test_a_failover_is_paid_once(tmp_path: Path, accounts: str) -> None:

@@ -82,7 +82,8 @@ def test_an_allowed_origin_is_let_in_but_not_to_operators_paths() -> None:
     page = {"host": "localhost", "origin": "https://chat.example"}
     for origins in ("https://chat.example", "*"):
         assert refusal(origins=origins, **page) is None
-        assert refusal("/admin/workers", origins=origins, **page) == "403 origin_not_allowed"
+        for path in ("/admin/workers", "/metrics"):
+            assert refusal(path, origins=origins, **page) == "403 origin_not_allowed"
     assert refusal(origins="https://other.example", **page) == "403 origin_not_allowed"
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
@@ -139,6 +140,49 @@ def test_a_head_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytes
         assert said.count(b"HTTP/1.1 200 ") == 1
 
     monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.05)
+    tell(tmp_path, story)
+
+
+UPGRADE = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_a_request_that_offers_http2_keeps_its_body(tmp_path: Path, is_chunked: bool, in_pieces: bool) -> None:
+    """httptools skipped the body, and the request was refused as one of length zero."""
+
+    async def story(cluster: FakeCluster, _: httpx.AsyncClient) -> None:
+        body = json.dumps({"model": MODEL, "prompt": "hello"}).encode()
+        framing = "transfer-encoding: chunked" if is_chunked else f"content-length: {len(body)}"
+        sent = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if is_chunked else body
+        head = f"POST /tokenize HTTP/1.1\r\n{JSON_HEAD}{UPGRADE}{framing}\r\n\r\n".encode()
+        last = HEALTH + b"connection: close\r\n\r\n"
+        whole = head + sent + head + sent + last
+        said = await answered(cluster, [whole[n : n + 7] for n in range(0, len(whole), 7)] if in_pieces else [whole])
+        assert said.count(b"HTTP/1.1 200 ") == 3
+        assert said.count(b'"tokens":') == 2
+
+    tell(tmp_path, story)
+
+
+def test_any_number_of_offers_may_come_in_one_read(tmp_path: Path) -> None:
+    """Each was parsed within the one before, until the interpreter refused."""
+
+    async def story(cluster: FakeCluster, _: httpx.AsyncClient) -> None:
+        offer = HEALTH + b"connection: Upgrade\r\nupgrade: h2c\r\n\r\n"
+        num_offers = 60_000 // len(offer)
+        assert num_offers > 500
+        said = await answered(cluster, [offer * num_offers + HEALTH + b"connection: close\r\n\r\n"])
+        assert said.count(b"HTTP/1.1 200 ") == num_offers + 1
+
+    tell(tmp_path, story)
+
+
+def test_connect_is_answered_once(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, _: httpx.AsyncClient) -> None:
+        said = await answered(cluster, [b"CONNECT a:1 HTTP/1.1\r\nhost: a:1\r\nconnection: close\r\n\r\n"])
+        assert said.count(b"HTTP/1.1 ") == 1
+
     tell(tmp_path, story)
 
 

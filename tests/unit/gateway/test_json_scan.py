@@ -1,4 +1,4 @@
-"""What a JSON text would become is counted before it is parsed, in whatever pieces it comes."""
+"""Values of a JSON text are counted before it is parsed, in whatever pieces it comes."""
 
 import json
 from typing import Any

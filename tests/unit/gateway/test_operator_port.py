@@ -10,8 +10,7 @@ import pytest
 
 from tandem.accounts.key import new_key
 from tandem.core.errors import ConfigurationError
-from tandem.gateway.accounts_open import check_anonymous
-from tandem.gateway.settings import GatewaySettings
+from tandem.serving.settings import check_anonymous
 from tests.helpers.fake_backend import MODEL, FakeCluster, tell
 
 OPERATORS = ("/metrics", "/admin/workers", "/admin/decisions", "/admin/overview")
@@ -96,16 +95,13 @@ def test_an_address_that_is_taken_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "llm.example", ""])
-def test_a_gateway_beyond_loopback_without_keys_must_be_asked_for(tmp_path: Path, host: str) -> None:
-    def settings(**more: object) -> GatewaySettings:
-        return GatewaySettings.model_validate({"model": str(tmp_path), "host": host, **more})
-
+def test_a_gateway_beyond_loopback_without_keys_must_be_asked_for(host: str) -> None:
     with pytest.raises(ConfigurationError, match=r"--accounts.*--allow-anonymous"):
-        check_anonymous(settings())
-    check_anonymous(settings(allow_anonymous=True))
-    check_anonymous(settings(accounts="redis://localhost/0"))
+        check_anonymous(host, has_accounts=False, is_allowed=False)
+    check_anonymous(host, has_accounts=False, is_allowed=True)
+    check_anonymous(host, has_accounts=True, is_allowed=False)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "[::1]", "localhost"])
-def test_on_loopback_nothing_has_to_be_said(tmp_path: Path, host: str) -> None:
-    check_anonymous(GatewaySettings.model_validate({"model": str(tmp_path), "host": host}))
+def test_on_loopback_nothing_has_to_be_said(host: str) -> None:
+    check_anonymous(host, has_accounts=False, is_allowed=False)

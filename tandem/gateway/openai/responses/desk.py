@@ -1,4 +1,4 @@
-"""What the requests of this API share: the store, and the responses that run without a client.
+"""State that the requests of this API share: the store, and the responses that run without a client.
 
 A gateway has one. Owned by one event loop; `close` ends what runs, then the store.
 """

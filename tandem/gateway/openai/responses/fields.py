@@ -1,4 +1,4 @@
-"""Which fields the bodies of `/v1/responses` have, and which of those that we do not act on are harmless.
+"""Fields of the bodies of `/v1/responses`, and those among them that are harmless though we do not act on them.
 
 Invariant: a field that would change the answer is acted on or refused by name, never ignored.
 """

@@ -16,7 +16,7 @@ from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import UnavailableError
 from tandem.gateway.openai.responses.sealing import Sealer, UnsealError
 from tandem.gateway.openai.responses.store import ENTRY_COST_BYTES, LEASE_S, MAX_ENTRY_BYTES, StoredResponse
-from tandem.redis_client import answered_within, connect
+from tandem.redis_client import answered_within, connect, explained
 
 DEFAULT_TTL_S = 30 * 24 * 3600.0  # as OpenAI has it
 MAX_BYTES = 128 * 2**20  # NOTE: a quarter of the Redis that the chart brings, which workers and accounts need too
@@ -93,7 +93,7 @@ class RedisResponseStore:
     """`ResponseStore` in one Redis (7.0 or newer, or a cluster). Owned by one event loop.
 
     Args:
-        url: `redis://`, `rediss://` or `unix://` URL.
+        url: as for `redis_client.connect`.
         sealer: encrypts what is kept.
         prefix: names the deployment.
         ttl_s: after this long an entry is gone.
@@ -178,7 +178,9 @@ class RedisResponseStore:
                 )
         except (RedisError, OSError) as error:
             self._away_until_s = self._clock.now_s() + self._retry_after_s
-            raise UnavailableError(f"the store of responses does not answer ({error}); try again", 1.0) from error
+            raise UnavailableError(
+                f"the store of responses does not answer ({explained(error, 'gateway')}); try again", 1.0
+            ) from error
 
 
 def _owner(tenant: str) -> str:
