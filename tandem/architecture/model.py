@@ -118,6 +118,13 @@ class ModelSpec:
         return 1 + max(keeping, default=-1)
 
     @property
+    def wanted_states(self) -> tuple[int, ...]:
+        """Of `kv_specs`, those that are read for only those tokens of a prompt whose logits are asked for: by the last
+        layer that keeps state and those behind it.
+        """
+        return tuple(sorted(set(self.state_of_layer[self.num_prompt_layers - 1 :])))
+
+    @property
     def attention_softcap(self) -> float:
         """The largest bound of attention scores in any layer; 0 = none."""
         return max((layer.mixer.softcap for layer in self.layers), default=0.0)
