@@ -52,7 +52,10 @@ class ExpertChoice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StackShape:
-    """What all layers of a stack have in common. `softcap` 0 = none; the rest as in the specs."""
+    """What all layers of a stack have in common. `softcap` 0 = none; the rest as in the specs.
+
+    `num_experts` 0 = the layers are gated blocks; else mixtures of experts, to which `intermediate_size` belongs.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -64,6 +67,18 @@ class StackShape:
     unit_offset: bool
     attention_scale: float
     softcap: float
+    num_experts: int = 0
+    top_k: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StackMixture:
+    """A layer's router and experts, as the kernels have made them."""
+
+    router: torch.Tensor  # [num_experts, hidden]
+    router_bias: torch.Tensor | None
+    choice: ExpertChoice
+    experts: Experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +99,13 @@ class StackLayer:
     o_bias: torch.Tensor | None
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    gate: torch.Tensor
-    up: torch.Tensor
-    down: torch.Tensor
+    gate: torch.Tensor | None
+    up: torch.Tensor | None
+    down: torch.Tensor | None
     cos: torch.Tensor  # [max_positions, rotary_dim / 2] float32
     sin: torch.Tensor
     window: int | None
+    mixture: StackMixture | None = None  # in place of gate, up and down
 
 
 class PackedWeight(torch.Tensor):
