@@ -322,3 +322,85 @@ def test_multimodal_without_text_configuration(tmp_path: Path) -> None:
     path = checkpoints.save_tiny_gemma3_conditional(tmp_path)
     with pytest.raises(CorruptCheckpointError, match="text_config"):
         load(checkpoints.edit_config(path, text_config=None))
+
+
+MIXTRAL = "model.layers.1.block_sparse_moe"
+GPT_OSS = "model.layers.2.mlp.experts"
+EXPERTS: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], object], str]] = {
+    "an expert lacks a matrix": (
+        "mixtral",
+        lambda t: t.pop(f"{MIXTRAL}.experts.5.w2.weight"),
+        r"lacks .*experts\.5\.w2",
+    ),
+    "no router": (
+        "mixtral",
+        lambda t: t.pop(f"{MIXTRAL}.gate.weight"),
+        r"lacks model\.layers\.1\.block_sparse_moe\.gate",
+    ),
+    "an expert too many": (
+        "mixtral",
+        lambda t: t.update({f"{MIXTRAL}.experts.8.w1.weight": torch.zeros(64, 64)}),
+        r"experts\.8\.w1.*no place",
+    ),
+    "an expert of another width": (
+        "mixtral",
+        lambda t: t.update({f"{MIXTRAL}.experts.3.w1.weight": torch.zeros(48, 64)}),
+        r"experts\.3\.w1\.weight has shape \[48, 64\].*\[64, 64\]",
+    ),
+    "a router for more experts": (
+        "mixtral",
+        lambda t: t.update({f"{MIXTRAL}.gate.weight": torch.zeros(9, 64)}),
+        r"gate\.weight has shape \[9, 64\].*\[8, 64\]",
+    ),
+    "a correction for fewer experts": (
+        "glm4_moe",
+        lambda t: t.update({"model.layers.1.mlp.gate.e_score_correction_bias": torch.zeros(7)}),
+        r"e_score_correction_bias has shape \[7\].*\[8\]",
+    ),
+    "a stack of fewer experts": (
+        "gpt_oss",
+        lambda t: t.update({f"{GPT_OSS}.gate_up_proj": t[f"{GPT_OSS}.gate_up_proj"][:4].contiguous()}),
+        r"gate_up_proj of shape \[4, .*no Source.*index=4",
+    ),
+    "a stack of more experts": (
+        "gpt_oss",
+        lambda t: t.update({f"{GPT_OSS}.down_proj": torch.cat([t[f"{GPT_OSS}.down_proj"]] * 2)}),
+        r"down_proj has shape \[10, .*elements",
+    ),
+    "experts of integers": (
+        "mixtral",
+        lambda t: t.update({f"{MIXTRAL}.experts.3.w1.weight": torch.zeros(64, 64, dtype=torch.int8)}),
+        r"experts\.3\.w1\.weight is stored as torch\.int8",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_that_do_not_belong_to_the_configuration(name: str, tmp_path: Path) -> None:
+    family, change, message = EXPERTS[name]
+    path = (checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS)[family](tmp_path)
+    tensors = checkpoints.read_tensors(path)
+    change(tensors)
+    checkpoints.write_tensors(path, tensors)
+    with pytest.raises(CheckpointError, match=message):
+        load(path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_larger_than_memory_are_refused_with_numbers(dtype: str, tmp_path: Path) -> None:
+    """Mapped from a file they would load, and every token would then read the disk."""
+    path = checkpoints.save_tiny_mixtral(tmp_path)
+    num_bytes = sum(tensor.numel() for tensor in checkpoints.read_tensors(path).values()) * (
+        4 if dtype == "float32" else 2
+    )
+
+    def load_into(memory_bytes: int) -> LoadedModel:
+        device, kernels = torch.device("cpu"), TorchKernels()
+        return load_model(str(path), dtype=dtype, device=device, kernels=kernels, memory_bytes=memory_bytes)
+
+    load_into(num_bytes)
+    message = (
+        f"take {num_bytes / 1e9:.3g} GB in {dtype}, .* GB of them experts, and cpu has {(num_bytes - 1) / 1e9:.3g} GB"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        load_into(num_bytes - 1)
