@@ -80,9 +80,12 @@ def load_model(
     spec = family.read_model(fields)
     check_ropes(layer.mixer.rope for layer in spec.layers)
     generation = read_generation_config(directory)
+    named = dtype if dtype != AUTO else _named_dtype(fields)
+    if named is not None:
+        _refuse_what_does_not_fit(replace(spec, dtype=named), directory, device, memory_bytes)
     checkpoint = open_checkpoint(directory)
     spec, sources = match_parameters(checkpoint, spec, family.parameter_name)
-    spec = replace(spec, dtype=_resolve_dtype(dtype, fields, checkpoint))
+    spec = replace(spec, dtype=named or str(checkpoint.tensor(checkpoint.names[0]).dtype).removeprefix("torch."))
     _refuse_what_does_not_fit(spec, directory, device, memory_bytes)
     spec = replace(
         spec,
@@ -119,7 +122,8 @@ def _dtype(tensor: TensorSpec, spec: ModelSpec) -> torch.dtype:
 
 def _refuse_what_does_not_fit(spec: ModelSpec, directory: Path, device: torch.device, memory_bytes: int | None) -> None:
     """NOTE: weights on the CPU are mapped files, so a model that is too large would load and then read its disk for
-    every token.
+    every token. One file that is larger than memory cannot be mapped at all, so this is asked before any is opened, if
+    the dtype is known by then.
     """
     total = sum(tensor.size * _dtype(tensor, spec).itemsize for tensor in spec.tensors())
     if memory_bytes is None or total <= memory_bytes:
@@ -148,10 +152,8 @@ def _check_dtype_name(dtype: str) -> None:
         raise ConfigurationError(f"dtype={dtype!r} is not served; choose {AUTO} or one of {', '.join(TORCH_DTYPES)}")
 
 
-def _resolve_dtype(dtype: str, fields: Fields, checkpoint: Checkpoint) -> str:
-    """What `auto` means: the configuration's dtype, or that of the first tensor where it has none."""
-    if dtype != AUTO:
-        return dtype
+def _named_dtype(fields: Fields) -> str | None:
+    """What `auto` means: the configuration's dtype. None = it has none, and that of the first tensor is meant."""
     text = fields.section("text_config")
     for section in (fields, text):
         for key in ("dtype", "torch_dtype"):
@@ -160,4 +162,4 @@ def _resolve_dtype(dtype: str, fields: Fields, checkpoint: Checkpoint) -> str:
                 if name.removeprefix("torch.") not in TORCH_DTYPES:
                     raise fields.unsupported(key, ", ".join(TORCH_DTYPES))
                 return name.removeprefix("torch.")
-    return str(checkpoint.tensor(checkpoint.names[0]).dtype).removeprefix("torch.")
+    return None

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tandem.core.errors import CheckpointError, CorruptCheckpointError, UnsupportedCheckpointError
+from tandem.core.memory import total_bytes
 from tandem.kernels.torch_kernels import TorchKernels
 from tandem.models.loader import LoadedModel, load_model
 from tests.helpers import checkpoints
@@ -426,3 +427,17 @@ def test_experts_larger_than_memory_are_refused_with_numbers(dtype: str, tmp_pat
     )
     with pytest.raises(CheckpointError, match=message):
         load_into(num_bytes - 1)
+
+
+def test_one_file_larger_than_memory_is_refused(tmp_path: Path) -> None:
+    """Regression: it ended with a traceback. A configuration without a dtype is not enough to tell before."""
+    size = 1 << 20
+    num_experts = 1 + total_bytes() // (3 * 2 * 1024 * size)
+    options = {"hidden_size": 1024, "intermediate_size": size, "num_hidden_layers": 1, "dtype": None}
+    path = checkpoints.edit_config(
+        checkpoints.save_tiny_mixtral(tmp_path), **options, num_local_experts=num_experts, num_experts_per_tok=1
+    )
+    checkpoints.empty_weights(path)
+    kernels = TorchKernels()
+    with pytest.raises(CheckpointError, match="memory"):
+        load_model(str(path), device=torch.device("cpu"), kernels=kernels, memory_bytes=total_bytes())
