@@ -53,6 +53,7 @@ def load_model(
     kernels: Kernels,
     max_model_len: int | None = None,
     packed_dir: Path | None = None,
+    allow_pickle: bool = False,
 ) -> LoadedModel:
     """Load a model.
 
@@ -64,12 +65,13 @@ def load_model(
         max_model_len: the longest sequence that will be asked for, to size the rotary tables; None =
             max_position_embeddings.
         packed_dir: where matrices may be kept as the kernels want them, a copy of the weights; None = nowhere.
+        allow_pickle: weights may be PyTorch files where there are no safetensors.
 
     Raises:
         CheckpointError: the directory cannot be served; see its subclasses.
         ConfigurationError: a dtype that does not exist, or a length beyond what the model was made for.
     """
-    directory = resolve_model_path(path_or_hub_id, dtype=dtype)
+    directory = resolve_model_path(path_or_hub_id, dtype=dtype, allow_pickle=allow_pickle)
     fields = Fields(read_json_object(directory / "config.json"), str(directory / "config.json"))
     _check_dtype_name(dtype)
     refuse_formats(fields)
@@ -77,7 +79,7 @@ def load_model(
     spec = family.read_model(fields)
     check_ropes(layer.mixer.rope for layer in spec.layers)
     generation = read_generation_config(directory)
-    checkpoint = open_checkpoint(directory)
+    checkpoint = open_checkpoint(directory, allow_pickle=allow_pickle)
     spec, sources = match_parameters(checkpoint, spec, family.parameter_name)
     spec = replace(spec, dtype=_resolve_dtype(dtype, fields, checkpoint))
     spec = replace(
