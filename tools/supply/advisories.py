@@ -6,7 +6,7 @@ https://ossf.github.io/osv-schema/#evaluation
 
 import json
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,16 +38,50 @@ class Finding:
         return frozenset((self.id, *self.aliases))
 
 
+@dataclass(frozen=True, slots=True)
+class _Affected:
+    """What an advisory says of one package. `ranges`: of each, (version, kind) of its events in the versions' order."""
+
+    id: str
+    aliases: tuple[str, ...]
+    fixed: tuple[str, ...]
+    summary: str
+    versions: frozenset[Version]
+    ranges: tuple[tuple[tuple[Version, str], ...], ...]
+
+    @classmethod
+    def parse(cls, record: Mapping[str, Any], affected: Mapping[str, Any]) -> "_Affected":
+        """Ranges of commits are left out."""
+        ranges = [each["events"] for each in affected.get("ranges", ()) if each["type"] == "ECOSYSTEM"]
+        return cls(
+            id=record["id"],
+            aliases=tuple(record.get("aliases", ())),
+            fixed=tuple(event["fixed"] for events in ranges for event in events if "fixed" in event),
+            summary=(record.get("summary") or record.get("details") or "").strip().partition("\n")[0],
+            versions=frozenset(filter(None, map(_version, affected.get("versions", ())))),
+            ranges=tuple(tuple(sorted(_events(events))) for events in ranges),
+        )
+
+    def includes(self, version: Version) -> bool:
+        return version in self.versions or any(_is_in_range(events, version) for events in self.ranges)
+
+
 class Advisories:
     """Args:
     records: objects of the OSV format; those that were withdrawn are left out.
+
+    Raises:
+        ValueError: one is not of that format.
     """
 
     def __init__(self, records: Iterable[Mapping[str, Any]]) -> None:
-        self._by_package: dict[str, list[tuple[Mapping[str, Any], Mapping[str, Any]]]] = {}
+        self._by_package: dict[str, list[_Affected]] = {}
         self._changed: list[datetime] = []
         for record in records:
-            self._add(record)
+            try:
+                self._add(record)
+            except (KeyError, TypeError, AttributeError, ValueError) as error:
+                raise ValueError(f"{record.get('id')} is no advisory of the OSV format ({error!r})") from error
 
     @classmethod
     def read(cls, path: Path) -> "Advisories":
@@ -72,9 +106,9 @@ class Advisories:
         """Of `package`, a canonical name. A local version, as 2.13.0+cpu, is affected as the public one is."""
         public = Version(version.public)
         return [
-            Finding(package, str(version), record["id"], *_details(record, affected))
-            for record, affected in self._by_package.get(package, ())
-            if _is_affected(affected, public)
+            Finding(package, str(version), each.id, each.aliases, each.fixed, each.summary)
+            for each in self._by_package.get(package, ())
+            if each.includes(public)
         ]
 
     def _add(self, record: Mapping[str, Any]) -> None:
@@ -84,23 +118,13 @@ class Advisories:
         for affected in record.get("affected", ()):
             package = affected.get("package", {})
             if package.get("ecosystem") == _ECOSYSTEM:
-                self._by_package.setdefault(canonicalize_name(package["name"]), []).append((record, affected))
+                name = canonicalize_name(package["name"])
+                self._by_package.setdefault(name, []).append(_Affected.parse(record, affected))
 
 
-def _is_affected(affected: Mapping[str, Any], version: Version) -> bool:
-    if any(_version(text) == version for text in affected.get("versions", ())):
-        return True
-    return any(_is_in_range(events, version) for events in _ranges(affected))
-
-
-def _ranges(affected: Mapping[str, Any]) -> Iterator[Sequence[Mapping[str, str]]]:
-    """Those of versions; others are of commits."""
-    return (each["events"] for each in affected.get("ranges", ()) if each["type"] == "ECOSYSTEM")
-
-
-def _is_in_range(events: Iterable[Mapping[str, str]], version: Version) -> bool:
+def _is_in_range(events: Iterable[tuple[Version, str]], version: Version) -> bool:
     is_inside = False
-    for at, kind in sorted(_events(events)):
+    for at, kind in events:
         if kind == "introduced" and version >= at:
             is_inside = True
         elif (kind == "fixed" and version >= at) or (kind == "last_affected" and version > at):
@@ -109,7 +133,7 @@ def _is_in_range(events: Iterable[Mapping[str, str]], version: Version) -> bool:
 
 
 def _events(events: Iterable[Mapping[str, str]]) -> Iterator[tuple[Version, str]]:
-    """(version, kind). What is no version, as 2.6.0-NA, ends no range and begins one with the first version."""
+    """What is no version, as 2.6.0-NA, ends no range and begins one with the first version."""
     for event in events:
         for kind, text in event.items():
             at = _FIRST if text == "0" else _version(text)
@@ -117,12 +141,6 @@ def _events(events: Iterable[Mapping[str, str]]) -> Iterator[tuple[Version, str]
                 yield at, kind
             elif kind == "introduced":
                 yield _FIRST, kind
-
-
-def _details(record: Mapping[str, Any], affected: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    fixed = [event["fixed"] for events in _ranges(affected) for event in events if "fixed" in event]
-    text = (record.get("summary") or record.get("details") or "").strip()
-    return tuple(record.get("aliases", ())), tuple(fixed), text.partition("\n")[0]
 
 
 def _files(directory: Path) -> Iterator[Mapping[str, Any]]:
@@ -139,7 +157,10 @@ def _zipped(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _record(text: str, name: str) -> Mapping[str, Any]:
-    record = json.loads(text) if name.endswith(".json") else yaml.load(text, _LOADER)
+    try:
+        record = json.loads(text) if name.endswith(".json") else yaml.load(text, _LOADER)
+    except (yaml.YAMLError, json.JSONDecodeError) as error:
+        raise ValueError(f"{name} is no advisory of the OSV format ({error})") from error
     if not isinstance(record, dict) or "id" not in record or "modified" not in record:
         raise ValueError(f"{name} is no advisory of the OSV format: it has no id or no time of change")
     return record

@@ -16,7 +16,7 @@ from tools.supply.report import NoAdvisoriesError, Report
 
 PIP_AUDIT = ROOT / "build" / "supply" / "bin" / "pip-audit"
 SERVICES = ("pypi", "osv")
-_TIMEOUT_S = 900.0
+_TIMEOUT_S = 600.0
 
 
 def ask_online(pins: Sequence[Pin], pip_audit: Path = PIP_AUDIT) -> Report:
@@ -49,9 +49,11 @@ def _ask(service: str, requirements: Path, output: Path, pip_audit: Path) -> tup
     """(its answer or None, the last line it said)."""
     options = ("--no-deps", "--disable-pip", "--progress-spinner", "off", "--format", "json", "--aliases", "on")
     files = ("--requirement", str(requirements), "--output", str(output), "--vulnerability-service", service)
-    done = subprocess.run(
-        [str(pip_audit), *options, *files], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-    )
+    command = [str(pip_audit), *options, *files]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return None, f"no answer within {_TIMEOUT_S:g} s"
     words = done.stderr.strip().splitlines() or [f"pip-audit ended with {done.returncode}"]
     if not output.exists() or not output.read_text().strip():
         return None, words[-1]

@@ -107,7 +107,7 @@ def test_times_to_come_do_not_make_advisories_new() -> None:
     assert Advisories(records).newest(now) == datetime(2026, 7, 23, 10, tzinfo=UTC)
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", '{"id": "X"}'])
+@pytest.mark.parametrize("content", ["{}", "[]", '{"id": "X"}', "{"])
 def test_files_that_are_no_advisories_are_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "x.json").write_text(content)
     with pytest.raises(ValueError, match=r"x\.json is no advisory of the OSV format"):
@@ -117,3 +117,18 @@ def test_files_that_are_no_advisories_are_named(tmp_path: Path, content: str) ->
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no advisories"):
         Advisories.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"modified": "lately"},
+        {"affected": [{"package": {"ecosystem": "PyPI"}}]},
+        {"affected": [{"package": {"ecosystem": "PyPI", "name": "x"}, "ranges": [{"type": "ECOSYSTEM"}]}]},
+        {"affected": ["x"]},
+    ],
+    ids=["time", "no-name", "no-events", "text"],
+)
+def test_advisories_of_another_form_are_named(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="PYSEC-1 is no advisory of the OSV format"):
+        Advisories([advisory(**changes)])
