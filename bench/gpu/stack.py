@@ -10,6 +10,7 @@ import torch
 
 from bench.gpu.models import RandomModel
 from bench.gpu.setting import Setting
+from tandem.architecture.model import EMBEDDING, HEAD
 from tandem.attention.arena import TORCH_DTYPES, Arena
 from tandem.attention.base import AttentionBackend, AttentionBatch, WantedTokens
 from tandem.attention.registry import choose_backend
@@ -21,10 +22,14 @@ from tandem.engine.graphs import DecodeGraphs, padded_sizes
 from tandem.engine.identity import ModelIdentity
 from tandem.engine.resolve import EngineSizes, default_kv_cache_bytes, resolve_sizes
 from tandem.engine.runner import ModelRunner
+from tandem.kernels.base import Kernels
 from tandem.kernels.choose import choose_kernels
+from tandem.kernels.weights.dense import DenseFormat
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.spec import build_layout
 from tandem.models.decoder import Decoder
+from tandem.models.load_plan import LoadPlan
+from tandem.models.parameters import Parameters
 from tandem.scheduler.output import KVNews, KVReserved, SampledToken, SchedulerOutput
 from tandem.scheduler.request import Handoff
 from tandem.scheduler.scheduler import Scheduler
@@ -118,7 +123,8 @@ def build(setting: Setting, model: RandomModel, limits: Limits) -> Stack:
     sizes = resolve_sizes(wanted, spec, layout, device)
     backend = choose_backend(_backend_name(setting, device), device, layout, spec.attention_softcap)
     kv = KVCacheManager(layout, sizes.num_blocks, max_chunk_tokens=sizes.max_num_batched_tokens, prefix_caching=False)
-    decoder = Decoder(spec, model.parameters, choose_kernels(device, None if device.type == "cuda" else False))
+    kernels = choose_kernels(device, None if device.type == "cuda" else False)
+    decoder = Decoder(spec, _parameters(model, kernels), kernels)
     arena = Arena(layout, sizes.num_blocks + 1, device)
     runner = WatchedRunner(
         decoder,
@@ -131,6 +137,13 @@ def build(setting: Setting, model: RandomModel, limits: Limits) -> Stack:
     _set_graphs(runner, limits, arena)
     engine = Engine(runner, Scheduler(_limits_of(limits, sizes), kv), kv, _identity(model))
     return Stack(model, device, decoder, arena, backend, runner, engine)
+
+
+def _parameters(model: RandomModel, kernels: Kernels) -> Parameters:
+    plan, tensors = LoadPlan.of(model.spec, (DenseFormat(kernels),)), model.parameters
+    matrices = {HEAD: tensors[EMBEDDING]} | tensors  # the head is the embedding where there is no other
+    weights = {weight.name: form.load(weight, {weight.name: matrices[weight.name]}) for weight, form in plan.weights}
+    return Parameters({tensor.name: tensors[tensor.name] for tensor in plan.tensors}, weights)
 
 
 def _limits_of(limits: Limits, sizes: EngineSizes) -> SchedulerConfig:

@@ -11,7 +11,7 @@ from tandem.architecture.feed_forward import FeedForwardSpec
 from tandem.architecture.mixers import MixerSpec
 from tandem.architecture.per_layer_embedding import PerLayerEmbeddingSpec
 from tandem.architecture.state import StateSpec
-from tandem.architecture.tensors import NormSpec, TensorSpec
+from tandem.architecture.tensors import NormSpec, Source, TensorSpec
 from tandem.core.errors import ConfigurationError
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -136,12 +136,22 @@ class ModelSpec:
 
     def tensors(self) -> Iterator[TensorSpec]:
         """Every parameter once, though layers may share some; the head only when it is a tensor of its own."""
-        table = (self.vocab_size, self.hidden_size)
-        yield TensorSpec(EMBEDDING, table)
+        yield TensorSpec(EMBEDDING, (self.vocab_size, self.hidden_size))
         yield from dict.fromkeys(tensor for layer in self.layers for tensor in layer.tensors())
         yield from self.final_norm.tensors()
         if not self.tie_word_embeddings:
-            yield TensorSpec(HEAD, table)
+            yield self.head
+
+    @property
+    def head(self) -> TensorSpec:
+        """The weight of the head; tied, it is made of the embedding."""
+        source = Source(EMBEDDING) if self.tie_word_embeddings else None
+        return TensorSpec(HEAD, (self.vocab_size, self.hidden_size), source, is_weight=True)
+
+    def weights(self) -> Iterator[TensorSpec]:
+        """Those of all linear maps; the head, tied or not, is the last."""
+        yield from (tensor for tensor in self.tensors() if tensor.is_weight and tensor.name != HEAD)
+        yield self.head
 
 
 def limit_length(model: ModelSpec, max_model_len: int | None) -> ModelSpec:

@@ -5,7 +5,7 @@ unless a `Source` says otherwise.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -48,6 +48,8 @@ class TensorSpec:
         is_float32: kept in float32 whatever the model's dtype.
         is_small: of a few rows, so that nothing is gained by a packed copy.
         is_lookup: a token reads its row; nothing is multiplied by it as a whole.
+        is_weight: of a linear map, so that its format may say which tensors of a checkpoint it is made of.
+        code_dtype: that in which a checkpoint has numbers that are no floats, "int8" for example; they stay so.
     """
 
     name: str
@@ -56,6 +58,8 @@ class TensorSpec:
     is_float32: bool = False
     is_small: bool = False
     is_lookup: bool = False
+    is_weight: bool = field(default=False, repr=False)  # NOTE: not in fingerprints, which are made of representations
+    code_dtype: str | None = field(default=None, repr=False)
 
     @property
     def size(self) -> int:
@@ -91,7 +95,7 @@ class LinearSpec:
     def tensors(self) -> Iterator[TensorSpec]:
         """Weight, then bias."""
         shape = (self.outputs, self.inputs)
-        yield TensorSpec(f"{self.name}.weight", shape, self.weight_source, self.is_float32)
+        yield TensorSpec(f"{self.name}.weight", shape, self.weight_source, self.is_float32, is_weight=True)
         if self.bias:
             yield TensorSpec(f"{self.name}.bias", shape[:1], self.bias_source, self.is_float32)
 

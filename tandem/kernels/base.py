@@ -4,8 +4,9 @@ Everything here is row-wise: a token's result never depends on which other token
 implementation keeps that bit for bit, which is what makes batched equal alone in bfloat16 too.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Protocol
 
 import torch
@@ -13,13 +14,28 @@ import torch
 from tandem.architecture.feed_forward import Activation, Clamp, RouterSpec
 
 
+class Order(IntEnum):
+    """In which order the elements of a matrix lie in its memory. Only the kernels that packed them read `STRIPS`."""
+
+    ROWS = 0
+    STRIPS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Floats that rows are multiplied by, [out, in]."""
+
+    tensor: torch.Tensor
+    order: Order = Order.ROWS
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """The tensors of one expert, a gated block; None is a bias that it does not have."""
+    """The numbers of one expert, a gated block; None is a bias that it does not have."""
 
-    gate: torch.Tensor  # [ffn, hidden]
-    up: torch.Tensor
-    down: torch.Tensor  # [hidden, ffn]
+    gate: Matrix  # [ffn, hidden]
+    up: Matrix
+    down: Matrix  # [hidden, ffn]
     gate_bias: torch.Tensor | None  # [ffn]
     up_bias: torch.Tensor | None
     down_bias: torch.Tensor | None  # [hidden]
@@ -75,7 +91,7 @@ class StackShape:
 class StackMixture:
     """A layer's router and experts, as the kernels have made them."""
 
-    router: torch.Tensor  # [num_experts, hidden]
+    router: Matrix  # [num_experts, hidden]
     router_bias: torch.Tensor | None
     choice: ExpertChoice
     experts: Experts
@@ -83,63 +99,29 @@ class StackMixture:
 
 @dataclass(frozen=True, slots=True)
 class StackLayer:
-    """One layer's tensors, as the decoder names them; None is a tensor that the model does not have."""
+    """One layer's numbers, as the decoder names them; None is a tensor that the model does not have."""
 
     input_norm: torch.Tensor
     after_attention: torch.Tensor
     before_mlp: torch.Tensor | None
     after_mlp: torch.Tensor | None
-    q: torch.Tensor
+    q: Matrix
     q_bias: torch.Tensor | None
-    k: torch.Tensor
+    k: Matrix
     k_bias: torch.Tensor | None
-    v: torch.Tensor
+    v: Matrix
     v_bias: torch.Tensor | None
-    o: torch.Tensor
+    o: Matrix
     o_bias: torch.Tensor | None
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    gate: torch.Tensor | None
-    up: torch.Tensor | None
-    down: torch.Tensor | None
+    gate: Matrix | None
+    up: Matrix | None
+    down: Matrix | None
     cos: torch.Tensor  # [max_positions, rotary_dim / 2] float32
     sin: torch.Tensor
     window: int | None
     mixture: StackMixture | None = None  # in place of gate, up and down
-
-
-class PackedWeight(torch.Tensor):
-    """A weight [out, in] in an order of its bytes that only the kernels that packed it know.
-
-    It has the shape, dtype and size of what it was; whatever would read it as a matrix raises TypeError. `packed`: its
-    bytes as a tensor like any other, for the kernels, to whom the guard would cost ten microseconds a call.
-    """
-
-    packed: torch.Tensor
-
-    _ASKED = frozenset({"shape", "dtype", "device", "is_contiguous", "data_ptr", "numel", "nbytes", "element_size"})
-
-    @classmethod
-    def of(cls, packed: torch.Tensor) -> "PackedWeight":
-        """What `Kernels.pack` made, wherever it is now; it begins at a cache line."""
-        assert packed.data_ptr() % 64 == 0
-        weight = packed.as_subclass(cls)
-        weight.packed = packed
-        return weight
-
-    @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., object],
-        types: Sequence[type],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
-        asked = getattr(func, "__self__", func)  # of a property, its getter's owner
-        if getattr(asked, "__name__", "") not in cls._ASKED:
-            raise TypeError(f"{asked} of a packed weight: only the kernels that packed it can read it")
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
 
 
 class LayerCache(Protocol):
@@ -206,7 +188,7 @@ class Kernels(Protocol):
         ...
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        """`weight` [out, in] as `PackedWeight.of` wants it: the same bits from `linear` and `gated_linear`, sooner."""
+        """`weight` [out, in] in `Order.STRIPS`, for memory that begins at a cache line: the same bits, sooner."""
         ...
 
     def linear(
@@ -216,6 +198,7 @@ class Kernels(Protocol):
         bias: torch.Tensor | None = None,
         *,
         out_dtype: torch.dtype | None = None,
+        order: Order = Order.ROWS,
     ) -> torch.Tensor:
         """`x` [num_tokens, in] times `weight` [out, in] transposed, plus bias; accumulated in float32, rounded once."""
         ...
@@ -228,6 +211,8 @@ class Kernels(Protocol):
         activation: Activation,
         gate_bias: torch.Tensor | None = None,
         up_bias: torch.Tensor | None = None,
+        *,
+        order: Order = Order.ROWS,
     ) -> torch.Tensor:
         """`activation(x @ gate.T + gate_bias) * (x @ up.T + up_bias)`: [num_tokens, in] -> [num_tokens, ffn]."""
         ...

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from tandem.architecture.feed_forward import Activation, Clamp, RouterSpec
-from tandem.kernels.base import ExpertChoice, Experts, ExpertWeights, StackLayer, StackShape
+from tandem.kernels.base import ExpertChoice, Experts, ExpertWeights, Order, StackLayer, StackShape
 
 
 class TorchKernels:
@@ -35,8 +35,10 @@ class TorchKernels:
         bias: torch.Tensor | None = None,
         *,
         out_dtype: torch.dtype | None = None,
+        order: Order = Order.ROWS,
     ) -> torch.Tensor:
         """NOTE: the product is rounded to the dtype of `x` before it is widened to `out_dtype`."""
+        assert order is Order.ROWS
         return functional.linear(x, weight, bias).to(out_dtype or x.dtype)
 
     def gated_linear(
@@ -47,7 +49,10 @@ class TorchKernels:
         activation: Activation,
         gate_bias: torch.Tensor | None = None,
         up_bias: torch.Tensor | None = None,
+        *,
+        order: Order = Order.ROWS,
     ) -> torch.Tensor:
+        assert order is Order.ROWS
         return self.gated_product(functional.linear(x, gate, gate_bias), functional.linear(x, up, up_bias), activation)
 
     def gated_product(self, gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:

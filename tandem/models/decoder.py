@@ -16,11 +16,12 @@ from tandem.attention.base import AttentionBackend, AttentionBatch, WantedTokens
 from tandem.kernels.base import Kernels
 from tandem.models.layers.attention import Attention
 from tandem.models.layers.feed_forward import build_feed_forward
-from tandem.models.layers.linear import Norm
+from tandem.models.layers.norm import Norm
 from tandem.models.layers.per_layer_embedding import PerLayerEmbedding
 from tandem.models.layers.rotary import RotaryTable, build_rotary_tables
 from tandem.models.layers.rounding import rounded
 from tandem.models.layers.stack import build_stack
+from tandem.models.parameters import Parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +58,22 @@ class DecoderLayer:
         self,
         spec: LayerSpec,
         state: int,
-        weights: Mapping[str, torch.Tensor],
+        parameters: Parameters,
         tables: Mapping[RopeSpec | None, RotaryTable],
         kernels: Kernels,
     ) -> None:
         self._kernels = kernels
         self._state = state
-        self._mixer = Attention(spec.mixer, weights, tables[spec.mixer.rope], kernels)
-        self._feed_forward = build_feed_forward(spec.feed_forward, weights, kernels)
-        self._before_mixer = Norm.take_optional(spec.before_mixer, weights, kernels)
-        self._after_mixer = Norm.take_optional(spec.after_mixer, weights, kernels)
-        self._before_feed_forward = Norm.take_optional(spec.before_feed_forward, weights, kernels)
-        self._after_feed_forward = Norm.take_optional(spec.after_feed_forward, weights, kernels)
+        self._mixer = Attention(spec.mixer, parameters, tables[spec.mixer.rope], kernels)
+        self._feed_forward = build_feed_forward(spec.feed_forward, parameters, kernels)
+        self._before_mixer = Norm.take_optional(spec.before_mixer, parameters, kernels)
+        self._after_mixer = Norm.take_optional(spec.after_mixer, parameters, kernels)
+        self._before_feed_forward = Norm.take_optional(spec.before_feed_forward, parameters, kernels)
+        self._after_feed_forward = Norm.take_optional(spec.after_feed_forward, parameters, kernels)
         self._residual_scale = spec.residual_scale
         embedding = spec.per_layer_embedding
-        self._embedding = None if embedding is None else PerLayerEmbedding(embedding, weights, kernels)
-        self._output_scale = None if spec.output_scale is None else float(weights[spec.output_scale.name])
+        self._embedding = None if embedding is None else PerLayerEmbedding(embedding, parameters, kernels)
+        self._output_scale = None if spec.output_scale is None else float(parameters.tensors[spec.output_scale.name])
         self.graph_safe = self._feed_forward.graph_safe
 
     def forward(
@@ -131,27 +132,27 @@ def add_and_norm(norm: Norm | None, residual: torch.Tensor, x: torch.Tensor | No
 class Decoder:
     """Args:
     spec: the model to compute.
-    weights: the tensors of `spec.tensors()`, of its dtype, on one device; matrices may be packed.
+    parameters: of all that `spec` names, for rows of its dtype, on one device.
     kernels: the arithmetic.
     """
 
-    def __init__(self, spec: ModelSpec, weights: Mapping[str, torch.Tensor], kernels: Kernels) -> None:
+    def __init__(self, spec: ModelSpec, parameters: Parameters, kernels: Kernels) -> None:
         self.spec = spec
-        self.parameters = weights
+        self.parameters = parameters
         self._kernels = kernels
-        self._embedding = weights[EMBEDDING]
-        self._head = weights[HEAD] if HEAD in weights or not spec.tie_word_embeddings else self._embedding
-        self._final_norm = Norm.take(spec.final_norm, weights, kernels)
+        self._embedding = parameters.tensors[EMBEDDING]
+        self._head = parameters.weights[HEAD]
+        self._final_norm = Norm.take(spec.final_norm, parameters, kernels)
         self._embedding_scale = rounded(spec.embedding_scale, self._embedding.dtype)
         ropes = [layer.mixer.rope for layer in spec.layers]
         tables = build_rotary_tables(ropes, spec.max_position_embeddings, self._embedding.device)
         self._layers = tuple(
-            DecoderLayer(layer, state, weights, tables, kernels)
+            DecoderLayer(layer, state, parameters, tables, kernels)
             for layer, state in zip(spec.layers, spec.state_of_layer, strict=True)
         )
         self._num_prompt_layers = spec.num_prompt_layers
         self._keeps_embeddings = any(layer.per_layer_embedding is not None for layer in spec.layers)
-        self._stack = build_stack(spec, weights, tables, kernels)
+        self._stack = build_stack(spec, parameters, tables, kernels)
         self.graph_safe = all(layer.graph_safe for layer in self._layers)
 
     def forward(
@@ -188,7 +189,7 @@ class Decoder:
         """[n, hidden] -> [n, vocab] float32, scaled and soft-capped as the spec says. `rows`: int64, of these alone."""
         if rows is not None:
             hidden = self._kernels.take_rows(hidden, rows)
-        logits = self._kernels.linear(hidden, self._head, out_dtype=torch.float32)
+        logits = self._head(hidden, out_dtype=torch.float32)
         cap, scale = self.spec.logit_softcap, self.spec.logit_scale
         logits = logits if scale == 1.0 else logits.mul_(scale)
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits

@@ -1,8 +1,8 @@
 """What two workers compare before one trusts the other's KV: a digest of configuration, dtype and weights.
 
-It covers every number that shapes the result, and of every tensor its name, shape, stored dtype and three samples of
-its bytes (first, middle, last 4 KiB): milliseconds for any size. Equal fingerprints mean the same KV unless someone
-edits weights between the samples; it guards against mistakes, not against forgery.
+It covers every number that shapes the result, the format of every weight, and of every tensor its name, shape, stored
+dtype and three samples of its bytes (first, middle, last 4 KiB): milliseconds for any size. Equal fingerprints mean the
+same KV unless someone edits weights between the samples; it guards against mistakes, not against forgery.
 """
 
 import hashlib
@@ -13,18 +13,21 @@ import torch
 
 from tandem.architecture.model import ModelSpec
 from tandem.models.checkpoint import Checkpoint
+from tandem.models.load_plan import LoadPlan
 from tandem.models.weights import Sources
 
 _SAMPLE_BYTES = 4096
 _PAGES_BYTES = 3 << 21  # NOTE: the kernel maps up to a huge page around each sample
 
 
-def compute_fingerprint(checkpoint: Checkpoint, sources: Sources, model: ModelSpec) -> str:
+def compute_fingerprint(checkpoint: Checkpoint, plan: LoadPlan, sources: Sources, model: ModelSpec) -> str:
     """64 hexadecimal digits. Independent of how the tensors are spread over files, and of token ids and limits that do
     not change KV.
     """
     shaping = replace(model, fingerprint="", eos_token_ids=(), bos_token_id=None, max_position_embeddings=0)
     digest = hashlib.sha256(repr(shaping).encode())
+    for weight, weight_format in plan.weights:
+        digest.update(f"\0{weight.name}\0{weight_format.name}".encode())
     parameters: dict[str, str] = {}  # of each stored tensor, the first that is made of it
     for name in sorted(sources):
         parameters.setdefault(sources[name].tensor, name)

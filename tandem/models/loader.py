@@ -12,19 +12,22 @@ import torch
 
 from tandem.architecture.fields import Fields, read_json_object
 from tandem.architecture.model import ModelSpec, limit_length
-from tandem.architecture.registry import find_family, refuse_formats
-from tandem.architecture.tensors import TensorSpec
+from tandem.architecture.registry import find_family
+from tandem.architecture.tensors import Source, TensorSpec
 from tandem.attention.arena import TORCH_DTYPES
 from tandem.core.errors import CheckpointError, ConfigurationError, CorruptCheckpointError
 from tandem.kernels.base import Kernels
+from tandem.kernels.weights.formats import FormatReader, read_formats
 from tandem.models.checkpoint import Checkpoint, open_checkpoint
 from tandem.models.decoder import Decoder
 from tandem.models.fingerprint import compute_fingerprint
 from tandem.models.generation import read_generation_config
 from tandem.models.hub import resolve_model_path
 from tandem.models.layers.rotary import check_ropes
+from tandem.models.load_plan import LoadPlan, dtype_of
 from tandem.models.packed import PackedFile
-from tandem.models.weights import Sources, load_parameters, match_parameters
+from tandem.models.parameters import Parameters
+from tandem.models.weights import Sources, load_tensor, match_parameters
 
 __all__ = ["LoadedModel", "load_model", "resolve_model_path"]
 
@@ -56,6 +59,7 @@ def load_model(
     packed_dir: Path | None = None,
     memory_bytes: int | None = None,
     allow_pickle: bool = False,
+    formats_of: FormatReader = read_formats,
 ) -> LoadedModel:
     """Load a model.
 
@@ -69,6 +73,7 @@ def load_model(
         packed_dir: where matrices may be kept as the kernels want them, a copy of the weights; None = nowhere.
         memory_bytes: of `device`; weights that take more are refused. None = any are tried.
         allow_pickle: weights may be PyTorch files where there are no safetensors.
+        formats_of: the formats that weights may have.
 
     Raises:
         CheckpointError: the directory cannot be served; see its subclasses.
@@ -77,61 +82,75 @@ def load_model(
     directory = resolve_model_path(path_or_hub_id, dtype=dtype, allow_pickle=allow_pickle)
     fields = Fields(read_json_object(directory / "config.json"), str(directory / "config.json"))
     _check_dtype_name(dtype)
-    refuse_formats(fields)
+    formats = formats_of(fields, kernels)
     family = find_family(fields)
     spec = family.read_model(fields)
     check_ropes(layer.mixer.rope for layer in spec.layers)
     generation = read_generation_config(directory)
     named = dtype if dtype != AUTO else _named_dtype(fields)
     if named is not None:
-        _refuse_what_does_not_fit(replace(spec, dtype=named), directory, device, memory_bytes)
+        plan = LoadPlan.of(spec, formats)
+        _refuse_what_does_not_fit(plan, replace(spec, dtype=named), directory, device, memory_bytes)
     checkpoint = open_checkpoint(directory, allow_pickle=allow_pickle)
-    spec, sources = match_parameters(checkpoint, spec, family.parameter_name)
+    spec, plan, sources = match_parameters(checkpoint, spec, formats, family.parameter_name)
     spec = replace(spec, dtype=named or str(checkpoint.tensor(checkpoint.names[0]).dtype).removeprefix("torch."))
-    _refuse_what_does_not_fit(spec, directory, device, memory_bytes)
+    _refuse_what_does_not_fit(plan, spec, directory, device, memory_bytes)
     spec = replace(
         spec,
-        fingerprint=compute_fingerprint(checkpoint, sources, spec),
+        fingerprint=compute_fingerprint(checkpoint, plan, sources, spec),
         eos_token_ids=_join_eos(spec, generation.eos_token_ids),
     )
     spec = limit_length(spec, max_model_len)
     checkpoint.release()
-    parameters = _load(checkpoint, sources, spec, device, kernels, packed_dir)
+    parameters = _load(checkpoint, plan, sources, spec, device, packed_dir)
     return LoadedModel(spec, Decoder(spec, parameters, kernels), generation.defaults)
 
 
 def _load(
     checkpoint: Checkpoint,
+    plan: LoadPlan,
     sources: Sources,
     spec: ModelSpec,
     device: torch.device,
-    kernels: Kernels,
     packed_dir: Path | None,
-) -> Mapping[str, torch.Tensor]:
-    """What the decoder takes, the head too where it is packed and tied to the embedding."""
-    file = None if packed_dir is None else PackedFile.of(checkpoint, sources, spec, kernels, packed_dir)
-    packed = {} if file is None else file.load(checkpoint, kernels)
+) -> Parameters:
+    """Weights from the packed file where there is one; the others, and all tensors, from the checkpoint."""
+    file = None if packed_dir is None else PackedFile.of(checkpoint, plan, sources, spec, packed_dir)
+    packed = {} if file is None else file.load(checkpoint)
     if device.type == "cpu" and not packed:
         checkpoint.cache_in_huge_pages()
-    others = {name: source for name, source in sources.items() if name not in packed}
-    dtypes = {tensor.name: _dtype(tensor, spec) for tensor in spec.tensors()}
-    return packed | load_parameters(checkpoint, others, dtypes, device)
+    loaded: dict[tuple[Source, torch.dtype], torch.Tensor] = {}
+
+    def load(tensor: TensorSpec) -> torch.Tensor:
+        """Each part of a checkpoint once: a tied head and the embedding share their memory."""
+        key = sources[tensor.name], dtype_of(tensor, spec.dtype)
+        if key not in loaded:
+            loaded[key] = load_tensor(checkpoint, *key, device)
+        return loaded[key]
+
+    tensors = {tensor.name: load(tensor) for tensor in plan.tensors}
+    weights = {
+        weight.name: packed.get(weight.name)
+        or weight_format.load(weight, {tensor.name: load(tensor) for tensor in weight_format.wants(weight)})
+        for weight, weight_format in plan.weights
+    }
+    checkpoint.release()
+    return Parameters(tensors, weights)
 
 
-def _dtype(tensor: TensorSpec, spec: ModelSpec) -> torch.dtype:
-    return torch.float32 if tensor.is_float32 else TORCH_DTYPES[spec.dtype]
-
-
-def _refuse_what_does_not_fit(spec: ModelSpec, directory: Path, device: torch.device, memory_bytes: int | None) -> None:
+def _refuse_what_does_not_fit(
+    plan: LoadPlan, spec: ModelSpec, directory: Path, device: torch.device, memory_bytes: int | None
+) -> None:
     """NOTE: weights on the CPU are mapped files, so a model that is too large would load and then read its disk for
     every token. One file that is larger than memory cannot be mapped at all, so this is asked before any is opened, if
     the dtype is known by then.
     """
-    total = sum(tensor.size * _dtype(tensor, spec).itemsize for tensor in spec.tensors())
+    total = plan.num_bytes(spec.dtype)
     if memory_bytes is None or total <= memory_bytes:
         return
     routed = [layer.feed_forward.routed for layer in spec.layers]
-    experts = sum(r.num_experts * r.expert_size for r in routed if r is not None) * TORCH_DTYPES[spec.dtype].itemsize
+    num_expert_elements = sum(r.num_experts * r.expert_size for r in routed if r is not None)
+    experts = total * num_expert_elements / sum(tensor.size for tensor in spec.tensors())
     part = f", {experts / 1e9:.3g} GB of them experts," if experts else ""
     raise CheckpointError(
         f"the weights of {directory} take {total / 1e9:.3g} GB in {spec.dtype}{part} and {device} has "

@@ -1,7 +1,7 @@
-"""A model's matrices as its kernels want them, in a file: written by whoever needs it first, mapped by every process.
+"""A model's weights as its kernels want them, in a file: written by whoever needs it first, mapped by every process.
 
 The file is a copy that can be deleted at any time. It belongs to one checkpoint as it lies on disk; where it cannot be
-had, the matrices are served as they are, with the same bits. Whoever writes one deletes those that nobody has loaded
+had, the weights are served as they are, with the same bits. Whoever writes one deletes those that nobody has loaded
 for long, or for a day where their checkpoint is gone; that takes nothing from a process that has one mapped.
 """
 
@@ -12,75 +12,79 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from tandem.architecture.model import EMBEDDING, HEAD, ModelSpec
+from tandem.architecture.model import HEAD, ModelSpec
 from tandem.architecture.tensors import TensorSpec
-from tandem.attention.arena import TORCH_DTYPES
 from tandem.core.errors import CheckpointError
-from tandem.kernels.base import Kernels, PackedWeight
 from tandem.kernels.huge_pages import advise_huge_pages, cache_in_huge_pages
+from tandem.kernels.weights.base import PackedForm, Weight, WeightFormat
 from tandem.models.checkpoint import Checkpoint
 from tandem.models.file_lock import locked
+from tandem.models.load_plan import LoadPlan, dtype_of, num_bytes_of
 from tandem.models.safetensors_header import safetensors_header
 from tandem.models.weight_files import SafetensorsFile
-from tandem.models.weights import Sources, load_parameter
+from tandem.models.weights import Sources, load_tensor
 
 LEAST_BYTES = 8 << 20  # below this nothing is gained
-_LAYOUT = "strips-of-16/1"
 _FREE_SHARE = 1.1  # of its size, that the disk must have free
 _KEPT_S = 30 * 86400.0  # after it was last loaded
 _ABANDONED_S = 86400.0  # after it was last written to, or loaded where its checkpoint is gone
 _ORIGIN = "checkpoint"  # in the file's metadata
 _UNFINISHED = "packing-"
-_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # safetensors'
+_CPU = torch.device("cpu")
+_NAMES = {  # safetensors'
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+}
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedFile:
-    """Where it is to be, of which file of a checkpoint's, and of which parameters: the tensor and the shape of each."""
+    """Where it is to be, of which file of a checkpoint's, and of which weights of a model of `dtype`, each with its
+    format and its packed form.
+    """
 
     path: Path
     origin: Path
     sources: Sources
-    shapes: Mapping[str, tuple[int, ...]]
-    dtype: torch.dtype
+    weights: tuple[tuple[TensorSpec, WeightFormat, PackedForm], ...]
+    dtype: str
 
     @classmethod
     def of(
-        cls, checkpoint: Checkpoint, sources: Sources, spec: ModelSpec, kernels: Kernels, directory: Path
+        cls, checkpoint: Checkpoint, plan: LoadPlan, sources: Sources, spec: ModelSpec, directory: Path
     ) -> "PackedFile | None":
-        """None: the kernels do not pack such a model, or it is too small."""
-        dtype = TORCH_DTYPES[spec.dtype]
-        shapes = {tensor.name: tensor.shape for tensor in spec.tensors() if _is_packed(tensor)}
-        head = shapes.pop(HEAD, shapes.pop(EMBEDDING))
-        if not all(kernels.can_pack(shape, dtype) for shape in shapes.values()):
+        """None: such a model is not packed, or it is too small."""
+        weights = _packed_weights(plan, spec.dtype)
+        if weights is None:
             return None
-        if kernels.can_pack(head, dtype):
-            shapes[HEAD] = head
         states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in checkpoint.paths]
-        key = hashlib.sha256(json.dumps([_LAYOUT, spec.fingerprint, states]).encode()).hexdigest()[:32]
-        found = {name: sources[name] if name in sources else sources[EMBEDDING] for name in shapes}
-        file = cls(directory / f"{key}.safetensors", checkpoint.paths[0].resolve(), found, shapes, dtype)
+        layouts = "+".join(sorted({form.layout for _, _, form in weights}))
+        key = hashlib.sha256(json.dumps([layouts, spec.fingerprint, states]).encode()).hexdigest()[:32]
+        origin = checkpoint.paths[0].resolve()
+        file = cls(directory / f"{key}.safetensors", origin, sources, weights, spec.dtype)
         return file if file.num_bytes >= LEAST_BYTES else None
 
-    def load(self, checkpoint: Checkpoint, kernels: Kernels) -> dict[str, torch.Tensor]:
-        """The packed parameters by name, from the file, which is written first if need be; none where it cannot be."""
+    def load(self, checkpoint: Checkpoint) -> dict[str, Weight]:
+        """The packed weights by name, from the file, which is written first if need be; none where it cannot be."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with locked(self.path.with_suffix(".lock")):
                 found = self._read()
                 if found is None:
-                    self._write(checkpoint, kernels)
+                    self._write(checkpoint)
                     _delete_old(self.path.parent)
                     found = self._read()
         except (OSError, CheckpointError) as error:
@@ -90,9 +94,14 @@ class PackedFile:
 
     @property
     def num_bytes(self) -> int:
-        return sum(rows * columns for rows, columns in self.shapes.values()) * self.dtype.itemsize
+        return sum(num_bytes_of(tensor, self.dtype) for tensor in self._stored())
 
-    def _read(self) -> dict[str, torch.Tensor] | None:
+    def _stored(self) -> Iterator[TensorSpec]:
+        """The tensors in the file, in order."""
+        for weight, _, form in self.weights:
+            yield from form.stored(weight)
+
+    def _read(self) -> dict[str, Weight] | None:
         """None: there is no such file, or a damaged one."""
         if not self.path.is_file():
             return None
@@ -100,20 +109,23 @@ class PackedFile:
             os.utime(self.path)
         cache_in_huge_pages(self.path)
         file = SafetensorsFile(self.path)
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         try:
-            for name, shape in self.shapes.items():
-                tensor = file.tensor(name)
-                if tuple(tensor.shape) != shape or tensor.dtype != self.dtype:
+            for spec in self._stored():
+                tensor = file.tensor(spec.name)
+                if tuple(tensor.shape) != spec.shape or tensor.dtype != dtype_of(spec, self.dtype):
                     return None
                 advise_huge_pages(tensor)
-                found[name] = PackedWeight.of(tensor)
+                tensors[spec.name] = tensor
         except CheckpointError as error:
             _log.warning("packed weights are made anew: %s", error)
             return None
-        return found
+        return {
+            weight.name: form.load(weight, {spec.name: tensors[spec.name] for spec in form.stored(weight)})
+            for weight, _, form in self.weights
+        }
 
-    def _write(self, checkpoint: Checkpoint, kernels: Kernels) -> None:
+    def _write(self, checkpoint: Checkpoint) -> None:
         free = shutil.disk_usage(self.path.parent).free
         if free < _FREE_SHARE * self.num_bytes:
             raise OSError(f"{self.path.parent} has {free >> 20} MiB free, {self.num_bytes >> 20} are needed")
@@ -121,13 +133,13 @@ class PackedFile:
         _log.info("packing %d MiB of weights into %s, once", self.num_bytes >> 20, self.path)
         with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=_UNFINISHED, delete=False) as file:
             try:
-                tensors = [(name, shape, prod(shape) * self.dtype.itemsize) for name, shape in self.shapes.items()]
-                file.write(safetensors_header(tensors, _NAMES[self.dtype], {_ORIGIN: str(self.origin)}))
-                for source in self.sources.values():
-                    weight = load_parameter(checkpoint, source, self.dtype, torch.device("cpu"))
-                    file.write(kernels.pack(weight).view(torch.uint8).numpy().data)
-                    num_bytes = weight.nbytes
-                    del weight
+                file.write(safetensors_header(map(self._entry, self._stored()), {_ORIGIN: str(self.origin)}))
+                for weight, weight_format, form in self.weights:
+                    parts = {spec.name: self._part(checkpoint, spec) for spec in weight_format.wants(weight)}
+                    for tensor in form.pack(weight, parts):
+                        file.write(tensor.view(torch.uint8).numpy().data)
+                    num_bytes = sum(part.nbytes for part in parts.values())
+                    del parts
                     checkpoint.touched(num_bytes)
                 file.flush()
                 os.fsync(file.fileno())
@@ -136,9 +148,29 @@ class PackedFile:
             finally:
                 Path(file.name).unlink(missing_ok=True)  # NOTE: it still has that name only if something failed
 
+    def _part(self, checkpoint: Checkpoint, spec: TensorSpec) -> torch.Tensor:
+        return load_tensor(checkpoint, self.sources[spec.name], dtype_of(spec, self.dtype), _CPU)
 
-def _is_packed(tensor: TensorSpec) -> bool:
-    return len(tensor.shape) == 2 and not (tensor.is_float32 or tensor.is_small or tensor.is_lookup)
+    def _entry(self, spec: TensorSpec) -> tuple[str, tuple[int, ...], str, int]:
+        return spec.name, spec.shape, _NAMES[dtype_of(spec, self.dtype)], num_bytes_of(spec, self.dtype)
+
+
+def _packed_weights(plan: LoadPlan, dtype: str) -> tuple[tuple[TensorSpec, WeightFormat, PackedForm], ...] | None:
+    """All but small ones; None where one cannot be packed: calls that fuse products take weights in one order. The head
+    is multiplied alone, so it may be left out.
+    """
+    found = []
+    for weight, weight_format in plan.weights:
+        form = weight_format.packed
+        if weight.is_float32 or weight.is_small:
+            continue
+        reason = f"no packed form of {weight_format.name}" if form is None else form.refusal(weight, dtype)
+        if form is not None and reason is None:
+            found.append((weight, weight_format, form))
+        elif weight.name != HEAD:
+            _log.debug("weights are not packed: %s", reason)
+            return None
+    return tuple(found)
 
 
 def _delete_old(directory: Path) -> None:

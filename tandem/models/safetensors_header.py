@@ -6,18 +6,15 @@ from collections.abc import Iterable, Mapping
 _ALIGNMENT = 4096
 
 
-def safetensors_header(
-    tensors: Iterable[tuple[str, tuple[int, ...], int]], dtype: str, metadata: Mapping[str, str]
-) -> bytes:
+def safetensors_header(tensors: Iterable[tuple[str, tuple[int, ...], str, int]], metadata: Mapping[str, str]) -> bytes:
     """Padded, so that the first tensor begins at a page.
 
     Args:
-        tensors: name, shape and bytes of each, in the order in which they follow.
-        dtype: safetensors' name of what they all are.
+        tensors: name, shape, safetensors' name of the dtype, and bytes of each, in the order in which they follow.
     """
     offset = 0
     entries: dict[str, object] = {"__metadata__": dict(metadata)}
-    for name, shape, num_bytes in tensors:
+    for name, shape, dtype, num_bytes in tensors:
         entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + num_bytes]}
         offset += num_bytes
     text = json.dumps(entries).encode()

@@ -1,59 +1,58 @@
-"""From a checkpoint's tensors to the parameters a configuration calls for: each there, of the right shape, no other.
+"""From a checkpoint's tensors to those a configuration calls for: each there, of the right shape, no other.
 
 A tensor that already has the wanted dtype and device stays a view of the mapped file. Any other is copied in pieces,
 so that loading never holds much more than the parameters themselves.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from tandem.architecture.model import EMBEDDING, HEAD, ModelSpec
-from tandem.architecture.tensors import Source
+from tandem.architecture.tensors import Source, TensorSpec
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
 from tandem.kernels.huge_pages import advise_huge_pages
+from tandem.kernels.weights.base import WeightFormat
 from tandem.models.checkpoint import Checkpoint
+from tandem.models.load_plan import LoadPlan
 
 _PIECE_BYTES = 4 << 20
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_FLOATS = ("float32", "bfloat16", "float16")
 _REMEDY = "weights and config.json are of different models; download both again from one place"
 _HARMLESS_SUFFIXES = (".rotary_emb.inv_freq",)
 
 Sources = Mapping[str, Source]
-"""Parameter name -> the part of a tensor of the checkpoint, by the checkpoint's name."""
+"""Name of a `LoadPlan`'s tensor -> the part of a tensor of the checkpoint, by the checkpoint's name."""
 
 
 def match_parameters(
-    checkpoint: Checkpoint, spec: ModelSpec, parameter_name: Callable[[str], str | None]
-) -> tuple[ModelSpec, Sources]:
-    """The source of each parameter; the spec comes back with `tie_word_embeddings` as it really is.
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    formats: Sequence[WeightFormat],
+    parameter_name: Callable[[str], str | None],
+) -> tuple[ModelSpec, LoadPlan, Sources]:
+    """What is to be loaded, and of what; the spec comes back with `tie_word_embeddings` as it really is.
 
     Raises:
         CorruptCheckpointError: a tensor is missing or has the wrong shape.
-        UnsupportedCheckpointError: a tensor that the spec has no place for, or a dtype that is not served.
+        UnsupportedCheckpointError: a tensor that the spec has no place for, a dtype that is not served, or a weight
+            that all formats refuse.
     """
     stored = _by_name(checkpoint, parameter_name)
     stored = {name: source for name, source in stored.items() if not name.startswith(spec.unserved)}
     if spec.tie_word_embeddings:
         spec, stored = _resolve_tie(checkpoint, spec, stored)
-    wanted = {tensor.name: tensor.source or Source(tensor.name) for tensor in spec.tensors()}
+    plan = LoadPlan.of(spec, formats)
+    tensors = tuple(plan.stored())
+    wanted = {tensor.name: tensor.source or Source(tensor.name) for tensor in tensors}
     _check_names(checkpoint, stored, {source.tensor for source in wanted.values()})
     sources = {name: replace(source, tensor=stored[source.tensor]) for name, source in wanted.items()}
-    for tensor in spec.tensors():
-        _check_tensor(checkpoint, sources[tensor.name], tensor.shape)
-    _check_nothing_is_left(checkpoint, sources, spec)
-    return spec, sources
-
-
-def load_parameters(
-    checkpoint: Checkpoint, sources: Sources, dtypes: Mapping[str, torch.dtype], device: torch.device
-) -> dict[str, torch.Tensor]:
-    """The parameters of `sources`, each of its dtype, on `device`."""
-    parameters = {name: load_parameter(checkpoint, source, dtypes[name], device) for name, source in sources.items()}
-    checkpoint.release()
-    return parameters
+    for tensor in tensors:
+        _check_tensor(checkpoint, sources[tensor.name], tensor)
+    _check_nothing_is_left(checkpoint, sources, tensors)
+    return spec, plan, sources
 
 
 def _by_name(checkpoint: Checkpoint, parameter_name: Callable[[str], str | None]) -> dict[str, str]:
@@ -110,7 +109,7 @@ def _some(names: list[str]) -> str:
     return f"{', '.join(names[:3])} and {len(names) - 3} more tensors" if len(names) > 3 else ", ".join(names)
 
 
-def _check_tensor(checkpoint: Checkpoint, source: Source, shape: tuple[int, ...]) -> None:
+def _check_tensor(checkpoint: Checkpoint, source: Source, tensor: TensorSpec) -> None:
     name, stored = source.tensor, checkpoint.tensor(source.tensor)
     try:
         found = tuple(_part(stored, source).shape)
@@ -118,14 +117,14 @@ def _check_tensor(checkpoint: Checkpoint, source: Source, shape: tuple[int, ...]
         raise CorruptCheckpointError(
             f"{name} has shape {list(stored.shape)}, config.json calls for {_shown(source)} of it; {_REMEDY}"
         ) from error
-    if found != shape:
+    if found != tensor.shape:
         part = "" if source.is_whole else ", where a parameter has its part of it,"
         raise CorruptCheckpointError(
-            f"{name} has shape {list(found)}{part} config.json calls for {list(shape)}; {_REMEDY}"
+            f"{name} has shape {list(found)}{part} config.json calls for {list(tensor.shape)}; {_REMEDY}"
         )
-    if stored.dtype not in _FLOATS:
-        supported = ", ".join(str(dtype).removeprefix("torch.") for dtype in _FLOATS)
-        raise UnsupportedCheckpointError(f"{name} is stored as {stored.dtype}; supported: {supported}")
+    supported = _FLOATS if tensor.code_dtype is None else (tensor.code_dtype,)
+    if str(stored.dtype).removeprefix("torch.") not in supported:
+        raise UnsupportedCheckpointError(f"{name} is stored as {stored.dtype}; supported: {', '.join(supported)}")
 
 
 def _shown(source: Source) -> str:
@@ -134,10 +133,10 @@ def _shown(source: Source) -> str:
     return f"{entry}rows {source.start}:{'' if source.stop is None else source.stop}:{source.step}"
 
 
-def _check_nothing_is_left(checkpoint: Checkpoint, sources: Sources, spec: ModelSpec) -> None:
+def _check_nothing_is_left(checkpoint: Checkpoint, sources: Sources, tensors: Iterable[TensorSpec]) -> None:
     """A tensor that is taken in parts is taken whole: otherwise it is larger than the configuration says."""
     taken: Counter[str] = Counter()
-    for tensor in spec.tensors():
+    for tensor in tensors:
         taken[sources[tensor.name].tensor] += tensor.size
     for name in {source.tensor for source in sources.values() if not source.is_whole}:
         stored = checkpoint.tensor(name)
@@ -155,8 +154,8 @@ def _part(stored: torch.Tensor, source: Source) -> torch.Tensor:
     return view if source.is_whole else view[source.start : source.stop : source.step]
 
 
-def load_parameter(checkpoint: Checkpoint, source: Source, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A parameter, of `dtype` on `device`."""
+def load_tensor(checkpoint: Checkpoint, source: Source, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """What `source` describes, of `dtype` on `device`."""
     stored = _part(checkpoint.tensor(source.tensor), source)
     if stored.dtype == dtype and device.type == "cpu" and stored.is_contiguous():
         advise_huge_pages(stored)

@@ -10,12 +10,13 @@ import torch.nn.functional as F
 
 from tandem.architecture.feed_forward import Activation, Clamp, GatedSpec, RouterSpec, Score
 from tandem.architecture.tensors import LinearSpec, TensorSpec
-from tandem.kernels.base import Experts, ExpertWeights, PackedWeight
+from tandem.kernels.base import Experts, ExpertWeights, Matrix, Order
 from tandem.kernels.native.bindings import NativeKernels
 from tandem.kernels.torch_kernels import TorchKernels
 from tandem.models.layers.experts import ExpertsInTurn
 from tandem.models.layers.router import Router
 from tests.helpers.native_kernels import ARCHITECTURES, load_or_skip
+from tests.helpers.parameters import dense_parameters
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CLAMP = Clamp(alpha=1.702, limit=1.5)
@@ -40,7 +41,8 @@ def random_experts(count: int, hidden: int, ffn: int, dtype: torch.dtype, *, bia
     def expert(seed: int) -> ExpertWeights:
         gate, up = ((normal(seed + i, ffn, hidden) / math.sqrt(hidden)).to(dtype) for i in range(2))
         down = (normal(seed + 2, hidden, ffn) / math.sqrt(ffn)).to(dtype)
-        return ExpertWeights(gate, up, down, bias(seed + 3, ffn), bias(seed + 4, ffn), bias(seed + 5, hidden))
+        matrices = Matrix(gate), Matrix(up), Matrix(down)
+        return ExpertWeights(*matrices, bias(seed + 3, ffn), bias(seed + 4, ffn), bias(seed + 5, hidden))
 
     return [expert(10 * number) for number in range(count)]
 
@@ -60,8 +62,8 @@ def compile_experts(
 
 
 def packed(kernels: NativeKernels, experts: list[ExpertWeights]) -> list[ExpertWeights]:
-    def pack(weight: torch.Tensor) -> torch.Tensor:
-        return PackedWeight.of(kernels.pack(weight))
+    def pack(matrix: Matrix) -> Matrix:
+        return Matrix(kernels.pack(matrix.tensor), Order.STRIPS)
 
     return [ExpertWeights(pack(e.gate), pack(e.up), pack(e.down), e.gate_bias, e.up_bias, e.down_bias) for e in experts]
 
@@ -71,8 +73,8 @@ def expert64(
 ) -> torch.Tensor:
     """With the inner row rounded to `dtype`, as it is between two products."""
 
-    def product(row: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return row @ weight.double().T + (0.0 if bias is None else bias.double())
+    def product(row: torch.Tensor, weight: Matrix, bias: torch.Tensor | None) -> torch.Tensor:
+        return row @ weight.tensor.double().T + (0.0 if bias is None else bias.double())
 
     gate, up = product(x, expert.gate, expert.gate_bias), product(x, expert.up, expert.up_bias)
     if clamp is not None:
@@ -112,7 +114,7 @@ def test_one_call_has_the_bits_of_experts_in_turn(kernels: NativeKernels, dtype:
     experts = random_experts(6, hidden, ffn, dtype, biases=False)
     x, choice = normal(0, num_tokens, hidden, dtype=dtype), random_choice(num_tokens, 6, 3)
     tensors = {
-        f"{number}.{name}.weight": getattr(expert, name)
+        f"{number}.{name}.weight": getattr(expert, name).tensor
         for number, expert in enumerate(experts)
         for name in ("gate", "up", "down")
     }
@@ -123,7 +125,7 @@ def test_one_call_has_the_bits_of_experts_in_turn(kernels: NativeKernels, dtype:
         )
         for i in range(6)
     ]  # fmt: skip
-    expected = ExpertsInTurn(specs, tensors, kernels)(x, *choice)
+    expected = ExpertsInTurn(specs, dense_parameters(tensors, kernels), kernels)(x, *choice)
     call = compile_experts(kernels, "silu", None, experts)
     assert torch.equal(call(x, *choice), expected)
     assert torch.equal(call(x, *choice, out_dtype=dtype), expected.to(dtype))
@@ -163,7 +165,7 @@ def test_an_expert_that_is_not_hit_is_not_read(kernels: NativeKernels) -> None:
     experts = random_experts(4, 32, 32, torch.bfloat16, biases=False)
     for number in (0, 2):
         for weight in (experts[number].gate, experts[number].up, experts[number].down):
-            weight.fill_(math.nan)
+            weight.tensor.fill_(math.nan)
     chosen = torch.tensor([[1, 3]] * 5)
     out = compile_experts(kernels, "silu", None, experts)(
         normal(0, 5, 32, dtype=torch.bfloat16), torch.ones(5, 2), chosen
@@ -222,7 +224,7 @@ def make_router(kernels: NativeKernels | TorchKernels, rule: dict[str, Any], dty
         "correction": normal(1, NUM_EXPERTS),
         "scales": normal(4, NUM_EXPERTS, dtype=dtype),
     }
-    return Router(spec, weights, kernels)
+    return Router(spec, dense_parameters(weights, kernels), kernels)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

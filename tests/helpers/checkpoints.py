@@ -349,13 +349,12 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
 def empty_weights(path: Path) -> Path:
     """Replace the weights by zeros of the shapes that `config.json` calls for, which take no room on the disk."""
     fields = Fields(json.loads((path / "config.json").read_text()), str(path))
-    tensors = [
-        (tensor.name, tensor.shape, 2 * tensor.size) for tensor in find_family(fields).read_model(fields).tensors()
-    ]
+    specs = find_family(fields).read_model(fields).tensors()
+    tensors = [(tensor.name, tensor.shape, "BF16", 2 * tensor.size) for tensor in specs]
     with (path / "model.safetensors").open("wb") as file:
-        header = safetensors_header(tensors, "BF16", {"format": "pt"})
+        header = safetensors_header(tensors, {"format": "pt"})
         file.write(header)
-        file.truncate(len(header) + sum(num_bytes for _, _, num_bytes in tensors))
+        file.truncate(len(header) + sum(num_bytes for *_, num_bytes in tensors))
     return path
 
 

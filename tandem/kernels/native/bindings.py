@@ -12,7 +12,7 @@ import torch
 
 from tandem.architecture.feed_forward import Activation, Clamp, RouterSpec
 from tandem.core.errors import ConfigurationError
-from tandem.kernels.base import ExpertWeights, PackedWeight, StackLayer, StackShape
+from tandem.kernels.base import ExpertWeights, Order, StackLayer, StackShape
 from tandem.kernels.native.arguments import bind, has_contiguous_rows, is_paged, norm_weights, row_strides
 from tandem.kernels.native.build import load_library
 from tandem.kernels.native.codes import ACTIVATION_CODES, DTYPE_CODES
@@ -94,10 +94,9 @@ class NativeKernels:
         *,
         out: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
+        order: Order = Order.ROWS,
     ) -> torch.Tensor:
         m, k = x.shape
-        is_packed = isinstance(weight, PackedWeight)
-        weight = getattr(weight, "packed", weight)
         n = weight.shape[0]
         if out is None:
             out = x.new_empty(m, n) if out_dtype is None else torch.empty(m, n, dtype=out_dtype)
@@ -121,7 +120,7 @@ class NativeKernels:
             m,
             n,
             k,
-            is_packed,
+            order,
             torch.get_num_threads(),
         )
         return out
@@ -134,13 +133,14 @@ class NativeKernels:
         activation: Activation,
         gate_bias: torch.Tensor | None = None,
         up_bias: torch.Tensor | None = None,
+        *,
+        order: Order = Order.ROWS,
     ) -> torch.Tensor:
         m, k = x.shape
         n = gate.shape[0]
         out = x.new_empty(m, n)
         assert gate.shape == up.shape == (n, k)
         assert gate.dtype == up.dtype == x.dtype
-        assert isinstance(gate, PackedWeight) == isinstance(up, PackedWeight)
         assert gate.is_contiguous()
         assert up.is_contiguous()
         assert has_contiguous_rows(x)
@@ -161,7 +161,7 @@ class NativeKernels:
             m,
             n,
             k,
-            isinstance(gate, PackedWeight),
+            order,
             torch.get_num_threads(),
         )
         return out

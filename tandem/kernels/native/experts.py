@@ -9,7 +9,7 @@ from dataclasses import fields
 import torch
 
 from tandem.architecture.feed_forward import Activation, Clamp
-from tandem.kernels.base import ExpertWeights, PackedWeight
+from tandem.kernels.base import ExpertWeights, Matrix
 from tandem.kernels.native.codes import ACTIVATION_CODES, CLAMPED_CODE, DTYPE_CODES
 
 EXPERTS_FIELDS = "2q2d14q"
@@ -19,17 +19,17 @@ _TENSORS = tuple(field.name for field in fields(ExpertWeights))
 
 
 def _serves(experts: Sequence[ExpertWeights]) -> bool:
-    """Whether the compiled call computes such experts: alike, on the CPU, all packed or none."""
+    """Whether the compiled call computes such experts: alike, on the CPU, all in one order."""
     if not experts:
         return False
     matrices = [getattr(expert, name) for expert in experts for name in _MATRICES]
     tensors = [tensor for expert in experts for tensor in _tensors(expert) if tensor is not None]
-    gate, up, down = (_plain(matrix) for matrix in matrices[:3])
+    gate, up, down = (matrix.tensor for matrix in matrices[:3])
     return (
         gate.dtype in DTYPE_CODES
         and len({_shapes(expert) for expert in experts}) == 1
         and gate.shape == up.shape == down.shape[::-1]
-        and len({isinstance(matrix, PackedWeight) for matrix in matrices}) == 1
+        and len({matrix.order for matrix in matrices}) == 1
         and all(x.device.type == "cpu" and x.dtype == gate.dtype and x.is_contiguous() for x in tensors)
     )
 
@@ -48,9 +48,9 @@ class NativeExperts:
         self._call = call
         self._experts = tuple(experts)
         self._table = torch.tensor([_pointers(expert) for expert in experts], dtype=torch.int64)  # [num_experts, 6]
-        self.dtype = first.gate.dtype
-        self._ffn, self._hidden = first.gate.shape
-        self._is_packed = isinstance(first.gate, PackedWeight)
+        self.dtype = first.gate.tensor.dtype
+        self._ffn, self._hidden = first.gate.tensor.shape
+        self._order = first.gate.order
         self._activation = (
             (ACTIVATION_CODES[activation], 0.0, 0.0) if clamp is None else (CLAMPED_CODE, clamp.alpha, clamp.limit)
         )
@@ -109,21 +109,16 @@ class NativeExperts:
             top_k,
             self._hidden,
             self._ffn,
-            self._is_packed,
+            self._order,
             threads,
         )
-
-
-def _plain(weight: torch.Tensor) -> torch.Tensor:
-    """NOTE: the guard of a packed weight costs ten microseconds a question, and there are tens of thousands."""
-    return weight.packed if isinstance(weight, PackedWeight) else weight
 
 
 def _tensors(expert: ExpertWeights) -> Iterator[torch.Tensor | None]:
     """In the order of the C++ struct."""
     for name in _TENSORS:
-        tensor = getattr(expert, name)
-        yield None if tensor is None else _plain(tensor)
+        part = getattr(expert, name)
+        yield part.tensor if isinstance(part, Matrix) else part
 
 
 def _shapes(expert: ExpertWeights) -> tuple[tuple[int, ...] | None, ...]:

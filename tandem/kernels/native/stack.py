@@ -12,7 +12,8 @@ import torch
 
 from tandem.kernels.base import (
     LayerCache,
-    PackedWeight,
+    Matrix,
+    Order,
     PagedBatch,
     StackLayer,
     StackMixture,
@@ -39,10 +40,10 @@ def serves(shape: StackShape, layers: Sequence[StackLayer], final_norm: torch.Te
     weights = [final_norm, *(tensor for layer in layers for tensor in _weights(layer) if tensor is not None)]
     matrices = [getattr(layer, name) for layer in layers for name in _MATRICES]
     mixtures = [layer.mixture for layer in layers if layer.mixture is not None]
-    weights += [mixture.router for mixture in mixtures]
+    weights += [mixture.router.tensor for mixture in mixtures]
     return (
         len(layers) > 0
-        and len({isinstance(matrix, PackedWeight) for matrix in matrices if matrix is not None}) == 1
+        and len({matrix.order for matrix in matrices if matrix is not None}) == 1
         and all(_is_native(mixture, final_norm.dtype) for mixture in mixtures)
         and shape.head_dim % 8 == 0
         and shape.head_dim <= MAX_HEAD_DIM
@@ -69,7 +70,7 @@ class NativeStack:
         self._mixtures = [_mixture(layer.mixture, final_norm.dtype) for layer in layers]
         rows = [_constants(*pair) for pair in zip(layers, self._mixtures, strict=True)]
         self._table = torch.tensor(rows, dtype=torch.int64)  # [num_layers, 22]
-        self._is_packed = isinstance(layers[0].q, PackedWeight)
+        self._order = layers[0].q.order
         self._scratch = final_norm.new_empty(0)
         self._caches: Sequence[LayerCache] = ()
         self._cache_pointers: list[tuple[int, int, int, int]] = []
@@ -121,7 +122,7 @@ class NativeStack:
             first.seq_lens.data_ptr(),
             num_tokens,
             first.seq_lens.shape[0],
-            self._is_packed,
+            self._order,
             torch.get_num_threads(),
             *_wanted_fields(wanted, len(self._layers) - 1),
         )
@@ -148,7 +149,8 @@ class NativeStack:
 def _weights(layer: StackLayer) -> Iterator[torch.Tensor | None]:
     """In the order of the C++ struct."""
     for name in _WEIGHTS:
-        yield getattr(layer, name)
+        part = getattr(layer, name)
+        yield part.tensor if isinstance(part, Matrix) else part
 
 
 def _is_native(mixture: StackMixture, dtype: torch.dtype) -> bool:
@@ -158,7 +160,7 @@ def _is_native(mixture: StackMixture, dtype: torch.dtype) -> bool:
         isinstance(mixture.choice, NativeExpertChoice)
         and isinstance(experts, NativeExperts)
         and experts.dtype == dtype
-        and not isinstance(router, PackedWeight)
+        and router.order is Order.ROWS
         and (mixture.router_bias is None or mixture.router_bias.dtype == dtype)
     )
 
@@ -170,7 +172,8 @@ def _mixture(mixture: StackMixture | None, dtype: torch.dtype) -> torch.Tensor |
     assert isinstance(mixture.choice, NativeExpertChoice)
     assert isinstance(mixture.experts, NativeExperts)
     bias = 0 if mixture.router_bias is None else mixture.router_bias.data_ptr()
-    packed = _pack_mixture(mixture.router.data_ptr(), bias, *mixture.choice.fields(dtype), *mixture.experts.fields())
+    router = mixture.router.tensor.data_ptr()
+    packed = _pack_mixture(router, bias, *mixture.choice.fields(dtype), *mixture.experts.fields())
     return torch.frombuffer(bytearray(packed), dtype=torch.int64)
 
 

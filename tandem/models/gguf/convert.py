@@ -139,8 +139,10 @@ def _write_weights(file: GgufFile, config: dict[str, object], dtype: str, weight
         theirs = checkpoint_name(file, architecture, name)
         if theirs is not None:
             entries[theirs] = entry
-    tensors = [(name, entry.shape, prod(entry.shape) * ITEM_BYTES[dtype]) for name, entry in entries.items()]
-    weights.write(safetensors_header(tensors, NAMES[dtype], {"format": "pt"}))
+    tensors = [
+        (name, entry.shape, NAMES[dtype], prod(entry.shape) * ITEM_BYTES[dtype]) for name, entry in entries.items()
+    ]
+    weights.write(safetensors_header(tensors, {"format": "pt"}))
     for entry in entries.values():
         rows = in_halves(file.rows(entry), entry.name, architecture, config)
         for piece in decoded(rows, entry.type_name, dtype, f"{file.path}: tensor {entry.name!r}"):

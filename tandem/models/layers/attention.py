@@ -3,24 +3,21 @@
 The step's K and V are in the arena before the backend reads it. Nothing is kept between calls.
 """
 
-from collections.abc import Mapping
-
 import torch
 
 from tandem.architecture.mixers import AttentionSpec, QueryScaling
 from tandem.attention.arena import LayerKV
 from tandem.attention.base import AttentionBackend, AttentionBatch, AttentionParams
 from tandem.kernels.base import Kernels
-from tandem.models.layers.linear import Linear, Norm
+from tandem.models.layers.norm import Norm
 from tandem.models.layers.rotary import RotaryTable
+from tandem.models.parameters import Parameters
 
 
 class Attention:
     """Computes an `AttentionSpec` with the tensors that it names. `rotary`: tables of its rotary embedding."""
 
-    def __init__(
-        self, spec: AttentionSpec, weights: Mapping[str, torch.Tensor], rotary: RotaryTable, kernels: Kernels
-    ) -> None:
+    def __init__(self, spec: AttentionSpec, parameters: Parameters, rotary: RotaryTable, kernels: Kernels) -> None:
         self._spec = spec
         self._kernels = kernels
         self._rotary = rotary
@@ -28,15 +25,15 @@ class Attention:
             spec.scale,
             spec.window,
             spec.softcap,
-            None if spec.sinks is None else weights[spec.sinks.name].float(),
+            None if spec.sinks is None else parameters.tensors[spec.sinks.name].float(),
         )
-        self._q = Linear.take(spec.q, weights, kernels)
-        self._k = None if spec.k is None else Linear.take(spec.k, weights, kernels)
-        self._v = None if spec.v is None else Linear.take(spec.v, weights, kernels)
-        self._o = Linear.take(spec.o, weights, kernels)
-        q_norm = Norm.take_optional(spec.q_norm, weights, kernels)
-        k_norm = Norm.take_optional(spec.k_norm, weights, kernels)
-        self._v_norm = Norm.take_optional(spec.v_norm, weights, kernels)
+        self._q = parameters.linear(spec.q)
+        self._k = None if spec.k is None else parameters.linear(spec.k)
+        self._v = None if spec.v is None else parameters.linear(spec.v)
+        self._o = parameters.linear(spec.o)
+        q_norm = Norm.take_optional(spec.q_norm, parameters, kernels)
+        k_norm = Norm.take_optional(spec.k_norm, parameters, kernels)
+        self._v_norm = Norm.take_optional(spec.v_norm, parameters, kernels)
         is_per_head = spec.q_norm is not None and spec.q_norm.size == spec.head_dim
         self._head_q_norm, self._head_k_norm = (q_norm, k_norm) if is_per_head else (None, None)
         self._whole_q_norm, self._whole_k_norm = (None, None) if is_per_head else (q_norm, k_norm)

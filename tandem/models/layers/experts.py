@@ -3,17 +3,18 @@
 A token's sum has a fixed order, its experts by index and then the shared block, whatever tokens are beside it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from tandem.architecture.feed_forward import GatedSpec, MixtureOfExpertsSpec
-from tandem.architecture.tensors import LinearSpec
-from tandem.kernels.base import Experts, ExpertWeights, Kernels
-from tandem.models.layers.linear import Linear, Norm
+from tandem.kernels.base import Experts, Kernels
+from tandem.kernels.weights.base import ExpertLinears
 from tandem.models.layers.mlp import GatedMLP
+from tandem.models.layers.norm import Norm
 from tandem.models.layers.router import Router
 from tandem.models.layers.sigmoid import rowwise_sigmoid
+from tandem.models.parameters import Parameters
 
 
 class MixtureOfExperts:
@@ -24,12 +25,12 @@ class MixtureOfExperts:
 
     graph_safe = False
 
-    def __init__(self, spec: MixtureOfExpertsSpec, weights: Mapping[str, torch.Tensor], kernels: Kernels) -> None:
-        self._router = Router(spec.router, weights, kernels)
-        self._before_experts = Norm.take_optional(spec.before_experts, weights, kernels)
-        self._experts = compile_experts(spec.experts, weights, kernels) or ExpertsInTurn(spec.experts, weights, kernels)
-        self._shared = None if spec.shared is None else GatedMLP(spec.shared, weights, kernels)
-        self._shared_gate = None if spec.shared_gate is None else Linear.take(spec.shared_gate, weights, kernels)
+    def __init__(self, spec: MixtureOfExpertsSpec, parameters: Parameters, kernels: Kernels) -> None:
+        self._router = Router(spec.router, parameters, kernels)
+        self._before_experts = Norm.take_optional(spec.before_experts, parameters, kernels)
+        self._experts = compile_experts(spec.experts, parameters) or ExpertsInTurn(spec.experts, parameters, kernels)
+        self._shared = None if spec.shared is None else GatedMLP(spec.shared, parameters, kernels)
+        self._shared_gate = None if spec.shared_gate is None else parameters.linear(spec.shared_gate)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`x` [num_tokens, hidden] -> the same shape; summed in float32 and rounded once."""
@@ -45,9 +46,9 @@ class MixtureOfExperts:
 class ExpertsInTurn:
     """Implements `Experts` with one call of the kernels after the other, for any expert and device."""
 
-    def __init__(self, experts: Sequence[GatedSpec], weights: Mapping[str, torch.Tensor], kernels: Kernels) -> None:
+    def __init__(self, experts: Sequence[GatedSpec], parameters: Parameters, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._experts = tuple(GatedMLP(expert, weights, kernels) for expert in experts)
+        self._experts = tuple(GatedMLP(expert, parameters, kernels) for expert in experts)
 
     def __call__(
         self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, *, out_dtype: torch.dtype = torch.float32
@@ -68,10 +69,8 @@ class ExpertsInTurn:
         return out.to(out_dtype)
 
 
-def compile_experts(
-    experts: Sequence[GatedSpec], weights: Mapping[str, torch.Tensor], kernels: Kernels
-) -> Experts | None:
-    """The experts as one call of the kernels, where they have one for such experts.
+def compile_experts(experts: Sequence[GatedSpec], parameters: Parameters) -> Experts | None:
+    """The experts as one call, where their weights have one for such experts.
 
     NOTE: the comparison is with a spec of the fields that the call is given, so any other field must have its default.
     """
@@ -81,15 +80,10 @@ def compile_experts(
     )
     if not all(known):
         return None
-    return kernels.experts(first.activation, first.clamp, [_take(expert, weights) for expert in experts])
+    linears = [_take(expert, parameters) for expert in experts]
+    return linears[0].gate.weight.grouped(linears, first.activation, first.clamp)
 
 
-def _take(expert: GatedSpec, weights: Mapping[str, torch.Tensor]) -> ExpertWeights:
-    def matrix(linear: LinearSpec) -> torch.Tensor:
-        return weights[f"{linear.name}.weight"]
-
-    def bias(linear: LinearSpec) -> torch.Tensor | None:
-        return weights[f"{linear.name}.bias"] if linear.bias else None
-
-    gate, up, down = expert.gate, expert.up, expert.down
-    return ExpertWeights(matrix(gate), matrix(up), matrix(down), bias(gate), bias(up), bias(down))
+def _take(expert: GatedSpec, parameters: Parameters) -> ExpertLinears:
+    gate, up, down = (parameters.linear(spec) for spec in (expert.gate, expert.up, expert.down))
+    return ExpertLinears(gate, up, down)

@@ -1,6 +1,6 @@
 """Feed-forward blocks by the type of their spec, and several of them side by side."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -8,8 +8,9 @@ import torch
 from tandem.architecture.feed_forward import FeedForwardSpec, GatedSpec, MixtureOfExpertsSpec, ParallelSpec
 from tandem.kernels.base import Kernels
 from tandem.models.layers.experts import MixtureOfExperts
-from tandem.models.layers.linear import Norm
 from tandem.models.layers.mlp import GatedMLP
+from tandem.models.layers.norm import Norm
+from tandem.models.parameters import Parameters
 
 
 class FeedForward(Protocol):
@@ -25,12 +26,12 @@ class FeedForward(Protocol):
 class ParallelBlocks:
     """Computes a `ParallelSpec` with the tensors that it names."""
 
-    def __init__(self, spec: ParallelSpec, weights: Mapping[str, torch.Tensor], kernels: Kernels) -> None:
+    def __init__(self, spec: ParallelSpec, parameters: Parameters, kernels: Kernels) -> None:
         self._branches = [
             (
-                Norm.take_optional(branch.before, weights, kernels),
-                build_feed_forward(branch.block, weights, kernels),
-                Norm.take_optional(branch.after, weights, kernels),
+                Norm.take_optional(branch.before, parameters, kernels),
+                build_feed_forward(branch.block, parameters, kernels),
+                Norm.take_optional(branch.after, parameters, kernels),
             )
             for branch in spec.branches
         ]
@@ -49,12 +50,12 @@ def _between(before: Norm | None, block: FeedForward, after: Norm | None, x: tor
     return y if after is None else after(y)
 
 
-def build_feed_forward(spec: FeedForwardSpec, weights: Mapping[str, torch.Tensor], kernels: Kernels) -> FeedForward:
+def build_feed_forward(spec: FeedForwardSpec, parameters: Parameters, kernels: Kernels) -> FeedForward:
     """The block that computes `spec`."""
-    return _BLOCKS[type(spec)](spec, weights, kernels)
+    return _BLOCKS[type(spec)](spec, parameters, kernels)
 
 
-_BLOCKS: dict[type, Callable[[Any, Mapping[str, torch.Tensor], Kernels], FeedForward]] = {
+_BLOCKS: dict[type, Callable[[Any, Parameters, Kernels], FeedForward]] = {
     GatedSpec: GatedMLP,
     MixtureOfExpertsSpec: MixtureOfExperts,
     ParallelSpec: ParallelBlocks,

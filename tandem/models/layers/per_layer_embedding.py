@@ -1,28 +1,27 @@
 """Per-layer embeddings: a layer's own addition for each token."""
 
-from collections.abc import Mapping
-
 import torch
 
 from tandem.architecture.per_layer_embedding import PerLayerEmbeddingSpec
 from tandem.kernels.base import Kernels
-from tandem.models.layers.linear import Linear, Norm
+from tandem.models.layers.norm import Norm
 from tandem.models.layers.rounding import rounded
+from tandem.models.parameters import Parameters
 
 
 class PerLayerEmbedding:
     """Computes a `PerLayerEmbeddingSpec` with the tensors that it names."""
 
-    def __init__(self, spec: PerLayerEmbeddingSpec, weights: Mapping[str, torch.Tensor], kernels: Kernels) -> None:
+    def __init__(self, spec: PerLayerEmbeddingSpec, parameters: Parameters, kernels: Kernels) -> None:
         self._kernels = kernels
         self._spec = spec
-        self._table = weights[spec.table.name][:, spec.start : spec.start + spec.size]
+        self._table = parameters.tensors[spec.table.name][:, spec.start : spec.start + spec.size]
         self._table_scale = rounded(spec.table_scale, self._table.dtype)
-        self._context = Linear.take(spec.context, weights, kernels)
-        self._context_norm = Norm.take(spec.context_norm, weights, kernels)
-        self._gate = Linear.take(spec.gate, weights, kernels)
-        self._project = Linear.take(spec.project, weights, kernels)
-        self._after = Norm.take(spec.after, weights, kernels)
+        self._context = parameters.linear(spec.context)
+        self._context_norm = Norm.take(spec.context_norm, parameters, kernels)
+        self._gate = parameters.linear(spec.gate)
+        self._project = parameters.linear(spec.project)
+        self._after = Norm.take(spec.after, parameters, kernels)
 
     def __call__(self, x: torch.Tensor, input_ids: torch.Tensor, embeddings: torch.Tensor) -> torch.Tensor:
         """What is to be added to `x` [num_tokens, hidden]. `embeddings`, alike: what the model begins with."""

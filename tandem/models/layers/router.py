@@ -1,13 +1,14 @@
 """Choice of experts for each token, by the rule of a `RouterSpec`. Row-wise: a token's choice is its own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 
 from tandem.architecture.feed_forward import RouterSpec, Score
 from tandem.kernels.base import ExpertChoice, Kernels
-from tandem.models.layers.linear import Linear, Norm
+from tandem.models.layers.norm import Norm
 from tandem.models.layers.sigmoid import rowwise_sigmoid
+from tandem.models.parameters import Parameters
 
 _BEST_OF_GROUP = 2  # a group's score is the sum of so many of its experts'
 
@@ -15,12 +16,12 @@ _BEST_OF_GROUP = 2  # a group's score is the sum of so many of its experts'
 class Router:
     """Computes a `RouterSpec` with the tensors that it names."""
 
-    def __init__(self, spec: RouterSpec, weights: Mapping[str, torch.Tensor], kernels: Kernels) -> None:
+    def __init__(self, spec: RouterSpec, parameters: Parameters, kernels: Kernels) -> None:
         self._spec = spec
-        self._linear = Linear.take(spec.linear, weights, kernels)
-        self._norm = Norm.take_optional(spec.norm, weights, kernels)
-        self._correction, self._expert_scales = _tensors(spec, weights)
-        self._choose = compile_choice(spec, weights, kernels) or self._choose_in_steps
+        self._linear = parameters.linear(spec.linear)
+        self._norm = Norm.take_optional(spec.norm, parameters, kernels)
+        self._correction, self._expert_scales = _tensors(spec, parameters)
+        self._choose = compile_choice(spec, parameters, kernels) or self._choose_in_steps
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`x` [num_tokens, hidden] -> weights, float32, and experts, int64, both [num_tokens, top_k]."""
@@ -46,15 +47,15 @@ class Router:
         return chosen.to(dtype).float() if spec.rounded else chosen, experts
 
 
-def compile_choice(spec: RouterSpec, weights: Mapping[str, torch.Tensor], kernels: Kernels) -> ExpertChoice | None:
+def compile_choice(spec: RouterSpec, parameters: Parameters, kernels: Kernels) -> ExpertChoice | None:
     """The choice as one call of the kernels, where they have one for such a rule."""
-    return kernels.expert_choice(spec, *_tensors(spec, weights))
+    return kernels.expert_choice(spec, *_tensors(spec, parameters))
 
 
-def _tensors(spec: RouterSpec, weights: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def _tensors(spec: RouterSpec, parameters: Parameters) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Correction and scales of the experts, both [num_experts] float32."""
-    correction = None if spec.correction is None else weights[spec.correction.name].float()
-    return correction, None if spec.expert_scales is None else weights[spec.expert_scales.name].float()
+    correction = None if spec.correction is None else parameters.tensors[spec.correction.name].float()
+    return correction, None if spec.expert_scales is None else parameters.tensors[spec.expert_scales.name].float()
 
 
 def _best(scores: torch.Tensor, count: int) -> torch.Tensor:

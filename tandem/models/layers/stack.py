@@ -8,30 +8,30 @@ from tandem.architecture.feed_forward import FeedForwardSpec, GatedSpec, Mixture
 from tandem.architecture.mixers import AttentionSpec
 from tandem.architecture.model import LayerSpec, ModelSpec
 from tandem.architecture.rope import RopeSpec
-from tandem.architecture.tensors import LinearSpec, NormSpec
-from tandem.kernels.base import Kernels, Stack, StackLayer, StackMixture, StackShape
+from tandem.architecture.tensors import LinearSpec, NormSpec, TensorSpec
+from tandem.kernels.base import Kernels, Matrix, Stack, StackLayer, StackMixture, StackShape
 from tandem.models.layers.experts import compile_experts
 from tandem.models.layers.rotary import RotaryTable
 from tandem.models.layers.router import compile_choice
-
-Weights = Mapping[str, torch.Tensor]
+from tandem.models.parameters import Parameters
 
 
 def build_stack(
-    model: ModelSpec, weights: Weights, tables: Mapping[RopeSpec | None, RotaryTable], kernels: Kernels
+    model: ModelSpec, parameters: Parameters, tables: Mapping[RopeSpec | None, RotaryTable], kernels: Kernels
 ) -> Stack | None:
     """All layers as one call of the kernels, where they have one for such a model; it gives the same bits."""
     shapes = {_shape(model, layer) for layer in model.layers}
     shape = shapes.pop() if len(shapes) == 1 else None
-    if shape is None:
+    tensors = (tensor for layer in model.layers for tensor in layer.tensors())
+    if shape is None or not all(_has_matrix(tensor, parameters) for tensor in tensors):
         return None
     layers = []
     for layer in model.layers:
-        mixture = _mixture(layer.feed_forward, weights, kernels)
+        mixture = _mixture(layer.feed_forward, parameters, kernels)
         if mixture is None and not isinstance(layer.feed_forward, GatedSpec):
             return None
-        layers.append(_layer(layer, mixture, weights, tables))
-    return kernels.stack(shape, layers, _norm(model.final_norm, weights))
+        layers.append(_layer(layer, mixture, parameters, tables))
+    return kernels.stack(shape, layers, _norm(model.final_norm, parameters))
 
 
 def _shape(model: ModelSpec, layer: LayerSpec) -> StackShape | None:
@@ -94,20 +94,23 @@ def _has_one_norm(model: ModelSpec, layer: LayerSpec, mixer: AttentionSpec) -> b
     )
 
 
-def _mixture(spec: FeedForwardSpec, weights: Weights, kernels: Kernels) -> StackMixture | None:
+def _mixture(spec: FeedForwardSpec, parameters: Parameters, kernels: Kernels) -> StackMixture | None:
     """Router and experts, where the kernels have calls for them and the product of the router is as all others are."""
     if not isinstance(spec, MixtureOfExpertsSpec) or spec.router.linear.is_float32 or spec.router.norm is not None:
         return None
     router = spec.router
-    choice = compile_choice(router, weights, kernels)
-    experts = compile_experts(spec.experts, weights, kernels)
+    choice = compile_choice(router, parameters, kernels)
+    experts = compile_experts(spec.experts, parameters)
     if choice is None or experts is None:
         return None
-    return StackMixture(_weight(router.linear, weights), _bias(router.linear, weights), choice, experts)
+    return StackMixture(_matrix(router.linear, parameters), parameters.bias(router.linear), choice, experts)
 
 
 def _layer(
-    layer: LayerSpec, mixture: StackMixture | None, weights: Weights, tables: Mapping[RopeSpec | None, RotaryTable]
+    layer: LayerSpec,
+    mixture: StackMixture | None,
+    parameters: Parameters,
+    tables: Mapping[RopeSpec | None, RotaryTable],
 ) -> StackLayer:
     mixer, block = layer.mixer, layer.feed_forward
     mlp = block if isinstance(block, GatedSpec) else None
@@ -120,23 +123,23 @@ def _layer(
         else (layer.after_mixer, layer.before_feed_forward)
     )
     return StackLayer(
-        input_norm=_norm(layer.before_mixer, weights),
-        after_attention=_norm(after_attention, weights),
-        before_mlp=_optional_norm(before_mlp, weights),
-        after_mlp=_optional_norm(layer.after_feed_forward, weights),
-        q=_weight(mixer.q, weights),
-        q_bias=_bias(mixer.q, weights),
-        k=_weight(mixer.k, weights),
-        k_bias=_bias(mixer.k, weights),
-        v=_weight(mixer.v, weights),
-        v_bias=_bias(mixer.v, weights),
-        o=_weight(mixer.o, weights),
-        o_bias=_bias(mixer.o, weights),
-        q_norm=_optional_norm(mixer.q_norm, weights),
-        k_norm=_optional_norm(mixer.k_norm, weights),
-        gate=None if mlp is None else _weight(mlp.gate, weights),
-        up=None if mlp is None else _weight(mlp.up, weights),
-        down=None if mlp is None else _weight(mlp.down, weights),
+        input_norm=_norm(layer.before_mixer, parameters),
+        after_attention=_norm(after_attention, parameters),
+        before_mlp=_optional_norm(before_mlp, parameters),
+        after_mlp=_optional_norm(layer.after_feed_forward, parameters),
+        q=_matrix(mixer.q, parameters),
+        q_bias=parameters.bias(mixer.q),
+        k=_matrix(mixer.k, parameters),
+        k_bias=parameters.bias(mixer.k),
+        v=_matrix(mixer.v, parameters),
+        v_bias=parameters.bias(mixer.v),
+        o=_matrix(mixer.o, parameters),
+        o_bias=parameters.bias(mixer.o),
+        q_norm=_optional_norm(mixer.q_norm, parameters),
+        k_norm=_optional_norm(mixer.k_norm, parameters),
+        gate=None if mlp is None else _matrix(mlp.gate, parameters),
+        up=None if mlp is None else _matrix(mlp.up, parameters),
+        down=None if mlp is None else _matrix(mlp.down, parameters),
         cos=rotary.cos,
         sin=rotary.sin,
         window=mixer.window,
@@ -144,19 +147,21 @@ def _layer(
     )
 
 
-def _norm(spec: NormSpec | None, weights: Weights) -> torch.Tensor:
+def _norm(spec: NormSpec | None, parameters: Parameters) -> torch.Tensor:
     assert spec is not None
     assert spec.tensor_name is not None
-    return weights[spec.tensor_name]
+    return parameters.tensors[spec.tensor_name]
 
 
-def _optional_norm(spec: NormSpec | None, weights: Weights) -> torch.Tensor | None:
-    return None if spec is None else _norm(spec, weights)
+def _optional_norm(spec: NormSpec | None, parameters: Parameters) -> torch.Tensor | None:
+    return None if spec is None else _norm(spec, parameters)
 
 
-def _weight(spec: LinearSpec, weights: Weights) -> torch.Tensor:
-    return weights[f"{spec.name}.weight"]
+def _has_matrix(tensor: TensorSpec, parameters: Parameters) -> bool:
+    return not tensor.is_weight or parameters.weights[tensor.name].matrix is not None
 
 
-def _bias(spec: LinearSpec, weights: Weights) -> torch.Tensor | None:
-    return weights[f"{spec.name}.bias"] if spec.bias else None
+def _matrix(spec: LinearSpec, parameters: Parameters) -> Matrix:
+    matrix = parameters.linear(spec).weight.matrix
+    assert matrix is not None
+    return matrix

@@ -10,11 +10,13 @@ from tandem.architecture.tensors import NormSpec
 from tandem.attention.arena import Arena
 from tandem.attention.base import AttentionBatch, WantedTokens
 from tandem.attention.reference import ReferenceBackend
+from tandem.kernels.base import Order
 from tandem.kernels.torch_kernels import TorchKernels
 from tandem.kvcache.spec import build_layout
 from tandem.models.decoder import Decoder
 from tandem.models.loader import load_model
 from tests.helpers import checkpoints
+from tests.helpers.parameters import dense_parameters, tensors_of
 
 
 def _decoder(*, embedding_scale: float = 1.0, logit_softcap: float = 0.0) -> Decoder:
@@ -34,7 +36,8 @@ def _decoder(*, embedding_scale: float = 1.0, logit_softcap: float = 0.0) -> Dec
     )
     embedding = torch.randn(50, 72, generator=torch.Generator().manual_seed(0)).bfloat16()
     weights = {"model.embed_tokens.weight": embedding, "model.norm.weight": torch.ones(72).bfloat16()}
-    return Decoder(spec, weights, TorchKernels())
+    kernels = TorchKernels()
+    return Decoder(spec, dense_parameters(weights, kernels), kernels)
 
 
 def _hidden(decoder: Decoder) -> torch.Tensor:
@@ -72,9 +75,10 @@ class CountingKernels(TorchKernels):
         bias: torch.Tensor | None = None,
         *,
         out_dtype: torch.dtype | None = None,
+        order: Order = Order.ROWS,
     ) -> torch.Tensor:
         self.rows[weight.data_ptr()] = len(x)
-        return super().linear(x, weight, bias, out_dtype=out_dtype)
+        return super().linear(x, weight, bias, out_dtype=out_dtype, order=order)
 
 
 @pytest.mark.parametrize("num_wanted", [0, 1, 3])
@@ -98,8 +102,9 @@ def test_layers_behind_the_last_state_compute_only_tokens_that_are_asked_for(num
     hidden = decoder.forward(token_ids, positions, arena.layers, batches, ReferenceBackend(), wanted)
     torch.testing.assert_close(hidden, everything[12 - num_wanted :])
     names = ("self_attn.q_proj", "self_attn.o_proj", "per_layer_input_gate")
+    tensors = tensors_of(decoder)
     seen = [
-        [kernels.rows.get(decoder.parameters[f"model.layers.{layer}.{name}.weight"].data_ptr(), 0) for name in names]
+        [kernels.rows.get(tensors[f"model.layers.{layer}.{name}.weight"].data_ptr(), 0) for name in names]
         for layer in (1, 2, 3, 4)
     ]
     assert seen == [[12] * 3, [12, num_wanted, num_wanted], [num_wanted] * 3, [num_wanted] * 3]

@@ -15,6 +15,7 @@ from tandem.kernels.torch_kernels import TorchKernels
 from tandem.models.loader import LoadedModel, load_model
 from tests.helpers import checkpoints
 from tests.helpers.engines import drain, tiny_engine, token_ids
+from tests.helpers.parameters import tensors_of
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 
@@ -32,9 +33,10 @@ def load(
 
 
 def assert_same_parameters(a: LoadedModel, b: LoadedModel) -> None:
-    assert a.decoder.parameters.keys() == b.decoder.parameters.keys()
-    for name, tensor in a.decoder.parameters.items():
-        assert torch.equal(tensor, b.decoder.parameters[name]), name
+    ours, theirs = tensors_of(a.decoder), tensors_of(b.decoder)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
 
 
 def shard(path: Path, *, suffix: str = "safetensors") -> Path:
@@ -74,11 +76,11 @@ class TestStorage:
         path = checkpoints.save_tiny_gemma3(tmp_path)
         model = load(path)
         names = {tensor.name for tensor in model.spec.tensors()}
-        assert set(model.decoder.parameters) == names == set(checkpoints.read_tensors(path))
+        assert set(tensors_of(model.decoder)) == names == set(checkpoints.read_tensors(path))
 
     def test_same_dtype_stays_a_view_of_the_file(self, tmp_path: Path) -> None:
         path = checkpoints.save_tiny_llama(tmp_path)
-        parameters = load(path).decoder.parameters
+        parameters = tensors_of(load(path).decoder)
         start, end = mapped_range(path / "model.safetensors")
         assert all(start <= tensor.data_ptr() < end for tensor in parameters.values())
 
@@ -86,12 +88,12 @@ class TestStorage:
         path = checkpoints.save_tiny_llama(tmp_path)
         buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
         checkpoints.write_tensors(path, checkpoints.read_tensors(path) | buffer)
-        assert "model.layers.0.self_attn.rotary_emb.inv_freq" not in load(path).decoder.parameters
+        assert "model.layers.0.self_attn.rotary_emb.inv_freq" not in tensors_of(load(path).decoder)
 
     def test_multimodal_checkpoint_gives_its_text_model(self, tmp_path: Path) -> None:
         path = checkpoints.save_tiny_gemma3_conditional(tmp_path)
         assert any("vision_tower" in name for name in checkpoints.read_tensors(path))
-        assert not any("vision" in name for name in load(path).decoder.parameters)
+        assert not any("vision" in name for name in tensors_of(load(path).decoder))
 
     def test_projections_of_layers_that_read_another_state_are_ignored(self, tmp_path: Path) -> None:
         """Published Gemma 4 files have them, though nothing is computed with them."""
@@ -119,7 +121,7 @@ class TestDtype:
     def test_auto_is_the_checkpoints_own(self, dtype: str, tmp_path: Path) -> None:
         model = load(checkpoints.save_tiny_llama(tmp_path, dtype=dtype))
         assert model.spec.dtype == dtype
-        assert {tensor.dtype for tensor in model.decoder.parameters.values()} == {getattr(torch, dtype)}
+        assert {tensor.dtype for tensor in tensors_of(model.decoder).values()} == {getattr(torch, dtype)}
 
     def test_auto_without_a_configured_dtype_is_that_of_the_tensors(self, tmp_path: Path) -> None:
         path = checkpoints.save_tiny_llama(tmp_path, dtype="bfloat16")
@@ -129,7 +131,7 @@ class TestDtype:
     def test_cast_rounds_each_element_once(self, dtype: str, tmp_path: Path) -> None:
         path = checkpoints.save_tiny_llama(tmp_path, dtype="bfloat16")
         stored, model = checkpoints.read_tensors(path), load(path, dtype=dtype)
-        for name, tensor in model.decoder.parameters.items():
+        for name, tensor in tensors_of(model.decoder).items():
             assert torch.equal(tensor, stored[name].to(getattr(torch, dtype))), name
 
     def test_unknown_dtype_is_a_configuration_error(self, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ SCRIPT = """
 import sys, torch
 from tandem.models.loader import load_model
 from tandem.kernels.torch_kernels import TorchKernels
+from tests.helpers.parameters import tensors_of
 
 def peak_bytes():
     # Not ru_maxrss: a child inherits its parent's.
@@ -29,9 +30,9 @@ def load(path, dtype):
 load(sys.argv[1], sys.argv[3])
 before = peak_bytes()
 model = load(sys.argv[2], sys.argv[3])
-sums = sum(tensor.view(torch.uint8)[..., ::4096 // tensor.element_size()].sum().item()
-           for tensor in model.decoder.parameters.values())
-weights = sum(tensor.nbytes for tensor in model.decoder.parameters.values())
+tensors = tensors_of(model.decoder).values()
+sums = sum(tensor.view(torch.uint8)[..., ::4096 // tensor.element_size()].sum().item() for tensor in tensors)
+weights = sum(tensor.nbytes for tensor in tensors)
 print(weights, peak_bytes() - before)
 """
 

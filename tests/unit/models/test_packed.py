@@ -16,13 +16,14 @@ import torch
 from safetensors.torch import save_file
 
 from tandem.architecture.model import EMBEDDING, HEAD
-from tandem.kernels.base import Kernels, PackedWeight
+from tandem.kernels.base import Kernels
 from tandem.kernels.native.bindings import NativeKernels
 from tandem.kernels.torch_kernels import TorchKernels
 from tandem.models import file_lock, packed
 from tandem.models.loader import LoadedModel, load_model
 from tests.helpers import checkpoints
 from tests.helpers.native_kernels import load_or_skip
+from tests.helpers.parameters import packed_names
 
 CPU = torch.device("cpu")
 NAMES = (("first", 13), ("second", 14), ("third", 15))
@@ -70,9 +71,8 @@ def test_the_same_bits_from_a_file_that_is_written_once(kernels: NativeKernels, 
     assert torch.equal(answers(first), answers(plain))
     assert torch.equal(answers(again), answers(plain))
     assert file.stat().st_ino == written
-    of_matrices = {name for name, weight in again.decoder.parameters.items() if isinstance(weight, PackedWeight)}
-    assert of_matrices == {name for name in plain.decoder.parameters if "proj" in name} | {HEAD}
-    assert not isinstance(again.decoder.parameters[EMBEDDING], PackedWeight)
+    assert packed_names(again.decoder) == {name for name in plain.decoder.parameters.weights if "proj" in name} | {HEAD}
+    assert torch.equal(again.decoder.parameters.tensors[EMBEDDING], plain.decoder.parameters.tensors[EMBEDDING])
     assert again.spec == plain.spec
 
 
@@ -160,7 +160,7 @@ def test_what_cannot_be_packed_stays_as_it_is(kernels: NativeKernels, tmp_path: 
     """A head alone, or with one layer's matrix all of them."""
     path = checkpoints.save_tiny_qwen3(tmp_path / "model", **SIZES | options)
     model = loaded(path, kernels, tmp_path / "packed")
-    names = {name for name, weight in model.decoder.parameters.items() if isinstance(weight, PackedWeight)}
+    names = packed_names(model.decoder)
     assert HEAD not in names
     assert bool(names) == ("vocab_size" in options)
     assert torch.equal(answers(model), answers(loaded(path, kernels, None)))
@@ -230,7 +230,7 @@ def test_what_was_made_of_a_checkpoint_that_cannot_be_looked_for_is_kept(
     os.utime(hidden, (time.time() - 2 * 86400,) * 2)
     model = loaded(checkpoint, kernels, directory)
     assert hidden in files(directory)
-    assert any(isinstance(weight, PackedWeight) for weight in model.decoder.parameters.values())
+    assert packed_names(model.decoder)
 
 
 def test_one_who_packs_for_ever_is_not_waited_for(
@@ -246,7 +246,7 @@ def test_one_who_packs_for_ever_is_not_waited_for(
     with file_lock.locked(file.with_suffix(".lock")), caplog.at_level(logging.WARNING):
         model = loaded(checkpoint, kernels, tmp_path / "packed")
     assert "another process has held" in caplog.text
-    assert not any(isinstance(weight, PackedWeight) for weight in model.decoder.parameters.values())
+    assert not packed_names(model.decoder)
     assert torch.equal(answers(model), answers(loaded(checkpoint, kernels, None)))
 
 
@@ -258,7 +258,7 @@ from tandem.models import file_lock, packed
 from tandem.models.loader import load_model
 packed.LEAST_BYTES = 0
 model = load_model(sys.argv[1], device=torch.device("cpu"), kernels=load(), packed_dir=Path(sys.argv[2]))
-print(type(model.decoder.parameters["lm_head.weight"]).__name__)
+print(model.decoder.parameters.weights["lm_head.weight"].matrix.order.name)
 """
 
 
@@ -266,6 +266,6 @@ def test_processes_that_start_together_write_it_once(kernels: NativeKernels, tmp
     command = [sys.executable, "-c", SCRIPT, str(checkpoint), str(tmp_path / "packed")]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     told = [process.communicate(timeout=120) for process in started]
-    assert [out.strip() for out, _ in told] == ["PackedWeight"] * 2, told
+    assert [out.strip() for out, _ in told] == ["STRIPS"] * 2, told
     assert sum("once" in err for _, err in told) <= 1
     assert len(files(tmp_path / "packed")) == 1

@@ -1,15 +1,12 @@
-"""Packed weights: the same bits from every product, and nobody but the kernels reads them."""
+"""Packed matrices: the same bits from every product."""
 
-import operator
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from tandem.kernels.base import PackedWeight
+from tandem.kernels.base import Order
 from tandem.kernels.native.bindings import NativeKernels
 from tandem.kernels.torch_kernels import TorchKernels
 from tests.helpers.native_kernels import ARCHITECTURES, load_or_skip
@@ -30,12 +27,13 @@ def test_a_packed_weight_gives_the_same_bits(kernels: NativeKernels, dtype: torc
     """For every number of rows: a few are multiplied in another way than many, and many in chunks."""
     assert kernels.can_pack((n, k), dtype)
     gate, up, bias = normal(0, n, k, dtype=dtype), normal(1, n, k, dtype=dtype), normal(2, n, dtype=dtype)
-    packed, packed_up = (PackedWeight.of(kernels.pack(weight)) for weight in (gate, up))
+    packed, packed_up = (kernels.pack(weight) for weight in (gate, up))
     all_rows = normal(3, 900, k, dtype=dtype)
     linear, gated = kernels.linear(all_rows, gate, bias), kernels.gated_linear(all_rows, gate, up, "silu")
     for m in (*range(1, 30), *range(59, 62), *range(119, 122), 383, 384, 385, 900):
-        assert torch.equal(kernels.linear(all_rows[:m], packed, bias), linear[:m]), m
-        assert torch.equal(kernels.gated_linear(all_rows[:m], packed, packed_up, "silu"), gated[:m]), m
+        assert torch.equal(kernels.linear(all_rows[:m], packed, bias, order=Order.STRIPS), linear[:m]), m
+        product = kernels.gated_linear(all_rows[:m], packed, packed_up, "silu", order=Order.STRIPS)
+        assert torch.equal(product, gated[:m]), m
 
 
 def test_packing_moves_elements_and_changes_none(kernels: NativeKernels) -> None:
@@ -66,21 +64,3 @@ def test_a_weight_that_would_not_keep_its_size_is_not_packed(kernels: NativeKern
     assert not kernels.can_pack(shape, torch.float32)
     assert not kernels.can_pack((16, 32), torch.float16)
     assert not TorchKernels().can_pack((16, 32), torch.float32)
-
-
-@pytest.mark.parametrize(
-    "read", [lambda x: F.linear(x, x), lambda x: x[0], lambda x: x.sum(), lambda x: x.tolist(), lambda x: x.view(-1)]
-)
-def test_nobody_else_reads_it(kernels: NativeKernels, read: Callable[[torch.Tensor], object]) -> None:
-    packed = PackedWeight.of(kernels.pack(normal(0, 16, 32)))
-    assert (packed.shape, packed.dtype) == ((16, 32), torch.float32)
-    with pytest.raises(TypeError, match="only the kernels that packed it"):
-        read(packed)
-
-
-def test_it_is_no_operand_either(kernels: NativeKernels) -> None:
-    packed = PackedWeight.of(kernels.pack(normal(0, 16, 32)))
-    with pytest.raises(TypeError):
-        operator.matmul(packed, packed)
-    with pytest.raises(TypeError):
-        operator.matmul(normal(0, 16, 16), packed)

@@ -8,6 +8,7 @@ from tandem.architecture.tensors import LinearSpec
 from tandem.kernels.native.bindings import NativeKernels
 from tandem.models.layers.mlp import GatedMLP
 from tests.helpers.native_kernels import load_or_skip
+from tests.helpers.parameters import dense_parameters
 
 HIDDEN, FFN = 48, 1003
 
@@ -34,7 +35,7 @@ def test_with_biases_alone_and_batched_are_the_same_bits(
         down=LinearSpec("mlp.down_proj", HIDDEN, FFN, bias=True),
         activation=activation,
     )
-    mlp = GatedMLP(spec, weights, kernels)
+    mlp = GatedMLP(spec, dense_parameters(weights, kernels), kernels)
     x = torch.randn(120, HIDDEN, generator=generator).to(dtype)
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)

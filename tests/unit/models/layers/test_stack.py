@@ -18,7 +18,6 @@ from tandem.attention.arena import Arena
 from tandem.attention.base import AttentionBackend, AttentionBatch, WantedTokens
 from tandem.attention.native_backend import NativeBackend
 from tandem.attention.reference import ReferenceBackend
-from tandem.kernels.base import PackedWeight
 from tandem.kernels.native.bindings import NativeKernels
 from tandem.kernels.torch_kernels import TorchKernels
 from tandem.kvcache.spec import KVLayout, build_layout
@@ -29,6 +28,7 @@ from tandem.models.layers.stack import build_stack
 from tandem.models.loader import LoadedModel, load_model
 from tests.helpers import checkpoints
 from tests.helpers.native_kernels import load_or_skip
+from tests.helpers.parameters import packed_names
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 8
@@ -172,7 +172,7 @@ def test_packed_weights_change_no_bit(
 ) -> None:
     monkeypatch.setattr(packed, "LEAST_BYTES", 0)
     decoder = load_model(str(path), dtype=dtype, device=CPU, kernels=kernels, packed_dir=tmp_path).decoder
-    assert any(isinstance(weight, PackedWeight) for weight in decoder.parameters.values())
+    assert packed_names(decoder)
     expected, expected_pages = _run(_load(path, dtype, kernels).decoder, NativeBackend(CPU))
     for backend in (NativeBackend(CPU), OneByOne(CPU)):
         hidden, pages = _run(decoder, backend)
@@ -194,7 +194,7 @@ def test_biases_in_the_mlp_are_computed_layer_by_layer(tmp_path: Path, kernels: 
     model = _load(checkpoints.save_tiny_llama(tmp_path, mlp_bias=True), "float32", kernels)
     hidden, _ = _run(model.decoder, NativeBackend(CPU))
     expected, _ = _run(model.decoder, OneByOne(CPU))
-    assert any(name.endswith("gate_proj.bias") for name in model.decoder.parameters)
+    assert any(name.endswith("gate_proj.bias") for name in model.decoder.parameters.tensors)
     assert all(torch.equal(step, right) for step, right in zip(hidden, expected, strict=True))
 
 

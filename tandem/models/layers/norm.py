@@ -1,0 +1,34 @@
+"""Norms with their tensors, taken by the names of their specs. The arithmetic is the kernels'."""
+
+from dataclasses import dataclass
+
+import torch
+
+from tandem.architecture.tensors import NormSpec
+from tandem.kernels.base import Kernels
+from tandem.models.parameters import Parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Root-mean-square norm over the last dimension."""
+
+    weight: torch.Tensor  # [size]; ones where the spec has none
+    spec: NormSpec
+    kernels: Kernels
+
+    @classmethod
+    def take(cls, spec: NormSpec, parameters: Parameters, kernels: Kernels) -> "Norm":
+        if spec.tensor_name is not None:
+            return cls(parameters.tensors[spec.tensor_name], spec, kernels)
+        device = next(iter(parameters.tensors.values())).device
+        return cls(torch.ones(spec.size, device=device), spec, kernels)
+
+    @classmethod
+    def take_optional(cls, spec: NormSpec | None, parameters: Parameters, kernels: Kernels) -> "Norm | None":
+        return None if spec is None else cls.take(spec, parameters, kernels)
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """The norm of `x`; with `residual`, `x` is first added into it in place and the sum is normed."""
+        spec = self.spec
+        return self.kernels.rms_norm(x, self.weight, spec.eps, residual=residual, unit_offset=spec.unit_offset)

@@ -1,0 +1,54 @@
+"""What is loaded of a model: its tensors, and the format of each of its weights."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tandem.architecture.model import ModelSpec
+from tandem.architecture.tensors import Source, TensorSpec
+from tandem.attention.arena import TORCH_DTYPES
+from tandem.kernels.weights.base import WeightFormat
+from tandem.kernels.weights.formats import choose_format
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """`tensors`: all that are not weights of linear maps."""
+
+    tensors: tuple[TensorSpec, ...]
+    weights: tuple[tuple[TensorSpec, WeightFormat], ...]
+
+    @classmethod
+    def of(cls, spec: ModelSpec, formats: Sequence[WeightFormat]) -> "LoadPlan":
+        """Each weight has the first of `formats` that does not refuse it.
+
+        Raises:
+            UnsupportedCheckpointError: all of them refuse one.
+        """
+        tensors = tuple(tensor for tensor in spec.tensors() if not tensor.is_weight)
+        return cls(tensors, tuple((weight, choose_format(weight, formats)) for weight in spec.weights()))
+
+    def stored(self) -> Iterator[TensorSpec]:
+        """All that a checkpoint must have. A tied head and the embedding are made of the same."""
+        yield from self.tensors
+        for weight, weight_format in self.weights:
+            yield from weight_format.wants(weight)
+
+    def num_bytes(self, dtype: str) -> int:
+        """In memory, for a model of that dtype."""
+        sizes = {tensor.source or Source(tensor.name): num_bytes_of(tensor, dtype) for tensor in self.stored()}
+        return sum(sizes.values())
+
+
+def dtype_of(tensor: TensorSpec, model_dtype: str) -> torch.dtype:
+    """That in which a model of `model_dtype` has the tensor."""
+    if tensor.code_dtype is not None:
+        found: torch.dtype = getattr(torch, tensor.code_dtype)
+        return found
+    return torch.float32 if tensor.is_float32 else TORCH_DTYPES[model_dtype]
+
+
+def num_bytes_of(tensor: TensorSpec, model_dtype: str) -> int:
+    """In memory, for a model of `model_dtype`."""
+    return tensor.size * dtype_of(tensor, model_dtype).itemsize

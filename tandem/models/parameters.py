@@ -1,0 +1,25 @@
+"""A model's parameters in memory, by the names of its specs: weights of linear maps, and tensors that are no such."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from tandem.architecture.tensors import LinearSpec
+from tandem.kernels.weights.base import Linear, Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """`tensors`: embeddings, norms, biases. `weights`: of all linear maps, the head's too where it is the embedding."""
+
+    tensors: Mapping[str, torch.Tensor]
+    weights: Mapping[str, Weight]
+
+    def linear(self, spec: LinearSpec) -> Linear:
+        """The map of that spec, which the model has."""
+        return Linear(self.weights[f"{spec.name}.weight"], self.bias(spec))
+
+    def bias(self, spec: LinearSpec) -> torch.Tensor | None:
+        """[out]; None = the map has none."""
+        return self.tensors[f"{spec.name}.bias"] if spec.bias else None
