@@ -22,6 +22,7 @@ from tandem.kernels.choose import choose_kernels
 from tandem.kernels.native.bindings import NativeKernels
 from tandem.kernels.native.build import default_cache_dir
 from tandem.kernels.native.sampling import load_draws
+from tandem.kernels.weights.formats import FormatReader, read_formats
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.spec import KVLayout, build_layout
 from tandem.models.loader import LoadedModel, load_model, resolve_model_path
@@ -55,15 +56,28 @@ class Assembly:
     masks: MaskMaker
 
 
-def build_engine(config: EngineConfig, *, clock: Clock | None = None, emit: BlockEventSink | None = None) -> Engine:
+def build_engine(
+    config: EngineConfig,
+    *,
+    clock: Clock | None = None,
+    emit: BlockEventSink | None = None,
+    formats_of: FormatReader = read_formats,
+) -> Engine:
     """`assemble`, for those who only want the engine."""
-    return assemble(config, clock=clock, emit=emit).engine
+    return assemble(config, clock=clock, emit=emit, formats_of=formats_of).engine
 
 
-def assemble(config: EngineConfig, *, clock: Clock | None = None, emit: BlockEventSink | None = None) -> Assembly:
+def assemble(
+    config: EngineConfig,
+    *,
+    clock: Clock | None = None,
+    emit: BlockEventSink | None = None,
+    formats_of: FormatReader = read_formats,
+) -> Assembly:
     """Load the checkpoint and build an engine around it.
 
-    `num_threads`, when set, applies to PyTorch's CPU threads of the whole process.
+    `num_threads`, when set, applies to PyTorch's CPU threads of the whole process. `formats_of`: the formats that
+    weights may have.
 
     Raises:
         ConfigurationError: when a setting cannot be honoured.
@@ -83,6 +97,7 @@ def assemble(config: EngineConfig, *, clock: Clock | None = None, emit: BlockEve
         packed_dir=default_cache_dir() / "weights" if config.pack_weights else None,
         memory_bytes=_memory_bytes(device),
         allow_pickle=config.allow_pickle,
+        formats_of=formats_of,
     )
     tokenizer = Tokenizer.load(path)
     model = model.ended_by(tokenizer.eos_token_id)

@@ -20,6 +20,11 @@ SCOPE_READERS = {
     "tandem/engine/validation.py",
 }
 
+# Names that only the kernels say: formats of weights, and orders of their elements.
+FORMAT_NAMES = {"MatrixWeight", "DenseFormat", "PackedDense", "Order", "STRIPS"}
+# What others take of the weights' room: the seam, and the table that chooses.
+WEIGHT_SEAM = {"tandem.kernels.weights.base", "tandem.kernels.weights.formats"}
+
 
 def nodes(source: str) -> Iterator[ast.AST]:
     return ast.walk(ast.parse(source))
@@ -48,6 +53,47 @@ def looks_into_a_scope(source: str) -> list[int]:
     return [
         node.lineno for node in nodes(source) if isinstance(node, ast.Attribute) and node.attr in ("salt", "adapter")
     ]
+
+
+def names_a_format(source: str) -> list[int]:
+    """Lines that name a format of weights, or import one."""
+    return [
+        node.lineno
+        for node in nodes(source)
+        if (isinstance(node, ast.Name) and node.id in FORMAT_NAMES)
+        or (isinstance(node, ast.Attribute) and node.attr in FORMAT_NAMES)
+        or (isinstance(node, ast.ImportFrom) and _imports_a_format(node))
+    ]
+
+
+def _imports_a_format(node: ast.ImportFrom) -> bool:
+    module = node.module or ""
+    is_inside = module.startswith("tandem.kernels.weights") and module not in WEIGHT_SEAM
+    return is_inside or any(alias.name in FORMAT_NAMES for alias in node.names)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "isinstance(weight, MatrixWeight)",
+        "matrix.order is base.Order",
+        "from tandem.kernels.base import Order",
+        "from tandem.kernels.weights.int4 import Anything",
+        "from tandem.kernels.weights import dense",
+    ],
+)
+def test_the_rule_finds_formats(source: str) -> None:
+    assert names_a_format(source) == [1]
+
+
+def test_only_the_kernels_name_formats_of_weights() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in sorted((ROOT / "tandem").rglob("*.py"))
+        if "v1" not in path.parts and (ROOT / "tandem" / "kernels") not in path.parents
+        for line in names_a_format(path.read_text())
+    ]
+    assert not found, f"call the Weight instead: {found}"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tandem.architecture.model import limit_length
+from tandem.architecture.model import EMBEDDING, HEAD, limit_length
 from tandem.core.errors import CheckpointError, ConfigurationError, UnsupportedCheckpointError
 from tandem.core.sampling_params import SamplingParams
 from tandem.kernels.torch_kernels import TorchKernels
@@ -133,6 +133,14 @@ class TestDtype:
         stored, model = checkpoints.read_tensors(path), load(path, dtype=dtype)
         for name, tensor in tensors_of(model.decoder).items():
             assert torch.equal(tensor, stored[name].to(getattr(torch, dtype))), name
+
+    def test_a_tied_head_is_the_embedding_in_every_dtype(self, tmp_path: Path) -> None:
+        path = checkpoints.save_tiny_llama(tmp_path, dtype="bfloat16", tie_word_embeddings=True)
+        for dtype in ("bfloat16", "float32"):
+            parameters = load(path, dtype=dtype).decoder.parameters
+            head = parameters.weights[HEAD].matrix
+            assert head is not None
+            assert head.tensor.data_ptr() == parameters.tensors[EMBEDDING].data_ptr()
 
     def test_unknown_dtype_is_a_configuration_error(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="dtype='int8' is not served"):

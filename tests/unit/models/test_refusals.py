@@ -449,6 +449,15 @@ def test_experts_larger_than_memory_are_refused_with_numbers(dtype: str, tmp_pat
         load_into(num_bytes - 1)
 
 
+def test_a_tied_head_takes_no_memory(tmp_path: Path) -> None:
+    path = checkpoints.save_tiny_llama(tmp_path, tie_word_embeddings=True)
+    num_bytes = sum(tensor.nbytes for tensor in checkpoints.read_tensors(path).values())
+    device, kernels = torch.device("cpu"), TorchKernels()
+    load_model(str(path), device=device, kernels=kernels, memory_bytes=num_bytes)
+    with pytest.raises(CheckpointError, match="GB of memory"):
+        load_model(str(path), device=device, kernels=kernels, memory_bytes=num_bytes - 1)
+
+
 def test_one_file_larger_than_memory_is_refused(tmp_path: Path) -> None:
     """Regression: it ended with a traceback. A configuration without a dtype is not enough to tell before."""
     size = 1 << 20
