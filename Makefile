@@ -56,9 +56,10 @@ test: setup redis-server chart-tools browser ## every test that is not marked sl
 test-all: setup redis-server chart-tools browser ## the slow tests too
 	$(BIN)/pytest $(ARGS)
 
-lint: setup ## style and formatting
+lint: setup ## style, formatting and language
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tools.prose
 
 type: setup ## strict types
 	$(BIN)/mypy
