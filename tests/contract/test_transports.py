@@ -27,7 +27,10 @@ SMALL = SourceSpec("", num_blocks=NUM_BLOCKS, page_bytes=PAGE_BYTES)
 LARGE = SourceSpec("", num_blocks=256, page_bytes=65536)  # 16 MiB: milliseconds a read
 
 
-@pytest.fixture(scope="module", params=["inproc", "cma", "tcp", "nixl"])
+KINDS = ("inproc", "cma", "tcp", "nixl")
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def kind(request: pytest.FixtureRequest) -> Kind:
     reason = unavailable_reason() if request.param == "nixl" else None
     if reason is not None:
