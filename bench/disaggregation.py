@@ -1,4 +1,4 @@
-"""What disaggregation costs and moves: real processes behind the real gateway, loaded over HTTP.
+"""Cost and traffic of disaggregation: real processes behind the real gateway, loaded over HTTP.
 
     python -m bench.disaggregation [--shape small] [--lengths 512,2048,8192,32768] [--rounds 3] [--save]
 

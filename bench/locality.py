@@ -1,4 +1,4 @@
-"""How fast and how small the locality index is, embedded and in a real redis-server on this machine.
+"""Benchmark of the locality index: speed and size, embedded and in a real redis-server on this machine.
 
 A fleet of workers holds chains that share a system prompt; questions are a 12k-token prompt each (750 blocks of 16).
 With --trace, replays a trace's `hash_ids` as one worker with an infinite cache: the share of all blocks, over requests

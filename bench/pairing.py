@@ -1,4 +1,4 @@
-"""What the router takes to pair a request as fleet and index grow: hashing, the index, the decision, a worker's report.
+"""Benchmark of pairing as fleet and index grow: hashing, the index, the decision, a worker's report.
 
     python -m bench.pairing [--workers 64 1024] [--replicas 1000000] [--prompt-tokens 12000] [--large] [--save]
 

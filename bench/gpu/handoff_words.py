@@ -1,4 +1,4 @@
-"""What the two processes of a hand-off tell each other, over a pipe. Times are of the machine's monotonic clock."""
+"""Messages of the two processes of a hand-off over a pipe. Times are of the machine's monotonic clock."""
 
 from dataclasses import dataclass
 

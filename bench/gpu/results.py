@@ -1,4 +1,4 @@
-"""What one section found, on disk from the moment it is known.
+"""Results of one section, on disk from the moment they are known.
 
 Invariant: the file is whole at any time. The parts of a section write one after the other, so none overwrites another.
 """

@@ -1,4 +1,4 @@
-"""What the race is meant to show, and whether it does: each aim with the figure that was reached. Pure."""
+"""Aims of the race, each with the figure that was reached. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

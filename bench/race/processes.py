@@ -1,4 +1,4 @@
-"""What a system's processes cost: processor time and peak memory of whole trees, from /proc.
+"""Processor time and peak memory of a system's whole process trees, from /proc.
 
 A page that several processes of a tree share counts once: memory of nobody's file proportionally (PSS), and of a file
 what that process holds of it that holds most, since another system may hold the same file. Never touches a process that

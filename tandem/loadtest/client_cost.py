@@ -1,4 +1,4 @@
-"""What the load client itself costs, and whether it was too busy to measure anybody else.
+"""Cost of the load client itself, and whether it was too busy to measure anybody else.
 
 Figures are of this process: processor time, and how late its event loop answers a timer of its own.
 """

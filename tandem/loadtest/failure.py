@@ -1,4 +1,4 @@
-"""How a request can go wrong as its client sees it. Each kind is a word that results are counted by."""
+"""Kinds of failed requests as the client sees them. Results are counted by these words."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What a person sees: how a test goes while it runs, and what it found. Decides nothing, writes only to its console."""
+"""Progress and results for a person at a terminal. Decides nothing, writes only to its console."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What a pool of so many workers gives its users at a load: predicted TTFT and TPOT, queueing included.
+"""Predicts TTFT and TPOT of a pool of given size at a given load, queueing included.
 
 Prefill is a queue in front of several servers; decode is a batch whose size follows from Little's law. Latencies are of
 the percentile that the objective is for, and infinite when work arrives faster than it is done.

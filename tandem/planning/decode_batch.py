@@ -1,4 +1,4 @@
-"""How many requests decode together in each worker, and how long a step of them takes. Pure arithmetic.
+"""Batch size and step time of decode workers at a given load. Pure arithmetic.
 
 The steady state of Little's law: requests running = arrivals x answer's length x time of a step, which grows with them.
 """

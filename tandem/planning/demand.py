@@ -1,4 +1,4 @@
-"""What users have asked for lately and may ask for soon: forecasts of rates, slow means of lengths.
+"""Recent and expected demand: forecasts of rates, slow means of lengths.
 
 Owns the memory of past traffic; knows nothing of workers. Prompt tokens are forecast by themselves, because long
 prompts come in bursts that a mean length would hide.

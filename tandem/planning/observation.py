@@ -1,4 +1,4 @@
-"""What a planner is told and what it answers. Values only; who gathers and who acts is elsewhere.
+"""Observations that a planner is given and plans that it returns. Values only.
 
 Lengths are tokens, times seconds, latencies milliseconds. A replica is one worker.
 """

@@ -1,4 +1,4 @@
-"""What an operator asks of the planner: objectives, bounds of the pools, and how careful to be. Values only."""
+"""Settings of the planner: objectives, bounds of the pools, and the degree of caution. Values only."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""How good pools of given sizes would be, and which sizes are best: the search behind a plan. Pure.
+"""Searches the best sizes of the pools and rates pools of given sizes. Pure.
 
 `Prospect` prices any pair of sizes at one demand. Sizes are the fewest that meet both objectives, or, where a budget is
 too small, those that make the worse of both objectives' ratios best.

@@ -1,4 +1,4 @@
-"""How long prompts wait and take in front of several workers, over all the lengths of a workload.
+"""Waiting and service times of prompts at several workers, over all lengths of a workload.
 
 M/G/c: random arrivals, any lengths, first come first served by whoever is free. Pure arithmetic.
 """

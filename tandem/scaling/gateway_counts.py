@@ -1,4 +1,4 @@
-"""What one gateway has counted since it started, read from the text of its /metrics.
+"""Counts of one gateway since it started, read from the text of its /metrics.
 
 Knows the names that `tandem.gateway.metrics` exports; several models' figures are added up. Reads, never decides.
 """

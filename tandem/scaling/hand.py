@@ -1,4 +1,4 @@
-"""What becomes of a plan: replicas written, or the reason why not. The only place that changes anything.
+"""Applies a scaling plan, or records why it was not applied. The only place that changes anything.
 
 Invariant: only a leader that was told to act writes, only within the bounds and the budget, and never against somebody
 else who scales the same pool. A pool never shrinks while something could not be seen.

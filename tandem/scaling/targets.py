@@ -1,4 +1,4 @@
-"""What is scaled and who may do it, as the planner sees them: replicas are read and written, one planner leads.
+"""Interface of scaled pools: replicas are read and written, and one planner leads.
 
 Protocols and values; `kubernetes` has the implementations that act, here are those that act on nothing.
 """

@@ -1,4 +1,4 @@
-"""What one worker exports: the `vllm:*` names that dashboards and inference gateways read, and our `tandem_*` ones.
+"""Metrics of one worker: the `vllm:*` names that dashboards and gateways read, and our `tandem_*` ones.
 
 Takes plain values, so that it needs no engine; every metric lives in the registry given. Label values are bounded:
 what a peer can invent never becomes a new time series without limit. A count whose labels are known is exported from

@@ -1,4 +1,4 @@
-"""What every transport must do: exact bytes, nothing else touched, every bad peer and index refused, every death seen.
+"""Contract of every transport: exact bytes, nothing else touched, bad peers and indices refused, every death seen.
 
 Sources of cma, tcp and nixl are real processes. Reads name blocks in every order a caller could.
 """

@@ -85,7 +85,7 @@ class Shell:
         assert self._process.stdout is not None
         self._process.stdin.write(f"{commands}\necho; echo {END}\n")
         self._process.stdin.flush()
-        lines = []
+        lines: list[str] = []
         for line in self._process.stdout:
             if line == f"{END}\n":
                 return "".join(lines)
@@ -146,7 +146,7 @@ def until_served(terminal: subprocess.Popen[str], expected: tuple[str, ...]) -> 
     """Reads until the first line that the page shows; the address in it."""
     assert terminal.stdout is not None
     text, _, address = expected[0].partition("http://")
-    said = []
+    said: list[str] = []
     for line in terminal.stdout:
         said.append(line)
         if found := re.match(rf"{re.escape(text)}(http://\S+)", line):

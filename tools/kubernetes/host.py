@@ -1,4 +1,4 @@
-"""What all pods of one machine share: the API, the bridge, free addresses, a folder, and a journal of what happened."""
+"""Resources that all pods of one machine share: the API, the bridge, free addresses, a folder, and a journal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kubelet says about a pod: phase, conditions and container statuses as the API wants them. Pure."""
+"""Status of a pod as a kubelet reports it: phase, conditions and container statuses. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients with keys see: who gets in, what is left, what is billed whatever becomes of a request."""
+"""Clients with keys: admission, remaining limits, and bills whatever becomes of a request."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What clients see of one request: real SDKs in strict mode, errors, disconnects, limits, draining."""
+"""One request as clients see it: real SDKs in strict mode, errors, disconnects, limits, draining."""
 
 import asyncio
 import socket

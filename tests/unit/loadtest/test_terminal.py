@@ -1,4 +1,4 @@
-"""What a person reads after a test."""
+"""Text that a person reads after a test."""
 
 import io
 from collections.abc import Iterator

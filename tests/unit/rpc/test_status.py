@@ -1,4 +1,4 @@
-"""How statuses that are not from our code are read, and what of an error fits into one."""
+"""Reading of statuses that are not from our code, and the part of an error that fits into one."""
 
 from typing import Any
 

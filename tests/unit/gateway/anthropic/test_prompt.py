@@ -1,4 +1,4 @@
-"""What of Anthropic's bodies becomes a conversation, and what is refused by its place."""
+"""Conversation made of Anthropic's bodies, and refusals by place."""
 
 import contextlib
 from typing import Any

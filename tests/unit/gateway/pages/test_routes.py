@@ -1,4 +1,4 @@
-"""Where the pages are, what browsers may keep, and what a page may do."""
+"""Routes of the pages, what browsers may keep, and what a page may do."""
 
 from pathlib import Path
 

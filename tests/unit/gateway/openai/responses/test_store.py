@@ -1,4 +1,4 @@
-"""What every store of responses promises, and what each adds."""
+"""Contract of every store of responses, and what each adds."""
 
 import asyncio
 import uuid
