@@ -88,7 +88,7 @@ def _pairing_rows(system: System, fleet: RouterFleet, num_asked: int) -> Iterato
 
 
 def _report_rows(fleet: RouterFleet) -> Iterator[Row]:
-    """What the router spends on a worker's news."""
+    """Processor time of the router for one report of a worker."""
     for part, samples in fleet.reports(ROUNDS).items():
         yield Row(fleet.size.label, "router", f"report, {part}", statistics.median(samples), "us", None, None, samples)
     samples = asyncio.run(fleet.streamed_reports(ROUNDS))

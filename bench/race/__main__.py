@@ -137,7 +137,7 @@ def _cpus(text: str) -> tuple[int, ...]:
 
 
 def _settle(cpus: Sequence[int]) -> None:
-    """Own session, preferred, on these cores; ended with whoever started us, since its Ctrl-C no longer reaches us.
+    """Own session, preferred, on these cores; ended with the process that started us, whose Ctrl-C does not reach us.
 
     Every way to be ended is a Ctrl-C, so that the system that runs ends too.
     """

@@ -32,7 +32,7 @@ class ClusterStatus:
         self._asked_s = 0.0
         self._last_line = ""
 
-    async def news(self) -> str | None:
+    async def changed_line(self) -> str | None:
         """The line, or None when it says what the last one said."""
         line = " · ".join([self._health(), *await self._figures()])
         if line == self._last_line:

@@ -250,7 +250,7 @@ class Up(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
                 terminal.write(f"operators: {topology.admin_url()}/operations and /metrics\n")
             status = ClusterStatus(topology.admin_url(), supervisor, key)
             while not (self.quiet or supervisor.is_stopping):
-                line = await status.news()
+                line = await status.changed_line()
                 if line is not None and not supervisor.is_stopping:
                     terminal.write(line)
                 await asyncio.sleep(self.status_interval_s)

@@ -1,6 +1,6 @@
 """Waiting and service times of prompts at several workers, over all lengths of a workload.
 
-M/G/c: random arrivals, any lengths, first come first served by whoever is free. Pure arithmetic.
+M/G/c: random arrivals, any lengths, first come first served by any free worker. Pure arithmetic.
 """
 
 import math
@@ -15,7 +15,7 @@ from tandem.planning.waiting import mean_wait, waiting_chance
 
 @dataclass(frozen=True)
 class PrefillQueue:
-    """Prompts in front of prefill workers, first come first served by whoever is free.
+    """Prompts in front of prefill workers, first come first served by any free worker.
 
     Args:
         prompts: (milliseconds of its own, chunks) of each prompt, equally likely, the quickest first.

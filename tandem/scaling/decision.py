@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from tandem.planning.observation import Plan
-from tandem.scaling.hand import Action
+from tandem.scaling.actuator import Action
 from tandem.scaling.observer import Sight
 
 

@@ -13,7 +13,7 @@ from tandem.planning.planner import SloPlanner
 from tandem.planning.planner_settings import PlannerSettings as Objectives
 from tandem.planning.roofline import worker_speed
 from tandem.routing.speed import Speed
-from tandem.scaling.hand import Bounds, PoolBounds
+from tandem.scaling.actuator import Bounds, PoolBounds
 from tandem.scaling.settings import PlannerSettings
 from tandem.scaling.targets import Pool
 

@@ -133,5 +133,5 @@ def _connect(secret: bytes | None, samples: WarmSamples, address: str) -> Watcha
 
 
 async def _keep(worker_id: str) -> None:
-    """Nobody's blocks are indexed here. NOTE: yields, as whoever asks an index would."""
+    """Nobody's blocks are indexed here. NOTE: yields, as an index look-up would."""
     await asyncio.sleep(0)

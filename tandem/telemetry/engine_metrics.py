@@ -114,7 +114,7 @@ class WorkerMetrics:
         self._reasons: set[str] = set()
 
     def observe_status(self, status: Status) -> None:
-        """Take a worker's news; what it no longer names is no longer exported."""
+        """Take a worker's update; what it no longer names is no longer exported."""
         state = status.state
         self._running.set(max(0, state.num_running - status.num_waiting))
         self._waiting.set(status.num_waiting)

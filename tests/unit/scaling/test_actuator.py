@@ -8,7 +8,7 @@ from tandem.core.errors import UnavailableError
 from tandem.kube.call import Call
 from tandem.kube.errors import ConflictError, ForbiddenError, KubeError, KubeUnavailableError
 from tandem.planning.observation import Plan
-from tandem.scaling.hand import Action, Bounds, Hand, Outcome, PoolBounds
+from tandem.scaling.actuator import Action, Actuator, Bounds, Outcome, PoolBounds
 from tandem.scaling.observer import Sight
 from tests.unit.scaling.builders import D, Deployments, P, Throne, bounds, plan
 
@@ -16,7 +16,7 @@ CALL = Call("patch", "deployments/scale", "ns", "tandem-decode", "apps")
 
 
 class Body:
-    """A hand with everything it touches."""
+    """An actuator with everything it touches."""
 
     def __init__(
         self, num_prefill: int = 2, num_decode: int = 2, limits: Bounds | None = None, acts: bool = True
@@ -24,7 +24,7 @@ class Body:
         self.targets = Deployments(num_prefill, num_decode)
         self.throne = Throne()
         self.clock = ManualClock(1000.0)
-        self.hand = Hand(
+        self.actuator = Actuator(
             self.targets,
             self.throne,
             limits or bounds(),
@@ -35,7 +35,7 @@ class Body:
         )
 
     def apply(self, wanted: Plan, sight: Sight | None = None) -> tuple[Action, ...]:
-        return asyncio.run(self.hand.apply(wanted, sight or self.targets.sight()))
+        return asyncio.run(self.actuator.apply(wanted, sight or self.targets.sight()))
 
     def outcomes(self, wanted: Plan, sight: Sight | None = None) -> tuple[Outcome, ...]:
         return tuple(action.outcome for action in self.apply(wanted, sight))
@@ -74,7 +74,7 @@ def test_leadership_that_ends_between_two_writes_stops_the_second() -> None:
             body.throne.is_leader = False
 
     body.targets = Falls(2, 2)
-    body.hand = Hand(body.targets, body.throne, bounds(), body.clock, acts=True, yield_s=60.0)
+    body.actuator = Actuator(body.targets, body.throne, bounds(), body.clock, acts=True, yield_s=60.0)
     assert sorted(body.outcomes(plan(4, 5))) == [Outcome.FOLLOWING, Outcome.WRITTEN]
     assert len(body.targets.written) == 1
 

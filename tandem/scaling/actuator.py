@@ -70,7 +70,7 @@ class Bounds:
     max_accelerators: int | None = None
 
 
-class Hand:
+class Actuator:
     """Carries plans out. `acts`: whether it may at all; `yield_s`: for how long others who scale have their way."""
 
     def __init__(
