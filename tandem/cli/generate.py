@@ -73,7 +73,7 @@ class Generate(EngineSettings, SamplingSettings, cli_prog_name="tandem generate"
         None,
         description='JSON lines: {"prompt": "…" or [token ids], and optionally any sampling setting}',
     )
-    output: Path | None = Field(None, description="write answers as JSON lines here instead of printing them")
+    output: Path | None = Field(None, description="write answers as JSON lines here; omitted: they are printed")
     stats: bool = Field(False, description="print TTFT, TPOT, prefix hits and blocks used")
 
     def run(self) -> int:
