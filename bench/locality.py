@@ -50,7 +50,7 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Who holds what: everybody the system prompt and one whole popular prompt, and each worker chains of its own."""
+    """Holders of blocks: all hold the system prompt and one whole popular prompt, and each holds chains of its own."""
 
     num_workers: int
     num_block_replicas: int

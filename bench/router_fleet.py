@@ -44,7 +44,7 @@ MODEL = ModelInfo(name="m", fingerprint="f", max_model_len=1 << 17, vocab_size=1
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much there is to weigh."""
+    """Size of the fleet and the index."""
 
     num_workers: int
     num_replicas: int

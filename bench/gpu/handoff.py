@@ -189,7 +189,7 @@ def _pull(source: Connection, read: Read, local: Blocks) -> tuple[list[tuple[int
 
 
 def _alone(source: Connection, prompt: list[int]) -> list[int]:
-    """What the source's engine answers by itself."""
+    """Answer of the source's engine by itself."""
     source.send(Prefill(prompt, NEW_TOKENS))
     while not isinstance(event := _receive(source, ANSWER_S), Answered):
         pass
@@ -204,7 +204,7 @@ def _sums(source: Connection, block_ids: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _drain(source: Connection) -> None:
-    """What is still said of a hand-off that failed, so that the next one hears only its own."""
+    """Drops late messages of a hand-off that failed, so that the next one reads only its own."""
     while source.poll(DRAIN_S):
         source.recv()
 

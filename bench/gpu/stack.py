@@ -76,7 +76,7 @@ class WatchedRunner(ModelRunner):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an engine is built for. `kv_bytes`: None = what the device has to spare."""
+    """Parameters that an engine is built for. `kv_bytes`: None = what the device has to spare."""
 
     max_model_len: int
     max_num_running: int

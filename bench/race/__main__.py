@@ -117,13 +117,13 @@ def _systems(directory: Path, options: argparse.Namespace) -> list[System]:
 
 
 def settings_of(system: str, options: argparse.Namespace, cpus: Sequence[int]) -> dict[str, object]:
-    """What that system is run with, as it was asked for: a run with other settings is another one."""
+    """Settings that the system is run with, as asked for: a run with other settings is another one."""
     own = {"dtype": options.peers_dtype or "fastest"} if is_peer(system) else {"flags": options.tandem_flags.split()}
     return {**own, "cpus": list(cpus)}
 
 
 def _chosen(flag: str, text: str, there: Mapping[str, _One]) -> list[_One]:
-    """What `text` names, in its order; all, if it names nothing."""
+    """Items that `text` names, in its order; all, if it names nothing."""
     names = list(dict.fromkeys(name for name in text.split(",") if name))
     for name in names:
         if name not in there:

@@ -22,7 +22,7 @@ class Aim:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of an aim. `reached` None: it could not be measured."""
+    """Result for an aim. `reached` None: it could not be measured."""
 
     aim: Aim
     reached: float | None

@@ -23,7 +23,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """Where one shape is raced: its checkpoint and who measures."""
+    """Track of one shape: its checkpoint and the measuring client."""
 
     shape: str
     checkpoint: Path

@@ -27,7 +27,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of it: `measured`, or why not. `definition`: the workload's own numbers, and the system's settings."""
+    """Result of it: `measured`, or why not. `definition`: the workload's own numbers, and the system's settings."""
 
     slot: Slot
     definition: Mapping[str, Any]
@@ -61,7 +61,7 @@ class Runs:
         return run if run.definition == self.definition(slot, workload) else None
 
     def definition(self, slot: Slot, workload: Workload) -> Mapping[str, Any]:
-        """What a run of that slot is of."""
+        """Definition of a run in that slot."""
         return {**definition_of(workload), **self.settings.get(slot.system, {})}
 
     def has(self, slot: Slot, workload: Workload) -> bool:

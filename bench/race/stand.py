@@ -31,7 +31,7 @@ class _Standing:
 
 
 class Stand:
-    """Where systems stand. Use as a context: leaving it ends them all."""
+    """Systems that stand side by side. Use as a context: leaving it ends them all."""
 
     def __init__(self, checkpoint: Path, sleep: Callable[[float], None] = time.sleep) -> None:
         self._checkpoint = checkpoint

@@ -51,7 +51,7 @@ class Workload(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What came of it. `burst`: answers apart from the others, and nothing before `burst_s` belongs to it."""
+    """Result of it. `burst`: answers apart from the others, and nothing before `burst_s` belongs to it."""
 
     answers: Sequence[Answer]
     burst: Sequence[Answer] = ()

@@ -92,7 +92,7 @@ def _workers(body: bytes) -> list[dict[str, Any]]:
 
 
 def _usage(workers: Iterable[Mapping[str, Any]]) -> list[str]:
-    """How full the KV pools are, a role at a time."""
+    """Use of the KV pools, a role at a time."""
     used: dict[str, float] = defaultdict(float)
     total: dict[str, float] = defaultdict(float)
     for worker in workers:

@@ -30,7 +30,7 @@ from tandem.serving.settings import EngineSettings, SamplingSettings
 
 @dataclass(slots=True)
 class _Answer:
-    """What has been generated for one choice of one prompt."""
+    """Text generated for one choice of one prompt."""
 
     prompt: str | list[int]
     index: int
@@ -150,7 +150,7 @@ def _blaming(where: str) -> Iterator[None]:
 
 @contextmanager
 def _opened(path: Path | None) -> Iterator[TextIO]:
-    """Where answers go. Opened before anything is computed: answers that cannot be written are not worth it."""
+    """Destination of answers. Opened before anything is computed: answers that cannot be written are not worth it."""
     if path is None:
         yield sys.stdout
         return

@@ -30,7 +30,7 @@ _WHERE = "where the keys are, as the gateway's --accounts: redis:// URL or a fil
 
 
 class _OnStore(Settings):
-    """What needs the store."""
+    """Command that needs the store."""
 
     accounts: SecretStr = Field(description=_WHERE)
 

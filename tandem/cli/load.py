@@ -138,7 +138,7 @@ class Load(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD_"):
         return self._exit_code(result, console)
 
     def plan(self) -> LoadPlan:
-        """What these settings ask for."""
+        """Plan that these settings ask for."""
         first, _, last = self.token_ids.partition("-")
         ends_by_itself = self.trace is not None or self.requests is not None
         return LoadPlan(
@@ -181,7 +181,7 @@ class Load(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD_"):
         )
 
     def _prepare(self, console: Console) -> None:
-        """What must not fail once hours of load have been measured."""
+        """Checks, before the load, of all that is needed after it."""
         allow_sockets(self.max_open)
         if self.output is not None and self.output != STANDARD_OUTPUT:
             check_writable(Path(self.output))
@@ -257,7 +257,7 @@ def _signals() -> Iterator[asyncio.Event]:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """What was typed, without the key."""
+    """The command line as typed, without the key."""
     words = ["tandem", *arguments]
     for index, word in enumerate(words):
         if word.startswith("--api-key"):

@@ -14,7 +14,7 @@ from tandem.serving.settings import Settings
 
 
 class Usage(Settings, cli_prog_name="tandem usage"):
-    """What keys used and what it cost: each request, or totals with --by. Amounts are exact."""
+    """Export the usage and cost of keys: each request, or totals with --by. Amounts are exact."""
 
     accounts: SecretStr = Field(description="where the ledger is, as the gateway's --accounts: redis:// URL or a file")
     by: str | None = Field(None, description="day,key_id,tenant,model: totals of these; omitted: each request")

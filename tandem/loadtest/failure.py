@@ -25,7 +25,7 @@ class ExchangeError(UnavailableError):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What became of a request that was not answered. `is_refusal`: before any work was done for it."""
+    """Failure of a request that was not answered. `is_refusal`: before any work was done for it."""
 
     kind: str
     message: str

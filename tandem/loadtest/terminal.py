@@ -61,7 +61,7 @@ class Narrator:
 
 
 def status_line(plan: LoadPlan, progress: Progress) -> str:
-    """How it goes now; latencies are of the last ten seconds."""
+    """Current progress; latencies are of the last ten seconds."""
     driver, now_s = progress.driver, progress.endpoint.now_s()
     outcomes = driver.outcomes
     recent = [one for one in outcomes[-2000:] if one.ended_s > now_s - _RECENT_S and one.failure is None]

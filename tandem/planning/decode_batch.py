@@ -57,7 +57,7 @@ class DecodeBatch:
         return 1 / ((1 - self.busy) / alone_ms + with_chunks)
 
     def along_ms(self, num_running: float) -> float:
-        """What a step adds to a chunk that it goes along with: its KV is read, the weights are being read anyway."""
+        """Time that a step adds to a chunk in the same step: its KV is read, the weights are being read anyway."""
         context = self.profile.mean_context
         return self.roofline.step_ms(num_running, context) - self.roofline.step_ms(num_running, 0)
 

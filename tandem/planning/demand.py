@@ -70,7 +70,7 @@ class Demand:
         return self._load(requests.mean, missing.mean)
 
     def at_most(self, horizon_s: float) -> Load:
-        """What the pools must bear until then."""
+        """Demand that the pools must bear until then."""
         requests, missing = self._expect(horizon_s)
         return self._load(requests.upper, missing.upper)
 

@@ -67,5 +67,5 @@ class PlannerSettings:
             raise ConfigurationError(f"{self} cannot be planned with; use {needed}")
 
     def accelerators(self, num_prefill: int, num_decode: int) -> int:
-        """What pools of these sizes take."""
+        """Accelerators that pools of these sizes take."""
         return num_prefill * self.prefill_accelerators + num_decode * self.decode_accelerators

@@ -56,7 +56,7 @@ class Prospect:
         return self.decode.batch(num_decode, self.load, min(self.settings.ttft_ms, self.own_ms) / 1000)
 
     def outlook(self, num_prefill: int, num_decode: int) -> Outlook:
-        """What users would get from pools of these sizes."""
+        """Predicted latencies with pools of these sizes."""
         batch = self.batch(num_decode)
         ttft_ms = self.ttft_ms(num_prefill)
         tpot_ms = math.inf if batch.use > 1 else batch.tpot_ms

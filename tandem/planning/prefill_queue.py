@@ -60,7 +60,7 @@ class PrefillQueue:
         return math.fsum(within) / len(self.services_ms)
 
     def ttft_at(self, num_workers: int, share: float) -> float:
-        """What `share` of the requests stay within; infinite when work arrives faster than it is done."""
+        """Time that `share` of the requests stay within; infinite when work arrives faster than it is done."""
         if self.offered >= num_workers:
             return math.inf
         low, high = 0.0, 2 * self.services_ms[-1] + 1

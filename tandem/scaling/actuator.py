@@ -23,7 +23,7 @@ _WRITE_TIMEOUT_S = 5.0
 
 
 class Outcome(StrEnum):
-    """What became of the plan for one pool."""
+    """Outcome of the plan for one pool."""
 
     UNCHANGED = "unchanged"
     WRITTEN = "written"
@@ -62,7 +62,7 @@ class PoolBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What no plan may exceed. `max_accelerators`: of both pools; None = no limit."""
+    """Limits of a plan. `max_accelerators`: of both pools; None = no limit."""
 
     pools: Mapping[Pool, PoolBounds]
     max_step_up: int
@@ -178,7 +178,7 @@ class Actuator:
 
 
 def _asked_before(pool: Pool, sight: Sight) -> int:
-    """What was asked for last; where nobody knows, what is ready."""
+    """Replicas asked for last; if unknown, those that are ready."""
     if pool in sight.replicas:
         return sight.replicas[pool].num_wanted
     assert sight.observation is not None, "a plan follows from an observation"

@@ -21,7 +21,7 @@ _MOST_ROUND_S = 60.0
 
 
 class Looker(Protocol):
-    """Who sees everything; `Observer` does."""
+    """Source of observations; `Observer` implements it."""
 
     async def look(self) -> Sight: ...
 

@@ -30,7 +30,7 @@ class Decision:
 
 
 def error_ms(measured_ms: float | None, predicted_ms: float | None) -> float | None:
-    """How much longer than predicted; None when either is not known or not finite."""
+    """Error of a prediction, positive if it took longer; None when either is not known or not finite."""
     if measured_ms is None or predicted_ms is None or not math.isfinite(predicted_ms):
         return None
     return measured_ms - predicted_ms

@@ -43,7 +43,7 @@ class GatewayCounts:
     tpot: Distribution = NOTHING
 
     def since(self, earlier: "GatewayCounts") -> "GatewayCounts":
-        """What was counted after `earlier`."""
+        """Counts after `earlier`."""
         counted = {name: max(0.0, getattr(self, name) - getattr(earlier, name)) for name in _COUNTERS}
         return GatewayCounts(
             born_s=self.born_s,

@@ -12,7 +12,7 @@ _MAX_KNOWN = 65_536
 
 
 class WarmSamples:
-    """When each incarnation of a worker did its first work. One for all watches of a planner."""
+    """Time of the first work of each incarnation of a worker. One for all watches of a planner."""
 
     def __init__(self, clock: Clock, warmup_s: float) -> None:
         self._clock = clock

@@ -139,7 +139,7 @@ class WorkerMetrics:
         self._last_kept = totals
 
     def observe_pins(self, asked: Sequence[Pin], metrics: RequestMetrics, block_size: int) -> None:
-        """What became of the pins of a request that ended here; nothing where another worker computed its prompt."""
+        """Counts the results of pins of a request that ended here; nothing where another worker computed its prompt."""
         for wanted, granted in zip(asked, metrics.pins, strict=False):
             num_whole = min(wanted.num_tokens, metrics.num_prompt_tokens) // block_size * block_size
             outcome = "whole" if granted.num_tokens >= num_whole else "part" if granted.num_tokens else "none"

@@ -16,7 +16,7 @@ def timestamp() -> str:
 
 @dataclass(slots=True)
 class ContainerState:
-    """What has become of one container. `exit_code` is None while it runs or waits."""
+    """State of one container. `exit_code` is None while it runs or waits."""
 
     name: str
     image: str
