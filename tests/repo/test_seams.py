@@ -1,62 +1,84 @@
-"""New implementations of a seam are tested, documented and reachable by their settings: CONTRIBUTING.md says where."""
+"""Rules that keep one idea in one place, which the import rules cannot say."""
 
+import ast
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, get_args, get_origin
 
 import pytest
 
-from tandem.architecture.registry import ARCHITECTURES
-from tandem.cli.up import Up
-from tandem.core.errors import ConfigurationError
-from tandem.models.gguf import architectures as gguf
-from tandem.models.gguf.file import SERVED_TYPES
-from tandem.routing.policies import POLICIES
-from tandem.transport.choose import AUTO, TRANSPORTS, Site, choose
-from tests.contract import test_transports
-from tests.helpers.checkpoints import BUILDERS, MORE_BUILDERS
-from tests.unit.models.gguf.test_convert import SAVERS
+ROOT = Path(__file__).parents[2]
 
-DOCS = Path(__file__).parents[2] / "docs"
+# They ask a `StateSpec`, whatever kind of state it is of.
+ASKING = ("core", "kvcache", "scheduler", "engine", "worker", "transport", "locality", "routing", "planning", "rpc")
 
-
-def test_every_text_family_has_a_tiny_checkpoint_beside_transformers() -> None:
-    texts = {entry.module for entry in ARCHITECTURES.values() if not entry.module.endswith("_conditional")}
-    assert texts <= BUILDERS.keys() | MORE_BUILDERS.keys(), "tests/helpers/checkpoints.py"
+# Modules that look into a scope: its definition, the root hash, the wire, the tenant's name, what an engine can apply.
+SCOPE_READERS = {
+    "tandem/core/scope.py",
+    "tandem/core/hashing.py",
+    "tandem/rpc/codec_common.py",
+    "tandem/gateway/accounts.py",
+    "tandem/engine/validation.py",
+}
 
 
-def test_every_gguf_architecture_is_converted_in_a_test() -> None:
-    assert {save.__name__.removeprefix("save_tiny_") for save in SAVERS} >= gguf.ARCHITECTURES.keys()
+def nodes(source: str) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(source))
 
 
-@pytest.mark.parametrize("name", [*gguf.ARCHITECTURES, *SERVED_TYPES])
-def test_what_is_read_of_gguf_files_is_in_the_document(name: str) -> None:
-    assert name in (DOCS / "gguf.md").read_text()
+def looks_at_a_kind(source: str) -> list[int]:
+    """Lines that ask of what kind a layer's state is, or how far it reaches."""
+    return [
+        node.lineno
+        for node in nodes(source)
+        if (isinstance(node, ast.Attribute) and node.attr == "window")
+        or (isinstance(node, ast.ImportFrom) and any(_is_kind(name.name) for name in node.names))
+        or (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) in ("isinstance", "type")
+            and any(_is_kind(name.split(".")[-1]) for name in map(ast.unparse, node.args))
+        )
+    ]
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_every_routing_policy_is_in_the_document(name: str) -> None:
-    assert f"`{name}`" in (DOCS / "disaggregation.md").read_text()
+def _is_kind(name: str) -> bool:
+    return name.endswith(("KVSpec", "AttentionSpec", "MixerSpec")) or name == "spec"
 
 
-@pytest.mark.parametrize("name", TRANSPORTS)
-def test_every_transport_is_chosen_or_refused_with_a_reason(name: str) -> None:
-    assert name in reason_of(name)
+def looks_into_a_scope(source: str) -> list[int]:
+    return [
+        node.lineno for node in nodes(source) if isinstance(node, ast.Attribute) and node.attr in ("salt", "adapter")
+    ]
 
 
-def reason_of(name: str) -> str:
-    """Why this machine's CPU memory is moved by that transport, or is not."""
-    here = Site.here("cpu")
-    try:
-        return str(choose(here, here, name))
-    except ConfigurationError as error:
-        return str(error)
+@pytest.mark.parametrize(
+    "source",
+    [
+        "spec.window",
+        "isinstance(spec, LatentSpec)",
+        "isinstance(group.spec, Any)",
+        "type(group.spec)",
+        "from tandem.architecture.state import KVSpec",
+    ],
+)
+def test_the_rule_finds_what_it_forbids(source: str) -> None:
+    assert looks_at_a_kind(source) == [1]
 
 
-def test_every_transport_is_in_the_contract_suite() -> None:
-    assert set(test_transports.KINDS) == set(TRANSPORTS)
+def test_only_architecture_and_attention_know_kinds_of_state() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for room in ASKING
+        for path in sorted((ROOT / "tandem" / room).rglob("*.py"))
+        if "v1" not in path.parts
+        for line in looks_at_a_kind(path.read_text())
+    ]
+    assert not found, f"ask the StateSpec instead: {found}"
 
 
-def test_tandem_up_offers_every_transport_between_processes() -> None:
-    annotation = Up.model_fields["transport"].annotation
-    assert get_origin(annotation) is Literal
-    assert set(get_args(annotation)) == {AUTO, *TRANSPORTS} - {"inproc"}
+def test_a_scope_is_passed_on_whole() -> None:
+    readers = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "tandem").rglob("*.py")
+        if "v1" not in path.parts and looks_into_a_scope(path.read_text())
+    }
+    assert readers == SCOPE_READERS
