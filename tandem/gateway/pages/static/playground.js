@@ -2,8 +2,9 @@
 
 import * as anthropic from "./anthropic.js";
 import { bindKey, call, read } from "./api.js";
+import { copied } from "./clipboard.js";
 import { Conversation, take } from "./conversation.js";
-import { copied, curlOf } from "./curl.js";
+import { curlOf } from "./curl.js";
 import { byId, el, tell } from "./dom.js";
 import * as openai from "./openai.js";
 import { FieldError, SettingsForm } from "./settings.js";
