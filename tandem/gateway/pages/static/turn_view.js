@@ -124,7 +124,7 @@ export class TurnView {
     const isOpen = !calls.length && matchMedia("(min-width: 901px)").matches;
     this.time.replaceChildren(el("details", { class: "timeline", open: isOpen },
       el("summary", {}, el("b", {}, "Timeline"), ` · ${milliseconds(1000 * record.duration_s)} · `, el("span", { class: "mono" }, requestId)),
-      timeline(record)));
+      timeline(record), el("a", { class: "alone", href: `trace#${encodeURIComponent(requestId)}` }, "This request’s own page")));
   }
 }
 
