@@ -11,6 +11,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from tandem.core.scope import CacheScope
 from tandem.core.timeline import Stage
 from tandem.rpc.client import WorkerClient
 from tandem.rpc.messages import GenerateCall, PrefillCall, WorkerAddress
@@ -154,7 +155,7 @@ async def compute(worker: WorkerAddress, asked: Asked) -> None:
         reader=reader,
         prompt_token_ids=asked.prompt,
         params=asked.params(),
-        cache_salt=asked.salt,
+        scope=CacheScope(salt=asked.salt),
     )
     client, leases = WorkerClient(worker.address, AS_WORKER), set[str]()
     try:
@@ -196,7 +197,7 @@ async def generate_with(scene: Scene, asked: Asked, prefill: WorkerAddress) -> l
         request_id=f"request-{scene.new_salt()}",
         prompt_token_ids=asked.prompt,
         params=asked.params(),
-        cache_salt=scene.new_salt(),
+        scope=CacheScope(salt=scene.new_salt()),
         decode=decode,
         prefill=prefill,
     )

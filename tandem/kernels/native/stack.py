@@ -102,7 +102,7 @@ class NativeStack:
             first.seq_lens.shape[0],
             self._is_packed,
             torch.get_num_threads(),
-            *_wanted_fields(wanted),
+            *_wanted_fields(wanted, len(self._layers) - 1),
         )
         return out
 
@@ -156,11 +156,11 @@ def _step_pointers(batch: PagedBatch, num_tokens: int) -> tuple[int, int, int]:
     return batch.block_tables.data_ptr(), batch.block_tables.stride(0), batch.slot_mapping.data_ptr()
 
 
-def _wanted_fields(wanted: WantedTokens | None) -> tuple[int, ...]:
-    """In the order of the C++ struct."""
+def _wanted_fields(wanted: WantedTokens | None, last_layer: int) -> tuple[int, ...]:
+    """In the order of the C++ struct. Only the last layer leaves tokens out."""
     if wanted is None:
         return (0,) * 7
-    rows, batch = wanted.rows, wanted.batches[-1]
+    rows, batch = wanted.rows, wanted.batches[last_layer]
     assert rows.dtype == torch.int64
     assert rows.is_contiguous()
     assert batch.query_start.dtype == batch.seq_lens.dtype == batch.block_tables.dtype == torch.int32

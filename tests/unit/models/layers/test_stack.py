@@ -63,16 +63,16 @@ def _run(
     steps = _inputs(layout, tables.view(len(layout.groups), -1, MAX_BLOCKS))
     for index, (input_ids, positions, batches) in enumerate(steps):
         by_layer = [batches[group] for group in group_of]
-        wanted = None if asked is None else _wanted(by_layer, asked[index])
+        wanted = None if asked is None else _wanted(by_layer, decoder.spec.wanted_states, asked[index])
         hidden.append(decoder.forward(input_ids, positions, arena.layers, by_layer, backend, wanted))
     return hidden, arena.pages
 
 
-def _wanted(batches: Sequence[AttentionBatch], nums: Sequence[int]) -> WantedTokens:
-    """The last `nums` tokens of each request."""
+def _wanted(batches: Sequence[AttentionBatch], states: Sequence[int], nums: Sequence[int]) -> WantedTokens:
+    """The last `nums` tokens of each request, of the layers' `states` that are read for them."""
     ends = batches[0].query_start[1:].tolist()
     rows = torch.cat([torch.arange(end - num, end) for end, num in zip(ends, nums, strict=True)])
-    return WantedTokens(rows, [_part(batch, nums, rows) for batch in batches])
+    return WantedTokens(rows, {state: _part(batches[state], nums, rows) for state in states})
 
 
 def _part(batch: AttentionBatch, nums: Sequence[int], rows: torch.Tensor) -> AttentionBatch:
