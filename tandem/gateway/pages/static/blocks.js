@@ -4,7 +4,7 @@ import { el } from "./dom.js";
 import { count, percent } from "./format.js";
 
 /** In the order they are stacked; the rest of the bar is free. A state that is new to this page is "other". */
-const STATES = ["used", "leased", "pinned", "cached"];
+const STATES = ["used", "leased", "pinned", "kept", "cached"];
 
 /** @typedef {Record<string, number>} Blocks by state */
 
