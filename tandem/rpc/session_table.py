@@ -36,7 +36,7 @@ class NotAdmittedError(Exception):
 class _Session:
     """`client_nonce`: of its handshake."""
 
-    __slots__ = ("client", "client_nonce", "proof", "numbers")
+    __slots__ = ("client", "client_nonce", "numbers", "proof")
 
     def __init__(self, client: Party, client_nonce: bytes, key: bytes) -> None:
         self.client = client
