@@ -21,6 +21,7 @@ from tandem.core.errors import (
     shown,
 )
 from tandem.core.events import BlockEvent
+from tandem.core.process_usage import UsageMeter
 from tandem.locality.base import PublishResult
 from tandem.routing.admission import Refusal, RefusalReason
 from tandem.routing.cost import Prediction
@@ -75,6 +76,7 @@ class RouterService:
         self._registry = registry
         self._metrics = metrics
         self._clock = clock or SystemClock()
+        self._meter = UsageMeter(self._clock)
         self._hasher = ChainHasher()
         self._sent = SentPrompts()
         self._incarnation = incarnation or uuid.uuid4().hex
@@ -113,7 +115,8 @@ class RouterService:
             self._metrics.settled(record.ttft_error_ms)
 
     async def describe(self) -> ProcessInfo:
-        return ProcessInfo(pid=os.getpid(), incarnation=self._incarnation, lifecycle="ready")
+        usage = self._meter.read()
+        return ProcessInfo(pid=os.getpid(), incarnation=self._incarnation, lifecycle="ready", usage=usage)
 
     async def models(self) -> Sequence[ModelInfo]:
         return self._view.models()
