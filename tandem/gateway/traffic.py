@@ -1,4 +1,4 @@
-"""What a gateway served in one second or minute: counts, and durations in steps of ten percent.
+"""Traffic of a gateway in one second or minute: counts, and durations in steps of ten percent.
 
 Invariant: its size is bounded, whatever was served: a percentile is off by five percent at most.
 """

@@ -1,4 +1,4 @@
-"""What a model's answer becomes on the page: Markdown as elements, and nothing that runs, loads or leads astray."""
+"""A model's answer on the page: Markdown as elements, and nothing that runs, loads or leads astray."""
 
 import re
 from collections.abc import Iterator

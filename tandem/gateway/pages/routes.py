@@ -1,4 +1,4 @@
-"""Where the pages are: `/`, `/playground`, `/operations`, `/trace`, their files, and what they ask for beside the API.
+"""Routes of the pages: `/`, `/playground`, `/operations`, `/trace`, their files, and their calls beside the API.
 
 A page may load, call and run only what this gateway serves; the headers say so to the browser.
 """
