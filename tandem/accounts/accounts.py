@@ -4,8 +4,6 @@ Invariant: each `Held` is settled once; a store that is away is told again until
 """
 
 import asyncio
-import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,6 +19,7 @@ from tandem.accounts.store import LEASE_S, AccountStore
 from tandem.accounts.usage import Usage
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
+from tandem.core.machine import random_id, wall_s
 
 SETTLE_WAIT_S = 0.25
 
@@ -52,7 +51,7 @@ class Accounts:
         *,
         may_be_lost: bool = False,
         journal: Journal | None = None,
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float] = wall_s,
         lease_s: float = LEASE_S,
     ) -> None:
         self.store = store
@@ -101,7 +100,7 @@ class Accounts:
 
     def charge(self, key: AccountKey, request_id: str, model: str, most: Usage) -> Held:
         """What a request will need at most. Nothing is set aside before `reserve`."""
-        charge_id = uuid.uuid4().hex
+        charge_id = random_id()
         return Held(Charge.of(charge_id, key, most, self.prices.dearest.cost_nanos(most)), request_id, model)
 
     async def reserve(self, held: Held) -> None:

@@ -6,7 +6,6 @@ everything behind it at once; nothing is cut silently.
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tandem.core.errors import TandemError
+from tandem.core.machine import wall_s
 from tandem.gateway.accounts import caller_of
 from tandem.gateway.accounts_headers import problem_for, refusal_headers
 from tandem.gateway.body import Body, ClientLeftError, wait_until_left
@@ -147,7 +147,7 @@ class _Exchange:
     async def _serve(self, body: Body, free: Callable[[], None]) -> None:
         """NOTE: its place is free before the client has the last byte, and may send its next request."""
         gateway = self._gateway
-        record = self._record = gateway.history.open(self._request_id, gateway.model.name, time.time())
+        record = self._record = gateway.history.open(self._request_id, gateway.model.name, wall_s())
         record.kind, record.tenant = self._dialect.kind, self._caller.tenant
         with record.timed("tokenise"), body:  # NOTE: which is not held for as long as the answer takes
             asked = await self._dialect.read(body.data, self._request_id)

@@ -1,12 +1,13 @@
 """A gateway's parts, put together: what requests share. Started and closed once; owned by one event loop."""
 
 import logging
-import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
+from tandem.accounts.accounts import Accounts
 from tandem.core.clock import Clock
 from tandem.core.errors import UnavailableError
+from tandem.core.machine import random_bytes
 from tandem.gateway.accounts_open import open_accounts
 from tandem.gateway.admission import Admission
 from tandem.gateway.body import Bodies
@@ -39,7 +40,14 @@ _logger = logging.getLogger(__name__)
 class Gateway:
     """Serves requests for one model. `open` is the core that every dialect shares."""
 
-    def __init__(self, settings: GatewaySettings, model: ServedModel, clock: Clock, tracing: Tracing) -> None:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        model: ServedModel,
+        clock: Clock,
+        tracing: Tracing,
+        open_accounts: Callable[[GatewaySettings, Clock], Accounts | None] = open_accounts,
+    ) -> None:
         secret, trace = settings.secret, tracing.metadata
         self._workers = ClientPool(partial(WorkerClient, secret=secret, metadata_source=trace))
         self._router_clients = ClientPool(partial(RouterClient, secret=secret, metadata_source=trace))
@@ -49,7 +57,7 @@ class Gateway:
         self._open_streams: set[ServeStream] = set()
         self.model = model
         self.tracing = tracing
-        self.incarnation = secrets.token_hex(8)
+        self.incarnation = random_bytes(8).hex()
         self.bodies = Bodies.for_this_machine(int(settings.max_body_mib * 2**20))
         self.request_timeout_s = settings.request_timeout_s
         self.admission = Admission(settings.max_concurrent_requests)

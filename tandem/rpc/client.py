@@ -17,7 +17,7 @@ from tandem.core.events import BlockEvent
 from tandem.locality.base import PublishResult
 from tandem.rpc import methods
 from tandem.rpc.codec_router import BlockReport, BlockSnapshot
-from tandem.rpc.link import Link, MetadataSource
+from tandem.rpc.link import Link
 from tandem.rpc.messages import (
     ConfirmAnswer,
     ConfirmCall,
@@ -41,6 +41,7 @@ from tandem.rpc.messages import (
     WorkerStatus,
 )
 from tandem.rpc.methods import Method
+from tandem.rpc.network import Line, MetadataSource, current_network
 from tandem.rpc.trunk import Trunk, is_short
 
 DEFAULT_TIMEOUT_S = 5.0
@@ -51,13 +52,19 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 
 
+def _line(address: str, secret: bytes | None, metadata_source: MetadataSource | None) -> Line:
+    """A connection over gRPC, or over the network that this context has instead."""
+    network = current_network.get()
+    return Link(address, secret, metadata_source) if network is None else network.connect(address, metadata_source)
+
+
 class _Client:
     """What both clients share."""
 
     def __init__(
         self, address: str, *, secret: bytes | None = None, metadata_source: MetadataSource | None = None
     ) -> None:
-        self._link = Link(address, secret, metadata_source)
+        self._link = _line(address, secret, metadata_source)
 
     @property
     def address(self) -> str:
@@ -155,7 +162,7 @@ class RouterClient(_Client):
     def __init__(
         self, address: str, *, secret: bytes | None = None, metadata_source: MetadataSource | None = None
     ) -> None:
-        self._connect = partial(Link, address, secret, metadata_source)
+        self._connect = partial(_line, address, secret, metadata_source)
         super().__init__(address, secret=secret, metadata_source=metadata_source)
         self._closing: set[asyncio.Task[None]] = set()
 

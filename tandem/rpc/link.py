@@ -4,7 +4,7 @@ Nothing of gRPC leaves this file. A stream that is closed or cancelled here ends
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import TypeVar
 
 import grpc
@@ -14,11 +14,11 @@ from tandem.rpc.channel import CLIENT_OPTIONS, cluster_token
 from tandem.rpc.form import Form
 from tandem.rpc.messages import PROTOCOL_VERSION
 from tandem.rpc.methods import Method
+from tandem.rpc.network import MetadataSource
 from tandem.rpc.status import TOKEN_KEY, VERSION_KEY, Metadata, error_from
 
 Q = TypeVar("Q")
 A = TypeVar("A")
-MetadataSource = Callable[[], Sequence[tuple[str, str]]]
 
 
 class Link:

@@ -8,6 +8,7 @@ import asyncio
 import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Generic, NoReturn, Protocol, TypeVar
 
 import grpc
@@ -19,6 +20,7 @@ from tandem.rpc.context import incoming_traceparent
 from tandem.rpc.handlers import RouterHandler, WorkerHandler
 from tandem.rpc.messages import PROTOCOL_VERSION
 from tandem.rpc.methods import Method
+from tandem.rpc.network import MethodTable, current_network
 from tandem.rpc.shared_service import SharedService
 from tandem.rpc.status import TOKEN_KEY, TRACE_KEY, VERSION_KEY, code_of, details_of, metadata_of
 
@@ -63,39 +65,50 @@ async def serve_worker(
     Raises:
         ConfigurationError: `bind` is taken or is no address of this machine.
     """
-    service = _Service(secret)
-    service.unary(methods.STATUS, lambda _: handler.status())
-    service.stream(methods.WATCH, handler.watch)
-    service.unary(methods.DRAIN, lambda _: handler.drain())
-    service.stream(methods.GENERATE, handler.generate)
-    if is_shared:
-        service.conversation(methods.SERVE, lambda calls: SharedService(handler).respond(calls))
-    service.stream(methods.PREFILL, handler.prefill)
-    service.unary(methods.GREET, handler.greet)
-    service.unary(methods.LEASE, handler.lease)
-    service.unary(methods.RENEW, handler.renew)
-    service.unary(methods.CONFIRM, handler.confirm)
-    service.unary(methods.RELEASE, handler.release)
-    return await _serve(methods.WORKER_SERVICE, service, bind)
+    return await _serve(methods.WORKER_SERVICE, partial(fill_worker, handler, is_shared), bind, secret)
 
 
 async def serve_router(handler: RouterHandler, bind: str, *, secret: bytes | None = None) -> RpcServer:
     """Serve a router's methods at `bind`; as `serve_worker`."""
+    return await _serve(methods.ROUTER_SERVICE, partial(fill_router, handler), bind, secret)
+
+
+def fill_worker(handler: WorkerHandler, is_shared: bool, table: MethodTable) -> None:
+    """Enter what answers each method of a worker."""
+    table.unary(methods.STATUS, lambda _: handler.status())
+    table.stream(methods.WATCH, handler.watch)
+    table.unary(methods.DRAIN, lambda _: handler.drain())
+    table.stream(methods.GENERATE, handler.generate)
+    if is_shared:
+        table.conversation(methods.SERVE, lambda calls: SharedService(handler).respond(calls))
+    table.stream(methods.PREFILL, handler.prefill)
+    table.unary(methods.GREET, handler.greet)
+    table.unary(methods.LEASE, handler.lease)
+    table.unary(methods.RENEW, handler.renew)
+    table.unary(methods.CONFIRM, handler.confirm)
+    table.unary(methods.RELEASE, handler.release)
+
+
+def fill_router(handler: RouterHandler, table: MethodTable) -> None:
+    """Enter what answers each method of a router."""
+    table.unary(methods.PAIR, handler.pair)
+    table.unary(methods.SETTLE, handler.settle)
+    table.unary(methods.DESCRIBE, lambda _: handler.describe())
+    table.unary(methods.MODELS, lambda _: handler.models())
+    table.unary(methods.WORKERS, lambda _: handler.workers())
+    table.unary(methods.DECISIONS, handler.decisions)
+    table.unary(methods.REGISTER, handler.register)
+    table.unary(methods.UNREGISTER, handler.unregister)
+    table.unary(methods.PUBLISH, lambda call: handler.publish(call.worker_id, call.epoch, call.events, call.sequence))
+    table.unary(methods.REPLACE, lambda call: handler.replace(call.worker_id, call.epoch, call.hashes, call.sequence))
+
+
+async def _serve(name: str, fill: Callable[[MethodTable], None], bind: str, secret: bytes | None) -> RpcServer:
+    network = current_network.get()
+    if network is not None:
+        return await network.serve(fill, bind)
     service = _Service(secret)
-    service.unary(methods.PAIR, handler.pair)
-    service.unary(methods.SETTLE, handler.settle)
-    service.unary(methods.DESCRIBE, lambda _: handler.describe())
-    service.unary(methods.MODELS, lambda _: handler.models())
-    service.unary(methods.WORKERS, lambda _: handler.workers())
-    service.unary(methods.DECISIONS, handler.decisions)
-    service.unary(methods.REGISTER, handler.register)
-    service.unary(methods.UNREGISTER, handler.unregister)
-    service.unary(methods.PUBLISH, lambda call: handler.publish(call.worker_id, call.epoch, call.events, call.sequence))
-    service.unary(methods.REPLACE, lambda call: handler.replace(call.worker_id, call.epoch, call.hashes, call.sequence))
-    return await _serve(methods.ROUTER_SERVICE, service, bind)
-
-
-async def _serve(name: str, service: "_Service", bind: str) -> RpcServer:
+    fill(service)
     server = grpc.aio.server(options=SERVER_OPTIONS)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, service.handlers),))
     try:

@@ -5,8 +5,6 @@ like any other. Whatever happens to the index or to discovery, a request is pair
 """
 
 import os
-import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
@@ -21,6 +19,7 @@ from tandem.core.errors import (
     shown,
 )
 from tandem.core.events import BlockEvent
+from tandem.core.machine import monotonic_s, random_id
 from tandem.locality.base import PublishResult
 from tandem.routing.admission import Refusal, RefusalReason
 from tandem.routing.cost import Prediction
@@ -75,10 +74,10 @@ class RouterService:
         self._clock = clock or SystemClock()
         self._hasher = ChainHasher()
         self._sent = SentPrompts()
-        self._incarnation = uuid.uuid4().hex
+        self._incarnation = random_id()
 
     async def pair(self, call: PairCall) -> PairingAnswer:
-        started_s = time.perf_counter()
+        started_s = monotonic_s()
         chains = self._view.chains(call.model)
         if not chains:
             raise self._nobody(call.model)
@@ -88,7 +87,7 @@ class RouterService:
         hashed = [(chain, self._hasher.hashes(chain, call.token_ids, call.cache_salt)) for chain in chains]
         shape = _shape_of(call, chains, await self._leading(hashed))
         answer = self._pairer.pair(shape, self._clock.now_s())
-        duration_s = time.perf_counter() - started_s
+        duration_s = monotonic_s() - started_s
         policy = self._pairer.policy_name
         if isinstance(answer, Refusal):
             self._metrics.decided(policy, answer.reason, duration_s)

@@ -6,13 +6,13 @@ not arrive. The engine hears exactly once that no more KV will come.
 
 import asyncio
 import logging
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 
 from tandem.core.errors import InvalidRequestError, TandemError, TransportError
+from tandem.core.machine import random_id
 from tandem.core.output import RequestMetrics
 from tandem.core.pins import Pin
 from tandem.core.timeline import Stage
@@ -96,7 +96,7 @@ class RemotePrefill:
 
     async def _get_from(self, prefill: WorkerAddress) -> None:
         source = await self._sources.connect(prefill)
-        lease_id = uuid.uuid4().hex
+        lease_id = random_id()
         async with source.in_use(), aclosing(source.client.prefill(self._prefill_call(prefill, lease_id))) as stream:
             pulls: list[asyncio.Task[None]] = []
             try:

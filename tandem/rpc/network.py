@@ -1,0 +1,64 @@
+"""The seam between our calls and what carries them: gRPC by default, or what the context of a task names instead.
+
+A network carries whole calls: it encodes requests and answers by the methods' forms, turns failures into errors of
+`core.errors` as `link` and `status` do, and cancels a handler whose caller has gone. A simulation is one.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from tandem.rpc.methods import Method
+
+if TYPE_CHECKING:
+    from tandem.rpc.server import RpcServer
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+MetadataSource = Callable[[], Sequence[tuple[str, str]]]
+
+
+class Line(Protocol):
+    """A connection to one address; see `link.Link`, which is one."""
+
+    address: str
+    num_calls: int
+    was_silent: bool
+
+    async def ask(self, method: Method[Q, A], request: Q, timeout_s: float | None) -> A: ...
+
+    def stream(self, method: Method[Q, A], request: Q, timeout_s: float | None) -> AsyncGenerator[A, None]: ...
+
+    def converse(self, method: Method[Q, A], requests: AsyncIterator[Q]) -> AsyncGenerator[A, None]: ...
+
+    async def close(self, grace_s: float | None = None) -> None: ...
+
+    @property
+    def own_metadata(self) -> Sequence[tuple[str, str]]: ...
+
+
+class MethodTable(Protocol):
+    """Takes what answers each method of one service."""
+
+    def unary(self, method: Method[Q, A], respond: Callable[[Q], Awaitable[A]]) -> None: ...
+
+    def stream(self, method: Method[Q, A], respond: Callable[[Q], AsyncIterator[A]]) -> None: ...
+
+    def conversation(self, method: Method[Q, A], respond: Callable[[AsyncIterator[Q]], AsyncIterator[A]]) -> None: ...
+
+
+class Network(Protocol):
+    """Carries calls between processes."""
+
+    def connect(self, address: str, metadata_source: MetadataSource | None) -> Line: ...
+
+    async def serve(self, fill: Callable[[MethodTable], None], bind: str) -> "RpcServer":
+        """Serve the methods that `fill` enters, at `bind` (host:port).
+
+        Raises:
+            ConfigurationError: it is taken.
+        """
+        ...
+
+
+current_network: ContextVar[Network | None] = ContextVar("current_network", default=None)
