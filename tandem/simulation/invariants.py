@@ -1,0 +1,98 @@
+"""What must hold of a run, whatever went wrong in it. Looks, and changes nothing.
+
+Tokens equal the model's, or there is a clear error; nothing stays held once leases have ended; what was spent is what
+the ledger says, each request once; no request fails while a worker that could have served it was there.
+"""
+
+from tandem.accounts.prices import Prices
+from tandem.simulation.client import Outcome
+from tandem.simulation.model import answer_of
+from tandem.simulation.world import World
+
+ABLE_S = 9.0  # a worker and a router that were there for so long must have been found
+_GIVEN_UP = (429, 503)
+
+
+def check_end(world: World) -> None:
+    """Note every violation in the world."""
+    for exchange in world.exchanges:
+        _check_outcome(world, exchange.outcome)
+    _check_rest(world)
+    _check_ledger(world)
+
+
+def _check_outcome(world: World, outcome: Outcome) -> None:
+    ask, name = outcome.ask, outcome.ask.request_id
+    if outcome.ended_s is None:
+        world.violate(f"{name} waits for ever")
+        return
+    wanted = answer_of(ask.owner, ask.prompt, ask.max_tokens, seed=ask.seed, ignore_eos=ask.ignore_eos)
+    if outcome.tokens != wanted[: len(outcome.tokens)]:
+        world.violate(f"{name} got {outcome.tokens}, should have got {wanted}")
+    if outcome.is_whole:
+        if outcome.tokens != wanted:
+            world.violate(f"{name} ended after {len(outcome.tokens)} of {len(wanted)} tokens: {outcome.finish_reason}")
+    elif outcome.error is not None:
+        if outcome.status not in (200, *_GIVEN_UP):
+            world.violate(f"{name} failed with {outcome.status}: {outcome.error}")
+        elif (able := _able_pair(world, outcome)) is not None:
+            world.violate(f"{name} failed although {able} could have served it: {outcome.status} {outcome.error}")
+    elif not (outcome.has_left or outcome.is_lost):
+        world.violate(f"{name} ended with {outcome.status} and no word why")
+
+
+def _able_pair(world: World, outcome: Outcome) -> str | None:
+    """A decode worker and a router that nothing was wrong with during the last `ABLE_S` before it failed."""
+    assert outcome.ended_s is not None
+    since_s = outcome.ended_s - ABLE_S
+    if since_s < 0 or not _was_well(world, outcome.ask.gateway, since_s, outcome.ended_s):
+        return None
+    routers = [name for name in world.scenario.routers if _was_well(world, name, since_s, outcome.ended_s)]
+    decodes = [name for name in world.scenario.decodes if _was_well(world, name, since_s, outcome.ended_s)]
+    return f"{decodes[0]} and {routers[0]}" if routers and decodes else None
+
+
+def _was_well(world: World, name: str, since_s: float, until_s: float) -> bool:
+    """Whether no fault concerned it then. NOTE: a partition concerns both ends, whoever is between them."""
+    return not any(
+        name in (span.name, span.other, "everybody") or span.name in ("everybody", "store")
+        for span in world.spans
+        if span.from_s < until_s and (span.until_s is None or span.until_s > since_s)
+    )
+
+
+def _check_rest(world: World) -> None:
+    """Nobody asks any more, and every lease has had its time."""
+    for name, simulated in world.workers.items():
+        engine, worker = simulated.engine, simulated.worker
+        engine.check()
+        usage, load = engine.kv.usage, engine.load()
+        held = {"used": usage.used, "leased": usage.leased, "pinned": usage.pinned, "requests": load.num_requests}
+        held |= {"leases": len(worker.core.leases), "calls": worker.lifecycle.num_working}
+        if any(held.values()):
+            world.violate(f"{name} still holds {held}")
+
+
+def _check_ledger(world: World) -> None:
+    store, prices = world.store, Prices()
+    entries = list(store.ledger.values())
+    for key_id, balance in store.balances.items():
+        spent = sum(entry.cost_nanos for entry in entries if entry.key_id == key_id)
+        if balance.spent_nanos != spent:
+            world.violate(f"key {key_id} has spent {balance.spent_nanos}, its ledger says {spent}")
+        if balance.num_open and not any(name.startswith("gateway") for name in world.crashed):
+            world.violate(f"key {key_id} still has {balance.num_open} requests set aside")
+    by_request: dict[str, list[int]] = {}
+    for entry in entries:
+        by_request.setdefault(entry.request_id, []).append(entry.usage.num_output)
+        if entry.cost_nanos != prices.cost_nanos(entry.usage):
+            world.violate(f"{entry.request_id} costs {entry.cost_nanos}, which is not what its usage costs")
+    for exchange in world.exchanges:
+        outcome = exchange.outcome
+        charged = by_request.get(outcome.ask.request_id, [])
+        if len(charged) > 1:
+            world.violate(f"{outcome.ask.request_id} was charged {len(charged)} times: {charged}")
+        if outcome.is_whole and not outcome.is_lost and not world.store.num_failovers:
+            was_lost = any(at_s >= (outcome.ended_s or 0.0) for at_s in world.crashed.get(outcome.ask.gateway, ()))
+            if charged != [len(outcome.tokens)] and not was_lost:
+                world.violate(f"{outcome.ask.request_id} got {len(outcome.tokens)} tokens and was charged {charged}")
