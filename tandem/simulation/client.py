@@ -24,7 +24,7 @@ class Outcome:
     """What a client got.
 
     error: the error event of a stream, or the body of a refusal. has_left: it left before the end. is_lost: its gateway
-    died. ended_s: None while it waits.
+    died. ended_s: None while it waits. longest_gap: between two of its tokens, from and until.
     """
 
     ask: Ask
@@ -35,6 +35,8 @@ class Outcome:
     has_left: bool = False
     is_lost: bool = False
     began_s: float = 0.0
+    heard_s: float | None = None
+    longest_gap: tuple[float, float] = (0.0, 0.0)
     ended_s: float | None = None
 
     @property
@@ -114,6 +116,10 @@ class Exchange:
         if "error" in answer:
             self.outcome.error = str(answer["error"].get("message", answer["error"]))
             return
+        if self.outcome.heard_s is not None:
+            gap, longest = (self.outcome.heard_s, self._loop.time()), self.outcome.longest_gap
+            self.outcome.longest_gap = max(gap, longest, key=lambda span: span[1] - span[0])
+        self.outcome.heard_s = self._loop.time()
         for choice in answer["choices"]:
             self.outcome.tokens += choice.get("token_ids", ())
             self.outcome.finish_reason = choice["finish_reason"] or self.outcome.finish_reason

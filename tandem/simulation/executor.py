@@ -5,6 +5,7 @@ write, and a transfer writes none that is not pinned for one.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tandem.attention.arena import Arena
 from tandem.scheduler.output import ExecutorOutput, SampledToken, ScheduledRequest, SchedulerOutput
@@ -12,12 +13,16 @@ from tandem.simulation.loop import VirtualLoop
 from tandem.simulation.model import KV_BYTES, first_state, next_state, token_after
 from tandem.simulation.node import Node
 
-StepCost = Callable[[SchedulerOutput], float]
 
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds of a step on a node that is not slow: a base, and a little for each token."""
 
-def default_cost(step: SchedulerOutput) -> float:
-    """Seconds of a step: a base, and a little for each token."""
-    return 4e-3 + 5e-5 * step.num_tokens
+    base_s: float = 0.02
+    token_s: float = 2e-4
+
+    def seconds(self, step: SchedulerOutput) -> float:
+        return self.base_s + self.token_s * step.num_tokens
 
 
 def owner_of(request_id: str) -> str:
@@ -29,10 +34,10 @@ class SimulatedExecutor:
     """`Executor` of one node. `on_write` is told the blocks that a step is about to write.
 
     Args:
-        cost: seconds that a step takes on a node that is not slow.
+        cost: what a step takes.
     """
 
-    def __init__(self, arena: Arena, node: Node, loop: VirtualLoop, cost: StepCost = default_cost) -> None:
+    def __init__(self, arena: Arena, node: Node, loop: VirtualLoop, cost: StepCost) -> None:
         self._pages = arena.pages.view(-1).numpy().data
         self._page_bytes = arena.layout.page_bytes
         self._block_size = arena.layout.block_size
@@ -50,7 +55,7 @@ class SimulatedExecutor:
                 params = item.request.params
                 seed = None if params.temperature == 0 else item.request.seed
                 sampled[item.request.request_id] = SampledToken(token_after(states, seed))
-        self._loop.spend(self._cost(step) * self._node.slowness * self._node.random.uniform(0.8, 1.3))
+        self._loop.spend(self._cost.seconds(step) * self._node.slowness * self._node.random.uniform(0.8, 1.3))
         self._loop.call_soon_threadsafe(self._write, writes)
         return ExecutorOutput(sampled, {})
 

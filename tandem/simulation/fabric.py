@@ -16,6 +16,7 @@ from tandem.simulation.loop import VirtualLoop
 from tandem.simulation.node import Node
 
 CONNECT_TIMEOUT_S = 2.0
+WINDOW = 12  # messages under way in one direction; past it the writer waits
 _RETRANSMIT_S = (0.05, 0.4)
 
 
@@ -57,10 +58,24 @@ class Pipe:
         self.is_cut = False
         self._fabric = fabric
         self._last_s = 0.0
+        self._num_under_way = 0
+        self._has_room = asyncio.Event()
         self._held: deque[Callable[[], None]] = deque()
+
+    async def room(self) -> None:
+        """Until the target has taken enough of what was sent, as flow control has it, or nothing will arrive."""
+        while self._num_under_way >= WINDOW and not self.is_cut:
+            self._has_room.clear()
+            await self._has_room.wait()
+
+    def cut(self) -> None:
+        """Nothing more arrives."""
+        self.is_cut = True
+        self._has_room.set()
 
     def send(self, action: Callable[[], None]) -> None:
         """Have `action` done at the target, in its context."""
+        self._num_under_way += 1
         now_s = self._fabric.loop.time()
         self._last_s = max(self._last_s, now_s + self._fabric.delay_s())
         self._fabric.loop.call_at(self._last_s, self._arrive, action, context=self.target.context)
@@ -78,8 +93,11 @@ class Pipe:
             return
         if self._held or self._fabric.is_blocked(self.source.name, self.target.name):
             self._held.append(action)
-        else:
-            action()
+            return
+        self._num_under_way -= 1
+        if self._num_under_way < WINDOW and not self._has_room.is_set():
+            self._fabric.loop.call_soon(self._has_room.set, context=self.source.context)
+        action()
 
 
 @dataclass(eq=False, slots=True)
@@ -173,7 +191,8 @@ class Fabric:
         if connection.is_over:
             return
         connection.is_over = True
-        connection.up.is_cut = connection.down.is_cut = True
+        connection.up.cut()
+        connection.down.cut()
         self.connections.remove(connection)
         client, server = connection.up.source, connection.up.target
         self.trace.note(f"{self.loop.time():.9f}", "cut", *connection.names, why)

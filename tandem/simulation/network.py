@@ -92,6 +92,11 @@ class _Served:
     def write(self, data: bytes) -> None:
         self._wire.send_down("answer", self._number, data)
 
+    async def room(self) -> None:
+        """Until more may be written; other tasks run meanwhile."""
+        await asyncio.sleep(0)
+        await self._wire.connection.down.room()
+
     def end(self, ending: Ending) -> None:
         self._wire.served.pop(self._number, None)
         self._wire.send_down("end", self._number, ending)
@@ -302,7 +307,7 @@ class SimulatedLine:
         self._node = node
         self._metadata_source = metadata_source
         self._wire: _Wire | None = None
-        self._connecting: asyncio.Task[_Wire] | None = None
+        self._connecting: asyncio.Task[_Wire | None] | None = None
         self._backoff_s = _FIRST_BACKOFF_S
         self._retry_at_s = 0.0
         self._failure = ""
@@ -399,20 +404,19 @@ class SimulatedLine:
             if loop.time() < self._retry_at_s:  # NOTE: a channel that waits for its next try fails calls at once
                 raise self._lost(method, self._failure)
             self._connecting = self._node.spawn(self._network.fabric.loop, self._reach(), f"connect {self.address}")
-        connecting = self._connecting
-        try:
-            self._wire = await asyncio.shield(connecting)
-        except OSError as error:
-            raise self._lost(method, str(error)) from None
+        self._wire = await asyncio.shield(self._connecting)
+        if self._wire is None:
+            raise self._lost(method, self._failure)
 
-    async def _reach(self) -> _Wire:
+    async def _reach(self) -> _Wire | None:
+        """None: it failed, and `_failure` says why."""
         try:
             return await self._handshake()
         except OSError as error:
             loop = asyncio.get_running_loop()
             self._failure, self._retry_at_s = str(error), loop.time() + self._backoff_s
             self._backoff_s = min(2 * self._backoff_s, _MAX_BACKOFF_S)
-            raise
+            return None
         finally:
             self._connecting = None
 
@@ -460,7 +464,7 @@ async def _write_all(method: Method[Any, A], call: _Served, answers: AsyncIterat
     try:
         async for answer in answers:
             call.write(method.encode_answer(answer))
-            await asyncio.sleep(0)
+            await call.room()
     finally:
         close = getattr(answers, "aclose", None)
         if close is not None:

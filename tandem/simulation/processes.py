@@ -48,7 +48,7 @@ from tandem.scheduler.scheduler import Scheduler
 from tandem.serving.router_process import Router, serving_router
 from tandem.serving.router_settings import RouterSettings
 from tandem.simulation.engine import TurnedEngine
-from tandem.simulation.executor import SimulatedExecutor
+from tandem.simulation.executor import SimulatedExecutor, StepCost
 from tandem.simulation.fabric import Fabric
 from tandem.simulation.loop import VirtualLoop
 from tandem.simulation.model import EOS_TOKEN_ID, FINGERPRINT, KV_SPEC, MODEL, VOCAB_SIZE
@@ -97,6 +97,7 @@ class Surroundings:
     sizes: Sizes = field(default_factory=Sizes)
     lease_ttl_s: float = 10.0
     max_local_tokens: int = 16
+    cost: StepCost = field(default_factory=StepCost)
     transports: TransportRegistry = field(default_factory=TransportRegistry)
     routers: dict[str, tuple[Node, Router]] = field(default_factory=dict)
 
@@ -269,7 +270,7 @@ def _assembled(around: Surroundings, node: Node, feeds: Feeds) -> tuple[Assembly
         max_model_len=sizes.max_model_len,
     )
     arena = Arena(layout, sizes.num_blocks + 1, torch.device("cpu"))
-    executor = SimulatedExecutor(arena, node, around.loop)
+    executor = SimulatedExecutor(arena, node, around.loop, around.cost)
     identity = ModelIdentity(FINGERPRINT, VOCAB_SIZE, (EOS_TOKEN_ID,))
     engine = Engine(executor, Scheduler(limits, kv), kv, identity, tokenizer=_tokenizer(), clock=node)
     # NOTE: nobody looks at the weights' spec, nor makes masks

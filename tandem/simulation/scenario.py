@@ -8,13 +8,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tandem.simulation.fabric import Weather
+from tandem.simulation.model import answer_of
 from tandem.simulation.store import STORE
 
 TENANTS = ("alice", "bob", "carol")
 WARM_UP_S = 3.0
 SPAN_S = 9.0  # in which requests and faults begin
 MAX_FAULT_S = 14.0
+MAX_PROMPT_TOKENS = 150
 _MAX_FAULTS = 6
+_FOLLOWING_SHARE = 0.25
+_SHARED_SHARE = 0.7
+_BURST_SHARE = 0.6
 
 
 class FaultKind(StrEnum):
@@ -76,6 +81,11 @@ class Ask:
     def request_id(self) -> str:
         return f"{self.owner}.{self.number}"
 
+    @property
+    def answer(self) -> list[int]:
+        """The tokens that it must get."""
+        return answer_of(self.owner, self.prompt, self.max_tokens, seed=self.seed, ignore_eos=self.ignore_eos)
+
     def __str__(self) -> str:
         return (
             f"{self.at_s:6.2f} s {self.request_id} at {self.gateway}: {len(self.prompt)} tokens, "
@@ -98,6 +108,7 @@ class Scenario:
     num_blocks: int
     lease_ttl_s: float
     max_local_tokens: int
+    step_s: float
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -124,6 +135,7 @@ def scenario_of(seed: int) -> Scenario:
         num_blocks=draw.choice((34, 40, 64)),
         lease_ttl_s=draw.choice((1.0, 2.0, 4.0)),
         max_local_tokens=draw.choice((0, 0, 16)),
+        step_s=draw.choice((0.005, 0.03, 0.06)),
     )
 
 
@@ -132,17 +144,26 @@ def _named(role: str, count: int) -> tuple[str, ...]:
 
 
 def _asks(draw: random.Random, gateways: tuple[str, ...]) -> tuple[Ask, ...]:
-    stems = [tuple(draw.randrange(256) for _ in range(draw.choice((24, 56, 100)))) for _ in range(3)]
-    asks = []
-    for number in range(draw.randint(8, 30)):
-        stem = draw.choice(stems)[: draw.choice((8, 100, 100))] if draw.random() < 0.7 else ()
-        prompt = stem + tuple(draw.randrange(256) for _ in range(draw.randint(1, 60)))
-        max_tokens = draw.choice((1, 4, 20, 20, 80))
+    """Requests alone and in bursts; some begin alike, some go on from an answer."""
+    stems = [tuple(draw.randrange(256) for _ in range(draw.choice((24, 56, 100)))) for _ in range(2)]
+    bursts_s = [WARM_UP_S + draw.uniform(0, SPAN_S) for _ in range(2)]
+    asks: list[Ask] = []
+    for number in range(draw.randint(8, 26)):
+        owner = draw.choice(TENANTS)
+        former = draw.choice(asks) if asks and draw.random() < _FOLLOWING_SHARE else None
+        if former is not None:
+            owner, stem, at_s = former.owner, former.prompt + tuple(former.answer), former.at_s + draw.uniform(0, 3)
+        else:
+            stem = draw.choice(stems)[: draw.choice((8, 100, 100))] if draw.random() < _SHARED_SHARE else ()
+            is_burst = draw.random() < _BURST_SHARE
+            at_s = draw.choice(bursts_s) + draw.uniform(0, 0.3) if is_burst else WARM_UP_S + draw.uniform(0, SPAN_S)
+        prompt = stem[:MAX_PROMPT_TOKENS] + tuple(draw.randrange(256) for _ in range(draw.randint(1, 40)))
+        max_tokens = draw.choice((1, 4, 20, 20, 60))
         asks.append(
             Ask(
                 number=number,
-                at_s=WARM_UP_S + draw.uniform(0, SPAN_S),
-                owner=draw.choice(TENANTS),
+                at_s=at_s,
+                owner=owner,
                 gateway=draw.choice(gateways),
                 prompt=prompt,
                 max_tokens=max_tokens,

@@ -17,6 +17,7 @@ from tandem.engine.engine import Engine
 from tandem.routing.snapshot import Role
 from tandem.rpc.network import current_network
 from tandem.simulation.client import Exchange, Outcome
+from tandem.simulation.executor import StepCost
 from tandem.simulation.fabric import Fabric, Trace, Weather
 from tandem.simulation.loop import DeadlockError, VirtualLoop
 from tandem.simulation.network import SimulatedNetwork
@@ -82,6 +83,7 @@ class World:
             Sizes(num_blocks=scenario.num_blocks),
             scenario.lease_ttl_s,
             scenario.max_local_tokens,
+            StepCost(scenario.step_s),
         )
         self.nodes: dict[str, Node] = {}
         self.workers: dict[str, SimulatedWorker] = {}
