@@ -43,6 +43,17 @@ class Outcome:
     def is_whole(self) -> bool:
         return self.finish_reason is not None
 
+    @property
+    def ending(self) -> str:
+        """One word or two for how it ended."""
+        if self.is_whole:
+            return "whole"
+        if self.has_left:
+            return "left"
+        if self.is_lost:
+            return "gateway died"
+        return "waits" if self.ended_s is None else f"error {self.status}"
+
 
 class Exchange:
     """One request at one gateway; its `receive` and `send` are those of ASGI."""
