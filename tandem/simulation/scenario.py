@@ -4,6 +4,7 @@ Leaving faults or requests out of a scenario gives another one, so a failing one
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -12,14 +13,15 @@ from tandem.simulation.model import answer_of
 from tandem.simulation.store import STORE
 
 TENANTS = ("alice", "bob", "carol")
-WARM_UP_S = 3.0
-SPAN_S = 9.0  # in which requests and faults begin
+WARM_UP_S = 2.0
+SPAN_S = 7.0  # in which requests and faults begin
 MAX_FAULT_S = 14.0
 MAX_PROMPT_TOKENS = 150
 _MAX_FAULTS = 6
 _FOLLOWING_SHARE = 0.25
 _SHARED_SHARE = 0.7
 _BURST_SHARE = 0.6
+_AT_BURST_SHARE = 0.5  # of the faults: when much is under way
 
 
 class FaultKind(StrEnum):
@@ -123,14 +125,15 @@ def scenario_of(seed: int) -> Scenario:
     decodes = _named("decode", draw.choice((1, 2, 2)))
     gateways = _named("gateway", draw.choice((1, 1, 2)))
     names = (*routers, *prefills, *decodes, *gateways)
+    bursts_s = [WARM_UP_S + draw.uniform(0, SPAN_S) for _ in range(2)]
     return Scenario(
         seed=seed,
         routers=routers,
         prefills=prefills,
         decodes=decodes,
         gateways=gateways,
-        asks=_asks(draw, gateways),
-        faults=tuple(sorted(_faults(draw, names, prefills, decodes), key=lambda fault: fault.at_s)),
+        asks=_asks(draw, gateways, bursts_s),
+        faults=tuple(sorted(_faults(draw, names, prefills, decodes, bursts_s), key=lambda fault: fault.at_s)),
         weather=Weather(draw.choice((1e-4, 4e-4, 5e-3)), draw.choice((0.0, 0.005, 0.03)), draw.choice((0.05, 0.3))),
         num_blocks=draw.choice((34, 40, 64)),
         lease_ttl_s=draw.choice((1.0, 2.0, 4.0)),
@@ -143,20 +146,21 @@ def _named(role: str, count: int) -> tuple[str, ...]:
     return tuple(f"{role}-{number}" for number in range(count))
 
 
-def _asks(draw: random.Random, gateways: tuple[str, ...]) -> tuple[Ask, ...]:
+def _asks(draw: random.Random, gateways: tuple[str, ...], bursts_s: Sequence[float]) -> tuple[Ask, ...]:
     """Requests alone and in bursts; some begin alike, some go on from an answer."""
     stems = [tuple(draw.randrange(256) for _ in range(draw.choice((24, 56, 100)))) for _ in range(2)]
-    bursts_s = [WARM_UP_S + draw.uniform(0, SPAN_S) for _ in range(2)]
     asks: list[Ask] = []
     for number in range(draw.randint(8, 26)):
         owner = draw.choice(TENANTS)
         former = draw.choice(asks) if asks and draw.random() < _FOLLOWING_SHARE else None
-        if former is not None:
+        if former is not None:  # a conversation goes on
             owner, stem, at_s = former.owner, former.prompt + tuple(former.answer), former.at_s + draw.uniform(0, 3)
         else:
             stem = draw.choice(stems)[: draw.choice((8, 100, 100))] if draw.random() < _SHARED_SHARE else ()
             is_burst = draw.random() < _BURST_SHARE
-            at_s = draw.choice(bursts_s) + draw.uniform(0, 0.3) if is_burst else WARM_UP_S + draw.uniform(0, SPAN_S)
+            at_s = WARM_UP_S + draw.uniform(0, SPAN_S)
+            if is_burst:
+                at_s = draw.choice(bursts_s) + draw.uniform(0, draw.choice((0.3, 3.0)))
         prompt = stem[:MAX_PROMPT_TOKENS] + tuple(draw.randrange(256) for _ in range(draw.randint(1, 40)))
         max_tokens = draw.choice((1, 4, 20, 20, 60))
         asks.append(
@@ -178,13 +182,19 @@ def _asks(draw: random.Random, gateways: tuple[str, ...]) -> tuple[Ask, ...]:
 
 
 def _faults(
-    draw: random.Random, names: tuple[str, ...], prefills: tuple[str, ...], decodes: tuple[str, ...]
+    draw: random.Random,
+    names: tuple[str, ...],
+    prefills: tuple[str, ...],
+    decodes: tuple[str, ...],
+    bursts_s: Sequence[float],
 ) -> list[Fault]:
     faults = []
     kinds = list(FaultKind)
     weights = [6, 4, 2, 3, 2, 1, 1, 3, 2, 1, 1, 1]
     for kind in draw.choices(kinds, weights, k=draw.randint(0, _MAX_FAULTS)):
         at_s, name = WARM_UP_S + draw.uniform(0, SPAN_S), draw.choice((*names, *prefills, *decodes, *decodes))
+        if draw.random() < _AT_BURST_SHARE:
+            at_s = draw.choice(bursts_s) + draw.uniform(0, 1.0)
         for_s = min(MAX_FAULT_S, 0.5 + draw.expovariate(1 / 2.5))
         other, size = "", 0.0
         match kind:

@@ -32,11 +32,11 @@ from tandem.simulation.processes import (
     serving_simulated_worker,
     start_simulated_gateway,
 )
-from tandem.simulation.scenario import TENANTS, Ask, Fault, FaultKind, Scenario
+from tandem.simulation.scenario import TENANTS, WARM_UP_S, Ask, Fault, FaultKind, Scenario
 from tandem.simulation.store import StoreServer
 
 PATIENCE_S = 75.0  # after the last fault is over and the last request was made; past it a request waits for ever
-EPSILON_S = 3.0
+EPSILON_S = 2.5
 _CHECK_EVERY = 16  # turns of an engine
 
 
@@ -109,7 +109,7 @@ class World:
         for fault in self.scenario.faults:
             self._in_world(fault.at_s, self._break, fault)
         waiting = [loop.create_task(self._ask(ask), name=ask.request_id) for ask in self.scenario.asks]
-        last_s = max([fault.at_s + fault.for_s for fault in self.scenario.faults] + [3.0])
+        last_s = max([fault.at_s + fault.for_s for fault in self.scenario.faults] + [WARM_UP_S])
         last_s = max([last_s, *(ask.at_s for ask in self.scenario.asks)])
         if waiting:
             await asyncio.wait(waiting, timeout=last_s + PATIENCE_S - loop.time())
