@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -136,7 +136,7 @@ def test_a_node_has_clocks_and_random_bytes_of_its_own(loop: VirtualLoop) -> Non
         await asyncio.sleep(1.0)
         return monotonic_s(), wall_s(), random_id()
 
-    async def work() -> list[tuple[float, float, str]]:
+    async def work() -> Sequence[tuple[float, float, str]]:
         one, other = node_of(loop, "one"), node_of(loop, "other")
         other.wall_offset_s = -50.0
         return await asyncio.gather(one.spawn(loop, look(), "one"), other.spawn(loop, look(), "other"))

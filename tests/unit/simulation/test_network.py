@@ -40,11 +40,11 @@ def tell(story: Story) -> None:
     loop = VirtualLoop("story")
     fabric = Fabric(loop, random.Random(1), Trace(), Weather(slow_share=0.0))
     network = SimulatedNetwork(fabric)
-    nodes = [Node(name, loop.time, random.Random(name)) for name in ("client", "server")]
-    for node in nodes:
+    near, far = (Node(name, loop.time, random.Random(name)) for name in ("client", "server"))
+    for node in (near, far):
         loop.add(node)
         node.context.run(current_network.set, network.of(node))
-    pair = Pair(loop, fabric, network, *nodes)
+    pair = Pair(loop, fabric, network, near, far)
 
     async def play() -> None:
         client = WorkerClient(ADDRESS)
