@@ -16,6 +16,7 @@ from tandem.accounts.ledger_query import LedgerQuery
 from tandem.accounts.refusals import revoked
 from tandem.accounts.standing import Standing
 from tandem.accounts.store import LEASE_S, Spending
+from tandem.core.errors import TandemError
 from tandem.simulation.fabric import Fabric
 from tandem.simulation.node import Node
 
@@ -79,7 +80,7 @@ class StoreServer:
         for _, action in kept:
             try:
                 action()
-            except Exception:  # what was refused then may be refused for another reason now
+            except TandemError:  # NOTE: what was granted then may be refused now
                 continue
 
     def _balance(self, key_id: str, rates: Rates, now_ms: int) -> Balance:
