@@ -11,39 +11,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tandem.simulation.scenario import Scenario, scenario_of
+from tandem.simulation.seeds import SeedResult, run_seeds
 from tandem.simulation.shrink import shrunk
 from tandem.simulation.world import run_scenario
-
-
-@dataclass(frozen=True, slots=True)
-class SeedResult:
-    """What one seed came to."""
-
-    seed: int
-    num_events: int
-    virtual_s: float
-    faults: tuple[str, ...]
-    endings: tuple[str, ...]
-    violations: tuple[str, ...]
-    digest: str
-
-
-def run_seed(seed: int) -> SeedResult:
-    """Run a seed in this process."""
-    logging.disable(logging.CRITICAL)
-    report = run_scenario(scenario_of(seed))
-    return SeedResult(
-        seed,
-        report.num_events,
-        report.virtual_s,
-        tuple(str(fault.kind) for fault in report.scenario.faults),
-        tuple(outcome.ending for outcome in report.outcomes),
-        tuple(report.violations),
-        report.digest,
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,14 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_all(seeds: Sequence[int], num_processes: int) -> list[SeedResult]:
     results = []
-    with multiprocessing.get_context("spawn").Pool(num_processes) as pool:
-        for result in pool.imap_unordered(run_seed, seeds, chunksize=4):
-            results.append(result)
-            if result.violations:
-                _say(f"seed {result.seed} FAILED ({result.digest})")
-                for violation in result.violations:
-                    _say(f"    {violation}")
-    return sorted(results, key=lambda result: result.seed)
+    for result in run_seeds(seeds, num_processes):
+        results.append(result)
+        if result.violations:
+            _say(f"seed {result.seed} FAILED ({result.digest})")
+            for violation in result.violations:
+                _say(f"    {violation}")
+    return results
 
 
 def _show(results: Sequence[SeedResult], wall_s: float) -> None:

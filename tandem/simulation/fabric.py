@@ -81,23 +81,33 @@ class Pipe:
         self._fabric.loop.call_at(self._last_s, self._arrive, action, context=self.target.context)
 
     def release(self) -> None:
-        """The way is free again: what was held back arrives, after it was sent once more."""
-        held, self._held = self._held, deque()
-        loop = self._fabric.loop
-        self._last_s = max(self._last_s, loop.time() + self._fabric.random.uniform(*_RETRANSMIT_S))
-        for action in held:
-            loop.call_at(self._last_s, self._arrive, action, context=self.target.context)
+        """The way is free again: what was held back arrives, in order, after it was sent once more."""
+        if self._held:
+            after_s = self._fabric.random.uniform(*_RETRANSMIT_S)
+            self._fabric.loop.call_later(after_s, self._arrive_late, context=self.target.context)
 
     def _arrive(self, action: Callable[[], None]) -> None:
+        """NOTE: what comes while something before it is held back waits behind it."""
         if self.is_cut:
             return
-        if self._held or self._fabric.is_blocked(self.source.name, self.target.name):
+        if self._held or self._is_blocked:
             self._held.append(action)
-            return
+        else:
+            self._take(action)
+
+    def _arrive_late(self) -> None:
+        while self._held and not (self.is_cut or self._is_blocked):
+            self._take(self._held.popleft())
+
+    def _take(self, action: Callable[[], None]) -> None:
         self._num_under_way -= 1
         if self._num_under_way < WINDOW and not self._has_room.is_set():
             self._fabric.loop.call_soon(self._has_room.set, context=self.source.context)
         action()
+
+    @property
+    def _is_blocked(self) -> bool:
+        return self._fabric.is_blocked(self.source.name, self.target.name)
 
 
 @dataclass(eq=False, slots=True)
@@ -131,7 +141,7 @@ class Fabric:
         self.trace = trace
         self.weather = weather
         self.connections: list[Connection] = []
-        self.silent: set[Node] = set()  # whose end nobody was told
+        self.silent: dict[Node, None] = {}  # whose end nobody was told
         self._blocked: dict[tuple[str, str], int] = {}
         self._readable: set[tuple[str, str]] = set()
         self._num_blocks = 0
@@ -179,12 +189,21 @@ class Fabric:
     def crash(self, node: Node, *, is_silent: bool) -> None:
         """`node` has died. Silent: its host has too, so peers are told by their own keepalive only."""
         if is_silent:
-            self.silent.add(node)
+            self.silent[node] = None
         for connection in [one for one in self.connections if one.has(node)]:
             if is_silent:
                 self._keep_alive(connection, lambda: True)
             else:
                 self.loop.call_later(self.delay_s(), self.cut, connection, "connection reset by peer")
+
+    def come_back(self, name: str, outage_s: float) -> None:
+        """A host that had died is there again: it refuses what is sent once more on connections it does not know."""
+        for node in [node for node in self.silent if node.name == name]:
+            del self.silent[node]
+            for connection in [one for one in self.connections if one.has(node)]:
+                # NOTE: each retransmission of TCP waits twice as long: the next is due within as long as it was away
+                after_s = self.random.uniform(0.0, outage_s)
+                self.loop.call_later(after_s, self.cut, connection, "connection reset by peer")
 
     def cut(self, connection: Connection, why: str) -> None:
         """Both ends notice that it is over."""

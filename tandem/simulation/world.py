@@ -203,7 +203,7 @@ class World:
                 return partial(setattr, node, "is_paused", False)
             case FaultKind.CRASH if node is not None:
                 self.kill(fault.name, is_silent=bool(fault.size))
-                return partial(self.start, fault.name)
+                return partial(self._restart, fault)
             case FaultKind.SLOW if node is not None:
                 node.slowness = fault.size
                 return partial(setattr, node, "slowness", 1.0)
@@ -234,6 +234,10 @@ class World:
             case _:
                 pass
         return None
+
+    def _restart(self, fault: Fault) -> None:
+        self.start(fault.name)
+        self.fabric.come_back(fault.name, fault.for_s)
 
     def _heal(self, fault: Fault) -> None:
         self.fabric.heal(fault.name, fault.other)

@@ -57,7 +57,7 @@ def test_a_seed_is_the_same_in_every_process() -> None:
     """In two processes that hash strings differently and have other addresses."""
     program = (
         "import logging; logging.disable(logging.CRITICAL);"
-        "from tandem.simulation.__main__ import run_seed;"
+        "from tandem.simulation.seeds import run_seed;"
         "print(*(run_seed(seed).digest for seed in (2, 5, 9)))"
     )
     digests = [

@@ -117,6 +117,20 @@ def test_what_was_cut_off_arrives_in_order_once_it_can() -> None:
     tell(story)
 
 
+def test_what_is_under_way_when_it_heals_does_not_overtake() -> None:
+    async def story(pair: Pair, client: WorkerClient) -> None:
+        await client.renew([])
+        pair.fabric.block("client", "server")
+        asked = [asyncio.create_task(client.renew(["held back"], timeout_s=None))]
+        await asyncio.sleep(1)
+        pair.fabric.heal("client", "server")
+        asked.append(asyncio.create_task(client.renew(["sent since"], timeout_s=None)))
+        await asyncio.gather(*asked)
+        assert pair.handler.calls[1:] == [("renew", ("held back",)), ("renew", ("sent since",))]
+
+    tell(story)
+
+
 def test_keepalive_ends_a_connection_that_is_cut_for_long() -> None:
     async def story(pair: Pair, client: WorkerClient) -> None:
         await client.renew([])
