@@ -18,6 +18,7 @@ SPAN_S = 7.0  # in which requests and faults begin
 MAX_FAULT_S = 14.0
 MAX_PROMPT_TOKENS = 150
 _MAX_FAULTS = 6
+_HAND_OFFS_EVERY = 4
 _FOLLOWING_SHARE = 0.25
 _SHARED_SHARE = 0.7
 _BURST_SHARE = 0.6
@@ -118,7 +119,9 @@ class Scenario:
 
 
 def scenario_of(seed: int) -> Scenario:
-    """The scenario of a seed."""
+    """The scenario of a seed; every `_HAND_OFFS_EVERY`th is one of many hand-offs and short leases."""
+    if seed % _HAND_OFFS_EVERY == _HAND_OFFS_EVERY - 1:
+        return _hand_offs(seed)
     draw = random.Random(f"{seed} scenario")
     routers = _named("router", draw.choice((1, 1, 2)))
     prefills = _named("prefill", draw.choice((1, 1, 2)))
@@ -139,6 +142,53 @@ def scenario_of(seed: int) -> Scenario:
         lease_ttl_s=draw.choice((1.0, 2.0, 4.0)),
         max_local_tokens=draw.choice((0, 0, 16)),
         step_s=draw.choice((0.005, 0.03, 0.06)),
+    )
+
+
+def _hand_offs(seed: int) -> Scenario:
+    """Long prompts with short answers through a small pool, while readers stand still for as long as a lease lasts."""
+    draw = random.Random(f"{seed} hand-offs")
+    prefills, decodes = _named("prefill", 1), _named("decode", 2)
+    asks = [
+        Ask(
+            number=number,
+            at_s=WARM_UP_S + draw.uniform(0, SPAN_S),
+            owner=draw.choice(TENANTS),
+            gateway="gateway-0",
+            prompt=tuple(draw.randrange(256) for _ in range(draw.randint(60, 180))),
+            max_tokens=draw.choice((1, 4, 8)),
+            seed=None,
+            ignore_eos=False,
+            is_stream=draw.random() < 0.5,
+        )
+        for number in range(40)
+    ]
+    faults = [
+        Fault(FaultKind.PAUSE, WARM_UP_S + draw.uniform(0, SPAN_S), draw.uniform(0.6, 1.7), draw.choice(decodes))
+        for _ in range(8)
+    ]
+    slow_s = draw.uniform(0.05, 0.3)
+    faults += [
+        Fault(FaultKind.SLOW_READS, WARM_UP_S + draw.uniform(0, SPAN_S), 3.0, "everybody", size=slow_s)
+        for _ in range(2)
+    ]
+    cut_s = draw.uniform(0.6, 2.5)
+    faults.append(
+        Fault(FaultKind.CUT_CALLS, WARM_UP_S + draw.uniform(0, SPAN_S), cut_s, draw.choice(decodes), prefills[0])
+    )
+    return Scenario(
+        seed=seed,
+        routers=_named("router", 1),
+        prefills=prefills,
+        decodes=decodes,
+        gateways=_named("gateway", 1),
+        asks=tuple(sorted(asks, key=lambda ask: ask.at_s)),
+        faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+        weather=Weather(),
+        num_blocks=34,
+        lease_ttl_s=1.0,
+        max_local_tokens=0,
+        step_s=draw.choice((0.005, 0.02)),
     )
 
 
@@ -199,7 +249,8 @@ def _faults(
         other, size = "", 0.0
         match kind:
             case FaultKind.CRASH:
-                size, for_s = float(draw.random() < 0.3), draw.uniform(0.1, 4.0)
+                size = float(draw.random() < 0.3)
+                for_s = draw.uniform(0.1, MAX_FAULT_S if size else 4.0)
             case FaultKind.SLOW:
                 size = draw.choice((4.0, 16.0, 40.0))
             case FaultKind.CUT | FaultKind.CUT_ONE_WAY | FaultKind.CUT_CALLS:
