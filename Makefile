@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-MODEL ?= demo/tandem-demo
+MODEL ?=
 PREFILL ?= 1
 DECODE ?= 1
 PORT ?= 8000
@@ -26,12 +26,14 @@ proto: $(VENV)/.ready ## generate the gRPC modules from proto/
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; name one with PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	@echo "installing the $$(grep -c '==' constraints.txt) packages of constraints.txt into $(VENV): minutes, and some 3 GB, the first time"
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo "compiling the CPU kernels: up to a minute"
 	@$(BIN)/python -m tandem.kernels.native.build || echo "the compiled CPU kernels cannot be built here; PyTorch computes instead"
 	@touch $@
 
-run: setup ## serve the demo checkpoint over HTTP: [MODEL=DIR] [PREFILL=1] [DECODE=1] [PORT=8000] [REDIS=redis://HOST]
-	@$(BIN)/tandem up --model $(MODEL) --prefill $(PREFILL) --decode $(DECODE) --port $(PORT) $(if $(REDIS),--redis $(REDIS)) $(ARGS)
+run: setup ## serve SmolLM2-135M-Instruct, or MODEL, over HTTP: [MODEL=DIR or FILE.gguf] [PREFILL=1] [DECODE=1] [PORT=8000] [REDIS=redis://HOST]
+	@$(BIN)/tandem up $(if $(MODEL),--model $(MODEL)) --prefill $(PREFILL) --decode $(DECODE) --port $(PORT) $(if $(REDIS),--redis $(REDIS)) $(ARGS)
 
 # Tests want a real Redis; where it may, this installs one.
 redis-server:
@@ -79,7 +81,7 @@ race: setup ## beside vLLM, OpenVINO and transformers, each in an environment of
 	$(BIN)/python -m bench.race $(ARGS)
 
 load: setup ## a closed and an open loop through a gateway, kept in build/load: [LOAD_URL=http://HOST:8000] [MODEL=DIR] [PREFILL=1] [DECODE=1]
-	$(BIN)/python -m tandem.loadtest.demo --model $(MODEL) --prefill $(PREFILL) --decode $(DECODE) $(if $(LOAD_URL),--url $(LOAD_URL)) $(ARGS)
+	$(BIN)/python -m tandem.loadtest.demo --model $(or $(MODEL),demo/tandem-demo) --prefill $(PREFILL) --decode $(DECODE) $(if $(LOAD_URL),--url $(LOAD_URL)) $(ARGS)
 
 clients: setup ## other people's clients against the running system, each in a virtual environment of its own: [ARGS="--only openai"]
 	$(BIN)/python -m tools.clients $(ARGS)

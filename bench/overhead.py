@@ -34,7 +34,7 @@ from tandem.core.config import EngineConfig, SchedulerConfig
 from tandem.core.events import BlockEvent
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
-from tandem.engine.executor import Executor
+from tandem.engine.executor import Executor, StepHandle
 from tandem.engine.identity import ModelIdentity
 from tandem.engine.resolve import build_engine
 from tandem.engine.runner import ModelRunner
@@ -42,7 +42,7 @@ from tandem.kernels.native.sampling import load_draws
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.spec import build_layout
 from tandem.models.decoder import Decoder
-from tandem.scheduler.output import ExecutorOutput, SchedulerOutput
+from tandem.scheduler.output import SchedulerOutput
 from tandem.scheduler.scheduler import Scheduler
 from tandem.text.tokenizer import Tokenizer
 
@@ -119,11 +119,11 @@ class TimedExecutor:
         self._executor = executor
         self.entered_s = self.left_s = 0.0
 
-    def execute(self, step: SchedulerOutput) -> ExecutorOutput:
+    def submit(self, step: SchedulerOutput) -> StepHandle:
         self.entered_s = time.perf_counter()
-        result = self._executor.execute(step)
+        handle = self._executor.submit(step)
         self.left_s = time.perf_counter()
-        return result
+        return handle
 
 
 class Bench:

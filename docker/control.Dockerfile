@@ -45,7 +45,7 @@ ENV PATH=/opt/tandem/bin:/opt/venv/bin:/usr/local/bin:/usr/bin:/bin \
     HEALTH_URL=http://127.0.0.1:8000/health
 WORKDIR /var/cache/tandem
 USER 10001:10001
-EXPOSE 8000 7800 7801 7951
+EXPOSE 8000 8001 7800 7801 7951
 HEALTHCHECK --interval=5s --timeout=3s --start-period=30s --retries=3 \
     CMD ["python3", "-c", "import os, urllib.request as u; u.urlopen(os.environ['HEALTH_URL'], timeout=2)"]
 ENTRYPOINT ["python3", "-m"]

@@ -1,19 +1,28 @@
-"""A Redis as tasks of an event loop ask it; whoever asks bounds each call with `answered_within`."""
+"""A Redis as tasks of an event loop ask it; whoever asks bounds each call with `answered_within`.
+
+After a failover it finds the new master: by asking the Sentinels that its URL names, or by connecting to its address
+anew once the old one says that it is a replica.
+"""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Literal
 
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, NoPermissionError, ReadOnlyError
 
 from tandem.core.errors import ConfigurationError, shown, without_password
+from tandem.sentinel_url import SentinelUrl
 
 MAX_CONNECTIONS = 64  # of a client; each carries one question at a time
+User = Literal["cluster", "gateway", "accounts"]  # as helm/tandem/files/redis-users.acl has them
 _NUM_TICKS = 20
 _CLOSE_S = 1.0
+_SENTINEL_S = 0.2  # NOTE: of one that does not answer; within the time of a call the next one must be asked
 
 
 class _Pool(ConnectionPool):
@@ -25,6 +34,10 @@ class _Pool(ConnectionPool):
         else:
             idle, self._available_connections = self._available_connections, []
             await asyncio.gather(*(connection.disconnect() for connection in idle))
+
+
+class _SentinelPool(_Pool, SentinelConnectionPool):
+    """The same of the master that Sentinels name."""
 
 
 class _QueueingRedis(Redis):
@@ -43,10 +56,17 @@ class _QueueingRedis(Redis):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
                 await super().aclose(*args, **options)
+                if isinstance(self.connection_pool, _SentinelPool):
+                    for sentinel in self.connection_pool.sentinel_manager.sentinels:
+                        await sentinel.aclose()
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         async with self._turns:
-            return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+            try:
+                return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+            except ReadOnlyError:  # NOTE: a master no more; its address may be another's by now
+                await self.connection_pool.disconnect(inuse_connections=False)
+                raise
 
 
 @contextlib.asynccontextmanager
@@ -77,8 +97,36 @@ async def answered_within(limit_s: float) -> AsyncIterator[None]:
             timer.cancel()
 
 
+def explained(error: Exception, user: User) -> str:
+    """What Redis or the network said; where Redis refused the user of the URL, with the remedy.
+
+    Args:
+        user: the one whose rules allow what was asked.
+    """
+    # NOTE: what is refused within a script has no error class of its own
+    is_refused = isinstance(error, AuthenticationError | NoPermissionError) or "user executing the script" in str(error)
+    if not is_refused:
+        return str(error)
+    return (
+        f"{error}; give the URL the user that may do this, redis://{user}:PASSWORD@host:port, "
+        "with the rules of helm/tandem/files/redis-users.acl"
+    )
+
+
+def not_understood(url: str) -> ConfigurationError:
+    """What to raise for a URL. NOTE: without its options, which may be passwords, misspelt ones too."""
+    return ConfigurationError(
+        f"Redis URL {shown(without_password(url).partition('?')[0])} is not understood; "
+        "write redis://host:port or redis+sentinel://host:port,host:port/service, "
+        "and / ? # of a password as %2F %3F %23"
+    )
+
+
 def connect(url: str, *, num_retries: int = 0) -> Redis:
     """A client that connects when first used, and again after a loss. Any number of questions may be asked at once.
+
+    Args:
+        url: `redis://`, `rediss://` or `unix://`, or as for `SentinelUrl`.
 
     NOTE: it has no timeout of its own for calls. That one is an `asyncio.wait_for` around each send, which before
     Python 3.12 loses a cancellation that comes together with its result: a task that asks again and again is then
@@ -87,18 +135,31 @@ def connect(url: str, *, num_retries: int = 0) -> Redis:
     Raises:
         ConfigurationError: the URL is not understood. Whether Redis is there is not asked.
     """
-    retry = Retry(NoBackoff(), num_retries)
+    options = {
+        "max_connections": MAX_CONNECTIONS,
+        "socket_timeout": None,
+        "socket_connect_timeout": None,
+        "driver_info": None,  # NOTE: else connections begin with CLIENT SETINFO, which no user may
+        "retry": Retry(NoBackoff(), num_retries),
+    }
     try:
-        pool = _Pool.from_url(
-            url,
-            max_connections=MAX_CONNECTIONS,
-            socket_timeout=None,
-            socket_connect_timeout=None,
-            retry=retry,
-        )
+        pool = _sentinel_pool(url, options) if SentinelUrl.is_one(url) else _Pool.from_url(url, **options)
     except ValueError:  # NOTE: which may quote a part of a password
-        raise ConfigurationError(
-            f"Redis URL {shown(without_password(url))} is not understood; "
-            "write redis://host:port, and / ? # of a password as %2F %3F %23"
-        ) from None
+        raise not_understood(url) from None
     return _QueueingRedis.from_pool(pool)
+
+
+def _sentinel_pool(url: str, options: dict[str, Any]) -> _SentinelPool:
+    where = SentinelUrl.parse(url)
+    # NOTE: without retries, or one Sentinel that is down is asked for seconds and the next never
+    limits = {
+        "socket_timeout": _SENTINEL_S,
+        "socket_connect_timeout": _SENTINEL_S,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    sentinels: Any = Sentinel(  # type: ignore[no-untyped-call]
+        where.addresses, sentinel_kwargs={**where.sentinel_options(), **limits}
+    )
+    return _SentinelPool(  # type: ignore[no-untyped-call]
+        where.service, sentinels, **where.master_options(), **options
+    )

@@ -16,6 +16,7 @@ from tandem.attention.registry import choose_backend
 from tandem.core.config import EngineConfig, SchedulerConfig
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
+from tandem.engine.executor import FinishedStep
 from tandem.engine.graphs import DecodeGraphs, padded_sizes
 from tandem.engine.identity import ModelIdentity
 from tandem.engine.resolve import EngineSizes, default_kv_cache_bytes, resolve_sizes
@@ -24,7 +25,7 @@ from tandem.kernels.choose import choose_kernels
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.spec import build_layout
 from tandem.models.decoder import Decoder
-from tandem.scheduler.output import ExecutorOutput, KVNews, KVReserved, SampledToken, SchedulerOutput
+from tandem.scheduler.output import KVNews, KVReserved, SampledToken, SchedulerOutput
 from tandem.scheduler.request import Handoff
 from tandem.scheduler.scheduler import Scheduler
 
@@ -39,15 +40,15 @@ class WatchedRunner(ModelRunner):
     num_decode_steps = num_eager_decode_steps = num_mixed_steps = 0
     _num_forwards = 0
 
-    def execute(self, step: SchedulerOutput) -> ExecutorOutput:
+    def submit(self, step: SchedulerOutput) -> FinishedStep:
         before = self._num_forwards
-        result = super().execute(step)
+        handle = super().submit(step)
         if any(item.num_tokens > 1 for item in step.scheduled):
             self.num_mixed_steps += 1
         else:
             self.num_decode_steps += 1
             self.num_eager_decode_steps += self._num_forwards > before and self.replays_graphs
-        return result
+        return handle
 
     def _forward(
         self,

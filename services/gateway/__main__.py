@@ -1,9 +1,17 @@
-"""`python -m services.gateway`: reads settings and serves; everything else is in `tandem.gateway`."""
+"""Entry point of the gateway's process: settings, then `tandem.gateway`."""
 
 import sys
 
 from tandem.gateway.settings import GatewaySettings
 from tandem.serving.command import run_command
 
+
+def _serve(settings: GatewaySettings) -> int:
+    """Until SIGTERM or SIGINT; returns the exit code."""
+    from tandem.gateway.server import run_gateway
+
+    return run_gateway(settings)
+
+
 if __name__ == "__main__":
-    sys.exit(run_command(GatewaySettings, sys.argv[1:]))
+    sys.exit(run_command(GatewaySettings, sys.argv[1:], _serve))

@@ -3,7 +3,8 @@
 import sys
 
 from tandem.serving.command import run_command
+from tandem.worker.command import serve_worker
 from tandem.worker.settings import PrefillSettings
 
 if __name__ == "__main__":
-    sys.exit(run_command(PrefillSettings, sys.argv[1:]))
+    sys.exit(run_command(PrefillSettings, sys.argv[1:], serve_worker))

@@ -5,5 +5,13 @@ import sys
 from tandem.serving.command import run_command
 from tandem.serving.router_settings import RouterSettings
 
+
+def _serve(settings: RouterSettings) -> int:
+    """Until SIGTERM or SIGINT; returns the exit code."""
+    from tandem.serving.router_process import run_router
+
+    return run_router(settings)
+
+
 if __name__ == "__main__":
-    sys.exit(run_command(RouterSettings, sys.argv[1:]))
+    sys.exit(run_command(RouterSettings, sys.argv[1:], _serve))

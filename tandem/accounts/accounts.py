@@ -1,13 +1,14 @@
-"""What a gateway does with accounts: knows keys, sets aside before a request, settles after it, keeps leases alive.
+"""Accounts as a gateway uses them: keys, reservations before a request, settlements after it, renewed leases.
 
 Invariant: each `Held` is settled once; a store that is away is told again until it knows. Knows no HTTP.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tandem.accounts.charge import Charge, LedgerEntry, Outcome, Settlement
+from tandem.accounts.charge import Charge, LedgerEntry, Outcome, Renewal, Settlement
 from tandem.accounts.errors import AccountsUnavailableError, KeyRefusedError
 from tandem.accounts.journal import Journal
 from tandem.accounts.key import AccountKey, key_id_of
@@ -21,16 +22,22 @@ from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.core.machine import random_id, wall_s
 
+_logger = logging.getLogger(__name__)
+
 SETTLE_WAIT_S = 0.25
+RENEWALS_PER_LEASE = 12  # NOTE: three would keep it; what a killed gateway delivered since its last is lost
 
 
 @dataclass(slots=True)
 class Held:
-    """One request's share of its key. `standing` is None while nobody knows whether the store granted it."""
+    """One request's share of its key. `standing` is None while nobody knows whether the store granted it. `delivered`
+    says what its client has got so far, which is billed if this process ends before the request does.
+    """
 
     charge: Charge
     request_id: str
     model: str
+    delivered: Callable[[], Usage] = Usage
     standing: Standing | None = None
     is_settled: bool = False
 
@@ -56,12 +63,13 @@ class Accounts:
     ) -> None:
         self.store = store
         self.prices = prices
-        self.settlements = Settlements(store, journal)
+        self.settlements = Settlements(store, journal, clock)
         self._keys = KeyCache(store, clock, may_be_stale=may_be_lost)
         self._may_be_lost = may_be_lost
         self._wall = wall
-        self._renew_s = lease_s / 3
+        self._renew_s = lease_s / RENEWALS_PER_LEASE
         self._open: dict[str, Held] = {}
+        self._incarnation: str | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -132,21 +140,11 @@ class Accounts:
         if held.is_settled:
             return None
         self._forget(held)
-        charge, key = held.charge, held.charge.key
-        entry = LedgerEntry(
-            charge.charge_id,
-            held.request_id,
-            key.key_id,
-            key.tenant,
-            held.model,
-            int(self._wall() * 1000),
-            usage,
-            self.prices.cost_nanos(usage),
-            outcome.value,
-        )
+        charge = held.charge
         used = (int(outcome is not Outcome.REFUNDED), usage.num_rated_input, usage.num_output)
         is_granted = held.standing is not None
-        return self.settlements.add(Settlement(entry, key.limits.rates, charge.amounts, is_granted, used))
+        entry = self._entry(held, usage, outcome)
+        return self.settlements.add(Settlement(entry, charge.key.limits.rates, charge.amounts, is_granted, used))
 
     async def settle_and_wait(self, held: Held, usage: Usage, outcome: Outcome) -> None:
         """As `settle`; returns when the store has it, so that the next request finds what is left, or is slow."""
@@ -171,11 +169,48 @@ class Accounts:
             await asyncio.sleep(REFRESH_S)
             await self.refresh()
 
+    async def renew(self) -> None:
+        """Keep what runs set aside, with checkpoints; tell another store what its predecessor took; bill what gateways
+        that are gone have left.
+
+        NOTE: of those that the store may not have granted, too: it ignores what it does not know.
+        """
+        await self.store.renew([self._renewal(held) for held in self._open.values()])
+        await self.store.expire()
+        former, self._incarnation = self._incarnation, await self.store.incarnation()
+        if former not in (None, "", self._incarnation) and (num_settlements := self.settlements.tell_again()):
+            _logger.warning(
+                "another process answers for the store of accounts: it is told the last %d settlements again",
+                num_settlements,
+            )
+
+    def _renewal(self, held: Held) -> Renewal:
+        usage = held.delivered()
+        checkpoint = None if usage == Usage() else self._entry(held, usage, Outcome.EXPIRED)
+        return Renewal(held.charge, held.standing is not None, checkpoint)
+
+    def _entry(self, held: Held, usage: Usage, outcome: Outcome) -> LedgerEntry:
+        charge, key = held.charge, held.charge.key
+        return LedgerEntry(
+            charge.charge_id,
+            held.request_id,
+            key.key_id,
+            key.tenant,
+            held.model,
+            int(self._wall() * 1000),
+            usage,
+            self.prices.cost_nanos(usage),
+            outcome.value,
+        )
+
     async def _renew(self) -> None:
-        """NOTE: of those that the store may not have granted, too: it ignores what it does not know."""
+        is_away = False
         while True:
-            await asyncio.sleep(self._renew_s)
             try:
-                await self.store.renew([held.charge for held in self._open.values()])
-            except AccountsUnavailableError:
-                continue
+                await self.renew()
+                is_away = False
+            except AccountsUnavailableError as error:
+                if not is_away:
+                    _logger.warning("what runs cannot be kept set aside: %s", error)
+                is_away = True
+            await asyncio.sleep(self._renew_s)

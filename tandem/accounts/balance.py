@@ -1,4 +1,4 @@
-"""What is left to one key: buckets that refill all the time, money, and what running requests have set aside.
+"""One key's balance: buckets that refill all the time, money, and what running requests have set aside.
 
 Invariant: nothing is ever below zero; `held_nanos` is the sum of what is open; integers only, so nothing drifts. The
 scripts in `redis_scripts` do the same. Times are given, in milliseconds of one clock.
@@ -48,9 +48,7 @@ class Balance:
             raise refusal(why[0], charge, why[1], self._left_nanos(charge), Standing.of(self._rates, self._levels))
         for index in self._limited():
             self._levels[index] -= charge.amounts[index] * PARTS_PER_TOKEN
-        self.held_nanos += charge.cost_nanos
-        self._open[charge.charge_id] = _Held(charge.amounts, charge.cost_nanos, now_ms + lease_ms)
-        self._next_end_ms = min(self._next_end_ms, now_ms + lease_ms)
+        self._hold(charge, now_ms + lease_ms)
         return Standing.of(self._rates, self._levels)
 
     def settle(self, settlement: Settlement, now_ms: int) -> None:
@@ -68,10 +66,13 @@ class Balance:
             self._levels[index] = max(0, min(self._full(index), self._levels[index] + back))
         self.spent_nanos += settlement.entry.cost_nanos
 
-    def renew(self, charge_id: str, now_ms: int, lease_ms: int) -> None:
-        held = self._open.get(charge_id)
+    def renew(self, charge: Charge, now_ms: int, lease_ms: int, *, is_granted: bool) -> None:
+        """It still runs; one that was granted and has expired meanwhile is set aside again."""
+        held = self._open.get(charge.charge_id)
         if held is not None:
             held.until_ms = now_ms + lease_ms
+        elif is_granted:
+            self._hold(charge, now_ms + lease_ms)
 
     def expire(self, now_ms: int) -> None:
         """Give back the money and the places of those that nobody renewed; their tokens have come back by then."""
@@ -80,6 +81,11 @@ class Balance:
         for charge_id in [charge_id for charge_id, held in self._open.items() if held.until_ms <= now_ms]:
             self.held_nanos -= self._open.pop(charge_id).cost_nanos
         self._next_end_ms = min((held.until_ms for held in self._open.values()), default=now_ms)
+
+    def _hold(self, charge: Charge, until_ms: int) -> None:
+        self.held_nanos += charge.cost_nanos
+        self._open[charge.charge_id] = _Held(charge.amounts, charge.cost_nanos, until_ms)
+        self._next_end_ms = min(self._next_end_ms, until_ms)
 
     def _advance(self, now_ms: int) -> None:
         passed_ms, self._at_ms = max(0, now_ms - self._at_ms), max(now_ms, self._at_ms)

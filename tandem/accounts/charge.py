@@ -1,4 +1,4 @@
-"""What a request may use at most, and what it used. Plain values; `charge_id` is ours, so nobody can send one twice."""
+"""Charges: the most a request may use, and its use. Plain values; `charge_id` is ours, so nobody can send one twice."""
 
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -12,12 +12,15 @@ Amounts = tuple[int, int, int]  # requests, input tokens, output tokens
 
 
 class Outcome(StrEnum):
-    """How a charged request ended. REFUNDED: nobody got anything of it."""
+    """How a charged request ended. REFUNDED: nobody got anything of it. EXPIRED: its gateway was not heard of any more,
+    and its last checkpoint is billed.
+    """
 
     DONE = "done"
     ABORTED = "aborted"
     FAILED = "failed"
     REFUNDED = "refunded"
+    EXPIRED = "expired"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,20 @@ class Settlement:
         """Raises KeyError or TypeError where it is something else."""
         rates, reserved, used = (tuple(value[name]) for name in ("rates", "reserved", "used"))
         return cls(LedgerEntry.from_json(value["entry"]), rates, reserved, bool(value["is_granted"]), used)
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """A request that still runs.
+
+    Args:
+        is_granted: the store said so; then it is set aside again where that was lost.
+        checkpoint: the entry that is billed if nothing more is heard of it; None: nothing was delivered yet.
+    """
+
+    charge: Charge
+    is_granted: bool
+    checkpoint: LedgerEntry | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 Invariant: only one gateway uses the file, which a lock makes sure of; `tandem keys` and `tandem usage` may open it.
 What a request waits for happens in memory; its entry is in the file a moment later, and at the latest on `close`.
+Checkpoints are written to the file too: those that an earlier gateway left are billed by `start`.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 from tandem.accounts.balance import Balance, Rates
-from tandem.accounts.charge import Charge, LedgerEntry, Settlement, Total
+from tandem.accounts.charge import Charge, LedgerEntry, Outcome, Renewal, Settlement, Total
 from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.key import AccountKey
 from tandem.accounts.ledger_file import LedgerFile
@@ -59,6 +60,8 @@ class EmbeddedAccounts:
     def start(self) -> None:
         if self._path is not None:
             self._lock = _locked(self._path)
+        if num_billed := self._file.bill_checkpoints():
+            _logger.warning("%d requests that the last gateway left are billed for what they had used", num_billed)
         self._writer = threading.Thread(target=self._write, name="ledger", daemon=True)
         self._writer.start()
 
@@ -104,21 +107,33 @@ class EmbeddedAccounts:
         if entry.charge_id in self._settled:
             return
         balance = self._balance(entry.key_id, settlement.rates, now_ms)
-        if not balance.has(entry.charge_id) and self._file.has(entry.charge_id):
+        billed = None if balance.has(entry.charge_id) else self._file.entry(entry.charge_id)
+        if billed is not None and billed.outcome != Outcome.EXPIRED:
             return
         self._settled[entry.charge_id] = None
         if len(self._settled) > _REMEMBERED:
             self._settled.popitem(last=False)
         balance.settle(settlement, now_ms)
+        balance.spent_nanos -= 0 if billed is None else billed.cost_nanos
         with self._wake:
             self._unwritten.append(entry)
             self._wake.notify_all()
 
-    async def renew(self, charges: Sequence[Charge]) -> None:
+    async def renew(self, renewals: Sequence[Renewal]) -> None:
         now_ms = self._now_ms()
-        for charge in charges:
+        for renewal in renewals:
+            charge = renewal.charge
+            is_lost = renewal.is_granted and charge.charge_id not in self._settled
             balance = self._balance(charge.key.key_id, charge.key.limits.rates, now_ms)
-            balance.renew(charge.charge_id, now_ms, self._lease_ms)
+            balance.renew(charge, now_ms, self._lease_ms, is_granted=is_lost)
+        checkpoints = [renewal.checkpoint for renewal in renewals if renewal.checkpoint is not None]
+        if checkpoints:
+            await asyncio.to_thread(self._file.put_checkpoints, checkpoints)
+
+    async def expire(self) -> None:
+        """NOTE: what this gateway has forgotten it will settle all the same; only its end leaves a checkpoint over."""
+        for balance in self._balances.values():
+            balance.expire(self._now_ms())
 
     async def spending(self, key_id: str) -> Spending:
         balance = self._balances.get(key_id)
@@ -126,6 +141,10 @@ class EmbeddedAccounts:
             return Spending(await asyncio.to_thread(self._file.spent_nanos, key_id), 0, 0)
         balance.expire(self._now_ms())
         return Spending(balance.spent_nanos, balance.held_nanos, balance.num_open)
+
+    async def incarnation(self) -> str:
+        """This process."""
+        return ""
 
     async def entries(self, query: LedgerQuery) -> Sequence[LedgerEntry]:
         await asyncio.to_thread(self._drain)

@@ -1,6 +1,7 @@
 """Keys and the ledger in one SQLite file. Synchronous; any thread, one at a time; several processes may have it open.
 
-Invariant: an entry, its totals and what its key spent are written together or not at all, and each entry once.
+Invariant: an entry, its totals and what its key spent are written together or not at all, and each entry once; that of
+a checkpoint is replaced by what the request came to. A checkpoint goes with its entry.
 """
 
 import functools
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tandem.accounts.charge import LedgerEntry, Total
+from tandem.accounts.charge import LedgerEntry, Outcome, Total
 from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.key import AccountKey
 from tandem.accounts.key_cache import MAX_KEYS
@@ -30,14 +31,16 @@ CREATE TABLE IF NOT EXISTS ledger (
   number INTEGER PRIMARY KEY AUTOINCREMENT, charge_id TEXT NOT NULL UNIQUE, at_ms INTEGER NOT NULL,
   key_id TEXT NOT NULL, tenant TEXT NOT NULL, value TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS ledger_at ON ledger (at_ms);
+CREATE TABLE IF NOT EXISTS checkpoints (charge_id TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS totals (
   day TEXT, key_id TEXT, tenant TEXT, model TEXT, num_requests INTEGER, num_input INTEGER, num_written_5m INTEGER,
   num_written_1h INTEGER, num_read INTEGER, num_output INTEGER, cost_nanos INTEGER,
   PRIMARY KEY (day, key_id, tenant, model)) WITHOUT ROWID;
 """
 _ADD_TOTAL = """
-INSERT INTO totals VALUES (?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?)
-ON CONFLICT DO UPDATE SET num_requests = num_requests + 1, num_input = num_input + excluded.num_input,
+INSERT INTO totals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET
+num_requests = num_requests + excluded.num_requests, num_input = num_input + excluded.num_input,
 num_written_5m = num_written_5m + excluded.num_written_5m, num_written_1h = num_written_1h + excluded.num_written_1h,
 num_read = num_read + excluded.num_read, num_output = num_output + excluded.num_output,
 cost_nanos = cost_nanos + excluded.cost_nanos
@@ -93,9 +96,27 @@ class LedgerFile:
             row = run.execute("SELECT nanos FROM spent WHERE key_id = ?", (key_id,)).fetchone()
         return 0 if row is None else int(row[0])
 
-    def has(self, charge_id: str) -> bool:
+    def entry(self, charge_id: str) -> LedgerEntry | None:
         with self._reading() as run:
-            return run.execute("SELECT 1 FROM ledger WHERE charge_id = ?", (charge_id,)).fetchone() is not None
+            return _entry(run, charge_id)
+
+    def put_checkpoints(self, checkpoints: Sequence[LedgerEntry]) -> None:
+        """What requests that run have used so far; of those that have no entry yet."""
+        rows = [(entry.charge_id, json.dumps(entry.as_json()), entry.charge_id) for entry in checkpoints]
+        with self._changing() as run:
+            run.executemany(
+                "INSERT OR REPLACE INTO checkpoints SELECT ?, ? WHERE NOT EXISTS "
+                "(SELECT 1 FROM ledger WHERE charge_id = ?)",
+                rows,
+            )
+
+    def bill_checkpoints(self) -> int:
+        """Make all that are left entries of the ledger; how many."""
+        with self._changing() as run:
+            values = run.execute("SELECT value FROM checkpoints ORDER BY rowid").fetchall()
+            for (value,) in values:
+                _add(run, LedgerEntry.from_json(json.loads(value)))
+        return len(values)
 
     def add(self, entries: Sequence[LedgerEntry]) -> None:
         """Those that are new."""
@@ -164,20 +185,37 @@ def _total(day: str, key_id: str, tenant: str, model: str, num_requests: int, *c
     return Total(day, key_id, tenant, model, num_requests, Usage(*counts[:-1]), counts[-1])
 
 
+def _entry(run: sqlite3.Connection, charge_id: str) -> LedgerEntry | None:
+    row = run.execute("SELECT value FROM ledger WHERE charge_id = ?", (charge_id,)).fetchone()
+    return None if row is None else LedgerEntry.from_json(json.loads(row[0]))
+
+
 def _add(run: sqlite3.Connection, entry: LedgerEntry) -> None:
-    row = (entry.charge_id, entry.at_ms, entry.key_id, entry.tenant, json.dumps(entry.as_json()))
-    done = run.execute(
-        "INSERT OR IGNORE INTO ledger (charge_id, at_ms, key_id, tenant, value) VALUES (?, ?, ?, ?, ?)", row
+    """Unless it is there; that of a checkpoint is taken out first."""
+    run.execute("DELETE FROM checkpoints WHERE charge_id = ?", (entry.charge_id,))
+    former = _entry(run, entry.charge_id)
+    if former is not None:
+        if former.outcome != Outcome.EXPIRED or entry.outcome == Outcome.EXPIRED:
+            return
+        run.execute("DELETE FROM ledger WHERE charge_id = ?", (entry.charge_id,))
+        _count(run, former, -1)
+    run.execute(
+        "INSERT INTO ledger (charge_id, at_ms, key_id, tenant, value) VALUES (?, ?, ?, ?, ?)",
+        (entry.charge_id, entry.at_ms, entry.key_id, entry.tenant, json.dumps(entry.as_json())),
     )
-    if not done.rowcount:
-        return
+    _count(run, entry, 1)
+
+
+def _count(run: sqlite3.Connection, entry: LedgerEntry, sign: int) -> None:
+    """Add an entry to what its key spent and to its totals, or take it off."""
     run.execute(
         "INSERT INTO spent VALUES (?, ?) ON CONFLICT DO UPDATE SET nanos = nanos + excluded.nanos",
-        (entry.key_id, entry.cost_nanos),
+        (entry.key_id, sign * entry.cost_nanos),
     )
     usage = entry.usage
     tokens = (usage.num_input, usage.num_written_5m, usage.num_written_1h, usage.num_read, usage.num_output)
-    run.execute(_ADD_TOTAL, (entry.day, entry.key_id, entry.tenant, entry.model, *tokens, entry.cost_nanos))
+    counts = (1, *tokens, entry.cost_nanos)
+    run.execute(_ADD_TOTAL, (entry.day, entry.key_id, entry.tenant, entry.model, *(sign * count for count in counts)))
 
 
 def _prune(run: sqlite3.Connection, max_entries: int) -> None:

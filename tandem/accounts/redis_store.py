@@ -7,28 +7,30 @@ keep what it is told (AOF or snapshots): keys and what was spent are nowhere els
 import asyncio
 import contextlib
 import functools
+import itertools
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 
-from tandem.accounts.charge import Charge, LedgerEntry, Settlement, Total
+from tandem.accounts.charge import Charge, LedgerEntry, Renewal, Settlement, Total
 from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.key import AccountKey
 from tandem.accounts.key_cache import MAX_KEYS
 from tandem.accounts.ledger_query import MAX_ENTRIES, LedgerQuery
-from tandem.accounts.redis_scripts import RENEW, RESERVE, SETTLE, SPENDING
+from tandem.accounts.redis_scripts import EXPIRE, OVERDUE, RENEW, RESERVE, SETTLE, SPENDING
 from tandem.accounts.refusals import refusal
 from tandem.accounts.standing import Standing
 from tandem.accounts.store import KEPT_DAYS, LEASE_S, Spending
 from tandem.accounts.usage import Usage
 from tandem.core.clock import Clock
-from tandem.redis_client import answered_within, connect
+from tandem.redis_client import answered_within, connect, explained
 
 _REMEMBERED_S = 24 * 3600  # charges that were settled; each takes 150 bytes of Redis
 _DAY_S = 24 * 3600
 _PAGE = 1000
+_RENEWED_AT_ONCE = 200  # NOTE: each has its checkpoint with it; a script holds up everybody else
 _PAUSE_S = 0.5
 _COUNTS = ("num_input", "num_written_5m", "num_written_1h", "num_read", "num_output")
 
@@ -37,7 +39,7 @@ class RedisAccounts:
     """`AccountStore` in one Redis (7.0 or newer).
 
     Args:
-        url: `redis://`, `rediss://` or `unix://` URL.
+        url: as for `redis_client.connect`.
         clock: tells the time for limits and, after a failure, for the pause.
         is_own_time: limits go by `clock`, not by Redis' own; for tests.
         prefix: names the deployment; its braces keep all keys in one slot.
@@ -70,6 +72,8 @@ class RedisAccounts:
         self._settle = self._client.register_script(SETTLE)
         self._renew = self._client.register_script(RENEW)
         self._spending = self._client.register_script(SPENDING)
+        self._expire = self._client.register_script(EXPIRE)
+        self._overdue = self._client.register_script(OVERDUE)
         # NOTE: gateways ask again and again for all keys they know, of which few change.
         self._decoded = functools.lru_cache(2 * MAX_KEYS)(_decoded)
 
@@ -117,32 +121,36 @@ class RedisAccounts:
         return standing
 
     async def settle(self, settlement: Settlement) -> None:
-        entry, usage = settlement.entry, settlement.entry.usage
-        names = [*self._names(entry.key_id), self._name(f"settled:{entry.charge_id}"), self._name("ledger")]
-        names += [self._name(f"totals:{entry.day}"), self._name("days")]
-        who = json.dumps([entry.key_id, entry.tenant, entry.model])
+        entry = settlement.entry
         asked = (
-            *(self._now(), entry.charge_id, _REMEMBERED_S * 1000, entry.cost_nanos, int(settlement.is_granted)),
+            *(self._now(), entry.charge_id, self._bill(entry), int(settlement.is_granted)),
             *settlement.reserved,
             *settlement.used,
             *map(_or_empty, settlement.rates),
-            *(json.dumps(entry.as_json()), self._max_entries, entry.day, who),
-            *(getattr(usage, name) for name in _COUNTS),
-            KEPT_DAYS * _DAY_S,
         )
-        await self._ask(lambda: self._settle(names, asked))
+        await self._ask(lambda: self._settle(self._names(entry.key_id), asked))
 
-    async def renew(self, charges: Sequence[Charge]) -> None:
-        by_key: dict[str, list[str]] = {}
-        for charge in charges:
-            by_key.setdefault(charge.key.key_id, []).append(charge.charge_id)
-        for key_id, charge_ids in by_key.items():
-            for start in range(0, len(charge_ids), _PAGE):
-                await self._renew_page(key_id, charge_ids[start : start + _PAGE])
+    async def renew(self, renewals: Sequence[Renewal]) -> None:
+        by_key: dict[str, list[Renewal]] = {}
+        for renewal in renewals:
+            by_key.setdefault(renewal.charge.key.key_id, []).append(renewal)
+        for key_id, found in by_key.items():
+            for start in range(0, len(found), _RENEWED_AT_ONCE):
+                await self._renew_page(key_id, found[start : start + _RENEWED_AT_ONCE])
+
+    async def expire(self) -> None:
+        asked = (self._now(), _PAGE)
+        for key_id in await self._ask(lambda: self._overdue([self._name("leases")], asked)):
+            await self._expire_key(key_id.decode())
 
     async def spending(self, key_id: str) -> Spending:
         spent, held, num_open = await self._ask(lambda: self._spending(self._names(key_id), (self._now(),)))
         return Spending(int(spent), int(held), int(num_open))
+
+    async def incarnation(self) -> str:
+        """NOTE: another one after a restart and after a failover, whoever noticed it."""
+        info = await self._ask(lambda: self._client.info("server"))
+        return str(info.get("run_id", ""))
 
     async def entries(self, query: LedgerQuery) -> Sequence[LedgerEntry]:
         found: list[LedgerEntry] = []
@@ -163,8 +171,31 @@ class RedisAccounts:
                 totals += await asyncio.to_thread(_totals, day, await self._totals_of(day))
         return totals
 
-    async def _renew_page(self, key_id: str, charge_ids: Sequence[str]) -> None:
-        await self._ask(lambda: self._renew(self._names(key_id), (self._now(), self._lease_ms, *charge_ids)))
+    async def _renew_page(self, key_id: str, renewals: Sequence[Renewal]) -> None:
+        asked = (self._now(), self._lease_ms, *itertools.chain.from_iterable(map(self._renewed, renewals)))
+        await self._ask(lambda: self._renew(self._names(key_id), asked))
+
+    def _renewed(self, renewal: Renewal) -> Sequence[int | str]:
+        charge, checkpoint = renewal.charge, renewal.checkpoint
+        bill = "" if checkpoint is None else self._bill(checkpoint)
+        return charge.charge_id, charge.cost_nanos, *charge.amounts, int(renewal.is_granted), bill
+
+    async def _expire_key(self, key_id: str) -> None:
+        await self._ask(lambda: self._expire(self._names(key_id), (self._now(),)))
+
+    def _bill(self, entry: LedgerEntry) -> str:
+        """What the scripts put into the ledger and the totals; values are strings, as Lua's numbers are doubles."""
+        fields = {
+            "cost": entry.cost_nanos,
+            "entry": json.dumps(entry.as_json()),
+            "day": entry.day,
+            "who": json.dumps([entry.key_id, entry.tenant, entry.model]),
+            **{name: getattr(entry.usage, name) for name in _COUNTS},
+            "max_entries": self._max_entries,
+            "totals_s": KEPT_DAYS * _DAY_S,
+            "remembered_ms": _REMEMBERED_S * 1000,
+        }
+        return json.dumps({name: str(value) for name, value in fields.items()})
 
     async def _entries_before(self, end: str) -> list[Any]:
         page = await self._ask(lambda: self._client.xrevrange(self._name("ledger"), end, "-", count=_PAGE))
@@ -182,10 +213,11 @@ class RedisAccounts:
             async with answered_within(self._timeout_s):
                 answer = await call()
         except (RedisError, OSError) as error:
-            self._retry_at_s = self._clock.now_s() + _PAUSE_S
-            await self._drop_idle()
+            if not isinstance(error, NoPermissionError):  # NOTE: it answers, and may allow everything else
+                self._retry_at_s = self._clock.now_s() + _PAUSE_S
+                await self._drop_idle()
             raise AccountsUnavailableError(
-                f"the store of accounts does not answer: {error}", 1.0, may_have_happened=True
+                f"the store of accounts does not answer: {explained(error, 'accounts')}", 1.0, may_have_happened=True
             ) from error
         self._retry_at_s = None
         return answer

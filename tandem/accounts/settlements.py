@@ -1,7 +1,8 @@
 """Settlements on their way to the store, in order, whatever becomes of it meanwhile.
 
 Invariant: what was used is never forgotten while this process lives, nor after it where there is a journal; and it is
-counted once. Bounded: `is_full` tells when no more must be begun.
+counted once. What the store has taken lately can be told again, for it may lose that in a failover. Bounded: `is_full`
+tells when no more must be begun.
 """
 
 import asyncio
@@ -13,8 +14,10 @@ from tandem.accounts.charge import Settlement
 from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.journal import Journal
 from tandem.accounts.store import Till
+from tandem.core.clock import Clock, SystemClock
 
 MAX_WAITING = 50_000
+MAX_TOLD_AGAIN, TOLD_AGAIN_S = 10_000, 600.0  # NOTE: far below the day for which a store knows what it has
 NUM_SENDERS = 8
 _RETRY_S = 0.5
 
@@ -30,9 +33,11 @@ class _Item:
 class Settlements:
     """`add` from the event loop; a few tasks tell the store."""
 
-    def __init__(self, till: Till, journal: Journal | None) -> None:
+    def __init__(self, till: Till, journal: Journal | None, clock: Clock | None = None) -> None:
         self._till = till
         self._journal = journal
+        self._clock = clock or SystemClock()
+        self._taken: deque[tuple[float, Settlement]] = deque(maxlen=MAX_TOLD_AGAIN)
         self._waiting: deque[_Item] = deque()
         self._unkept: dict[_Item, None] = {}  # what neither the store nor the journal has, in order
         self._num_sending = 0
@@ -87,6 +92,15 @@ class Settlements:
             self._keep()
         return item.has_it
 
+    def tell_again(self) -> int:
+        """Tell the store what it has taken lately; how many those are. What it still has it ignores."""
+        oldest_s = self._clock.now_s() - TOLD_AGAIN_S
+        settlements = [settlement for taken_s, settlement in self._taken if taken_s >= oldest_s]
+        self._taken.clear()
+        for settlement in settlements:
+            self.add(settlement)
+        return len(settlements)
+
     def _queue(self, item: _Item) -> None:
         self._waiting.append(item)
         self._is_done.clear()
@@ -113,6 +127,7 @@ class Settlements:
                 self._has_work.set()  # NOTE: another sender may have found nothing meanwhile
         if is_taken:
             self._unkept.pop(item, None)
+            self._taken.append((self._clock.now_s(), item.settlement))
             item.has_it.set()
             self._finish()
         else:

@@ -1,20 +1,20 @@
 """The seam of what all gateways of a deployment must agree on: keys, what is left of their limits, and the ledger.
 
 Invariant: a charge is settled once however often it is told; what was spent is the sum of the ledger's costs; nothing
-is set aside for longer than a lease without being renewed. Every call raises AccountsUnavailableError when the store is
-away; it may have happened all the same.
+is set aside for longer than a lease without being renewed, and its last checkpoint is billed then. Every call raises
+AccountsUnavailableError when the store is away; it may have happened all the same.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tandem.accounts.charge import Charge, LedgerEntry, Settlement, Total
+from tandem.accounts.charge import Charge, LedgerEntry, Renewal, Settlement, Total
 from tandem.accounts.key import AccountKey
 from tandem.accounts.ledger_query import LedgerQuery
 from tandem.accounts.standing import Standing
 
-LEASE_S = 60.0  # what a lost gateway set aside comes back after this
+LEASE_S = 60.0  # what a lost gateway set aside comes back after this, less its checkpoints
 KEPT_DAYS = 400  # of totals
 
 
@@ -58,14 +58,24 @@ class Till(Protocol):
         ...
 
     async def settle(self, settlement: Settlement) -> None:
-        """Put it into the ledger and give back what was not used; does nothing when it was done before."""
+        """Put it into the ledger and give back what was not used; does nothing when it was done before. An entry of a
+        checkpoint that was billed meanwhile is replaced.
+        """
         ...
 
-    async def renew(self, charges: Sequence[Charge]) -> None:
-        """They still run."""
+    async def renew(self, renewals: Sequence[Renewal]) -> None:
+        """They still run. One that was taken for lost is set aside again, and its checkpoint is billed no longer."""
+        ...
+
+    async def expire(self) -> None:
+        """Bill the checkpoints of what nobody renewed, and give back the rest."""
         ...
 
     async def spending(self, key_id: str) -> Spending: ...
+
+    async def incarnation(self) -> str:
+        """Of the process that answers: once it is another, what was acknowledged lately may be lost."""
+        ...
 
 
 class Ledger(Protocol):

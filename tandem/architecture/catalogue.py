@@ -23,6 +23,7 @@ _COLUMNS = (
     "tie_word_embeddings",
 )
 _NO_WINDOW = {"sliding_window": None}
+_LARGE_GEMMA_4 = {"sliding_window": 1024, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0}
 _ROWS: Mapping[str, tuple[object, ...]] = MappingProxyType(
     {
         "qwen3-0.6b": ("qwen3", 1024, 3072, 28, 16, 8, 128, 151_936, 40_960, True),
@@ -37,6 +38,9 @@ _ROWS: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "mistral-7b": ("mistral", 4096, 14_336, 32, 32, 8, 128, 32_768, 32_768, False),
         "mixtral-8x7b": ("mixtral", 4096, 14_336, 32, 32, 8, 128, 32_000, 32_768, False),
         "gemma-3-27b": ("gemma3_text", 5376, 21_504, 62, 32, 16, 128, 262_208, 131_072, True),
+        "gemma-4-e2b": ("gemma4_text", 1536, 6144, 35, 8, 1, 256, 262_144, 131_072, True),
+        "gemma-4-26b-a4b": ("gemma4_text", 2816, 2112, 30, 16, 8, 256, 262_144, 262_144, True),
+        "gemma-4-31b": ("gemma4_text", 5376, 21_504, 60, 32, 16, 256, 262_144, 262_144, True),
         "dense-30b": ("qwen3", 5120, 25_600, 58, 64, 8, 128, 151_936, 40_960, False),
     }
 )
@@ -46,6 +50,20 @@ _MORE: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "mistral-7b": _NO_WINDOW,
         "mixtral-8x7b": {"num_local_experts": 8, "num_experts_per_tok": 2},
         "gemma-3-27b": {"sliding_window": 1024},
+        "gemma-4-e2b": {
+            "num_kv_shared_layers": 20,
+            "use_double_wide_mlp": True,
+            "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7,
+        },
+        "gemma-4-26b-a4b": {
+            **_LARGE_GEMMA_4,
+            "num_global_key_value_heads": 2,
+            "enable_moe_block": True,
+            "num_experts": 128,
+            "top_k_experts": 8,
+            "moe_intermediate_size": 704,
+        },
+        "gemma-4-31b": {**_LARGE_GEMMA_4, "num_global_key_value_heads": 4},
     }
 )
 

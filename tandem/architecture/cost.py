@@ -8,7 +8,7 @@ from functools import cached_property
 from tandem.architecture.feed_forward import RoutedExperts
 from tandem.architecture.fields import Fields
 from tandem.architecture.mixers import MixerCost
-from tandem.architecture.model import ModelSpec
+from tandem.architecture.model import LayerSpec, ModelSpec
 from tandem.architecture.registry import find_family
 from tandem.architecture.tensors import num_matrix_elements
 
@@ -56,11 +56,15 @@ class ModelCost:
 
     @cached_property
     def num_multiplied_parameters(self) -> int:
-        """Those that one token of a prompt is multiplied by. The head is not: a prompt needs it once."""
-        return sum(
-            num_matrix_elements(layer.mixer.tensors()) + num_matrix_elements(layer.feed_forward.active_tensors())
-            for layer in self.model.layers
-        )
+        """Those of all layers that one token is multiplied by."""
+        return sum(num_matrix_elements(layer.active_tensors()) for layer in self.model.layers)
+
+    @cached_property
+    def num_prompt_parameters(self) -> int:
+        """Those that every token of a prompt is multiplied by. The head is not, nor are layers behind the last one that
+        keeps state: a prompt needs them once.
+        """
+        return sum(num_matrix_elements(layer.active_tensors()) for layer in self._prompt_layers)
 
     @property
     def num_active_parameters(self) -> int:
@@ -76,22 +80,29 @@ class ModelCost:
     def weight_bytes(self) -> float:
         return self.num_parameters * self.weight_bits / 8
 
+    @cached_property
+    def step_weight_bytes(self) -> float:
+        """What a decode step reads at most: all but tables of per-layer embeddings, of which it reads a few rows.
+
+        NOTE: the input table is counted though a step reads a few of its rows: published figures count all weights.
+        """
+        num_looked_up = sum(tensor.size for tensor in self.model.tensors() if tensor.is_lookup)
+        return self.weight_bytes - num_looked_up * self.weight_bits / 8
+
     @property
     def expert_bytes(self) -> float:
         """Of all routed experts."""
         return self.num_expert_parameters * self.weight_bits / 8
 
     def swept_weight_bytes(self, num_running: float) -> float:
-        """Weights that one decode step of so many requests reads: all of them, but of the experts only those that some
-        request chose (choices taken as independent and even).
-
-        NOTE: the input table is counted though a step reads a few of its rows: published figures count all weights.
+        """Weights that one decode step of so many requests reads: of the experts only those that some request chose
+        (choices taken as independent and even).
         """
         idle = sum(
             count * routed.num_experts * routed.expert_size * routed.idle_share(num_running)
             for routed, count in self._routed.items()
         )
-        return self.weight_bytes - idle * self.weight_bits / 8
+        return self.step_weight_bytes - idle * self.weight_bits / 8
 
     @cached_property
     def kv_bytes_per_token(self) -> float:
@@ -99,11 +110,14 @@ class ModelCost:
         return sum(count * mixer.state_size for mixer, count in self._mixers.items()) * self.kv_bits / 8
 
     def kv_bytes(self, num_tokens: float) -> float:
-        """State that a context of so many tokens keeps and a decode step reads: a windowed layer no more than its
-        window.
-        """
+        """State that a context of so many tokens keeps: a windowed layer no more than its window."""
         kept = sum(count * mixer.state_size * mixer.num_visible(num_tokens) for mixer, count in self._mixers.items())
         return kept * self.kv_bits / 8
+
+    def read_bytes(self, num_tokens: float) -> float:
+        """State that a decode step reads of such a context: what several layers share, each of them reads."""
+        read = sum(count * mixer.read_size * mixer.num_visible(num_tokens) for mixer, count in self._mixers.items())
+        return read * self.kv_bits / 8
 
     def attention_flops(self, num_tokens: float, num_cached_tokens: float = 0) -> float:
         """Of computing a prompt whose first tokens are cached, causal: a query sees itself and what is before it,
@@ -112,7 +126,7 @@ class ModelCost:
         return float(
             sum(
                 count * mixer.pair_flops * mixer.num_pairs(num_tokens, num_cached_tokens)
-                for mixer, count in self._mixers.items()
+                for mixer, count in self._prompt_mixers.items()
             )
         )
 
@@ -124,31 +138,41 @@ class ModelCost:
 
     @cached_property
     def full_pair_flops(self) -> float:
-        """Operations for each query and key, of all layers in which a query sees everything."""
-        return float(sum(count * mixer.pair_flops for mixer, count in self._mixers.items() if mixer.window is None))
+        """Operations for each query and key of a prompt, of all layers in which a query sees everything."""
+        mixers = self._prompt_mixers
+        return float(sum(count * mixer.pair_flops for mixer, count in mixers.items() if mixer.window is None))
 
     @cached_property
     def window_flops(self) -> float:
-        """Operations of one query in the windowed layers, as if it saw a whole window."""
-        windows = ((mixer.window or 0, mixer, count) for mixer, count in self._mixers.items())
+        """Operations of one query of a prompt in the windowed layers, as if it saw a whole window."""
+        windows = ((mixer.window or 0, mixer, count) for mixer, count in self._prompt_mixers.items())
         return float(sum(count * mixer.pair_flops * window for window, mixer, count in windows))
 
     @cached_property
     def full_bytes_per_token(self) -> float:
-        """State of one token in the layers in which a query sees everything."""
-        full = sum(count * mixer.state_size for mixer, count in self._mixers.items() if mixer.window is None)
+        """State of one token that a decode step reads in the layers in which a query sees everything."""
+        full = sum(count * mixer.read_size for mixer, count in self._mixers.items() if mixer.window is None)
         return full * self.kv_bits / 8
 
     @cached_property
     def window_bytes(self) -> float:
-        """State of whole windows in the windowed layers."""
-        windows = sum(count * mixer.state_size * (mixer.window or 0) for mixer, count in self._mixers.items())
+        """State of whole windows that a decode step reads in the windowed layers."""
+        windows = sum(count * mixer.read_size * (mixer.window or 0) for mixer, count in self._mixers.items())
         return windows * self.kv_bits / 8
 
     @cached_property
     def _mixers(self) -> Mapping[MixerCost, int]:
         """Each different kind of mixer, and how many layers have it."""
         return Counter(layer.mixer.cost for layer in self.model.layers)
+
+    @cached_property
+    def _prompt_mixers(self) -> Mapping[MixerCost, int]:
+        """As `_mixers`, of the layers that all tokens of a prompt pass."""
+        return Counter(layer.mixer.cost for layer in self._prompt_layers)
+
+    @property
+    def _prompt_layers(self) -> tuple[LayerSpec, ...]:
+        return self.model.layers[: self.model.num_prompt_layers]
 
     @cached_property
     def _routed(self) -> Mapping[RoutedExperts, int]:

@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, TypeVar
 
-from tandem.architecture.tensors import LinearSpec, TensorSpec, num_matrix_elements
+from tandem.architecture.tensors import LinearSpec, NormSpec, TensorSpec, num_matrix_elements
 
 Activation = Literal["silu", "gelu_tanh"]
+_Named = TypeVar("_Named", LinearSpec, NormSpec, TensorSpec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +63,12 @@ class RouterSpec:
 
     Args:
         linear: hidden size to experts.
+        norm: of what goes into `linear`.
+        logit_scale: multiplies what `linear` gives.
         correction: [experts], added to scores for the choice, not for the weights (DeepSeek-V3, arXiv:2412.19437).
         renormalise: the chosen weights are divided by their sum plus `epsilon`.
         scale: multiplies the weights after that.
+        expert_scales: [experts], multiplies the weights at the end.
         rounded: the weights are rounded to the model's dtype.
         num_groups, top_groups: experts are chosen among those of the best groups only; a group's score is the sum of
             its two best experts'.
@@ -73,7 +77,10 @@ class RouterSpec:
     linear: LinearSpec
     top_k: int
     score: Score
+    norm: NormSpec | None = None
+    logit_scale: float = 1.0
     correction: TensorSpec | None = None
+    expert_scales: TensorSpec | None = None
     renormalise: bool = False
     epsilon: float = 0.0
     scale: float = 1.0
@@ -87,17 +94,23 @@ class RouterSpec:
 
     def under(self, prefix: str) -> "RouterSpec":
         """The same with `prefix` before the names of its tensors."""
-        linear = replace(self.linear, name=f"{prefix}.{self.linear.name}")
-        if self.correction is None:
-            return replace(self, linear=linear)
         return replace(
-            self, linear=linear, correction=replace(self.correction, name=f"{prefix}.{self.correction.name}")
+            self,
+            linear=_under(prefix, self.linear),
+            norm=None if self.norm is None else _under(prefix, self.norm),
+            correction=None if self.correction is None else _under(prefix, self.correction),
+            expert_scales=None if self.expert_scales is None else _under(prefix, self.expert_scales),
         )
 
     def tensors(self) -> Iterator[TensorSpec]:
         yield from (replace(tensor, is_small=True) for tensor in self.linear.tensors())
-        if self.correction is not None:
-            yield self.correction
+        if self.norm is not None:
+            yield from self.norm.tensors()
+        yield from filter(None, (self.correction, self.expert_scales))
+
+
+def _under(prefix: str, spec: _Named) -> _Named:
+    return replace(spec, name=f"{prefix}.{spec.name}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +130,15 @@ class RoutedExperts:
 class MixtureOfExpertsSpec:
     """Sum of the chosen experts' outputs, each times its weight, and of `shared`, which every token passes.
 
-    `shared_gate`: hidden size to 1; the shared output is multiplied by its sigmoid.
+    `shared_gate`: hidden size to 1; the shared output is multiplied by its sigmoid. `before_experts`: norm of what goes
+    into the experts, but not into the router.
     """
 
     router: RouterSpec
     experts: tuple[GatedSpec, ...]
     shared: GatedSpec | None = None
     shared_gate: LinearSpec | None = None
+    before_experts: NormSpec | None = None
 
     def tensors(self) -> Iterator[TensorSpec]:
         yield from self._common_tensors()
@@ -146,6 +161,43 @@ class MixtureOfExpertsSpec:
             yield from self.shared.tensors()
         if self.shared_gate is not None:
             yield from (replace(tensor, is_small=True) for tensor in self.shared_gate.tensors())
+        if self.before_experts is not None:
+            yield from self.before_experts.tensors()
 
 
-FeedForwardSpec = GatedSpec | MixtureOfExpertsSpec
+@dataclass(frozen=True, slots=True)
+class BranchSpec:
+    """A block between norms; None = that norm does not exist."""
+
+    block: GatedSpec | MixtureOfExpertsSpec
+    before: NormSpec | None
+    after: NormSpec | None
+
+    def norm_tensors(self) -> Iterator[TensorSpec]:
+        for norm in filter(None, (self.before, self.after)):
+            yield from norm.tensors()
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelSpec:
+    """Sum of the outputs of blocks that all take the same input. One of them at most has experts."""
+
+    branches: tuple[BranchSpec, ...]
+
+    def tensors(self) -> Iterator[TensorSpec]:
+        for branch in self.branches:
+            yield from branch.block.tensors()
+            yield from branch.norm_tensors()
+
+    def active_tensors(self) -> Iterator[TensorSpec]:
+        """Tensors that one token is multiplied by."""
+        for branch in self.branches:
+            yield from branch.block.active_tensors()
+            yield from branch.norm_tensors()
+
+    @property
+    def routed(self) -> RoutedExperts | None:
+        return next((branch.block.routed for branch in self.branches if branch.block.routed is not None), None)
+
+
+FeedForwardSpec = GatedSpec | MixtureOfExpertsSpec | ParallelSpec

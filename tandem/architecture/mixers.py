@@ -13,9 +13,12 @@ from tandem.architecture.tensors import LinearSpec, NormSpec, TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class MixerCost:
-    """Elements of state kept per token, operations for each query and key, and the window of a query; None = all."""
+    """Elements of state kept per token, and read for each token that a query sees;
+    operations for each query and key; the window of a query, None = all.
+    """
 
     state_size: int
+    read_size: int
     pair_flops: int
     window: int | None
 
@@ -46,17 +49,20 @@ class AttentionSpec:
     """Causal self-attention over K and V of `num_kv_heads` heads.
 
     Args:
+        k, v: without `v`, values are what `k` gives, before norm and rotation; `reads_state_of` goes without both.
         scale: multiplies the scores.
         window: positions that a query sees, itself included; None = all.
         rope: None = positions are not encoded.
         softcap: bound of the scores by `softcap * tanh(score / softcap)`; 0 = none.
         q_norm, k_norm: before the rotation; of `head_dim` elements for each head, or of all heads together.
+        v_norm: of each head's `head_dim` elements.
+        reads_state_of: the layer before whose K and V are read; this one keeps none. None = its own.
         sinks: [num_heads], a score for each head that takes part in the softmax and has no value (gpt-oss).
     """
 
     q: LinearSpec
-    k: LinearSpec
-    v: LinearSpec
+    k: LinearSpec | None
+    v: LinearSpec | None
     o: LinearSpec
     num_heads: int
     num_kv_heads: int
@@ -67,19 +73,23 @@ class AttentionSpec:
     softcap: float = 0.0
     q_norm: NormSpec | None = None
     k_norm: NormSpec | None = None
+    v_norm: NormSpec | None = None
+    reads_state_of: int | None = None
     sinks: TensorSpec | None = None
     query_scaling: QueryScaling | None = None
 
     def tensors(self) -> Iterator[TensorSpec]:
-        for linear in (self.q, self.k, self.v, self.o):
+        for linear in filter(None, (self.q, self.k, self.v, self.o)):
             yield from linear.tensors()
-        for norm in filter(None, (self.q_norm, self.k_norm)):
+        for norm in filter(None, (self.q_norm, self.k_norm, self.v_norm)):
             yield from norm.tensors()
         if self.sinks is not None:
             yield self.sinks
 
-    def state(self, dtype: str) -> KVSpec:
-        """State kept per token when stored as `dtype`."""
+    def state(self, dtype: str) -> KVSpec | None:
+        """State kept per token when stored as `dtype`; None = it keeps none."""
+        if self.reads_state_of is not None:
+            return None
         return KVSpec(self.num_kv_heads, self.head_dim, dtype, window=self.window)
 
     def limited(self, length: int) -> "AttentionSpec":
@@ -89,7 +99,9 @@ class AttentionSpec:
     @property
     def cost(self) -> MixerCost:
         """Two products of two operations for each element of each head, query and key."""
-        return MixerCost(2 * self.num_kv_heads * self.head_dim, 4 * self.num_heads * self.head_dim, self.window)
+        read_size = 2 * self.num_kv_heads * self.head_dim
+        kept = read_size if self.reads_state_of is None else 0
+        return MixerCost(kept, read_size, 4 * self.num_heads * self.head_dim, self.window)
 
 
 MixerSpec = AttentionSpec

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from tandem.architecture.feed_forward import FeedForwardSpec
 from tandem.architecture.mixers import MixerSpec
+from tandem.architecture.per_layer_embedding import PerLayerEmbeddingSpec
 from tandem.architecture.state import KVSpec
 from tandem.architecture.tensors import NormSpec, TensorSpec
 from tandem.core.errors import ConfigurationError
@@ -21,7 +22,8 @@ HEAD = "lm_head.weight"
 class LayerSpec:
     """A mixer and a feed-forward block, each between norms; None = that norm does not exist.
 
-    Each block's output, after its own norm and times `residual_scale`, is added to the residual stream.
+    Each block's output, after its own norm and times `residual_scale`, is added to the residual stream; then what
+    `per_layer_embedding` gives. `output_scale`: [1], multiplies the stream at the end.
     """
 
     mixer: MixerSpec
@@ -31,6 +33,8 @@ class LayerSpec:
     before_feed_forward: NormSpec | None
     after_feed_forward: NormSpec | None = None
     residual_scale: float = 1.0
+    per_layer_embedding: PerLayerEmbeddingSpec | None = None
+    output_scale: TensorSpec | None = None
 
     def tensors(self) -> Iterator[TensorSpec]:
         yield from self.mixer.tensors()
@@ -38,6 +42,17 @@ class LayerSpec:
         norms = (self.before_mixer, self.after_mixer, self.before_feed_forward, self.after_feed_forward)
         for norm in filter(None, norms):
             yield from norm.tensors()
+        if self.per_layer_embedding is not None:
+            yield from self.per_layer_embedding.tensors()
+        if self.output_scale is not None:
+            yield self.output_scale
+
+    def active_tensors(self) -> Iterator[TensorSpec]:
+        """Tensors that one token is multiplied by."""
+        yield from self.mixer.tensors()
+        yield from self.feed_forward.active_tensors()
+        if self.per_layer_embedding is not None:
+            yield from self.per_layer_embedding.active_tensors()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +96,26 @@ class ModelSpec:
 
     @property
     def kv_specs(self) -> tuple[KVSpec, ...]:
-        """One per layer, in order."""
-        return tuple(layer.mixer.state(self.dtype) for layer in self.layers)
+        """One for each layer that keeps state, in order."""
+        states = (layer.mixer.state(self.dtype) for layer in self.layers)
+        return tuple(state for state in states if state is not None)
+
+    @property
+    def state_of_layer(self) -> tuple[int, ...]:
+        """For each layer, the index in `kv_specs` of the state that it reads."""
+        found: list[int] = []
+        for layer in self.layers:
+            shared = layer.mixer.reads_state_of
+            found.append(max(found, default=-1) + 1 if shared is None else found[shared])
+        return tuple(found)
+
+    @property
+    def num_prompt_layers(self) -> int:
+        """Layers that all tokens of a prompt pass, up to the last that keeps state: what lies behind it is computed of
+        those tokens only whose logits are asked for.
+        """
+        keeping = [index for index, layer in enumerate(self.layers) if layer.mixer.reads_state_of is None]
+        return 1 + max(keeping, default=-1)
 
     @property
     def attention_softcap(self) -> float:
@@ -95,11 +128,10 @@ class ModelSpec:
         return any(layer.mixer.sinks is not None for layer in self.layers)
 
     def tensors(self) -> Iterator[TensorSpec]:
-        """Every parameter; the head only when it is a tensor of its own."""
+        """Every parameter once, though layers may share some; the head only when it is a tensor of its own."""
         table = (self.vocab_size, self.hidden_size)
         yield TensorSpec(EMBEDDING, table)
-        for layer in self.layers:
-            yield from layer.tensors()
+        yield from dict.fromkeys(tensor for layer in self.layers for tensor in layer.tensors())
         yield from self.final_norm.tensors()
         if not self.tie_word_embeddings:
             yield TensorSpec(HEAD, table)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 
-from tandem.architecture.families.base import Family
+from tandem.architecture.families.base import FORMAT_KEYS, Family
 from tandem.architecture.fields import Fields
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
 
@@ -36,6 +36,8 @@ ARCHITECTURES: Mapping[str, Entry] = {
     "SmolLM3ForCausalLM": Entry("smollm3", "smollm3"),
     "Gemma3ForCausalLM": Entry("gemma3", "gemma3_text"),
     "Gemma3ForConditionalGeneration": Entry("gemma3_conditional", "gemma3"),
+    "Gemma4ForCausalLM": Entry("gemma4", "gemma4_text"),
+    "Gemma4ForConditionalGeneration": Entry("gemma4_conditional", "gemma4"),
     "Mistral3ForConditionalGeneration": Entry("mistral3_conditional", "mistral3"),
 }
 
@@ -58,6 +60,14 @@ def find_family(fields: Fields) -> Family:
         raise fields.wrong("model_type", f"{entry.model_type!r} as architectures implies")
     family: Family = import_module(f"tandem.architecture.families.{entry.module}").FAMILY
     return family
+
+
+def refuse_formats(fields: Fields) -> None:
+    """Raises `UnsupportedCheckpointError` where weights are quantised in a form that is not read."""
+    for section in filter(None, (fields, fields.section("text_config"))):
+        for key in FORMAT_KEYS:
+            if section.get(key):
+                raise section.unsupported(key, "unquantised float32, bfloat16 or float16 weights")
 
 
 def _find_entry(fields: Fields) -> Entry:

@@ -49,7 +49,17 @@ class YarnScaling:
     truncate: bool
 
 
-RopeScaling = Unscaled | LinearScaling | Llama3Scaling | YarnScaling
+@dataclass(frozen=True, slots=True)
+class ProportionalScaling:
+    """Only the first `share` of the pairs turn, with the frequencies that they have if all do, divided by `factor`; the
+    angles of the others are 0 (Gemma 4).
+    """
+
+    share: float
+    factor: float
+
+
+RopeScaling = Unscaled | LinearScaling | Llama3Scaling | YarnScaling | ProportionalScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +110,8 @@ def read_rope(
         raise parameters.unsupported(name, ", ".join(sorted(_READERS)))
     original = _original_length(config, parameters)
     scaling, attention_factor = _READERS[rope_type](parameters, original or max_positions)
+    if isinstance(scaling, ProportionalScaling):
+        rotary_dim = head_dim
     stretched_to = 0
     if original is not None and rope_type in _STRETCHING:
         stretched_to = int(min(original * _factor(parameters), MAX_COUNT))
@@ -176,6 +188,11 @@ def _read_linear(parameters: Fields, original: int) -> tuple[RopeScaling, float]
     return LinearScaling(_factor(parameters)), 1.0
 
 
+def _read_proportional(parameters: Fields, original: int) -> tuple[RopeScaling, float]:
+    share, factor = parameters.number("partial_rotary_factor", 1.0, high=1.0), parameters.number("factor", 1.0)
+    return ProportionalScaling(share, factor), 1.0
+
+
 def _read_llama3(parameters: Fields, original: int) -> tuple[RopeScaling, float]:
     factor = _factor(parameters)
     low, high = parameters.optional_number("low_freq_factor"), parameters.optional_number("high_freq_factor")
@@ -214,5 +231,6 @@ _READERS: dict[str, _Reader] = {
     "linear": _read_linear,
     "llama3": _read_llama3,
     "yarn": _read_yarn,
+    "proportional": _read_proportional,
 }
 _STRETCHING = ("linear", "yarn")  # NOTE: with llama3 the factor is no ratio of lengths

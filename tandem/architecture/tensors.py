@@ -47,6 +47,7 @@ class TensorSpec:
         source: None = the checkpoint's tensor of that name.
         is_float32: kept in float32 whatever the model's dtype.
         is_small: of a few rows, so that nothing is gained by a packed copy.
+        is_lookup: a token reads its row; nothing is multiplied by it as a whole.
     """
 
     name: str
@@ -54,6 +55,7 @@ class TensorSpec:
     source: Source | None = None
     is_float32: bool = False
     is_small: bool = False
+    is_lookup: bool = False
 
     @property
     def size(self) -> int:
@@ -96,12 +98,21 @@ class LinearSpec:
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
-    """Root-mean-square norm over `size` elements, times `{name}.weight`, or `1 + weight` with `unit_offset` (Gemma)."""
+    """Root-mean-square norm over `size` elements, times `{name}.{weight}`, or 1 more than that with `unit_offset`
+    (Gemma 3); times nothing where `weight` is None.
+    """
 
     name: str
     size: int
     eps: float
     unit_offset: bool = False
+    weight: str | None = "weight"
+
+    @property
+    def tensor_name(self) -> str | None:
+        """Of its weight; None = it has none."""
+        return None if self.weight is None else f"{self.name}.{self.weight}"
 
     def tensors(self) -> Iterator[TensorSpec]:
-        yield TensorSpec(f"{self.name}.weight", (self.size,))
+        if self.tensor_name is not None:
+            yield TensorSpec(self.tensor_name, (self.size,))

@@ -4,6 +4,7 @@ A backend attends over the arena, where the step's K and V have already been wri
 and any mix of them in one call, and answers `refuses` with a reason instead of serving a spec wrongly.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -38,11 +39,12 @@ class AttentionBatch:
 class WantedTokens:
     """The tokens of a step whose hidden states are asked for: the last ones of some requests, or none.
 
-    The last layer computes nothing but K and V of the others, which nobody could tell from its results.
+    The last layer that keeps state computes nothing but K and V of the others, and the layers behind it nothing at all:
+    nobody could tell from the results.
     """
 
     rows: torch.Tensor  # [num_wanted] int64, ascending
-    batch: AttentionBatch  # their requests with these tokens alone, as the last layer's KV group sees them
+    batches: Sequence[AttentionBatch]  # their requests with these tokens alone; by KV group or state as the step's own
 
 
 @dataclass(frozen=True, slots=True)

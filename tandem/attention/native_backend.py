@@ -11,11 +11,11 @@ from tandem.attention.base import AttentionBatch, AttentionParams
 from tandem.core.errors import ConfigurationError
 from tandem.kernels.native.bindings import NativeKernels, load
 
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 
 
 class NativeBackend:
-    """Serves any spec on the CPU whose head_dim is a multiple of 8 up to 256, where the kernels can be compiled."""
+    """Serves any spec on the CPU whose head_dim is a multiple of 8 up to 512, where the kernels can be compiled."""
 
     name = "native"
     graph_safe = False

@@ -29,7 +29,7 @@ class Chat(EngineSettings, SamplingSettings, cli_prog_name="tandem chat"):
     def run(self) -> int:
         console = Console(highlight=False)
         started_s = time.monotonic()
-        template = ChatTemplate.load(resolve_model_path(self.model))
+        template = ChatTemplate.load(resolve_model_path(self.model, dtype=self.dtype))
         engine = build_engine(self.engine_config())
         params = self.sampling_params(engine.sampling_defaults)
         console.print(

@@ -57,7 +57,7 @@ class ClusterStatus:
         if workers is None:
             return [running, *self._rates(counts), "the workers are shown to an admin's key only: --admin-key"]
         waiting = sum(_number(worker, "num_waiting") for worker in workers)
-        return [f"{running}, {waiting:.0f} waiting", *self._rates(counts), *_usage(workers)]
+        return [f"{running}, {waiting:.0f} waiting", *self._rates(counts), *_usage(workers), *_aside(workers)]
 
     def _rates(self, counts: Mapping[str, float]) -> list[str]:
         now_s = asyncio.get_running_loop().time()
@@ -102,6 +102,12 @@ def _usage(workers: Iterable[Mapping[str, Any]]) -> list[str]:
             total[worker["role"]] += size
             used[worker["role"]] += size - _number(blocks, "free") - _number(blocks, "cached")
     return [f"KV {role} {100 * used[role] / total[role]:.0f} %" for role in _ROLES if total[role]]
+
+
+def _aside(workers: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The workers that routers set aside."""
+    slow = [f"{worker['worker_id']} ({worker['slowness']:.0f}x)" for worker in workers if _number(worker, "slowness")]
+    return [f"set aside as slow: {', '.join(slow)}"] if slow else []
 
 
 def _number(fields: Mapping[str, Any], name: str) -> float:

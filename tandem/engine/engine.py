@@ -194,12 +194,12 @@ class Engine:
         self.is_stalled = not step.scheduled
         if self.is_stalled:
             return outputs
-        self._note_scheduled(step)
-        started_s, stats = self._clock.now_s() + self.borrowed_s(), stats_of(step)
-        result = self._executor.execute(step)
+        stats = stats_of(step, self._note_scheduled(step))
+        started_s = self._clock.now_s() + self.borrowed_s()
+        result = self._executor.submit(step).result()
         if result.prompt_logprobs:
             for item in step.scheduled:
-                self._note_prompt_logprobs(item, result.prompt_logprobs.get(item.request.request_id))
+                self._note_prompt_logprobs(item, result.prompt_logprobs.get(item.request_id))
         self._scheduler.update(step, result)
         self._pass_on_news()
         now_s = self._clock.now_s()
@@ -323,19 +323,19 @@ class Engine:
                     self._scheduler.finish(added.request_id, FinishReason.ABORT)
                 raise
 
-    def _note_scheduled(self, step: SchedulerOutput) -> None:
+    def _note_scheduled(self, step: SchedulerOutput) -> list[Request]:
+        """The scheduled requests, none of which queues any longer."""
         now_s = self._clock.now_s()
-        for item in step.scheduled:
-            choice = self._choices[item.request.request_id]
+        choices = [self._choices[item.request_id] for item in step.scheduled]
+        for choice in choices:
             if choice.first_scheduled_s is None:
                 choice.first_scheduled_s = now_s
+        return [choice.request for choice in choices]
 
     def _note_prompt_logprobs(self, item: ScheduledRequest, entries: tuple[TokenLogprobs, ...] | None) -> None:
         """Keep a chunk's entries. A preempted prompt starts over, so what lies after the cursor is replaced."""
         if entries:
-            kept = self._choices[item.request.request_id].prompt_logprobs
-            del kept[item.request.num_computed_tokens :]
-            kept.extend(entries)
+            self._choices[item.request_id].prompt_logprobs[item.start :] = entries
 
     def _take_token(self, choice: Choice, token: SampledToken, now_s: float) -> RequestOutput:
         """Turn a chosen token into news for the caller, matching stop strings on the way."""

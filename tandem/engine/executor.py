@@ -1,16 +1,35 @@
 """The seam between deciding and computing. The model runner implements it; so can a simulator, on a virtual clock."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from tandem.scheduler.output import ExecutorOutput, SchedulerOutput
 
 
+class StepHandle(Protocol):
+    """A step that was submitted."""
+
+    def result(self) -> ExecutorOutput:
+        """What it computed, once it is computed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedStep:
+    """A `StepHandle` of an executor that computes when a step is submitted."""
+
+    output: ExecutorOutput
+
+    def result(self) -> ExecutorOutput:
+        return self.output
+
+
 class Executor(Protocol):
     """Computes steps, in the order they are given."""
 
-    def execute(self, step: SchedulerOutput) -> ExecutorOutput:
-        """Compute every scheduled token and choose one for each request that samples.
+    def submit(self, step: SchedulerOutput) -> StepHandle:
+        """Begin to compute every scheduled token and to choose one for each request that samples.
 
-        Must forget whatever it keeps for `step.released` first: their ids may be among the scheduled ones again.
+        Must forget whatever it keeps for `step.released` first: their ids may be among `step.new` again.
         """
         ...

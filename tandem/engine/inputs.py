@@ -16,7 +16,7 @@ import torch
 from tandem.attention.base import AttentionBatch, WantedTokens
 from tandem.kvcache.prefix import NULL_BLOCK
 from tandem.kvcache.spec import KVLayout
-from tandem.scheduler.output import ScheduledRequest, SchedulerOutput
+from tandem.scheduler.output import NewBlocks, ScheduledRequest, SchedulerOutput
 
 IntArray = npt.NDArray[np.int64]
 
@@ -52,11 +52,10 @@ class InputBuilder:
         self._block_size = layout.block_size
         self._device = device
         self._tables = [np.zeros((max_num_requests, max_blocks), dtype=np.int32) for _ in layout.groups]
-        self._last_table = self._tables[layout.group_of_layer(layout.num_layers - 1)[0]]
         self._rows: dict[str, int] = {}
         self._owners: list[str] = []  # of the rows, the other way round
         self._filled = [0] * max_num_requests
-        self._num_dropped = [[0] * len(layout.groups) for _ in range(max_num_requests)]
+        self._num_dropped = [(0,) * len(layout.groups)] * max_num_requests
 
     def build(self, step: SchedulerOutput) -> ModelInputs:
         """The inputs of `step`, which schedules at least one token."""
@@ -70,7 +69,7 @@ class InputBuilder:
         query_start = np.concatenate(([0], np.cumsum(lengths)))
         owner = np.repeat(np.arange(len(rows)), lengths)
         positions = np.arange(query_start[-1]) + (ends - query_start[1:])[owner]
-        batches = self._attention_batches(self._tables, rows[order], positions, query_start, ends)
+        batches = self._attention_batches(rows[order], positions, query_start, ends)
         num_wanted = lengths if lengths.max() == 1 else np.array([_num_wanted(item) for item in scheduled])
         wanted = None
         if num_wanted.sum() < query_start[-1]:
@@ -96,12 +95,11 @@ class InputBuilder:
         starts = np.concatenate(([0], np.cumsum(num_wanted[some])))
         first_tokens = query_start[1:][some] - num_wanted[some] - starts[:-1]
         tokens = np.arange(starts[-1]) + np.repeat(first_tokens, num_wanted[some])
-        (batch,) = self._attention_batches([self._last_table], rows[some], positions[tokens], starts, ends[some])
-        return WantedTokens(self._tensor(tokens), batch)
+        batches = self._attention_batches(rows[some], positions[tokens], starts, ends[some])
+        return WantedTokens(self._tensor(tokens), batches)
 
     def _attention_batches(
         self,
-        tables: Sequence[npt.NDArray[np.int32]],
         rows: IntArray,
         positions: IntArray,
         query_start: IntArray,
@@ -116,7 +114,7 @@ class InputBuilder:
         block_index, offset = np.divmod(positions, self._block_size)
         batches = []
         has_no_gaps = not len(rows) or rows[-1] == len(rows) - 1
-        for table in tables:
+        for table in self._tables:
             block_tables = table[: len(rows), :num_blocks] if has_no_gaps else table[rows, :num_blocks]
             slots = block_tables[owner, block_index].astype(np.int64) * self._block_size + offset
             batches.append(
@@ -132,25 +130,22 @@ class InputBuilder:
         return tuple(batches)
 
     def _update_row(self, item: ScheduledRequest) -> int:
-        """Copy what has changed since the request's last step: new block ids, and entries that left a window."""
-        request_id = item.request.request_id
-        row = self._rows.get(request_id)
+        row = self._rows.get(item.request_id)
         if row is None:
-            row = self._rows[request_id] = len(self._owners)
-            self._owners.append(request_id)
+            row = self._rows[item.request_id] = len(self._owners)
+            self._owners.append(item.request_id)
             self._filled[row] = 0
-            self._num_dropped[row] = [0] * len(self._tables)
-        groups, num_dropped = item.block_table.groups, item.block_table.num_dropped
-        if len(groups[0]) != self._filled[row] or num_dropped != self._num_dropped[row]:
-            self._update_tables(row, groups, num_dropped)
+            self._num_dropped[row] = (0,) * len(self._tables)
+        if item.blocks is not None:
+            self._update_tables(row, item.blocks)
         return row
 
-    def _update_tables(self, row: int, groups: tuple[list[int], ...], num_dropped: list[int]) -> None:
-        start, end = self._filled[row], len(groups[0])
-        for group, (table, blocks) in enumerate(zip(self._tables, groups, strict=True)):
-            table[row, start:end] = blocks[start:end]
-            table[row, self._num_dropped[row][group] : num_dropped[group]] = NULL_BLOCK
-        self._filled[row], self._num_dropped[row] = end, list(num_dropped)
+    def _update_tables(self, row: int, blocks: NewBlocks) -> None:
+        start, end = self._filled[row], self._filled[row] + len(blocks.added[0])
+        for group, (table, added) in enumerate(zip(self._tables, blocks.added, strict=True)):
+            table[row, start:end] = added
+            table[row, self._num_dropped[row][group] : blocks.num_dropped[group]] = NULL_BLOCK
+        self._filled[row], self._num_dropped[row] = end, blocks.num_dropped
 
     def _forget(self, request_id: str) -> None:
         """Free its row; the last one moves there."""
@@ -177,5 +172,5 @@ def _num_wanted(item: ScheduledRequest) -> int:
 def _token_ids(scheduled: Sequence[ScheduledRequest]) -> IntArray:
     token_ids: list[int] = []
     for item in scheduled:
-        token_ids += item.request.token_ids[item.request.num_computed_tokens : item.end]
+        token_ids += item.token_ids
     return np.array(token_ids, dtype=np.int64)

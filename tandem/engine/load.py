@@ -1,6 +1,6 @@
-"""What an engine has taken on, and what its steps cost: figures for whoever places requests. Decides nothing."""
+"""An engine's load and the cost of its steps: figures for whoever places requests. Decides nothing."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tandem.kvcache.manager import KVCacheManager, KVCacheUsage
@@ -72,12 +72,12 @@ def load_of(requests: Iterable[Request], kv: KVCacheManager) -> EngineLoad:
     )
 
 
-def stats_of(step: SchedulerOutput) -> StepStats:
-    """The work of a step, before it is computed."""
+def stats_of(step: SchedulerOutput, requests: Sequence[Request]) -> StepStats:
+    """The work of a step, before it is computed. `requests`: of `step.scheduled`, in their order."""
     num_prompts = num_tokens = num_decodes = num_context = 0
     num_pairs = 0.0
-    for item in step.scheduled:
-        if item.request.is_decoding:
+    for item, request in zip(step.scheduled, requests, strict=True):
+        if request.is_decoding:
             num_decodes += 1
             num_context += item.end
         else:

@@ -1,5 +1,7 @@
 """From what a user chose to an engine that runs: every "auto" becomes a value here, or is refused."""
 
+import logging
+import time
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +30,10 @@ from tandem.text.grammars import Grammars
 from tandem.text.tokenizer import Tokenizer
 
 DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
+_TOLD_BYTES = 256 << 20
 _CUDA_SPARE_SHARE = 0.1  # of a GPU's memory: contexts, activations, graphs
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ def assemble(config: EngineConfig, *, clock: Clock | None = None, emit: BlockEve
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     device = resolve_device(config.device)
-    path = resolve_model_path(config.model)
+    path = resolve_model_path(config.model, dtype=config.dtype)
     kernels = choose_kernels(device, config.native_kernels)
     model = load_model(
         str(path),
@@ -94,7 +99,7 @@ def assemble(config: EngineConfig, *, clock: Clock | None = None, emit: BlockEve
         emit=emit,
     )
     scheduler = Scheduler(_scheduler_config(config, sizes), kv)
-    arena = Arena(layout, sizes.num_blocks + 1, device)
+    arena = _take_memory(layout, sizes.num_blocks + 1, device)
     grammars = Grammars(tokenizer, model.spec.vocab_size, model.spec.eos_token_ids)
     masks = MaskMaker(grammars, model.spec.vocab_size, device)
     runner = ModelRunner(
@@ -119,6 +124,17 @@ def assemble(config: EngineConfig, *, clock: Clock | None = None, emit: BlockEve
         on_close=masks.close,
     )
     return Assembly(engine, arena, model.spec, masks)
+
+
+def _take_memory(layout: KVLayout, num_blocks: int, device: torch.device) -> Arena:
+    """The pool of KV blocks. All of it is written once, which takes seconds where memory is slow to come by."""
+    began_s, num_bytes = time.monotonic(), layout.page_bytes * num_blocks
+    if num_bytes >= _TOLD_BYTES:
+        _log.info("taking %.2f GiB of memory for KV blocks", num_bytes / 2**30)
+    arena = Arena(layout, num_blocks, device)
+    if num_bytes >= _TOLD_BYTES:
+        _log.info("took the memory in %.1f s", time.monotonic() - began_s)
+    return arena
 
 
 def resolve_device(name: str) -> torch.device:

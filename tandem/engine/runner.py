@@ -4,6 +4,7 @@ Owns the arena. Never decides what runs, and never writes a block that the step 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -13,6 +14,7 @@ from tandem.attention.base import AttentionBackend, AttentionBatch, WantedTokens
 from tandem.core.types import TokenLogprobs
 from tandem.engine.constraint import constraints_of
 from tandem.engine.current_device import current_device
+from tandem.engine.executor import FinishedStep
 from tandem.engine.graphs import DecodeGraphs, padded_sizes
 from tandem.engine.inputs import InputBuilder, ModelInputs
 from tandem.engine.logits import SamplingState
@@ -21,8 +23,7 @@ from tandem.engine.sampler import Sampler
 from tandem.kernels.native.sampling import NativeDraws
 from tandem.kvcache.spec import KVLayout
 from tandem.models.decoder import Decoder
-from tandem.scheduler.output import ExecutorOutput, SampledToken, ScheduledRequest, SchedulerOutput
-from tandem.scheduler.request import Request
+from tandem.scheduler.output import ExecutorOutput, NewRequest, SampledToken, ScheduledRequest, SchedulerOutput
 
 PROMPT_LOGPROBS_ROWS = 64
 
@@ -59,8 +60,9 @@ class ModelRunner:
         self._backend = backend
         self._sampler = Sampler(draws)
         self._masks = masks
+        self._requests: dict[str, NewRequest] = {}
         self._states: dict[str, SamplingState] = {}
-        self._group_of_layer = _groups_by_layer(arena.layout)
+        self._group_of_state = _groups_by_state(arena.layout)
         self._inputs = InputBuilder(
             arena.layout,
             max_num_requests=max_num_requests,
@@ -70,14 +72,17 @@ class ModelRunner:
         self._graphs = self._capture_graphs(max_num_requests, max_model_len)
 
     @torch.inference_mode()
-    def execute(self, step: SchedulerOutput) -> ExecutorOutput:
+    def submit(self, step: SchedulerOutput) -> FinishedStep:
         with current_device(self._arena.pages.device):
-            return self._execute(step)
+            return FinishedStep(self._execute(step))
 
     def _execute(self, step: SchedulerOutput) -> ExecutorOutput:
         for request_id in step.released:
+            self._requests.pop(request_id, None)
             self._states.pop(request_id, None)
-        states = [self._state_of(item.request) for item in step.scheduled if item.samples]
+        for request in step.new:
+            self._requests[request.request_id] = request
+        states = [self._state_of(item.request_id) for item in step.scheduled if item.samples]
         if self._masks is not None:
             self._masks.start(constraints_of([state.constraint for state in states]))
         inputs = self._inputs.build(step)
@@ -93,9 +98,12 @@ class ModelRunner:
         batches: Sequence[AttentionBatch],
         wanted: WantedTokens | None = None,
     ) -> torch.Tensor:
-        """`batches` has one entry a KV group; the decoder wants one a layer."""
-        by_layer = [batches[group] for group in self._group_of_layer]
-        return self._decoder.forward(input_ids, positions, self._arena.layers, by_layer, self._backend, wanted)
+        """`batches` has one entry a KV group; the decoder wants one a layer that keeps state."""
+        groups = self._group_of_state
+        if wanted is not None:
+            wanted = replace(wanted, batches=[wanted.batches[group] for group in groups])
+        by_state = [batches[group] for group in groups]
+        return self._decoder.forward(input_ids, positions, self._arena.layers, by_state, self._backend, wanted)
 
     def _capture_graphs(self, max_num_requests: int, max_model_len: int) -> DecodeGraphs | None:
         """CUDA graphs for decode steps, where device and backend allow them."""
@@ -123,8 +131,8 @@ class ModelRunner:
     def _sample(
         self, step: SchedulerOutput, inputs: ModelInputs, hidden: torch.Tensor, states: Sequence[SamplingState]
     ) -> dict[str, SampledToken]:
-        requests = [item.request for item in step.scheduled if item.samples]
-        if not requests:
+        request_ids = [item.request_id for item in step.scheduled if item.samples]
+        if not request_ids:
             self._await_kernels()
             return {}
         logits = self._decoder.logits(hidden, inputs.sample_rows)  # [num_sampling, vocab_size]
@@ -134,12 +142,13 @@ class ModelRunner:
         for state, token in zip(states, sampled, strict=True):
             if token.is_token:
                 state.observe(token.token_id)
-        return {request.request_id: token for request, token in zip(requests, sampled, strict=True)}
+        return dict(zip(request_ids, sampled, strict=True))
 
-    def _state_of(self, request: Request) -> SamplingState:
-        state = self._states.get(request.request_id)
+    def _state_of(self, request_id: str) -> SamplingState:
+        state = self._states.get(request_id)
         if state is None:
-            state = self._states[request.request_id] = SamplingState(
+            request = self._requests[request_id]
+            state = self._states[request_id] = SamplingState(
                 request.params,
                 request.seed,
                 request.prompt_token_ids,
@@ -158,16 +167,15 @@ class ModelRunner:
                 row = inputs.first_rows[index]
                 entries = self._score_prompt(item, hidden[row : row + item.num_tokens])
                 if entries:
-                    found[item.request.request_id] = entries
+                    found[item.request_id] = entries
         return found
 
     def _score_prompt(self, item: ScheduledRequest, hidden: torch.Tensor) -> tuple[TokenLogprobs, ...]:
         """Logprobs of the prompt tokens that this chunk's positions predict, a few rows of logits at a time."""
-        request = item.request
+        request = self._requests[item.request_id]
         num_top = request.params.prompt_logprobs
         assert num_top is not None
-        first = request.num_computed_tokens + 1
-        targets = request.token_ids[first : min(item.end + 1, request.num_prompt_tokens)]
+        targets = request.prompt_token_ids[item.start + 1 : item.end + 1]
         entries: list[TokenLogprobs] = []
         for start in range(0, len(targets), PROMPT_LOGPROBS_ROWS):
             chunk = targets[start : start + PROMPT_LOGPROBS_ROWS]
@@ -176,5 +184,5 @@ class ModelRunner:
         return tuple(entries)
 
 
-def _groups_by_layer(layout: KVLayout) -> tuple[int, ...]:
+def _groups_by_state(layout: KVLayout) -> tuple[int, ...]:
     return tuple(layout.group_of_layer(layer)[0] for layer in range(layout.num_layers))

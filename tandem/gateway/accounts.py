@@ -1,11 +1,11 @@
-"""Who asks: the caller of a request, what is theirs alone, and the bill of each request.
+"""The caller of a request, what is theirs alone, and the bill of each request.
 
 Invariant: every request of a key is settled once, whatever became of it; what a key's requests leave in caches can be
 found by its tenant or its group only. Without accounts everybody is one open caller, and nothing is billed.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -69,8 +69,13 @@ class Bill:
     _asked: Asked | None = None
     _held: Held | None = None
 
-    async def reserve(self, asked: Asked, max_model_len: int | None, *, is_anthropic: bool) -> None:
+    async def reserve(
+        self, asked: Asked, max_model_len: int | None, *, is_anthropic: bool, was_heard: Callable[[], bool]
+    ) -> None:
         """Set aside what `asked` may use at most; `headers` then say what is left.
+
+        Args:
+            was_heard: whether the client got the beginning of an answer; until then nothing is billed.
 
         Raises:
             NotAllowedError: the key may not use this model.
@@ -85,6 +90,7 @@ class Bill:
             )
         self._asked = asked
         self._held = accounts.charge(key, self.request_id, request.model, most_usage(request, max_model_len))
+        self._held.delivered = lambda: self._usage() if was_heard() else Usage()
         await accounts.reserve(self._held)
         self.headers = limit_headers(self._held.standing, is_anthropic=is_anthropic)
 

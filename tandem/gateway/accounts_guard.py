@@ -1,4 +1,4 @@
-"""Which paths need which key. Invariant: decided before a body is read. Pages, health and metrics are open."""
+"""The key that each path needs. Invariant: decided before a body is read. Pages and health are open."""
 
 from starlette.types import Scope
 
@@ -6,10 +6,10 @@ from tandem.accounts.accounts import Accounts
 from tandem.accounts.errors import NotAllowedError
 from tandem.accounts.key import PREFIX
 from tandem.gateway.accounts import Caller
+from tandem.gateway.operator_port import METRICS, check_port, is_operator_path, is_operator_port
 
 # Whole paths, and what lies below those that end with a slash.
-_CLOSED = ("/v1/", "/admin/", "/tokenize", "/detokenize", "/tokenizer_info")
-_OWN = "/admin/requests/"  # each tenant sees its own
+_CLOSED = ("/v1/", "/admin/", METRICS, "/tokenize", "/detokenize", "/tokenizer_info")
 
 
 class Guard:
@@ -23,13 +23,15 @@ class Guard:
 
         Raises:
             KeyRefusedError, NotAllowedError: not with this key.
+            RequestError: not on this port.
             AccountsUnavailableError: nobody can say.
         """
         path: str = scope["path"]
-        if not _needs_key(path):
+        check_port(scope)
+        if not _needs_key(path) or (path == METRICS and is_operator_port(scope)):
             return Caller()
         key = await self._accounts.authenticate(secret_of(scope))
-        if _needs_admin(path) and not key.is_admin:
+        if is_operator_path(path) and not key.is_admin:
             raise NotAllowedError(f"{path[:128]} needs an admin key (`tandem keys create --admin`)")
         return Caller(key, self._accounts)
 
@@ -47,7 +49,3 @@ def secret_of(scope: Scope) -> str | None:
 
 def _needs_key(path: str) -> bool:
     return any(path.startswith(closed) if closed.endswith("/") else path == closed for closed in _CLOSED)
-
-
-def _needs_admin(path: str) -> bool:
-    return path.startswith("/admin/") and not path.startswith(_OWN)

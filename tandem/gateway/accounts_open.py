@@ -1,12 +1,12 @@
 """A gateway's accounts as its settings ask for them. Says once when there are none; nothing is asked of a Redis yet."""
 
 import logging
-from ipaddress import ip_address
 
 from tandem.accounts.accounts import Accounts
 from tandem.accounts.journal import Journal
 from tandem.accounts.open import open_store
 from tandem.accounts.prices import Prices
+from tandem.core.addresses import is_loopback
 from tandem.core.clock import Clock
 from tandem.gateway.settings import GatewaySettings
 
@@ -21,16 +21,11 @@ def open_accounts(settings: GatewaySettings, clock: Clock) -> Accounts | None:
     """
     prices = Prices.parse(settings.prices)
     if settings.accounts is None:
-        level = logging.INFO if _is_loopback(settings.host) else logging.WARNING
+        level = logging.INFO if is_loopback(settings.host) else logging.WARNING
         _logger.log(level, "no API keys are asked for: everybody who reaches %s may use it", settings.host)
         return None
     journal = None if settings.accounts_journal is None else Journal(settings.accounts_journal)
-    store = open_store(settings.accounts.get_secret_value(), clock)
-    return Accounts(store, prices, clock, may_be_lost=settings.accounts_when_lost == "allow", journal=journal)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
+    lease_s = settings.accounts_lease_s
+    store = open_store(settings.accounts.get_secret_value(), clock, lease_s)
+    may_be_lost = settings.accounts_when_lost == "allow"
+    return Accounts(store, prices, clock, may_be_lost=may_be_lost, journal=journal, lease_s=lease_s)

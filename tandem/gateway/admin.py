@@ -98,6 +98,7 @@ def _worker(listing: WorkerListing) -> dict[str, Any]:
         "state": status.lifecycle,
         "is_alive": listing.is_alive,
         "age_s": round(listing.age_s, 3),
+        "slowness": None if listing.slowness is None else round(listing.slowness, 2),
         "model": status.model.name,
         "blocks": dict(status.blocks),
         "block_size": state.block_size,

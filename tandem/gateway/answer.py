@@ -57,7 +57,7 @@ class Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = _Exchange(self._gateway, self._dialect, scope, send)
         try:
-            body = self._given or await self._gateway.bodies.read(receive, header_of(scope, b"content-length"))
+            body = self._given or await self._gateway.bodies.read(receive, scope)
         except ClientLeftError:
             return
         except TandemError as error:
@@ -255,7 +255,9 @@ class _Exchange:
     async def _reserve(self, asked: Asked) -> None:
         info = self._gateway.directory.known
         max_model_len = None if info is None else info.max_model_len
-        await self._bill.reserve(asked, max_model_len, is_anthropic=self._is_anthropic)
+        await self._bill.reserve(
+            asked, max_model_len, is_anthropic=self._is_anthropic, was_heard=lambda: self._has_begun
+        )
 
     def _close(self, state: str, error: str | None) -> None:
         if self._record is not None:

@@ -1,6 +1,6 @@
 """The routes: which path is answered by what. Errors of every path have OpenAI's shape."""
 
-from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from tandem import __version__
+from tandem.core.addresses import is_loopback
 from tandem.core.errors import InvalidRequestError, TandemError, UnavailableError, shown
 from tandem.gateway.accounts import caller_of
 from tandem.gateway.accounts_guard import Guard
@@ -22,20 +23,24 @@ from tandem.gateway.answer import JSON, Answer
 from tandem.gateway.anthropic.dialect import MessagesDialect, count_tokens
 from tandem.gateway.anthropic.fields import MessagesBody, PromptBody
 from tandem.gateway.body import ClientLeftError
+from tandem.gateway.browser_rules import BrowserRules
 from tandem.gateway.cross_origin import CrossOrigin
 from tandem.gateway.dialect import Dialect
-from tandem.gateway.edge import Edge, header_of, request_id_of
+from tandem.gateway.edge import Edge, request_id_of
 from tandem.gateway.errors import Problem, http_problem, problem_of
 from tandem.gateway.fast_lane import FastLane
 from tandem.gateway.gateway import Gateway
+from tandem.gateway.open_guard import OpenGuard
 from tandem.gateway.openai.chat import ChatDialect
 from tandem.gateway.openai.completions import CompletionDialect
 from tandem.gateway.openai.fields import ChatBody, CompletionBody
 from tandem.gateway.openai.models import list_models, one_model
 from tandem.gateway.openai.responses.routes import add_responses
 from tandem.gateway.openapi import body_schema, document
+from tandem.gateway.operator_port import OperatorPort
 from tandem.gateway.pages.routes import add_pages
 from tandem.gateway.refusal import refusal_of
+from tandem.gateway.settings import GatewaySettings
 from tandem.gateway.tokens import add_tokens
 
 CLIENT_LEFT = 499  # which nobody receives
@@ -43,8 +48,16 @@ _PROBED = ("/health", "/ready", "/ping")
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def build_app(gateway: Gateway, origins: Collection[str] = ()) -> ASGIApp:
-    """The whole HTTP surface over a started gateway. `origins`: of web pages elsewhere that may call it."""
+@dataclass(frozen=True, slots=True)
+class Apps:
+    """The HTTP surface. `public`: for users; `operator`: for the operators' port."""
+
+    public: ASGIApp
+    operator: ASGIApp
+
+
+def build_apps(gateway: Gateway, settings: GatewaySettings) -> Apps:
+    """The whole HTTP surface over a started gateway."""
     app = FastAPI(title="Tandem", version=__version__, redirect_slashes=False)
     around = gateway.surroundings
     generating: list[tuple[str, Dialect, type[BaseModel], str]] = [
@@ -67,8 +80,16 @@ def build_app(gateway: Gateway, origins: Collection[str] = ()) -> ASGIApp:
     _add_error_handlers(app)
     document(app)
     fast = FastLane(app, gateway, {path: dialect for path, dialect, _, _ in generating})
-    edge = Edge(fast, gateway.ids, None if gateway.accounts is None else Guard(gateway.accounts))
-    return CrossOrigin(edge, origins) if origins else edge
+    edge = Edge(fast, gateway.ids, guard_of(gateway, settings).admit)
+    return Apps(CrossOrigin(edge, settings.origins) if settings.origins else edge, OperatorPort(edge))
+
+
+def guard_of(gateway: Gateway, settings: GatewaySettings) -> Guard | OpenGuard:
+    """Says whose a request is: by its key, or where there are no accounts everybody's but another site's."""
+    if gateway.accounts is not None:
+        return Guard(gateway.accounts)
+    rules = BrowserRules((settings.host.lower(), *settings.hosts), settings.origins)
+    return OpenGuard(rules, has_operators=settings.admin_bind is None and is_loopback(settings.host))
 
 
 def _add_generating(
@@ -83,9 +104,8 @@ def _add_count(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/messages/count_tokens", openapi_extra=body_schema(PromptBody), tags=["Anthropic"])
     async def count(request: Request) -> Response:
         """Tokens that a message's prompt would have."""
-        declared = header_of(request.scope, b"content-length")
         try:
-            body = await gateway.bodies.read(request.receive, declared)
+            body = await gateway.bodies.read(request.receive, request.scope)
         except ClientLeftError:
             return Response(status_code=CLIENT_LEFT)
         with body, gateway.admission.place():

@@ -18,6 +18,7 @@ from tandem.gateway.dialect import Surroundings
 from tandem.gateway.errors import RequestError
 from tandem.gateway.marks import MarkedConversation
 from tandem.gateway.model import ServedModel
+from tandem.gateway.one_system import with_one_system
 from tandem.gateway.parsing.call_rules import kept_tools
 from tandem.gateway.parts import AnswerParser
 from tandem.gateway.prompt_encoder import check_length
@@ -78,7 +79,7 @@ async def assemble(
         InvalidRequestError: the model's template refuses it, it is too long, or a rule cannot be kept.
     """
     model, answers = around.model, around.model.answers
-    asked = _without_unused_tools(conversation)
+    asked = _without_unused_tools(with_one_system(conversation) if model.has_one_system else conversation)
     _check_abilities(asked, model)
     variables = _thinking_variables(asked, model)
     rendered = await _render(asked, variables, model)

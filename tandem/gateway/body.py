@@ -1,61 +1,86 @@
-"""Reads requests' bodies off the wire.
+"""Reads requests' JSON bodies off the wire, and charges what they take, and will take when parsed, before they are.
 
-Invariant: never holds more than the limit of one, nor than that of all together, nor waits longer; a client that leaves
-is noticed.
+Invariant: never holds more than the limit of one, of one key's, nor of all together, nor waits longer; a client that
+leaves is noticed.
 """
 
 import asyncio
+from collections import Counter
 from contextlib import ExitStack
+from dataclasses import dataclass
 from types import TracebackType
 
-from starlette.types import Receive
+from starlette.types import Receive, Scope
 
 from tandem.core.errors import CapacityError
 from tandem.core.memory import total_bytes
+from tandem.gateway.accounts import caller_of
+from tandem.gateway.content_type import check_content_type
+from tandem.gateway.edge import header_of
 from tandem.gateway.errors import RequestError
+from tandem.gateway.json_scan import VALUE_BYTES, JsonScan, check_scan
 
 BODY_TIMEOUT_S = 60.0
 MAX_HELD_BYTES = 512 * 2**20
 SMALL_BYTES = 64 * 1024  # of each body that do not count, so that large ones keep no small one out
+_SCANNED_BYTES = 64 * 1024  # at once, which takes a fraction of a millisecond
+_KEYS_SHARE = 4  # a key's bodies may take this part of what all may
 
 
 class ClientLeftError(ConnectionError):
     """The client closed its connection; there is nobody to answer."""
 
 
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """Of one body: its bytes, the others as `JsonScan` counts them."""
+
+    max_bytes: int
+    max_values: int
+    max_members: int
+
+    @property
+    def max_charge(self) -> int:
+        """What the largest one is charged."""
+        return self.max_bytes + VALUE_BYTES * (self.max_values + self.max_members)
+
+
 class Bodies:
     """The bodies that a gateway holds. Owned by one event loop.
 
     Args:
-        max_bytes: of one.
+        limits: of one.
         max_held_bytes: of all that are not freed yet.
+        max_key_bytes: of one API key's.
     """
 
-    def __init__(self, max_bytes: int, max_held_bytes: int) -> None:
-        self.max_bytes = max_bytes
+    def __init__(self, limits: BodyLimits, max_held_bytes: int, max_key_bytes: int) -> None:
+        self.limits = limits
         self.max_held_bytes = max_held_bytes
+        self.max_key_bytes = max_key_bytes
         self.num_held_bytes = 0
+        self.num_key_bytes: Counter[str] = Counter()
 
     @classmethod
-    def for_this_machine(cls, max_bytes: int) -> "Bodies":
-        """Together at most a quarter of the memory there is, but always one."""
-        return cls(max_bytes, max(max_bytes, min(MAX_HELD_BYTES, total_bytes() // 4)))
+    def for_this_machine(cls, limits: BodyLimits) -> "Bodies":
+        """Together at most a quarter of the memory there is, a key's a quarter of that, but always one."""
+        max_held_bytes = max(limits.max_charge, min(MAX_HELD_BYTES, total_bytes() // 4))
+        return cls(limits, max_held_bytes, max(limits.max_charge, max_held_bytes // _KEYS_SHARE))
 
-    async def read(self, receive: Receive, declared: str | None) -> "Body":
-        """The whole body, which is its reader's to free.
-
-        Args:
-            declared: the content-length header.
+    async def read(self, receive: Receive, scope: Scope) -> "Body":
+        """The whole body of a request, which is its reader's to free.
 
         Raises:
-            RequestError: it is longer than `max_bytes`, or takes longer than `BODY_TIMEOUT_S`.
+            RequestError: it does not say that it is JSON, is larger than one may be, or takes longer than
+                `BODY_TIMEOUT_S`.
             CapacityError: too much is held already.
             ClientLeftError: it did not come to its end.
         """
-        if declared is not None and declared.isascii() and declared.isdecimal() and int(declared[:20]) > self.max_bytes:
-            raise _too_long(self.max_bytes)
+        check_content_type(scope)
+        self._check_declared(header_of(scope, b"content-length"))
+        key = caller_of(scope).key
         with ExitStack() as undo:
-            body = undo.enter_context(Body(self))
+            body = undo.enter_context(Body(self, None if key is None else key.key_id))
             try:
                 async with asyncio.timeout(BODY_TIMEOUT_S):
                     await self._read(receive, body)
@@ -68,39 +93,65 @@ class Bodies:
             undo.pop_all()
             return body
 
+    def _check_declared(self, declared: str | None) -> None:
+        most = self.limits.max_bytes
+        if declared is not None and declared.isascii() and declared.isdecimal() and int(declared[:20]) > most:
+            raise _too_long(most)
+
     async def _read(self, receive: Receive, body: "Body") -> None:
-        data = bytearray()
+        data, scan = bytearray(), JsonScan()
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientLeftError("the client left while it sent its request")
-            data += message.get("body", b"")
-            if len(data) > self.max_bytes:
-                raise _too_long(self.max_bytes)
-            body.count(len(data))
-            if self.num_held_bytes > self.max_held_bytes:
-                raise CapacityError("this gateway holds as many bytes of requests as it may; try again", 1.0)
+            piece = message.get("body", b"")
+            if len(data) + len(piece) > self.limits.max_bytes:
+                raise _too_long(self.limits.max_bytes)
+            data += piece
+            for start in range(0, len(piece), _SCANNED_BYTES):
+                if start:
+                    await asyncio.sleep(0)
+                scan.feed(piece[start : start + _SCANNED_BYTES])
+                check_scan(scan, self.limits.max_values, self.limits.max_members)
+            body.charge(len(data) + scan.num_bytes)
+            self._check_held(body)
             if not message.get("more_body", False):
                 body.data = bytes(data)
                 return
 
+    def _check_held(self, body: "Body") -> None:
+        if self.num_held_bytes > self.max_held_bytes:
+            raise CapacityError("this gateway holds as many bytes of requests as it may; try again", 1.0)
+        if body.key_id is not None and self.num_key_bytes[body.key_id] > self.max_key_bytes:
+            raise CapacityError(
+                f"the requests of this API key that are being read take more than {self.max_key_bytes} bytes of "
+                "memory; send fewer large ones at once",
+                1.0,
+            )
+
 
 class Body:
-    """One body, as a context: held until it is freed, which may be done again."""
+    """One body, as a context: held until it is freed, which may be done again. `key_id`: who pays for it."""
 
-    def __init__(self, bodies: Bodies) -> None:
+    def __init__(self, bodies: Bodies, key_id: str | None = None) -> None:
         self._bodies = bodies
-        self._num_counted = 0
+        self._num_charged = 0
+        self.key_id = key_id
         self.data = b""
 
-    def count(self, num_bytes: int) -> None:
-        """There are so many now."""
-        num_counted = max(0, num_bytes - SMALL_BYTES)
-        self._bodies.num_held_bytes += num_counted - self._num_counted
-        self._num_counted = num_counted
+    def charge(self, num_bytes: int) -> None:
+        """It takes so many now."""
+        num_charged = max(0, num_bytes - SMALL_BYTES)
+        more = num_charged - self._num_charged
+        self._num_charged = num_charged
+        self._bodies.num_held_bytes += more
+        if self.key_id is not None:
+            self._bodies.num_key_bytes[self.key_id] += more
+            if not self._bodies.num_key_bytes[self.key_id]:
+                del self._bodies.num_key_bytes[self.key_id]
 
     def free(self) -> None:
-        self.count(0)
+        self.charge(0)
         self.data = b""
 
     def __enter__(self) -> "Body":

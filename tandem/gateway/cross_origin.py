@@ -1,6 +1,6 @@
-"""Which web pages may call from browsers: CORS, before anybody is asked for a key, which preflights never carry.
+"""CORS: web pages that may call from browsers, before anybody is asked for a key, which preflights never carry.
 
-Invariant: an answer of `/admin/` is shown to no page of another origin. Cookies are never asked for.
+Invariant: an answer of `/admin/` or `/metrics` is shown to no page of another origin. Cookies are never asked for.
 """
 
 from collections.abc import Collection
@@ -8,7 +8,8 @@ from collections.abc import Collection
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-_CLOSED = "/admin/"
+from tandem.gateway.operator_port import is_closed_to_pages
+
 _METHODS = ("GET", "HEAD", "POST", "DELETE")
 _ALL = ("*",)
 
@@ -28,5 +29,5 @@ class CrossOrigin:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_closed = scope["type"] != "http" or scope["path"].startswith(_CLOSED)
+        is_closed = scope["type"] != "http" or is_closed_to_pages(scope["path"])
         await (self._app if is_closed else self._open)(scope, receive, send)

@@ -11,6 +11,7 @@ from tandem.core.fresh_numbers import FreshNumbers
 from tandem.gateway.directory import ModelDirectory
 from tandem.gateway.errors import Problem
 from tandem.gateway.model import ServedModel
+from tandem.gateway.off_loop import OffLoop
 from tandem.gateway.request import ChoiceResult, ChoiceUpdate, ServeRequest
 
 
@@ -68,6 +69,7 @@ class Surroundings:
     directory: ModelDirectory
     limits: Limits
     fresh: FreshNumbers = field(default_factory=FreshNumbers)
+    off_loop: OffLoop = field(default_factory=OffLoop)
 
 
 class Dialect(Protocol):

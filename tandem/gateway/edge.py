@@ -4,12 +4,12 @@ Pure ASGI, so that a client's leaving reaches those inside. Never reads a body.
 """
 
 import logging
+from collections.abc import Awaitable, Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tandem.core.errors import TandemError
-from tandem.gateway.accounts import set_caller
-from tandem.gateway.accounts_guard import Guard
+from tandem.gateway.accounts import Caller, set_caller
 from tandem.gateway.accounts_headers import problem_for, refusal_headers
 from tandem.gateway.refusal import refusal_of
 from tandem.gateway.request_ids import RequestIds
@@ -19,14 +19,16 @@ _STATE_KEY = "tandem.request_id"
 
 _logger = logging.getLogger(__name__)
 
+Admit = Callable[[Scope], Awaitable[Caller]]
+
 
 class Edge:
-    """Wraps `app`. `guard`: asks for keys; None: everybody may do everything."""
+    """Wraps `app`. `admit`: says whose a request is, or raises TandemError; None: everybody's, whatever it is."""
 
-    def __init__(self, app: ASGIApp, ids: RequestIds, guard: Guard | None = None) -> None:
+    def __init__(self, app: ASGIApp, ids: RequestIds, admit: Admit | None = None) -> None:
         self._app = app
         self._ids = ids
-        self._guard = guard
+        self._admit = admit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -51,10 +53,10 @@ class Edge:
 
     async def _is_admitted(self, scope: Scope, guarded: "_Guarded") -> bool:
         """Else its sender was told why."""
-        if self._guard is None:
+        if self._admit is None:
             return True
         try:
-            set_caller(scope, await self._guard.admit(scope))
+            set_caller(scope, await self._admit(scope))
         except TandemError as error:
             _logger.info("%s %s is refused: %s", scope["method"], scope["path"], error)
             await self._refuse(error, scope, guarded)

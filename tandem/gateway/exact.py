@@ -8,8 +8,12 @@ from pydantic_core import from_json
 
 from tandem.gateway.errors import RequestError
 
-_MANY_DIGITS = r"[0-9]{19}"  # of every integer beyond 64 bits, and of little else
-_IN_TEXT, _IN_BYTES = re.compile(_MANY_DIGITS), re.compile(_MANY_DIGITS.encode())
+_NUM_DIGITS = 19  # or more has every integer beyond 64 bits, and little else
+_IN_TEXT = re.compile(rf"[0-9]{{{_NUM_DIGITS}}}")
+_EXACT_FIELDS = frozenset(
+    {"messages", "tools", "response_format", "structured_outputs", "text", "output_config", "output_format"}
+)
+_SAME_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 
 
 def read_exactly(text: str) -> Any:
@@ -18,16 +22,16 @@ def read_exactly(text: str) -> Any:
     return from_json(text) if _IN_TEXT.search(text) else read
 
 
-def exact_messages(body: bytes, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The `messages` of `body`, which orjson has read, to the digit.
+def exact_fields(body: bytes, parsed: dict[str, Any]) -> dict[str, Any]:
+    """`parsed`, which orjson has read from `body`, with its messages and schemas to the digit.
 
     Raises:
         RequestError: it is nested too deep.
     """
-    if _IN_BYTES.search(body) is None:
-        return messages
+    if b"0" * _NUM_DIGITS not in body.translate(_SAME_DIGITS):  # NOTE: ten times as fast as a pattern
+        return parsed
     try:
-        found: list[dict[str, Any]] = from_json(body)["messages"]
+        exact = from_json(body)
     except ValueError as error:
         raise RequestError(f"the body is not valid JSON: {error}", code="invalid_json") from error
-    return found
+    return {name: exact[name] if name in _EXACT_FIELDS else value for name, value in parsed.items()}

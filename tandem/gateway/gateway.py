@@ -58,7 +58,7 @@ class Gateway:
         self.model = model
         self.tracing = tracing
         self.incarnation = random_bytes(8).hex()
-        self.bodies = Bodies.for_this_machine(int(settings.max_body_mib * 2**20))
+        self.bodies = Bodies.for_this_machine(settings.body_limits)
         self.request_timeout_s = settings.request_timeout_s
         self.admission = Admission(settings.max_concurrent_requests)
         self.clock = clock
@@ -66,7 +66,8 @@ class Gateway:
         self.moderator = choose_moderator(settings.moderation)
         self.pin_book: PinBook = MemoryPinBook(clock) if settings.redis is None else RedisPinBook(settings.redis)
         stored_mib = settings.stored_responses_mib
-        self.responses = ResponseDesk.open(settings.redis, None if stored_mib is None else int(stored_mib * 2**20))
+        max_stored_bytes = None if stored_mib is None else int(stored_mib * 2**20)
+        self.responses = ResponseDesk.open(settings.redis, settings.responses_keys, max_stored_bytes)
         self.ids = RequestIds()
         self.history = RequestHistory(clock=clock)
         self.metrics = GatewayMetrics(model.name)

@@ -2,12 +2,13 @@
 
 Invariant: a connection never makes us hold more of them than the limit and one read; a head that does not end is given
 up, and so is a body whose answer is out. The limit holds for trailers and chunk extensions too. A client that does not
-read cannot keep a failed request.
+read cannot keep a failed request. An offer to change the protocol is ignored (RFC 9110 §7.8), the request served.
 """
 
 import asyncio
 from typing import Any
 
+import httptools
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -56,9 +57,33 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._timer is None and not self._is_in_body and self._is_answered():
             self._start_timer(HEAD_TIMEOUT_S)  # NOTE: empty lines before a head are no beginning to the parser
         self._num_waiting_bytes += len(data)
-        super().data_received(data)
+        self._parse(data)
         if self._is_too_long() and not self.transport.is_closing():
             self._refuse()
+
+    def _parse(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        while data:
+            try:
+                self.parser.feed_data(data)
+                data = b""
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._head_without_upgrade() + data[upgrade.args[0] :] if self._is_upgrading() else b""
+            except httptools.HttpParserError:
+                self.send_400_response("Invalid HTTP request received.")
+                data = b""
+
+    def _is_upgrading(self) -> bool:
+        """Whether the parser takes what follows this head for another protocol, and CONNECT is not why."""
+        return bool(self.parser.should_upgrade()) and self.parser.get_method() != b"CONNECT"
+
+    def _head_without_upgrade(self) -> bytes:
+        """The head that was read, for a new parser: httptools skips the body of a request that offers an upgrade."""
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return b"\r\n".join([*lines, b"", b""])
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -79,6 +104,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._count(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
+        if self._is_upgrading():
+            return
         self._stop_timer()
         self._is_in_body = True
         self._num_waiting_bytes = 0
@@ -89,6 +116,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._is_upgrading():
+            return
         self._stop_timer()
         self._is_in_body = False
         self._num_waiting_bytes = 0

@@ -15,6 +15,9 @@ from tandem.gateway.errors import RequestError
 MAX_TOOLS = 128
 MAX_SCHEMA_BYTES = 256 * 1024
 MAX_SCHEMA_DEPTH = 32
+MAX_SCHEMA_VALUES = 65_536
+MAX_FREE_VALUES = 4096
+MAX_FREE_DEPTH = 32
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 
 
@@ -32,24 +35,45 @@ def check_tool_name(name: Any, where: str) -> str:
 
 
 def check_schema(schema: Any, where: str) -> Mapping[str, Any]:
-    """`schema` if it is a JSON object within our limits; raises RequestError naming the limit."""
+    """`schema` if it is a JSON object within our limits, with integers of at most 64 bits.
+
+    Raises:
+        RequestError: naming the limit.
+    """
     if not isinstance(schema, dict):
         raise RequestError(f"{where}={shown(schema)} must be a JSON schema, which is an object", param=where)
-    if _is_deeper(schema, MAX_SCHEMA_DEPTH):
-        raise RequestError(f"{where} is nested more than {MAX_SCHEMA_DEPTH} deep; flatten it", param=where)
-    num_bytes = len(orjson.dumps(schema))
+    _check_size(schema, where, MAX_SCHEMA_VALUES, MAX_SCHEMA_DEPTH)
+    try:
+        num_bytes = len(orjson.dumps(schema))
+    except TypeError as error:
+        raise RequestError(
+            f"{where} holds an integer of more than 64 bits, which cannot be kept exactly; leave it out, or take text "
+            "of a pattern instead",
+            param=where,
+        ) from error
     if num_bytes > MAX_SCHEMA_BYTES:
         raise RequestError(f"{where} has {num_bytes} bytes; at most {MAX_SCHEMA_BYTES} are taken", param=where)
     return schema
 
 
-def _is_deeper(value: Any, depth: int) -> bool:
+def check_free_form(given: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """`given`, whose members may have any names, if it is within our limits; raises RequestError naming the limit."""
+    _check_size(given, where, MAX_FREE_VALUES, MAX_FREE_DEPTH)
+    return given
+
+
+def _check_size(value: Any, where: str, max_values: int, max_depth: int) -> None:
     """Level by level, so that no nesting is too deep to be counted.
 
     NOTE: nearly all values are no containers, and a schema may have very many of them; those cost one test in C each.
     """
     level: list[Any] = [value]
-    for _ in range(depth):
+    num_values = 0
+    for _ in range(max_depth):
         inner = [each.values() if isinstance(each, dict) else each for each in level]
+        num_values += sum(map(len, inner))
+        if num_values > max_values:
+            raise RequestError(f"{where} has more than {max_values} values; at most that many are taken", param=where)
         level = [item for items in inner for item in items if isinstance(item, (dict, list))]
-    return bool(level)
+    if level:
+        raise RequestError(f"{where} is nested more than {max_depth} deep; flatten it", param=where)

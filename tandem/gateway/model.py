@@ -8,6 +8,7 @@ from typing import Any
 from tandem.core.errors import shown
 from tandem.gateway.errors import RequestError
 from tandem.gateway.grammar_check import GrammarCheck
+from tandem.gateway.one_system import shows_later_systems
 from tandem.gateway.parsing.answer_format import AnswerFormat
 from tandem.gateway.prompt_encoder import PromptEncoder
 from tandem.models.hub import resolve_model_path, served_name
@@ -21,12 +22,17 @@ LONG_MESSAGES = 64 * 1024  # characters of all together
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """`created_s`: when this gateway began to serve it, seconds since the epoch."""
+    """
+    Args:
+        created_s: when this gateway began to serve it, seconds since the epoch.
+        has_one_system: the template shows a system message at the beginning only.
+    """
 
     name: str
     tokenizer: Tokenizer
     template: ChatTemplate | None
     created_s: int
+    has_one_system: bool
     answers: AnswerFormat
     grammars: GrammarCheck
     encoder: PromptEncoder
@@ -55,8 +61,16 @@ class ServedModel:
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
         )
-        name = name or served_name(path_or_hub_id)
-        return cls(name, tokenizer, template, created_s, answers, GrammarCheck(tokenizer), PromptEncoder(tokenizer))
+        return cls(
+            name=name or served_name(path_or_hub_id),
+            tokenizer=tokenizer,
+            template=template,
+            created_s=created_s,
+            has_one_system=template is not None and not shows_later_systems(template.source),
+            answers=answers,
+            grammars=GrammarCheck(tokenizer),
+            encoder=PromptEncoder(tokenizer),
+        )
 
     def require(self, name: str) -> None:
         """Raises RequestError, which becomes 404, for a model that is not served here."""

@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from tandem.core.errors import shown
 from tandem.gateway.errors import RequestError
+from tandem.gateway.exact import exact_fields
 
 AnyBody = TypeVar("AnyBody", bound=BaseModel)
 AnyEntry = TypeVar("AnyEntry")
@@ -47,7 +48,7 @@ def parse_body(kind: type[AnyBody], body: bytes) -> AnyBody:
     if not isinstance(parsed, dict):
         raise RequestError(f"the body is a JSON {type(parsed).__name__}; an object is expected", code="invalid_json")
     try:
-        return kind.model_validate(parsed)
+        return kind.model_validate(exact_fields(body, parsed))
     except ValidationError as error:
         raise _wrong(error) from error
 

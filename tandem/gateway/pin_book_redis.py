@@ -6,7 +6,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from tandem.core.errors import UnavailableError
-from tandem.redis_client import answered_within, connect
+from tandem.redis_client import answered_within, connect, explained
 
 _PREFIX = b"tandem:pins:"
 _KEY_BYTES = 16
@@ -35,7 +35,7 @@ class RedisPinBook:
             async with answered_within(self._timeout_s):
                 values = await self._redis.mget([_name(key) for key in keys])
         except (RedisError, OSError) as error:
-            raise UnavailableError(f"Redis does not say what is kept: {error}") from error
+            raise UnavailableError(f"Redis does not say what is kept: {explained(error, 'gateway')}") from error
         return [_seconds(value) for value in values]
 
     async def keep(self, lifetimes: Mapping[bytes, float]) -> None:
@@ -44,7 +44,7 @@ class RedisPinBook:
             async with answered_within(self._timeout_s):
                 await self._redis.eval(_KEEP, len(names), *names, *map(str, lifetimes.values()))
         except (RedisError, OSError) as error:
-            raise UnavailableError(f"Redis does not note what is kept: {error}") from error
+            raise UnavailableError(f"Redis does not note what is kept: {explained(error, 'gateway')}") from error
 
     async def close(self) -> None:
         await self._redis.aclose()

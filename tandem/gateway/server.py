@@ -13,14 +13,17 @@ import time
 from collections.abc import AsyncIterator, Iterator
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from tandem.core.clock import SystemClock
 from tandem.core.errors import ConfigurationError
-from tandem.gateway.app import build_app
+from tandem.gateway.app import build_apps
 from tandem.gateway.gateway import Gateway
 from tandem.gateway.http_protocol import LAST_WORDS_S, LimitedHttpProtocol
 from tandem.gateway.model import ServedModel
 from tandem.gateway.settings import GatewaySettings
+from tandem.serving.ports import bound
+from tandem.serving.settings import check_anonymous
 from tandem.serving.signals import exit_when_told
 from tandem.telemetry.log import configure_logging
 from tandem.telemetry.tracing import Tracing
@@ -61,11 +64,12 @@ class GatewayServer(uvicorn.Server):
 
 
 class RunningGateway:
-    """A gateway that listens at `url`."""
+    """A gateway that listens at `url`. `admin_url`: where operators ask it; None: there too, if at all."""
 
-    def __init__(self, gateway: Gateway, server: GatewayServer, url: str) -> None:
+    def __init__(self, gateway: Gateway, server: GatewayServer, url: str, admin_url: str | None) -> None:
         self.gateway = gateway
         self.url = url
+        self.admin_url = admin_url
         self._server = server
         self._stopped_s: float | None = None
 
@@ -100,6 +104,8 @@ async def _run(settings: GatewaySettings) -> int:
         # NOTE: what lives as long as the process need not be looked through at every collection.
         gc.collect()
         gc.freeze()
+        if running.admin_url is not None:
+            _logger.info("operators are answered at %s", running.admin_url)
         _logger.info("gateway ready at %s", running.url)
         await finished.wait()
         _logger.info("gateway stops")
@@ -114,6 +120,7 @@ async def serving_gateway(settings: GatewaySettings) -> AsyncIterator[tuple[Runn
         ConfigurationError: the address cannot be listened at, or a setting cannot be honoured.
         CheckpointError: the model's tokenizer cannot be used.
     """
+    check_anonymous(settings.host, has_accounts=settings.accounts is not None, is_allowed=settings.allow_anonymous)
     model = await asyncio.to_thread(
         ServedModel.load,
         settings.model,
@@ -125,21 +132,43 @@ async def serving_gateway(settings: GatewaySettings) -> AsyncIterator[tuple[Runn
     tracing = Tracing.configure("gateway", settings.otlp_endpoint)
     with contextlib.closing(_listen(settings.host, settings.port)) as listener:
         gateway = Gateway(settings, model, SystemClock(), tracing)
-        server = GatewayServer(_uvicorn_config(settings, gateway))
-        running = RunningGateway(gateway, server, _url(settings.host, listener))
+        apps = build_apps(gateway, settings)
         finished = asyncio.Event()
-        gateway.start()
-        task = asyncio.create_task(_serve(server, listener, finished), name="http server")
-        drain = asyncio.create_task(_drain(running, server, settings.drain_timeout_s), name="drain")
+        async with _operators(settings, apps.operator, finished) as admin_url:
+            server = GatewayServer(_uvicorn_config(settings, apps.public))
+            running = RunningGateway(gateway, server, _url(settings.host, listener), admin_url)
+            gateway.start()
+            task = asyncio.create_task(_serve(server, listener, finished), name="http server")
+            drain = asyncio.create_task(_drain(running, server, settings.drain_timeout_s), name="drain")
+            try:
+                yield running, finished
+            finally:
+                running.stop()
+                await task
+                drain.cancel()
+                await asyncio.gather(drain, return_exceptions=True)
+                await running.close(settings.drain_timeout_s)
+                await asyncio.to_thread(tracing.close)
+
+
+@contextlib.asynccontextmanager
+async def _operators(settings: GatewaySettings, app: ASGIApp, finished: asyncio.Event) -> AsyncIterator[str | None]:
+    """Serve the operators' port, where there is one, for the time of the block; its address. `finished` is set where it
+    ends by itself.
+    """
+    if settings.admin_address is None:
+        yield None
+        return
+    host, port = settings.admin_address
+    with contextlib.closing(_listen(host, port, "--admin-bind")) as listener:
+        server = GatewayServer(_uvicorn_config(settings, app))
+        task = asyncio.create_task(_serve(server, listener, finished), name="operators' http server")
         try:
-            yield running, finished
+            yield _url(host, listener)
         finally:
-            running.stop()
+            server.stop()
+            server.force_exit = True  # NOTE: a scrape that is cut is no loss
             await task
-            drain.cancel()
-            await asyncio.gather(drain, return_exceptions=True)
-            await running.close(settings.drain_timeout_s)
-            await asyncio.to_thread(tracing.close)
 
 
 async def _serve(server: GatewayServer, listener: socket.socket, finished: asyncio.Event) -> None:
@@ -156,9 +185,9 @@ async def _drain(running: RunningGateway, server: GatewayServer, timeout_s: floa
     running.gateway.fail_open("this gateway is stopping; send the request again")
 
 
-def _uvicorn_config(settings: GatewaySettings, gateway: Gateway) -> uvicorn.Config:
+def _uvicorn_config(settings: GatewaySettings, app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
-        build_app(gateway, settings.origins),
+        app,
         http=LimitedHttpProtocol,
         ws="none",
         lifespan="off",
@@ -171,20 +200,13 @@ def _uvicorn_config(settings: GatewaySettings, gateway: Gateway) -> uvicorn.Conf
     )
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Raises ConfigurationError naming the address that is taken or does not exist."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # NOTE: with its protocol named, or asyncio leaves Nagle's algorithm on and each small frame waits 40 ms.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def _listen(host: str, port: int, flag: str = "--host or --port") -> socket.socket:
+    """Raises ConfigurationError naming the address that is taken or does not exist, and the flag that says it."""
     try:
-        listener.bind((host.strip("[]"), port))
+        listener = bound(host, port)
         listener.listen(_BACKLOG)  # NOTE: here, so that whoever was told the address can connect
     except OSError as error:
-        listener.close()
-        raise ConfigurationError(
-            f"cannot listen at {host}:{port} ({error}); choose another --host or --port"
-        ) from error
+        raise ConfigurationError(f"cannot listen at {host}:{port} ({error}); choose another {flag}") from error
     return listener
 
 

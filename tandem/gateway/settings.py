@@ -7,8 +7,11 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, field_validator
 
-from tandem.serving.settings import Settings, required_secret
+from tandem.accounts.store import LEASE_S
+from tandem.gateway.body import BodyLimits
+from tandem.serving.settings import Address, Settings, required_secret
 
+_HOST = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@*\s]+")
 
 
@@ -17,6 +20,11 @@ class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 = any free one")
+    admin_bind: Address | None = Field(
+        None,
+        description="host:port of /metrics and /admin; port 0 = any free one; omitted: they are on --port, for a key "
+        "of an admin where there are accounts, else only where --host is a loopback address",
+    )
     routers: str = Field(
         "127.0.0.1:7800", description="routers as host:port,host:port; the next serves when one is away"
     )
@@ -44,10 +52,21 @@ class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
     stored_responses_mib: float | None = Field(
         None, ge=1, description="stored responses in all, MiB; default 128 in Redis, which others need too, else 512"
     )
+    responses_key: SecretStr | None = Field(
+        None,
+        description="encrypts stored responses in Redis, the same for all gateways; NEW,OLD: the first encrypts, all "
+        "decrypt; omitted: made from the cluster secret, which workers know too",
+    )
     max_concurrent_requests: int = Field(1024, ge=1, le=65536, description="HTTP requests served at once; past it 429")
     max_choices: int = Field(256, ge=1, le=4096, description="prompts times n of one request")
     max_messages: int = Field(8192, ge=1, description="messages of one chat request")
     max_body_mib: float = Field(32.0, gt=0, le=1024, description="longest request body, MiB")
+    max_body_values: int = Field(
+        2**20, ge=1, le=2**26, description="entries and members in all arrays and objects of one body; past it 413"
+    )
+    max_body_members: int = Field(
+        2**17, ge=1, le=2**26, description="members of objects, and arrays and objects, in one body; past it 413"
+    )
     request_timeout_s: float = Field(1800.0, gt=0, description="longest life of a request, seconds; past it 504")
     router_timeout_s: float = Field(0.5, gt=0, description="a router silent for this long is away, seconds")
     silent_after_s: float = Field(
@@ -72,19 +91,32 @@ class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
         "",
         description="web pages that may call from browsers: https://chat.example,… or *; omitted: none but our own",
     )
+    allowed_hosts: str = Field(
+        "",
+        description="names by which clients call this gateway, where it asks for no keys: llm.example,*.lan,… or *; "
+        "localhost, --host and IP addresses always are",
+    )
+    allow_anonymous: bool = Field(False, description="listen beyond loopback though no keys are asked for")
     accounts: SecretStr | None = Field(
         None,
-        description="where API keys, limits and the ledger are: redis:// URL, or a file for one gateway; omitted: open "
-        "to everybody",
+        description="where API keys, limits and the ledger are: redis:// URL, or a file for one gateway; omitted: no "
+        "keys are asked for, which beyond loopback needs --allow-anonymous",
     )
     accounts_when_lost: Literal["refuse", "allow"] = Field(
         "refuse", description="requests while the accounts' Redis is away: refuse, or allow: no limits, billed later"
     )
+    accounts_lease_s: float = Field(
+        LEASE_S,
+        ge=1,
+        le=3600,
+        description="what a killed gateway set aside comes back after so many seconds, less what its clients got: that"
+        " is billed as it was up to a twelfth of this before the end",
+    )
     accounts_journal: Path | None = Field(
-        None, description="file for bills that Redis has not taken, so that they outlive this process"
+        None, description="file for bills that Redis has not taken, so that they outlive this process; omitted: none"
     )
     prices: str | None = Field(
-        None, description='JSON or a file of it: {"input": 1, "output": 5}, units for a million tokens'
+        None, description='JSON or a file of it: {"input": 1, "output": 5}, units for a million tokens; omitted: all 0'
     )
     cluster_secret: SecretStr | None = Field(None, description="shared by all processes of a cluster; required")
     log_level: str = Field("info", description="debug, info, warning or error")
@@ -108,9 +140,31 @@ class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
                 raise ValueError(f"{origin!r} is not scheme://host[:port] without a path, nor *")
         return value
 
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _check_hosts(cls, value: str) -> str:
+        for host in _listed(value):
+            if host != "*" and _HOST.fullmatch(host) is None:
+                raise ValueError(f"{host!r} is no host name without a port, no *.name and not *")
+        return value
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return _listed(self.allowed_hosts)
+
+    @property
+    def admin_address(self) -> tuple[str, int] | None:
+        """Host and port."""
+        host, _, port = (self.admin_bind or "").rpartition(":")
+        return (host, int(port)) if host else None
+
     @property
     def origins(self) -> tuple[str, ...]:
         return _listed(self.allowed_origins)
+
+    @property
+    def body_limits(self) -> BodyLimits:
+        return BodyLimits(int(self.max_body_mib * 2**20), self.max_body_values, self.max_body_members)
 
     @property
     def router_addresses(self) -> tuple[str, ...]:
@@ -121,13 +175,15 @@ class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
         """The cluster's secret; raises as `required_secret`."""
         return required_secret(self.cluster_secret, f"routers={self.routers!r}")
 
-    def run(self) -> int:
-        """Serve until SIGTERM or SIGINT; returns the exit code."""
-        from tandem.gateway.server import run_gateway
+    @property
+    def responses_keys(self) -> tuple[bytes, ...]:
+        """What stored responses are encrypted with, the newest first."""
+        if self.responses_key is None:
+            return (self.secret,)
+        listed = self.responses_key.get_secret_value().split(",")
+        return tuple(key.strip().encode() for key in listed if key.strip())
 
-        return run_gateway(self)
 
-
-def _listed(origins: str) -> tuple[str, ...]:
-    """NOTE: browsers write them in lower case."""
-    return tuple(origin.strip().lower() for origin in origins.split(",") if origin.strip())
+def _listed(names: str) -> tuple[str, ...]:
+    """NOTE: browsers write origins and hosts in lower case."""
+    return tuple(name.strip().lower() for name in names.split(",") if name.strip())

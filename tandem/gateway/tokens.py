@@ -6,6 +6,7 @@ anything; long texts never hold up streams.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import orjson
@@ -19,9 +20,7 @@ from tandem.gateway.assembly import assemble
 from tandem.gateway.body import ClientLeftError
 from tandem.gateway.conversation import Conversation
 from tandem.gateway.dialect import Surroundings
-from tandem.gateway.edge import header_of
 from tandem.gateway.errors import RequestError
-from tandem.gateway.exact import exact_messages
 from tandem.gateway.gateway import Gateway
 from tandem.gateway.model import ServedModel
 from tandem.gateway.openai.chat import template_variables
@@ -98,12 +97,11 @@ async def tokenize(body: bytes, around: Surroundings) -> bytes:
         InvalidRequestError: naming the field that is wrong.
         UnavailableError: no worker is known.
     """
-    asked = _read(TokenizeBody, body, around.model)
+    asked = await around.off_loop.run(len(body), partial(_read, TokenizeBody, body, around.model))
     if (asked.prompt is None) == (asked.messages is None):
         raise RequestError("give either prompt or messages", param="prompt", code="missing_required_parameter")
     info = await around.directory.info()
     if asked.prompt is None:
-        asked.messages = exact_messages(body, asked.messages or [])
         token_ids = await _of_chat(asked, around, info)
     else:
         token_ids = await _of_prompt(asked, asked.prompt, around.model, info)
@@ -118,7 +116,7 @@ async def tokenize(body: bytes, around: Surroundings) -> bytes:
 
 async def detokenize(body: bytes, around: Surroundings) -> bytes:
     """The answer of `/detokenize`; raises as `tokenize`."""
-    asked = _read(DetokenizeBody, body, around.model)
+    asked = await around.off_loop.run(len(body), partial(_read, DetokenizeBody, body, around.model))
     info = await around.directory.info()
 
     def answered() -> bytes:
@@ -151,9 +149,8 @@ def describe(model: ServedModel, info: ModelInfo | None) -> dict[str, Any]:
 
 
 async def _answered(request: Request, gateway: Gateway, reader: Reader) -> Response:
-    declared = header_of(request.scope, b"content-length")
     try:
-        body = await gateway.bodies.read(request.receive, declared)
+        body = await gateway.bodies.read(request.receive, request.scope)
     except ClientLeftError:
         return Response(status_code=_CLIENT_LEFT)
     with body, gateway.admission.place():

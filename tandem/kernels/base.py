@@ -117,7 +117,7 @@ class WantedTokens(Protocol):
     @property
     def rows(self) -> torch.Tensor: ...
     @property
-    def batch(self) -> PagedBatch: ...
+    def batches(self) -> Sequence[PagedBatch]: ...
 
 
 class Stack(Protocol):
@@ -179,6 +179,10 @@ class Kernels(Protocol):
         """`activation(x @ gate.T + gate_bias) * (x @ up.T + up_bias)`: [num_tokens, in] -> [num_tokens, ffn]."""
         ...
 
+    def gated_product(self, gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """`activation(gate) * up`, of the same shape [num_tokens, size]."""
+        ...
+
     def rms_norm(
         self,
         x: torch.Tensor,
@@ -215,6 +219,20 @@ class Kernels(Protocol):
         rotary_dim / 2]; half-split convention. A token of slot -1 is stored nowhere
         but perhaps in the null block, which nobody reads.
         """
+        ...
+
+    def rotate(
+        self,
+        q: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        *,
+        norm: torch.Tensor | None = None,
+        norm_eps: float = 1e-6,
+        unit_offset: bool = False,
+    ) -> None:
+        """What `rope_and_write` does with `q`, for a layer without K and V of its own. `norm`: weight of its norm."""
         ...
 
     def stack(self, shape: StackShape, layers: Sequence[StackLayer], final_norm: torch.Tensor) -> Stack | None:

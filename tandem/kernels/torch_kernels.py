@@ -48,9 +48,12 @@ class TorchKernels:
         gate_bias: torch.Tensor | None = None,
         up_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        gated = functional.linear(x, gate, gate_bias).float()
-        gated = functional.silu(gated) if activation == "silu" else functional.gelu(gated, approximate="tanh")
-        return gated.mul_(functional.linear(x, up, up_bias)).to(x.dtype)
+        return self.gated_product(functional.linear(x, gate, gate_bias), functional.linear(x, up, up_bias), activation)
+
+    def gated_product(self, gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        wide = gate.float()
+        wide = functional.silu(wide) if activation == "silu" else functional.gelu(wide, approximate="tanh")
+        return wide.mul_(up).to(gate.dtype)
 
     def rms_norm(
         self,
@@ -81,12 +84,24 @@ class TorchKernels:
         norm_eps: float = 1e-6,
         unit_offset: bool = False,
     ) -> None:
-        angles = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
-        for x, weight in ((q, q_norm), (k, k_norm)):
-            wide = x.float() if weight is None else _normed(x.float(), weight, norm_eps, unit_offset)
-            x.copy_(_rotated(wide, *angles))
+        for x, norm in ((q, q_norm), (k, k_norm)):
+            self.rotate(x, cos, sin, positions, norm=norm, norm_eps=norm_eps, unit_offset=unit_offset)
         _write(k, k_cache, slot_mapping)
         _write(v, v_cache, slot_mapping)
+
+    def rotate(
+        self,
+        q: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        *,
+        norm: torch.Tensor | None = None,
+        norm_eps: float = 1e-6,
+        unit_offset: bool = False,
+    ) -> None:
+        wide = q.float() if norm is None else _normed(q.float(), norm, norm_eps, unit_offset)
+        q.copy_(_rotated(wide, cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)))
 
     def stack(self, shape: StackShape, layers: Sequence[StackLayer], final_norm: torch.Tensor) -> None:
         """There is none."""

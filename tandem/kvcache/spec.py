@@ -2,17 +2,19 @@
 
 Layers with the same `KVSpec` form groups; every group has its own block table per request, and all groups draw blocks
 from one pool. A block is a *page* of `page_bytes`, the same for every group: it holds `block_size` tokens of K and V
-for the `num_layers` layers of the group it currently serves. So a page crosses the wire as one descriptor.
+for the `num_layers` layers of the group it currently serves. So a page crosses the wire as one descriptor. Layers that
+read another's state have none of their own and are not counted here.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.architecture.state import KVSpec
 from tandem.core.errors import ConfigurationError
 
 SUPPORTED_BLOCK_SIZES = (8, 16, 32, 64, 128)
+_MOST_BYTES = 1.2  # of a token in all groups, as a multiple of the least possible, so that there are fewer groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,11 @@ class KVLayout:
 def build_layout(specs: Sequence[KVSpec], block_size: int) -> KVLayout:
     """Group layers by spec into groups of similar page size.
 
-    Full groups of `n` layers each, where `n` is the smallest count any spec has: a model of 22 local and 4 global
-    layers becomes six groups (five of 4 and one of 2 local layers, one of 4 global), and pages stay nearly full.
+    A model of 22 local and 4 global layers of the same size becomes seven groups (five of 4 and one of 2 local layers,
+    one of 4 global); where a local layer is half as large, four (two of 8 and one of 6, one of 4 global).
+
+    Args:
+        specs: of the layers that keep state.
 
     Raises:
         ConfigurationError: for a block size that no backend serves.
@@ -75,10 +80,35 @@ def build_layout(specs: Sequence[KVSpec], block_size: int) -> KVLayout:
     layers_by_spec: dict[KVSpec, list[int]] = {}
     for layer, spec in enumerate(specs):
         layers_by_spec.setdefault(spec, []).append(layer)
-    size = min(len(layers) for layers in layers_by_spec.values())
+    room = _page_room({spec: len(layers) for spec, layers in layers_by_spec.items()})
     groups = [
-        KVGroup(spec, tuple(layers[start : start + size]))
+        KVGroup(spec, tuple(layers[start : start + room // spec.bytes_per_token]))
         for spec, layers in sorted(layers_by_spec.items(), key=lambda item: item[0].window or 0)
-        for start in range(0, len(layers), size)
+        for start in range(0, len(layers), room // spec.bytes_per_token)
     ]
     return KVLayout(block_size, tuple(groups))
+
+
+def _page_room(counts: Mapping[KVSpec, int]) -> int:
+    """Bytes of a token in one page, for so many layers of each spec.
+
+    Pages of layers without a window are as full as can be, since these keep every token; among such sizes, the one with
+    the fewest groups whose pages take at most a fifth more than they must.
+    """
+
+    def num_groups(spec: KVSpec, room: int) -> int:
+        return math.ceil(counts[spec] / (room // spec.bytes_per_token))
+
+    def num_bytes(room: int, specs: Sequence[KVSpec]) -> int:
+        return room * sum(num_groups(spec, room) for spec in specs)
+
+    specs = list(counts)
+    least = max(spec.bytes_per_token for spec in specs)
+    rooms = {spec.bytes_per_token * count for spec in specs for count in range(1, counts[spec] + 1)}
+    rooms = {room for room in rooms if room >= least}
+    unbounded = [spec for spec in specs if spec.window is None]
+    fullest = min(num_bytes(room, unbounded) for room in rooms)
+    rooms = {room for room in rooms if num_bytes(room, unbounded) == fullest}
+    most_bytes = _MOST_BYTES * min(num_bytes(room, specs) for room in rooms)
+    rooms = {room for room in rooms if num_bytes(room, specs) <= most_bytes}
+    return min(rooms, key=lambda room: (sum(num_groups(spec, room) for spec in specs), num_bytes(room, specs)))

@@ -47,6 +47,7 @@ class Endpoint:
         if plan.api_key is not None:
             headers["authorization"] = f"Bearer {plan.api_key}"
         self.http = HttpClient(plan.url, headers, clock)
+        self.operators = self.http if plan.admin_url == plan.url else HttpClient(plan.admin_url, headers, clock)
         self._plan = plan
         self._clock = clock
         self._zero_s = 0.0
@@ -63,6 +64,10 @@ class Endpoint:
         facts = await self._facts()
         self._writer = BodyWriter(facts.model, ignore_eos=self._plan.ignore_eos, temperature=self._plan.temperature)
         return facts
+
+    async def close(self) -> None:
+        await self.http.close()
+        await self.operators.close()
 
     def begin(self, zero_s: float) -> None:
         """From this time on the clock, outcomes count their seconds."""

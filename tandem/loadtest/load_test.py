@@ -64,7 +64,7 @@ async def run_load_test(
             late = [outcome.lateness_s for outcome in driver.outcomes if not outcome.is_warm_up]
             cost = meter.cost(late)
     finally:
-        await endpoint.http.close()
+        await endpoint.close()
     return sum_up(
         driver.outcomes,
         slo=plan.slo,

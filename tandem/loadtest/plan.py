@@ -1,4 +1,4 @@
-"""What a load test is to do, decided before it starts. Data only."""
+"""Plan of a load test, decided before it starts. Data only."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,12 +36,14 @@ class LoadPlan:
     """A whole test. Times in seconds, lengths in tokens; None: no limit, or to be found out.
 
     Args:
+        admin_url: where the worker pools are shown.
         token_ids: the first and the last id that prompts are made of.
         num_requests: counted requests, those of the warm-up not among them.
         max_open: requests open at once; one more is a failure of the client, never a delay of an open loop.
     """
 
     url: str
+    admin_url: str
     model: str | None
     api_key: str | None
     ready_timeout_s: float

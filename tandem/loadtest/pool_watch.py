@@ -43,7 +43,7 @@ class PoolWatch:
         """Look until cancelled, or until it is clear that this server does not tell."""
         while self._interval_s:
             try:
-                answer = await self._endpoint.http.get("/admin/workers", _ANSWER_S)
+                answer = await self._endpoint.operators.get("/admin/workers", _ANSWER_S)
             except ExchangeError as error:
                 self.problem = self.problem or f"GET /admin/workers: {error}"
             else:

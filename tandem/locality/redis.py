@@ -17,11 +17,12 @@ from typing import Any, TypeVar, cast
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.client import Pipeline
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
 from redis.retry import Retry
+from redis.sentinel import Sentinel
 
 from tandem.core.clock import Clock, SystemClock
-from tandem.core.errors import ConfigurationError, LocalityUnavailableError, shown, without_password
+from tandem.core.errors import ConfigurationError, LocalityUnavailableError
 from tandem.core.events import BlockEvent
 from tandem.locality.base import (
     DEFAULT_MAX_BLOCK_REPLICAS,
@@ -33,6 +34,8 @@ from tandem.locality.base import (
     check_report,
     net_changes,
 )
+from tandem.redis_client import explained, not_understood
+from tandem.sentinel_url import SentinelUrl
 
 _KEYS_PER_CALL = 512
 _CALLS_PER_PIPELINE = 32
@@ -47,7 +50,7 @@ class RedisIndex:
     For up to 7000 workers; an answer for a block that more of them hold leaves all of them out.
 
     Args:
-        url: `redis://`, `rediss://` or `unix://` URL.
+        url: as for `tandem.redis_client.connect`.
         prefix: names the deployment; must contain a `{hash tag}`.
         max_block_replicas: see `LocalityIndex`; about 75 bytes of Redis each. Of all clients of a prefix, that of the
             one who asked last counts: workers only report, and routers bound what they may.
@@ -177,7 +180,11 @@ class RedisIndex:
             except NoScriptError:
                 return self._send(client, client.script_load(self._scripts[script]), calls)
         except (RedisError, OSError) as error:
-            raise LocalityUnavailableError(f"Redis did not run {script!r} ({error}); go on without hints") from error
+            if isinstance(error, ReadOnlyError):  # NOTE: a master no more; its address may be another's by now
+                client.connection_pool.disconnect(inuse_connections=False)
+            raise LocalityUnavailableError(
+                f"Redis did not run {script!r} ({explained(error, 'cluster')}); go on without hints"
+            ) from error
 
     def _send(self, client: Redis, digest: str, calls: Sequence[Sequence[Any]]) -> list[Any]:
         if len(calls) == 1:
@@ -193,14 +200,24 @@ _WORST_FIRST = (PublishResult.STALE, PublishResult.RESYNC, PublishResult.APPLIED
 
 def _connect(url: str, timeout_s: float) -> Redis:
     """A client that connects when first used, again after a loss, and waits for no answer longer than `timeout_s`."""
-    retry = Retry(NoBackoff(), 0)
+    options = {
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "driver_info": None,  # NOTE: as in `redis_client.connect`
+        "retry": Retry(NoBackoff(), 0),
+    }
     try:
-        return Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=retry)
+        return _master(url, options) if SentinelUrl.is_one(url) else Redis.from_url(url, **options)
     except ValueError:  # NOTE: which may quote a part of a password
-        raise ConfigurationError(
-            f"Redis URL {shown(without_password(url))} is not understood; "
-            "write redis://host:port, and / ? # of a password as %2F %3F %23"
-        ) from None
+        raise not_understood(url) from None
+
+
+def _master(url: str, options: dict[str, Any]) -> Redis:
+    where = SentinelUrl.parse(url)
+    sentinels: Any = Sentinel(  # type: ignore[no-untyped-call]
+        where.addresses, sentinel_kwargs={**where.sentinel_options(), **options}
+    )
+    return cast(Redis, sentinels.master_for(where.service, **where.master_options(), **options))
 
 
 def _load_scripts() -> dict[str, bytes]:

@@ -4,86 +4,116 @@ It holds weights and rotary tables and nothing else: the KV belongs to the arena
 names equal those of the specs. It must never learn a family's name.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from tandem.architecture.feed_forward import GatedSpec, MixtureOfExpertsSpec
 from tandem.architecture.model import EMBEDDING, HEAD, LayerSpec, ModelSpec
 from tandem.architecture.rope import RopeSpec
 from tandem.attention.arena import LayerKV
 from tandem.attention.base import AttentionBackend, AttentionBatch, WantedTokens
 from tandem.kernels.base import Kernels
 from tandem.models.layers.attention import Attention
-from tandem.models.layers.experts import MixtureOfExperts
+from tandem.models.layers.feed_forward import build_feed_forward
 from tandem.models.layers.linear import Norm
-from tandem.models.layers.mlp import GatedMLP
+from tandem.models.layers.per_layer_embedding import PerLayerEmbedding
 from tandem.models.layers.rotary import RotaryTable, build_rotary_tables
+from tandem.models.layers.rounding import rounded
 from tandem.models.layers.stack import build_stack
 
 
-class FeedForward(Protocol):
-    """A feed-forward block. `graph_safe`: as `AttentionBackend.graph_safe`."""
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """The tokens that layers compute, requests concatenated.
 
-    graph_safe: bool
+    `batches`: one entry for each layer that keeps state; those of a group share the object. `embeddings`: what the
+    model begins with, where layers ask for it.
+    """
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` [num_tokens, hidden] -> the same shape."""
-        ...
+    input_ids: torch.Tensor  # [num_tokens] int64
+    positions: torch.Tensor  # [num_tokens] int64
+    batches: Sequence[AttentionBatch]
+    embeddings: torch.Tensor | None  # [num_tokens, hidden]
 
-
-FEED_FORWARDS: dict[type, Callable[[Any, Mapping[str, torch.Tensor], Kernels], FeedForward]] = {
-    GatedSpec: GatedMLP,
-    MixtureOfExpertsSpec: MixtureOfExperts,
-}
+    def only(self, wanted: WantedTokens, kernels: Kernels) -> "StepTokens":
+        """These alone."""
+        embeddings = None if self.embeddings is None else kernels.take_rows(self.embeddings, wanted.rows)
+        return StepTokens(
+            self.input_ids.index_select(0, wanted.rows),
+            self.positions.index_select(0, wanted.rows),
+            wanted.batches,
+            embeddings,
+        )
 
 
 class DecoderLayer:
-    """Computes a `LayerSpec`. Everything but the residual stream is local to a call."""
+    """Computes a `LayerSpec`. Everything but the residual stream is local to a call.
+
+    `state`: the layer's index among those that keep state, or of the one whose state it reads.
+    """
 
     def __init__(
         self,
         spec: LayerSpec,
+        state: int,
         weights: Mapping[str, torch.Tensor],
         tables: Mapping[RopeSpec | None, RotaryTable],
         kernels: Kernels,
     ) -> None:
         self._kernels = kernels
+        self._state = state
         self._mixer = Attention(spec.mixer, weights, tables[spec.mixer.rope], kernels)
-        self._feed_forward = FEED_FORWARDS[type(spec.feed_forward)](spec.feed_forward, weights, kernels)
+        self._feed_forward = build_feed_forward(spec.feed_forward, weights, kernels)
         self._before_mixer = Norm.take_optional(spec.before_mixer, weights, kernels)
         self._after_mixer = Norm.take_optional(spec.after_mixer, weights, kernels)
         self._before_feed_forward = Norm.take_optional(spec.before_feed_forward, weights, kernels)
         self._after_feed_forward = Norm.take_optional(spec.after_feed_forward, weights, kernels)
         self._residual_scale = spec.residual_scale
+        embedding = spec.per_layer_embedding
+        self._embedding = None if embedding is None else PerLayerEmbedding(embedding, weights, kernels)
+        self._output_scale = None if spec.output_scale is None else float(weights[spec.output_scale.name])
         self.graph_safe = self._feed_forward.graph_safe
 
     def forward(
         self,
         x: torch.Tensor | None,
         residual: torch.Tensor,
-        positions: torch.Tensor,
-        kv: LayerKV,
-        batch: AttentionBatch,
+        tokens: StepTokens,
+        kv: Sequence[LayerKV],
         backend: AttentionBackend,
         wanted: WantedTokens | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the residual stream and the output that is still to be added to it.
+    ) -> tuple[torch.Tensor, torch.Tensor | None, StepTokens]:
+        """Returns the residual stream, the output that is still to be added to it, and the tokens that both are of:
+        with `wanted` those alone.
 
-        `x`: the output of the layer before, still to be added; None before the first. NOTE: `residual` is updated in
-        place. With `wanted`, both results are of those tokens alone.
+        `x`: the output of the layer before, still to be added; None = there is none. NOTE: `residual` is updated in
+        place.
         """
-        queries = self._mixer.write(add_and_norm(self._before_mixer, residual, x), positions, kv, batch)
+        kv_here, batch = kv[self._state], tokens.batches[self._state]
+        queries = self._mixer.write(add_and_norm(self._before_mixer, residual, x), tokens.positions, kv_here, batch)
         if wanted is not None:
-            take = self._kernels.take_rows
+            take, tokens = self._kernels.take_rows, tokens.only(wanted, self._kernels)
             queries = take(queries.flatten(1), wanted.rows).view(-1, *queries.shape[1:])
-            residual, batch = take(residual, wanted.rows), wanted.batch
+            residual, batch = take(residual, wanted.rows), tokens.batches[self._state]
         if not len(residual):
-            return residual, residual
-        mixed = self._finish(self._after_mixer, self._mixer.attend(queries, kv, batch, backend))
+            return residual, None, tokens
+        mixed = self._finish(self._after_mixer, self._mixer.attend(queries, kv_here, batch, backend))
         x = self._feed_forward(add_and_norm(self._before_feed_forward, residual, mixed))
-        return residual, self._finish(self._after_feed_forward, x)
+        residual, x = self._add_embedding(residual, self._finish(self._after_feed_forward, x), tokens)
+        if self._output_scale is None:
+            return residual, x, tokens
+        return residual.add_(x).mul_(self._output_scale), None, tokens
+
+    def _add_embedding(
+        self, residual: torch.Tensor, x: torch.Tensor, tokens: StepTokens
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The stream, and what is still to be added to it."""
+        if self._embedding is None:
+            return residual, x
+        assert tokens.embeddings is not None
+        residual.add_(x)
+        return residual, self._embedding(residual, tokens.input_ids, tokens.embeddings)
 
     def _finish(self, norm: Norm | None, x: torch.Tensor) -> torch.Tensor:
         """A block's output as it joins the residual stream."""
@@ -112,10 +142,15 @@ class Decoder:
         self._embedding = weights[EMBEDDING]
         self._head = weights[HEAD] if HEAD in weights or not spec.tie_word_embeddings else self._embedding
         self._final_norm = Norm.take(spec.final_norm, weights, kernels)
-        self._embedding_scale = _rounded(spec.embedding_scale, self._embedding.dtype)
+        self._embedding_scale = rounded(spec.embedding_scale, self._embedding.dtype)
         ropes = [layer.mixer.rope for layer in spec.layers]
         tables = build_rotary_tables(ropes, spec.max_position_embeddings, self._embedding.device)
-        self._layers = tuple(DecoderLayer(layer, weights, tables, kernels) for layer in spec.layers)
+        self._layers = tuple(
+            DecoderLayer(layer, state, weights, tables, kernels)
+            for layer, state in zip(spec.layers, spec.state_of_layer, strict=True)
+        )
+        self._num_prompt_layers = spec.num_prompt_layers
+        self._keeps_embeddings = any(layer.per_layer_embedding is not None for layer in spec.layers)
         self._stack = build_stack(spec, weights, tables, kernels)
         self.graph_safe = all(layer.graph_safe for layer in self._layers)
 
@@ -132,16 +167,19 @@ class Decoder:
 
         Args:
             input_ids, positions: [num_tokens] int64, requests concatenated.
-            kv, batches: one entry per layer; layers of a group share the batch object.
+            kv, batches: one entry for each layer that keeps state; those of a group share the batch object.
             wanted: the tokens whose hidden states are asked for, and returned; None = all.
         """
         residual = self._embed(input_ids)
         if self._stack is not None and backend.name == self._stack.attention:
             return self._stack.forward(residual, positions, kv, batches, wanted)
+        tokens = StepTokens(input_ids, positions, batches, residual.clone() if self._keeps_embeddings else None)
         x: torch.Tensor | None = None
-        for index, layer in enumerate(self._layers):
-            asked = wanted if index == len(self._layers) - 1 else None
-            residual, x = layer.forward(x, residual, positions, kv[index], batches[index], backend, asked)
+        for index, layer in enumerate(self._layers, 1):
+            asked = wanted if index == self._num_prompt_layers else None
+            residual, x, tokens = layer.forward(x, residual, tokens, kv, backend, asked)
+            if not len(residual):
+                return residual
         return add_and_norm(self._final_norm, residual, x)
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
@@ -156,7 +194,3 @@ class Decoder:
     def _embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         hidden = self._kernels.take_rows(self._embedding, input_ids)
         return hidden if self._embedding_scale == 1.0 else hidden.mul_(self._embedding_scale)
-
-
-def _rounded(value: float, dtype: torch.dtype) -> float:
-    return float(torch.tensor(value, dtype=dtype))

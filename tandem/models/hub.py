@@ -1,6 +1,7 @@
 """A model's name to a directory on disk. Only files that the loader and the tokenizer read are downloaded.
 
-A Hugging Face name may end with `@revision`: a branch, tag or commit, so that all of a cluster load the same.
+A GGUF file is converted into the cache. A Hugging Face name may end with `@revision`: a branch, tag or commit, so that
+all of a cluster load the same.
 """
 
 from pathlib import Path
@@ -9,28 +10,47 @@ import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from tandem.core.errors import CheckpointError
+from tandem.kernels.native.build import default_cache_dir
+from tandem.models.default_model import NAME, fetch_default_model
 
 _COMMON = ("*.json", "*.model", "*.jinja", "*.txt")
 _SAFETENSORS = (*_COMMON, "model*.safetensors")
+_GGUF = ".gguf"
 _TORCH = (*_COMMON, "pytorch_model*.bin")
 _IGNORED = ["[!a]*/*", "a[!d]*/*"]  # NOTE: folders, but for additional_chat_templates; patterns know no exceptions
 
 
-def resolve_model_path(path_or_hub_id: str, *, has_weights: bool = True) -> Path:
-    """The directory itself where it is one; otherwise the Hugging Face repository of that name, downloaded or cached.
+def resolve_model_path(path_or_hub_id: str, *, dtype: str = "auto", has_weights: bool = True) -> Path:
+    """The directory itself where it is one; that of a GGUF file or the default model, converted or cached; otherwise
+    the Hugging Face repository of that name, downloaded or cached.
 
     Args:
+        dtype: what a GGUF file's weights are decoded to; auto = bfloat16.
         has_weights: they are wanted too, not only the tokenizer and the chat template.
 
     Raises:
-        CheckpointError: neither exists, or there is no network and no cached copy.
+        CheckpointError: nothing of that name exists, or there is no network and no cached copy; or a GGUF file that
+            would not be served exactly.
     """
     path = Path(path_or_hub_id).expanduser()
-    if path_or_hub_id and path.is_dir():
-        return path
+    if path_or_hub_id and path.exists():
+        file = _gguf_file(path)
+        if file is not None:
+            from tandem.models.gguf.convert import converted  # NOTE: most models are none, and it takes a moment
+
+            return converted(file, default_cache_dir() / "gguf", dtype=dtype, has_weights=has_weights)
+        if path.is_dir():
+            return path
+    if path_or_hub_id == NAME and not path.exists():
+        return resolve_model_path(
+            str(fetch_default_model(default_cache_dir() / "models")), dtype=dtype, has_weights=has_weights
+        )
     repository = path_or_hub_id.partition("@")[0]  # NOTE: a revision may have slashes too
     if path.exists() or path_or_hub_id.startswith(("/", "./", "../", "~")) or repository.count("/") > 1:
-        raise CheckpointError(f"{path_or_hub_id!r} is not a directory; give a model directory or a Hugging Face name")
+        raise CheckpointError(
+            f"{path_or_hub_id!r} is not a directory or a GGUF file; give a model directory, a file whose name ends "
+            f"with {_GGUF} or a Hugging Face name"
+        )
     if not has_weights:
         return _download(path_or_hub_id, _COMMON)
     snapshot = _download(path_or_hub_id, _SAFETENSORS)
@@ -40,9 +60,25 @@ def resolve_model_path(path_or_hub_id: str, *, has_weights: bool = True) -> Path
 
 
 def served_name(path_or_hub_id: str) -> str:
-    """What clients call a model that was given no other name: its directory's name, or its Hugging Face name."""
+    """What clients call a model that was given no other name: its directory's or GGUF file's name without the ending,
+    or its Hugging Face name.
+    """
     path = Path(path_or_hub_id).expanduser()
+    if path.is_file():
+        return path.absolute().stem
     return path.absolute().name if path.is_dir() else path_or_hub_id.partition("@")[0]
+
+
+def _gguf_file(path: Path) -> Path | None:
+    """The file itself, or the only one of a directory that holds no other model."""
+    if path.is_file():
+        return path if path.suffix == _GGUF else None
+    if not path.is_dir() or (path / "config.json").exists():
+        return None
+    files = sorted(path.glob(f"*{_GGUF}"))
+    if len(files) > 1:
+        raise CheckpointError(f"{path} has {len(files)} GGUF files ({files[0].name}, …); name one of them")
+    return files[0] if files else None
 
 
 def _download(name: str, patterns: tuple[str, ...]) -> Path:

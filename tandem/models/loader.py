@@ -10,10 +10,9 @@ from pathlib import Path
 
 import torch
 
-from tandem.architecture.families.base import FORMAT_KEYS
 from tandem.architecture.fields import Fields, read_json_object
 from tandem.architecture.model import ModelSpec, limit_length
-from tandem.architecture.registry import find_family
+from tandem.architecture.registry import find_family, refuse_formats
 from tandem.attention.arena import TORCH_DTYPES
 from tandem.core.errors import ConfigurationError, CorruptCheckpointError
 from tandem.kernels.base import Kernels
@@ -58,7 +57,7 @@ def load_model(
     """Load a model.
 
     Args:
-        path_or_hub_id: a directory, or the name of a Hugging Face repository.
+        path_or_hub_id: a directory, a GGUF file, or the name of a Hugging Face repository.
         dtype: float32, bfloat16, float16, or auto = the checkpoint's own.
         device: where the parameters go; on the CPU they stay views of the mapped files where the dtype allows.
         kernels: the decoder's arithmetic.
@@ -70,10 +69,10 @@ def load_model(
         CheckpointError: the directory cannot be served; see its subclasses.
         ConfigurationError: a dtype that does not exist, or a length beyond what the model was made for.
     """
-    directory = resolve_model_path(path_or_hub_id)
+    directory = resolve_model_path(path_or_hub_id, dtype=dtype)
     fields = Fields(read_json_object(directory / "config.json"), str(directory / "config.json"))
     _check_dtype_name(dtype)
-    _refuse_formats(fields)
+    refuse_formats(fields)
     family = find_family(fields)
     spec = family.read_model(fields)
     check_ropes(layer.mixer.rope for layer in spec.layers)
@@ -119,13 +118,6 @@ def _join_eos(spec: ModelSpec, others: tuple[int, ...]) -> tuple[int, ...]:
             f"vocabulary is 0 to {spec.vocab_size - 1}, so nothing would end an answer; correct it"
         )
     return joined
-
-
-def _refuse_formats(fields: Fields) -> None:
-    for section in filter(None, (fields, fields.section("text_config"))):
-        for key in FORMAT_KEYS:
-            if section.get(key):
-                raise section.unsupported(key, "unquantised float32, bfloat16 or float16 weights")
 
 
 def _check_dtype_name(dtype: str) -> None:

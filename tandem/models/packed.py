@@ -5,7 +5,6 @@ had, the matrices are served as they are, with the same bits. Whoever writes one
 for long, or for a day where their checkpoint is gone; that takes nothing from a process that has one mapped.
 """
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -13,9 +12,10 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import torch
@@ -28,15 +28,14 @@ from tandem.core.errors import CheckpointError
 from tandem.kernels.base import Kernels, PackedWeight
 from tandem.kernels.huge_pages import advise_huge_pages, cache_in_huge_pages
 from tandem.models.checkpoint import Checkpoint
+from tandem.models.file_lock import locked
+from tandem.models.safetensors_header import safetensors_header
 from tandem.models.weight_files import SafetensorsFile
 from tandem.models.weights import Sources, load_parameter
 
 LEAST_BYTES = 8 << 20  # below this nothing is gained
 _LAYOUT = "strips-of-16/1"
 _FREE_SHARE = 1.1  # of its size, that the disk must have free
-_ALIGNMENT = 4096
-_PATIENCE_S = 600.0  # for another process that writes the file
-_POLL_S = 0.05
 _KEPT_S = 30 * 86400.0  # after it was last loaded
 _ABANDONED_S = 86400.0  # after it was last written to, or loaded where its checkpoint is gone
 _ORIGIN = "checkpoint"  # in the file's metadata
@@ -78,7 +77,7 @@ class PackedFile:
         """The packed parameters by name, from the file, which is written first if need be; none where it cannot be."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(self.path.with_suffix(".lock")):
+            with locked(self.path.with_suffix(".lock")):
                 found = self._read()
                 if found is None:
                     self._write(checkpoint, kernels)
@@ -118,10 +117,12 @@ class PackedFile:
         free = shutil.disk_usage(self.path.parent).free
         if free < _FREE_SHARE * self.num_bytes:
             raise OSError(f"{self.path.parent} has {free >> 20} MiB free, {self.num_bytes >> 20} are needed")
+        began_s = time.monotonic()
         _log.info("packing %d MiB of weights into %s, once", self.num_bytes >> 20, self.path)
         with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=_UNFINISHED, delete=False) as file:
             try:
-                file.write(self._header())
+                tensors = [(name, shape, prod(shape) * self.dtype.itemsize) for name, shape in self.shapes.items()]
+                file.write(safetensors_header(tensors, _NAMES[self.dtype], {_ORIGIN: str(self.origin)}))
                 for source in self.sources.values():
                     weight = load_parameter(checkpoint, source, self.dtype, torch.device("cpu"))
                     file.write(kernels.pack(weight).view(torch.uint8).numpy().data)
@@ -131,48 +132,13 @@ class PackedFile:
                 file.flush()
                 os.fsync(file.fileno())
                 Path(file.name).replace(self.path)
+                _log.info("packed %d MiB in %.1f s", self.num_bytes >> 20, time.monotonic() - began_s)
             finally:
                 Path(file.name).unlink(missing_ok=True)  # NOTE: it still has that name only if something failed
 
-    def _header(self) -> bytes:
-        """Of a safetensors file; padded, so that every tensor begins at a cache line."""
-        offset = 0
-        entries: dict[str, object] = {"__metadata__": {_ORIGIN: str(self.origin)}}
-        for name, (rows, columns) in self.shapes.items():
-            end = offset + rows * columns * self.dtype.itemsize
-            entries[name] = {"dtype": _NAMES[self.dtype], "shape": [rows, columns], "data_offsets": [offset, end]}
-            offset = end
-        text = json.dumps(entries).encode()
-        text += b" " * (-(len(text) + 8) % _ALIGNMENT)
-        return len(text).to_bytes(8, "little") + text
-
 
 def _is_packed(tensor: TensorSpec) -> bool:
-    return len(tensor.shape) == 2 and not (tensor.is_float32 or tensor.is_small)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Until the end of the block, alone among processes.
-
-    Raises:
-        OSError: another one has been in it for too long.
-    """
-    give_up_s = time.monotonic() + _PATIENCE_S
-    with path.open("w") as file:
-        while not _lock(file.fileno()):
-            if time.monotonic() > give_up_s:
-                raise TimeoutError(f"another process has held {path} for {_PATIENCE_S:g} s")
-            time.sleep(_POLL_S)
-        yield
-
-
-def _lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return len(tensor.shape) == 2 and not (tensor.is_float32 or tensor.is_small or tensor.is_lookup)
 
 
 def _delete_old(directory: Path) -> None:

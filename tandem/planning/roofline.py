@@ -1,4 +1,4 @@
-"""What a worker can do at best and what it likely does: FLOPs, bytes and the larger of the two times.
+"""Roofline of a worker, best case and likely case: FLOPs, bytes and the larger of the two times.
 
 Peaks come from the data sheet, `Assumptions` says which share of them is reached; with `IDEAL` every figure is the
 floor that physics sets. Source: Williams, Waterman and Patterson, "Roofline" (2009), applied to prefill and decode.
@@ -89,7 +89,7 @@ class Roofline:
     def prefill_flops(self, num_tokens: float, num_cached_tokens: float = 0) -> float:
         """Two for each token and parameter it is multiplied by, the head once, and attention."""
         return (
-            2.0 * self.model.num_multiplied_parameters * (num_tokens - num_cached_tokens)
+            2.0 * self.model.num_prompt_parameters * (num_tokens - num_cached_tokens)
             + 2.0 * self.model.num_table_parameters
             + self.model.attention_flops(num_tokens, num_cached_tokens)
         )
@@ -102,7 +102,7 @@ class Roofline:
     def prefill_ms(self, num_tokens: float, num_cached_tokens: float = 0) -> float:
         """One prompt alone, from the first chunk to its first token."""
         missing = num_tokens - num_cached_tokens
-        products = 2.0 * (self.model.num_multiplied_parameters * missing + self.model.num_table_parameters)
+        products = 2.0 * (self.model.num_prompt_parameters * missing + self.model.num_table_parameters)
         attention = self.model.attention_flops(num_tokens, num_cached_tokens)
         compute_s = (products / self._product_flops + attention / self.flops) / self.assumptions.mfu
         memory_s = self.prefill_bytes(num_tokens, num_cached_tokens) / self._reached_bytes_per_s
@@ -116,11 +116,11 @@ class Roofline:
 
     def step_bytes(self, num_running: float, context_tokens: float) -> float:
         """What one decode step sweeps: the weights once, and every request's KV."""
-        return self.model.swept_weight_bytes(num_running) + num_running * self.model.kv_bytes(context_tokens)
+        return self.model.swept_weight_bytes(num_running) + num_running * self.model.read_bytes(context_tokens)
 
     def step_ms(self, num_running: float, context_tokens: float) -> float:
         """One decode step; the products by the larger of sweep and compute, attention by its sweep."""
-        kv_ms = 1000 * num_running * self.model.kv_bytes(context_tokens) / self._reached_bytes_per_s
+        kv_ms = 1000 * num_running * self.model.read_bytes(context_tokens) / self._reached_bytes_per_s
         overhead_ms = self.assumptions.step_overhead_ms + self._reduce_latency_ms
         return overhead_ms + self._running_ms(num_running) + self._products_ms(num_running) + kv_ms
 
@@ -176,7 +176,7 @@ class Roofline:
 
     def _prefill_speed(self) -> PrefillSpeed:
         model = self.model
-        per_token = 2.0 * model.num_multiplied_parameters / self._product_flops + model.window_flops / self.flops
+        per_token = 2.0 * model.num_prompt_parameters / self._product_flops + model.window_flops / self.flops
         head = 2.0 * model.num_table_parameters / self._product_flops
         to_ms = 1000 / self.assumptions.mfu
         return PrefillSpeed(
@@ -187,7 +187,7 @@ class Roofline:
 
     def _decode_speed(self) -> DecodeSpeed:
         model, to_ms = self.model, 1000 / self._reached_bytes_per_s
-        sweep_ms = model.weight_bytes * to_ms
+        sweep_ms = model.step_weight_bytes * to_ms
         chord_ms = max(0.0, self._products_ms(_NUM_RUNNING_OF_LINE) - sweep_ms) / _NUM_RUNNING_OF_LINE
         window_ms = model.window_bytes * to_ms
         return DecodeSpeed(

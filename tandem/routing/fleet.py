@@ -13,6 +13,7 @@ import numpy as np
 
 from tandem.routing.admission import Limits, num_lacking_blocks
 from tandem.routing.lineup import Lineup
+from tandem.routing.outliers import IN_SERVICE
 from tandem.routing.pricing import wait_ms
 from tandem.routing.roster import Roster
 from tandem.routing.snapshot import Links, RequestShape, Role, WorkerState
@@ -72,8 +73,8 @@ class Fleet:
         self._next_turn = 0
         self._swept_at_s = float("-inf")
 
-    def report(self, state: WorkerState) -> None:
-        """Take a worker's news. News older than what is known is ignored."""
+    def report(self, state: WorkerState, aside_until_s: float = IN_SERVICE) -> None:
+        """Take a worker's news, and until when it is set aside. News older than what is known is ignored."""
         known = self.standing(state.worker_id)
         if known is not None and state.reported_at_s < known.worker.reported_at_s:
             return
@@ -85,7 +86,7 @@ class Fleet:
             del deltas[request_id]
         turn = known.turn if known is not None else self._random.randrange(_FIRST_TURNS) - _FIRST_TURNS
         self._pool_of[state.worker_id] = state.fingerprint
-        self._put(state, turn)
+        self._put(state, turn, aside_until_s)
 
     def remove(self, worker_id: str) -> None:
         """Forget a worker, and its links with it."""
@@ -151,7 +152,7 @@ class Fleet:
         return any(self._eligible(self._decodes(request, pool), request, 1, now_s) for pool in self.pools(request))
 
     def _eligible(self, roster: Roster, request: RequestShape, num_tokens: int, now_s: float) -> Lineup:
-        """Alive, not excluded, and large enough when empty."""
+        """Alive, not excluded, large enough when empty, and not set aside while there is another."""
         lineup, columns = Lineup(roster), roster.columns
         oldest_s = now_s - self.limits.dead_s
         if columns.reported_at_s.min(initial=np.inf) < oldest_s:
@@ -159,7 +160,7 @@ class Fleet:
         num_blocks = num_blocks_of(num_tokens, lineup.block_size)
         if columns.num_total_blocks.min(initial=np.inf) < num_blocks:
             lineup = lineup.without(columns.num_total_blocks < num_blocks)
-        return lineup.without_ids(request.excluded)
+        return _without_aside(lineup.without_ids(request.excluded), now_s)
 
     def _decodes(self, request: RequestShape, pool: Pool) -> Roster:
         if request.decode_id is None:
@@ -208,7 +209,7 @@ class Fleet:
             if self._deltas.get(worker_id, {}).pop(request_id, None) is not None:
                 standing = self.standing(worker_id)
                 assert standing is not None
-                self._put(standing.worker, standing.turn)
+                self._put(standing.worker, standing.turn, standing.aside_until_s)
 
     def _add(self, standing: Standing, request_id: str, delta: _Delta) -> None:
         worker = standing.worker
@@ -216,9 +217,9 @@ class Fleet:
         self._next_turn += 1
         self._pools[worker.fingerprint].put(_with_delta(standing, delta, self._next_turn))
 
-    def _put(self, state: WorkerState, turn: int) -> None:
-        speed = self._speed_of(state.kind)
-        standing = standing_of(state, speed, self._deltas[state.worker_id].values(), self.limits.fresh_s, turn)
+    def _put(self, state: WorkerState, turn: int, aside_until_s: float) -> None:
+        speed, deltas = self._speed_of(state.kind), self._deltas[state.worker_id].values()
+        standing = standing_of(state, speed, deltas, self.limits.fresh_s, turn, aside_until_s)
         pool = self._pools.get(state.fingerprint)
         if pool is None:
             pool = self._pools[state.fingerprint] = Pool(self.links)
@@ -226,7 +227,12 @@ class Fleet:
 
 
 def standing_of(
-    state: WorkerState, speed: Speed, deltas: Iterable[_Delta] = (), fresh_s: float = 0.75, turn: int = 0
+    state: WorkerState,
+    speed: Speed,
+    deltas: Iterable[_Delta] = (),
+    fresh_s: float = 0.75,
+    turn: int = 0,
+    aside_until_s: float = IN_SERVICE,
 ) -> Standing:
     """A report with what was sent since, in the order it was sent."""
     standing = Standing(
@@ -244,6 +250,7 @@ def standing_of(
         num_free_blocks=state.num_free_blocks,
         num_awaiting_kv=state.num_awaiting_kv,
         turn=turn,
+        aside_until_s=aside_until_s,
     )
     for delta in deltas:
         standing = _with_delta(standing, delta, turn)
@@ -271,7 +278,18 @@ def _with_delta(standing: Standing, delta: _Delta, turn: int) -> Standing:
         num_free_blocks=max(0, standing.num_free_blocks - delta.num_blocks),
         num_awaiting_kv=standing.num_awaiting_kv + delta.num_awaiting_kv,
         turn=turn,
+        aside_until_s=standing.aside_until_s,
     )
+
+
+def _without_aside(lineup: Lineup, now_s: float) -> Lineup:
+    """Without the workers set aside, but for those that may be probed and have nothing to do; all where no other is."""
+    columns = lineup.columns
+    if columns.aside_until_s.max(initial=IN_SERVICE) == IN_SERVICE:
+        return lineup
+    is_busy = (columns.aside_until_s > IN_SERVICE) & (columns.num_running > 0)
+    others = lineup.without((columns.aside_until_s > now_s) | is_busy)
+    return others if others else lineup
 
 
 def _keep(part: Roster, standing: Standing, wanted: bool) -> None:

@@ -37,6 +37,7 @@ class Columns:
     num_free_blocks: Floats
     num_total_blocks: Floats
     turn: Floats
+    aside_until_s: Floats
     does_both: Floats
     chunk_blocks: Floats
     block_bytes: Floats
@@ -138,6 +139,7 @@ def _values(standing: Standing, best: LinkState) -> tuple[float, ...]:
         standing.num_free_blocks,
         standing.num_total_blocks,
         standing.turn,
+        standing.aside_until_s,
         worker.role is Role.BOTH,
         num_blocks_of(worker.chunk_tokens, worker.block_size),
         worker.block_bytes,

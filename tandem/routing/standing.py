@@ -1,8 +1,9 @@
-"""Where a worker stands at a decision: its last report plus what was sent to it since. Frozen, like the report.
+"""A worker's standing at a decision: its last report plus what was sent to it since. Frozen, like the report.
 
 Nothing here chooses; `fleet` builds standings, `cost` prices them and policies pick among them.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ class Standing:
     queued, num_running, num_context_tokens, num_free_blocks, num_awaiting_kv: the report's figures with in-flight
         requests added.
     turn: when it was last chosen; among equals the lowest goes first, so nobody is preferred for ever. Unique.
+    aside_until_s: set aside for being slow: nothing is sent before, then one request at a time. -inf: in service.
     """
 
     worker: WorkerState
@@ -37,6 +39,7 @@ class Standing:
     num_free_blocks: int
     num_awaiting_kv: int = 0
     turn: int = 0
+    aside_until_s: float = -math.inf
 
     def wait_ms(self, now_s: float) -> float:
         """How long a prompt would wait for those before it."""

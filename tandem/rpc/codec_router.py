@@ -178,7 +178,12 @@ def take_models(message: pb.ModelsResponse) -> Sequence[ModelInfo]:
 
 
 def _put_listing(listing: WorkerListing) -> pb.WorkerListing:
-    return pb.WorkerListing(status=put_status(listing.status), age_s=listing.age_s, is_alive=listing.is_alive)
+    return pb.WorkerListing(
+        status=put_status(listing.status),
+        age_s=listing.age_s,
+        is_alive=listing.is_alive,
+        slowness=listing.slowness,
+    )
 
 
 def _take_listing(message: pb.WorkerListing) -> WorkerListing:
@@ -186,6 +191,7 @@ def _take_listing(message: pb.WorkerListing) -> WorkerListing:
         status=take_status(required(message, "status")),
         age_s=finite("age_s", message.age_s),
         is_alive=message.is_alive,
+        slowness=finite("slowness", message.slowness) if message.HasField("slowness") else None,
     )
 
 

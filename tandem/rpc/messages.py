@@ -1,4 +1,4 @@
-"""What processes say to each other, as frozen values. the codecs turn them into protobuf; nobody else sees that.
+"""Messages between processes, as frozen values. The codecs turn them into protobuf; nobody else sees that.
 
 Token ids, block ids and counts are plain integers, times are seconds, sizes bytes, rates bytes per second.
 """
@@ -145,11 +145,14 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerListing:
-    """A worker as a router sees it. `age_s`: since its last news. `is_alive`: whether it is given requests."""
+    """A worker as a router sees it. `age_s`: since its last news. `is_alive`: whether it is given requests. `slowness`:
+    it is set aside for being so many times as slow as its peers.
+    """
 
     status: "WorkerStatus"
     age_s: float
     is_alive: bool
+    slowness: float | None = None
 
 
 # --- worker → router or Redis -----------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from tandem.kube.pod import Pod
 from tandem.scaling.targets import Pool, PoolReplicas, Replica
 
 _ENDED = ("Succeeded", "Failed")
-_HTTP_PORT = "http"
+_METRICS_PORTS = ("metrics", "http")  # by name; the latter in pods of earlier releases
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ class GatewayPods:
         if not pods:
             raise UnavailableError(f"no pod of {self._selector!r} is ready; is it the gateways' label selector?")
         for pod in pods:
-            if _HTTP_PORT not in pod.ports:
-                raise UnavailableError(f"pod {pod.name} has no container port named {_HTTP_PORT}; name it so")
+            if not pod.ports.keys() & set(_METRICS_PORTS):
+                raise UnavailableError(f"pod {pod.name} has no container port named {_METRICS_PORTS[0]}; name it so")
         return [_address(pod) for pod in pods]
 
 
@@ -83,4 +83,4 @@ def _is_there(pod: Pod) -> bool:
 
 def _address(pod: Pod) -> str:
     host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
-    return f"{host}:{pod.ports[_HTTP_PORT]}"
+    return f"{host}:{next(pod.ports[name] for name in _METRICS_PORTS if name in pod.ports)}"

@@ -1,4 +1,4 @@
-"""What the planner is told by flags and `TANDEM_*`. Owns names, units and limits; decides nothing."""
+"""Settings of the planner, from flags and `TANDEM_*`. Owns names, units and limits; decides nothing."""
 
 from functools import cached_property
 from typing import Literal
@@ -52,10 +52,12 @@ class PlannerSettings(Settings, cli_prog_name="python -m services.planner"):
 
     routers: str = Field("127.0.0.1:7800", description="routers that know the workers, as host:port,host:port")
     gateways: str = Field(
-        "", description="gateways as host:port,host:port; every address of a name is asked (a headless Service's)"
+        "",
+        description="gateways' --admin-bind, as host:port,host:port; every address of a name is asked (a headless "
+        "Service's)",
     )
     gateway_selector: str | None = Field(
-        None, description="label selector of the gateways' pods, whose port named http is asked; besides gateways"
+        None, description="label selector of the gateways' pods, whose port named metrics is asked; besides gateways"
     )
 
     kubernetes_namespace: str | None = Field(
@@ -140,12 +142,6 @@ class PlannerSettings(Settings, cli_prog_name="python -m services.planner"):
     def secret(self) -> bytes:
         """The cluster's secret; raises as `required_secret`."""
         return required_secret(self.cluster_secret, f"routers={self.routers!r}")
-
-    def run(self) -> int:
-        """Plan until SIGTERM or SIGINT; returns the exit code."""
-        from tandem.scaling.process import run_planner
-
-        return run_planner(self)
 
 
 def _split(addresses: str) -> tuple[str, ...]:

@@ -1,57 +1,103 @@
-"""The whole contract between deciding and executing: what one step computes."""
+"""The whole contract between deciding and executing: what one step computes, as plain data.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+Nothing here refers to an object that the scheduler goes on changing, so a step can be sent to another process. A
+request is described once, when it is first scheduled; later steps say what is new of it, until `released` names it.
+"""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import TokenLogprobs
-from tandem.kvcache.block_table import BlockRange, BlockTable
-from tandem.scheduler.request import Request
+from tandem.kvcache.block_table import BlockRange
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A request the executor has not been told of, or not since it was released.
+
+    Args:
+        request_id: by which later steps name it.
+        prompt_token_ids: its prompt.
+        output_token_ids: chosen before, here or elsewhere.
+        params: how its tokens are chosen.
+        seed: of its random numbers.
+        eos_token_ids: tokens that end it unless `params.ignore_eos`.
+        hash_root: parent hash of its first block: equal tokens have equal KV only where this is equal.
+    """
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+    params: SamplingParams
+    seed: int
+    eos_token_ids: frozenset[int]
+    hash_root: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NewBlocks:
+    """What has changed of a request's block tables, a KV group each.
+
+    Args:
+        added: block ids to append.
+        num_dropped: so many leading entries, of all, have left the group's window and are the null block now.
+    """
+
+    added: tuple[Sequence[int], ...]
+    num_dropped: tuple[int, ...]
 
 
 @dataclass(slots=True)
 class ScheduledRequest:
-    """Compute tokens `[start, start + num_tokens)`; `start` is where the request's cursor was when it was scheduled.
+    """Compute `token_ids`, the request's tokens from position `start` on.
 
     Nobody changes it. NOTE: not frozen, which would take nine times as long to make, for each request and step.
 
-    `samples`: whether the last token's logits choose a new token: only when the cursor catches up. The executor reads
-    the request and its block table and changes neither.
+    Args:
+        request_id: of a request that this or an earlier step described.
+        start: position of the first token: where the request's cursor was.
+        token_ids: at least one.
+        samples: whether the last token's logits choose a new token: only when the cursor catches up.
+        scores_prompt: whether the logits of all tokens are asked for.
+        blocks: None = its block tables have not changed.
     """
 
-    request: Request
-    num_tokens: int
-    block_table: BlockTable
-    start: int = field(init=False)
-    samples: bool = field(init=False)
+    request_id: str
+    start: int
+    token_ids: Sequence[int]
+    samples: bool
+    scores_prompt: bool = False
+    blocks: NewBlocks | None = None
 
-    def __post_init__(self) -> None:
-        # NOTE: fixed here, since the request moves on while a step may still be looked at.
-        self.start = self.request.num_computed_tokens
-        self.samples = self.start + self.num_tokens == len(self.request.token_ids)
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
 
     @property
     def end(self) -> int:
         """Where the cursor will be."""
-        return self.start + self.num_tokens
-
-    @property
-    def scores_prompt(self) -> bool:
-        """Whether the logits of all its tokens are asked for."""
-        return self.request.params.prompt_logprobs is not None and self.request.num_output_tokens == 0
+        return self.start + len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step. `released` names requests whose blocks were taken back since the last step (finished, aborted or
-    preempted): whatever an executor keeps for them is stale.
+    """One step.
+
+    Args:
+        new: the scheduled requests that have not been described yet.
+        scheduled: what to compute.
+        released: ids of requests whose blocks were taken back since the last step (finished, aborted or preempted):
+            whatever an executor keeps for them is stale. They may be among `new` again.
     """
 
+    new: tuple[NewRequest, ...]
     scheduled: tuple[ScheduledRequest, ...]
     released: tuple[str, ...]
 
     @property
     def num_tokens(self) -> int:
-        return sum(item.num_tokens for item in self.scheduled)
+        return sum(len(item.token_ids) for item in self.scheduled)
 
 
 @dataclass(slots=True)

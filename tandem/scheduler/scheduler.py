@@ -18,10 +18,11 @@ from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.prefix import PrefixMatch
 from tandem.scheduler.admission import refuse_impossible
 from tandem.scheduler.awaited_blocks import AwaitedBlocks
-from tandem.scheduler.output import ExecutorOutput, KVNews, ScheduledRequest, SchedulerOutput
+from tandem.scheduler.output import ExecutorOutput, KVNews, SchedulerOutput
 from tandem.scheduler.queue import WaitingQueue
 from tandem.scheduler.request import Request, RequestState
 from tandem.scheduler.sharing import KVSharing
+from tandem.scheduler.step_deltas import StepDeltas
 from tandem.scheduler.step_plan import StepPlan
 
 _MAX_PASSED = 32  # waiting requests that a full step looks past
@@ -46,6 +47,7 @@ class Scheduler:
         self.counters = SchedulerCounters()
         self._kv = kv
         self._sharing = KVSharing(kv)
+        self._deltas = StepDeltas()
         self._requests: dict[str, Request] = {}
         self._tables: dict[str, BlockTable] = {}
         self._waiting = WaitingQueue()
@@ -178,17 +180,22 @@ class Scheduler:
             self._advance(request, plan)
         if self.counters.num_preemptions == num_preempted:
             self._admit(plan)
-        if not plan.scheduled:
-            return SchedulerOutput((), ())
+        if not plan.shares:
+            return SchedulerOutput((), (), ())
         released, self._released = tuple(self._released), []
-        return SchedulerOutput(tuple(plan.scheduled.values()), released)
+        deltas, tables = self._deltas, self._tables
+        scheduled = [
+            deltas.schedule(request, num_tokens, tables[request_id])
+            for request_id, (request, num_tokens) in plan.shares.items()
+        ]
+        return SchedulerOutput(deltas.take_new(), tuple(scheduled), released)
 
     def update(self, output: SchedulerOutput, result: ExecutorOutput) -> list[Request]:
         """Move the cursors that `output` planned and take the chosen tokens; returns the requests that ended."""
         ended = []
         for item in output.scheduled:
-            request = item.request
-            if request.state is not RequestState.RUNNING:
+            request = self._requests.get(item.request_id)
+            if request is None or request.state is not RequestState.RUNNING:
                 continue
             request.num_computed_tokens = item.end
             sampled = result.sampled.get(request.request_id)
@@ -222,6 +229,7 @@ class Scheduler:
         assert running | set(self._fetching) == set(self._tables), "a request owns blocks without a use, or lacks them"
         num_known = len(self._running) + len(self._fetching) + len(self._waiting)
         assert num_known == len(self._requests), "a request is lost"
+        assert self._deltas.request_ids <= running, "the executor keeps what has been released"
         expecting = {r.request_id for r in self._requests.values() if r.num_expected_tokens}
         assert self._expecting == expecting - set(self._fetching), "who waits for KV is miscounted"
         if not self._requests:
@@ -250,7 +258,7 @@ class Scheduler:
             self._preempt(victim)
             if victim is request:
                 return
-        plan.add(ScheduledRequest(request, count, self._tables[request.request_id]))
+        plan.add(request, count)
 
     def _preempt(self, request: Request) -> None:
         """Back to the queue. NOTE: not one under lease, whose blocks stay taken: two such could wait for each other."""
@@ -360,6 +368,7 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         self._take_blocks(request)
         self._running.remove(request)
+        self._deltas.forget(request.request_id)
         self._released.append(request.request_id)
 
     def _take_blocks(self, request: Request) -> None:

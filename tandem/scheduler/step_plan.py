@@ -1,6 +1,5 @@
-"""The step under construction: what is scheduled so far and the budget left."""
+"""The step under construction: which requests advance by how many tokens, and the budget left."""
 
-from tandem.scheduler.output import ScheduledRequest
 from tandem.scheduler.request import Request
 
 
@@ -9,13 +8,13 @@ class StepPlan:
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self.scheduled: dict[str, ScheduledRequest] = {}
+        self.shares: dict[str, tuple[Request, int]] = {}
 
-    def add(self, item: ScheduledRequest) -> None:
-        self.scheduled[item.request.request_id] = item
-        self.budget -= item.num_tokens
+    def add(self, request: Request, num_tokens: int) -> None:
+        self.shares[request.request_id] = request, num_tokens
+        self.budget -= num_tokens
 
     def drop(self, request: Request) -> None:
-        item = self.scheduled.pop(request.request_id, None)
-        if item is not None:
-            self.budget += item.num_tokens
+        share = self.shares.pop(request.request_id, None)
+        if share is not None:
+            self.budget += share[1]

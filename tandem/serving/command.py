@@ -4,30 +4,38 @@ Exit codes: 2 for settings and anything else we refuse, 130 for Ctrl-C, 141 when
 traceback.
 """
 
+import argparse
 import io
 import os
 import sys
-from collections.abc import Sequence
-from typing import Protocol, cast, get_args
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar, cast, get_args
 
 from pydantic import SecretStr, ValidationError
-from pydantic_settings import BaseSettings, CliApp, SettingsError
+from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsError
 from rich.console import Console
 
 from tandem.core.errors import TandemError, shown
 from tandem.core.open_files import allow_sockets
 
 _MAX_SOCKETS = 1 << 16
+_NO_DEFAULTS = (" (default: null)", " (default: )")
+S = TypeVar("S", bound=BaseSettings)
 
 
 class Command(Protocol):
-    """A settings class whose instance can be run."""
+    """Settings that can be run."""
 
     def run(self) -> int: ...
 
 
-def run_command(settings_class: type[BaseSettings], arguments: Sequence[str]) -> int:
+def run_command(settings_class: type[S], arguments: Sequence[str], serve: Callable[[S], int] | None = None) -> int:
     """Read the settings, run them, and return the exit code. `--help` explains every setting and ends the process.
+
+    Args:
+        settings_class: what `arguments` and the environment are read into.
+        arguments: of the command line.
+        serve: does the work and returns the exit code; None = the settings are a `Command`.
 
     A shell allows 1024 open files, which a gateway's streams and a worker's peers exceed: what may be had is taken.
     """
@@ -36,8 +44,11 @@ def run_command(settings_class: type[BaseSettings], arguments: Sequence[str]) ->
         sys.stdout.reconfigure(errors="replace")  # NOTE: a terminal that lacks a character must not end an answer
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        command = CliApp.run(settings_class, cli_args=list(arguments), cli_exit_on_error=True)
-        return cast(Command, command).run()
+        source = CliSettingsSource[BaseSettings](
+            settings_class, cli_exit_on_error=True, formatter_class=_DefaultsFormatter
+        )
+        settings = CliApp.run(settings_class, cli_args=list(arguments), cli_settings_source=source)
+        return cast(Command, settings).run() if serve is None else serve(settings)
     except TandemError as error:
         console.print(f"error: {error}", markup=False)
     except ValidationError as error:
@@ -53,6 +64,16 @@ def run_command(settings_class: type[BaseSettings], arguments: Sequence[str]) ->
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return 2
+
+
+class _DefaultsFormatter(argparse.RawDescriptionHelpFormatter):
+    """Shows no default where there is none: the description says what happens."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        for ending in _NO_DEFAULTS:
+            text = text.removesuffix(ending)
+        return text
 
 
 def _setting_problem(

@@ -13,7 +13,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from tandem.core.errors import InvalidRequestError, LocalityUnavailableError, shown
-from tandem.redis_client import answered_within, connect
+from tandem.redis_client import answered_within, connect, explained
 from tandem.rpc.messages import WorkerAddress, WorkerRecord
 from tandem.serving.discovery import MAX_WORKERS, TTL_S, check_record
 
@@ -102,7 +102,9 @@ class RedisDiscovery:
             async with answered_within(self._timeout_s):
                 return await self._client.eval(script, 1, self._key, *arguments)
         except (RedisError, OSError) as error:
-            raise LocalityUnavailableError(f"Redis did not list the workers ({error}); it is tried again") from error
+            raise LocalityUnavailableError(
+                f"Redis did not list the workers ({explained(error, 'cluster')}); it is tried again"
+            ) from error
 
     def _decoded(self, entry: object) -> WorkerRecord | None:
         try:

@@ -1,17 +1,20 @@
-"""What a router knows of its workers: the last news of each, and what follows from them for routing.
+"""A router's view of its workers: the last news of each, and what follows from them for routing.
 
 Invariant: `fleet` holds exactly the workers that are ready or draining and whose watch is alive; of one worker id the
 latest incarnation counts, and at one address only who answers there now. Owned by one thread; does no I/O.
 """
 
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tandem.core.clock import Clock
 from tandem.core.errors import CapacityError, InvalidRequestError, shown
 from tandem.routing.calibration import Calibration
 from tandem.routing.fleet import Fleet
+from tandem.routing.outliers import Outliers, OutlierSettings, Stage, Verdict
 from tandem.routing.snapshot import LinkState, Role
 from tandem.rpc.messages import LinkReport, ModelInfo, WorkerAddress, WorkerListing, WorkerStatus
 
@@ -44,9 +47,10 @@ class _Worker:
 
 
 class FleetView:
-    """Feeds `fleet`, its links and `calibration` with the news of workers, and answers who serves what.
+    """Feeds `fleet`, its links, `calibration` and `outliers` with the news of workers, and answers who serves what.
 
     Args:
+        outliers: sets slow workers aside, whose samples then do not calibrate their kind. None: none is set aside.
         dead_s: news older than this counts as silence.
         forget_s: a dead worker stays listed for so long.
         max_workers: one more is refused.
@@ -58,12 +62,14 @@ class FleetView:
         calibration: Calibration,
         clock: Clock,
         *,
+        outliers: Outliers | None = None,
         dead_s: float = 2.0,
         forget_s: float = 60.0,
         max_workers: int = 16_384,
     ) -> None:
         self._fleet = fleet
         self._calibration = calibration
+        self._outliers = outliers or Outliers(calibration.speed, OutlierSettings(factor=math.inf))
         self._clock = clock
         self._dead_s = dead_s
         self._forget_s = forget_s
@@ -90,8 +96,8 @@ class FleetView:
             raise CapacityError(f"{self._max_workers} workers are known, which is all a router keeps")
         self._arrive(address, worker_id)
         if known is not None and known.status.worker.incarnation != status.worker.incarnation:
-            self._calibration.forget(worker_id)
             self._leave(worker_id)
+            self._forget_speed(worker_id)
         self._keep(address, status)
 
     def lose(self, address: str) -> None:
@@ -118,7 +124,7 @@ class FleetView:
         worker = self._workers.get(worker_id)
         if worker is not None and not worker.is_alive:
             del self._workers[worker_id]
-            self._calibration.forget(worker_id)
+            self._forget_speed(worker_id)
 
     def chains(self, model: str) -> Sequence[Chain]:
         """Of the workers of this name; more than one while a new version is rolled out."""
@@ -158,9 +164,12 @@ class FleetView:
         now_s = self._clock.now_s()
         return [
             WorkerListing(
-                status=worker.status, age_s=now_s - worker.seen_at_s, is_alive=self._is_given_requests(worker)
+                status=worker.status,
+                age_s=now_s - worker.seen_at_s,
+                is_alive=self._is_given_requests(worker),
+                slowness=_slowness(self._outliers.verdict(worker_id)),
             )
-            for worker in self._workers.values()
+            for worker_id, worker in self._workers.items()
         ]
 
     def _arrive(self, address: str, worker_id: str) -> None:
@@ -183,32 +192,58 @@ class FleetView:
             self._chains = None
         links = known.links if known is not None else (0, (), ())
         worker = self._workers[worker_id] = _Worker(status, address, now_s, links=links)
-        self._learn(status)
+        verdict = self._learn(status)
         if not self._is_served(worker):
             self._fleet.remove(worker_id)
             return
-        self._fleet.report(replace(status.state, draining=status.lifecycle == DRAINING, reported_at_s=now_s))
+        state = replace(status.state, draining=status.lifecycle == DRAINING, reported_at_s=now_s)
+        self._fleet.report(state, verdict.until_s)
         if worker.links != (self._num_changes, status.links, status.unreachable):
             worker.links = (self._num_changes, status.links, status.unreachable)
             self._learn_links(status)
 
     def _leave(self, worker_id: str) -> None:
         self._fleet.remove(worker_id)
+        self._outliers.leave(worker_id)
         self._num_changes += 1
         self._chains = None
 
-    def _learn(self, status: WorkerStatus) -> None:
-        """Calibrate; a measurement that is none is left out."""
-        worker_id, kind = status.worker.worker_id, status.state.kind
+    def _forget_speed(self, worker_id: str) -> None:
+        self._calibration.forget(worker_id)
+        self._outliers.forget(worker_id)
+
+    def _learn(self, status: WorkerStatus) -> Verdict:
+        """Compare with the peers, and calibrate; a measurement that is none is left out."""
+        worker_id, before = status.worker.worker_id, self._outliers.verdict(status.worker.worker_id)
         try:
-            for sample in status.prefill_samples:
-                self._calibration.observe_prefill(worker_id, kind, sample.work, 1000 * sample.duration_s)
-            for step in status.step_samples:
-                self._calibration.observe_step(
-                    worker_id, kind, step.num_running, step.num_context_tokens, 1000 * step.duration_s
-                )
+            self._compare(status)
+            if not before.is_aside:
+                self._calibrate(status)
         except InvalidRequestError as error:
             _LOG.debug("a sample of worker %s is left out: %s", worker_id, error)
+        verdict = self._outliers.judge(status.state, self._clock.now_s())
+        if verdict != before:
+            _log_verdict(worker_id, verdict, self._clock.now_s())
+        return verdict
+
+    def _compare(self, status: WorkerStatus) -> None:
+        observe, now_s = partial(self._outliers.observe, status.state), self._clock.now_s()
+        for sample in status.prefill_samples:
+            work = sample.work
+            features = (work.num_requests, work.num_tokens, work.num_pairs)
+            observe(Stage.PREFILL, features, 1000 * sample.duration_s, now_s)
+        for step in status.step_samples:
+            features = (1.0, step.num_running, step.num_context_tokens)
+            observe(Stage.DECODE, features, 1000 * step.duration_s, now_s)
+
+    def _calibrate(self, status: WorkerStatus) -> None:
+        worker_id, kind = status.worker.worker_id, status.state.kind
+        for sample in status.prefill_samples:
+            self._calibration.observe_prefill(worker_id, kind, sample.work, 1000 * sample.duration_s)
+        for step in status.step_samples:
+            self._calibration.observe_step(
+                worker_id, kind, step.num_running, step.num_context_tokens, 1000 * step.duration_s
+            )
 
     def _learn_links(self, status: WorkerStatus) -> None:
         """Links from workers that are there; those of others would stay for ever."""
@@ -232,6 +267,20 @@ def _identity(status: WorkerStatus) -> tuple[object, ...]:
     """What `chains` and the fleet's membership depend on."""
     model = status.model
     return (status.worker, status.lifecycle, status.state.fingerprint, model.name, model.fingerprint, model.block_size)
+
+
+def _slowness(verdict: Verdict) -> float | None:
+    return verdict.slowness if verdict.is_aside else None
+
+
+def _log_verdict(worker_id: str, verdict: Verdict, now_s: float) -> None:
+    if verdict.is_aside:
+        _LOG.warning(
+            "worker %s is set aside for %.0f s: it takes %.1f times as long as its peers",
+            *(worker_id, verdict.until_s - now_s, verdict.slowness),
+        )
+    else:
+        _LOG.info("worker %s serves again: it keeps up with its peers", worker_id)
 
 
 def _chains_of(statuses: Iterable[WorkerStatus]) -> dict[str, Sequence[Chain]]:

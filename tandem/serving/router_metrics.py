@@ -61,7 +61,7 @@ class RouterMetrics:
             self._error_ms.observe(error_ms)
 
     def show_workers(self, listings: Sequence[WorkerListing]) -> None:
-        """Count workers by role and state: their lifecycle, or "dead"."""
+        """Count workers by role and state: their lifecycle, "dead", or "aside" for being slow."""
         tally = Tally((str(listing.status.state.role), _state_of(listing)) for listing in listings)
         self._workers.clear()
         for (role, state), num_workers in tally.items():
@@ -79,6 +79,6 @@ class RouterMetrics:
 def _state_of(listing: WorkerListing) -> str:
     lifecycle = listing.status.lifecycle
     if listing.is_alive:
-        return lifecycle
+        return lifecycle if listing.slowness is None else "aside"
     is_silent = listing.age_s > _SILENT_S or lifecycle == "ready"
     return "dead" if is_silent or lifecycle not in _LIFECYCLES else lifecycle

@@ -19,6 +19,7 @@ from tandem.locality.embedded import EmbeddedIndex
 from tandem.locality.redis import RedisIndex
 from tandem.routing.calibration import Calibration
 from tandem.routing.fleet import Fleet
+from tandem.routing.outliers import Outliers, OutlierSettings
 from tandem.routing.pairing import Pairer
 from tandem.routing.policies import policy_named
 from tandem.routing.snapshot import Links, LinkState
@@ -101,7 +102,8 @@ async def serving_router(settings: RouterSettings) -> AsyncIterator[Router]:
     async with contextlib.AsyncExitStack() as opened:
         calibration = Calibration(_FIRST_SPEED)
         fleet = Fleet(settings.limits(), Links(_FIRST_LINK), calibration.speed)
-        view = FleetView(fleet, calibration, clock, dead_s=settings.dead_after_s)
+        outliers = Outliers(calibration.speed, OutlierSettings(factor=settings.outlier_factor))
+        view = FleetView(fleet, calibration, clock, outliers=outliers, dead_s=settings.dead_after_s)
         registry, discoveries = _open_discoveries(settings, opened)
         lookup = _open_lookup(settings, opened)
         connect = partial(WorkerClient, secret=settings.secret)

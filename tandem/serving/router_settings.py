@@ -1,4 +1,4 @@
-"""What a router is told by flags and `TANDEM_*`. Owns names, units and limits; decides nothing."""
+"""Settings of a router, from flags and `TANDEM_*`. Owns names, units and limits; decides nothing."""
 
 from functools import cached_property
 from typing import Literal
@@ -39,6 +39,12 @@ class RouterSettings(Settings, cli_prog_name="python -m services.router"):
     )
     dead_after_s: float = Field(
         2.0, ge=0.5, le=60, description="a worker silent for this long gets nothing, seconds; news come every 0.25 s"
+    )
+    outlier_factor: float = Field(
+        4.0,
+        gt=1,
+        description="a worker this many times as slow as its peers' median is set aside, and probed after a while; inf:"
+        " none ever is",
     )
     max_local_tokens: int = Field(
         512, ge=0, description="a decode worker may compute a prompt itself when it lacks at most so many tokens of it"
@@ -119,9 +125,3 @@ class RouterSettings(Settings, cli_prog_name="python -m services.router"):
             max_ttft_ms=1000 * self.max_ttft_s,
             max_local_tokens=self.max_local_tokens,
         )
-
-    def run(self) -> int:
-        """Serve until SIGTERM or SIGINT; returns the exit code."""
-        from tandem.serving.router_process import run_router
-
-        return run_router(self)

@@ -4,11 +4,12 @@ A flag wins over a variable, a variable over the default.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from tandem.core.addresses import is_loopback
 from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError
 from tandem.core.sampling_params import SamplingParams
@@ -28,6 +29,16 @@ class Settings(BaseSettings):
         extra="forbid",
         hide_input_in_errors=True,  # NOTE: of a traceback; there may be secrets among them
     )
+
+
+def _checked_address(value: str) -> str:
+    host, _, port = value.rpartition(":")
+    if not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+        raise ValueError("it is not host:port")
+    return value
+
+
+Address = Annotated[str, AfterValidator(_checked_address)]  # host:port
 
 
 def secret_of(cluster_secret: SecretStr | None) -> bytes | None:
@@ -66,6 +77,16 @@ def required_secret(cluster_secret: SecretStr | None, needed_by: str) -> bytes:
     return secret
 
 
+def check_anonymous(host: str, *, has_accounts: bool, is_allowed: bool) -> None:
+    """Raises ConfigurationError for a gateway that strangers could use without anybody having said so."""
+    if not (has_accounts or is_allowed or is_loopback(host)):
+        raise ConfigurationError(
+            f"host={host!r} is reached by others, and no keys are asked for: set --accounts (TANDEM_ACCOUNTS, a file "
+            "or a redis:// URL; `tandem keys create` makes keys), or --allow-anonymous (TANDEM_ALLOW_ANONYMOUS=true) "
+            "where everybody may use it"
+        )
+
+
 class EngineSettings(Settings):
     """How to load a model and how much it may use. Omitted values are resolved from the checkpoint and the machine."""
 
@@ -74,17 +95,26 @@ class EngineSettings(Settings):
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     attention_backend: str = Field("auto", description="auto, or the name of one backend")
     block_size: int = Field(16, description="tokens per KV block: 8, 16, 32, 64 or 128")
-    kv_cache_gib: float | None = Field(None, gt=0, le=1e6, description="memory for KV blocks, GiB")
+    kv_cache_gib: float | None = Field(
+        None, gt=0, le=1e6, description="memory for KV blocks, GiB; omitted: automatic, a part of what is free"
+    )
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="share of a GPU's memory for weights and KV, where no --kv-cache-gib is given"
     )
-    max_model_len: int | None = Field(None, description="longest prompt plus answer, tokens")
-    max_num_batched_tokens: int | None = Field(None, description="token budget of one step")
+    max_model_len: int | None = Field(
+        None,
+        description="longest prompt plus answer, tokens; omitted: automatic, the model's or what the KV blocks hold",
+    )
+    max_num_batched_tokens: int | None = Field(
+        None, description="token budget of one step; omitted: automatic, by the device"
+    )
     max_num_running: int = Field(256, description="requests that run at once")
     max_num_waiting: int = Field(4096, description="requests that may queue")
     prefix_caching: bool = Field(True, description="reuse the KV of prompts that start alike")
     engine_seed: int = Field(0, description="from which requests without a seed draw theirs")
-    num_threads: int | None = Field(None, description="CPU threads of the model")
+    num_threads: int | None = Field(
+        None, description="CPU threads of the model; omitted: automatic, the cores it may use"
+    )
     native_kernels: bool | None = Field(None, description="compiled CPU kernels; omitted: when they can be built")
     pack_weights: bool = Field(
         True, description="keep a second copy of the weights on disk, in TANDEM_CACHE_DIR, as the CPU's kernels want it"
@@ -117,7 +147,7 @@ class SamplingSettings(Settings):
 
     max_tokens: int | None = Field(None, description="most tokens to generate; omitted: up to the context")
     min_tokens: int = Field(0, description="tokens before which nothing ends the answer")
-    temperature: float | None = Field(None, description="0 is greedy")
+    temperature: float | None = Field(None, description="0 is greedy; omitted: the checkpoint's, or 1")
     top_p: float | None = Field(None, description="keep the likeliest tokens that make up this mass")
     top_k: int | None = Field(None, description="keep this many of the likeliest tokens; 0 = all")
     min_p: float | None = Field(None, description="drop tokens below this share of the likeliest one's probability")

@@ -1,4 +1,4 @@
-"""Which processes make up a cluster on one machine, with which flags; starts none of them.
+"""Processes of a cluster on one machine and their flags; starts none of them.
 
 The one place that knows the command lines of the services, so that `tandem up` and tests start the same cluster.
 """
@@ -26,6 +26,8 @@ class Topology:
         num_prefill: 0 = decode workers compute prompts themselves.
         host: where gateways listen; everything else listens on the loopback interface.
         gateway_ports: one gateway each.
+        admin_binds: where each answers operators, as host:port; empty = at its own port.
+        is_anonymous: gateways may listen beyond loopback without asking for keys.
         ports: two for each router and worker, in the order of `specs`.
         cluster_secret: for every process, by its environment: everybody on the machine may read command lines.
         redis: URL; None = routers keep the index and the list of workers.
@@ -49,6 +51,8 @@ class Topology:
     ports: tuple[int, ...]
     cluster_secret: str = field(repr=False)
     shares: tuple[Share, ...]
+    admin_binds: tuple[str, ...] = ()
+    is_anonymous: bool = False
     gpus: tuple[GpuShare, ...] = ()
     redis: str | None = None
     transport: str = "auto"
@@ -73,14 +77,19 @@ class Topology:
         index = names.index(name)
         first_gateway = self.num_routers + self.num_workers
         if index >= first_gateway:
-            return self.gateway_url(index - first_gateway)
+            return self.admin_url(index - first_gateway)
         return f"http://{LOOPBACK}:{self.ports[2 * index + 1]}"
 
     def gateway_url(self, index: int = 0) -> str:
         """Where a client on this machine finds a gateway."""
-        host = LOOPBACK if self.host in ("", "0.0.0.0") else self.host
-        host = "[::1]" if host == "::" else f"[{host}]" if ":" in host else host
-        return f"http://{host}:{self.gateway_ports[index]}"
+        return f"http://{_reached_at(self.host)}:{self.gateway_ports[index]}"
+
+    def admin_url(self, index: int = 0) -> str:
+        """Where an operator on this machine asks a gateway."""
+        if not self.admin_binds:
+            return self.gateway_url(index)
+        host, _, port = self.admin_binds[index].rpartition(":")
+        return f"http://{_reached_at(host.strip('[]'))}:{port}"
 
     def _routers(self) -> Iterator[ProcessSpec]:
         for i in range(self.num_routers):
@@ -115,6 +124,8 @@ class Topology:
             flags = (
                 *("--host", self.host, "--port", str(port), "--routers", self._router_list()),
                 *("--model", self.model, "--served-model-name", self.served_model_name),
+                *(("--admin-bind", self.admin_binds[i]) if self.admin_binds else ()),
+                *(("--allow-anonymous",) if self.is_anonymous else ()),
             )
             yield self._spec(GATEWAY, name, flags, f"{self.gateway_url(i)}/ready", Share(1))
 
@@ -145,3 +156,10 @@ class Topology:
         """What must not be a flag, since everybody on the machine may read command lines: the URL has a password."""
         redis = {} if self.redis is None else {"TANDEM_REDIS": self.redis}
         return {"TANDEM_CLUSTER_SECRET": self.cluster_secret, **redis}
+
+
+def _reached_at(host: str) -> str:
+    """How a client on this machine names what listens at `host`."""
+    if host in ("", "0.0.0.0"):
+        return LOOPBACK
+    return "[::1]" if host == "::" else f"[{host}]" if ":" in host else host

@@ -24,12 +24,14 @@ class Outcome:
     """What a client got.
 
     error: the error event of a stream, or the body of a refusal. has_left: it left before the end. is_lost: its gateway
-    died. ended_s: None while it waits. longest_gap: between two of its tokens, from and until.
+    died. ended_s: None while it waits. longest_gap: between two of its tokens, from and until. token_times: when each
+    of `tokens` came.
     """
 
     ask: Ask
     status: int | None = None
     tokens: list[int] = field(default_factory=list)
+    token_times: list[float] = field(default_factory=list)
     finish_reason: str | None = None
     error: str | None = None
     has_left: bool = False
@@ -72,6 +74,7 @@ class Exchange:
             "headers": [
                 (b"authorization", f"Bearer {secret}".encode()),
                 (b"x-request-id", ask.request_id.encode()),
+                (b"host", b"localhost"),
                 (b"content-type", b"application/json"),
             ],
         }
@@ -132,7 +135,9 @@ class Exchange:
             self.outcome.longest_gap = max(gap, longest, key=lambda span: span[1] - span[0])
         self.outcome.heard_s = self._loop.time()
         for choice in answer["choices"]:
-            self.outcome.tokens += choice.get("token_ids", ())
+            token_ids = choice.get("token_ids", ())
+            self.outcome.tokens += token_ids
+            self.outcome.token_times += [self._loop.time()] * len(token_ids)
             self.outcome.finish_reason = choice["finish_reason"] or self.outcome.finish_reason
 
     def _end(self) -> None:

@@ -5,10 +5,11 @@ write, and a transfer writes none that is not pinned for one.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.attention.arena import Arena
-from tandem.scheduler.output import ExecutorOutput, SampledToken, ScheduledRequest, SchedulerOutput
+from tandem.engine.executor import FinishedStep
+from tandem.scheduler.output import ExecutorOutput, NewRequest, SampledToken, ScheduledRequest, SchedulerOutput
 from tandem.simulation.loop import VirtualLoop
 from tandem.simulation.model import KV_BYTES, first_state, next_state, token_after
 from tandem.simulation.node import Node
@@ -30,8 +31,18 @@ def owner_of(request_id: str) -> str:
     return request_id.partition(".")[0]
 
 
+@dataclass(slots=True)
+class _Known:
+    """A request that steps have described, and the blocks they have given it."""
+
+    request: NewRequest
+    blocks: list[int] = field(default_factory=list)
+
+
 class SimulatedExecutor:
-    """`Executor` of one node. `on_write` is told the blocks that a step is about to write.
+    """`Executor` of one node, which knows of a request what steps have said.
+
+    `on_write` is told the blocks that a step is about to write.
 
     Args:
         cost: what a step takes.
@@ -44,29 +55,40 @@ class SimulatedExecutor:
         self._node = node
         self._loop = loop
         self._cost = cost
+        self._known: dict[str, _Known] = {}
         self.on_write: Callable[[Sequence[int]], None] = lambda _: None
 
-    def execute(self, step: SchedulerOutput) -> ExecutorOutput:
+    def submit(self, step: SchedulerOutput) -> FinishedStep:
+        for request_id in step.released:
+            self._known.pop(request_id, None)
+        for request in step.new:
+            self._known[request.request_id] = _Known(request)
+        return FinishedStep(self._execute(step))
+
+    def _execute(self, step: SchedulerOutput) -> ExecutorOutput:
         writes: list[tuple[int, int, bytes]] = []
         sampled: dict[str, SampledToken] = {}
         for item in step.scheduled:
-            states = self._compute(item, writes)
+            known = self._known[item.request_id]
+            if item.blocks is not None:
+                known.blocks += item.blocks.added[0]
+            states = self._compute(item, known.blocks, writes)
             if item.samples:
-                params = item.request.params
-                seed = None if params.temperature == 0 else item.request.seed
-                sampled[item.request.request_id] = SampledToken(token_after(states, seed))
+                request = known.request
+                seed = None if request.params.temperature == 0 else request.seed
+                sampled[item.request_id] = SampledToken(token_after(states, seed))
         self._loop.spend(self._cost.seconds(step) * self._node.slowness * self._node.random.uniform(0.8, 1.3))
         self._loop.call_soon_threadsafe(self._write, writes)
         return ExecutorOutput(sampled, {})
 
-    def _compute(self, item: ScheduledRequest, writes: list[tuple[int, int, bytes]]) -> bytes:
+    def _compute(self, item: ScheduledRequest, blocks: Sequence[int], writes: list[tuple[int, int, bytes]]) -> bytes:
         """The KV of all positions up to the item's end."""
-        blocks, size = item.block_table.groups[0], self._block_size
+        size = self._block_size
         before = self._read(blocks, item.start)
-        state = before[-KV_BYTES:] or first_state(owner_of(item.request.request_id))
+        state = before[-KV_BYTES:] or first_state(owner_of(item.request_id))
         states = bytearray(before)
-        for position in range(item.start, item.end):
-            state = next_state(state, item.request.token_ids[position])
+        for position, token_id in enumerate(item.token_ids, item.start):
+            state = next_state(state, token_id)
             states += state
             writes.append((blocks[position // size], position % size * KV_BYTES, state))
         return bytes(states)

@@ -1,11 +1,11 @@
 """What must hold of a run, whatever went wrong in it. Looks, and changes nothing.
 
-Tokens equal the model's, or there is a clear error; nothing stays held once leases have ended; what was spent is what
-the ledger says, each request once; no request fails while a worker that could have served it was there.
+Tokens equal the model's, or there is a clear error; nothing stays held once leases have ended; no request fails while a
+worker that could have served it was there. What accounts must come to is in `ledger_invariants`.
 """
 
-from tandem.accounts.prices import Prices
 from tandem.simulation.client import Outcome
+from tandem.simulation.ledger_invariants import check_ledger
 from tandem.simulation.world import World
 
 MAX_GAP_S = 9.5
@@ -18,7 +18,7 @@ def check_end(world: World) -> None:
     for exchange in world.exchanges:
         _check_outcome(world, exchange.outcome)
     _check_rest(world)
-    _check_ledger(world)
+    check_ledger(world)
 
 
 def _check_outcome(world: World, outcome: Outcome) -> None:
@@ -52,20 +52,11 @@ def _check_gap(world: World, outcome: Outcome) -> None:
 def _able_pair(world: World, outcome: Outcome, until_s: float) -> str | None:
     """A decode worker and a router that nothing was wrong with during the last `ABLE_S`."""
     since_s = until_s - ABLE_S
-    if since_s < 0 or not _was_well(world, outcome.ask.gateway, since_s, until_s):
+    if since_s < 0 or not world.was_well(outcome.ask.gateway, since_s, until_s):
         return None
-    routers = [name for name in world.scenario.routers if _was_well(world, name, since_s, until_s)]
-    decodes = [name for name in world.scenario.decodes if _was_well(world, name, since_s, until_s)]
+    routers = [name for name in world.scenario.routers if world.was_well(name, since_s, until_s)]
+    decodes = [name for name in world.scenario.decodes if world.was_well(name, since_s, until_s)]
     return f"{decodes[0]} and {routers[0]}" if routers and decodes else None
-
-
-def _was_well(world: World, name: str, since_s: float, until_s: float) -> bool:
-    """Whether no fault concerned it then. NOTE: a partition concerns both ends, whoever is between them."""
-    return not any(
-        name in (span.name, span.other, "everybody") or span.name in ("everybody", "store")
-        for span in world.spans
-        if span.from_s < until_s and (span.until_s is None or span.until_s > since_s)
-    )
 
 
 def _check_rest(world: World) -> None:
@@ -81,30 +72,3 @@ def _check_rest(world: World) -> None:
         held |= {"leases": len(worker.core.leases), "calls": worker.lifecycle.num_working}
         if any(held.values()):
             world.violate(f"{name} still holds {held}")
-
-
-def _check_ledger(world: World) -> None:
-    store, prices = world.store, Prices()
-    entries = list(store.ledger.values())
-    for key_id, balance in store.balances.items():
-        spent = sum(entry.cost_nanos for entry in entries if entry.key_id == key_id)
-        if balance.spent_nanos != spent:
-            world.violate(f"key {key_id} has spent {balance.spent_nanos}, its ledger says {spent}")
-        # NOTE: what a gateway that died, or a settlement that a failover lost, had set aside comes back with its lease
-        may_be_held = store.num_failovers or any(name.startswith("gateway") for name in world.crashed)
-        if balance.num_open and not may_be_held:
-            world.violate(f"key {key_id} still has {balance.num_open} requests set aside")
-    by_request: dict[str, list[int]] = {}
-    for entry in entries:
-        by_request.setdefault(entry.request_id, []).append(entry.usage.num_output)
-        if entry.cost_nanos != prices.cost_nanos(entry.usage):
-            world.violate(f"{entry.request_id} costs {entry.cost_nanos}, which is not what its usage costs")
-    for exchange in world.exchanges:
-        outcome = exchange.outcome
-        charged = by_request.get(outcome.ask.request_id, [])
-        if len(charged) > 1:
-            world.violate(f"{outcome.ask.request_id} was charged {len(charged)} times: {charged}")
-        if outcome.is_whole and not outcome.is_lost and not world.store.num_failovers:
-            was_lost = any(at_s >= (outcome.ended_s or 0.0) for at_s in world.crashed.get(outcome.ask.gateway, ()))
-            if charged != [len(outcome.tokens)] and not was_lost:
-                world.violate(f"{outcome.ask.request_id} got {len(outcome.tokens)} tokens and was charged {charged}")

@@ -29,7 +29,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.identity import ModelIdentity
 from tandem.engine.masks import MaskMaker
 from tandem.engine.resolve import Assembly
-from tandem.gateway.accounts_guard import Guard
+from tandem.gateway.app import guard_of
 from tandem.gateway.edge import Edge
 from tandem.gateway.fast_lane import FastLane
 from tandem.gateway.gateway import Gateway
@@ -88,7 +88,7 @@ class Sizes:
 
 @dataclass(slots=True)
 class Surroundings:
-    """What the processes of one simulation share. `routers`: those that live, by address."""
+    """What the processes of one simulation share. `routers`: those that live, by address. `is_open`: no accounts."""
 
     loop: VirtualLoop
     fabric: Fabric
@@ -98,6 +98,7 @@ class Surroundings:
     lease_ttl_s: float = 10.0
     max_local_tokens: int = 16
     cost: StepCost = field(default_factory=StepCost)
+    is_open: bool = False
     transports: TransportRegistry = field(default_factory=TransportRegistry)
     routers: dict[str, tuple[Node, Router]] = field(default_factory=dict)
 
@@ -221,14 +222,14 @@ def start_simulated_gateway(around: Surroundings, node: Node, name: str) -> Simu
     }
     store, tracing = SimulatedStore(around.fabric, node, around.store), Tracing.configure(name, None)
 
-    def open_accounts(_: GatewaySettings, clock: Clock) -> Accounts:
-        return Accounts(store, Prices(), clock)
+    def open_accounts(_: GatewaySettings, clock: Clock) -> Accounts | None:
+        return None if around.is_open else Accounts(store, Prices(), clock, lease_s=around.store.lease_s)
 
-    gateway = Gateway(GatewaySettings(**options), _served_model(), node, tracing, open_accounts)
+    settings = GatewaySettings(**options)
+    gateway = Gateway(settings, _served_model(), node, tracing, open_accounts)
     gateway.start()
-    assert gateway.accounts is not None
     fast = FastLane(_nothing_else, gateway, {COMPLETIONS: CompletionDialect(gateway.surroundings)})
-    return SimulatedGateway(gateway, Edge(fast, gateway.ids, Guard(gateway.accounts)))
+    return SimulatedGateway(gateway, Edge(fast, gateway.ids, guard_of(gateway, settings).admit))
 
 
 async def _nothing_else(scope: Scope, receive: Receive, send: Send) -> None:
@@ -293,7 +294,7 @@ def _tokenizer() -> Tokenizer:
 def _served_model() -> ServedModel:
     tokenizer = _tokenizer()
     answers = AnswerFormat.detect(None, tokenizer, tool_parser="none", reasoning_parser="none")
-    return ServedModel(MODEL, tokenizer, None, 0, answers, GrammarCheck(tokenizer), PromptEncoder(tokenizer))
+    return ServedModel(MODEL, tokenizer, None, 0, False, answers, GrammarCheck(tokenizer), PromptEncoder(tokenizer))
 
 
 def _pinned(kv: KVCacheManager) -> set[int]:

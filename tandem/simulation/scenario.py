@@ -22,6 +22,7 @@ _HAND_OFFS_EVERY = 4
 _FOLLOWING_SHARE = 0.25
 _SHARED_SHARE = 0.7
 _BURST_SHARE = 0.6
+_OPEN_SHARE = 0.15
 _AT_BURST_SHARE = 0.5  # of the faults: when much is under way
 
 
@@ -98,7 +99,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One run. Processes are called ROLE-NUMBER."""
+    """One run. Processes are called ROLE-NUMBER. `is_open`: gateways ask for no keys, so all requests are one tenant's."""
 
     seed: int
     routers: tuple[str, ...]
@@ -112,6 +113,8 @@ class Scenario:
     lease_ttl_s: float
     max_local_tokens: int
     step_s: float
+    account_lease_s: float
+    is_open: bool
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -129,19 +132,22 @@ def scenario_of(seed: int) -> Scenario:
     gateways = _named("gateway", draw.choice((1, 1, 2)))
     names = (*routers, *prefills, *decodes, *gateways)
     bursts_s = [WARM_UP_S + draw.uniform(0, SPAN_S) for _ in range(2)]
+    is_open = draw.random() < _OPEN_SHARE
     return Scenario(
         seed=seed,
         routers=routers,
         prefills=prefills,
         decodes=decodes,
         gateways=gateways,
-        asks=_asks(draw, gateways, bursts_s),
+        asks=_asks(draw, TENANTS[:1] if is_open else TENANTS, gateways, bursts_s),
         faults=tuple(sorted(_faults(draw, names, prefills, decodes, bursts_s), key=lambda fault: fault.at_s)),
         weather=Weather(draw.choice((1e-4, 4e-4, 5e-3)), draw.choice((0.0, 0.005, 0.03)), draw.choice((0.05, 0.3))),
         num_blocks=draw.choice((34, 40, 64)),
         lease_ttl_s=draw.choice((1.0, 2.0, 4.0)),
         max_local_tokens=draw.choice((0, 0, 16)),
         step_s=draw.choice((0.005, 0.03, 0.06)),
+        account_lease_s=draw.choice((4.0, 12.0)),
+        is_open=is_open,
     )
 
 
@@ -189,6 +195,8 @@ def _hand_offs(seed: int) -> Scenario:
         lease_ttl_s=1.0,
         max_local_tokens=0,
         step_s=draw.choice((0.005, 0.02)),
+        account_lease_s=12.0,
+        is_open=False,
     )
 
 
@@ -196,12 +204,14 @@ def _named(role: str, count: int) -> tuple[str, ...]:
     return tuple(f"{role}-{number}" for number in range(count))
 
 
-def _asks(draw: random.Random, gateways: tuple[str, ...], bursts_s: Sequence[float]) -> tuple[Ask, ...]:
+def _asks(
+    draw: random.Random, owners: Sequence[str], gateways: tuple[str, ...], bursts_s: Sequence[float]
+) -> tuple[Ask, ...]:
     """Requests alone and in bursts; some begin alike, some go on from an answer."""
     stems = [tuple(draw.randrange(256) for _ in range(draw.choice((24, 56, 100)))) for _ in range(2)]
     asks: list[Ask] = []
     for number in range(draw.randint(8, 26)):
-        owner = draw.choice(TENANTS)
+        owner = draw.choice(owners)
         former = draw.choice(asks) if asks and draw.random() < _FOLLOWING_SHARE else None
         if former is not None:  # a conversation goes on
             owner, stem, at_s = former.owner, former.prompt + tuple(former.answer), former.at_s + draw.uniform(0, 3)

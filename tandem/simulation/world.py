@@ -33,7 +33,7 @@ from tandem.simulation.processes import (
     start_simulated_gateway,
 )
 from tandem.simulation.scenario import TENANTS, WARM_UP_S, Ask, Fault, FaultKind, Scenario
-from tandem.simulation.store import StoreServer
+from tandem.simulation.store import STORE, StoreServer
 
 PATIENCE_S = 75.0  # after the last fault is over and the last request was made; past it a request waits for ever
 EPSILON_S = 2.5
@@ -74,7 +74,7 @@ class World:
         weather = Weather(scenario.weather.mean_s, scenario.weather.slow_share, scenario.weather.slow_s)
         self.fabric = Fabric(self.loop, random.Random(f"{seed} fabric"), self.trace, weather)
         self.network = SimulatedNetwork(self.fabric)
-        self.store = StoreServer(self.loop.world, [_key_of(owner) for owner in TENANTS])
+        self.store = StoreServer(self.loop.world, [_key_of(owner) for owner in TENANTS], scenario.account_lease_s)
         self.around = Surroundings(
             self.loop,
             self.fabric,
@@ -84,6 +84,7 @@ class World:
             scenario.lease_ttl_s,
             scenario.max_local_tokens,
             StepCost(scenario.step_s),
+            scenario.is_open,
         )
         self.nodes: dict[str, Node] = {}
         self.workers: dict[str, SimulatedWorker] = {}
@@ -101,6 +102,14 @@ class World:
     def violate(self, what: str) -> None:
         self.violations.append(f"{self.loop.time():.3f} s: {what}")
 
+    def was_well(self, name: str, since_s: float, until_s: float) -> bool:
+        """Whether no fault concerned it then. NOTE: a partition concerns both ends, whoever is between them."""
+        return not any(
+            name in (span.name, span.other, "everybody") or span.name in ("everybody", STORE)
+            for span in self.spans
+            if span.from_s < until_s and (span.until_s is None or span.until_s > since_s)
+        )
+
     async def run(self) -> None:
         """From the first process to the last check."""
         loop = self.loop
@@ -114,7 +123,7 @@ class World:
         if waiting:
             await asyncio.wait(waiting, timeout=last_s + PATIENCE_S - loop.time())
         await asyncio.sleep(max(0.0, last_s - loop.time()))
-        await asyncio.sleep(self.scenario.lease_ttl_s + EPSILON_S)
+        await asyncio.sleep(max(self.scenario.lease_ttl_s, self.scenario.account_lease_s) + EPSILON_S)
 
     def start(self, name: str) -> None:
         """Start a process on a new node."""

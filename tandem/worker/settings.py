@@ -1,6 +1,5 @@
-"""What a worker is told by flags and `TANDEM_*`. Owns names, units and limits; decides nothing."""
+"""Settings of a worker, from flags and `TANDEM_*`. Owns names, units and limits; decides nothing."""
 
-import os
 import socket
 from collections.abc import Iterable
 from dataclasses import replace
@@ -145,14 +144,6 @@ class WorkerSettings(EngineSettings):
                 f"bind={self.bind!r} is no address to call; set advertise={socket.gethostname()}:PORT"
             )
         return bind
-
-    def run(self) -> int:
-        """Serve until SIGTERM or SIGINT, then drain; returns the exit code."""
-        os.environ.setdefault("UCX_LOG_LEVEL", "error")
-        os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")
-        from tandem.worker.process import run_worker
-
-        return run_worker(self)
 
 
 class PrefillSettings(WorkerSettings, cli_prog_name="python -m services.prefill"):

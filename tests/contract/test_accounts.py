@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tandem.accounts.charge import Charge, LedgerEntry, Outcome, Settlement, Total
+from tandem.accounts.charge import Charge, LedgerEntry, Outcome, Renewal, Settlement, Total
 from tandem.accounts.embedded import EmbeddedAccounts
 from tandem.accounts.errors import (
     AccountsUnavailableError,
@@ -333,17 +333,172 @@ def test_what_nobody_renews_comes_back(tell: Tell) -> None:
         lost, _ = await bench.reserve(key)
         alive, _ = await bench.reserve(key)
         bench.clock.advance(LEASE_S * 0.9)
-        await bench.store.renew([alive])
+        await bench.store.renew([Renewal(alive, is_granted=True)])
         bench.clock.advance(LEASE_S * 0.2)
         assert await bench.store.spending(key.key_id) == Spending(0, alive.cost_nanos, 1)
         again, _ = await bench.reserve(key)
-        await bench.store.renew([lost])
+        await bench.store.renew([Renewal(lost, is_granted=False)])
         with pytest.raises(LimitExceededError):
             await bench.reserve(key)
         entry = await bench.settle(lost, Usage(num_input=10, num_output=3))
         assert await bench.store.spending(key.key_id) == Spending(entry.cost_nanos, 2 * again.cost_nanos, 2)
 
     tell(story)
+
+
+def renewal(charge: Charge, usage: Usage | None = None, at_ms: int = 0) -> Renewal:
+    if usage is None:
+        return Renewal(charge, is_granted=True)
+    entry = settlement_of(charge, usage, at_ms).entry
+    return Renewal(charge, is_granted=True, checkpoint=replace(entry, outcome=Outcome.EXPIRED.value))
+
+
+async def assert_ledger(bench: Bench, key: AccountKey, *expected: tuple[str, str, Usage], num_open: int = 0) -> None:
+    """Charge, outcome and usage of each entry, in order; what was spent and the totals are their sums."""
+    entries = await bench.store.entries(LedgerQuery())
+    assert [(entry.charge_id, entry.outcome, entry.usage) for entry in entries] == list(expected)
+    spent = sum(PRICES.cost_nanos(usage) for _, _, usage in expected)
+    spending = await bench.store.spending(key.key_id)
+    assert (spending.spent_nanos, spending.num_open) == (spent, num_open)
+    totals = [total for total in await bench.store.totals() if total.num_requests]
+    assert sum(total.cost_nanos for total in totals) == spent
+    assert sum(total.num_requests for total in totals) == len(expected)
+    assert sum((total.usage for total in totals), Usage()) == sum((usage for _, _, usage in expected), Usage())
+
+
+SOME, MORE, ALL = (Usage(num_input=10, num_read=num, num_output=num) for num in (3, 7, 12))
+
+
+@pytest.mark.parametrize("kind", ["file", "redis"])
+def test_what_a_killed_gateway_delivered_is_billed_as_it_last_said(
+    kind: str, tmp_path: Path, redis: RedisServer
+) -> None:
+    """It was billed to nobody. Nobody asks for the key again: another gateway, or the next one, finds it."""
+
+    async def story() -> None:
+        key = key_with(concurrency=9, budget_nanos=10**9)
+        async with contextlib.AsyncExitStack() as opened:
+            bench = await opened.enter_async_context(bench_of(kind, tmp_path, redis))
+            charges = [(await bench.reserve(key))[0] for _ in range(3)]
+            await bench.store.renew([renewal(charges[0], SOME), renewal(charges[1]), renewal(charges[2], SOME)])
+            bench.clock.advance(LEASE_S * 0.9)
+            await bench.store.renew([renewal(charges[0], MORE)])
+            await bench.settle(charges[2], ALL)
+            bench.clock.advance(LEASE_S * 1.1)
+            if kind == "file":
+                assert isinstance(bench.store, EmbeddedAccounts)
+                await opened.aclose()
+                bench = await opened.enter_async_context(bench_of(kind, tmp_path, redis))
+            await bench.store.expire()
+            entries = {entry.charge_id for entry in await bench.store.entries(LedgerQuery())}
+            assert entries == {"c1", "c3"}, "before anybody asked for this key"
+            await assert_ledger(bench, key, ("c3", "done", ALL), ("c1", "expired", MORE))
+            await bench.store.expire()
+            await assert_ledger(bench, key, ("c3", "done", ALL), ("c1", "expired", MORE))
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("kind", ["file", "redis"])
+def test_a_settlement_after_the_checkpoint_was_billed_corrects_it(
+    kind: str, tmp_path: Path, redis: RedisServer
+) -> None:
+    async def story() -> None:
+        key = key_with(budget_nanos=10**9)
+        async with contextlib.AsyncExitStack() as opened:
+            bench = await opened.enter_async_context(bench_of(kind, tmp_path, redis))
+            more, less = [(await bench.reserve(key))[0] for _ in range(2)]
+            await bench.store.renew([renewal(more, SOME), renewal(less, MORE, DAY_MS)])
+            bench.clock.advance(LEASE_S * 1.1)
+            if kind == "file":
+                await opened.aclose()
+                bench = await opened.enter_async_context(bench_of(kind, tmp_path, redis))
+            await bench.store.expire()
+            await assert_ledger(bench, key, ("c1", "expired", SOME), ("c2", "expired", MORE))
+            for _ in range(2):
+                await bench.settle(more, ALL, DAY_MS)
+                await bench.store.settle(settlement_of(less, Usage(), is_refund=True))
+                await assert_ledger(bench, key, ("c1", "done", ALL), ("c2", "refunded", Usage()))
+            await bench.store.renew([Renewal(more, is_granted=False)])
+            await assert_ledger(bench, key, ("c1", "done", ALL), ("c2", "refunded", Usage()))
+
+    asyncio.run(story())
+
+
+def test_a_request_that_was_taken_for_lost_is_set_aside_again_once_it_is_renewed(tell: Tell) -> None:
+    """A clock that jumps ahead ends all leases; the requests still run, and are billed once, by their end."""
+
+    async def story(bench: Bench) -> None:
+        key = key_with(concurrency=2, budget_nanos=10**9)
+        charge, _ = await bench.reserve(key)
+        await bench.store.renew([renewal(charge, SOME)])
+        bench.clock.advance(LEASE_S * 1000)
+        assert (await bench.store.spending(key.key_id)).num_open == 0
+        await bench.store.renew([renewal(charge, MORE)])
+        assert await bench.store.spending(key.key_id) == Spending(0, charge.cost_nanos, 1)
+        await assert_ledger(bench, key, num_open=1)
+        await bench.settle(charge, ALL)
+        await assert_ledger(bench, key, ("c1", "done", ALL))
+        await bench.store.renew([renewal(charge, MORE)])
+        await assert_ledger(bench, key, ("c1", "done", ALL))
+
+    tell(story)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_charge_is_billed_once_in_any_order_of_renewals_ends_and_jumps(redis: RedisServer, seed: int) -> None:
+    """Against a dictionary: the last word about each charge is its settlement, or else its checkpoint once expired."""
+    draw = random.Random(seed)
+
+    async def story() -> None:
+        async with bench_of("redis", Path(), redis) as bench:
+            key = key_with(budget_nanos=10**12)
+            until: dict[str, tuple[Charge, float]] = {}
+            checkpoints: dict[str, Usage] = {}
+            billed: dict[str, tuple[str, Usage]] = {}
+            charges: list[Charge] = []
+            begun: set[str] = set()
+            for _ in range(300):
+                bench.clock.advance(draw.choice([0, 0.5, 3, 3 * LEASE_S]))
+                now_s = bench.clock.now_s()
+                for charge, end_s in list(until.values()):
+                    if end_s <= now_s:
+                        del until[charge.charge_id]
+                        if (usage := checkpoints.pop(charge.charge_id, None)) is not None:
+                            billed[charge.charge_id] = ("expired", usage)
+                usage = Usage(*(draw.randrange(300) for _ in range(5)))
+                charge = draw.choice(charges) if charges and draw.random() < 0.7 else bench.charge(key)
+                is_final = billed.get(charge.charge_id, ("", Usage()))[0] == "done"
+                if charge not in charges:
+                    charges.append(charge)
+                    await bench.store.reserve(charge)
+                    until[charge.charge_id] = (charge, now_s + LEASE_S)
+                elif draw.random() < 0.7:
+                    with_checkpoint = charge.charge_id in begun or draw.random() < 0.5
+                    begun |= {charge.charge_id} if with_checkpoint else set()
+                    await bench.store.renew([renewal(charge, usage if with_checkpoint else None)])
+                    if not is_final:
+                        until[charge.charge_id] = (charge, now_s + LEASE_S)
+                        billed.pop(charge.charge_id, None)
+                        if with_checkpoint:
+                            checkpoints[charge.charge_id] = usage
+                else:
+                    await bench.settle(charge, usage)
+                    if not is_final:
+                        billed[charge.charge_id] = ("done", usage)
+                        until.pop(charge.charge_id, None)
+                        checkpoints.pop(charge.charge_id, None)
+                await bench.store.expire()
+                spent = sum(PRICES.cost_nanos(each) for _, each in billed.values())
+                held = sum(each.cost_nanos for each, _ in until.values())
+                assert await bench.store.spending(key.key_id) == Spending(spent, held, len(until))
+            entries = await bench.store.entries(LedgerQuery())
+            assert {e.charge_id: (e.outcome, e.usage) for e in entries} == billed
+            assert len(entries) == len(billed)
+            assert sum(total.cost_nanos for total in await bench.store.totals()) == spent
+            assert {outcome for outcome, _ in billed.values()} == {"done", "expired"}
+
+    asyncio.run(story())
 
 
 def test_the_ledger_is_found_by_day_key_and_tenant(tell: Tell) -> None:
@@ -474,9 +629,8 @@ def test_any_order_of_anything_is_as_the_rules_say(tell: Tell, seed: int) -> Non
                 await bench.store.settle(draw.choice(told))
             elif granted:
                 charge = draw.choice(granted)
-                if charge.charge_id in oracle.open:
-                    oracle.open[charge.charge_id] = (charge, oracle.at_ms + round(LEASE_S * 1000))
-                await bench.store.renew([charge])
+                oracle.open[charge.charge_id] = (charge, oracle.at_ms + round(LEASE_S * 1000))
+                await bench.store.renew([Renewal(charge, is_granted=True)])
             assert await bench.store.spending(key.key_id) == Spending(oracle.spent, oracle.held, len(oracle.open))
         entries = await bench.store.entries(LedgerQuery())
         assert sum(entry.cost_nanos for entry in entries) == oracle.spent

@@ -128,6 +128,7 @@ ATTENTION_CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "head of 24, block 128": ({"requests": [(200, 30)], "head_dim": 24, "block_size": 128, "heads": (8, 8)}, {}),
     "head of 128, wide group": ({"requests": [(150, 20), (150, 1)], "head_dim": 128, "heads": (16, 1)}, {}),
     "head of 256, block 32": ({"requests": [(130, 9)], "head_dim": 256, "block_size": 32}, {}),
+    "head of 512": ({"requests": [(130, 9), (70, 1), (65, 65)], "head_dim": 512, "heads": (8, 1)}, {"window": 80}),
     "group larger than a task": ({"requests": [(66, 2)], "heads": (100, 1), "head_dim": 16}, {}),
     "window": ({"requests": [(300, 1), (300, 140), (20, 20)]}, {"window": 50}),
     "window of one": ({"requests": [(40, 5)]}, {"window": 1}),

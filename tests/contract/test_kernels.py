@@ -118,6 +118,21 @@ def test_gated_linear_adds_biases_before_the_activation(
     assert_close(result, expected.expand(m, n), 1.0)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", list(ACTIVATIONS))
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (7, 33), (300, 256)])
+def test_gated_product_matches_float64(
+    kernels: Implementation, dtype: torch.dtype, activation: Activation, m: int, n: int
+) -> None:
+    gate, up = normal(1, m, n, dtype=dtype), normal(2, m, n, dtype=dtype)
+    result = kernels.gated_product(strided(gate), strided(up, 16), activation)
+    assert_close(result, ACTIVATIONS[activation](gate.double()) * up.double(), 1.0)
+
+
+def test_gated_product_of_no_rows_is_empty(kernels: Implementation) -> None:
+    assert kernels.gated_product(torch.empty(0, 16), torch.empty(0, 16), "silu").shape == (0, 16)
+
+
 def test_gated_linear_saturates_instead_of_overflowing(kernels: Implementation) -> None:
     x = torch.tensor([[1000.0, 0.0], [-1000.0, 0.0]])
     weight = torch.eye(2)
@@ -159,7 +174,9 @@ def rope64(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("norms", ["none", "both", "both with unit offset"])
-@pytest.mark.parametrize(("head_dim", "half", "block_size"), [(64, 32, 16), (128, 64, 8), (40, 20, 32), (96, 24, 16)])
+@pytest.mark.parametrize(
+    ("head_dim", "half", "block_size"), [(64, 32, 16), (128, 64, 8), (40, 20, 32), (96, 24, 16), (512, 256, 8)]
+)
 def test_rope_and_write_rotates_and_stores(
     kernels: Implementation, dtype: torch.dtype, norms: str, head_dim: int, half: int, block_size: int
 ) -> None:
@@ -197,3 +214,24 @@ def test_rope_and_write_rotates_and_stores(
     for cache in (k_cache[1:], v_cache[1:]):  # a token without a slot may go to the null block, which nobody reads
         assert int((~cache.isnan()).sum()) == 6 * num_kv_heads * head_dim
     assert arena[:, 0].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("unit_offset", [None, False, True])
+def test_rotate_does_what_rope_and_write_does_with_queries(
+    kernels: Implementation, dtype: torch.dtype, unit_offset: bool | None
+) -> None:
+    """`unit_offset` None: without a norm."""
+    q = strided(normal(0, 5, 3 * 64, dtype=dtype)).view(5, 3, 64)
+    expected, others = q.clone(), torch.zeros(5, 1, 64, dtype=dtype)
+    angles, positions = normal(1, 500, 32), torch.tensor([3, 499, 0, 17, 18])
+    cos, sin = angles.cos().float(), angles.sin().float()
+    norm = None if unit_offset is None else normal(2, 64, dtype=dtype)
+    cache, slots = torch.zeros(2, 1, 8, 64, dtype=dtype), torch.full((5,), -1)
+    offset = bool(unit_offset)
+    kernels.rope_and_write(
+        expected, others, others.clone(), cos, sin, positions, slots, cache, cache.clone(),
+        q_norm=norm, norm_eps=1e-5, unit_offset=offset,
+    )  # fmt: skip
+    kernels.rotate(q, cos, sin, positions, norm=norm, norm_eps=1e-5, unit_offset=offset)
+    assert torch.equal(q, expected)

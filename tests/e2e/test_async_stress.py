@@ -17,7 +17,8 @@ from tandem.core.errors import EngineStoppedError
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.async_engine import AsyncEngine
 from tandem.engine.engine import Engine
-from tandem.scheduler.output import ExecutorOutput, SchedulerOutput
+from tandem.engine.executor import StepHandle
+from tandem.scheduler.output import SchedulerOutput
 from tests.helpers.checkpoints import save_tiny_llama
 from tests.helpers.engines import drain, tiny_engine, token_ids
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
@@ -208,7 +209,7 @@ class _Panic(BaseException):
 
 
 class _Panics:
-    def execute(self, step: SchedulerOutput) -> ExecutorOutput:
+    def submit(self, step: SchedulerOutput) -> StepHandle:
         raise _Panic("out of luck")
 
 

@@ -128,7 +128,7 @@ def test_no_service_starts_without_a_secret(model: Path, role: str, host: str) -
         "router": ("--bind", f"{host}:0"),
         "prefill": ("--model", model, "--bind", f"{host}:0", "--advertise", "127.0.0.1:1"),
         "decode": ("--model", model, "--bind", f"{host}:0", "--advertise", "127.0.0.1:1"),
-        "gateway": ("--model", model, "--host", host, "--port", "0"),
+        "gateway": ("--model", model, "--host", host, "--port", "0", "--allow-anonymous"),
         "planner": ("--gateways", "127.0.0.1:1", "--host", host, "--metrics-port", "0"),
     }[role]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}

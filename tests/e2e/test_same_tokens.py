@@ -77,6 +77,7 @@ SETUPS = {
     "1p1d-nixl-16": Setup("llama", 1, 1),
     "2p2d-tcp-32-redis": Setup("qwen3", 2, 2, "tcp", 32, True, (*NO_LOCAL_PREFILL, "--policy", "random")),
     "3p1d-nixl-16-redis": Setup("gemma3", 3, 1, "nixl", 16, True),
+    "2p1d-tcp-16": Setup("gemma4", 2, 1, "tcp"),
     "aggregated-32": Setup("gemma3", 0, 1, "auto", 32),
     "1p1d-as-it-comes": Setup("mistral", 1, 1, "auto", router_flags=()),
 }
@@ -276,7 +277,7 @@ def _is_plain(params: SamplingParams) -> bool:
 
 def _num_groups(family: str) -> int:
     """Kinds of attention layers: each has blocks of its own."""
-    return {"gemma3": 2}.get(family, 1)
+    return {"gemma3": 2, "gemma4": 3}.get(family, 1)
 
 
 def _transfers(stages: Sequence[Stage]) -> list[Stage]:

@@ -1,10 +1,12 @@
 """`tandem up` as a user runs it: once with the real services, else with stubs, to test what stands around them."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -56,7 +58,12 @@ class Terminal:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_llama(tmp_path_factory.mktemp("models") / "tiny-llama")
+    """A model that is served as it is, without a chat template."""
+    path = write_byte_tokenizer(save_tiny_llama(tmp_path_factory.mktemp("models") / "tiny-llama"))
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return path
 
 
 @pytest.fixture
@@ -203,6 +210,63 @@ def test_its_own_variables_become_flags_and_others_pass_through(place: Path, che
         (decode,) = terminal.until(r"^decode-0 +\| decode (.*)")
         assert "--dtype float32" in decode[1]
         assert "['TANDEM_CLUSTER_SECRET', 'TANDEM_LOG_LEVEL']" in decode[1]
+
+
+def test_settings_of_services_are_flags_and_a_mistyped_variable_is_told(place: Path, checkpoint: Path) -> None:
+    flags = ("--model", checkpoint, "--port", "0", "--quiet", "--policy", "round-robin", "--accounts", "keys.db")
+    with running(place, *flags, TANDEM_POLICIY="random") as terminal:
+        terminal.until(r"TANDEM_POLICIY is set but has no effect here; TANDEM_POLICY is the nearest that has one")
+        terminal.until(r"^tandem +\| starting 4 processes: router-0, prefill-0, decode-0, gateway$")
+        terminal.until(r"is served at")
+        terminal.until(r"^curl .*authorization: Bearer")
+        environments = [child.environ() for child in children_of(terminal)]
+        assert {each["TANDEM_POLICY"] for each in environments} == {"round-robin"}
+        assert {each["TANDEM_ACCOUNTS"] for each in environments} == {"keys.db"}
+
+
+def test_without_a_model_and_without_an_index_the_demo_is_served(place: Path) -> None:
+    variables = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(place), "TANDEM_CACHE_DIR": str(place / "cache")}
+    with running(place, "--port", "0", "--quiet", "--no-native-kernels", **variables) as terminal:
+        terminal.until(r"SmolLM2-135M-Instruct cannot be fetched \(pip: .*; serving the bundled demo, whose answers")
+        terminal.until(r"^tandem-demo is served at")
+
+
+def test_the_default_model_by_its_name_is_not_replaced(place: Path) -> None:
+    variables = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(place), "TANDEM_CACHE_DIR": str(place / "cache")}
+    with running(place, "--model", "SmolLM2-135M-Instruct", **variables) as terminal:
+        assert terminal.process.wait(60) == 2
+        terminal.until(r"^error: SmolLM2-135M-Instruct cannot be fetched")
+
+
+def test_a_port_that_is_taken_is_refused_before_anything_starts(place: Path, checkpoint: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with running(place, "--model", checkpoint, "--port", str(port)) as terminal:
+            assert terminal.process.wait(60) == 2
+            terminal.until(rf"^error: port={port}: nothing can listen at 127.0.0.1:{port} \(Address already in use\)")
+            assert len(terminal.lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config=.*awq.* is not served"),
+        ({"architectures": ["OtherForCausalLM"]}, "architectures=.* is not served; supported: Gemma3ForCausalLM"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({}, "has no tokenizer.json"),
+    ],
+)
+def test_what_is_not_served_is_refused_before_anything_starts(
+    place: Path, tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    """Regression: each of these was told after 7 to 24 seconds; a missing tokenizer where the format was at fault."""
+    model = save_tiny_llama(tmp_path / "tiny")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | changes))
+    with running(place, "--model", model, "--port", "0") as terminal:
+        assert terminal.process.wait(60) == 2
+        terminal.until(f"^error: .*{message}")
+        assert len(terminal.lines) == 1
 
 
 def secrets_of(place: Path, checkpoint: Path, *flags: str, **variables: str) -> set[str]:

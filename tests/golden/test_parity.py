@@ -38,7 +38,8 @@ def _rope(rope_type: str, **options: Any) -> dict[str, Any]:
 
 
 LLAMA, QWEN2, QWEN3 = checkpoints.save_tiny_llama, checkpoints.save_tiny_qwen2, checkpoints.save_tiny_qwen3
-MISTRAL, GEMMA3 = checkpoints.save_tiny_mistral, checkpoints.save_tiny_gemma3
+MISTRAL, GEMMA3, GEMMA4 = checkpoints.save_tiny_mistral, checkpoints.save_tiny_gemma3, checkpoints.save_tiny_gemma4
+GEMMA4_MOE = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 16}
 MIXTRAL, QWEN3_MOE = checkpoints.save_tiny_mixtral, checkpoints.save_tiny_qwen3_moe
 CASES = {
     "llama-gqa": Case(LLAMA),
@@ -88,12 +89,21 @@ CASES = {
             }
         },
     ),
+    "gemma4": Case(GEMMA4),
+    "gemma4-heads-of-512": Case(GEMMA4, {"head_dim": 256, "global_head_dim": 512}),
+    "gemma4-own-values": Case(GEMMA4, {"attention_k_eq_v": False}),
+    "gemma4-nothing-shared": Case(GEMMA4, {"num_kv_shared_layers": 0}),
+    "gemma4-without-embeddings": Case(GEMMA4, {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}),
+    "gemma4-only-global": Case(GEMMA4, {"layer_types": ["full_attention"] * 5}),
+    "gemma4-biases": Case(GEMMA4, {"attention_bias": True, "final_logit_softcapping": 2.0}),
     "mixtral": Case(MIXTRAL),
     "mixtral-window": Case(MIXTRAL, {"sliding_window": 9}),
     "mixtral-one-expert": Case(MIXTRAL, {"num_experts_per_tok": 1}),
     "qwen3-moe": Case(QWEN3_MOE),
     "qwen3-moe-plain-sum": Case(QWEN3_MOE, {"norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": []}),
     **{name: Case(build) for name, build in checkpoints.MORE_BUILDERS.items()},
+    "gemma4-multimodal": Case(checkpoints.save_tiny_gemma4_conditional),
+    "gemma4-multimodal-moe": Case(checkpoints.save_tiny_gemma4_conditional, GEMMA4_MOE),
     "gemma3-multimodal": Case(checkpoints.save_tiny_gemma3_conditional, {"seed": 3}),
     "ministral3-multimodal": Case(checkpoints.save_tiny_mistral3_conditional),
     "ministral3-multimodal-tied": Case(

@@ -11,10 +11,11 @@ GPU = {"accelerator": {"vendor": "nvidia"}}
 RDMA = {"rdma": {"enabled": True}}
 CUDA_IPC = {"hostIPC": True, "hostPID": True}
 NO_PREFILL = {"prefill": {"enabled": False}}
-NO_REDIS = {"redis": {"enabled": False}, "router": {"replicas": 1}}
+NO_REDIS = {"redis": {"enabled": False}, "router": {"replicas": 1}, "gateway": {"allowAnonymous": True}}
 OTHER_ROUTER = {
     "router": {"enabled": False, "externalAddresses": "other-tandem-router:7800"},
     "redis": {"enabled": False},
+    "gateway": {"allowAnonymous": True},
     "clusterSecret": {"existingSecret": "other-tandem-secrets"},
 }
 PROMETHEUS = "http://prometheus.monitoring:9090"
@@ -55,6 +56,12 @@ FLAGS: dict[str, Values] = {
         "clusterSecret": {"existingSecret": "cluster", "key": "k"},
         "redis": {"auth": {"existingSecret": "redis"}},
     },
+    "redis-claim": {
+        "redis": {"persistence": {"existingClaim": "kept"}},
+        "gateway": {"allowAnonymous": True, "responsesKey": {"existingSecret": "responses", "key": "k"}},
+    },
+    "redis-volume": at("redis.persistence", {"size": "8Gi", "storageClass": "fast"}),
+    "redis-for-hints": {"redis": {"persistence": {"enabled": False}}, "gateway": {"allowAnonymous": True}},
     "redis-without-password": at("redis.auth.enabled", False),
     "redis-placed": at(
         "redis",
@@ -66,6 +73,15 @@ FLAGS: dict[str, Values] = {
         "externalRedis": {"existingSecret": "redis", "urlKey": "url"},
     },
     "external-redis-plain": {"redis": {"enabled": False}, "externalRedis": {"host": "redis", "database": 3}},
+    "external-redis-roles": {
+        "redis": {"enabled": False},
+        "externalRedis": {
+            "existingSecret": "redis",
+            "urlKey": "url",
+            "gateway": {"urlKey": "gateway-url"},
+            "accounts": {"existingSecret": "accounts", "urlKey": "accounts-url"},
+        },
+    },
     "announce": NO_REDIS,
     "discovery-kubernetes": {"discovery": {"mode": "kubernetes"}},
     "discovery-kubernetes-without-redis": merged(NO_REDIS, {"discovery": {"mode": "kubernetes"}}),
@@ -74,7 +90,11 @@ FLAGS: dict[str, Values] = {
     "workers-of-another-release": {
         **OTHER_ROUTER,
         "gateway": {"enabled": False},
-        "externalRedis": {"host": "other-tandem-redis", "existingSecret": "other-tandem-secrets"},
+        "externalRedis": {
+            "host": "other-tandem-redis",
+            "username": "cluster",
+            "existingSecret": "other-tandem-secrets",
+        },
         "tests": {"enabled": False},
     },
     "other-router-at-an-address": merged(OTHER_ROUTER, at("router.externalAddresses", "[fd00::1]:7800")),
@@ -84,6 +104,16 @@ FLAGS: dict[str, Values] = {
         | {"annotations": {"a": "b"}},
     ),
     "service-node-port": at("gateway.service", {"type": "NodePort", "nodePort": 30080}),
+    "anonymous": {"gateway": {"allowAnonymous": True}, "gatewayApi": {"hostnames": ["llm.example.com"]}},
+    "egress-everywhere": at("networkPolicy.egress", False),
+    "egress-besides": {
+        "networkPolicy": {"extraEgress": [{"ports": [{"port": 8443}]}]},
+        "gateway": {"settings": {"accounts": "rediss://accounts.example:6380/0"}},
+        "otlpEndpoint": "http://collector:4318",
+    },
+    "egress-to-sentinels": {
+        "gateway": {"settings": {"accounts": "redis+sentinel://me:p@s1.example,s2.example:26380/keys/1"}},
+    },
     "no-network-policy": at("networkPolicy.enabled", False),
     "network-policy-peers": {
         "networkPolicy": {"metricsFrom": [], "extraFrom": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}]},
@@ -129,7 +159,7 @@ FLAGS: dict[str, Values] = {
         | {"volumeMounts": [{"name": "traces", "mountPath": "/traces"}]},
     ),
     "accounts": {
-        "gateway": {"settings": {"accounts": "$(TANDEM_REDIS)"}},
+        "gateway": {"settings": {"accounts": "rediss://accounts.example:6380/0"}},
         "tests": {
             "extraEnv": [{"name": "TANDEM_API_KEY", "valueFrom": {"secretKeyRef": {"name": "tests", "key": "api-key"}}}]
         },
@@ -255,5 +285,5 @@ def _every_setting(process: str) -> Values:
 EVERY_SETTING = merged(
     MINIMAL,
     {process: _every_setting(process) for process in SETTINGS},
-    at("gateway.settings.accounts", "$(TANDEM_REDIS)"),
+    at("gateway.settings.accounts", "redis://accounts.example:6379/0"),
 )

@@ -1,5 +1,6 @@
 """What `helm test` runs, run here: against a gateway that answers, and against those that do not."""
 
+import asyncio
 import json
 import re
 import subprocess
@@ -8,11 +9,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tandem.accounts.key import AccountKey
+from tandem.accounts.open import open_store
+from tandem.core.clock import SystemClock
 from tests.helm.renders import rendered
+from tests.helpers.helm import ROOT
 
 WORDS = [" Paris", ", of", " course."]
 Answers = dict[str, Any]
@@ -25,7 +31,7 @@ class _Gateway(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
         answers: Answers = self.server.answers  # type: ignore[attr-defined]
         answers["asked"].append((self.path, asked))
-        if self.headers["authorization"] != answers["authorization"]:
+        if not re.fullmatch(answers["authorization"], self.headers["authorization"] or ""):
             self._send(401, b'{"error": {"message": "no API key"}}')
         elif answers["refusals"]:
             self._send(answers["refusals"].pop(), b'{"error": {"message": "no live decode worker"}}')
@@ -50,7 +56,7 @@ def _serving(**answers: Any) -> Iterator[tuple[str, list[Any]]]:
     frames = [json.dumps({"choices": [{"text": word}]}) for word in WORDS]
     usage = json.dumps({"choices": [], "usage": {}})
     answering = {"refusals": [], "frames": [*frames, usage, "[DONE]"], "num_tokens": 3}
-    defaults = {"asked": [], "authorization": None, **answering}
+    defaults = {"asked": [], "authorization": "", **answering}
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Gateway)
     server.answers = {**defaults, **answers}  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever)
@@ -64,8 +70,12 @@ def _serving(**answers: Any) -> Iterator[tuple[str, list[Any]]]:
 
 
 def _run(url: str, timeout_s: float = 30.0, **extra: str) -> subprocess.CompletedProcess[str]:
-    container = rendered("minimal").of_kind("Pod")[0]["spec"]["containers"][0]
-    env = {each["name"]: each["value"] for each in container["env"]}
+    return _run_case("anonymous", url, timeout_s, **extra)
+
+
+def _run_case(case: str, url: str, timeout_s: float, **extra: str) -> subprocess.CompletedProcess[str]:
+    container = rendered(case).of_kind("Pod")[0]["spec"]["containers"][0]
+    env = {each["name"]: each["value"] for each in container["env"] if "value" in each}
     assert env["GATEWAY_URL"] == "http://demo-tandem-gateway:8000"
     command = [sys.executable, *container["command"][1:], *container["args"]]
     own = {**env, "GATEWAY_URL": url, "TIMEOUT_S": str(timeout_s), **extra}
@@ -91,6 +101,58 @@ def test_a_gateway_with_accounts_is_shown_a_key() -> None:
     with _serving(authorization="Bearer sk-tandem-x") as (url, _):
         done = _run(url, TANDEM_API_KEY="sk-tandem-x")
     assert done.returncode == 0, done.stderr
+
+
+async def _keys(accounts: Path) -> list[AccountKey]:
+    store = open_store(str(accounts), SystemClock())
+    try:
+        return list(await store.all_keys())
+    finally:
+        await store.close()
+
+
+def _with_tandem(accounts: str) -> dict[str, str]:
+    """What the image has beside the variables of the pod, and where accounts are in this test."""
+    return {"PATH": str(Path(sys.executable).parent), "PYTHONPATH": str(ROOT), "TANDEM_ACCOUNTS": accounts}
+
+
+def test_without_a_key_one_is_drawn_and_revoked(tmp_path: Path) -> None:
+    """Regression: with accounts, which are on by default, it needed a key from a Secret of the operator."""
+    accounts = tmp_path / "accounts.db"
+    with _serving(authorization=r"Bearer sk-tandem-[0-9a-f]{12}-\S+") as (url, _):
+        done = _run_case("minimal", url, 30.0, **_with_tandem(str(accounts)))
+    assert done.returncode == 0, done.stderr
+    assert "3 tokens, streamed alike" in done.stdout
+    (key,) = asyncio.run(_keys(accounts))
+    assert (key.name, key.is_admin, key.is_live) == ("helm test", False, False)
+
+
+def test_a_key_is_revoked_after_a_failure_too(tmp_path: Path) -> None:
+    accounts = tmp_path / "accounts.db"
+    with _serving(refusals=[400]) as (url, _):
+        done = _run_case("minimal", url, 30.0, **_with_tandem(str(accounts)))
+    assert done.returncode == 1
+    assert "answered 4" in done.stderr
+    assert [key.is_live for key in asyncio.run(_keys(accounts))] == [False]
+
+
+def test_a_key_that_cannot_be_drawn_is_told() -> None:
+    with _serving() as (url, asked):
+        done = _run_case("minimal", url, 0.0, **_with_tandem("redis://127.0.0.1:1/0"))
+    assert done.returncode == 1
+    assert "no API key could be drawn" in done.stderr
+    assert not asked
+
+
+def test_load_draws_an_administrators_key_unless_it_is_given_one() -> None:
+    job = rendered("load").of_kind("Job")[0]["spec"]["template"]["spec"]["containers"][0]
+    words = job["args"][1:]
+    assert words[:6] == ["TANDEM_LOAD_API_KEY", "--name", "load", "--admin", "--", "tandem"]
+    assert "TANDEM_ACCOUNTS" in {each["name"] for each in job["env"]}
+    for case in ("load-elsewhere", "example-cpu-load"):
+        own = rendered(case).of_kind("Job")[0]["spec"]["template"]["spec"]["containers"][0]
+        assert own["command"] == ["tandem", "load"]
+        assert "TANDEM_ACCOUNTS" not in {each["name"] for each in own["env"]}
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,25 @@ ONE_FILE = {
 GUARDED: dict[str, tuple[dict[str, Any], str]] = {
     "no model": (at("model.uri", ""), r"model\.uri is required: hf://.* pvc://.* host://"),
     "no decode": (at("decode.enabled", False), r"set decode\.enabled=true"),
+    "a role's redis without an external one": (
+        at("externalRedis.accounts", {"urlKey": "url", "existingSecret": "mine"}),
+        r"externalRedis\.accounts has no effect without externalRedis\.host or urlKey",
+    ),
     "two redis": (at("externalRedis.host", "redis"), r"set redis\.enabled=false"),
     "url key alone": (
         {"redis": {"enabled": False}, "externalRedis": {"urlKey": "url"}},
         r"needs externalRedis\.existingSecret",
     ),
+    "a role's user beside a url": (
+        {"redis": {"enabled": False}}
+        | at("externalRedis", {"urlKey": "url", "existingSecret": "redis", "accounts": {"username": "accounts"}}),
+        r"set externalRedis\.accounts\.urlKey",
+    ),
+    "a role's url of no secret": (
+        {"redis": {"enabled": False}, "externalRedis": {"host": "redis", "gateway": {"urlKey": "url"}}},
+        r"externalRedis\.gateway\.urlKey needs externalRedis\.gateway\.existingSecret",
+    ),
+    "accounts as another user": (at("gateway.settings.accounts", "$(TANDEM_REDIS)"), r"remove it; without it they are"),
     "an index larger than redis": (
         at("router.settings.maxBlockReplicas", 8_000_000),
         r"maxBlockReplicas=8000000 would fill Redis.*=512 has room for 3579139; .*set redis\.maxMemoryMiB=1145",
@@ -48,7 +62,19 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
         r"set redis\.enabled=false, and externalRedis to the Redis of those routers",
     ),
     "two autoscalers": (at("prefill", merged(HPA, KEDA)), r"prefill\.autoscaling\.hpa and .*: enable one"),
-    "a file for two gateways": (at("gateway.settings.accounts", "/accounts.db"), r"as \$\(TANDEM_REDIS\), or set"),
+    "keys and no place for them": (
+        at("redis.enabled", False) | {"router": {"replicas": 1}},
+        r"set redis\.enabled=true or .*, or gateway\.settings\.accounts .*gateway\.allowAnonymous=true",
+    ),
+    "keys for anybody": (
+        at("gateway", {"allowAnonymous": True, "settings": {"accounts": "redis://r:6379/0"}}),
+        r"gateway\.allowAnonymous=true and gateway\.settings\.accounts are both set",
+    ),
+    "keys that go with redis's pod": (
+        at("redis.persistence.enabled", False),
+        r"set it to true, or name another place .*gateway\.settings\.accounts .*gateway\.allowAnonymous=true",
+    ),
+    "a file for two gateways": (at("gateway.settings.accounts", "/accounts.db"), r"or remove it .*, or set"),
     "a file for scaled gateways": (
         at("gateway", {**ONE_FILE, **HPA}),
         r"gateway\.replicas=1 without autoscaling",
@@ -168,7 +194,17 @@ NULLS = [
     *(f"decode.{block}" for block in ("accelerator", "accelerator.vendor", "rdma", "rdma.enabled", "shm", "affinity")),
     *(f"decode.{block}" for block in ("autoscaling", "autoscaling.hpa", "autoscaling.keda.enabled", "pdb", "probes")),
     *(f"decode.{block}" for block in ("termination", "termination.drainSeconds", "rollout", "serviceAccount")),
-    *("redis.auth", "redis.image", "externalRedis", "externalRedis.tls", "gatewayApi", "tests", "planner.slo"),
+    *(
+        "redis.auth",
+        "redis.persistence",
+        "redis.image",
+        "gateway.responsesKey",
+        "externalRedis",
+        "externalRedis.tls",
+        "gatewayApi",
+        "tests",
+        "planner.slo",
+    ),
 ]
 
 
@@ -192,7 +228,10 @@ def test_gpus_with_a_transport_are_taken(transport: dict[str, Any]) -> None:
     assert render(merged(MINIMAL, {"prefill": {**GPU, "enabled": False}, "decode": GPU})).objects
 
 
-@pytest.mark.parametrize("where", ["redis://r:6379/0", "rediss://r:6379/0", "unix:///r.sock", "$(ACCOUNTS_URL)"])
+@pytest.mark.parametrize(
+    "where",
+    ["redis://r:6379/0", "rediss://r:6379/0", "unix:///r.sock", "redis+sentinel://a:1,b:1/s", "$(ACCOUNTS_URL)"],
+)
 def test_gateways_share_accounts_in_redis(where: str) -> None:
     assert render(merged(MINIMAL, at("gateway.settings.accounts", where))).objects
 

@@ -129,7 +129,9 @@ def test_notes_name_the_key_that_accounts_want() -> None:
     notes = rendered("accounts").notes
     assert f"exec deployment/{NAME}-tandem-gateway -- tandem keys create" in notes
     assert 'json\' \\\n     -H "authorization: Bearer $TANDEM_API_KEY" \\\n     -d' in notes
-    assert "TANDEM_API_KEY" not in rendered("minimal").notes
+    assert "on the claim" not in notes
+    assert f"on the claim {NAME}-tandem-redis" in rendered("minimal").notes
+    assert "TANDEM_API_KEY" not in rendered("anonymous").notes
 
 
 def test_notes_say_that_a_load_test_comes_again() -> None:

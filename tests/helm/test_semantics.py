@@ -38,6 +38,9 @@ def _pool_of(deployment: Object) -> str:
     return deployment["metadata"]["labels"]["app.kubernetes.io/component"]  # type: ignore[no-any-return]
 
 
+TANDEM = {"app.kubernetes.io/name": "tandem"}
+
+
 @every_case
 def test_deployments_select_their_own_pods_alone(case: str) -> None:
     made = rendered(case)
@@ -115,13 +118,62 @@ def test_policies_let_in_the_release_and_scrapers(case: str) -> None:
         pool, rules = _pool_of(policy), policy["spec"]["ingress"]
         named = {port["port"] for rule in rules for port in rule.get("ports", [])}
         assert named <= _ports(dict(pods(made.objects))[target])
+        release = {"podSelector": {"matchLabels": {**TANDEM, "app.kubernetes.io/instance": NAME}}}
         if pool == "gateway":
-            assert rules == [{"ports": [{"port": "http"}]}], "anybody may come"
+            assert rules[0] == {"ports": [{"port": "http"}]}, "anybody may come"
+            assert rules[1] == {"from": [release], "ports": [{"port": "metrics"}]}, "the planner counts there"
+            assert all(rule["from"] and rule["ports"] == [{"port": "metrics"}] for rule in rules[1:])
         else:
-            release = {"app.kubernetes.io/name": "tandem", "app.kubernetes.io/instance": NAME}
-            assert rules[0]["from"][0] == {"podSelector": {"matchLabels": release}}
+            assert rules[0]["from"][0] == release
             assert "ports" not in rules[0], "transports listen at any port"
             assert all(rule["from"] for rule in rules), "an empty list would let everybody in"
+
+
+@every_case
+def test_policies_let_pods_out_to_what_values_name(case: str) -> None:
+    for policy in rendered(case).of_kind("NetworkPolicy"):
+        rules = policy["spec"].get("egress")
+        assert ("Egress" in policy["spec"]["policyTypes"]) == (rules is not None) == (case != "egress-everywhere")
+        if rules is None or _pool_of(policy) == "redis":
+            assert not rules
+            continue
+        assert rules[0] == {"to": [{"namespaceSelector": {}, "podSelector": {"matchLabels": TANDEM}}]}
+        assert {port["port"] for port in rules[1]["ports"]} == {53}
+        assert all(rule.get("ports") for rule in rules[1:]), "a rule without ports would let everything out"
+
+
+@pytest.mark.parametrize(
+    ("case", "pool", "expected"),
+    [
+        ("minimal", "router", set()),
+        ("minimal", "gateway", {443}),  # the hub
+        ("model-image", "decode", set()),
+        ("egress-besides", "gateway", {443, 4318, 6380, 8443}),
+        ("egress-besides", "router", {8443}),
+        ("egress-to-sentinels", "gateway", {443, 6379, 26379, 26380}),
+        ("external-redis-plain", "router", {6379}),
+        ("planner-acts", "planner", {443, 6443}),
+        ("other-router-at-an-address", "decode", {443, 7800}),
+    ],
+)
+def test_ports_outside_the_release_are_those_that_a_pool_needs(case: str, pool: str, expected: set[int]) -> None:
+    (policy,) = [each for each in rendered(case).of_kind("NetworkPolicy") if _pool_of(each) == pool]
+    assert {port["port"] for rule in policy["spec"]["egress"][2:] for port in rule["ports"]} == expected
+
+
+@every_case
+def test_gateways_ask_for_keys_unless_anybody_may_come(case: str) -> None:
+    for each in rendered(case).of_kind("Deployment"):
+        if _pool_of(each) == "gateway":
+            names = {entry["name"] for entry in each["spec"]["template"]["spec"]["containers"][0]["env"]}
+            assert len(names & {"TANDEM_ACCOUNTS", "TANDEM_ALLOW_ANONYMOUS"}) == 1
+
+
+def test_open_gateways_know_their_names() -> None:
+    names = rendered("anonymous").env("gateway")["TANDEM_ALLOWED_HOSTS"]["value"].split(",")
+    assert names[0] == f"{NAME}-tandem-gateway"
+    assert f"{NAME}-tandem-gateway-headless.{NAMESPACE}.svc.cluster.local" in names
+    assert names[-1] == "llm.example.com"
 
 
 @every_case
@@ -404,7 +456,7 @@ def test_nothing_is_left_out_of_the_matrix() -> None:
     assert kinds == {
         *("Deployment", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "PodDisruptionBudget"),
         *("HorizontalPodAutoscaler", "ScaledObject", "ServiceMonitor", "PodMonitor", "NetworkPolicy", "HTTPRoute"),
-        *("Pod", "Job", "ConfigMap"),
+        *("Pod", "Job", "ConfigMap", "PersistentVolumeClaim"),
     }
     components = {_pool_of(each) for case in ALL for each in rendered(case).of_kind("Deployment")}
     assert components == {*POOLS, "redis"}

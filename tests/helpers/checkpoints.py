@@ -214,6 +214,46 @@ def save_tiny_gemma3_conditional(path: Path, *, seed: int = 0, dtype: str = "flo
     return _save(path, transformers.Gemma3Config(text_config=text, vision_config=vision, **tokens), seed, dtype)
 
 
+def save_tiny_gemma4(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A Gemma4ForCausalLM whose last two of five layers read the K and V of others, with per-layer embeddings."""
+    return _save(path, _gemma4_text(options), seed, dtype)
+
+
+def save_tiny_gemma4_moe(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A Gemma4ForCausalLM of five experts, two for each token, beside each gated block."""
+    experts = {
+        "enable_moe_block": True,
+        "num_experts": 5,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 24,
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "use_double_wide_mlp": False,
+    }
+    return _save(path, _gemma4_text(experts | options), seed, dtype)
+
+
+def save_tiny_gemma4_conditional(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A Gemma4ForConditionalGeneration: the same text model beside a very small vision tower."""
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "patch_size": 4,
+        "position_embedding_size": 16,
+    }
+    config = transformers.Gemma4Config(text_config=_gemma4_text(options), vision_config=vision, audio_config=None)
+    return _save(path, config, seed, dtype)
+
+
+def _gemma4_text(options: dict[str, Any]) -> transformers.Gemma4TextConfig:
+    sizes = _GEMMA4 | options
+    return transformers.Gemma4TextConfig(vocab_size_per_layer_input=sizes["vocab_size"], **sizes)
+
+
 _MINISTRAL3 = _SIZES | {
     "head_dim": 32,
     "rope_parameters": {
@@ -235,6 +275,19 @@ _GEMMA3 = _SIZES | {
     "query_pre_attn_scalar": 24,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
 }
+_GEMMA4 = _SIZES | {
+    "initializer_range": 0.06,  # NOTE: as for Gemma 3
+    "num_hidden_layers": 5,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 32,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "sliding_window": 10,
+    "layer_types": [*["sliding_attention"] * 2, "full_attention", "sliding_attention", "full_attention"],
+}
 
 BUILDERS: dict[str, Builder] = {
     "llama": save_tiny_llama,
@@ -242,12 +295,14 @@ BUILDERS: dict[str, Builder] = {
     "qwen2": save_tiny_qwen2,
     "qwen3": save_tiny_qwen3,
     "gemma3": save_tiny_gemma3,
+    "gemma4": save_tiny_gemma4,
     "mixtral": save_tiny_mixtral,
     "qwen3_moe": save_tiny_qwen3_moe,
 }
 """Families that every property is tested of."""
 
 MORE_BUILDERS: dict[str, Builder] = {
+    "gemma4_moe": save_tiny_gemma4_moe,
     "qwen2_moe": save_tiny_qwen2_moe,
     "glm4_moe": save_tiny_glm4_moe,
     "minimax_m2": save_tiny_minimax_m2,
@@ -303,13 +358,13 @@ def _auto_class(multimodal: bool) -> Any:
 
 
 def _spread(model: PreTrainedModel, width: float) -> None:
-    """Norm weights and biases start as constants: give them values that a mistake would show in."""
+    """Norm weights, biases and scales start as constants: give them values that a mistake would show in."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * (0.2 if "norm" in name else width))
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "layer_scalar")):
                 buffer.add_(torch.randn_like(buffer) * width)
 
 

@@ -33,7 +33,9 @@ from tests.helpers.fake_worker import MAX_MODEL_LEN, MODEL, FakeWorker, model_in
 from tests.helpers.secret import SECRET
 from tests.helpers.tokenizers import write_byte_tokenizer
 
-__all__ = ["MAX_MODEL_LEN", "MODEL", "FakeWorker", "model_info", "text_of"]
+JSON_HEAD = "host: localhost\r\ncontent-type: application/json\r\n"  # of a request that a test spells itself
+SAYS_JSON = {"content-type": "application/json"}
+__all__ = ["MAX_MODEL_LEN", "MODEL", "SAYS_JSON", "FakeWorker", "model_info", "text_of"]
 
 
 async def eventually(holds: Callable[[], bool], timeout_s: float = 20.0) -> None:

@@ -8,8 +8,10 @@ step first proves that all positions its queries see hold exactly that. So a blo
 from collections.abc import Sequence
 
 from tandem.core.types import FinishReason
+from tandem.engine.executor import FinishedStep
+from tandem.kvcache.prefix import NULL_BLOCK
 from tandem.kvcache.spec import KVLayout
-from tandem.scheduler.output import ExecutorOutput, SampledToken, ScheduledRequest, SchedulerOutput
+from tandem.scheduler.output import ExecutorOutput, NewRequest, SampledToken, ScheduledRequest, SchedulerOutput
 from tandem.scheduler.request import Request
 
 VOCAB_SIZE = 97
@@ -57,17 +59,18 @@ class FakeExecutor:
         self._layout = layout
         self._failing = failing
         self._arena: dict[tuple[int, int], tuple[int, int]] = {}
-        self._contents: dict[str, list[int]] = {}
+        self._known: dict[str, _Known] = {}
 
-    def execute(self, step: SchedulerOutput) -> ExecutorOutput:
+    def submit(self, step: SchedulerOutput) -> FinishedStep:
         for request_id in step.released:
-            self._contents.pop(request_id, None)
-        if self._layout is not None:
-            for item in step.scheduled:
-                self._compute(item, self._layout)
+            self._known.pop(request_id, None)
+        for request in step.new:
+            self._known[request.request_id] = _Known(request, self._layout)
+        for item in step.scheduled:
+            self._compute(item)
         self.num_computed_tokens += step.num_tokens
-        return ExecutorOutput(
-            {item.request.request_id: self._sample(item) for item in step.scheduled if item.samples}, {}
+        return FinishedStep(
+            ExecutorOutput({item.request_id: self._sample(item) for item in step.scheduled if item.samples}, {})
         )
 
     def write(self, block_id: int, content: Sequence[Content | None]) -> None:
@@ -81,20 +84,47 @@ class FakeExecutor:
         return [self._arena.get((block_id, offset)) for offset in range(block_size)]
 
     def _sample(self, item: ScheduledRequest) -> SampledToken:
-        if item.request.request_id in self._failing:
+        if item.request_id in self._failing:
             return SampledToken(0, error="nothing can be chosen")
-        return SampledToken(fake_token(item.request.seed, item.end))
+        return SampledToken(fake_token(self._known[item.request_id].seed, item.end))
 
-    def _compute(self, item: ScheduledRequest, layout: KVLayout) -> None:
-        contents = self._contents.setdefault(item.request.request_id, [hash(item.request.hash_root)])
-        for token_id in item.request.token_ids[len(contents) - 1 : item.end]:
-            contents.append(hash((contents[-1], token_id)))
-        start, size = item.request.num_computed_tokens, layout.block_size
-        for group, blocks in enumerate(item.block_table.groups):
-            for position in range(layout.groups[group].spec.first_visible(start), start):
+    def _compute(self, item: ScheduledRequest) -> None:
+        known = self._known[item.request_id]
+        if self._layout is None:
+            return
+        known.take(item)
+        size = self._layout.block_size
+        for group, blocks in enumerate(known.tables):
+            for position in range(self._layout.groups[group].spec.first_visible(item.start), item.start):
                 held = self._arena.get((blocks[position // size], position % size))
-                assert held == (group, contents[position + 1]), f"{item.request.request_id}: wrong KV at {position}"
-        for group, blocks in enumerate(item.block_table.groups):
-            for position in range(start, item.end):
-                assert blocks[position // size] != 0, f"{item.request.request_id}: would write to the null block"
-                self._arena[blocks[position // size], position % size] = (group, contents[position + 1])
+                assert held == (group, known.contents[position + 1]), f"{item.request_id}: wrong KV at {position}"
+        for group, blocks in enumerate(known.tables):
+            for position in range(item.start, item.end):
+                assert blocks[position // size] != NULL_BLOCK, f"{item.request_id}: would write to the null block"
+                self._arena[blocks[position // size], position % size] = (group, known.contents[position + 1])
+
+
+class _Known:
+    """What the executor was told of one request: its tokens as what their KV stands for, and its block tables."""
+
+    def __init__(self, request: NewRequest, layout: KVLayout | None) -> None:
+        self.seed = request.seed
+        self.contents = [hash(request.hash_root)]
+        self.tables: list[list[int]] = [[] for _ in layout.groups] if layout is not None else []
+        self._append((*request.prompt_token_ids, *request.output_token_ids))
+
+    def take(self, item: ScheduledRequest) -> None:
+        """Tokens and blocks that came with a step; those that were known before must be the same again."""
+        num_known = len(self.contents) - 1 - item.start
+        for position, token_id in enumerate(item.token_ids[:num_known], item.start):
+            expected = hash((self.contents[position], token_id))
+            assert self.contents[position + 1] == expected, f"{item.request_id}: another token at {position}"
+        self._append(item.token_ids[num_known:])
+        if item.blocks is not None:
+            for table, added, num_dropped in zip(self.tables, item.blocks.added, item.blocks.num_dropped, strict=True):
+                table += added
+                table[:num_dropped] = [NULL_BLOCK] * num_dropped
+
+    def _append(self, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            self.contents.append(hash((self.contents[-1], token_id)))

@@ -41,7 +41,8 @@ SETTINGS: Mapping[str, type[BaseSettings]] = {
 }
 # Fields that the chart sets itself, or that make no sense in it.
 OWNED = {
-    "gateway": "host port routers model served_model_name redis drain_timeout_s",
+    "gateway": "host port admin_bind allow_anonymous routers model served_model_name redis responses_key "
+    "drain_timeout_s",
     "router": "bind metrics_port redis discovery kubernetes_namespace kubernetes_selector grace_s",
     "prefill": "model served_model_name bind advertise worker_id routers redis grace_s metrics_port core_board",
     "decode": "model served_model_name bind advertise worker_id routers redis grace_s metrics_port core_board",
@@ -54,7 +55,7 @@ OWNED = {
 _OWNED_BY_ALL = "cluster_secret log_level log_format otlp_endpoint"
 _DRAWN = (
     (re.compile(r"checksum/config: \S+"), "checksum/config: drawn"),
-    (re.compile(r"(cluster-secret|redis-password): [\w+/=]{40,}"), r"\1: drawn"),
+    (re.compile(r"(cluster-secret|redis(?:-gateway|-accounts)?-password|responses-key): [\w+/=]{40,}"), r"\1: drawn"),
 )
 
 Object = dict[str, Any]

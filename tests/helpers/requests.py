@@ -1,5 +1,6 @@
 """Builders of schedulers and requests for tests that run without a model."""
 
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -7,7 +8,7 @@ from tandem.core.config import SchedulerConfig
 from tandem.core.sampling_params import SamplingParams
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.spec import KVLayout
-from tandem.scheduler.output import SchedulerOutput
+from tandem.scheduler.output import ExecutorOutput, SchedulerOutput
 from tandem.scheduler.request import Request, RequestState
 from tandem.scheduler.scheduler import Scheduler
 from tests.helpers.fake_executor import FakeExecutor
@@ -43,10 +44,11 @@ class Bench:
         """One step; proves the budget, that no running decode was left out, and all accounts."""
         output = self.scheduler.schedule()
         assert output.num_tokens <= self.scheduler.config.max_num_batched_tokens, "over budget"
-        scheduled = {item.request.request_id for item in output.scheduled}
+        scheduled = {item.request_id for item in output.scheduled}
         assert len(scheduled) == len(output.scheduled), "scheduled twice"
         for item in output.scheduled:
-            assert item.request.state is RequestState.RUNNING, "a request without blocks was scheduled"
+            request = self.scheduler._requests[item.request_id]
+            assert request.state is RequestState.RUNNING, "a request without blocks was scheduled"
         assert output.scheduled or not self.scheduler.has_work, "nothing was scheduled though there is work"
         for request in self.scheduler._running:
             assert request.request_id in scheduled or not request.is_decoding, "a running decode was stalled"
@@ -54,9 +56,15 @@ class Bench:
             if request.state is RequestState.WAITING:
                 assert request.num_computed_tokens == 0, "a request without blocks claims computed tokens"
         self.steps.append(output)
-        ended = self.scheduler.update(output, self.executor.execute(output))
+        ended = self.scheduler.update(output, self.execute(output))
         self.scheduler.check()
         return ended
+
+    def execute(self, step: SchedulerOutput) -> ExecutorOutput:
+        """Computed as by another process, which has nothing of a step but its bytes."""
+        handle = self.executor.submit(pickle.loads(pickle.dumps(step)))
+        result: ExecutorOutput = pickle.loads(pickle.dumps(handle.result()))
+        return result
 
     def run(self, max_steps: int = 10_000) -> list[Request]:
         """Until nothing is left to do; returns the requests in the order they ended."""

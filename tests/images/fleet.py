@@ -37,7 +37,12 @@ _WORKER = {
     "TANDEM_GRACE_S": "40",
 }
 _ENV: Mapping[str, Mapping[str, str]] = {
-    "gateway": {"TANDEM_MODEL": MODEL_PATH, "TANDEM_ROUTERS": "router-0:7800,router-1:7800"},
+    "gateway": {
+        "TANDEM_MODEL": MODEL_PATH,
+        "TANDEM_ROUTERS": "router-0:7800,router-1:7800",
+        "TANDEM_ALLOW_ANONYMOUS": "true",
+        "TANDEM_ADMIN_BIND": "0.0.0.0:8001",
+    },
     "router": {
         "TANDEM_REDIS": "redis://redis:6379/0",
         "TANDEM_METRICS_PORT": "7801",
@@ -90,6 +95,11 @@ class Fleet:
         """Of the gateway."""
         return f"http://{self.containers['gateway'].ip()}:8000"
 
+    @property
+    def admin_url(self) -> str:
+        """Where the gateway answers operators."""
+        return f"http://{self.containers['gateway'].ip()}:8001"
+
     def start(self, name: str) -> Container:
         """Start a container anew; returns before it is ready."""
         self.containers[name] = Container.start(spec_of(name, self.images))
@@ -113,7 +123,7 @@ class Fleet:
 
     def workers(self) -> dict[str, dict[str, Any]]:
         """What the gateway lists, by worker."""
-        answer = httpx.get(f"{self.url}/admin/workers", timeout=5.0, trust_env=False)
+        answer = httpx.get(f"{self.admin_url}/admin/workers", timeout=5.0, trust_env=False)
         answer.raise_for_status()
         return {worker["worker_id"]: worker for worker in answer.json()["workers"]}
 

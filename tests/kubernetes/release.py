@@ -56,6 +56,7 @@ def values_for(images: Images) -> Values:
         "redis": {"image": image(images.redis), "resources": small},
         "gateway": {
             "replicas": 2,
+            "allowAnonymous": True,
             "resources": small,
             "probes": probes,
             "termination": {"preStopSeconds": 3, "drainSeconds": DRAIN_S},

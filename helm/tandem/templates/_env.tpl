@@ -56,11 +56,57 @@
 {{ include "tandem.modelEnv" .root }}
 - name: TANDEM_DRAIN_TIMEOUT_S
   value: {{ int .pool.termination.drainSeconds | quote }}
+- name: TANDEM_ADMIN_BIND
+  value: "{{ include "tandem.anyBind" .root }}:8001"
+{{- if .pool.allowAnonymous }}
+- name: TANDEM_ALLOW_ANONYMOUS
+  value: "true"
+{{- if not (hasKey .pool.settings "allowedHosts") }}
+- name: TANDEM_ALLOWED_HOSTS
+  value: {{ include "tandem.gatewayHosts" .root | quote }}
+{{- end }}
+{{- end }}
 {{- if and .root.Values.redis.enabled (not (hasKey .pool.settings "storedResponsesMib")) }}
 - name: TANDEM_STORED_RESPONSES_MIB
   value: {{ div (int .root.Values.redis.maxMemoryMiB) 4 | quote }}
 {{- end }}
-{{- include "tandem.redisEnv" .root }}
+{{- include "tandem.redisEnv" (dict "root" .root "role" "gateway" "variable" "TANDEM_REDIS") }}
+{{- if eq (include "tandem.hasRedis" .root) "true" }}
+- name: TANDEM_RESPONSES_KEY
+  valueFrom:
+    secretKeyRef:
+      name: {{ default (include "tandem.secretName" .root) .pool.responsesKey.existingSecret }}
+      key: {{ .pool.responsesKey.key }}
+{{- end }}
+{{- if eq (include "tandem.accountsAreInRedis" .root) "true" }}
+{{- include "tandem.redisEnv" (dict "root" .root "role" "accounts" "variable" "TANDEM_ACCOUNTS") }}
+{{- end }}
+{{- end }}
+
+{{/* Whether the chart says where accounts are: neither a setting nor a variable does, and somebody asks for keys. */}}
+{{- define "tandem.accountsAreInRedis" -}}
+{{- $gateway := .Values.gateway -}}
+{{- $said := list -}}
+{{- range $gateway.extraEnv -}}
+{{- $said = append $said .name -}}
+{{- end -}}
+{{- and (not $gateway.allowAnonymous) (not $gateway.settings.accounts) (not (has "TANDEM_ACCOUNTS" $said)) (eq (include "tandem.hasRedis" .) "true") -}}
+{{- end }}
+
+{{/* Whether gateways ask for keys. */}}
+{{- define "tandem.hasAccounts" -}}
+{{- and .Values.gateway.enabled (not .Values.gateway.allowAnonymous) -}}
+{{- end }}
+
+{{/* The names by which gateways are called: of their Services, and of routes to them. */}}
+{{- define "tandem.gatewayHosts" -}}
+{{- $names := list -}}
+{{- range $service := list "gateway" "gateway-headless" -}}
+{{- $name := printf "%s-%s" (include "tandem.fullname" $) $service -}}
+{{- $below := printf "%s.%s" $name $.Release.Namespace -}}
+{{- $names = concat $names (list $name $below (printf "%s.svc" $below) (printf "%s.svc.cluster.local" $below)) -}}
+{{- end -}}
+{{- join "," (concat $names .Values.gatewayApi.hostnames) -}}
 {{- end }}
 
 {{- define "tandem.env.router" }}
@@ -84,7 +130,7 @@
 - name: TANDEM_MAX_BLOCK_REPLICAS
   value: {{ include "tandem.maxBlockReplicas" .root | quote }}
 {{- end }}
-{{- include "tandem.redisEnv" .root }}
+{{- include "tandem.redisEnv" (dict "root" .root "role" "cluster" "variable" "TANDEM_REDIS") }}
 {{- end }}
 
 {{- define "tandem.env.prefill" }}
@@ -106,7 +152,7 @@
 - name: TANDEM_GRACE_S
   value: {{ int .pool.termination.drainSeconds | quote }}
 {{- if eq (include "tandem.hasRedis" .root) "true" }}
-{{- include "tandem.redisEnv" .root }}
+{{- include "tandem.redisEnv" (dict "root" .root "role" "cluster" "variable" "TANDEM_REDIS") }}
 {{- else }}
 - name: TANDEM_ROUTERS
   value: {{ include "tandem.routers" .root | quote }}
@@ -151,7 +197,7 @@
 - name: TANDEM_ROUTERS
   value: {{ include "tandem.routers" .root | quote }}
 - name: TANDEM_GATEWAYS
-  value: {{ include "tandem.fullname" .root }}-gateway-headless:8000
+  value: {{ include "tandem.fullname" .root }}-gateway-headless:8001
 - name: TANDEM_KUBERNETES_NAMESPACE
   valueFrom:
     fieldRef:

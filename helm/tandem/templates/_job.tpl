@@ -21,6 +21,45 @@ resources:
   {{- toYaml .resources | nindent 2 }}
 {{- end }}
 
+{{/* Where a job draws a key of its own, as TANDEM_ACCOUNTS; empty: gateways ask for none, or it cannot be known here. */}}
+{{- define "tandem.jobAccounts" -}}
+{{- $where := default "" .Values.gateway.settings.accounts -}}
+{{- if eq (include "tandem.hasAccounts" .) "true" -}}
+{{- if eq (include "tandem.accountsAreInRedis" .) "true" -}}
+{{ include "tandem.redisEnv" (dict "root" . "role" "accounts" "variable" "TANDEM_ACCOUNTS") | trim }}
+{{- else if regexMatch "^rediss?([+]sentinel)?://[^$]*$" $where -}}
+- name: TANDEM_ACCOUNTS
+  value: {{ $where | quote }}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/* Whether a job's own environment names this variable. Takes env, names. */}}
+{{- define "tandem.names" -}}
+{{- $found := false -}}
+{{- range .env -}}
+{{- $found = or $found (has .name $.names) -}}
+{{- end -}}
+{{- $found -}}
+{{- end }}
+
+{{/* Whether a job needs the authority of an external Redis, to draw a key. Takes root, accounts. */}}
+{{- define "tandem.jobRedisCa" -}}
+{{- and (ne .accounts "") (not .root.Values.redis.enabled) (ne .root.Values.externalRedis.caSecret.name "") -}}
+{{- end }}
+
+{{- define "tandem.jobRedisCaMount" -}}
+- name: redis-ca
+  mountPath: /etc/tandem/redis-ca
+  readOnly: true
+{{- end }}
+
+{{- define "tandem.jobRedisCaVolume" -}}
+- name: redis-ca
+  secret:
+    secretName: {{ .Values.externalRedis.caSecret.name }}
+{{- end }}
+
 {{- define "tandem.gatewayUrl" -}}
 http://{{ include "tandem.fullname" . }}-gateway:{{ int .Values.gateway.service.port }}
 {{- end }}

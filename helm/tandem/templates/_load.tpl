@@ -3,6 +3,11 @@
 {{- define "tandem.loadTemplate" -}}
 {{- $load := .Values.load -}}
 {{- $context := dict "root" . "name" "load" "resources" $load.resources -}}
+{{- $accounts := "" -}}
+{{- if and (not $load.url) (ne (include "tandem.names" (dict "env" $load.extraEnv "names" (list "TANDEM_LOAD_API_KEY" "TANDEM_ACCOUNTS"))) "true") -}}
+{{- $accounts = include "tandem.jobAccounts" . -}}
+{{- end -}}
+{{- $needsCa := eq (include "tandem.jobRedisCa" (dict "root" . "accounts" $accounts)) "true" -}}
 metadata:
   labels:
     {{- include "tandem.templateLabels" (dict "root" . "name" "load" "podLabels" dict) | nindent 4 }}
@@ -19,13 +24,34 @@ spec:
   containers:
     - name: load
       {{- include "tandem.jobContainer" $context | nindent 6 }}
-      command: [tandem, load]
-      {{- with $load.args }}
+      {{- if $accounts }}
+      command: [python3, -c]
       args:
-        {{- toYaml . | nindent 8 }}
+        - |
+          {{- .Files.Get "files/with_key.py" | nindent 10 }}
+        - TANDEM_LOAD_API_KEY
+        - --name
+        - load
+        - --admin
+        - --
+        - tandem
+        - load
+      {{- else }}
+      command: [tandem, load]
+      {{- if $load.args }}
+      args:
       {{- end }}
+      {{- end }}
+        {{- with $load.args }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
       env:
         {{- include "tandem.loadEnv" . | nindent 8 }}
+        {{- if $accounts }}
+        {{- $accounts | nindent 8 }}
+        - name: TIMEOUT_S
+          value: {{ include "tandem.scalar" (default 300 $load.settings.readyTimeoutS) | quote }}
+        {{- end }}
         {{- with $load.extraEnv }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -34,6 +60,9 @@ spec:
           mountPath: /tmp
         - name: results
           mountPath: /results
+        {{- if $needsCa }}
+        {{- include "tandem.jobRedisCaMount" . | nindent 8 }}
+        {{- end }}
         {{- with $load.volumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -47,6 +76,9 @@ spec:
       {{- else }}
       emptyDir: {}
       {{- end }}
+    {{- if $needsCa }}
+    {{- include "tandem.jobRedisCaVolume" . | nindent 4 }}
+    {{- end }}
     {{- with $load.volumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -55,6 +87,10 @@ spec:
 {{- define "tandem.loadEnv" -}}
 - name: TANDEM_LOAD_URL
   value: {{ default (include "tandem.gatewayUrl" .) .Values.load.url | quote }}
+{{- if and (not .Values.load.url) (not (hasKey .Values.load.settings "adminUrl")) }}
+- name: TANDEM_LOAD_ADMIN_URL
+  value: http://{{ include "tandem.fullname" . }}-gateway-headless:8001
+{{- end }}
 {{- include "tandem.settingsEnv" (dict "settings" .Values.load.settings "prefix" "TANDEM_LOAD_") }}
 - name: HOME
   value: /tmp

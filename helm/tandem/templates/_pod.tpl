@@ -100,6 +100,7 @@ spec:
 {{- define "tandem.ports" -}}
 {{- if eq .name "gateway" -}}
 http: 8000
+metrics: 8001
 {{- else if eq .name "router" -}}
 grpc: 7800
 metrics: 7801

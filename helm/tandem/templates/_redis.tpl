@@ -20,44 +20,93 @@ announce
 {{- div (mul (int64 .Values.redis.maxMemoryMiB) 1048576 6) 900 -}}
 {{- end }}
 
-{{/* TANDEM_REDIS, after the password it refers to. */}}
+{{/* Whether the chart's Redis keeps what it is told: where accounts are in it, or a claim is named. Hints need no volume. */}}
+{{- define "tandem.redisIsKept" -}}
+{{- $redis := .Values.redis -}}
+{{- $holdsAccounts := and .Values.gateway.enabled (eq (include "tandem.accountsAreInRedis" .) "true") -}}
+{{- and $redis.enabled $redis.persistence.enabled (or $holdsAccounts (ne $redis.persistence.existingClaim "")) -}}
+{{- end }}
+
+{{/* Redis has a user for each role: cluster (who serves where, which prefix lies where), gateway (stored responses, cache
+     pins) and accounts. files/redis-users.acl says what each may do. All of these take root, role. */}}
+
+{{/* The URL as this variable, after the password that it refers to. Takes variable too. */}}
 {{- define "tandem.redisEnv" -}}
-{{- if .Values.redis.enabled }}
-{{- if .Values.redis.auth.enabled }}
+{{- if .root.Values.redis.enabled }}
+{{- $user := "" -}}
+{{- if .root.Values.redis.auth.enabled }}
 {{ include "tandem.redisPassword" . }}
+{{- $user = printf "%s:$(%s)@" .role (include "tandem.redisPasswordName" .) }}
 {{- end }}
-- name: TANDEM_REDIS
-  value: redis://{{ if .Values.redis.auth.enabled }}:$(REDIS_PASSWORD)@{{ end }}{{ include "tandem.fullname" . }}-redis:6379/0
+- name: {{ .variable }}
+  value: redis://{{ $user }}{{ include "tandem.fullname" .root }}-redis:6379/0
+{{- else if eq (include "tandem.hasRedis" .root) "true" }}
+{{- $credential := include "tandem.externalCredential" . | fromYaml }}
+{{- if $credential.urlKey }}
+- name: {{ .variable }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ $credential.existingSecret }}
+      key: {{ $credential.urlKey }}
 {{- else }}
-{{- with .Values.externalRedis }}
-{{- if .urlKey }}
-- name: TANDEM_REDIS
+{{- $password := include "tandem.redisPasswordName" . }}
+{{- if $credential.existingSecret }}
+- name: {{ $password }}
   valueFrom:
     secretKeyRef:
-      name: {{ .existingSecret }}
-      key: {{ .urlKey }}
-{{- else if .host }}
-{{- if .existingSecret }}
-- name: REDIS_PASSWORD
-  valueFrom:
-    secretKeyRef:
-      name: {{ .existingSecret }}
-      key: {{ .passwordKey }}
+      name: {{ $credential.existingSecret }}
+      key: {{ $credential.passwordKey }}
 {{- end }}
-{{- $user := printf "%s%s" .username (ternary ":$(REDIS_PASSWORD)" "" (ne .existingSecret "")) }}
+{{- with .root.Values.externalRedis }}
+{{- $user := printf "%s%s" $credential.username (ternary (printf ":$(%s)" $password) "" (ne $credential.existingSecret "")) }}
 {{- $scheme := ternary "rediss" "redis" .tls }}
 {{- $query := ternary (printf "?ssl_ca_certs=/etc/tandem/redis-ca/%s" .caSecret.key) "" (ne .caSecret.name "") }}
-- name: TANDEM_REDIS
+- name: {{ $.variable }}
   value: {{ printf "%s://%s%s:%d/%d%s" $scheme (ternary (printf "%s@" $user) "" (ne $user "")) .host (int .port) (int .database) $query | quote }}
 {{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
 
+{{/* Of an external Redis: username, existingSecret, passwordKey, urlKey. What a role has none of its own is the cluster's. */}}
+{{- define "tandem.externalCredential" -}}
+{{- $external := .root.Values.externalRedis -}}
+{{- $own := ternary dict (get $external .role) (eq .role "cluster") -}}
+{{- $credential := dict -}}
+{{- range $key := list "username" "existingSecret" "passwordKey" "urlKey" -}}
+{{- $_ := set $credential $key (default (get $external $key) (get $own $key)) -}}
+{{- end -}}
+{{- toYaml $credential -}}
+{{- end }}
+
+{{- define "tandem.redisPasswordName" -}}
+REDIS_{{ upper .role }}_PASSWORD
+{{- end }}
+
+{{/* The chart's own Redis: the password of a role. */}}
 {{- define "tandem.redisPassword" -}}
-- name: REDIS_PASSWORD
+- name: {{ include "tandem.redisPasswordName" . }}
   valueFrom:
     secretKeyRef:
-      name: {{ default (include "tandem.secretName" .) .Values.redis.auth.existingSecret }}
-      key: {{ .Values.redis.auth.key }}
+      name: {{ default (include "tandem.secretName" .root) .root.Values.redis.auth.existingSecret }}
+      key: {{ include "tandem.redisPasswordKey" . }}
+{{- end }}
+
+{{- define "tandem.redisPasswordKey" -}}
+{{- get .root.Values.redis.auth (get (dict "cluster" "key" "gateway" "gatewayKey" "accounts" "accountsKey") .role) -}}
+{{- end }}
+
+{{/* redis-server's arguments for the users, a word each. Takes the root. */}}
+{{- define "tandem.redisUsers" -}}
+{{- $words := list -}}
+{{- range $line := .Files.Lines "files/redis-users.acl" -}}
+{{- if $line -}}
+{{- $rule := rest (splitList " " $line) -}}
+{{- $words = concat $words (list "--user") $rule -}}
+{{- if ne (first $rule) "default" -}}
+{{- $words = append $words (printf ">$(%s)" (include "tandem.redisPasswordName" (dict "root" $ "role" (first $rule)))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $words -}}
 {{- end }}

@@ -5,7 +5,7 @@
 {{- printf "%s-secrets" (include "tandem.fullname" .) -}}
 {{- end }}
 
-{{- define "tandem.drawsRedisPassword" -}}
+{{- define "tandem.drawsRedisPasswords" -}}
 {{- and .Values.redis.enabled .Values.redis.auth.enabled (not .Values.redis.auth.existingSecret) -}}
 {{- end }}
 
@@ -18,8 +18,14 @@
 {{- if not .Values.clusterSecret.existingSecret -}}
 {{- $_ := set $data .Values.clusterSecret.key (default (randAlphaNum 48 | b64enc) (get $old .Values.clusterSecret.key)) -}}
 {{- end -}}
-{{- if eq (include "tandem.drawsRedisPassword" .) "true" -}}
-{{- $_ := set $data .Values.redis.auth.key (default (randAlphaNum 32 | b64enc) (get $old .Values.redis.auth.key)) -}}
+{{- if and .Values.gateway.enabled (eq (include "tandem.hasRedis" .) "true") (not .Values.gateway.responsesKey.existingSecret) -}}
+{{- $_ := set $data .Values.gateway.responsesKey.key (default (randAlphaNum 48 | b64enc) (get $old .Values.gateway.responsesKey.key)) -}}
+{{- end -}}
+{{- if eq (include "tandem.drawsRedisPasswords" .) "true" -}}
+{{- range $role := list "cluster" "gateway" "accounts" -}}
+{{- $key := include "tandem.redisPasswordKey" (dict "root" $ "role" $role) -}}
+{{- $_ := set $data $key (default (randAlphaNum 32 | b64enc) (get $old $key)) -}}
+{{- end -}}
 {{- end -}}
 {{- $_ := set .Values "_drawn" $data -}}
 {{- end -}}

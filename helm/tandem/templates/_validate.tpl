@@ -39,6 +39,18 @@
 {{- if and $external.urlKey (not $external.existingSecret) -}}
 {{- fail "externalRedis.urlKey needs externalRedis.existingSecret, the Secret that has that key" -}}
 {{- end -}}
+{{- range $role := list "gateway" "accounts" -}}
+{{- $own := get $external $role -}}
+{{- if and (not (or $external.host $external.urlKey)) (or $own.username $own.existingSecret $own.urlKey) -}}
+{{- fail (printf "externalRedis.%s has no effect without externalRedis.host or urlKey, which name the external Redis of this release; set one of them and redis.enabled=false%s" $role (ternary ", or for accounts elsewhere set gateway.settings.accounts" "" (eq $role "accounts"))) -}}
+{{- end -}}
+{{- if and $external.urlKey (not $own.urlKey) (or $own.username (ne $own.passwordKey "")) -}}
+{{- fail (printf "externalRedis.%s.username and passwordKey have no effect beside externalRedis.urlKey, whose URL has a user: set externalRedis.%s.urlKey to the key of a URL with the user of this role" $role $role) -}}
+{{- end -}}
+{{- if and $own.urlKey (not $own.existingSecret) (not $external.existingSecret) -}}
+{{- fail (printf "externalRedis.%s.urlKey needs externalRedis.%s.existingSecret or externalRedis.existingSecret, the Secret that has that key" $role $role) -}}
+{{- end -}}
+{{- end -}}
 {{- $most := int64 (include "tandem.maxBlockReplicas" .) -}}
 {{- $asked := int64 .Values.router.settings.maxBlockReplicas -}}
 {{- if and .Values.redis.enabled (gt $asked $most) -}}
@@ -74,11 +86,27 @@
 {{- define "tandem.validateAccounts" -}}
 {{- $gateway := .Values.gateway -}}
 {{- $where := default "" $gateway.settings.accounts -}}
-{{- $isFile := and $where (not (regexMatch "^((rediss?|unix)://|[$][(])" $where)) -}}
+{{- if and $gateway.enabled $gateway.allowAnonymous $where -}}
+{{- fail "gateway.allowAnonymous=true and gateway.settings.accounts are both set: keys are asked for or they are not; remove one of them" -}}
+{{- end -}}
+{{- if and $gateway.enabled (hasPrefix "$(TANDEM_REDIS)" $where) .Values.redis.enabled .Values.redis.auth.enabled -}}
+{{- fail "gateway.settings.accounts=$(TANDEM_REDIS) is the URL of the user gateway, which may not read accounts: remove it; without it they are in this release's Redis, asked for as the user accounts" -}}
+{{- end -}}
+{{- $named := list -}}
+{{- range $gateway.extraEnv -}}
+{{- $named = append $named .name -}}
+{{- end -}}
+{{- if and $gateway.enabled (not $gateway.allowAnonymous) (not $where) (not (has "TANDEM_ACCOUNTS" $named)) (ne (include "tandem.hasRedis" .) "true") -}}
+{{- fail "gateways would ask for keys and have no place for them: set redis.enabled=true or externalRedis.host, or gateway.settings.accounts to a Redis of their own, or gateway.allowAnonymous=true where everybody who reaches them may use them" -}}
+{{- end -}}
+{{- if and $gateway.enabled .Values.redis.enabled (not .Values.redis.persistence.enabled) (eq (include "tandem.accountsAreInRedis" .) "true") -}}
+{{- fail "redis.persistence.enabled=false, and all keys and budgets would be gone with Redis's pod: set it to true, or name another place for them in gateway.settings.accounts or set gateway.allowAnonymous=true" -}}
+{{- end -}}
+{{- $isFile := and $where (not (regexMatch "^((rediss?([+]sentinel)?|unix)://|[$][(])" $where)) -}}
 {{- $isAlone := eq (include "tandem.maxReplicas" (dict "root" . "name" "gateway" "pool" $gateway)) "1" -}}
 {{- $canSurge := not (has (toString $gateway.rollout.maxSurge) (list "0" "0%")) -}}
 {{- if and $gateway.enabled $isFile (or (not $isAlone) $canSurge) -}}
-{{- fail "gateway.settings.accounts is a file, and each gateway would have keys and budgets of its own or be refused by the one that locks it: name a Redis that all share, as $(TANDEM_REDIS), or set gateway.replicas=1 without autoscaling, gateway.rollout.maxSurge=0 and gateway.rollout.maxUnavailable=1" -}}
+{{- fail "gateway.settings.accounts is a file, and each gateway would have keys and budgets of its own or be refused by the one that locks it: name a Redis that all share, as redis://host:6379/0, or remove it to have them in the release's Redis, or set gateway.replicas=1 without autoscaling, gateway.rollout.maxSurge=0 and gateway.rollout.maxUnavailable=1" -}}
 {{- end -}}
 {{- end }}
 

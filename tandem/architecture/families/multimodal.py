@@ -1,6 +1,6 @@
-"""The text model inside a multimodal checkpoint. Images are not served.
+"""The text model inside a multimodal checkpoint. Images and sound are not served.
 
-Tensors carry a prefix that changed over time; those of the vision tower are left where they are.
+Tensors carry a prefix that changed over time; those of the other parts are left where they are.
 """
 
 from dataclasses import replace
@@ -8,7 +8,8 @@ from dataclasses import replace
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import HEAD, ModelSpec
 
-_VISION = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_PARTS = ("vision_tower", "multi_modal_projector", "embed_vision", "audio_tower", "embed_audio")
+_NOT_SERVED = tuple(f"{prefix}{part}." for prefix in ("", "model.") for part in _PARTS)
 _PREFIXES = {
     "language_model.model.": "model.",
     "model.language_model.": "model.",
@@ -37,7 +38,7 @@ def with_outer_keys(fields: Fields, model: ModelSpec, *, tied: bool) -> ModelSpe
 
 def parameter_name(name: str) -> str | None:
     """As `Family.parameter_name`."""
-    if name.startswith(_VISION):
+    if name.startswith(_NOT_SERVED):
         return None
     for prefix, ours in _PREFIXES.items():
         if name.startswith(prefix):

@@ -1,5 +1,6 @@
 """Phi3ForCausalLM: Phi 3, 3.5 and 4. As Llama; q, k and v are rows of one tensor, and so are gate and up."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from tandem.architecture.families import base
@@ -47,7 +48,7 @@ def _read_model(fields: Fields) -> ModelSpec:
 
 
 def _fused_attention(mixer: AttentionSpec, prefix: str) -> AttentionSpec:
-    q, k, v = fused((mixer.q, mixer.k, mixer.v), f"{prefix}.qkv_proj.weight")
+    q, k, v = fused(filter(None, (mixer.q, mixer.k, mixer.v)), f"{prefix}.qkv_proj.weight")
     return replace(mixer, q=q, k=k, v=v)
 
 
@@ -56,7 +57,7 @@ def _fused_block(block: GatedSpec, prefix: str) -> GatedSpec:
     return replace(block, gate=gate, up=up)
 
 
-def fused(linears: tuple[LinearSpec, ...], tensor: str) -> list[LinearSpec]:
+def fused(linears: Iterable[LinearSpec], tensor: str) -> list[LinearSpec]:
     """The same maps, whose weights lie one after the other in the rows of `tensor`."""
     placed, start = [], 0
     for linear in linears:

@@ -1,5 +1,7 @@
 """`/v1/messages` and `/v1/messages/count_tokens`: a conversation in, one message or its number of tokens out."""
 
+from functools import partial
+
 import orjson
 
 from tandem.core.sampling_params import SamplingParams, validate_for_vocab
@@ -27,7 +29,7 @@ class MessagesDialect:
 
     async def read(self, body: bytes, request_id: str) -> Asked:
         """Raises as `Dialect.read`."""
-        asked = read_body(MessagesBody, body)
+        asked = await self._around.off_loop.run(len(body), partial(read_body, MessagesBody, body))
         prompt = _read_prompt(asked, self._around)
         check_budget(prompt.thinking, asked.max_tokens)
         info = await self._around.directory.info()
@@ -58,7 +60,7 @@ async def count_tokens(body: bytes, around: Surroundings) -> bytes:
         InvalidRequestError: as for a message, but a prompt may be longer than the context.
         UnavailableError: no worker is known.
     """
-    prompt = _read_prompt(read_body(PromptBody, body), around)
+    prompt = _read_prompt(await around.off_loop.run(len(body), partial(read_body, PromptBody, body)), around)
     info = await around.directory.info()
     assembled = await assemble(prompt.conversation, around, info, is_only_counted=True)
     return orjson.dumps({"input_tokens": len(assembled.token_ids)})

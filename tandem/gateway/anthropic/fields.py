@@ -1,4 +1,4 @@
-"""Which fields Anthropic's bodies have, and which of those that we do not act on are harmless.
+"""Fields of Anthropic's bodies, and those among them that are harmless though we do not act on them.
 
 Invariant: a field that would change the answer is acted on or refused by name, never ignored. Harmless ones name, bill,
 diagnose or speed up.
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tandem.core.errors import shown
 from tandem.gateway.errors import RequestError
-from tandem.gateway.exact import exact_messages
+from tandem.gateway.limits import check_free_form
 from tandem.gateway.parse import Entries, parse_body
 
 # Accepted whatever they hold.
@@ -71,7 +71,6 @@ def read_body(kind: type[AnyPrompt], body: bytes) -> AnyPrompt:
         RequestError: it is not a JSON object, a field has the wrong type, or one cannot be honoured; it is named.
     """
     found = parse_body(kind, body)
-    found.messages = exact_messages(body, found.messages)
     extra = found.model_extra or {}
     if extra.get("thread") is not None:
         raise RequestError(
@@ -80,7 +79,9 @@ def read_body(kind: type[AnyPrompt], body: bytes) -> AnyPrompt:
             code="thread_unsupported_request",
         )
     for name, value in extra.items():
-        if value is not None and name not in HARMLESS and value not in HARMLESS_VALUES.get(name, ()):
+        if name in HARMLESS:
+            check_free_form({name: value}, name)
+        elif value is not None and value not in HARMLESS_VALUES.get(name, ()):
             raise unsupported(shown(name)[1:-1], value)
     return found
 

@@ -1,6 +1,7 @@
 """`/v1/chat/completions`: a conversation in, one message a choice out."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from tandem.gateway.assembly import assemble
@@ -9,7 +10,7 @@ from tandem.gateway.choices import check_num_choices, expected_output, make_choi
 from tandem.gateway.conversation import Conversation, Effort, Thinking
 from tandem.gateway.dialect import Asked, Surroundings
 from tandem.gateway.errors import Problem, RequestError
-from tandem.gateway.exact import exact_messages
+from tandem.gateway.limits import check_free_form
 from tandem.gateway.openai.chat_writer import ChatWriter
 from tandem.gateway.openai.envelope import Envelope
 from tandem.gateway.openai.fields import ChatBody, read_body
@@ -31,8 +32,8 @@ class ChatDialect:
 
     async def read(self, body: bytes, request_id: str) -> Asked:
         """Raises as `Dialect.read`."""
-        asked, model = read_body(ChatBody, body), self._around.model
-        asked.messages = exact_messages(body, asked.messages)
+        asked = await self._around.off_loop.run(len(body), partial(read_body, ChatBody, body))
+        model = self._around.model
         model.require(asked.model)
         check_num_choices(1, asked.n, self._around.limits.max_choices)
         conversation = self._conversation(asked)
@@ -122,7 +123,7 @@ def _num_logprobs(asked: ChatBody) -> int | None:
 
 def template_variables(said: Mapping[str, Any] | None, add_generation_prompt: bool | None) -> dict[str, Any]:
     """What the template sees besides the messages. Raises RequestError for what has a field of its own."""
-    variables = dict(said or {})
+    variables = dict(check_free_form(said or {}, "chat_template_kwargs"))
     for name in ("tools", "documents", "messages"):
         if name in variables:
             raise RequestError(f"chat_template_kwargs may not hold {name}", param="chat_template_kwargs")

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import orjson
@@ -39,7 +40,8 @@ class CompletionDialect:
 
     async def read(self, body: bytes, request_id: str) -> Asked:
         """Raises as `Dialect.read`."""
-        asked, model = read_body(CompletionBody, body), self._around.model
+        asked = await self._around.off_loop.run(len(body), partial(read_body, CompletionBody, body))
+        model = self._around.model
         model.require(asked.model)
         prompts = _prompts(asked)
         check_num_choices(len(prompts), asked.n, self._around.limits.max_choices)

@@ -1,4 +1,4 @@
-"""Which fields OpenAI's bodies have, and which of those that we do not act on are harmless.
+"""Fields of OpenAI's bodies, and those among them that are harmless though we do not act on them.
 
 Invariant: a field that would change the answer is acted on or refused by name, never ignored. Fields that are harmless:
 they name, bill, store or speed up, or hold the value that means "nothing special".
@@ -13,6 +13,7 @@ from tandem.core.errors import shown
 from tandem.core.sampling_params import MAX_LIST_TOKENS
 from tandem.gateway.conversation import Effort
 from tandem.gateway.errors import RequestError
+from tandem.gateway.limits import check_free_form
 from tandem.gateway.parse import Entries, at_most, parse_body
 
 # Accepted whatever they hold.
@@ -132,14 +133,15 @@ def read_body(kind: type[AnyBody], body: bytes) -> AnyBody:
 
 def _check_extra(extra: Mapping[str, Any]) -> None:
     for name, value in extra.items():
-        if value is None or name in HARMLESS or value in HARMLESS_VALUES.get(name, ()):
-            continue
-        raise RequestError(
-            f"{shown(name)[1:-1]}={shown(value)} is not supported by this server, and ignoring it would change the "
-            "answer; leave it out",
-            param=name[:128],
-            code="unsupported_parameter",
-        )
+        if name in HARMLESS:
+            check_free_form({name: value}, name)
+        elif value is not None and value not in HARMLESS_VALUES.get(name, ()):
+            raise RequestError(
+                f"{shown(name)[1:-1]}={shown(value)} is not supported by this server, and ignoring it would change the "
+                "answer; leave it out",
+                param=name[:128],
+                code="unsupported_parameter",
+            )
 
 
 def _check_stream_options(body: GenerateBody) -> None:

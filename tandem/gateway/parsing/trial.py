@@ -1,4 +1,4 @@
-"""What a chat template makes of a short conversation: how a model's form is found out where its source does not say."""
+"""Trials of a chat template on short conversations, which show a model's form where its source does not say it."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -12,11 +12,16 @@ _USER = {"role": "user", "content": "Hi"}
 
 
 def trial(
-    template: str, messages: Sequence[Mapping[str, Any]] = (), said: Mapping[str, Any] = MappingProxyType({})
+    template: str,
+    messages: Sequence[Mapping[str, Any]] = (),
+    said: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    begins_with_user: bool = True,
 ) -> str | None:
     """The prompt of a user's message and then `messages`; None where the template refuses it. `said`: variables."""
+    first = (_USER,) if begins_with_user else ()
     try:
-        return ChatTemplate({"default": template}, _TOKENS).render([_USER, *messages], **said)
+        return ChatTemplate({"default": template}, _TOKENS).render([*first, *messages], **said)
     except (InvalidRequestError, CorruptCheckpointError):
         return None
 

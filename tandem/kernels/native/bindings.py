@@ -5,8 +5,7 @@ or a pointer after the call. A wrong shape or dtype is our own bug and asserts; 
 """
 
 import ctypes
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,6 +13,7 @@ import torch
 from tandem.architecture.feed_forward import Activation
 from tandem.core.errors import ConfigurationError
 from tandem.kernels.base import PackedWeight, StackLayer, StackShape
+from tandem.kernels.native.arguments import bind, has_contiguous_rows, is_paged, norm_weights, row_strides
 from tandem.kernels.native.build import load_library
 from tandem.kernels.native.codes import ACTIVATION_CODES, DTYPE_CODES
 from tandem.kernels.native.stack import STACK_FIELDS, NativeStack, serves
@@ -37,61 +37,27 @@ def unavailable_reason(cache_dir: Path | None = None) -> str | None:
     return None
 
 
-def _bind(library: ctypes.CDLL, name: str, fields: str) -> Callable[..., None]:
-    """The kernel as a function of its argument struct's fields, all of 8 bytes: q an integer or pointer, d a double."""
-    function = library[name]
-    function.restype = None
-    function.argtypes = [ctypes.c_char_p]
-    pack = struct.Struct(f"={fields}").pack
-    return lambda *values: function(pack(*values))
-
-
-def _rows(x: torch.Tensor) -> bool:
-    """A matrix whose rows are contiguous; the rows themselves may be strided."""
-    return x.dim() == 2 and (x.stride(1) == 1 or x.shape[1] == 1)
-
-
-def _row_strides(x: torch.Tensor) -> tuple[int, int]:
-    """Strides of the outer and inner rows of a matrix or of a stack of them."""
-    outer, *inner, _ = x.stride()
-    return outer, inner[0] if inner else 0
-
-
-def _norm_weights(q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, head_dim: int) -> tuple[int, int, int]:
-    """Pointers to both weights (0 = none), and their dtype's code."""
-    given = [weight for weight in (q_norm, k_norm) if weight is not None]
-    assert all(w.shape == (head_dim,) and w.is_contiguous() and w.dtype == given[0].dtype for w in given)
-    pointers = [0 if weight is None else weight.data_ptr() for weight in (q_norm, k_norm)]
-    return pointers[0], pointers[1], DTYPE_CODES[given[0].dtype] if given else 0
-
-
-def _is_paged(cache: torch.Tensor) -> bool:
-    """[num_blocks, num_kv_heads, block_size, head_dim], each block contiguous; the blocks themselves may be strided."""
-    _, num_kv_heads, block_size, head_dim = cache.shape
-    _, head_stride, slot_stride, stride = cache.stride()
-    return stride == 1 and slot_stride == head_dim and (num_kv_heads == 1 or head_stride == block_size * head_dim)
-
-
 class NativeKernels:
     """The methods of `Kernels`, and attention. Stateless and safe to share."""
 
     name = "native"
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._linear = _bind(library, "tandem_linear", "13q")
-        self._paged_attention = _bind(library, "tandem_paged_attention", "20qdqd2q")
-        self._rms_norm = _bind(library, "tandem_rms_norm", "13qd4q")
-        self._rope_and_write = _bind(library, "tandem_rope_and_write", "22qd7q")
-        self._gated_linear = _bind(library, "tandem_gated_linear", "15q")
-        self._stack = _bind(library, "tandem_stack", STACK_FIELDS)
-        self._take_rows = _bind(library, "tandem_take_rows", "7q")
-        self._pack = _bind(library, "tandem_pack", "7q")
+        self._linear = bind(library, "tandem_linear", "13q")
+        self._paged_attention = bind(library, "tandem_paged_attention", "20qdqd2q")
+        self._rms_norm = bind(library, "tandem_rms_norm", "13qd4q")
+        self._rope_and_write = bind(library, "tandem_rope_and_write", "22qd7q")
+        self._gated_linear = bind(library, "tandem_gated_linear", "15q")
+        self._gated_product = bind(library, "tandem_gated_product", "11q")
+        self._stack = bind(library, "tandem_stack", STACK_FIELDS)
+        self._take_rows = bind(library, "tandem_take_rows", "7q")
+        self._pack = bind(library, "tandem_pack", "7q")
 
     def take_rows(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """NOTE: PyTorch's own has OpenMP wake threads, which then spin on the cores that the next kernel wants."""
         size = x.shape[1]
         out = x.new_empty(indices.shape[0], size)
-        assert _rows(x)
+        assert has_contiguous_rows(x)
         assert indices.dtype == torch.int64
         assert indices.is_contiguous()
         item = x.itemsize
@@ -134,9 +100,9 @@ class NativeKernels:
         assert weight.shape[1] == k
         assert weight.dtype == x.dtype
         assert weight.is_contiguous()
-        assert _rows(x)
+        assert has_contiguous_rows(x)
         assert out.shape == (m, n)
-        assert _rows(out)
+        assert has_contiguous_rows(out)
         assert out.dtype in (x.dtype, torch.float32)
         assert bias is None or (bias.dtype == x.dtype and bias.shape == (n,) and bias.is_contiguous())
         self._linear(
@@ -173,7 +139,7 @@ class NativeKernels:
         assert isinstance(gate, PackedWeight) == isinstance(up, PackedWeight)
         assert gate.is_contiguous()
         assert up.is_contiguous()
-        assert _rows(x)
+        assert has_contiguous_rows(x)
         assert all(
             b is None or (b.dtype == x.dtype and b.shape == (n,) and b.stride() == (1,)) for b in (gate_bias, up_bias)
         )
@@ -196,6 +162,28 @@ class NativeKernels:
         )
         return out
 
+    def gated_product(self, gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        m, n = gate.shape
+        out = gate.new_empty(m, n)
+        assert up.shape == (m, n)
+        assert gate.dtype == up.dtype
+        assert has_contiguous_rows(gate)
+        assert has_contiguous_rows(up)
+        self._gated_product(
+            DTYPE_CODES[gate.dtype],
+            ACTIVATION_CODES[activation],
+            gate.data_ptr(),
+            gate.stride(0),
+            up.data_ptr(),
+            up.stride(0),
+            out.data_ptr(),
+            n,
+            m,
+            n,
+            torch.get_num_threads(),
+        )
+        return out
+
     def paged_attention(
         self,
         q: torch.Tensor,
@@ -214,7 +202,7 @@ class NativeKernels:
         """Causal attention of each request's newest tokens over its whole context, which the cache already holds.
 
         Args:
-            q: [num_tokens, num_heads, head_dim], requests concatenated; head_dim a multiple of 8, at most 256.
+            q: [num_tokens, num_heads, head_dim], requests concatenated; head_dim a multiple of 8, at most 512.
             k_cache, v_cache: [num_blocks, num_kv_heads, block_size, head_dim], each block contiguous.
             block_tables: [num_requests, max_blocks] int32. Entries wholly before a window are never read.
             query_start: [num_requests + 1] int32, cumulative query lengths.
@@ -233,15 +221,15 @@ class NativeKernels:
         out_token_stride, out_head_stride, out_stride = out.stride()
         num_requests = seq_lens.shape[0]
         assert head_dim % 8 == 0
-        assert head_dim <= 256
+        assert head_dim <= 512
         assert num_heads % num_kv_heads == 0
         assert k_cache.shape == v_cache.shape
         assert cached_dim == head_dim
         assert out.shape == (num_tokens, num_heads, head_dim)
         assert q.dtype == k_cache.dtype == v_cache.dtype == out.dtype
         assert q_stride == out_stride == 1
-        assert _is_paged(k_cache)
-        assert _is_paged(v_cache)
+        assert is_paged(k_cache)
+        assert is_paged(v_cache)
         assert block_tables.dtype == query_start.dtype == seq_lens.dtype == torch.int32
         assert block_tables.stride(1) == 1
         assert query_start.is_contiguous()
@@ -297,10 +285,10 @@ class NativeKernels:
         self._rms_norm(
             DTYPE_CODES[x.dtype],
             x.data_ptr(),
-            *_row_strides(x),
-            *((0, 0, 0) if residual is None else (residual.data_ptr(), *_row_strides(residual))),
+            *row_strides(x),
+            *((0, 0, 0) if residual is None else (residual.data_ptr(), *row_strides(residual))),
             out.data_ptr(),
-            *_row_strides(out),
+            *row_strides(out),
             weight.data_ptr(),
             DTYPE_CODES[weight.dtype],
             unit_offset,
@@ -329,54 +317,70 @@ class NativeKernels:
         norm_eps: float = 1e-6,
         unit_offset: bool = False,
     ) -> None:
-        num_tokens, num_heads, head_dim = q.shape
+        num_tokens, _, head_dim = q.shape
         _, num_kv_heads, block_size, _ = k_cache.shape
-        half = cos.shape[1]
-        *q_strides, q_stride = q.stride()
         *k_strides, k_stride = k.stride()
         *v_strides, v_stride = v.stride()
         assert k.shape == v.shape == (num_tokens, num_kv_heads, head_dim)
-        assert 2 * half <= head_dim <= 512
         assert q.dtype == k.dtype == v.dtype == k_cache.dtype == v_cache.dtype
-        assert q_stride == k_stride == v_stride == 1
+        assert k_stride == v_stride == 1
         assert k_cache.shape == v_cache.shape
-        assert _is_paged(k_cache)
-        assert _is_paged(v_cache)
+        assert is_paged(k_cache)
+        assert is_paged(v_cache)
+        assert positions.shape == slot_mapping.shape
+        assert slot_mapping.dtype == torch.int64
+        assert slot_mapping.is_contiguous()
+        caches = k_cache.data_ptr(), k_cache.stride(0), v_cache.data_ptr(), v_cache.stride(0)
+        written = k.data_ptr(), *k_strides, v.data_ptr(), *v_strides
+        norms = *norm_weights(q_norm, k_norm, head_dim), unit_offset
+        where = slot_mapping.data_ptr(), *caches
+        self._rotate(q, cos, sin, positions, written, where, norms, norm_eps, num_kv_heads, block_size)
+
+    def rotate(
+        self,
+        q: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        *,
+        norm: torch.Tensor | None = None,
+        norm_eps: float = 1e-6,
+        unit_offset: bool = False,
+    ) -> None:
+        """NOTE: it is `rope_and_write` of no heads of K and V."""
+        norms = *norm_weights(norm, None, q.shape[2]), unit_offset
+        self._rotate(q, cos, sin, positions, (0,) * 6, (0,) * 5, norms, norm_eps, 0, 1)
+
+    def _rotate(
+        self,
+        q: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        written: tuple[int, ...],
+        where: tuple[int, ...],
+        norms: tuple[int, ...],
+        norm_eps: float,
+        num_kv_heads: int,
+        block_size: int,
+    ) -> None:
+        """`written`: K and V, a pointer and two strides each. `where`: slots; K's and V's cache with block strides."""
+        num_tokens, num_heads, head_dim = q.shape
+        half = cos.shape[1]
+        *strides, stride = q.stride()
+        assert 2 * half <= head_dim <= 512
+        assert stride == 1
         assert cos.shape == sin.shape
         assert cos.dtype == sin.dtype == torch.float32
         assert cos.is_contiguous()
         assert sin.is_contiguous()
-        assert positions.shape == slot_mapping.shape == (num_tokens,)
-        assert positions.dtype == slot_mapping.dtype == torch.int64
+        assert positions.shape == (num_tokens,)
+        assert positions.dtype == torch.int64
         assert positions.is_contiguous()
-        assert slot_mapping.is_contiguous()
-        self._rope_and_write(
-            DTYPE_CODES[q.dtype],
-            q.data_ptr(),
-            *q_strides,
-            k.data_ptr(),
-            *k_strides,
-            v.data_ptr(),
-            *v_strides,
-            cos.data_ptr(),
-            sin.data_ptr(),
-            positions.data_ptr(),
-            slot_mapping.data_ptr(),
-            k_cache.data_ptr(),
-            k_cache.stride(0),
-            v_cache.data_ptr(),
-            v_cache.stride(0),
-            *_norm_weights(q_norm, k_norm, head_dim),
-            unit_offset,
-            norm_eps,
-            num_tokens,
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            half,
-            block_size,
-            torch.get_num_threads(),
-        )
+        tables = cos.data_ptr(), sin.data_ptr(), positions.data_ptr()
+        sizes = num_tokens, num_heads, num_kv_heads, head_dim, half, block_size, torch.get_num_threads()
+        dtype = DTYPE_CODES[q.dtype]
+        self._rope_and_write(dtype, q.data_ptr(), *strides, *written, *tables, *where, *norms, norm_eps, *sizes)
 
     def stack(self, shape: StackShape, layers: Sequence[StackLayer], final_norm: torch.Tensor) -> NativeStack | None:
         return NativeStack(self._stack, shape, layers, final_norm) if serves(shape, layers, final_norm) else None

@@ -6,12 +6,14 @@ that exists under its name is complete (temporary file, then rename), so process
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import re
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,6 +33,8 @@ _INSTRUCTION_FLAGS = re.compile(
     r"|sha_ni|sha512|sm[34]|sse\w*|ssse3|tbm|vaes|vpclmulqdq|xop"
 )
 _compiled_again: set[Path] = set()
+
+_log = logging.getLogger(__name__)
 
 
 def load_library(cache_dir: Path | None = None, *, architecture: str = "native") -> ctypes.CDLL:
@@ -115,6 +119,8 @@ def _cpu() -> str:
 
 
 def _compile(command: tuple[str, ...], target: Path) -> None:
+    began_s = time.monotonic()
+    _log.info("compiling the CPU kernels with %s into %s, once", command[0], target.parent)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with (
@@ -129,6 +135,7 @@ def _compile(command: tuple[str, ...], target: Path) -> None:
             with output.open("rb") as compiled:
                 os.fsync(compiled.fileno())  # a power cut must not leave an empty file under that name
             output.replace(target)
+            _log.info("compiled the CPU kernels in %.1f s", time.monotonic() - began_s)
     except subprocess.CalledProcessError as error:
         raise ConfigurationError(
             f"the native kernels do not compile with {command[0]!r}: {error.stderr[-2000:]}"

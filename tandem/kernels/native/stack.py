@@ -160,7 +160,7 @@ def _wanted_fields(wanted: WantedTokens | None) -> tuple[int, ...]:
     """In the order of the C++ struct."""
     if wanted is None:
         return (0,) * 7
-    rows, batch = wanted.rows, wanted.batch
+    rows, batch = wanted.rows, wanted.batches[-1]
     assert rows.dtype == torch.int64
     assert rows.is_contiguous()
     assert batch.query_start.dtype == batch.seq_lens.dtype == batch.block_tables.dtype == torch.int32

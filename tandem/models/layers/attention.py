@@ -31,40 +31,55 @@ class Attention:
             None if spec.sinks is None else weights[spec.sinks.name].float(),
         )
         self._q = Linear.take(spec.q, weights, kernels)
-        self._k = Linear.take(spec.k, weights, kernels)
-        self._v = Linear.take(spec.v, weights, kernels)
+        self._k = None if spec.k is None else Linear.take(spec.k, weights, kernels)
+        self._v = None if spec.v is None else Linear.take(spec.v, weights, kernels)
         self._o = Linear.take(spec.o, weights, kernels)
         q_norm = Norm.take_optional(spec.q_norm, weights, kernels)
         k_norm = Norm.take_optional(spec.k_norm, weights, kernels)
+        self._v_norm = Norm.take_optional(spec.v_norm, weights, kernels)
         is_per_head = spec.q_norm is not None and spec.q_norm.size == spec.head_dim
         self._head_q_norm, self._head_k_norm = (q_norm, k_norm) if is_per_head else (None, None)
         self._whole_q_norm, self._whole_k_norm = (None, None) if is_per_head else (q_norm, k_norm)
         self._query_factors = _query_factors(spec.query_scaling, rotary.cos)
 
     def write(self, x: torch.Tensor, positions: torch.Tensor, kv: LayerKV, batch: AttentionBatch) -> torch.Tensor:
-        """Queries [num_tokens, num_heads, head_dim] of `x` [num_tokens, hidden]; its K and V are in `kv` then."""
+        """Queries [num_tokens, num_heads, head_dim] of `x` [num_tokens, hidden]; its K and V, where the layer has its
+        own, are in `kv` then.
+        """
         spec, norm = self._spec, self._head_q_norm
         queries = _normed(self._q(x), self._whole_q_norm).view(-1, spec.num_heads, spec.head_dim)
-        keys = _normed(self._k(x), self._whole_k_norm).view(-1, spec.num_kv_heads, spec.head_dim)
-        values = self._v(x).view(-1, spec.num_kv_heads, spec.head_dim)
-        self._kernels.rope_and_write(
-            queries,
-            keys,
-            values,
-            self._rotary.cos,
-            self._rotary.sin,
-            positions,
-            batch.slot_mapping,
-            kv.keys,
-            kv.values,
-            q_norm=None if norm is None else norm.weight,
-            k_norm=None if self._head_k_norm is None else self._head_k_norm.weight,
-            norm_eps=1e-6 if norm is None else norm.spec.eps,
-            unit_offset=norm is not None and norm.spec.unit_offset,
-        )
+        weight = None if norm is None else norm.weight
+        eps, unit_offset = (1e-6, False) if norm is None else (norm.spec.eps, norm.spec.unit_offset)
+        cos, sin = self._rotary.cos, self._rotary.sin
+        if self._k is None:
+            self._kernels.rotate(queries, cos, sin, positions, norm=weight, norm_eps=eps, unit_offset=unit_offset)
+        else:
+            keys = _normed(self._k(x), self._whole_k_norm).view(-1, spec.num_kv_heads, spec.head_dim)
+            self._kernels.rope_and_write(
+                queries,
+                keys,
+                self._values(x, keys),
+                cos,
+                sin,
+                positions,
+                batch.slot_mapping,
+                kv.keys,
+                kv.values,
+                q_norm=weight,
+                k_norm=None if self._head_k_norm is None else self._head_k_norm.weight,
+                norm_eps=eps,
+                unit_offset=unit_offset,
+            )
         if self._query_factors is not None:
             queries.mul_(self._query_factors[positions].to(queries.dtype))
         return queries
+
+    def _values(self, x: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, num_kv_heads, head_dim], in memory of their own: `keys` are rotated in place."""
+        values = keys if self._v is None else self._v(x).view_as(keys)
+        if self._v_norm is not None:
+            return self._v_norm(values)
+        return values.clone() if values is keys else values
 
     def attend(
         self, queries: torch.Tensor, kv: LayerKV, batch: AttentionBatch, backend: AttentionBackend

@@ -9,7 +9,7 @@ import torch
 
 from tandem.architecture.feed_forward import MixtureOfExpertsSpec
 from tandem.kernels.base import Kernels
-from tandem.models.layers.linear import Linear
+from tandem.models.layers.linear import Linear, Norm
 from tandem.models.layers.mlp import GatedMLP
 from tandem.models.layers.router import Router
 from tandem.models.layers.sigmoid import rowwise_sigmoid
@@ -26,6 +26,7 @@ class MixtureOfExperts:
     def __init__(self, spec: MixtureOfExpertsSpec, weights: Mapping[str, torch.Tensor], kernels: Kernels) -> None:
         self._kernels = kernels
         self._router = Router(spec.router, weights, kernels)
+        self._before_experts = Norm.take_optional(spec.before_experts, weights, kernels)
         self._experts = tuple(GatedMLP(expert, weights, kernels) for expert in spec.experts)
         self._shared = None if spec.shared is None else GatedMLP(spec.shared, weights, kernels)
         self._shared_gate = None if spec.shared_gate is None else Linear.take(spec.shared_gate, weights, kernels)
@@ -41,6 +42,7 @@ class MixtureOfExperts:
     def _routed(self, x: torch.Tensor) -> torch.Tensor:
         """[num_tokens, hidden] float32. Pairs of token and expert are sorted by expert: one product an expert hit."""
         weights, chosen = self._router(x)
+        x = x if self._before_experts is None else self._before_experts(x)
         order = chosen.flatten().argsort(stable=True)
         tokens = order // chosen.shape[1]
         scales = weights.flatten()[order].unsqueeze(1)

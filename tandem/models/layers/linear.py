@@ -31,13 +31,16 @@ class Linear:
 class Norm:
     """Root-mean-square norm over the last dimension."""
 
-    weight: torch.Tensor  # [size]
+    weight: torch.Tensor  # [size]; ones where the spec has none
     spec: NormSpec
     kernels: Kernels
 
     @classmethod
     def take(cls, spec: NormSpec, weights: Mapping[str, torch.Tensor], kernels: Kernels) -> "Norm":
-        return cls(weights[f"{spec.name}.weight"], spec, kernels)
+        if spec.tensor_name is not None:
+            return cls(weights[spec.tensor_name], spec, kernels)
+        device = next(iter(weights.values())).device
+        return cls(torch.ones(spec.size, device=device), spec, kernels)
 
     @classmethod
     def take_optional(

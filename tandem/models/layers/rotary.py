@@ -11,7 +11,14 @@ from typing import Any
 
 import torch
 
-from tandem.architecture.rope import LinearScaling, Llama3Scaling, RopeSpec, Unscaled, YarnScaling
+from tandem.architecture.rope import (
+    LinearScaling,
+    Llama3Scaling,
+    ProportionalScaling,
+    RopeSpec,
+    Unscaled,
+    YarnScaling,
+)
 from tandem.core.errors import CorruptCheckpointError
 
 
@@ -77,6 +84,12 @@ def _linear(scaling: LinearScaling, rope: RopeSpec) -> torch.Tensor:
     return _unscaled(Unscaled(), rope) / scaling.factor
 
 
+def _proportional(scaling: ProportionalScaling, rope: RopeSpec) -> torch.Tensor:
+    inv_freq = _unscaled(Unscaled(), rope)
+    inv_freq[int(scaling.share * rope.rotary_dim // 2) :] = 0.0
+    return inv_freq / scaling.factor
+
+
 def _llama3(scaling: Llama3Scaling, rope: RopeSpec) -> torch.Tensor:
     inv_freq, original = _unscaled(Unscaled(), rope), scaling.original_length
     factor, low, high = scaling.factor, scaling.low_frequency_factor, scaling.high_frequency_factor
@@ -117,4 +130,5 @@ _SCALINGS: dict[type, Callable[[Any, RopeSpec], torch.Tensor]] = {
     LinearScaling: _linear,
     Llama3Scaling: _llama3,
     YarnScaling: _yarn,
+    ProportionalScaling: _proportional,
 }

@@ -6,7 +6,7 @@ import torch
 
 from tandem.architecture.feed_forward import RouterSpec, Score
 from tandem.kernels.base import Kernels
-from tandem.models.layers.linear import Linear
+from tandem.models.layers.linear import Linear, Norm
 from tandem.models.layers.sigmoid import rowwise_sigmoid
 
 _BEST_OF_GROUP = 2  # a group's score is the sum of so many of its experts'
@@ -18,7 +18,9 @@ class Router:
     def __init__(self, spec: RouterSpec, weights: Mapping[str, torch.Tensor], kernels: Kernels) -> None:
         self._spec = spec
         self._linear = Linear.take(spec.linear, weights, kernels)
+        self._norm = Norm.take_optional(spec.norm, weights, kernels)
         self._correction = None if spec.correction is None else weights[spec.correction.name]
+        self._expert_scales = None if spec.expert_scales is None else weights[spec.expert_scales.name].float()
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`x` [num_tokens, hidden] -> weights, float32, and experts, int64, both [num_tokens, top_k]."""
@@ -35,11 +37,15 @@ class Router:
         if spec.renormalise:
             chosen = chosen / (chosen.sum(1, keepdim=True) + spec.epsilon)
         chosen = chosen * spec.scale
+        if self._expert_scales is not None:
+            chosen = chosen * self._expert_scales[experts]
         return chosen.to(x.dtype).float() if spec.rounded else chosen, experts
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
         """[num_tokens, num_experts] float32."""
-        return self._linear(x.to(self._linear.weight.dtype)).float()
+        x = x if self._norm is None else self._norm(x)
+        logits = self._linear(x.to(self._linear.weight.dtype)).float()
+        return logits if self._spec.logit_scale == 1.0 else logits * self._spec.logit_scale
 
 
 def _best(scores: torch.Tensor, count: int) -> torch.Tensor:

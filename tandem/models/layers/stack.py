@@ -24,7 +24,7 @@ def build_stack(
     if shape is None:
         return None
     layers = [_layer(layer, weights, tables) for layer in model.layers]
-    return kernels.stack(shape, layers, weights[f"{model.final_norm.name}.weight"])
+    return kernels.stack(shape, layers, _norm(model.final_norm, weights))
 
 
 def _shape(model: ModelSpec, layer: LayerSpec) -> StackShape | None:
@@ -50,9 +50,12 @@ def _is_plain(layer: LayerSpec, mixer: AttentionSpec, mlp: GatedSpec) -> bool:
     """NOTE: not with biases in the feed-forward block: they are rare, and the compiled call passes none."""
     has_bias = mlp.gate.bias or mlp.up.bias or mlp.down.bias or mlp.clamp is not None
     is_normed = layer.before_mixer is not None and layer.before_feed_forward is not None
+    has_own_state = mixer.k is not None and mixer.v is not None and mixer.v_norm is None
     return (
         not has_bias
         and is_normed
+        and has_own_state
+        and not (layer.per_layer_embedding or layer.output_scale)
         and layer.residual_scale == 1.0
         and mixer.rope is not None
         and not (mixer.sinks or mixer.query_scaling)
@@ -73,6 +76,8 @@ def _has_one_norm(model: ModelSpec, layer: LayerSpec, mixer: AttentionSpec) -> b
 def _layer(layer: LayerSpec, weights: Weights, tables: Mapping[RopeSpec | None, RotaryTable]) -> StackLayer:
     mixer, mlp = layer.mixer, layer.feed_forward
     assert isinstance(mlp, GatedSpec)
+    assert mixer.k is not None
+    assert mixer.v is not None
     rotary = tables[mixer.rope]
     after_attention, before_mlp = (
         (layer.before_feed_forward, None)
@@ -105,7 +110,8 @@ def _layer(layer: LayerSpec, weights: Weights, tables: Mapping[RopeSpec | None, 
 
 def _norm(spec: NormSpec | None, weights: Weights) -> torch.Tensor:
     assert spec is not None
-    return weights[f"{spec.name}.weight"]
+    assert spec.tensor_name is not None
+    return weights[spec.tensor_name]
 
 
 def _optional_norm(spec: NormSpec | None, weights: Weights) -> torch.Tensor | None:

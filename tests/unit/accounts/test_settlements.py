@@ -12,10 +12,11 @@ import pytest
 from tandem.accounts.charge import Charge, LedgerEntry, Settlement
 from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.journal import Journal
-from tandem.accounts.settlements import NUM_SENDERS, Settlements
+from tandem.accounts.settlements import NUM_SENDERS, TOLD_AGAIN_S, Settlements
 from tandem.accounts.standing import Standing
 from tandem.accounts.store import Spending
 from tandem.accounts.usage import Usage
+from tandem.core.clock import ManualClock
 from tandem.core.errors import ConfigurationError
 
 
@@ -42,7 +43,12 @@ class FlakyTill:
             raise AccountsUnavailableError("away")
         self.taken.append(settlement)
 
-    async def renew(self, charges: object) -> None: ...
+    async def renew(self, renewals: object) -> None: ...
+
+    async def expire(self) -> None: ...
+
+    async def incarnation(self) -> str:
+        raise NotImplementedError
 
     async def spending(self, key_id: str) -> Spending:
         raise NotImplementedError
@@ -229,3 +235,25 @@ def test_a_journal_that_cannot_be_written_for_a_while_has_all_in_the_end(tmp_pat
 def test_a_journal_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="accounts_journal"):
         Journal(tmp_path / "missing" / "journal")
+
+
+def test_what_was_taken_lately_can_be_told_again() -> None:
+    async def run() -> None:
+        till, clock = FlakyTill(), ManualClock()
+        settlements = Settlements(till, None, clock)
+        settlements.start()
+        for number in range(3):
+            clock.advance(TOLD_AGAIN_S / 2 + 1)
+            settlements.add(settlement(number))
+            await until(settlements, 0)
+        assert settlements.tell_again() == 2
+        await until(settlements, 0)
+        assert [taken.entry.charge_id for taken in till.taken] == ["c0", "c1", "c2", "c1", "c2"]
+        till.is_there = False
+        assert settlements.tell_again() == 2
+        assert settlements.num_waiting == 2
+        till.is_there = True
+        await until(settlements, 0)
+        await settlements.close()
+
+    asyncio.run(run())

@@ -20,6 +20,9 @@ PUBLISHED = {
     "mistral-7b": 7.25,
     "mixtral-8x7b": 46.7,
     "gemma-3-27b": 27.0,
+    "gemma-4-e2b": 4.65,  # 2.3 "effective" ones and 2.35 of per-layer embeddings
+    "gemma-4-26b-a4b": 25.2,
+    "gemma-4-31b": 30.7,
     "dense-30b": 30.0,
 }
 

@@ -79,3 +79,33 @@ def test_a_step_sweeps_the_experts_that_someone_chose() -> None:
     assert one < shape.swept_weight_bytes(2) < many
     dense = find_cost("qwen3-8b")
     assert dense.swept_weight_bytes(1) == dense.weight_bytes
+
+
+def test_layers_that_share_state_keep_none_and_cost_no_prompt() -> None:
+    """Gemma 4 E2B: of 35 layers 15 keep state, 12 of 256 elements with a window and 3 of 512; 28 and 7 read it."""
+    shape = find_cost("gemma-4-e2b")
+    assert shape.kv_bytes_per_token == 2 * 2 * (12 * 256 + 3 * 512)
+    assert shape.kv_bytes(512 + 100) == 2 * 2 * (12 * 256 * 512 + 3 * 512 * 612)
+    assert shape.read_bytes(1) == 2 * 2 * (28 * 256 + 7 * 512)
+    assert shape.full_bytes_per_token == 2 * 2 * 7 * 512
+    assert shape.window_bytes == 2 * 2 * 28 * 256 * 512
+    prompt = replace(shape, model=replace(shape.model, layers=shape.model.layers[:15]))
+    assert shape.num_prompt_parameters == prompt.num_multiplied_parameters < shape.num_multiplied_parameters / 3
+    assert shape.attention_flops(3000, 100) == prompt.attention_flops(3000, 100)
+    assert shape.step_attention_flops(3000) > 2 * prompt.step_attention_flops(3000)
+    assert (shape.full_pair_flops, shape.window_flops) == (prompt.full_pair_flops, prompt.window_flops)
+
+
+def test_a_step_reads_no_table_of_per_layer_embeddings() -> None:
+    """2.3 billion "effective" parameters."""
+    shape = find_cost("gemma-4-e2b")
+    assert shape.weight_bytes - shape.swept_weight_bytes(1) == 2 * 262_144 * 35 * 256
+    assert shape.num_active_parameters == shape.swept_weight_bytes(1) / 2 == pytest.approx(2.3e9, rel=0.02)
+
+
+def test_layers_with_state_of_their_own_are_read_as_they_are_kept() -> None:
+    for name in ("qwen3-8b", "gemma-3-27b", "gemma-4-31b"):
+        shape = find_cost(name)
+        assert shape.read_bytes(5000) == shape.kv_bytes(5000)
+        assert shape.num_prompt_parameters == shape.num_multiplied_parameters
+        assert shape.step_weight_bytes == shape.weight_bytes

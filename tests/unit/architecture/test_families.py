@@ -7,8 +7,8 @@ import pytest
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec
 from tandem.architecture.registry import find_family, supported_architectures
-from tandem.architecture.rope import LinearScaling
-from tandem.core.errors import UnsupportedCheckpointError
+from tandem.architecture.rope import LinearScaling, ProportionalScaling, RopeSpec
+from tandem.core.errors import CheckpointError, UnsupportedCheckpointError
 
 LLAMA_3_2_1B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -166,7 +166,7 @@ def test_llama() -> None:
     assert (model.num_layers, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim) == (16, 32, 8, 64)
     assert mixer.scale == 0.125
     assert model.tie_word_embeddings
-    assert not any(linear.bias for linear in (mixer.q, mixer.k, mixer.v, mixer.o))
+    assert not any(linear.bias for linear in (mixer.q, mixer.k, mixer.v, mixer.o) if linear is not None)
     assert mixer.q_norm is None
     assert model.eos_token_ids == (128001, 128008, 128009)
     assert mixer.rope is not None
@@ -176,7 +176,8 @@ def test_llama() -> None:
 def test_qwen2_has_biases_on_the_inputs_of_attention_only() -> None:
     model = read(QWEN_2_5_05B)
     mixer = model.layers[0].mixer
-    assert [linear.bias for linear in (mixer.q, mixer.k, mixer.v, mixer.o)] == [True, True, True, False]
+    biases = [linear.bias for linear in (mixer.q, mixer.k, mixer.v, mixer.o) if linear is not None]
+    assert biases == [True, True, True, False]
     assert mixer.head_dim == 64
     assert set(windows(model)) == {None}
 
@@ -219,6 +220,91 @@ def test_gemma3_multimodal_fills_absent_keys_and_scales_global_layers_only() -> 
     assert local.rope is not None
     assert local.rope.scaling != last.rope.scaling
     assert model.eos_token_ids == (1, 106)
+
+
+GEMMA4_SHARED: dict[str, Any] = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
+    "attention_k_eq_v": True,
+    "hidden_size": 64,
+    "num_attention_heads": 8,
+    "num_global_key_value_heads": 2,
+    "num_hidden_layers": 7,
+    "num_kv_shared_layers": 3,
+    "layer_types": [*["sliding_attention"] * 2, "full_attention", "sliding_attention"] + ["sliding_attention"] * 3,
+    "use_double_wide_mlp": True,
+    "intermediate_size": 96,
+}
+
+
+def test_gemma4_layers_read_the_state_of_the_last_of_their_kind() -> None:
+    """The last layer is global though the file says otherwise, as in transformers."""
+    model = read(GEMMA4_SHARED)
+    assert windows(model) == [512, 512, None, 512, 512, 512, None]
+    assert [layer.mixer.reads_state_of for layer in model.layers] == [None] * 4 + [3, 3, 2]
+    assert model.state_of_layer == (0, 1, 2, 3, 3, 3, 2)
+    assert (model.num_prompt_layers, len(model.kv_specs)) == (4, 4)
+    local, last = model.layers[3].mixer, model.layers[6].mixer
+    assert (local.num_kv_heads, local.head_dim, last.num_kv_heads, last.head_dim) == (4, 256, 2, 512)
+    assert (local.scale, last.scale) == (1.0, 1.0)
+    assert [mixer.k is None for mixer in (local, last)] == [False, True]
+    assert [layer.mixer.v is None for layer in model.layers] == [False, False, True, False, True, True, True]
+    widths = [tensor.shape[0] for tensor in model.tensors() if tensor.name.endswith("mlp.gate_proj.weight")]
+    assert widths == [96] * 4 + [192] * 3
+    assert model.embedding_scale == 8.0
+
+
+def test_gemma4_rotates_a_quarter_of_the_pairs_of_global_heads() -> None:
+    local, last = (read(GEMMA4_SHARED).layers[index].mixer.rope for index in (0, 2))
+    assert local == RopeSpec(256, 10_000.0)
+    assert last == RopeSpec(512, 1_000_000.0, ProportionalScaling(share=0.25, factor=1.0))
+
+
+def test_gemma4_per_layer_embeddings_share_a_table() -> None:
+    model = read(GEMMA4_SHARED)
+    tensors = {tensor.name: tensor for tensor in model.tensors()}
+    assert len(tensors) == len(list(model.tensors()))
+    assert tensors["model.embed_tokens_per_layer.weight"].shape == (262_144, 7 * 256)
+    sources = [tensor.source for tensor in tensors.values() if "per_layer_model_projection" in tensor.name]
+    assert [source.start for source in sources if source is not None] == [256 * index for index in range(7)]
+    assert read(GEMMA4_SHARED | {"hidden_size_per_layer_input": 0}).layers[0].per_layer_embedding is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default", "partial_rotary_factor": 0.25}}}, "sliding"),
+        ({"layer_types": ["chunked_attention"] * 7}, "layer_types.*full_attention"),
+    ],
+)
+def test_gemma4_with_other_maths_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read(GEMMA4_SHARED | changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_kv_shared_layers": 7},
+        {"num_kv_shared_layers": 5},
+        {"sliding_window": None},
+        {"num_global_key_value_heads": 3},
+        {"global_head_dim": 511},
+        {"per_layer_config": {"2": {"head_dim": 33}}},
+        {"num_kv_shared_layers": 3, "per_layer_config": {"2": {"head_dim": 64}}},
+        {"per_layer_config": {"2": {"window": 5}}},
+        {"vocab_size_per_layer_input": 1000},
+        {"enable_moe_block": True},
+        {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 5, "moe_intermediate_size": 8},
+    ],
+)
+def test_gemma4_with_contradictions_is_refused(changes: dict[str, Any]) -> None:
+    """By the first key, or a part of its value, or a size that is not there."""
+    names = "|".join([*changes, "head_dim", "window", "num_experts", "top_k_experts"])
+    with pytest.raises(CheckpointError, match=names):
+        read(GEMMA4_SHARED | changes)
 
 
 @pytest.mark.parametrize(("value", "window"), [(4096, 4096), (None, None)])

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from tandem.architecture.families.base import HARMLESS, REFUSED
 from tandem.architecture.families.experts import TRAINING_KEYS
 from tandem.architecture.families.gemma3_conditional import IMAGE_KEYS as GEMMA3_IMAGE_KEYS
+from tandem.architecture.families.gemma4_conditional import OTHER_PARTS_KEYS as GEMMA4_OTHER_PARTS_KEYS
 from tandem.architecture.families.mistral3_conditional import IMAGE_KEYS as MISTRAL3_IMAGE_KEYS
 from tandem.architecture.families.phi3 import DROPOUT_KEYS
 from tandem.architecture.fields import Fields
@@ -20,12 +21,14 @@ from tandem.architecture.registry import ARCHITECTURES, find_family
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+GEMMA4_TYPES = ["sliding_attention", "full_attention", "full_attention"]
 MODEL_TYPES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {},
     "qwen2": {},
     "qwen3": {},
     "gemma3_text": {},
+    "gemma4_text": {"vocab_size_per_layer_input": 64, "num_kv_shared_layers": 1, "layer_types": GEMMA4_TYPES},
     "olmo2": {},
     "olmo3": {},
     "phi3": {"pad_token_id": 0},
@@ -41,7 +44,7 @@ MODEL_TYPES: dict[str, dict[str, Any]] = {
 }
 """The kinds of text model that are served, each with what it needs beside the sizes to be a small one."""
 
-WRAPPERS = {"gemma3": "gemma3_text", "mistral3": "ministral3"}
+WRAPPERS = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "mistral3": "ministral3"}
 """Multimodal models that are served, and the kind of the text model in each."""
 
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 8}
@@ -118,7 +121,8 @@ def test_whatever_transformers_reads_of_a_wrapper_is_read_or_known(model_type: s
     fields = Fields(config.to_dict(), "config.json")
     find_family(fields).read_model(fields)
     assert {"text_config", "vision_config"} <= recorder.names
-    assert unknown(recorder, fields, GEMMA3_IMAGE_KEYS, MISTRAL3_IMAGE_KEYS) == set()
+    others = (GEMMA3_IMAGE_KEYS, GEMMA4_OTHER_PARTS_KEYS, MISTRAL3_IMAGE_KEYS)
+    assert unknown(recorder, fields, *others) == set()
 
 
 def unknown(recorder: Recorder, fields: Fields, *harmless: Collection[str]) -> set[str]:

@@ -11,8 +11,10 @@ from tandem.serving.supervisor import Supervisor
 
 METRICS = b"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 3.0\n"
 WORKERS = b"""{"workers": [
-    {"role": "decode", "is_alive": true, "num_waiting": 2, "blocks": {"free": 5, "cached": 1, "used": 2}},
-    {"role": "decode", "is_alive": false, "num_waiting": 9, "blocks": {"used": 100}}
+    {"role": "decode", "worker_id": "d1", "slowness": 15.7, "is_alive": true, "num_waiting": 2,
+     "blocks": {"free": 5, "cached": 1, "used": 2}},
+    {"role": "decode", "worker_id": "d2", "slowness": null, "is_alive": false, "num_waiting": 9,
+     "blocks": {"used": 100}}
 ]}"""
 
 
@@ -38,8 +40,8 @@ async def gateway(key: str | None) -> AsyncIterator[str]:
 @pytest.mark.parametrize(
     ("key", "given", "expected"),
     [
-        (None, None, "3 running, 2 waiting · KV decode 25 %"),
-        ("sk-admin", "sk-admin", "3 running, 2 waiting · KV decode 25 %"),
+        (None, None, "3 running, 2 waiting · KV decode 25 % · set aside as slow: d1 (16x)"),
+        ("sk-admin", "sk-admin", "3 running, 2 waiting · KV decode 25 % · set aside as slow: d1 (16x)"),
         ("sk-admin", None, "3 running · the workers are shown to an admin's key only: --admin-key"),
         ("sk-admin", "sk-other", "3 running · the workers are shown to an admin's key only: --admin-key"),
     ],

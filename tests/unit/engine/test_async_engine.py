@@ -8,8 +8,8 @@ import pytest
 from tandem.core.errors import EngineStoppedError, InvalidRequestError
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.async_engine import AsyncEngine
-from tandem.engine.executor import Executor
-from tandem.scheduler.output import ExecutorOutput, SchedulerOutput
+from tandem.engine.executor import Executor, StepHandle
+from tandem.scheduler.output import SchedulerOutput
 from tests.helpers.checkpoints import save_tiny_llama
 from tests.helpers.engines import drain, tiny_engine, token_ids
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
@@ -149,11 +149,11 @@ class _BreaksAfter:
         self._executor = executor
         self._num_steps = 0
 
-    def execute(self, step: SchedulerOutput) -> ExecutorOutput:
+    def submit(self, step: SchedulerOutput) -> StepHandle:
         self._num_steps += 1
         if self._num_steps == 3:
             raise MemoryError("no memory left")
-        return self._executor.execute(step)
+        return self._executor.submit(step)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

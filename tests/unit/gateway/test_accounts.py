@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anthropic
 import httpx
@@ -21,7 +21,7 @@ from tandem.accounts.money import parse_nanos
 from tandem.accounts.prices import Prices
 from tandem.accounts.store import AccountStore, Spending
 from tandem.accounts.usage import Usage
-from tests.helpers.fake_backend import MODEL, FakeCluster, eventually, tell
+from tests.helpers.fake_backend import JSON_HEAD, MODEL, FakeCluster, eventually, tell
 from tests.helpers.redis_server import RedisServer, running_redis
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
@@ -89,7 +89,7 @@ def test_only_keys_get_in_and_the_rest_is_told_in_its_own_words(tmp_path: Path, 
                     assert error["code"] == "invalid_api_key"
         assert (await client.get("/v1/models")).status_code == 401
         assert (await client.post("/v1/messages/count_tokens", json=CHAT)).status_code == 401
-        for path in ("/health", "/ready", "/metrics", "/version", "/docs", "/openapi.json"):
+        for path in ("/health", "/ready", "/version", "/docs", "/openapi.json"):
             assert (await client.get(path)).status_code == 200, path
         both = bearer("some-other-service") | {"x-api-key": secret}
         for headers in (bearer(secret), {"x-api-key": secret}, both, {"authorization": f"bearer  {secret}"}):
@@ -209,7 +209,8 @@ def test_the_sdks_understand_what_they_are_told(tmp_path: Path) -> None:
         async with openai.AsyncOpenAI(base_url=f"{cluster.url}/v1", api_key=poor, max_retries=3) as api:
             with pytest.raises(openai.APIStatusError, match="402"):
                 await api.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=2)
-        rejected = (await client.get("/metrics")).text
+        _, admin = await add_key(cluster, is_admin=True)
+        rejected = (await client.get("/metrics", headers=bearer(admin))).text
         assert 'rejected_total{reason="insufficient_quota"} 1.0' in rejected
 
     tell(tmp_path, story, accounts=str(tmp_path / "a.db"))
@@ -261,7 +262,7 @@ def test_who_leaves_pays_what_was_generated(tmp_path: Path, accounts: str, is_st
             host, port = cluster.url.removeprefix("http://").split(":")
             _, writer = await asyncio.open_connection(host, int(port))
             content = orjson.dumps({**COMPLETION, "stream": is_stream})
-            head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-api-key: {secret}\r\n"
+            head = f"POST /v1/completions HTTP/1.1\r\n{JSON_HEAD}x-api-key: {secret}\r\n"
             writer.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
             await worker.reached.wait()
             if hold_at:
@@ -280,6 +281,44 @@ def test_who_leaves_pays_what_was_generated(tmp_path: Path, accounts: str, is_st
         assert await store_of(cluster).spending(key_id) == Spending(entries[0].cost_nanos, 0, 0)
 
     tell(tmp_path, story, accounts=accounts, num_workers=1)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_checkpoint_says_what_the_client_got_so_far(tmp_path: Path, redis: RedisServer, is_stream: bool) -> None:
+    """Of an answer that is sent whole that is nothing until its end."""
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        key_id, secret = await add_key(cluster)
+        worker, accounts = cluster.workers[0], cluster.gateway.gateway.accounts
+        assert accounts is not None
+        worker.hold_at = 3
+        body = {**COMPLETION, "stream": is_stream}
+        asking = asyncio.create_task(client.post("/v1/completions", json=body, headers=bearer(secret)))
+        await worker.reached.wait()
+        await eventually(lambda: _THREE_TOKENS in cluster.gateway.gateway.metrics.text())
+        expected = ["3"] if is_stream else []
+        async with asyncio.timeout(5):  # NOTE: what was counted a moment ago may not be sent yet
+            while True:
+                await accounts.renew()
+                found = checkpoints_of(redis, key_id)
+                if [checkpoint["num_output"] for checkpoint in found] == expected:
+                    break
+        worker.go.set()
+        assert (await asking).status_code == 200
+        (entry,) = await ledger(cluster)
+        assert (entry.outcome, entry.usage.num_output) == ("done", 6)
+        assert not checkpoints_of(redis, key_id)
+
+    with contextlib.closing(redis.client()) as client:
+        client.flushall()
+    tell(tmp_path, story, accounts=redis.url, num_workers=1)
+
+
+def checkpoints_of(redis: RedisServer, key_id: str) -> list[dict[str, str]]:
+    """What would be billed of a key's running requests if their gateway ended."""
+    with contextlib.closing(redis.client()) as client:
+        held = cast(dict[bytes, bytes], client.hgetall(f"{{tandem:accounts}}:held:{key_id}"))
+    return [orjson.loads(value) for name, value in held.items() if name.endswith(b"+")]
 
 
 def test_a_failover_is_paid_once(tmp_path: Path, accounts: str) -> None:

@@ -37,13 +37,22 @@ def admitted(path: str, *headers: tuple[bytes, bytes]) -> Caller:
     return asyncio.run(ask())
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version", "/docs", "/openapi.json", "/", "/ping"])
+@pytest.mark.parametrize("path", ["/health", "/ready", "/version", "/docs", "/openapi.json", "/", "/ping"])
 def test_open_paths(path: str) -> None:
     assert admitted(path).key is None
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/models", "/v1/chat/completions", "/v1/no/such", "/tokenize", "/admin/requests/x", "/admin/workers"]
+    "path",
+    [
+        "/v1/models",
+        "/v1/chat/completions",
+        "/v1/no/such",
+        "/tokenize",
+        "/admin/requests/x",
+        "/admin/workers",
+        "/metrics",
+    ],
 )
 def test_closed_paths(path: str) -> None:
     with pytest.raises(KeyRefusedError):
@@ -51,7 +60,7 @@ def test_closed_paths(path: str) -> None:
     assert admitted(path, (b"x-api-key", ADMIN_SECRET.encode())).key == ADMIN
 
 
-@pytest.mark.parametrize("path", ["/admin/keys", "/admin/usage", "/admin/workers", "/admin/"])
+@pytest.mark.parametrize("path", ["/admin/keys", "/admin/usage", "/admin/workers", "/admin/", "/metrics"])
 def test_admin_paths(path: str) -> None:
     with pytest.raises(NotAllowedError):
         admitted(path, (b"x-api-key", PLAIN_SECRET.encode()))

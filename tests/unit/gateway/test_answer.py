@@ -15,7 +15,17 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tandem.core.errors import TandemError
 from tandem.gateway import http_protocol, server
 from tandem.telemetry import tracing
-from tests.helpers.fake_backend import MAX_MODEL_LEN, MODEL, FakeCluster, eventually, sdk, tell, text_of
+from tests.helpers.fake_backend import (
+    JSON_HEAD,
+    MAX_MODEL_LEN,
+    MODEL,
+    SAYS_JSON,
+    FakeCluster,
+    eventually,
+    sdk,
+    tell,
+    text_of,
+)
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 CHAT = {"model": MODEL, "messages": MESSAGES, "seed": 1, "max_tokens": 6}
@@ -96,17 +106,17 @@ def test_bodies_that_are_no_request_are_refused_in_json(tmp_path: Path) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
         bodies: list[bytes] = [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"model": "\\ud800"}', b"[" * 5000, b"{}"]
         for content in bodies:
-            response = await client.post("/v1/chat/completions", content=content)
+            response = await client.post("/v1/chat/completions", content=content, headers=SAYS_JSON)
             assert response.status_code == 400, content[:20]
             assert response.json()["error"]["type"] == "invalid_request_error"
-        long = await client.post("/v1/completions", content=b"x" * 20_000)
+        long = await client.post("/v1/completions", content=b"x" * 20_000, headers=SAYS_JSON)
         assert (long.status_code, long.json()["error"]["code"]) == (413, "request_too_large")
 
         async def chunks() -> Any:
             for _ in range(20):
                 yield b"x" * 1000
 
-        assert (await client.post("/v1/completions", content=chunks())).status_code == 413
+        assert (await client.post("/v1/completions", content=chunks(), headers=SAYS_JSON)).status_code == 413
         assert (await client.get("/v1/chat/completions")).status_code == 405
         assert (await client.get("/v1/nothing")).json()["error"]["code"] == "not_found"
         assert (await client.get("/v1/models/other")).status_code == 404
@@ -138,7 +148,7 @@ def test_a_client_that_leaves_frees_its_worker_at_once(tmp_path: Path, is_stream
         host, port = cluster.url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))
         content = orjson.dumps({**CHAT, "n": 2, "stream": is_stream})
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\n{JSON_HEAD}content-length: {len(content)}\r\n\r\n"
         writer.write(head.encode() + content)
         await eventually(lambda: worker.num_open == 2)
         await worker.reached.wait()
@@ -162,7 +172,7 @@ def test_a_client_that_leaves_while_it_sends_leaves_nothing_behind(tmp_path: Pat
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
         host, port = cluster.url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        writer.write(f"POST /v1/chat/completions HTTP/1.1\r\n{JSON_HEAD}content-length: 100\r\n\r\n{{".encode())
         await writer.drain()
         writer.close()
         await writer.wait_closed()
@@ -233,7 +243,7 @@ def test_a_client_that_reads_nothing_is_cut_off_when_its_time_is_over(
         loop = asyncio.get_running_loop()
         cluster.workers[0].burst = 200
         content = orjson.dumps({**CHAT, "max_tokens": 4000, "stream": True, "logprobs": True, "top_logprobs": 20})
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\n{JSON_HEAD}content-length: {len(content)}\r\n\r\n"
         host, port = cluster.url.removeprefix("http://").split(":")
         with socket.socket() as deaf:
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -286,7 +296,8 @@ def test_spans_tell_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         await client.post("/v1/completions", json=COMPLETION | {"stream": True})
 
     tell(tmp_path, story, num_workers=1, otlp_endpoint="http://127.0.0.1:1")
-    spans = exporter.get_finished_spans()
+    # NOTE: in the order of the requests; a span may end after the next one's, since its client has the answer before
+    spans = sorted(exporter.get_finished_spans(), key=lambda span: span.start_time or 0)
     told = []
     for span in spans:
         if span.parent is None:

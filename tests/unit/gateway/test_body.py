@@ -8,9 +8,9 @@ import pytest
 from starlette.types import Message
 
 from tandem.gateway import body
-from tandem.gateway.body import Bodies
+from tandem.gateway.body import Bodies, BodyLimits
 from tandem.gateway.errors import RequestError
-from tests.helpers.fake_backend import MODEL, FakeCluster, eventually, tell
+from tests.helpers.fake_backend import JSON_HEAD, MODEL, SAYS_JSON, FakeCluster, eventually, tell
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
 READERS = ("/tokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens", "/v1/chat/completions")
@@ -20,7 +20,7 @@ async def begun_upload(cluster: FakeCluster, path: str) -> tuple[asyncio.StreamR
     """A request whose body is waited for."""
     url = httpx.URL(cluster.url)
     reader, writer = await asyncio.open_connection(url.host, url.port)
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\nexpect: 100-continue\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\n{JSON_HEAD}content-length: 10\r\nexpect: 100-continue\r\n\r\n"
     writer.write(head.encode())
     assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
     return reader, writer
@@ -56,9 +56,9 @@ def test_pieces_that_keep_coming_do_not_put_it_off(monkeypatch: pytest.MonkeyPat
         return {"type": "http.request", "body": b"x" if bodies.num_held_bytes < 10 else b"", "more_body": True}
 
     monkeypatch.setattr(body, "BODY_TIMEOUT_S", 0.05)
-    bodies = Bodies(10**6, 10**6)
+    bodies = Bodies(BodyLimits(10**6, 10**6, 10**6), 10**6, 10**6)
     with pytest.raises(RequestError, match="did not come to its end") as refusal:
-        asyncio.run(bodies.read(receive, None))
+        asyncio.run(bodies.read(receive, {"headers": [(b"content-type", b"application/json")]}))
     assert refusal.value.status == 408
     assert bodies.num_held_bytes == 0
 
@@ -70,7 +70,7 @@ async def begun_part(cluster: FakeCluster, path: str, num_bytes: int) -> asyncio
     """An upload that has sent so much and does not end."""
     url = httpx.URL(cluster.url)
     _, writer = await asyncio.open_connection(url.host, url.port)
-    writer.write(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {1000 * KIB}\r\n\r\n".encode())
+    writer.write(f"POST {path} HTTP/1.1\r\n{JSON_HEAD}content-length: {1000 * KIB}\r\n\r\n".encode())
     writer.write(b"x" * num_bytes)
     await writer.drain()
     return writer
@@ -85,13 +85,13 @@ def test_all_uploads_together_are_bounded(tmp_path: Path, path: str) -> None:
         bodies.max_held_bytes = 1000 * KIB
         uploads = [await begun_part(cluster, path, 364 * KIB) for _ in range(3)]
         await eventually(lambda: bodies.num_held_bytes == 900 * KIB)
-        refused = await client.post(path, content=b"x" * 300 * KIB)
+        refused = await client.post(path, content=b"x" * 300 * KIB, headers=SAYS_JSON)
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
         assert bodies.num_held_bytes == 900 * KIB
         uploads[0].close()
         await eventually(lambda: bodies.num_held_bytes == 600 * KIB)
-        assert (await client.post(path, content=b"x" * 300 * KIB)).status_code == 400
+        assert (await client.post(path, content=b"x" * 300 * KIB, headers=SAYS_JSON)).status_code == 400
         assert bodies.num_held_bytes == 600 * KIB
         for writer in uploads[1:]:
             writer.transport.abort()
@@ -126,9 +126,12 @@ def test_what_was_read_is_held_until_it_is_refused(tmp_path: Path, path: str) ->
 
 
 def test_the_bound_has_room_for_one_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = BodyLimits(1000 * KIB, 3000, 500)
     monkeypatch.setattr(body, "total_bytes", lambda: 100 * KIB)
-    assert Bodies.for_this_machine(1000 * KIB).max_held_bytes == 1000 * KIB
+    small = Bodies.for_this_machine(limits)
+    assert small.max_held_bytes == small.max_key_bytes == limits.max_charge == 1000 * KIB + 64 * 3500
     monkeypatch.setattr(body, "total_bytes", lambda: 2**40)
-    assert Bodies.for_this_machine(1000 * KIB).max_held_bytes == 512 * 2**20
+    large = Bodies.for_this_machine(limits)
+    assert (large.max_held_bytes, large.max_key_bytes) == (512 * 2**20, 128 * 2**20)
     monkeypatch.setattr(body, "total_bytes", lambda: 2**30)
-    assert Bodies.for_this_machine(1000 * KIB).max_held_bytes == 2**28
+    assert Bodies.for_this_machine(limits).max_held_bytes == 2**28

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from tandem.gateway.errors import RequestError
-from tandem.gateway.exact import exact_messages, read_exactly
+from tandem.gateway.exact import exact_fields, read_exactly
 from tests.helpers.fake_backend import MODEL
 from tests.unit.gateway.anthropic.talking import Scene, play
 
@@ -72,7 +72,7 @@ def test_what_is_read_is_what_was_written(value: Any) -> None:
     read = read_exactly(json.dumps(value))
     assert (read, type(read)) == (value, type(value))
     body = json.dumps({"messages": [{"input": value}]}).encode()
-    assert exact_messages(body, orjson.loads(body)["messages"]) == [{"input": value}]
+    assert exact_fields(body, orjson.loads(body)) == {"messages": [{"input": value}]}
 
 
 @pytest.mark.parametrize("text", ["", "{", "NaN", "1e999", '"\\ud800"', "9" * 5000])
@@ -84,4 +84,48 @@ def test_what_is_no_json_is_refused(text: str) -> None:
 def test_what_is_nested_too_deep_is_refused() -> None:
     body = f'{{"messages": [{{"input": {"[" * 300}{WEI}{"]" * 300}}}]}}'.encode()
     with pytest.raises(RequestError, match="recursion limit"):
-        exact_messages(body, orjson.loads(body)["messages"])
+        exact_fields(body, orjson.loads(body))
+
+
+LARGE = {"type": "object", "properties": {"wei": {"enum": [2**64]}}}
+
+
+def tool(form: str) -> list[dict[str, Any]]:
+    function = {"name": "pay", "parameters": LARGE}
+    return [{"type": "function", **(function if form == "responses" else {"function": function})}]
+
+
+SCHEMAS: list[tuple[str, dict[str, Any], str]] = [
+    ("chat/completions", {"tools": tool("chat")}, "tools[0].parameters"),
+    (
+        "chat/completions",
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": LARGE}}},
+        "response_format.json_schema.schema",
+    ),
+    ("completions", {"prompt": "a", "structured_outputs": {"json": LARGE}}, "structured_outputs.json"),
+    ("responses", {"input": "a", "tools": tool("responses")}, "tools[0].parameters"),
+    (
+        "responses",
+        {"input": "a", "text": {"format": {"type": "json_schema", "name": "a", "schema": LARGE}}},
+        "text.format.schema",
+    ),
+    ("messages", {"tools": [{"name": "pay", "input_schema": LARGE}]}, "tools.0.input_schema"),
+    (
+        "messages",
+        {"output_config": {"format": {"type": "json_schema", "schema": LARGE}}},
+        "output_config.format.schema",
+    ),
+]
+
+
+def test_a_schema_with_an_integer_of_more_than_64_bits_is_refused(tmp_path: Path) -> None:
+    """It was read as the nearest float, and answers and prompts had that one's digits."""
+
+    async def story(scene: Scene) -> None:
+        for path, asked, param in SCHEMAS:
+            conversation = {"messages": [USER], "max_tokens": 100} if "messages" in path or "chat" in path else {}
+            response = await scene.client.post(f"/v1/{path}", json={"model": MODEL, **conversation, **asked})
+            assert response.status_code == 400, response.text
+            assert f"{param} holds an integer of more than 64 bits" in response.text
+
+    play(tmp_path, story)

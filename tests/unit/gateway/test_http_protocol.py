@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
@@ -17,10 +18,10 @@ from uvicorn.server import ServerState
 from tandem.gateway import http_protocol
 from tandem.gateway.body import BODY_TIMEOUT_S
 from tandem.gateway.http_protocol import HEAD_TIMEOUT_S, MAX_HEAD_BYTES, LimitedHttpProtocol
-from tests.helpers.fake_backend import MODEL, FakeCluster, tell
+from tests.helpers.fake_backend import JSON_HEAD, MODEL, FakeCluster, tell
 
-HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n"
-CHUNKED = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
+CHUNKED = f"POST /tokenize HTTP/1.1\r\n{JSON_HEAD}transfer-encoding: chunked\r\n\r\n".encode()
 KEEP_ALIVE_S = 65
 
 
@@ -142,8 +143,51 @@ def test_a_head_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytes
     tell(tmp_path, story)
 
 
+UPGRADE = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_a_request_that_offers_http2_keeps_its_body(tmp_path: Path, is_chunked: bool, in_pieces: bool) -> None:
+    """httptools skipped the body, and the request was refused as one of length zero."""
+
+    async def story(cluster: FakeCluster, _: httpx.AsyncClient) -> None:
+        body = json.dumps({"model": MODEL, "prompt": "hello"}).encode()
+        framing = "transfer-encoding: chunked" if is_chunked else f"content-length: {len(body)}"
+        sent = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if is_chunked else body
+        head = f"POST /tokenize HTTP/1.1\r\n{JSON_HEAD}{UPGRADE}{framing}\r\n\r\n".encode()
+        last = HEALTH + b"connection: close\r\n\r\n"
+        whole = head + sent + head + sent + last
+        said = await answered(cluster, [whole[n : n + 7] for n in range(0, len(whole), 7)] if in_pieces else [whole])
+        assert said.count(b"HTTP/1.1 200 ") == 3
+        assert said.count(b'"tokens":') == 2
+
+    tell(tmp_path, story)
+
+
+def test_any_number_of_offers_may_come_in_one_read(tmp_path: Path) -> None:
+    """Each was parsed within the one before, until the interpreter refused."""
+
+    async def story(cluster: FakeCluster, _: httpx.AsyncClient) -> None:
+        offer = HEALTH + b"connection: Upgrade\r\nupgrade: h2c\r\n\r\n"
+        num_offers = 60_000 // len(offer)
+        assert num_offers > 500
+        said = await answered(cluster, [offer * num_offers + HEALTH + b"connection: close\r\n\r\n"])
+        assert said.count(b"HTTP/1.1 200 ") == num_offers + 1
+
+    tell(tmp_path, story)
+
+
+def test_connect_is_answered_once(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, _: httpx.AsyncClient) -> None:
+        said = await answered(cluster, [b"CONNECT a:1 HTTP/1.1\r\nhost: a:1\r\nconnection: close\r\n\r\n"])
+        assert said.count(b"HTTP/1.1 ") == 1
+
+    tell(tmp_path, story)
+
+
 def upload(num_bytes: int) -> bytes:
-    return f"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {num_bytes}\r\n\r\n".encode()
+    return f"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: {num_bytes}\r\n\r\n".encode()
 
 
 def test_a_body_may_come_after_its_answer_and_the_connection_is_kept() -> None:

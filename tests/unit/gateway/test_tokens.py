@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tandem.text.tokenizer import Tokenizer
-from tests.helpers.fake_backend import MAX_MODEL_LEN, MODEL, FakeCluster, tell
+from tests.helpers.fake_backend import MAX_MODEL_LEN, MODEL, SAYS_JSON, FakeCluster, tell
 from tests.helpers.tokenizers import CHAT_TEMPLATE, NUM_TOKENS
 
 CHAT = [{"role": "user", "content": "Grüße"}]
@@ -45,11 +45,11 @@ def test_large_integers_of_a_chat_are_tokenised_to_the_digit(tmp_path: Path) -> 
         call = {"id": "c", "type": "function", "function": {"name": "pay", "arguments": {"wei": 2**70 + 12345}}}
         chat = [*CHAT, {"role": "assistant", "content": None, "tool_calls": [call]}]
         chat += [{"role": "tool", "tool_call_id": "c", "content": "paid"}]
-        told = (await client.post("/tokenize", content=json.dumps({"messages": chat}))).json()
+        told = (await client.post("/tokenize", content=json.dumps({"messages": chat}), headers=SAYS_JSON)).json()
         text = (await client.post("/detokenize", json={"tokens": told["tokens"]})).json()["prompt"]
         assert str(2**70 + 12345) in text
         served = {"model": MODEL, "messages": chat, "max_tokens": 1, "return_token_ids": True}
-        answer = (await client.post("/v1/chat/completions", content=json.dumps(served))).json()
+        answer = (await client.post("/v1/chat/completions", content=json.dumps(served), headers=SAYS_JSON)).json()
         assert told["tokens"] == answer["prompt_token_ids"]
 
     (tmp_path / "chat_template.jinja").write_text("{% for message in messages %}{{ message | tojson }}{% endfor %}")
@@ -116,7 +116,8 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize(("path", "body", "message"), WRONG.values(), ids=WRONG)
 def test_what_is_wrong_is_named(tmp_path: Path, path: str, body: dict[str, Any], message: str) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
-        answer = await client.post(path, content=json.dumps(body))  # NOTE: which can spell a surrogate
+        spelled = json.dumps(body)  # NOTE: which can spell a surrogate
+        answer = await client.post(path, content=spelled, headers=SAYS_JSON)
         assert answer.status_code == (404 if "model" in body else 400)
         assert message in answer.json()["error"]["message"]
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -22,7 +23,8 @@ def test_a_window_counts_the_query_itself(window: int | None, position: int, fir
 
 
 def test_groups_are_as_large_as_the_rarest_spec_and_full_attention_comes_first() -> None:
-    specs = [GLOBAL if layer % 6 == 5 else LOCAL for layer in range(24)] + [LOCAL, LOCAL]
+    local = replace(GLOBAL, window=4)
+    specs = [GLOBAL if layer % 6 == 5 else local for layer in range(24)] + [local, local]
     layout = build_layout(specs, 16)
     assert [len(group.layers) for group in layout.groups] == [4, 4, 4, 4, 4, 4, 2]
     assert layout.groups[0].spec == GLOBAL
@@ -36,7 +38,33 @@ def test_groups_are_as_large_as_the_rarest_spec_and_full_attention_comes_first()
 
 def test_any_block_can_serve_any_group() -> None:
     layout = build_layout([LOCAL, LOCAL, GLOBAL, GLOBAL], 16)
-    assert layout.page_bytes == 2 * GLOBAL.bytes_per_token * 16
+    assert layout.page_bytes == GLOBAL.bytes_per_token * 16
+    assert [group.layers for group in layout.groups] == [(2,), (3,), (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("local", "heads", "num_local", "num_global", "sizes"),
+    [
+        ((1, 256), (1, 512), 12, 3, [3, 6, 6]),  # Gemma 4 E2B, of its layers that keep state
+        ((2, 256), (2, 512), 20, 4, [4, 8, 8, 4]),  # E4B
+        ((8, 256), (2, 512), 25, 5, [5, *[2] * 12, 1]),  # 26B-A4B: a global layer is half as large as a local one
+        ((16, 256), (4, 512), 50, 10, [10, *[5] * 10]),  # 31B
+        ((4, 128), (4, 128), 3, 21, [7, 7, 7, 3]),
+        ((1, 8), (1, 512), 1, 1, [1, 1]),
+    ],
+)
+def test_pages_of_layers_of_two_sizes_are_nearly_full(
+    local: tuple[int, int], heads: tuple[int, int], num_local: int, num_global: int, sizes: list[int]
+) -> None:
+    """Those of layers without a window are as full as can be: of a long context they are what is kept."""
+    small, large = KVSpec(*local, "bfloat16", window=512), KVSpec(*heads, "bfloat16")
+    layout = build_layout([small] * num_local + [large] * num_global, 16)
+    assert [len(group.layers) for group in layout.groups] == sizes
+    full = [group for group in layout.groups if group.spec == large]
+    assert layout.page_bytes * len(full) == large.bytes_per_token * num_global * 16
+    assert layout.page_bytes * len(layout.groups) >= 16 * sum(
+        spec.bytes_per_token * count for spec, count in ((small, num_local), (large, num_global))
+    )
 
 
 def test_an_unknown_layer_and_an_unserved_block_size_are_named() -> None:

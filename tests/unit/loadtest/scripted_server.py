@@ -170,6 +170,7 @@ def load_plan(url: str, **options: Any) -> LoadPlan:
     """A short test of prompts of 8 tokens and answers of 4."""
     values: dict[str, Any] = {
         "url": url,
+        "admin_url": url,
         "model": None,
         "api_key": None,
         "ready_timeout_s": 0.0,
@@ -205,4 +206,4 @@ async def opened(url: str, **options: Any) -> AsyncIterator[Endpoint]:
         endpoint.begin(clock.now_s())
         yield endpoint
     finally:
-        await endpoint.http.close()
+        await endpoint.close()

@@ -51,6 +51,29 @@ def test_it_looks_until_told_to_stop() -> None:
     asyncio.run(run())
 
 
+def test_pools_are_looked_at_where_operators_are_answered() -> None:
+    """Regression: a gateway with a port for operators shows no workers on the port of its clients."""
+
+    async def run() -> None:
+        pages = {"/admin/workers": json_answer({"workers": WORKERS})}
+        async with (
+            scripted_server(pages=pages) as operators,
+            scripted_server() as server,
+            opened(server.url, admin_url=operators.url) as endpoint,
+        ):
+            watch = PoolWatch(endpoint, 0.01)
+            watching = asyncio.create_task(watch.watch())
+            async with asyncio.timeout(5):
+                while not watch.samples:
+                    await asyncio.sleep(0.005)
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            assert not any("/admin/workers" in head for head in server.heads)
+        assert watch.problem is None
+
+    asyncio.run(run())
+
+
 def test_a_server_that_does_not_tell_is_asked_once() -> None:
     async def run() -> None:
         async with scripted_server() as server, opened(server.url) as endpoint:

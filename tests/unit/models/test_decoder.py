@@ -1,12 +1,20 @@
-"""What golden parity in float32 cannot see: roundings and dtypes at the two ends of the decoder."""
+"""What golden parity in float32 cannot see: roundings and dtypes at the two ends of the decoder, and work left out."""
 
+from pathlib import Path
+
+import pytest
 import torch
 
 from tandem.architecture.model import ModelSpec
 from tandem.architecture.tensors import NormSpec
+from tandem.attention.arena import Arena
+from tandem.attention.base import AttentionBatch, WantedTokens
 from tandem.attention.reference import ReferenceBackend
 from tandem.kernels.torch_kernels import TorchKernels
+from tandem.kvcache.spec import build_layout
 from tandem.models.decoder import Decoder
+from tandem.models.loader import load_model
+from tests.helpers import checkpoints
 
 
 def _decoder(*, embedding_scale: float = 1.0, logit_softcap: float = 0.0) -> Decoder:
@@ -49,3 +57,61 @@ def test_logits_are_float32_and_capped() -> None:
     assert plain.dtype == capped.dtype == torch.float32
     assert plain.abs().max() > 10
     torch.testing.assert_close(capped, 5.0 * torch.tanh(plain / 5.0))
+
+
+class CountingKernels(TorchKernels):
+    """Remembers how many tokens each weight was multiplied by, by the address of its memory."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, int] = {}
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        self.rows[weight.data_ptr()] = len(x)
+        return super().linear(x, weight, bias, out_dtype=out_dtype)
+
+
+@pytest.mark.parametrize("num_wanted", [0, 1, 3])
+def test_layers_behind_the_last_state_compute_only_tokens_that_are_asked_for(num_wanted: int, tmp_path: Path) -> None:
+    """Of five layers of Gemma 4 the last two read the state of others; the third writes its own for all tokens."""
+    kernels = CountingKernels()
+    path = checkpoints.save_tiny_gemma4(tmp_path)
+    decoder = load_model(str(path), device=torch.device("cpu"), kernels=kernels).decoder
+    layout = build_layout(decoder.spec.kv_specs, 8)
+    arena = Arena(layout, 1 + 2 * len(layout.groups), torch.device("cpu"))
+    assert len(arena.layers) == 3
+    token_ids, positions = torch.arange(20, 32), torch.arange(12)
+    by_group = [_batch(1 + 2 * group, 12, 12) for group in range(len(layout.groups))]
+    last = [_batch(1 + 2 * group, 12, num_wanted) for group in range(len(layout.groups))]
+    groups = [layout.group_of_layer(state)[0] for state in range(3)]
+    batches = [by_group[group] for group in groups]
+    everything = decoder.forward(token_ids, positions, arena.layers, batches, ReferenceBackend())
+    kernels.rows.clear()
+    wanted = WantedTokens(torch.arange(12 - num_wanted, 12), [last[group] for group in groups])
+    hidden = decoder.forward(token_ids, positions, arena.layers, batches, ReferenceBackend(), wanted)
+    torch.testing.assert_close(hidden, everything[12 - num_wanted :])
+    names = ("self_attn.q_proj", "self_attn.o_proj", "per_layer_input_gate")
+    seen = [
+        [kernels.rows.get(decoder.parameters[f"model.layers.{layer}.{name}.weight"].data_ptr(), 0) for name in names]
+        for layer in (1, 2, 3, 4)
+    ]
+    assert seen == [[12] * 3, [12, num_wanted, num_wanted], [num_wanted] * 3, [num_wanted] * 3]
+
+
+def _batch(first_block: int, seq_len: int, num_tokens: int) -> AttentionBatch:
+    """The last tokens of one request, whose blocks of 8 tokens come one after the other."""
+    num_requests = int(num_tokens > 0)
+    return AttentionBatch(
+        query_start=torch.tensor([0, num_tokens][: num_requests + 1], dtype=torch.int32),
+        seq_lens=torch.full((num_requests,), seq_len, dtype=torch.int32),
+        block_tables=torch.tensor([[first_block, first_block + 1]][:num_requests], dtype=torch.int32).view(-1, 2),
+        slot_mapping=8 * first_block + torch.arange(seq_len - num_tokens, seq_len),
+        max_query_len=num_tokens,
+        max_seq_len=seq_len,
+    )

@@ -28,9 +28,9 @@ def test_path_that_is_no_directory(name: str) -> None:
 
 
 def test_file_is_no_directory(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").touch()
-    with pytest.raises(CheckpointError, match="is not a directory"):
-        resolve_model_path(str(tmp_path / "model.gguf"))
+    (tmp_path / "model.bin").touch()
+    with pytest.raises(CheckpointError, match="is not a directory or a GGUF file"):
+        resolve_model_path(str(tmp_path / "model.bin"))
 
 
 @pytest.mark.parametrize("name", ["not a name", "", "--", "a..b"])

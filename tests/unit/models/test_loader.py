@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from tandem.architecture.model import limit_length
-from tandem.core.errors import CheckpointError, ConfigurationError
+from tandem.core.errors import CheckpointError, ConfigurationError, UnsupportedCheckpointError
 from tandem.core.sampling_params import SamplingParams
 from tandem.kernels.torch_kernels import TorchKernels
 from tandem.models.loader import LoadedModel, load_model
@@ -82,6 +82,19 @@ class TestStorage:
         path = checkpoints.save_tiny_gemma3_conditional(tmp_path)
         assert any("vision_tower" in name for name in checkpoints.read_tensors(path))
         assert not any("vision" in name for name in load(path).decoder.parameters)
+
+    def test_projections_of_layers_that_read_another_state_are_ignored(self, tmp_path: Path) -> None:
+        """Published Gemma 4 files have them, though nothing is computed with them."""
+        path = checkpoints.save_tiny_gemma4(tmp_path)
+        tensors = checkpoints.read_tensors(path)
+        unused = {f"model.layers.3.self_attn.{name}.weight": torch.ones(4) for name in ("k_proj", "v_proj", "k_norm")}
+        assert not unused.keys() & tensors.keys()
+        plain = load(path)
+        checkpoints.write_tensors(path, tensors | unused)
+        assert_same_parameters(plain, load(path))
+        checkpoints.write_tensors(path, tensors | {"model.layers.2.self_attn.v_proj.weight": torch.ones(32, 64)})
+        with pytest.raises(UnsupportedCheckpointError, match=r"layers\.2\.self_attn\.v_proj.*no place"):
+            load(path)
 
 
 def mapped_range(path: Path) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from tandem.architecture.model import EMBEDDING, HEAD
 from tandem.kernels.base import Kernels, PackedWeight
 from tandem.kernels.native.bindings import NativeKernels
 from tandem.kernels.torch_kernels import TorchKernels
-from tandem.models import packed
+from tandem.models import file_lock, packed
 from tandem.models.loader import LoadedModel, load_model
 from tests.helpers import checkpoints
 from tests.helpers.native_kernels import load_or_skip
@@ -242,8 +242,8 @@ def test_one_who_packs_for_ever_is_not_waited_for(
 ) -> None:
     loaded(checkpoint, kernels, tmp_path / "packed")
     (file,) = files(tmp_path / "packed")
-    monkeypatch.setattr(packed, "_PATIENCE_S", 0.1)
-    with packed._locked(file.with_suffix(".lock")), caplog.at_level(logging.WARNING):
+    monkeypatch.setattr(file_lock, "_PATIENCE_S", 0.1)
+    with file_lock.locked(file.with_suffix(".lock")), caplog.at_level(logging.WARNING):
         model = loaded(checkpoint, kernels, tmp_path / "packed")
     assert "another process has held" in caplog.text
     assert not any(isinstance(weight, PackedWeight) for weight in model.decoder.parameters.values())
@@ -254,7 +254,7 @@ SCRIPT = """
 import sys, torch
 from pathlib import Path
 from tandem.kernels.native.bindings import load
-from tandem.models import packed
+from tandem.models import file_lock, packed
 from tandem.models.loader import load_model
 packed.LEAST_BYTES = 0
 model = load_model(sys.argv[1], device=torch.device("cpu"), kernels=load(), packed_dir=Path(sys.argv[2]))

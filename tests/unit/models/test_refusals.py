@@ -39,6 +39,7 @@ UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
     "gemma activation": ("gemma3", {"hidden_activation": "gelu"}, 'hidden_activation="gelu"'),
     "llama window": ("llama", {"sliding_window": 128}, "sliding_window=128"),
     "bidirectional": ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    "gemma 4 bidirectional": ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention.*vision"),
     "layer type": ("qwen2", {"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "linear"),
     "mistral layer types": ("mistral", {"layer_types": ["sliding_attention"] * 3}, "layer_types"),
     "encoder-decoder": ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder"),
@@ -79,6 +80,8 @@ CORRUPT: dict[str, tuple[str, dict[str, Any], str]] = {
     "architectures is a string": ("llama", {"architectures": "LlamaForCausalLM"}, "architectures"),
     "other vocabulary": ("llama", {"vocab_size": 200}, r"\[199, 64\].*\[200, 64\]"),
     "more layers than tensors": ("llama", {"num_hidden_layers": 4}, "lacks model.layers.3"),
+    "other per-layer vocabulary": ("gemma4", {"vocab_size_per_layer_input": 200}, r"\[199, 160\].*\[200, 160\]"),
+    "more layers share state": ("gemma4", {"num_kv_shared_layers": 3}, "num_kv_shared_layers"),
     "bias not in the file": ("llama", {"mlp_bias": True}, r"lacks model\.layers\.0\.mlp\..*bias"),
 }
 

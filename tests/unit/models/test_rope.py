@@ -11,7 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from tandem.architecture.families.llama import FAMILY
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec
-from tandem.architecture.rope import RopeSpec
+from tandem.architecture.rope import ProportionalScaling, RopeSpec
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
 from tandem.models.layers.rotary import build_rotary_tables, inverse_frequencies
 
@@ -40,6 +40,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": 32768,
     },
     "yarn without an original length": {"rope_type": "yarn", "rope_theta": 10000, "factor": 4.0},
+    "proportional": {"rope_type": "proportional", "factor": 2.0, "rope_theta": 1000000.0},
     "yarn with a factor of attention": {"rope_type": "yarn", "factor": 4, "attention_factor": 0.5, "rope_theta": 1e4},
 }
 
@@ -57,6 +58,15 @@ def test_frequencies_equal_transformers_bit_for_bit(name: str) -> None:
     assert rope is not None
     assert torch.equal(inverse_frequencies(rope), expected)
     assert rope.attention_factor == factor
+
+
+def test_frequencies_of_a_share_of_the_pairs_equal_transformers_bit_for_bit() -> None:
+    """A quarter of the pairs of a head of 512, as in Gemma 4's global layers."""
+    config = transformers.Gemma4TextConfig(num_hidden_layers=6)
+    expected, factor = ROPE_INIT_FUNCTIONS["proportional"](config, layer_type="full_attention")
+    rope = RopeSpec(rotary_dim=512, theta=1e6, scaling=ProportionalScaling(share=0.25, factor=1.0))
+    assert torch.equal(inverse_frequencies(rope), expected)
+    assert (factor, int(expected.count_nonzero())) == (1.0, 64)
 
 
 def test_original_length_at_the_top_wins() -> None:
@@ -85,9 +95,9 @@ def test_a_stretched_embedding_allows_more_positions_than_are_usual(
     assert (config.max_position_embeddings, config.longest_length) == (outer["max_position_embeddings"], longest)
 
 
-@pytest.mark.parametrize("rope_type", ["dynamic", "longrope", "proportional", "su"])
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope", "su"])
 def test_other_types_are_refused_by_name(rope_type: str) -> None:
-    with pytest.raises(UnsupportedCheckpointError, match=f"{rope_type}.*default, linear, llama3, yarn"):
+    with pytest.raises(UnsupportedCheckpointError, match=f"{rope_type}.*default, linear, llama3, proportional, yarn"):
         read({"rope_type": rope_type, "factor": 2.0})
 
 

@@ -83,7 +83,8 @@ def test_the_linear_speed_is_never_faster_than_the_roofline(name: str, hardware:
     speed = roof.speed
     for prompt in (2000, 8000, 32_000, 64_000):
         if prefill_point(roof, prompt, prompt // 2).intensity < 2 * roof.hardware.ridge:
-            assert roof.model.num_expert_parameters
+            model = roof.model  # whose weights are read though few tokens, or none, are multiplied by some
+            assert model.num_expert_parameters or model.num_prompt_parameters < model.num_multiplied_parameters
             continue
         assert speed.prefill.prompt_ms(prompt, prompt // 2) >= 0.999 * roof.prefill_ms(prompt, prompt // 2)
     for running in (1, 16, 100, 256):

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from tandem.routing.admission import Limits
@@ -163,3 +165,45 @@ def test_a_request_that_decode_must_prefill_has_no_prefill_candidates() -> None:
     (pool,) = fleet.pools(request())
     assert list(fleet.candidates(request(local_prefill=True), pool, 0.0).prefill) == []
     assert len(fleet.candidates(request(local_prefill=True), pool, 0.0).decode) == 1
+
+
+def test_a_worker_set_aside_gets_nothing_then_one_request_at_a_time() -> None:
+    fleet = fleet_of("p", "d", "d2")
+    fleet.report(worker("d", Role.DECODE, reported_at_s=1.0), 6.0)
+    fleet.report(worker("d2", Role.DECODE, reported_at_s=1.0))
+    assert decodes(fleet, 2.0) == {"d2"}
+    for now_s in (5.9, 6.0):
+        fleet.report(worker("d", Role.DECODE, reported_at_s=now_s), 6.0)
+        fleet.report(worker("d2", Role.DECODE, reported_at_s=now_s))
+        assert decodes(fleet, now_s) == ({"d2"} if now_s < 6.0 else {"d", "d2"})
+    send(fleet, "probe", 6.0)
+    assert decodes(fleet, 6.0) == {"d2"}, "it has its one request"
+    fleet.over("probe", ["p", "d"])
+    assert decodes(fleet, 6.0) == {"d", "d2"}
+    fleet.report(worker("d", Role.DECODE, reported_at_s=6.1, num_running=1), 6.0)
+    assert decodes(fleet, 6.1) == {"d2"}, "another router sent it one"
+
+
+def test_a_worker_set_aside_serves_where_no_other_can() -> None:
+    fleet = fleet_of("p", "d")
+    for worker_id, role in (("p", Role.PREFILL), ("d", Role.DECODE)):
+        fleet.report(worker(worker_id, role, reported_at_s=1.0, num_running=3), 60.0)
+    candidates = fleet.candidates(request(), next(iter(fleet.pools(request()))), 1.0)
+    assert [standing.worker_id for standing in candidates.prefill] == ["p"]
+    assert decodes(fleet, 1.0) == {"d"}
+    fleet.report(worker("d2", Role.DECODE, reported_at_s=1.0))
+    assert decodes(fleet, 1.0) == {"d2"}
+    assert decodes(fleet, 1.0, excluded=frozenset({"d2"})) == {"d"}
+    assert decodes(fleet, 3.1) == set(), "dead is dead"
+
+
+def test_a_worker_set_aside_is_no_spare() -> None:
+    fleet = fleet_of("p", "p2", "p3", "d")
+    fleet.report(worker("p2", Role.PREFILL, reported_at_s=0.0), 60.0)
+    assert fleet.spares(request(), "p", "d", 0.0, 2) == ["p3"]
+
+
+def decodes(fleet: Fleet, now_s: float, **changes: Any) -> set[str]:
+    asked = request(**changes)
+    pool = next(iter(fleet.pools(asked)))
+    return {standing.worker_id for standing in fleet.candidates(asked, pool, now_s).decode}

@@ -319,7 +319,7 @@ EVERY: dict[Method[Any, Any], tuple[st.SearchStrategy[Any], st.SearchStrategy[An
     methods.MODELS: (st.none(), tuples(MODEL)),
     methods.WORKERS: (
         st.none(),
-        tuples(st.builds(WorkerListing, status=STATUS, age_s=NUMBER, is_alive=BOOL)),
+        tuples(st.builds(WorkerListing, status=STATUS, age_s=NUMBER, is_alive=BOOL, slowness=st.none() | NUMBER)),
     ),
     methods.DECISIONS: (st.integers(1, 4096), tuples(DECISION)),
     methods.REGISTER: (st.builds(Registration, RECORD, BOOL), tuples(RECORD)),

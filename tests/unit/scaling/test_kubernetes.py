@@ -95,12 +95,12 @@ def test_gateways_are_the_ready_pods_of_a_label() -> None:
             with pytest.raises(UnavailableError, match="is it the gateways' label selector"):
                 await pods.find()
             labels = {"component": "gateway"}
-            fake.put_pod("g-0", ip="10.0.0.1", labels=labels, ports={"http": 8000, "other": 1})
-            fake.put_pod("g-1", ip="fd00::5", labels=labels, ports={"http": 8001})
+            fake.put_pod("g-0", ip="10.0.0.1", labels=labels, ports={"http": 8000})
+            fake.put_pod("g-1", ip="fd00::5", labels=labels, ports={"http": 8000, "metrics": 8001})
             fake.put_pod("g-2", ip="10.0.0.3", labels=labels, ready=False)
             assert await pods.find() == ["10.0.0.1:8000", "[fd00::5]:8001"]
             fake.put_pod("g-3", ip="10.0.0.4", labels=labels, ports={"web": 80})
-            with pytest.raises(UnavailableError, match="g-3 has no container port named http"):
+            with pytest.raises(UnavailableError, match="g-3 has no container port named metrics"):
                 await pods.find()
 
     asyncio.run(story())

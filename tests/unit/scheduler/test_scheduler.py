@@ -29,7 +29,7 @@ def test_decodes_go_on_while_a_long_prompt_is_computed() -> None:
     bench.step()
     bench.scheduler.add(request_of("long", list(range(40)), max_tokens=1))
     bench.step()
-    assert [(item.request.request_id, item.num_tokens) for item in bench.steps[-1].scheduled] == [
+    assert [(item.request_id, item.num_tokens) for item in bench.steps[-1].scheduled] == [
         ("a", 1),
         ("b", 1),
         ("long", 6),
@@ -54,9 +54,9 @@ def test_waiting_for_a_shared_block_does_not_hold_back_strangers() -> None:
         bench.scheduler.add(request_of(name, [1] * 20))
     bench.scheduler.add(request_of("stranger", [2] * 20))
     bench.step()
-    assert [item.request.request_id for item in bench.steps[0].scheduled] == ["first", "stranger"]
+    assert [item.request_id for item in bench.steps[0].scheduled] == ["first", "stranger"]
     bench.step()
-    assert "same" in [item.request.request_id for item in bench.steps[1].scheduled]
+    assert "same" in [item.request_id for item in bench.steps[1].scheduled]
 
 
 def test_without_prefix_caching_nobody_waits_for_a_shared_block() -> None:
@@ -75,8 +75,8 @@ def test_a_request_whose_shared_block_never_came_computes_it_itself() -> None:
     bench.step()
     bench.scheduler.finish("first", FinishReason.ABORT)
     bench.step()
-    assert [item.request.request_id for item in bench.steps[-1].scheduled] == ["same"]
-    assert bench.steps[-1].scheduled[0].request.num_cached_tokens == 8
+    assert [item.request_id for item in bench.steps[-1].scheduled] == ["same"]
+    assert bench.steps[-1].scheduled[0].start == 8
 
 
 def test_a_prefix_is_reused_when_a_sliding_group_has_only_its_last_window() -> None:
@@ -89,7 +89,9 @@ def test_a_prefix_is_reused_when_a_sliding_group_has_only_its_last_window() -> N
     again = request_of("again", [1] * 40, max_tokens=2)
     bench.scheduler.add(again)
     bench.step()
-    first_slots = bench.steps[-1].scheduled[0].block_table.groups[1]
+    blocks = bench.steps[-1].scheduled[0].blocks
+    assert blocks is not None
+    first_slots = blocks.added[1]
     assert again.num_cached_tokens == 36
     assert [bool(block_id) for block_id in first_slots[:9]] == [False] * 7 + [True] * 2
 
@@ -136,7 +138,7 @@ def test_a_prompt_under_way_preempts_a_decode_that_was_scheduled_before_it() -> 
     bench.scheduler.add(prompt)
     while not decode.num_preemptions:
         bench.step()
-    assert [item.request.request_id for item in bench.steps[-1].scheduled] == ["prompt"]
+    assert [item.request_id for item in bench.steps[-1].scheduled] == ["prompt"]
     assert all((request.output_token_ids, request.finish_reason) == fake_answer(request) for request in bench.run())
 
 
@@ -152,7 +154,7 @@ def test_nothing_is_admitted_in_a_step_that_preempted() -> None:
         bench.step()
         if bench.scheduler.counters.num_preemptions > num_preempted:
             num_preempted = bench.scheduler.counters.num_preemptions
-            assert {item.request.request_id for item in bench.steps[-1].scheduled} <= running
+            assert {item.request_id for item in bench.steps[-1].scheduled} <= running
             assert bench.steps[-1].released
     assert num_preempted
 

@@ -108,7 +108,7 @@ class Sharing:
             assert request.handoff.lease_id is not None
             self.num_evicted += 1
             del self.live[request.request_id]
-        self.settle(self.bench.scheduler.update(output, self.bench.executor.execute(output)))
+        self.settle(self.bench.scheduler.update(output, self.bench.execute(output)))
         self.take_news()
 
     def settle(self, ended: list[Request]) -> None:

@@ -1,4 +1,6 @@
+import logging
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -7,6 +9,7 @@ from tandem.core.errors import CapacityError, InvalidRequestError
 from tandem.routing.admission import Limits
 from tandem.routing.calibration import Calibration
 from tandem.routing.fleet import Fleet
+from tandem.routing.outliers import Outliers
 from tandem.routing.snapshot import Links, LinkState, Role
 from tandem.routing.speed import PrefillWork
 from tandem.rpc.messages import LinkReport, PrefillSample, StepSample
@@ -24,7 +27,15 @@ class Seen:
         self.clock = ManualClock(100.0)
         self.calibration = Calibration(FAST)
         self.fleet = Fleet(Limits(), Links(LINK), self.calibration.speed)
-        self.view = FleetView(self.fleet, self.calibration, self.clock, forget_s=60.0, max_workers=max_workers)
+        self.outliers = Outliers(self.calibration.speed)
+        self.view = FleetView(
+            self.fleet,
+            self.calibration,
+            self.clock,
+            outliers=self.outliers,
+            forget_s=60.0,
+            max_workers=max_workers,
+        )
 
     def chosen_from(self) -> set[str]:
         """Who is given requests, as the fleet says."""
@@ -238,3 +249,71 @@ def test_models_are_as_narrow_as_their_narrowest_worker_and_need_somebody_who_de
     seen.view.take("h:3", status("b", Role.BOTH))
     (info,) = seen.view.models()
     assert (info.name, info.max_model_len, info.num_prefill, info.num_decode) == ("m", 100, 2, 2)
+
+
+STEP = StepSample(num_running=4, num_context_tokens=2000, duration_s=FAST.decode.step_ms(4, 2000) / 1000)
+
+
+def run(seen: Seen, duration_s: float, slowness: dict[str, float], incarnation: str = "1") -> None:
+    """News of three decode workers for a while, each with some steps."""
+    for _ in range(round(duration_s / 0.25)):
+        seen.clock.advance(0.25)
+        for worker_id in ("d0", "d1", "d2"):
+            step = replace(STEP, duration_s=STEP.duration_s * slowness.get(worker_id, 1.0))
+            news = {"step_samples": (step,) * 10}
+            seen.view.take(f"h:{worker_id}", status(worker_id, D, incarnation=incarnation, news=news))
+
+
+def slowness_of(seen: Seen) -> dict[str, float | None]:
+    return {listing.status.worker.worker_id: listing.slowness for listing in seen.view.listings()}
+
+
+def test_a_slow_worker_is_set_aside_said_so_and_returns(caplog: pytest.LogCaptureFixture) -> None:
+    """It was given as many requests as its peers for as long as it lived."""
+    seen = Seen()
+    with caplog.at_level(logging.INFO):
+        run(seen, 5.0, {"d1": 16.0})
+        assert seen.chosen_from() == {"d0", "d2"}
+        found = slowness_of(seen)
+        assert (found["d0"], found["d2"]) == (None, None)
+        assert found["d1"] is not None
+        assert found["d1"] > 10
+        assert seen.alive()["d1"]
+        run(seen, 12.0, {})
+    assert seen.chosen_from() == {"d0", "d1", "d2"}
+    assert slowness_of(seen) == {"d0": None, "d1": None, "d2": None}
+    messages = [record.message for record in caplog.records]
+    assert len(messages) == 2
+    assert "worker d1 is set aside for 5 s" in messages[0]
+    assert "worker d1 serves again" in messages[1]
+
+
+def test_what_a_worker_measures_while_it_is_set_aside_does_not_calibrate_its_kind() -> None:
+    seen = Seen()
+    run(seen, 10.0, {})
+    seen_ms = seen.calibration.speed("fast").decode.step_ms(4, 2000)
+    run(seen, 60.0, {"d1": 16.0})
+    assert seen.calibration.speed("fast").decode.step_ms(4, 2000) == pytest.approx(seen_ms, rel=0.05)
+
+
+def test_a_verdict_outlives_a_broken_watch_and_ends_with_the_process() -> None:
+    seen = Seen()
+    run(seen, 5.0, {"d1": 16.0})
+    seen.view.lose("h:d1")
+    seen.view.take("h:d1", status("d1", D))
+    assert seen.chosen_from() == {"d0", "d2"}
+    seen.view.take("h:d1", status("d1", D, incarnation="2", epoch=2))
+    assert seen.chosen_from() == {"d0", "d1", "d2"}
+
+
+@pytest.mark.parametrize("duration_s", [0.0, -1.0, math.nan])
+def test_a_measurement_that_is_none_sets_nobody_aside(duration_s: float) -> None:
+    """Rounds of zeros were the median once, and whoever reported next was divided by it."""
+    seen = Seen()
+    wrong = StepSample(num_running=1, num_context_tokens=10, duration_s=duration_s)
+    for _ in range(40):
+        seen.clock.advance(0.25)
+        for worker_id in ("d0", "d1"):
+            samples = (wrong,) * 10 if worker_id == "d1" else (STEP,) * 10
+            seen.view.take(f"h:{worker_id}", status(worker_id, D, news={"step_samples": samples}))
+    assert seen.chosen_from() == {"d0", "d1"}

@@ -2,6 +2,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,7 @@ from tandem.routing.pairing import Pairer
 from tandem.routing.policies import PredictedCost
 from tandem.routing.snapshot import Links, Role
 from tandem.rpc.client import ClientPool, RouterClient, WorkerClient
-from tandem.rpc.messages import PairCall, Registration, Settlement
+from tandem.rpc.messages import PairCall, Registration, Settlement, WorkerListing
 from tandem.rpc.server import serve_router
 from tandem.serving.discovery import EmbeddedDiscovery
 from tandem.serving.fleet_view import FleetView
@@ -98,6 +99,15 @@ class Routing:
 
     def sample(self, name: str, **labels: str) -> float | None:
         return self.metrics.registry.get_sample_value(name, labels)
+
+
+def test_a_worker_set_aside_is_counted_as_such() -> None:
+    listing = WorkerListing(status=status("d", D), age_s=0.1, is_alive=True)
+    metrics = RouterMetrics()
+    metrics.show_workers([listing, replace(listing, slowness=16.0)])
+    for state in ("ready", "aside"):
+        labels = {"role": "decode", "state": state}
+        assert metrics.registry.get_sample_value("tandem_router_workers", labels) == 1
 
 
 def hashes_of(

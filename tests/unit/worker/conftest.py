@@ -22,6 +22,12 @@ def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def gemma4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Layers that read the state of others."""
+    return write_byte_tokenizer(BUILDERS["gemma4"](tmp_path_factory.mktemp("worker-gemma4")))
+
+
+@pytest.fixture(scope="session")
 def expected(llama: Path) -> list[int]:
     """The greedy answer to the hand-off prompt."""
     return alone(llama, PROMPT, GREEDY)

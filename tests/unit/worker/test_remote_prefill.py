@@ -28,7 +28,8 @@ from tests.helpers.workers import (
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(
-    ("model", "transport"), [("llama", "inproc"), ("gemma3", "cma"), ("gemma3", "tcp"), ("llama", "nixl")]
+    ("model", "transport"),
+    [("llama", "inproc"), ("gemma3", "cma"), ("gemma3", "tcp"), ("gemma4", "cma"), ("llama", "nixl")],
 )
 def test_tokens_are_those_of_one_engine(
     model: str, transport: str, params: SamplingParams, request: pytest.FixtureRequest

@@ -1,9 +1,9 @@
-"""What the requests of this API share: the store, and the responses that run without a client.
+"""State that the requests of this API share: the store, and the responses that run without a client.
 
 A gateway has one. Owned by one event loop; `close` ends what runs, then the store.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tandem.core.errors import shown
@@ -12,6 +12,7 @@ from tandem.gateway.openai.responses import redis_store, store
 from tandem.gateway.openai.responses.background import BEAT_S, BackgroundResponses
 from tandem.gateway.openai.responses.ids import is_response_id
 from tandem.gateway.openai.responses.redis_store import RedisResponseStore
+from tandem.gateway.openai.responses.sealing import Sealer
 from tandem.gateway.openai.responses.store import EmbeddedResponseStore, ResponseStore, StoredResponse
 
 _LOST = {"code": "server_error", "message": "the gateway that ran this response is gone; send the request again"}
@@ -25,15 +26,20 @@ class ResponseDesk:
         self.background = BackgroundResponses(store, beat_s)
 
     @classmethod
-    def open(cls, redis_url: str | None, max_bytes: int | None = None) -> "ResponseDesk":
-        """Without Redis, responses are kept in this process. `max_bytes`: of all of them; None leaves it to the store.
+    def open(cls, redis_url: str | None, keys: Sequence[bytes], max_bytes: int | None = None) -> "ResponseDesk":
+        """Without Redis, responses are kept in this process.
+
+        Args:
+            redis_url: where gateways share them.
+            keys: encrypt them there; see `Sealer`.
+            max_bytes: of all of them; None leaves it to the store.
 
         Raises:
-            ConfigurationError: the URL is none.
+            ConfigurationError: the URL is none, or a key is too short.
         """
         if redis_url is None:
             return cls(EmbeddedResponseStore(max_bytes=max_bytes or store.MAX_BYTES))
-        return cls(RedisResponseStore(redis_url, max_bytes=max_bytes or redis_store.MAX_BYTES))
+        return cls(RedisResponseStore(redis_url, Sealer(keys), max_bytes=max_bytes or redis_store.MAX_BYTES))
 
     async def close(self, timeout_s: float = 0.0) -> None:
         """`timeout_s`: how long background responses may go on."""

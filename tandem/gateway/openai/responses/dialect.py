@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from tandem.core.errors import CapacityError, InvalidRequestError, TandemError, shown
@@ -52,7 +53,8 @@ class ResponsesDialect:
 
     async def read(self, body: bytes, request_id: str) -> Asked:
         """Raises as `Dialect.read`."""
-        asked, model = read_body(ResponsesBody, body), self._around.model
+        asked = await self._around.off_loop.run(len(body), partial(read_body, ResponsesBody, body))
+        model = self._around.model
         model.require(asked.model)
         response_id = new_response_id()
         items = await read_context(asked, response_id, self._store, self._tenant, self._around.limits.max_messages)
@@ -133,7 +135,7 @@ async def count_input_tokens(body: bytes, around: Surroundings, store: ResponseS
 
     Raises as `ResponsesDialect.read`.
     """
-    asked = read_body(InputTokensBody, body)
+    asked = await around.off_loop.run(len(body), partial(read_body, InputTokensBody, body))
     if asked.model is not None:
         around.model.require(asked.model)
     items = await read_context(asked, new_response_id(), store, tenant, around.limits.max_messages)

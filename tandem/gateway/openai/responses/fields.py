@@ -1,4 +1,4 @@
-"""Which fields the bodies of `/v1/responses` have, and which of those that we do not act on are harmless.
+"""Fields of the bodies of `/v1/responses`, and those among them that are harmless though we do not act on them.
 
 Invariant: a field that would change the answer is acted on or refused by name, never ignored.
 """
@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from tandem.core.errors import shown
 from tandem.gateway.conversation import Effort
 from tandem.gateway.errors import RequestError
+from tandem.gateway.limits import check_free_form
 from tandem.gateway.openai.fields import GenerateBody, PromptCacheOptions
 from tandem.gateway.parse import Entries, at_most, parse_body
 
@@ -140,7 +141,9 @@ def read_body(kind: type[AnyBody], body: bytes) -> AnyBody:
 
 def _check_extra(extra: Mapping[str, Any]) -> None:
     for name, value in extra.items():
-        if value is not None and name not in HARMLESS and value not in HARMLESS_VALUES.get(name, ()):
+        if name in HARMLESS:
+            check_free_form({name: value}, name)
+        elif value is not None and value not in HARMLESS_VALUES.get(name, ()):
             raise _unsupported(name, value)
 
 

@@ -10,6 +10,7 @@ from tandem.core.errors import shown
 from tandem.gateway.cache_marks import MAX_BREAKPOINTS, lifetime_s
 from tandem.gateway.conversation import Breakpoint, Conversation, Effort, Thinking
 from tandem.gateway.errors import RequestError
+from tandem.gateway.limits import check_free_form
 from tandem.gateway.model import ServedModel
 from tandem.gateway.openai.messages import DEFAULT_LIFETIME_S, MessageReader
 from tandem.gateway.openai.responses.fields import PromptBody, ResponsesBody
@@ -154,7 +155,7 @@ def _effort(asked: PromptBody, model: ServedModel) -> Effort | None:
 
 def _variables(asked: PromptBody) -> dict[str, Any]:
     """What the template sees besides the messages."""
-    variables = dict(asked.chat_template_kwargs or {})
+    variables = dict(check_free_form(asked.chat_template_kwargs or {}, "chat_template_kwargs"))
     for name in ("tools", "documents", "messages", "add_generation_prompt"):
         if name in variables:
             raise RequestError(f"chat_template_kwargs may not hold {name}", param="chat_template_kwargs")

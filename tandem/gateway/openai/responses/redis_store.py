@@ -1,8 +1,8 @@
 """Responses in Redis, shared by all gateways of a deployment. One round trip a question.
 
-Each entry is a hash, `body` and `running`, beside a key that lives while its gateway renews it; both expire. How much
-there is, of all and of each tenant, is counted beside them, on the same server. A Redis that is away, slow,
-full or holds nonsense raises UnavailableError and nothing else.
+Each entry is a hash, `body`, encrypted, and `running`, beside a key that lives while its gateway renews it; both
+expire. How much there is, of all and of each tenant, is counted beside them, on the same server. A Redis that is away,
+slow, full or holds nonsense raises UnavailableError and nothing else.
 """
 
 import hashlib
@@ -14,8 +14,9 @@ from redis.exceptions import RedisError
 
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import UnavailableError
+from tandem.gateway.openai.responses.sealing import Sealer, UnsealError
 from tandem.gateway.openai.responses.store import ENTRY_COST_BYTES, LEASE_S, MAX_ENTRY_BYTES, StoredResponse
-from tandem.redis_client import answered_within, connect
+from tandem.redis_client import answered_within, connect, explained
 
 DEFAULT_TTL_S = 30 * 24 * 3600.0  # as OpenAI has it
 MAX_BYTES = 128 * 2**20  # NOTE: a quarter of the Redis that the chart brings, which workers and accounts need too
@@ -92,7 +93,8 @@ class RedisResponseStore:
     """`ResponseStore` in one Redis (7.0 or newer, or a cluster). Owned by one event loop.
 
     Args:
-        url: `redis://`, `rediss://` or `unix://` URL.
+        url: as for `redis_client.connect`.
+        sealer: encrypts what is kept.
         prefix: names the deployment.
         ttl_s: after this long an entry is gone.
         max_bytes: of all entries, with what keeping them takes.
@@ -106,6 +108,7 @@ class RedisResponseStore:
     def __init__(
         self,
         url: str,
+        sealer: Sealer,
         *,
         prefix: str = "tandem:responses",
         ttl_s: float = DEFAULT_TTL_S,
@@ -117,6 +120,7 @@ class RedisResponseStore:
         clock: Clock | None = None,
     ) -> None:
         self._redis = connect(url)
+        self._sealer = sealer
         self._timeout_s = timeout_s
         self._key = f"{{{prefix}}}"
         self._ttl_ms = max(1, round(ttl_s * 1000))
@@ -131,15 +135,23 @@ class RedisResponseStore:
         text = entry.encoded(self._max_entry_bytes)
         times = (self._ttl_ms, self._lease_ms)
         sizes = (len(text) + ENTRY_COST_BYTES, self._max_bytes)
-        told = (text, int(entry.is_running), *times, int(over_running), *sizes)
+        sealed = self._sealer.seal(text, self._place(tenant, entry.response_id))
+        told = (sealed, int(entry.is_running), *times, int(over_running), *sizes)
         return bool(await self._run(_PUT, tenant, entry.response_id, *told))
 
     async def find(self, tenant: str, response_id: str) -> StoredResponse | None:
-        text, running, alive = cast(list[object], await self._run(_FIND, tenant, response_id))
-        if text is None:
+        sealed, running, alive = cast(list[object], await self._run(_FIND, tenant, response_id))
+        if sealed is None:
             return None
         try:
-            return StoredResponse.decode(cast(bytes, text), is_lost=running == b"1" and not alive)
+            text = self._sealer.unseal(cast(bytes, sealed), self._place(tenant, response_id))
+            return StoredResponse.decode(text, is_lost=running == b"1" and not alive)
+        except UnsealError as error:
+            raise UnavailableError(
+                f"response {response_id} cannot be read: {error}. All gateways need the same responses_key, and after "
+                "a change the old one behind the new one",
+                1.0,
+            ) from error
         except (orjson.JSONDecodeError, KeyError, TypeError) as error:
             raise UnavailableError(f"Redis holds nonsense for response {response_id}: {error}", 1.0) from error
 
@@ -152,10 +164,13 @@ class RedisResponseStore:
     async def close(self) -> None:
         await self._redis.aclose()
 
+    def _place(self, tenant: str, response_id: str) -> bytes:
+        return f"{self._key}:{_owner(tenant)}:{response_id}".encode()
+
     async def _run(self, script: str, tenant: str, response_id: str, *arguments: bytes | int) -> object:
         if self._clock.now_s() < self._away_until_s:
             raise UnavailableError("the store of responses did not answer a moment ago; try again shortly", 1.0)
-        owner = hashlib.blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        owner = _owner(tenant)
         try:
             async with answered_within(self._timeout_s):
                 return await cast(
@@ -163,4 +178,10 @@ class RedisResponseStore:
                 )
         except (RedisError, OSError) as error:
             self._away_until_s = self._clock.now_s() + self._retry_after_s
-            raise UnavailableError(f"the store of responses does not answer ({error}); try again", 1.0) from error
+            raise UnavailableError(
+                f"the store of responses does not answer ({explained(error, 'gateway')}); try again", 1.0
+            ) from error
+
+
+def _owner(tenant: str) -> str:
+    return hashlib.blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -1,6 +1,7 @@
 """The routes of `/v1/responses`: which path is answered by what."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -11,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from tandem.gateway.accounts import caller_of
 from tandem.gateway.answer import JSON
 from tandem.gateway.body import ClientLeftError
-from tandem.gateway.edge import header_of, request_id_of
+from tandem.gateway.edge import request_id_of
 from tandem.gateway.errors import RequestError
 from tandem.gateway.gateway import Gateway
 from tandem.gateway.http_protocol import without_connection
@@ -41,12 +42,13 @@ def _add_create(app: FastAPI, gateway: Gateway, desk: ResponseDesk) -> None:
     async def create(request: Request) -> Response:
         """A response, streamed, whole, or in the background."""
         try:
-            body = await gateway.bodies.read(request.receive, header_of(request.scope, b"content-length"))
+            body = await gateway.bodies.read(request.receive, request.scope)
         except ClientLeftError:
             return Response(status_code=CLIENT_LEFT)
         tenant = caller_of(request.scope).tenant
         dialect = ResponsesDialect(gateway.surroundings, desk.store, tenant)
-        if not _is_background(body.data):
+        off_loop = gateway.surroundings.off_loop
+        if not await off_loop.run(len(body.data), partial(_is_background, body.data)):
             return StoredAnswer(gateway, dialect, body)
         data = body.data
         body.free()  # NOTE: it is read once more, by who serves it
@@ -92,9 +94,8 @@ def _add_count(app: FastAPI, gateway: Gateway, desk: ResponseDesk) -> None:
     @app.post(f"{PATH}/input_tokens", openapi_extra=body_schema(InputTokensBody), name="input tokens", tags=_TAGS)
     async def count(request: Request) -> Response:
         """Tokens that a response's prompt would have."""
-        declared = header_of(request.scope, b"content-length")
         try:
-            body = await gateway.bodies.read(request.receive, declared)
+            body = await gateway.bodies.read(request.receive, request.scope)
         except ClientLeftError:
             return Response(status_code=CLIENT_LEFT)
         with body, gateway.admission.place():

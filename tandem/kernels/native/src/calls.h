@@ -55,6 +55,17 @@ struct GatedLinearArguments {
   int64_t out_stride, m, n, k, is_packed, threads;
 };
 
+// activation(gate) * up, [m, n] each.
+struct GatedProductArguments {
+  int64_t dtype, activation;
+  const void* gate;
+  int64_t gate_stride;
+  const void* up;
+  int64_t up_stride;
+  void* out;
+  int64_t out_stride, m, n, threads;
+};
+
 // Up to three products of the same rows, side by side in `out`.
 struct JoinedLinearArguments {
   struct Part {
@@ -132,6 +143,7 @@ TANDEM_EXPORT void tandem_pack(const tandem::PackArguments*);
 TANDEM_EXPORT void tandem_linear(const tandem::LinearArguments*);
 void tandem_joined_linear(const tandem::JoinedLinearArguments*);
 TANDEM_EXPORT void tandem_gated_linear(const tandem::GatedLinearArguments*);
+TANDEM_EXPORT void tandem_gated_product(const tandem::GatedProductArguments*);
 TANDEM_EXPORT void tandem_rms_norm(const tandem::RmsNormArguments*);
 TANDEM_EXPORT void tandem_rope_and_write(const tandem::RopeAndWriteArguments*);
 TANDEM_EXPORT void tandem_paged_attention(const tandem::PagedAttentionArguments*);

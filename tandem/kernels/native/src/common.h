@@ -217,6 +217,14 @@ TANDEM_INLINE f32x16 exp_16(f32x16 x) { return exp2_16(x * splat(kLog2E)); }
 TANDEM_INLINE f32x16 sigmoid_16(f32x16 x) { return splat(1.0f) / (splat(1.0f) + exp_16(-x)); }
 TANDEM_INLINE f32x16 tanh_16(f32x16 x) { return splat(1.0f) - splat(2.0f) / (exp_16(x + x) + splat(1.0f)); }
 
+enum Activation : int { kSilu = 0, kGeluTanh = 1 };
+
+TANDEM_INLINE f32x16 activate(int activation, f32x16 v) {
+  if (activation == kSilu) return v * sigmoid_16(v);
+  const f32x16 inner = splat(0.7978845608028654f) * fma(splat(0.044715f) * v * v, v, v);
+  return v * sigmoid_16(inner + inner);  // 0.5 (1 + tanh u) = sigmoid(2u)
+}
+
 TANDEM_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 TANDEM_INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 TANDEM_INLINE int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }

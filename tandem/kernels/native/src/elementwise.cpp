@@ -1,4 +1,4 @@
-// Rows copied, norms and rotary embedding: one pass over each row, float32 inside, rounded once on the way out.
+// Rows copied, gated products, norms and rotary embedding: one pass over each row, float32 inside, rounded once on the way out.
 //
 // A row is always handled whole by one thread in one order, so its bits do not depend on the other rows.
 #include <cmath>
@@ -9,7 +9,7 @@
 namespace tandem {
 namespace {
 
-constexpr double kNormNs = 0.2, kRopeNs = 0.3;  // one thread's time per element
+constexpr double kNormNs = 0.2, kRopeNs = 0.3, kGateNs = 0.5;  // one thread's time per element
 constexpr double kCopyNs = 0.1;  // and per byte
 constexpr int kMaxHeadDim = 512;
 
@@ -66,6 +66,18 @@ void rms_norm(const T* x, Matrix xs, T* residual, Matrix rs, T* out, Matrix os, 
                residual ? residual + i * rs.outer_stride + j * rs.inner_stride : nullptr, weight, eps, size,
                out + i * os.outer_stride + j * os.inner_stride);
     }
+  });
+}
+
+template <class T>
+void gated_product(const T* gate, int64_t gate_stride, const T* up, int64_t up_stride, T* out, int64_t out_stride,
+                   int activation, int64_t m, int64_t n, int num_threads) {
+  Pool::run(m, split(m, double(m * n) * kGateNs, num_threads), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row)
+      for_each_vector(n, [&](int64_t i, int count) {
+        const f32x16 gated = activate(activation, load16(gate + row * gate_stride + i, count));
+        store16(out + row * out_stride + i, gated * load16(up + row * up_stride + i, count), count);
+      });
   });
 }
 
@@ -134,6 +146,14 @@ TANDEM_EXPORT void tandem_take_rows(const TakeRowsArguments* a) {
   Pool::run(a->n, split(a->n, double(a->n * a->row_bytes) * kCopyNs, a->threads), [a](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i)
       std::memcpy(a->out + i * a->row_bytes, a->x + a->indices[i] * a->stride_bytes, size_t(a->row_bytes));
+  });
+}
+
+TANDEM_EXPORT void tandem_gated_product(const GatedProductArguments* a) {
+  with_dtype(a->dtype, [&](auto tag) {
+    using T = decltype(tag);
+    gated_product(static_cast<const T*>(a->gate), a->gate_stride, static_cast<const T*>(a->up), a->up_stride,
+                  static_cast<T*>(a->out), a->out_stride, int(a->activation), a->m, a->n, int(a->threads));
   });
 }
 

@@ -443,14 +443,6 @@ template <class T, class Out> struct Linear {
   }
 };
 
-enum Activation : int { kSilu = 0, kGeluTanh = 1 };
-
-TANDEM_INLINE f32x16 activate(int activation, f32x16 v) {
-  if (activation == kSilu) return v * sigmoid_16(v);
-  const f32x16 inner = splat(0.7978845608028654f) * fma(splat(0.044715f) * v * v, v, v);
-  return v * sigmoid_16(inner + inner);  // 0.5 (1 + tanh u) = sigmoid(2u)
-}
-
 // A panel is a strip of gate rows and the up rows beside them.
 template <class T> struct GatedLinear {
   const T *gate, *up, *gate_bias, *up_bias;

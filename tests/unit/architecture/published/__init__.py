@@ -7,7 +7,7 @@ that the hub shows, from memory; reports of the stored tensors confirm those of 
 
 from tests.unit.architecture.published.checkpoint import Checkpoint
 from tests.unit.architecture.published.dense import GRANITE, OLMO, PHI, SMOLLM
-from tests.unit.architecture.published.google import GEMMA
+from tests.unit.architecture.published.google import GEMMA, GEMMA_4
 from tests.unit.architecture.published.llama import META, SAME_ARCHITECTURE
 from tests.unit.architecture.published.mistral import MISTRAL, MIXTRAL, WRAPPED
 from tests.unit.architecture.published.mixtures import GLM, GPT_OSS, MINIMAX
@@ -24,6 +24,7 @@ CHECKPOINTS: tuple[Checkpoint, ...] = (
     *DENSE_3,
     *MIXTURES_3,
     *GEMMA,
+    *GEMMA_4,
     *OLMO,
     *PHI,
     *SMOLLM,

@@ -1,4 +1,4 @@
-"""Checkpoints of Gemma 3: a text model, and text models inside multimodal ones."""
+"""Checkpoints of Gemma 3 and 4: text models, and text models inside multimodal ones."""
 
 from typing import Any
 
@@ -134,5 +134,176 @@ GEMMA = (
         total=27_432_406_640 - 423_060_336,
         kv_bytes=507_904,
         source=_NEURON,
+    ),
+)
+
+_GEMMA4_ROPES = {
+    "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+    "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+}
+_GEMMA4_SHAPE: dict[str, Any] = {
+    "global_head_dim": 512,
+    "head_dim": 256,
+    "final_logit_softcapping": 30.0,
+    "max_position_embeddings": 131072,
+    "model_type": "gemma4_text",
+    "rms_norm_eps": 1e-06,
+    "rope_parameters": _GEMMA4_ROPES,
+    "tie_word_embeddings": True,
+    "vocab_size": 262144,
+}
+_GEMMA4_LARGE: dict[str, Any] = {
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": None,
+    "max_position_embeddings": 262144,
+    "num_kv_shared_layers": 0,
+    "sliding_window": 1024,
+    "use_bidirectional_attention": "vision",
+    "use_double_wide_mlp": False,
+}
+_GEMMA4_SMALL: dict[str, Any] = {
+    "attention_k_eq_v": False,
+    "hidden_size_per_layer_input": 256,
+    "num_attention_heads": 8,
+    "sliding_window": 512,
+    "vocab_size_per_layer_input": 262144,
+}
+_GEMMA4_26B: dict[str, Any] = {
+    "enable_moe_block": True,
+    "hidden_size": 2816,
+    "intermediate_size": 2112,
+    "layer_types": _PATTERN * 5,
+    "moe_intermediate_size": 704,
+    "num_attention_heads": 16,
+    "num_experts": 128,
+    "num_global_key_value_heads": 2,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 8,
+    "top_k_experts": 8,
+}
+_OLLAMA = "github.com/ollama/ollama, x/models/gemma4/gemma4_test.go"
+
+
+def _gemma4(*parts: dict[str, Any], **outer: Any) -> dict[str, Any]:
+    text = _GEMMA4_SHAPE
+    for part in parts:
+        text = text | part
+    wrapper = {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "boi_token_id": 255999,
+        "dtype": "bfloat16",
+        "eoi_token_id": 258882,
+        "eos_token_id": [1, 106],
+        "image_token_id": 258880,
+        "model_type": "gemma4",
+        "text_config": text,
+        "tie_word_embeddings": True,
+        "video_token_id": 258884,
+        "vision_config": {"model_type": "gemma4_vision"},
+    }
+    return wrapper | outer
+
+
+_SOUND = {
+    "audio_config": {"model_type": "gemma4_audio"},
+    "audio_token_id": 258881,
+    "boa_token_id": 256000,
+    "eoa_token_id": 258883,
+    "vision_soft_tokens_per_image": 280,
+}
+_RECALLED = (
+    *("boi_token_id", "dtype", "eoi_token_id", "eos_token_id", "image_token_id", "model_type", "tie_word_embeddings"),
+    *("video_token_id", "vision_config"),
+)
+_RECALLED_LARGE = (*_RECALLED, "max_position_embeddings", "use_bidirectional_attention")
+
+# NOTE: totals are of `transformers`' own text models, built without memory. Publishers round: E2B has 2.3 billion
+# parameters beside 2.35 of per-layer embeddings, 26B-A4B 25.2, 31B 30.7.
+GEMMA_4 = (
+    Checkpoint(
+        name="google/gemma-4-E2B-it",
+        config=_gemma4(
+            _GEMMA4_SMALL,
+            {
+                "hidden_size": 1536,
+                "intermediate_size": 6144,
+                "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7,
+                "num_hidden_layers": 35,
+                "num_key_value_heads": 1,
+                "num_kv_shared_layers": 20,
+                "use_double_wide_mlp": True,
+            },
+            **_SOUND,
+        ),
+        total=4_628_569_379,
+        kv_bytes=18_432,
+        source=_OLLAMA,
+        recalled=(*_RECALLED, *_SOUND),
+    ),
+    Checkpoint(
+        name="google/gemma-4-E4B-it",
+        config=_gemma4(
+            _GEMMA4_SMALL,
+            {
+                "enable_moe_block": False,
+                "hidden_size": 2560,
+                "intermediate_size": 10240,
+                "layer_types": _PATTERN * 7,
+                "num_hidden_layers": 42,
+                "num_key_value_heads": 2,
+                "num_kv_shared_layers": 18,
+                "use_double_wide_mlp": False,
+            },
+            **_SOUND,
+        ),
+        total=7_463_013_418,
+        kv_bytes=57_344,
+        source=_OLLAMA,
+        recalled=(*_RECALLED, *_SOUND),
+    ),
+    Checkpoint(
+        name="google/gemma-4-26B-A4B-it",
+        config=_gemma4(_GEMMA4_LARGE, _GEMMA4_26B),
+        total=25_233_141_790,
+        active=3.8,
+        kv_bytes=225_280,
+        source=_OLLAMA,
+        recalled=_RECALLED_LARGE,
+    ),
+    Checkpoint(
+        name="google/gemma-4-31B-it",
+        config=_gemma4(
+            _GEMMA4_LARGE,
+            {
+                "hidden_size": 5376,
+                "intermediate_size": 21504,
+                "layer_types": _PATTERN * 10,
+                "num_attention_heads": 32,
+                "num_global_key_value_heads": 4,
+                "num_hidden_layers": 60,
+                "num_key_value_heads": 16,
+            },
+        ),
+        total=30_697_345_340,
+        kv_bytes=901_120,
+        source=_OLLAMA,
+        recalled=_RECALLED_LARGE,
+    ),
+    Checkpoint(
+        name="google/gemma-4-26B-A4B-it, its text model saved by transformers 5.23",
+        config={
+            "architectures": ["Gemma4ForCausalLM"],
+            **{key: value for key, value in _GEMMA4_SHAPE.items() if key != "global_head_dim"},
+            **{key: value for key, value in _GEMMA4_LARGE.items() if key != "hidden_size_per_layer_input"},
+            **{key: value for key, value in _GEMMA4_26B.items() if key != "num_global_key_value_heads"},
+            "dtype": "bfloat16",
+            "hidden_size_per_layer_input": 0,
+            "per_layer_config": {str(index): {"head_dim": 512, "num_key_value_heads": 2} for index in range(5, 30, 6)},
+            "transformers_version": "5.23.0",
+            "vocab_size_per_layer_input": 262144,
+        },
+        total=25_233_141_790,
+        active=3.8,
+        kv_bytes=225_280,
     ),
 )

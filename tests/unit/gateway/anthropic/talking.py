@@ -115,11 +115,11 @@ class Scene:
 Act = Callable[[Scene], Awaitable[None]]
 
 
-def play(directory: Path, story: Act, *answers: str, burst: int = 4) -> None:
+def play(directory: Path, story: Act, *answers: str, burst: int = 4, template: str = TEMPLATE) -> None:
     """Run `story` against a served gateway whose worker gives `answers`, one a request."""
 
     async def run() -> None:
-        (directory / "chat_template.jinja").write_text(TEMPLATE)
+        (directory / "chat_template.jinja").write_text(template)
         async with (
             running_cluster(directory, num_workers=1) as cluster,
             httpx.AsyncClient(base_url=cluster.url, timeout=20, verify=False) as client,

@@ -12,7 +12,7 @@ from anthropic import AsyncAnthropic
 
 from tandem.core.errors import CapacityError, UnavailableError
 from tandem.core.types import FinishReason
-from tests.helpers.fake_backend import MAX_MODEL_LEN, MODEL, FakeCluster, tell, text_of
+from tests.helpers.fake_backend import MAX_MODEL_LEN, MODEL, SAYS_JSON, FakeCluster, tell, text_of
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 BODY = {"model": MODEL, "messages": MESSAGES, "seed": 1, "max_tokens": 6}
@@ -204,7 +204,7 @@ def test_paths_of_this_api_have_its_errors_and_others_theirs(tmp_path: Path) -> 
         wrong = await client.post("/v1/messages/count_tokens", json={"model": MODEL, "messages": [{"role": "x"}]})
         assert (wrong.status_code, wrong.json()["type"]) == (400, "error")
         assert "messages.0.role='x'" in wrong.json()["error"]["message"]
-        huge = await client.post("/v1/messages/count_tokens", content=b"x" * 2_000_000)
+        huge = await client.post("/v1/messages/count_tokens", content=b"x" * 2_000_000, headers=SAYS_JSON)
         assert (huge.status_code, huge.json()["error"]["type"]) == (413, "request_too_large")
 
     tell(tmp_path, story, max_body_mib=1.0)

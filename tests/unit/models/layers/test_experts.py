@@ -12,7 +12,7 @@ from tandem.models.loader import load_model
 from tests.helpers import checkpoints
 from tests.helpers.native_kernels import load_or_skip
 
-FAMILIES = ("mixtral", "qwen3_moe", "qwen2_moe", "glm4_moe", "minimax_m2", "gpt_oss")
+FAMILIES = ("mixtral", "qwen3_moe", "qwen2_moe", "glm4_moe", "minimax_m2", "gpt_oss", "gemma4_moe")
 NUM_TOKENS = 37
 
 

@@ -63,26 +63,29 @@ def _run(
     steps = _inputs(layout, tables.view(len(layout.groups), -1, MAX_BLOCKS))
     for index, (input_ids, positions, batches) in enumerate(steps):
         by_layer = [batches[group] for group in group_of]
-        wanted = None if asked is None else _wanted(by_layer[-1], asked[index])
+        wanted = None if asked is None else _wanted(by_layer, asked[index])
         hidden.append(decoder.forward(input_ids, positions, arena.layers, by_layer, backend, wanted))
     return hidden, arena.pages
 
 
-def _wanted(batch: AttentionBatch, nums: Sequence[int]) -> WantedTokens:
+def _wanted(batches: Sequence[AttentionBatch], nums: Sequence[int]) -> WantedTokens:
     """The last `nums` tokens of each request."""
-    ends = batch.query_start[1:].tolist()
-    rows = [torch.arange(end - num, end) for end, num in zip(ends, nums, strict=True)]
+    ends = batches[0].query_start[1:].tolist()
+    rows = torch.cat([torch.arange(end - num, end) for end, num in zip(ends, nums, strict=True)])
+    return WantedTokens(rows, [_part(batch, nums, rows) for batch in batches])
+
+
+def _part(batch: AttentionBatch, nums: Sequence[int], rows: torch.Tensor) -> AttentionBatch:
     some = torch.tensor(nums) > 0
     lengths = torch.tensor(nums)[some]
-    part = AttentionBatch(
+    return AttentionBatch(
         query_start=torch.cat([torch.zeros(1), lengths.cumsum(0)]).int(),
         seq_lens=batch.seq_lens[some],
         block_tables=batch.block_tables[some],
-        slot_mapping=batch.slot_mapping[torch.cat(rows)],
+        slot_mapping=batch.slot_mapping[rows],
         max_query_len=max(nums),
         max_seq_len=batch.max_seq_len,
     )
-    return WantedTokens(torch.cat(rows), part)
 
 
 def _inputs(

@@ -6,6 +6,7 @@ from typing import Any
 
 from tandem.gateway.openai.responses import fields
 from tandem.gateway.openai.responses.items import _FIELDS as ITEM_FIELDS
+from tests.helpers.fake_backend import SAYS_JSON
 from tests.helpers.fake_worker import MODEL
 from tests.helpers.tokenizers import CHAT_TEMPLATE
 from tests.unit.gateway.openai.responses.stage import Stage, frames_of, tell
@@ -150,7 +151,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(tmp_path: Path) -> None:
             assert message in error["message"], body
             assert re.split(r"[.\[]", error["param"])[0] == param, body
         for raw in (b"", b"{", b"[]", b'"background"', b"\xff"):
-            got = await stage.client.post("/v1/responses", content=raw)
+            got = await stage.client.post("/v1/responses", content=raw, headers=SAYS_JSON)
             assert (got.status_code, got.json()["error"]["code"]) == (400, "invalid_json")
         unknown = await stage.client.post("/v1/responses", json=ASKED | {"model": "gpt"})
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")

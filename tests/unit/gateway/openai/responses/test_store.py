@@ -12,6 +12,7 @@ from tandem.core.clock import ManualClock
 from tandem.core.errors import CapacityError, ConfigurationError, UnavailableError
 from tandem.gateway.openai.responses.ids import new_response_id
 from tandem.gateway.openai.responses.redis_store import MAX_DROPPED, RedisResponseStore
+from tandem.gateway.openai.responses.sealing import Sealer
 from tandem.gateway.openai.responses.store import (
     ENTRY_COST_BYTES,
     EmbeddedResponseStore,
@@ -19,7 +20,9 @@ from tandem.gateway.openai.responses.store import (
     StoredResponse,
 )
 from tests.helpers.redis_server import RedisServer, running_redis
+from tests.helpers.secret import SECRET
 
+SEALER = Sealer([SECRET])
 MAX_ENTRY_BYTES = 4096
 LEASE_S = 1.0
 
@@ -41,7 +44,7 @@ def opened(request: pytest.FixtureRequest) -> Callable[..., Any]:
         if server is None:
             store: ResponseStore = EmbeddedResponseStore(**limits)
         else:
-            store = RedisResponseStore(server.url, prefix=f"test-{uuid.uuid4()}", timeout_s=10.0, **limits)
+            store = RedisResponseStore(server.url, SEALER, prefix=f"test-{uuid.uuid4()}", timeout_s=10.0, **limits)
         try:
             yield store
         finally:
@@ -212,7 +215,9 @@ def test_what_was_just_put_is_there_however_many_tenants_there_are(opened: Calla
 def test_entries_in_redis_that_have_expired_take_no_room(redis: RedisServer) -> None:
     async def story() -> None:
         short, kept = entry(), entry()
-        stores = [RedisResponseStore(redis.url, prefix="room", timeout_s=10.0, ttl_s=ttl_s) for ttl_s in (0.05, 100.0)]
+        stores = [
+            RedisResponseStore(redis.url, SEALER, prefix="room", timeout_s=10.0, ttl_s=ttl_s) for ttl_s in (0.05, 100.0)
+        ]
         await stores[0].put("a", short)
         async with asyncio.timeout(5):
             while await stores[0].find("a", short.response_id) is not None:
@@ -234,7 +239,7 @@ def test_a_bound_that_was_lowered_is_kept_after_some_calls_none_of_which_drops_v
     async def story() -> None:
         size = size_of(entry())
         wide, narrow = [
-            RedisResponseStore(redis.url, prefix="lowered", timeout_s=10.0, max_bytes=num * size)
+            RedisResponseStore(redis.url, SEALER, prefix="lowered", timeout_s=10.0, max_bytes=num * size)
             for num in (10 * MAX_DROPPED, 10)
         ]
         num_before = 2 * MAX_DROPPED + 100
@@ -254,7 +259,7 @@ def test_a_bound_that_was_lowered_is_kept_after_some_calls_none_of_which_drops_v
 def test_a_large_entry_pushes_out_as_much_as_it_brings(redis: RedisServer) -> None:
     async def story() -> None:
         size, num_before = size_of(entry()), 2 * MAX_DROPPED
-        store = RedisResponseStore(redis.url, prefix="large", timeout_s=10.0, max_bytes=num_before * size)
+        store = RedisResponseStore(redis.url, SEALER, prefix="large", timeout_s=10.0, max_bytes=num_before * size)
         await asyncio.gather(*(store.put("a", entry()) for _ in range(num_before)))
         await store.put("b", entry(text="x" * (3 * MAX_DROPPED // 2 * size)))
         with redis.client() as client:
@@ -266,7 +271,7 @@ def test_a_large_entry_pushes_out_as_much_as_it_brings(redis: RedisServer) -> No
 
 def test_a_redis_that_is_full_of_other_things_takes_no_response(redis: RedisServer) -> None:
     async def story() -> None:
-        store = RedisResponseStore(redis.url, prefix="full", timeout_s=10.0)
+        store = RedisResponseStore(redis.url, SEALER, prefix="full", timeout_s=10.0)
         with redis.client() as client:
             client.config_set("maxmemory", 1)
             try:
@@ -283,7 +288,7 @@ def test_a_redis_that_is_full_of_other_things_takes_no_response(redis: RedisServ
 def test_a_redis_that_is_lost_is_said_to_be_away_and_comes_back_empty() -> None:
     async def story(server: RedisServer) -> None:
         clock = ManualClock()
-        store = RedisResponseStore(server.url, timeout_s=1.0, clock=clock)
+        store = RedisResponseStore(server.url, SEALER, timeout_s=1.0, clock=clock)
         kept = entry()
         await store.put("a", kept)
         server.kill()
@@ -296,7 +301,7 @@ def test_a_redis_that_is_lost_is_said_to_be_away_and_comes_back_empty() -> None:
         clock.advance(1.5)
         assert await store.find("a", kept.response_id) is None
         with server.paused():
-            slow = RedisResponseStore(server.url, timeout_s=0.05)
+            slow = RedisResponseStore(server.url, SEALER, timeout_s=0.05)
             with pytest.raises(UnavailableError):
                 await slow.put("a", kept)
             await slow.close()
@@ -308,7 +313,7 @@ def test_a_redis_that_is_lost_is_said_to_be_away_and_comes_back_empty() -> None:
 
 def test_entries_in_redis_expire_and_nonsense_is_refused(redis: RedisServer) -> None:
     async def story() -> None:
-        store = RedisResponseStore(redis.url, prefix="expiring", ttl_s=100.0)
+        store = RedisResponseStore(redis.url, SEALER, prefix="expiring", ttl_s=100.0)
         done, running = entry(), entry("in_progress")
         await store.put("a", done)
         await store.put("a", running)
@@ -317,8 +322,9 @@ def test_entries_in_redis_expire_and_nonsense_is_refused(redis: RedisServer) -> 
             assert len(keys) == 3
             assert all(0 < client.ttl(key) <= 100 for key in keys)
             (key,) = [key for key in keys if done.response_id.encode() in key]
+            place = store._place("a", done.response_id)
             for nonsense in (b"{", b"[]", b"{}", b'{"response": {}}'):
-                client.hset(key, "body", nonsense)
+                client.hset(key, "body", SEALER.seal(nonsense, place))
                 with pytest.raises(UnavailableError, match="nonsense"):
                     await store.find("a", done.response_id)
         await store.close()
@@ -328,5 +334,59 @@ def test_entries_in_redis_expire_and_nonsense_is_refused(redis: RedisServer) -> 
 
 def test_a_url_that_is_none_is_refused_without_its_password() -> None:
     with pytest.raises(ConfigurationError) as refused:
-        RedisResponseStore("http://me:secret@host")
+        RedisResponseStore("http://me:secret@host", SEALER)
     assert "secret" not in str(refused.value)
+
+
+def test_redis_holds_no_text_and_nothing_that_was_put_there_by_others_is_read(redis: RedisServer) -> None:
+    async def story() -> None:
+        store = RedisResponseStore(redis.url, SEALER, prefix="sealed", timeout_s=10.0)
+        mine, other = entry(text="a secret of mine"), entry(text="of somebody else")
+        await store.put("a", mine)
+        await store.put("b", other)
+        with redis.client() as client:
+            bodies = {key: client.hget(key, "body") for key in client.keys("sealed:{*}")}
+            assert len(bodies) == 2
+            assert not [body for body in bodies.values() if b"secret" in body or b"somebody" in body]
+            (key,) = [key for key in bodies if mine.response_id.encode() in key]
+            (foreign,) = [body for name, body in bodies.items() if name != key]
+            altered = bytes([*bodies[key][:-1], bodies[key][-1] ^ 1])
+            for body in (mine.encoded(MAX_ENTRY_BYTES), foreign, altered, b"", bodies[key][:10]):
+                client.hset(key, "body", body)
+                with pytest.raises(UnavailableError, match="cannot be read"):
+                    await store.find("a", mine.response_id)
+            client.hset(key, "body", bodies[key])
+        assert await store.find("a", mine.response_id) == mine
+        await store.close()
+
+    asyncio.run(story())
+
+
+def test_keys_are_changed_without_losing_what_the_old_one_encrypted(redis: RedisServer) -> None:
+    old, new = b"the old key of the gateways", b"the new key of the gateways"
+    before, between, after = entry(), entry(), entry()
+
+    async def story() -> None:
+        stores = [
+            RedisResponseStore(redis.url, Sealer(keys), prefix="rotated", timeout_s=10.0)
+            for keys in ([old], [new, old], [new])
+        ]
+        await stores[0].put("a", before)
+        await stores[1].put("a", between)
+        assert await stores[1].find("a", before.response_id) == before
+        await stores[2].put("a", after)
+        assert await stores[1].find("a", after.response_id) == after
+        assert await stores[2].find("a", between.response_id) == between
+        for store, unknown in ((stores[2], before), (stores[0], between)):
+            with pytest.raises(UnavailableError, match="none of this gateway's keys"):
+                await store.find("a", unknown.response_id)
+        for store in stores:
+            await store.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("keys", "said"), [([], "empty"), ([b"long enough to be one", b"short"], "key 2 .* 5 bytes")])
+def test_keys_that_are_none_are_refused(keys: list[bytes], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        Sealer(keys)

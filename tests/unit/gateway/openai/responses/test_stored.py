@@ -9,12 +9,15 @@ import pytest
 
 from tandem.core.errors import UnavailableError
 from tandem.gateway.openai.responses.redis_store import RedisResponseStore
+from tandem.gateway.openai.responses.sealing import Sealer
 from tandem.gateway.openai.responses.store import EmbeddedResponseStore, StoredResponse
 from tests.helpers.fake_worker import MODEL
 from tests.helpers.redis_server import running_redis
+from tests.helpers.secret import SECRET
 from tests.unit.gateway.openai.responses.machine import check_stream
 from tests.unit.gateway.openai.responses.stage import Stage, frames_of, staged, tell
 
+SEALER = Sealer([SECRET])
 ASKED: dict[str, Any] = {"model": MODEL, "input": "hi"}
 
 
@@ -149,8 +152,8 @@ def test_gateways_of_one_redis_share_their_responses(tmp_path: Path) -> None:
         for path in paths:
             path.mkdir()
         async with (
-            staged(paths[0], "1", store=RedisResponseStore(url)) as one,
-            staged(paths[1], "2", store=RedisResponseStore(url)) as two,
+            staged(paths[0], "1", store=RedisResponseStore(url, SEALER)) as one,
+            staged(paths[1], "2", store=RedisResponseStore(url, SEALER)) as two,
         ):
             first = (await one.client.post("/v1/responses", json=ASKED)).json()
             more = {"model": MODEL, "input": "more", "previous_response_id": first["id"]}

@@ -1,0 +1,39 @@
+"""Refuses what could not be served before any process is started: model, tokenizer, weights, and the gateway's port."""
+
+from pathlib import Path
+
+from tandem.architecture.fields import Fields, read_json_object
+from tandem.architecture.registry import find_family, refuse_formats
+from tandem.core.errors import CheckpointError, ConfigurationError
+from tandem.serving.ports import bound
+from tandem.text.tokenizer import Tokenizer
+
+_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+
+
+def check_model(path: Path) -> None:
+    """Reads what there is besides weights.
+
+    Raises:
+        CheckpointError: architecture, an option, the format of the weights or the tokenizer is not served, or a file is
+            missing or damaged.
+    """
+    config = path / "config.json"
+    fields = Fields(read_json_object(config), str(config))
+    refuse_formats(fields)
+    find_family(fields).read_model(fields)
+    if not any(next(path.glob(pattern), None) for pattern in _WEIGHTS):
+        raise CheckpointError(f"{path} has no weights: {' or '.join(_WEIGHTS)} is needed; download it again")
+    Tokenizer.load(path)
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises `ConfigurationError` where the gateway could not listen."""
+    try:
+        bound(host, port).close()
+    except OSError as error:
+        raise ConfigurationError(
+            f"port={port}: nothing can listen at {host}:{port} ({error.strerror}); choose an address of this "
+            "machine by --host; where the port is taken, stop what took it or choose another by --port (PORT= of "
+            "`make run`), 0 = any free one"
+        ) from error

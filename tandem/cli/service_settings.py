@@ -1,0 +1,81 @@
+"""The settings of the services that `tandem up` starts, as its own: each is read here and passed on as a variable.
+
+A setting that `tandem up` decides itself, such as an address between its processes, is left out.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, SecretStr, create_model
+from pydantic.fields import FieldInfo
+
+from tandem.gateway.settings import GatewaySettings
+from tandem.serving.router_settings import RouterSettings
+from tandem.serving.settings import Settings
+from tandem.worker.settings import WorkerSettings
+
+_SERVICES: Mapping[str, type[Settings]] = {
+    "gateway": GatewaySettings,
+    "router": RouterSettings,
+    "worker": WorkerSettings,
+}
+_DECIDED_BY_UP = frozenset(
+    {
+        *("advertise", "bind", "core_board", "metrics_port", "routers", "worker_id", "workers"),
+        *("discovery", "kubernetes_namespace", "kubernetes_selector"),
+    }
+)
+
+
+def _passed_fields() -> dict[str, tuple[Any, Any]]:
+    """Annotation and field of each, by name; None = not set, so that the service's own default counts."""
+    infos: dict[str, dict[str, FieldInfo]] = {}
+    for service, settings in _SERVICES.items():
+        for name, info in settings.model_fields.items():
+            if name not in _DECIDED_BY_UP and not info.is_required():
+                infos.setdefault(name, {})[service] = info
+    return {name: _optional(by_service) for name, by_service in infos.items()}
+
+
+def _optional(by_service: Mapping[str, FieldInfo]) -> tuple[Any, Any]:
+    first = next(iter(by_service.values()))
+    annotation: Any = first.annotation
+    for constraint in first.metadata:
+        annotation = Annotated[annotation, constraint]
+    return annotation | None, Field(None, description=f"{first.description} ({_owners(by_service)})")
+
+
+def _owners(by_service: Mapping[str, FieldInfo]) -> str:
+    """Whose setting it is, and the value that it has where it is not given."""
+    services: dict[object, list[str]] = {}
+    for service, info in by_service.items():
+        services.setdefault(info.default, []).append(service)
+    ends = {default: "" if default in (None, "") else f", default: {default}" for default in services}
+    return "; ".join(f"{', '.join(names)}{ends[default]}" for default, names in services.items())
+
+
+if TYPE_CHECKING:
+    ServiceSettings = Settings
+else:
+    ServiceSettings = create_model(
+        "ServiceSettings", __base__=Settings, __module__=sys.modules[__name__].__name__, **_passed_fields()
+    )
+
+
+def variables(settings: Settings, own: frozenset[str]) -> dict[str, str]:
+    """`TANDEM_*` for the services: what was set, but for `own`, which their flags say."""
+    return {
+        f"TANDEM_{name.upper()}": _text(value)
+        for name in ServiceSettings.model_fields
+        if name not in own and (value := getattr(settings, name)) is not None
+    }
+
+
+def _text(value: object) -> str:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, str | int | Path) else repr(value)

@@ -1,0 +1,30 @@
+"""Content types: a body is taken for JSON where its sender says so.
+
+A page of another site may send text/plain, a form, or a body without a type at once, but JSON only after a preflight.
+curl sends a form unless told otherwise, and every SDK says JSON, so a missing type is refused too. Pure.
+"""
+
+from starlette.types import Scope
+
+from tandem.core.errors import shown
+from tandem.gateway.errors import RequestError
+
+_REMEDY = "send the header content-type: application/json (curl: -H 'content-type: application/json', or --json)"
+
+
+def check_content_type(scope: Scope) -> None:
+    """Raises RequestError with status 415."""
+    given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"content-type"]
+    if not given:
+        raise RequestError(f"the body has no content-type; {_REMEDY}", code="unsupported_media_type", status=415)
+    for value in given:
+        if not _is_json(value):
+            raise RequestError(
+                f"content-type={shown(value)} is not JSON; {_REMEDY}", code="unsupported_media_type", status=415
+            )
+
+
+def _is_json(value: str) -> bool:
+    """Whether it is application/json or application/….+json, whatever its parameters."""
+    kind, _, name = value.partition(";")[0].strip().lower().partition("/")
+    return kind == "application" and (name == "json" or name.endswith("+json"))

@@ -1,0 +1,34 @@
+"""A lock that processes of one machine take by a file, so that each thing is written to a cache once."""
+
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_PATIENCE_S = 1200.0  # for another process, which may be fetching a model
+_POLL_S = 0.05
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Until the end of the block, alone among processes.
+
+    Raises:
+        OSError: another one has been in it for too long, or the file cannot be made.
+    """
+    give_up_s = time.monotonic() + _PATIENCE_S
+    with path.open("w") as file:
+        while not _lock(file.fileno()):
+            if time.monotonic() > give_up_s:
+                raise TimeoutError(f"another process has held {path} for {_PATIENCE_S:g} s")
+            time.sleep(_POLL_S)
+        yield
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,59 @@
+"""GGUF's coded rows to float32, and float32 to the 16 bits that are stored: `gguf` has the formats' arithmetic.
+
+What is not finite, before or after rounding, is refused, never stored.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+
+from tandem.core.errors import CorruptCheckpointError
+
+NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # safetensors' names by ours
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_CHUNK_BYTES = 16 << 20  # of coded rows that are decoded at once
+_EXPONENT = 0x7F80  # of bfloat16: all bits set means infinite or no number
+
+
+def decoded(rows: NDArray[np.uint8], type_name: str, dtype: str, where: str) -> Iterator[bytes]:
+    """The rows as `dtype`, little-endian, in pieces.
+
+    Args:
+        rows: [num_rows, bytes of each], as stored.
+        where: how messages call the tensor.
+
+    Raises:
+        CorruptCheckpointError: a value is not finite, as where a block's scale is damaged.
+    """
+    step = max(1, _CHUNK_BYTES // rows.shape[1])
+    for start in range(0, len(rows), step):
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = dequantize(rows[start : start + step], GGMLQuantizationType[type_name])
+            stored = _rounded(values, dtype)
+        finite = np.isfinite(values) & _is_finite(stored)
+        if not finite.all():
+            row = start + int(np.argmin(finite.all(axis=1)))
+            raise CorruptCheckpointError(
+                f"{where}: row {row} has values that are infinite, no numbers, or too large for {dtype}: a scale of "
+                f"its {type_name} blocks is damaged; download the file again"
+            )
+        yield stored.tobytes()
+
+
+def _rounded(values: NDArray[np.float32], dtype: str) -> NDArray[np.generic]:
+    """To the nearest, ties to even. bfloat16 as its bits, since NumPy has no such type."""
+    if dtype != "bfloat16":
+        return values.astype(np.float32 if dtype == "float32" else np.float16)
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded: NDArray[np.uint16] = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+    return rounded
+
+
+def _is_finite(stored: NDArray[np.generic]) -> NDArray[np.bool_]:
+    if stored.dtype == np.uint16:
+        exponents: NDArray[np.uint16] = stored.view(np.uint16) & np.uint16(_EXPONENT)
+        return np.not_equal(exponents, np.uint16(_EXPONENT))
+    return np.isfinite(stored.astype(np.float32, copy=False))

@@ -1,0 +1,67 @@
+"""Differences between steps: remembers what the executor knows of each request, so that steps carry what is new."""
+
+from dataclasses import dataclass
+
+from tandem.kvcache.block_table import BlockTable
+from tandem.scheduler.output import NewBlocks, NewRequest, ScheduledRequest
+from tandem.scheduler.request import Request
+
+
+@dataclass(slots=True)
+class _Told:
+    """Entries of the block tables that were sent, and how many of them as dropped, by KV group."""
+
+    num_blocks: int
+    num_dropped: list[int]
+
+
+class StepDeltas:
+    """Turns requests and their block tables into the data of a step."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, _Told] = {}
+        self._new: list[NewRequest] = []
+
+    def schedule(self, request: Request, num_tokens: int, table: BlockTable) -> ScheduledRequest:
+        """The request's next `num_tokens` tokens. Where nothing was sent of it yet, `take_new` describes it."""
+        told = self._told.get(request.request_id)
+        if told is None:
+            told = self._told[request.request_id] = _Told(0, [0] * len(table.groups))
+            self._new.append(_describe(request))
+        start, token_ids = request.num_computed_tokens, request.token_ids
+        end = start + num_tokens
+        blocks = None
+        if told.num_blocks != len(table.groups[0]) or told.num_dropped != table.num_dropped:
+            blocks = NewBlocks(tuple(ids[told.num_blocks :] for ids in table.groups), tuple(table.num_dropped))
+            told.num_blocks, told.num_dropped = len(table.groups[0]), list(table.num_dropped)
+        # NOTE: the first test decides for nearly all requests, and a call of the property costs a tenth of this method
+        scores_prompt = request.params.prompt_logprobs is not None and request.needs_whole_prompt
+        return ScheduledRequest(
+            request.request_id, start, token_ids[start:end], end == len(token_ids), scores_prompt, blocks
+        )
+
+    def take_new(self) -> tuple[NewRequest, ...]:
+        """Requests that were described since the last call."""
+        new, self._new = tuple(self._new), []
+        return new
+
+    def forget(self, request_id: str) -> None:
+        """The executor is to forget a request; scheduled again, it is described anew."""
+        self._told.pop(request_id, None)
+
+    @property
+    def request_ids(self) -> set[str]:
+        """Requests the executor knows."""
+        return set(self._told)
+
+
+def _describe(request: Request) -> NewRequest:
+    return NewRequest(
+        request_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        output_token_ids=request.output_token_ids,
+        params=request.params,
+        seed=request.seed,
+        eos_token_ids=request.eos_token_ids,
+        hash_root=request.hash_root,
+    )

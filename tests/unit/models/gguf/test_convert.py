@@ -1,0 +1,193 @@
+"""A GGUF file's directory is the one it was made of: same configuration, same weights, same tokenizer."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tandem.architecture.model import ModelSpec
+from tandem.architecture.rope import Llama3Scaling
+from tandem.core.errors import CheckpointError, UnsupportedCheckpointError
+from tandem.kernels.torch_kernels import TorchKernels
+from tandem.models.gguf.convert import converted
+from tandem.models.hub import resolve_model_path, served_name
+from tandem.models.loader import load_model
+from tandem.text.chat_template import ChatTemplate
+from tandem.text.tokenizer import Tokenizer
+from tests.helpers.checkpoints import save_tiny_llama, save_tiny_qwen2, save_tiny_qwen3
+from tests.helpers.gguf_files import write_gguf
+
+SAVERS: list[Callable[..., Path]] = [save_tiny_llama, save_tiny_qwen2, save_tiny_qwen3]
+
+
+def spec_of(path: Path) -> ModelSpec:
+    return load_model(str(path), device=torch.device("cpu"), kernels=TorchKernels()).spec
+
+
+@pytest.mark.parametrize("save", SAVERS)
+@pytest.mark.parametrize("tied", [False, True])
+def test_every_family_comes_back_with_the_same_fingerprint(
+    tmp_path: Path, save: Callable[..., Path], tied: bool
+) -> None:
+    """The fingerprint covers what shapes the result: configuration and weights."""
+    checkpoint = save(tmp_path / "tiny", tie_word_embeddings=tied)
+    made = converted(write_gguf(checkpoint, tmp_path / "a.gguf"), tmp_path / "cache", dtype="float32")
+    assert spec_of(made) == spec_of(checkpoint)
+    tensors, expected = load_file(made / "model.safetensors"), load_file(checkpoint / "model.safetensors")
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+
+
+def test_biases_of_llama_are_reordered_with_their_rows(tmp_path: Path) -> None:
+    checkpoint = save_tiny_llama(tmp_path / "tiny", attention_bias=True)
+    tensors = load_file(checkpoint / "model.safetensors")
+    for name in tensors:
+        if name.endswith(".bias"):
+            tensors[name] = torch.randn(tensors[name].shape)
+    save_file(tensors, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    made = converted(write_gguf(checkpoint, tmp_path / "a.gguf"), tmp_path / "cache", dtype="float32")
+    assert spec_of(made) == spec_of(checkpoint)
+
+
+def test_weights_are_bfloat16_unless_another_dtype_is_asked_for(tmp_path: Path) -> None:
+    file = write_gguf(save_tiny_llama(tmp_path / "tiny"), tmp_path / "a.gguf")
+    for dtype, expected in (("auto", torch.bfloat16), ("float16", torch.float16), ("float32", torch.float32)):
+        tensors = load_file(converted(file, tmp_path / "cache", dtype=dtype) / "model.safetensors")
+        assert {tensor.dtype for tensor in tensors.values()} == {expected}
+
+
+def test_llama3_scaling_is_found_in_its_frequencies(tmp_path: Path) -> None:
+    scaling = {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    options: dict[str, Any] = {"rope_parameters": scaling, "max_position_embeddings": 131072, "head_dim": 64}
+    checkpoint = save_tiny_llama(tmp_path / "tiny", **options)
+    made = converted(
+        write_gguf(checkpoint, tmp_path / "a.gguf", extra={"rope_freqs.weight": frequencies(scaling)}),
+        tmp_path / "cache",
+        dtype="float32",
+    )
+    spec = spec_of(made)
+    assert spec == spec_of(checkpoint)
+    rope = spec.layers[0].mixer.rope
+    assert rope is not None
+    assert rope.scaling == Llama3Scaling(32.0, 1.0, 4.0, 8192)
+
+
+def frequencies(scaling: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """As llama.cpp's converter computes them, one after another."""
+    found = []
+    for exponent in np.arange(0, 64, 2) / 64:
+        wavelength = 2 * np.pi * scaling["rope_theta"] ** exponent
+        if wavelength < 8192 / 4:
+            found.append(1.0)
+        elif wavelength > 8192:
+            found.append(scaling["factor"])
+        else:
+            smooth = (8192 / wavelength - 1) / 3
+            found.append(1 / ((1 - smooth) / scaling["factor"] + smooth))
+    return np.array(found, np.float32)
+
+
+def test_other_frequencies_are_refused(tmp_path: Path) -> None:
+    checkpoint = save_tiny_llama(tmp_path / "tiny", head_dim=64)
+    odd = np.linspace(1, 9, 32, dtype=np.float32)
+    file = write_gguf(checkpoint, tmp_path / "a.gguf", extra={"rope_freqs.weight": odd})
+    with pytest.raises(UnsupportedCheckpointError, match=r"rope_freqs\.weight is not Llama 3.1's scaling by 9"):
+        converted(file, tmp_path / "cache")
+
+
+def test_text_and_sampling_come_along(tmp_path: Path) -> None:
+    template = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
+    file = write_gguf(
+        save_tiny_llama(tmp_path / "tiny"),
+        tmp_path / "a.gguf",
+        tokenizer__chat_template=template,
+        tokenizer__ggml__add_bos_token=True,
+        tokenizer__ggml__eot_token_id=7,
+        general__sampling__temp=0.5,
+    )
+    made = converted(file, tmp_path / "cache")
+    tokenizer = Tokenizer.load(made)
+    joined = tokenizer.token_id("ab")
+    assert tokenizer.encode("xab", add_special_tokens=False) == [tokenizer.token_id("x"), joined]
+    assert tokenizer.encode("ab") == [1, joined]
+    assert tokenizer.eos_token_id == 2
+    assert ChatTemplate.load(made).render([{"role": "user", "content": "hi"}]) == "<hi>"
+    generation = json.loads((made / "generation_config.json").read_text())
+    assert generation == {"eos_token_id": [2, 7], "temperature": 0.5}
+
+
+def test_it_is_made_once_for_each_content(tmp_path: Path) -> None:
+    file = write_gguf(save_tiny_llama(tmp_path / "tiny"), tmp_path / "a.gguf")
+    made = converted(file, tmp_path / "cache")
+    written = (made / "model.safetensors").stat().st_mtime_ns
+    os.utime(made, (0, 0))
+    moved = file.rename(tmp_path / "b.gguf")
+    assert converted(moved, tmp_path / "cache") == made
+    assert (made / "model.safetensors").stat().st_mtime_ns == written
+    assert made.stat().st_mtime > 0, "it counts as used now"
+    other = write_gguf(save_tiny_llama(tmp_path / "tiny-2", seed=1), tmp_path / "a.gguf")
+    assert converted(other, tmp_path / "cache") != made
+
+
+def test_a_gateway_gets_no_weights(tmp_path: Path) -> None:
+    file = write_gguf(save_tiny_llama(tmp_path / "tiny"), tmp_path / "a.gguf")
+    made = converted(file, tmp_path / "cache", has_weights=False)
+    assert {path.name for path in made.iterdir()} == {
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+
+
+def test_nothing_is_left_of_a_conversion_that_failed(tmp_path: Path) -> None:
+    file = write_gguf(save_tiny_llama(tmp_path / "tiny"), tmp_path / "a.gguf", tokenizer__ggml__tokens=["a", "a"])
+    with pytest.raises(CheckpointError, match="has a token twice"):
+        converted(file, tmp_path / "cache")
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
+
+
+def test_what_nobody_used_for_long_is_deleted(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    names = ("0123-bfloat16", "converting-abc", "4567-float32")
+    for name in names:
+        (cache / name).mkdir(parents=True)
+    for name in names[:2]:
+        os.utime(cache / name, (0, 0))
+    converted(write_gguf(save_tiny_llama(tmp_path / "tiny"), tmp_path / "a.gguf"), cache)
+    assert {path.name for path in cache.iterdir() if path.is_dir()} & set(names) == {"4567-float32"}
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    file = write_gguf(save_tiny_llama(tmp_path / "tiny"), tmp_path / "a.gguf")
+    (tmp_path / "cache").touch()
+    with pytest.raises(CheckpointError, match="name another directory by TANDEM_CACHE_DIR"):
+        converted(file, tmp_path / "cache")
+
+
+def test_a_file_or_a_directory_that_holds_only_one_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "model").mkdir()
+    file = write_gguf(save_tiny_llama(tmp_path / "tiny"), tmp_path / "model" / "small.Q4_0.gguf")
+    made = resolve_model_path(str(file))
+    assert made.parent == tmp_path / "cache" / "gguf"
+    assert resolve_model_path(str(file.parent)) == made
+    assert resolve_model_path(str(file), dtype="float32") != made
+    assert served_name(str(file)) == "small.Q4_0"
+    assert served_name(str(file.parent)) == "model"
+    (file.parent / "another.gguf").touch()
+    with pytest.raises(CheckpointError, match=r"has 2 GGUF files \(another.gguf, …\); name one of them"):
+        resolve_model_path(str(file.parent))

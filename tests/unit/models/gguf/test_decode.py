@@ -1,0 +1,103 @@
+"""Coded rows against decoders written independently: transformers', and two of our own where it has none."""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from numpy.typing import NDArray
+from transformers.integrations.gguf import dequant
+
+from tandem.core.errors import CorruptCheckpointError
+from tandem.models.gguf.decode import decoded
+from tandem.models.gguf.file import SERVED_TYPES
+
+CODED = [name for name in SERVED_TYPES if name not in ("F32", "F16", "BF16")]
+# Where each block has its scales in float16, as bytes from its beginning.
+SCALES = {
+    "Q4_1": (0, 2),
+    "Q5_1": (0, 2),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
+
+
+def random_rows(type_name: str, num_rows: int = 5, blocks: int = 3) -> NDArray[np.uint8]:
+    """Any codes, and scales that a weight may have."""
+    _, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[type_name]]
+    source = np.random.default_rng(7)
+    stored = source.integers(0, 256, (num_rows * blocks, block_bytes), np.uint8)
+    for offset in SCALES.get(type_name, (0,)):
+        scales = source.normal(0, 0.02, (num_rows * blocks, 1)).astype(np.float16)
+        stored[:, offset : offset + 2] = scales.view(np.uint8)
+    return stored.reshape(num_rows, -1)
+
+
+def values_of(rows: NDArray[np.uint8], type_name: str) -> NDArray[np.float32]:
+    stored = b"".join(decoded(rows, type_name, "float32", "a tensor"))
+    return np.frombuffer(stored, np.float32).reshape(len(rows), -1)
+
+
+def fives(rows: NDArray[np.uint8], with_minimum: bool) -> NDArray[np.float32]:
+    """Q5_0 and Q5_1 one value after another: a nibble each, whose fifth bits lie together before them."""
+    found: list[float] = []
+    for block in rows.reshape(-1, 24 if with_minimum else 22):
+        scale = float(block[:2].view(np.float16)[0])
+        minimum = float(block[2:4].view(np.float16)[0]) if with_minimum else -16 * scale
+        start = 4 if with_minimum else 2
+        fifth = int.from_bytes(block[start : start + 4].tobytes(), "little")
+        for index in range(32):
+            byte = int(block[start + 4 + index % 16])
+            nibble = byte & 15 if index < 16 else byte >> 4
+            found.append(scale * (nibble | (fifth >> index & 1) << 4) + minimum)
+    return np.array(found, np.float32).reshape(len(rows), -1)
+
+
+def by_transformers(rows: NDArray[np.uint8], type_name: str) -> NDArray[np.float32]:
+    number = GGMLQuantizationType[type_name].value
+    found: NDArray[np.float32] = dequant.dequantize(torch.from_numpy(rows).reshape(-1), number).numpy()
+    return found.reshape(len(rows), -1)
+
+
+ORACLES: dict[str, Callable[[NDArray[np.uint8]], NDArray[np.float32]]] = {
+    "Q5_0": lambda rows: fives(rows, with_minimum=False),
+    "Q5_1": lambda rows: fives(rows, with_minimum=True),
+}
+
+
+@pytest.mark.parametrize("type_name", CODED)
+def test_codes_mean_what_others_say_they_mean(type_name: str) -> None:
+    rows = random_rows(type_name)
+    oracle = ORACLES[type_name] if type_name in ORACLES else partial(by_transformers, type_name=type_name)
+    assert np.allclose(values_of(rows, type_name), oracle(rows), rtol=1e-6, atol=1e-7)
+
+
+def test_sixteen_bits_are_rounded_as_torch_rounds_them() -> None:
+    values = np.random.default_rng(3).normal(0, 1, (4, 64)).astype(np.float32)
+    values[0, :3] = (1 + 2**-8, 1 + 3 * 2**-8, -0.0)  # ties to even, both ways, and a sign
+    for dtype in (torch.bfloat16, torch.float16):
+        name = str(dtype).removeprefix("torch.")
+        stored = b"".join(decoded(values.view(np.uint8), "F32", name, "a tensor"))
+        assert stored == torch.from_numpy(values).to(dtype).view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.parametrize("type_name", CODED)
+@pytest.mark.parametrize("scale", [np.nan, np.inf])
+def test_a_scale_that_is_no_number_is_refused_with_the_row(type_name: str, scale: float) -> None:
+    rows = random_rows(type_name)
+    offset = SCALES.get(type_name, (0,))[0]
+    rows[3, offset : offset + 2] = np.array([scale], np.float16).view(np.uint8)
+    with pytest.raises(CorruptCheckpointError, match=r"a tensor: row 3 has values .* its \w+ blocks is damaged"):
+        list(decoded(rows, type_name, "bfloat16", "a tensor"))
+
+
+def test_a_value_too_large_for_its_dtype_is_refused() -> None:
+    rows = np.full((1, 8), 3.4e38, np.float32).view(np.uint8)
+    for dtype in ("bfloat16", "float16"):
+        with pytest.raises(CorruptCheckpointError, match=f"too large for {dtype}"):
+            list(decoded(rows, "F32", dtype, "a tensor"))
