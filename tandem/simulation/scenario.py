@@ -99,7 +99,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One run. Processes are called ROLE-NUMBER. `is_open`: gateways ask for no keys, so all requests are one tenant's."""
+    """One run. Processes are called ROLE-NUMBER.
+
+    account_lease_s: of what accounts set aside. is_open: gateways ask for no keys, and all requests are one tenant's.
+    """
 
     seed: int
     routers: tuple[str, ...]
@@ -146,7 +149,7 @@ def scenario_of(seed: int) -> Scenario:
         lease_ttl_s=draw.choice((1.0, 2.0, 4.0)),
         max_local_tokens=draw.choice((0, 0, 16)),
         step_s=draw.choice((0.005, 0.03, 0.06)),
-        account_lease_s=draw.choice((4.0, 12.0)),
+        account_lease_s=draw.choice((4.0, 8.0)),
         is_open=is_open,
     )
 
@@ -195,7 +198,7 @@ def _hand_offs(seed: int) -> Scenario:
         lease_ttl_s=1.0,
         max_local_tokens=0,
         step_s=draw.choice((0.005, 0.02)),
-        account_lease_s=12.0,
+        account_lease_s=4.0,
         is_open=False,
     )
 
