@@ -11,8 +11,10 @@ from tandem.accounts.accounts import RENEWALS_PER_LEASE
 from tandem.accounts.charge import LedgerEntry, Outcome
 from tandem.accounts.prices import Prices
 from tandem.simulation.client import Outcome as ClientOutcome
-from tandem.simulation.store import TIMEOUT_S
 from tandem.simulation.world import World
+
+_CALLS_OF_ROUND = 3  # of the store, for each renewal
+_WORK_S = 0.02  # more than both ends of a call take
 
 
 def check_ledger(world: World) -> None:
@@ -73,8 +75,9 @@ def _died_at_s(world: World, outcome: ClientOutcome) -> float | None:
 
 def _num_checkpointed(world: World, outcome: ClientOutcome, died_at_s: float) -> int:
     """Tokens that a checkpoint must cover: those of a stream from before the last renewal that was sure to arrive."""
-    renew_s = world.scenario.account_lease_s / RENEWALS_PER_LEASE
-    since_s = died_at_s - 2 * renew_s - 4 * TIMEOUT_S
+    scenario = world.scenario
+    round_s = _CALLS_OF_ROUND * 2 * (scenario.weather.slow_s + _WORK_S)
+    since_s = died_at_s - scenario.account_lease_s / RENEWALS_PER_LEASE - round_s
     is_sure = outcome.ask.is_stream and world.was_well(outcome.ask.gateway, since_s, died_at_s)
     if not is_sure or world.store.num_failovers:
         return 0
