@@ -252,6 +252,7 @@ def _open_transports(
         wanted=settings.transport,
         bind_host=settings.host,
         advertise_host=advertised,
+        kv_port=settings.kv_port,
         registry=registry,
         has_rdma=site.has_rdma,
     )

@@ -312,7 +312,7 @@ _ONLY_SLOWER = "leases then end by their time and prompts are computed again: sl
 
 MUTATIONS = [
     Mutation("bytes are used without asking whether the lease held", _never_confirmed, unfound=_NOT_BELOW_40),
-    Mutation("the lease is confirmed before the read", _confirmed_before_the_read, seed=75),
+    Mutation("the lease is confirmed before the read", _confirmed_before_the_read, seed=7),
     Mutation("a lease that has ended is confirmed", _ended_lease_confirmed, seed=3),
     Mutation("leased blocks are not held", _leased_blocks_not_held, seed=3),
     Mutation("a pin ends with the request, not with the transfer", _pins_end_with_the_request, seed=1),
@@ -338,7 +338,7 @@ MUTATIONS = [
     ),
     Mutation("a block is freed with a reference left", _block_freed_with_a_reference_left, seed=0),
     Mutation("an evicted block stays findable", _evicted_block_stays_findable, seed=0),
-    Mutation("a block is offered before it is full", _unfinished_block_offered, seed=113),
+    Mutation("a block is offered before it is full", _unfinished_block_offered, seed=16),
     Mutation(
         "the first token is taken again",
         _first_token_taken_again,
