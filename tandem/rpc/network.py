@@ -6,12 +6,9 @@ A network carries whole calls: it encodes requests and answers by the methods' f
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from tandem.rpc.methods import Method
-
-if TYPE_CHECKING:
-    from tandem.rpc.server import RpcServer
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -47,12 +44,23 @@ class MethodTable(Protocol):
     def conversation(self, method: Method[Q, A], respond: Callable[[AsyncIterator[Q]], AsyncIterator[A]]) -> None: ...
 
 
+class RpcServer(Protocol):
+    """A server that runs. `port` is the one it got, where it was asked for port 0."""
+
+    port: int
+    address: str
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Refuse new calls, give those that run `grace_s`, then cancel them."""
+        ...
+
+
 class Network(Protocol):
     """Carries calls between processes."""
 
     def connect(self, address: str, metadata_source: MetadataSource | None) -> Line: ...
 
-    async def serve(self, fill: Callable[[MethodTable], None], bind: str) -> "RpcServer":
+    async def serve(self, fill: Callable[[MethodTable], None], bind: str) -> RpcServer:
         """Serve the methods that `fill` enters, at `bind` (host:port).
 
         Raises:

@@ -20,7 +20,7 @@ from tandem.rpc.context import incoming_traceparent
 from tandem.rpc.handlers import RouterHandler, WorkerHandler
 from tandem.rpc.messages import PROTOCOL_VERSION
 from tandem.rpc.methods import Method
-from tandem.rpc.network import MethodTable, current_network
+from tandem.rpc.network import MethodTable, RpcServer, current_network
 from tandem.rpc.shared_service import SharedService
 from tandem.rpc.status import TOKEN_KEY, TRACE_KEY, VERSION_KEY, code_of, details_of, metadata_of
 
@@ -41,8 +41,8 @@ class _Context(Protocol):
     async def abort(self, code: grpc.StatusCode, details: str, trailing_metadata: object) -> NoReturn: ...
 
 
-class RpcServer:
-    """A server that runs. `port` is the one it got, where it was asked for port 0."""
+class _GrpcServer:
+    """An `RpcServer` of gRPC."""
 
     def __init__(self, server: grpc.aio.Server, host: str, port: int) -> None:
         self._server = server
@@ -50,7 +50,6 @@ class RpcServer:
         self.address = f"{host}:{port}"
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Refuse new calls, give those that run `grace_s`, then cancel them."""
         await self._server.stop(grace_s)
 
 
@@ -118,7 +117,7 @@ async def _serve(name: str, fill: Callable[[MethodTable], None], bind: str, secr
             f"cannot listen on {bind}: it is taken or not an address of this machine; choose another"
         ) from error
     await server.start()
-    return RpcServer(server, bind.rpartition(":")[0], port)
+    return _GrpcServer(server, bind.rpartition(":")[0], port)
 
 
 class _Service:

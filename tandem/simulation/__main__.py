@@ -12,10 +12,10 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
+from tandem.simulation.run import run_scenario
 from tandem.simulation.scenario import Scenario, scenario_of
 from tandem.simulation.seeds import SeedResult, run_seeds
 from tandem.simulation.shrink import shrunk
-from tandem.simulation.world import run_scenario
 
 
 def main(argv: Sequence[str] | None = None) -> int:

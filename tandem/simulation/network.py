@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 from tandem.core.errors import ConfigurationError, InvalidRequestError, TandemError, WorkerLostError
 from tandem.rpc.form import Form
 from tandem.rpc.methods import Method
-from tandem.rpc.network import MetadataSource, MethodTable
+from tandem.rpc.network import MetadataSource, MethodTable, RpcServer
 from tandem.rpc.serve_messages import Ending
-from tandem.rpc.server import RpcServer
 from tandem.rpc.status import error_of_ending
 from tandem.simulation.fabric import CONNECT_TIMEOUT_S, Fabric, connect_delays
 from tandem.simulation.node import Node

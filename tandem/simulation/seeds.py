@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
+from tandem.simulation.run import run_scenario
 from tandem.simulation.scenario import scenario_of
-from tandem.simulation.world import run_scenario
 
 
 @dataclass(frozen=True, slots=True)

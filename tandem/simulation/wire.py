@@ -15,8 +15,8 @@ from tandem.core.errors import TandemError, WorkerLostError
 from tandem.rpc.context import incoming_traceparent
 from tandem.rpc.form import Form
 from tandem.rpc.methods import Method
+from tandem.rpc.network import RpcServer
 from tandem.rpc.serve_messages import Ending
-from tandem.rpc.server import RpcServer
 from tandem.rpc.status import ending_of
 from tandem.simulation.fabric import Connection, Fabric, Pipe
 from tandem.simulation.node import Node

@@ -1,14 +1,10 @@
-"""One run of a scenario: starts its processes, does what goes wrong, asks, and then says what did not hold.
-
-Invariant: the result is a function of the scenario. Everything a run makes is let go of when it ends.
-"""
+"""The world of one run: starts the processes of a scenario, does what goes wrong in it, and asks as its clients."""
 
 import asyncio
-import gc
 import random
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,10 +12,10 @@ from tandem.accounts.key import PREFIX, AccountKey, digest_of
 from tandem.engine.engine import Engine
 from tandem.routing.snapshot import Role
 from tandem.rpc.network import current_network
-from tandem.simulation.client import Exchange, Outcome
+from tandem.simulation.client import Exchange
 from tandem.simulation.executor import StepCost
 from tandem.simulation.fabric import Fabric, Trace, Weather
-from tandem.simulation.loop import DeadlockError, VirtualLoop
+from tandem.simulation.loop import VirtualLoop
 from tandem.simulation.network import SimulatedNetwork
 from tandem.simulation.node import Node
 from tandem.simulation.processes import (
@@ -48,19 +44,6 @@ class Span:
     other: str
     from_s: float
     until_s: float | None = None
-
-
-@dataclass(slots=True)
-class Report:
-    """What a run was. `violations`: what did not hold; none = all is well."""
-
-    scenario: Scenario
-    violations: list[str] = field(default_factory=list)
-    outcomes: list[Outcome] = field(default_factory=list)
-    digest: str = ""
-    lines: list[str] | None = None
-    num_events: int = 0
-    virtual_s: float = 0.0
 
 
 class World:
@@ -255,34 +238,6 @@ class World:
 
     def _in_world(self, at_s: float, action: Callable[..., None], *args: object) -> None:
         self.loop.call_at(at_s, action, *args, context=self.loop.world.context)
-
-
-def run_scenario(scenario: Scenario, *, keep_trace: bool = False) -> Report:
-    """Run it, and check what must hold."""
-    from tandem.simulation.invariants import check_end
-
-    was_enabled = gc.isenabled()
-    gc.disable()  # NOTE: what it frees, and when, must not change the order of events
-    gc.freeze()  # NOTE: so that looking for what this run leaves does not pass all that was imported
-    world = World(scenario, keep_trace=keep_trace)
-    report = Report(scenario)
-    try:
-        world.loop.run_until_complete(world.run())
-        check_end(world)
-    except DeadlockError as error:
-        world.violate(str(error))
-    finally:
-        report.violations = [*world.violations, *(f"a bug: {bug}" for bug in world.loop.bugs)]
-        report.outcomes = [exchange.outcome for exchange in world.exchanges]
-        report.digest, report.lines = world.trace.digest, world.trace.lines
-        report.num_events, report.virtual_s = world.loop.num_events, world.loop.time()
-        loop = world.loop
-        del world
-        loop.tear_down()
-        gc.unfreeze()
-        if was_enabled:
-            gc.enable()
-    return report
 
 
 async def _hold(serving: AbstractAsyncContextManager[Any], on_ready: Callable[[Any], None]) -> None:

@@ -27,7 +27,8 @@ from tandem.rpc.messages import (
     WorkerListing,
     WorkerRecord,
 )
-from tandem.rpc.server import RpcServer, serve_router, serve_worker
+from tandem.rpc.network import RpcServer
+from tandem.rpc.server import serve_router, serve_worker
 from tandem.text.tokenizer import Tokenizer
 from tests.helpers.fake_worker import MAX_MODEL_LEN, MODEL, FakeWorker, model_info, status_of, text_of
 from tests.helpers.secret import SECRET

@@ -31,7 +31,7 @@ from tandem.rpc.messages import (
     WorkerAddress,
     WorkerStatus,
 )
-from tandem.rpc.server import RpcServer
+from tandem.rpc.network import RpcServer
 from tandem.scheduler.request import Handoff
 from tandem.text.tokenizer import Tokenizer
 from tests.helpers.tokenizers import NUM_TOKENS

@@ -1,4 +1,4 @@
-"""A gateway that dies in the middle of a stream: what it had delivered is billed at its last checkpoint, and only that."""
+"""A gateway that dies during a stream: what it delivered is billed at its last checkpoint, and only that."""
 
 import logging
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ import pytest
 
 from tandem.accounts.accounts import Accounts
 from tandem.simulation.fabric import Weather
+from tandem.simulation.run import run_scenario
 from tandem.simulation.scenario import Ask, Fault, FaultKind, Scenario
-from tandem.simulation.world import run_scenario
 
 BEGINS_S, DIES_AFTER_S = 4.0, 3.0
 

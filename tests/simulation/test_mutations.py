@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tandem.simulation.run import run_scenario
 from tandem.simulation.scenario import scenario_of
-from tandem.simulation.world import run_scenario
 from tests.simulation.mutations import MUTATIONS, Mutation
 
 FOUND = [mutation for mutation in MUTATIONS if mutation.seed is not None]

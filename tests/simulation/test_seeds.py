@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tandem.simulation.run import run_scenario
 from tandem.simulation.scenario import FaultKind, scenario_of
-from tandem.simulation.world import run_scenario
 
 ROOT = Path(__file__).parents[2]
 QUICK = range(100)

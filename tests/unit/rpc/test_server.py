@@ -24,7 +24,8 @@ from tandem.core.errors import (
 )
 from tandem.rpc.client import WorkerClient
 from tandem.rpc.methods import ROUTER_SERVICE, WORKER_SERVICE
-from tandem.rpc.server import RpcServer, serve_router, serve_worker
+from tandem.rpc.network import RpcServer
+from tandem.rpc.server import serve_router, serve_worker
 from tandem.rpc.v1 import worker_pb2, worker_pb2_grpc
 from tests.unit.rpc.handlers import Router, Worker, generate_call, run
 from tests.unit.rpc.strategies import EVERY

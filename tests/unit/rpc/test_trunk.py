@@ -21,7 +21,8 @@ from tandem.rpc.client import WorkerClient
 from tandem.rpc.context import incoming_traceparent
 from tandem.rpc.messages import GenerateCall, GenerateNews
 from tandem.rpc.methods import GENERATE
-from tandem.rpc.server import RpcServer, serve_router, serve_worker
+from tandem.rpc.network import RpcServer
+from tandem.rpc.server import serve_router, serve_worker
 from tandem.rpc.trunk import MAX_CALL_BYTES, MAX_OPENINGS, ROOM_TOKENS, is_short
 from tests.unit.rpc.handlers import HERE, Router, Worker, generate_call, run
 from tests.unit.rpc.processes import MORTAL_WORKER
