@@ -8,7 +8,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextvars import ContextVar
 from typing import Protocol, TypeVar
 
+from tandem.rpc.credentials import Credentials
 from tandem.rpc.methods import Method
+from tandem.rpc.session import Expected
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -24,9 +26,13 @@ class Line(Protocol):
 
     async def ask(self, method: Method[Q, A], request: Q, timeout_s: float | None) -> A: ...
 
-    def stream(self, method: Method[Q, A], request: Q, timeout_s: float | None) -> AsyncGenerator[A, None]: ...
+    def stream(
+        self, method: Method[Q, A], request: Q, timeout_s: float | None, incarnation: str = ""
+    ) -> AsyncGenerator[A, None]: ...
 
     def converse(self, method: Method[Q, A], requests: AsyncIterator[Q]) -> AsyncGenerator[A, None]: ...
+
+    async def require(self, method: Method[Q, A], incarnation: str) -> None: ...
 
     async def close(self, grace_s: float | None = None) -> None: ...
 
@@ -58,10 +64,12 @@ class RpcServer(Protocol):
 class Network(Protocol):
     """Carries calls between processes."""
 
-    def connect(self, address: str, metadata_source: MetadataSource | None) -> Line: ...
+    def connect(
+        self, address: str, credentials: Credentials, expected: Expected, metadata_source: MetadataSource | None
+    ) -> Line: ...
 
-    async def serve(self, fill: Callable[[MethodTable], None], bind: str) -> RpcServer:
-        """Serve the methods that `fill` enters, at `bind` (host:port).
+    async def serve(self, fill: Callable[[MethodTable], None], bind: str, credentials: Credentials) -> RpcServer:
+        """Serve the methods that `fill` enters, at `bind` (host:port), to those who open a session.
 
         Raises:
             ConfigurationError: it is taken.

@@ -53,6 +53,7 @@ class RouterService:
 
     Args:
         registry: where `register` goes; None where workers announce themselves in Redis.
+        incarnation: of this process; None = a new one.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class RouterService:
         registry: Discovery | None,
         metrics: RouterMetrics,
         clock: Clock | None = None,
+        incarnation: str | None = None,
     ) -> None:
         self._view = view
         self._watch = watch
@@ -74,7 +76,7 @@ class RouterService:
         self._clock = clock or SystemClock()
         self._hasher = ChainHasher()
         self._sent = SentPrompts()
-        self._incarnation = random_id()
+        self._incarnation = incarnation or random_id()
 
     async def pair(self, call: PairCall) -> PairingAnswer:
         started_s = monotonic_s()

@@ -7,14 +7,20 @@ calls at once.
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from tandem.core.errors import ConfigurationError, InvalidRequestError, TandemError, WorkerLostError
+from tandem.rpc import methods
+from tandem.rpc.credentials import Credentials
 from tandem.rpc.form import Form
 from tandem.rpc.methods import Method
 from tandem.rpc.network import MetadataSource, MethodTable, RpcServer
 from tandem.rpc.serve_messages import Ending
+from tandem.rpc.session import Expected, Handshake, Session, check_incarnation
+from tandem.rpc.session_table import SessionTable
+from tandem.rpc.sessions import HANDSHAKE_TIMEOUT_S
 from tandem.rpc.status import error_of_ending
 from tandem.simulation.fabric import CONNECT_TIMEOUT_S, Fabric, connect_delays
 from tandem.simulation.node import Node
@@ -53,33 +59,48 @@ class NodeNetwork:
         self._network = network
         self._node = node
 
-    def connect(self, address: str, metadata_source: MetadataSource | None) -> "SimulatedLine":
-        return SimulatedLine(self._network, self._node, address, metadata_source)
+    def connect(
+        self, address: str, credentials: Credentials, expected: Expected, metadata_source: MetadataSource | None
+    ) -> "SimulatedLine":
+        return SimulatedLine(self._network, self._node, address, credentials, expected, metadata_source)
 
-    async def serve(self, fill: Callable[[MethodTable], None], bind: str) -> RpcServer:
+    async def serve(self, fill: Callable[[MethodTable], None], bind: str, credentials: Credentials) -> RpcServer:
         listeners = self._network.listeners
         if bind in listeners:
             raise ConfigurationError(f"cannot listen on {bind}: it is taken; choose another")
         self._network.gone.pop(bind, None)
-        listener = Listener(self._network.fabric, self._node, bind, partial(listeners.__delitem__, bind))
+        sessions = SessionTable(replace(credentials, address=credentials.address or bind))
+        listener = Listener(self._network.fabric, self._node, bind, sessions, partial(listeners.__delitem__, bind))
         fill(listener)
         listeners[bind] = listener
         return listener
 
 
 class SimulatedLine:
-    """`rpc.network.Line` in memory. It connects when first used, and again whenever it must."""
+    """`rpc.network.Line` in memory. It connects when first used, and again whenever it must.
+
+    Invariant: a session is of one connection, and nothing but a handshake is sent before it is open.
+    """
 
     def __init__(
-        self, network: SimulatedNetwork, node: Node, address: str, metadata_source: MetadataSource | None
+        self,
+        network: SimulatedNetwork,
+        node: Node,
+        address: str,
+        credentials: Credentials,
+        expected: Expected,
+        metadata_source: MetadataSource | None,
     ) -> None:
         self.address = address
         self.num_calls = 0
         self.was_silent = False
         self._network = network
         self._node = node
+        self._credentials = credentials
+        self._expected = expected
         self._metadata_source = metadata_source
         self._wire: Wire | None = None
+        self._session: Session | None = None
         self._connecting: asyncio.Task[Wire | None] | None = None
         self._backoff_s = _FIRST_BACKOFF_S
         self._retry_at_s = 0.0
@@ -93,7 +114,7 @@ class SimulatedLine:
         call: Call | None = None
         try:
             async with asyncio.timeout(timeout_s):
-                call = await self._begin(method, data, timeout_s)
+                call = await self._begin(method, data, timeout_s, "")
                 answer = await call.inbox.take()
                 if not isinstance(answer, bytes):
                     raise self._error_of(method, answer)
@@ -107,14 +128,16 @@ class SimulatedLine:
             if call is not None:
                 call.leave()
 
-    async def stream(self, method: Method[Q, A], request: Q, timeout_s: float | None) -> AsyncGenerator[A, None]:
+    async def stream(
+        self, method: Method[Q, A], request: Q, timeout_s: float | None, incarnation: str = ""
+    ) -> AsyncGenerator[A, None]:
         assert timeout_s is None, "no stream of ours has a deadline"
         data = method.request.encode(request)
         self._require_open(method)
         self.num_calls += 1
         call: Call | None = None
         try:
-            call = await self._begin(method, data, None)
+            call = await self._begin(method, data, None, incarnation)
             async for answer in self._answers(method, call):
                 yield answer
         finally:
@@ -124,7 +147,7 @@ class SimulatedLine:
 
     async def converse(self, method: Method[Q, A], requests: AsyncIterator[Q]) -> AsyncGenerator[A, None]:
         self._require_open(method)
-        call = await self._begin(method, None, None)
+        call = await self._begin(method, None, None, "")
         sender = asyncio.create_task(self._send_all(method, call, requests), name=f"{method.name} to {self.address}")
         try:
             async for answer in self._answers(method, call):
@@ -133,6 +156,10 @@ class SimulatedLine:
             call.leave()
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)
+
+    async def require(self, method: Method[Q, A], incarnation: str) -> None:
+        self._require_open(method)
+        await self._connected(method, incarnation)
 
     async def close(self, grace_s: float | None = None) -> None:
         self._is_closed = True
@@ -163,13 +190,22 @@ class SimulatedLine:
         async for request in requests:
             call.write(method.request.encode(request))
 
-    async def _begin(self, method: Method[Any, Any], data: bytes | None, timeout_s: float | None) -> Call:
+    async def _begin(
+        self, method: Method[Any, Any], data: bytes | None, timeout_s: float | None, incarnation: str
+    ) -> Call:
+        wire, session = await self._connected(method, incarnation)
+        return wire.begin(method.path, data, timeout_s, session.signed(method.path, data or b""))
+
+    async def _connected(self, method: Method[Any, Any], incarnation: str) -> tuple[Wire, Session]:
+        """Raises AnotherIncarnationError unless the process there is that one ("" = any)."""
         if self._wire is None or self._wire.connection.is_over:
             self._wire = None
             await self._connect(method)
         self._require_open(method)
         assert self._wire is not None
-        return self._wire.begin(method.path, data, timeout_s)
+        assert self._session is not None
+        check_incarnation(self._session.server, incarnation)
+        return self._wire, self._session
 
     async def _connect(self, method: Method[Any, Any]) -> None:
         loop = asyncio.get_running_loop()
@@ -177,6 +213,7 @@ class SimulatedLine:
             if loop.time() < self._retry_at_s:  # NOTE: a channel that waits for its next try fails calls at once
                 raise self._lost(method, self._failure)
             self._connecting = self._node.spawn(self._network.fabric.loop, self._reach(), f"connect {self.address}")
+            self._connecting.add_done_callback(_take_error)
         self._wire = await asyncio.shield(self._connecting)
         if self._wire is None:
             raise self._lost(method, self._failure)
@@ -184,7 +221,7 @@ class SimulatedLine:
     async def _reach(self) -> Wire | None:
         """None: it failed, and `_failure` says why."""
         try:
-            return await self._handshake()
+            return await self._handshake(await self._dial())
         except OSError as error:
             loop = asyncio.get_running_loop()
             self._failure, self._retry_at_s = str(error), loop.time() + self._backoff_s
@@ -193,7 +230,34 @@ class SimulatedLine:
         finally:
             self._connecting = None
 
-    async def _handshake(self) -> Wire:
+    async def _handshake(self, wire: Wire) -> Wire:
+        """As `rpc.sessions`.
+
+        Raises:
+            TandemError: as `Handshake.session`; or it was refused.
+            OSError: the connection is over, or there is no answer.
+        """
+        method, handshake = methods.OPEN, Handshake(self._credentials, self._expected, self.address)
+        call = wire.begin(method.path, method.request.encode(handshake.call), HANDSHAKE_TIMEOUT_S, "")
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                answer = await call.inbox.take()
+            if isinstance(answer, bytes):
+                call.inbox.end(Ending())
+                self._session = handshake.session(method.answer.decode(answer))
+                return wire
+        except TimeoutError:
+            self.was_silent = True
+            answer = f"no handshake within {HANDSHAKE_TIMEOUT_S} s"
+        finally:
+            call.leave()
+            if self._session is None or not isinstance(answer, bytes):
+                self._network.fabric.cut(wire.connection, "no session was opened")
+        if isinstance(answer, str):
+            raise ConnectionError(answer)
+        raise self._error_of(method, answer)
+
+    async def _dial(self) -> Wire:
         """Raises OSError: there is nobody, or no answer within `CONNECT_TIMEOUT_S`."""
         loop, network = asyncio.get_running_loop(), self._network
         ends_s = loop.time() + CONNECT_TIMEOUT_S
@@ -231,3 +295,9 @@ class SimulatedLine:
 
     def _lost(self, method: Method[Any, Any], why: str) -> TandemError:
         return WorkerLostError(f"{method.name} at {self.address} was lost (UNAVAILABLE): {why}")
+
+
+def _take_error(task: "asyncio.Task[Wire | None]") -> None:
+    """NOTE: those who waited may have gone; then nobody else would take it."""
+    if not task.cancelled():
+        task.exception()

@@ -43,6 +43,7 @@ from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.spec import build_layout
 from tandem.locality.base import LocalityIndex, LocalityStats, PublishResult
 from tandem.routing.snapshot import Role
+from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import WorkerAddress
 from tandem.scheduler.scheduler import Scheduler
 from tandem.serving.router_process import Router, serving_router
@@ -185,7 +186,7 @@ async def serving_simulated_worker(
         block_bytes=assembly.arena.layout.page_bytes,
         num_blocks=assembly.arena.num_blocks,
         clock=node,
-        secret=SECRET.encode(),
+        credentials=Credentials(SECRET.encode(), ProcessRole(settings.role), address, me.incarnation),
     )
     blank, model = blank_state(settings, worker_id, assembly), model_info(settings, assembly)
     async with serving_core(core, settings, address, feeds, blank, model, prometheus) as worker:

@@ -12,11 +12,13 @@ from typing import Any, TypeVar
 import grpc
 
 from tandem.core.errors import TandemError, WorkerLostError
+from tandem.rpc import methods
 from tandem.rpc.context import incoming_traceparent
 from tandem.rpc.form import Form
 from tandem.rpc.methods import Method
 from tandem.rpc.network import RpcServer
 from tandem.rpc.serve_messages import Ending
+from tandem.rpc.session_table import NotAdmittedError, SessionTable
 from tandem.rpc.status import ending_of
 from tandem.simulation.fabric import Connection, Fabric, Pipe
 from tandem.simulation.node import Node
@@ -101,15 +103,18 @@ _Serve = Callable[[Served, bytes | None], Awaitable[None]]
 
 
 class Listener(RpcServer):
-    """Serves the methods of one address."""
+    """Serves the methods of one address to callers with a session."""
 
-    def __init__(self, fabric: Fabric, node: Node, address: str, on_stop: Callable[[], None]) -> None:
+    def __init__(
+        self, fabric: Fabric, node: Node, address: str, sessions: SessionTable, on_stop: Callable[[], None]
+    ) -> None:
         self.port = int(address.rpartition(":")[2])
         self.address = address
         self.node = node
         self.methods: dict[str, _Serve] = {}
         self.wires: list[Wire] = []
         self._fabric = fabric
+        self._sessions = sessions
         self._on_stop = on_stop
 
     def unary(self, method: Method[Q, A], respond: Callable[[Q], Awaitable[A]]) -> None:
@@ -140,17 +145,23 @@ class Listener(RpcServer):
         for wire in list(self.wires):
             self._fabric.cut(wire.connection, "the server has stopped")
 
-    def open(self, wire: "Wire", path: str, number: int, data: bytes | None, timeout_s: float | None) -> None:
+    def open(
+        self, wire: "Wire", path: str, number: int, data: bytes | None, timeout_s: float | None, proof: str
+    ) -> None:
         """A call has arrived."""
         call = wire.served[number] = Served(wire, number)
         loop = self._fabric.loop
-        call.task = self.node.spawn(loop, self._run(path, call, data), f"{path} of {self.address}")
+        call.task = self.node.spawn(loop, self._run(path, call, data, proof), f"{path} of {self.address}")
         if timeout_s is not None:  # NOTE: the caller's deadline travels with the call
             loop.call_later(timeout_s, call.task.cancel)
 
-    async def _run(self, path: str, call: Served, data: bytes | None) -> None:
+    async def _run(self, path: str, call: Served, data: bytes | None, proof: str) -> None:
         incoming_traceparent.set(None)
         try:
+            if path == methods.OPEN.path:
+                self._shake_hands(call, data or b"")
+                return
+            self._sessions.admit(proof, path, data or b"")
             serve = self.methods.get(path)
             if serve is None:
                 call.end(Ending(grpc.StatusCode.UNIMPLEMENTED.value[0], f"no method {path}"))
@@ -164,7 +175,15 @@ class Listener(RpcServer):
         else:
             call.end(Ending())
 
+    def _shake_hands(self, call: Served, data: bytes) -> None:
+        method = methods.OPEN
+        call.write(method.encode_answer(self._sessions.open(method.request.decode(data))))
+        call.end(Ending())
+
     def _fail(self, path: str, call: Served, error: BaseException) -> None:
+        if isinstance(error, NotAdmittedError):
+            call.end(Ending(error.code.value[0], str(error), dict(error.trailing)))
+            return
         if isinstance(error, asyncio.CancelledError):
             error = WorkerLostError(f"{path} was cancelled by the process that served it")
         if not isinstance(error, TandemError):
@@ -187,12 +206,12 @@ class Wire:
         fabric.connections.append(self.connection)
         listener.wires.append(self)
 
-    def begin(self, path: str, data: bytes | None, timeout_s: float | None) -> Call:
+    def begin(self, path: str, data: bytes | None, timeout_s: float | None, proof: str) -> Call:
         self._num_calls += 1
         number = self._num_calls
         call = self.calls[number] = Call(self, number)
         self._note("call", path, number, data)
-        self.connection.up.send(lambda: self._listener.open(self, path, number, data, timeout_s))
+        self.connection.up.send(lambda: self._listener.open(self, path, number, data, timeout_s, proof))
         return call
 
     def send_up(self, what: str, number: int, data: bytes) -> None:

@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tandem.core.errors import CapacityError, WorkerLostError
+from tandem.core.errors import CapacityError, UntrustedPeerError, WorkerLostError
 from tandem.rpc.client import WorkerClient
+from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.network import current_network
 from tandem.rpc.server import serve_worker
 from tandem.simulation.fabric import Fabric, Trace, Weather
 from tandem.simulation.loop import VirtualLoop
 from tandem.simulation.network import SimulatedNetwork
 from tandem.simulation.node import Node
+from tests.helpers.secret import AS_ROUTER, AS_WORKER
 from tests.unit.rpc.handlers import Worker
 
 ADDRESS = "worker:7900"
@@ -35,8 +37,8 @@ class Pair:
 Story = Callable[[Pair, WorkerClient], Awaitable[None]]
 
 
-def tell(story: Story) -> None:
-    """Run a story at the client, with a worker that serves."""
+def tell(story: Story, credentials: Credentials = AS_WORKER) -> None:
+    """Run a story at the client, whose credentials are given, with a worker that serves."""
     loop = VirtualLoop("story")
     fabric = Fabric(loop, random.Random(1), Trace(), Weather(slow_share=0.0))
     network = SimulatedNetwork(fabric)
@@ -47,12 +49,12 @@ def tell(story: Story) -> None:
     pair = Pair(loop, fabric, network, near, far)
 
     async def play() -> None:
-        client = WorkerClient(ADDRESS)
+        client = WorkerClient(ADDRESS, credentials)
         await story(pair, client)
         await client.close()
 
     async def run() -> None:
-        await pair.server.spawn(loop, serve_worker(pair.handler, ADDRESS), "serve")
+        await pair.server.spawn(loop, serve_worker(pair.handler, ADDRESS, AS_WORKER), "serve")
         await pair.client.spawn(loop, play(), "play")
 
     try:
@@ -82,7 +84,7 @@ def test_an_error_keeps_its_class_and_its_advice() -> None:
 
 def test_nobody_there_is_told_at_once_and_again_without_asking() -> None:
     async def story(pair: Pair, client: WorkerClient) -> None:
-        other = WorkerClient("nobody:1")
+        other = WorkerClient("nobody:1", AS_WORKER)
         for _ in range(2):
             with pytest.raises(WorkerLostError, match="connection refused"):
                 await other.renew([])
@@ -154,7 +156,7 @@ def test_a_crash_is_noticed_at_once_where_its_host_lives() -> None:
             await anext(watch)
         assert pair.loop.time() - at_s < 0.5
 
-    tell(story)
+    tell(story, AS_ROUTER)
 
 
 def test_a_caller_that_leaves_cancels_the_handler() -> None:
@@ -166,4 +168,23 @@ def test_a_caller_that_leaves_cancels_the_handler() -> None:
         await asyncio.sleep(0.1)
         assert pair.handler.cancelled.is_set()
 
-    tell(story)
+    tell(story, AS_ROUTER)
+
+
+def test_nobody_is_served_without_the_secret() -> None:
+    async def story(pair: Pair, client: WorkerClient) -> None:
+        for _ in range(2):
+            with pytest.raises(UntrustedPeerError, match="the cluster secret differs"):
+                await client.renew([])
+        assert not pair.handler.calls
+
+    tell(story, Credentials(b"another secret", ProcessRole.BOTH))
+
+
+def test_a_role_is_refused_what_is_not_its_own() -> None:
+    async def story(pair: Pair, client: WorkerClient) -> None:
+        with pytest.raises(UntrustedPeerError, match="a router may not call Renew"):
+            await client.renew([])
+        assert not pair.handler.calls
+
+    tell(story, AS_ROUTER)
