@@ -81,6 +81,7 @@ def assemble(config: EngineConfig, *, clock: Clock | None = None, emit: BlockEve
         kernels=kernels,
         max_model_len=config.max_model_len,
         packed_dir=default_cache_dir() / "weights" if config.pack_weights else None,
+        memory_bytes=_memory_bytes(device),
     )
     tokenizer = Tokenizer.load(path)
     model = model.ended_by(tokenizer.eos_token_id)

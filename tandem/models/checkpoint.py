@@ -17,6 +17,9 @@ from tandem.models.weight_files import SafetensorsFile, TorchFile, WeightFile
 SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
 TORCH, TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _RESIDENT_BYTES = 8 << 20
+_MOST_RELEASES = (
+    256  # while all is read once: each costs time for every tensor of the files, whose headers are read anew
+)
 
 
 class Checkpoint:
@@ -28,6 +31,9 @@ class Checkpoint:
     def __init__(self, directory: Path, files: Mapping[str, WeightFile]) -> None:
         self.directory = directory
         self._files = files
+        self._different_files = tuple(dict.fromkeys(files.values()))
+        num_bytes = sum(path.stat().st_size for path in self.paths)
+        self._resident_bytes = max(_RESIDENT_BYTES, num_bytes // _MOST_RELEASES)
         self._touched_bytes = 0
 
     @property
@@ -42,7 +48,7 @@ class Checkpoint:
     @property
     def paths(self) -> tuple[Path, ...]:
         """Of its files."""
-        return tuple(sorted({file.path for file in self._files.values()}))
+        return tuple(sorted(file.path for file in self._different_files))
 
     def cache_in_huge_pages(self) -> None:
         """For weights that are to be read again and again, where they lie. A wish, see `huge_pages`."""
@@ -52,13 +58,13 @@ class Checkpoint:
     def touched(self, num_bytes: int) -> None:
         """Says that about `num_bytes` were read from tensors that nobody kept."""
         self._touched_bytes += num_bytes
-        if self._touched_bytes >= _RESIDENT_BYTES:
+        if self._touched_bytes >= self._resident_bytes:
             self.release()
 
     def release(self) -> None:
         """Lets go of every mapping that no tensor views any more."""
         self._touched_bytes = 0
-        for file in set(self._files.values()):
+        for file in self._different_files:
             file.close()
 
 

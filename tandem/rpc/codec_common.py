@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tandem.core.errors import InvalidRequestError
+from tandem.core.scope import CacheScope
 from tandem.routing.snapshot import Role, WorkerState
 from tandem.routing.speed import PrefillWork
 from tandem.rpc.form import Names, finite, maybe, not_empty, not_negative, required
@@ -39,6 +40,14 @@ def take_address(message: pb.WorkerAddress) -> WorkerAddress:
 def maybe_address(message: Any, field: str) -> WorkerAddress | None:
     """The worker in `field`, if one is named."""
     return maybe(message, field, take_address)
+
+
+def put_scope(scope: CacheScope) -> pb.CacheScope:
+    return pb.CacheScope(adapter=scope.adapter, salt=scope.salt)
+
+
+def take_scope(message: pb.CacheScope) -> CacheScope:
+    return CacheScope(adapter=message.adapter if message.HasField("adapter") else None, salt=message.salt)
 
 
 def put_model(model: ModelInfo) -> pb.ModelInfo:

@@ -86,7 +86,7 @@ class RouterService:
         if call.fingerprint is not None:
             chains = [chain for chain in chains if chain.model_fingerprint == call.fingerprint]
         self._sent.forget(call.request_id)
-        hashed = [(chain, self._hasher.hashes(chain, call.token_ids, call.cache_salt)) for chain in chains]
+        hashed = [(chain, self._hasher.hashes(chain, call.token_ids, call.scope)) for chain in chains]
         shape = _shape_of(call, chains, await self._leading(hashed))
         answer = self._pairer.pair(shape, self._clock.now_s())
         duration_s = monotonic_s() - started_s

@@ -11,6 +11,7 @@ from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.pins import MAX_TTL_S, Pin
 from tandem.core.reasoning import Reasoning
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.scope import CacheScope
 from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.kvcache.block_table import BlockRange
@@ -184,6 +185,7 @@ STATUS = st.builds(
     step_samples=tuples(st.builds(StepSample, num_running=COUNT, num_context_tokens=COUNT, duration_s=AMOUNT)),
     unreachable=tuples(NAME),
 )
+SCOPE = st.builds(CacheScope, adapter=maybe(st.binary(min_size=32, max_size=32)), salt=TEXT)
 GENERATE_CALL = st.builds(
     GenerateCall,
     request_id=NAME,
@@ -191,7 +193,7 @@ GENERATE_CALL = st.builds(
     params=PARAMS,
     output_token_ids=TOKENS,
     priority=st.integers(-(2**63), 2**63 - 1),
-    cache_salt=TEXT,
+    scope=SCOPE,
     decode=maybe(ADDRESS),
     prefill=maybe(ADDRESS),
     spares=tuples(ADDRESS),
@@ -207,7 +209,7 @@ PREFILL_CALL = st.builds(
     params=PARAMS,
     output_token_ids=TOKENS,
     priority=st.integers(-(2**63), 2**63 - 1),
-    cache_salt=TEXT,
+    scope=SCOPE,
     prefill=maybe(ADDRESS),
     fetch_from=maybe(ADDRESS),
     num_fetch_blocks=COUNT,
@@ -253,7 +255,7 @@ PAIR_CALL = st.builds(
     model=TEXT,
     token_ids=tuples(TOKEN, 1).map(lambda ids: array("I", ids)),
     num_expected_output=COUNT,
-    cache_salt=TEXT,
+    scope=SCOPE,
     session_id=maybe(TEXT),
     max_ttft_ms=maybe(NUMBER),
     max_tpot_ms=maybe(NUMBER),
