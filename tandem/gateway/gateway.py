@@ -8,6 +8,7 @@ from tandem.accounts.accounts import Accounts
 from tandem.core.clock import Clock
 from tandem.core.errors import UnavailableError
 from tandem.core.machine import random_bytes
+from tandem.core.process_usage import UsageMeter
 from tandem.gateway.accounts_open import open_accounts
 from tandem.gateway.admission import Admission
 from tandem.gateway.body import Bodies
@@ -63,6 +64,7 @@ class Gateway:
         self.request_timeout_s = settings.request_timeout_s
         self.admission = Admission(settings.max_concurrent_requests)
         self.clock = clock
+        self.usage = UsageMeter(clock)
         self.accounts = open_accounts(settings, clock)
         self.moderator = choose_moderator(settings.moderation)
         self.pin_book: PinBook = MemoryPinBook(clock) if settings.redis is None else RedisPinBook(settings.redis)

@@ -55,6 +55,7 @@ def load_model(
     max_model_len: int | None = None,
     packed_dir: Path | None = None,
     memory_bytes: int | None = None,
+    allow_pickle: bool = False,
 ) -> LoadedModel:
     """Load a model.
 
@@ -67,12 +68,13 @@ def load_model(
             max_position_embeddings.
         packed_dir: where matrices may be kept as the kernels want them, a copy of the weights; None = nowhere.
         memory_bytes: of `device`; weights that take more are refused. None = any are tried.
+        allow_pickle: weights may be PyTorch files where there are no safetensors.
 
     Raises:
         CheckpointError: the directory cannot be served; see its subclasses.
         ConfigurationError: a dtype that does not exist, or a length beyond what the model was made for.
     """
-    directory = resolve_model_path(path_or_hub_id, dtype=dtype)
+    directory = resolve_model_path(path_or_hub_id, dtype=dtype, allow_pickle=allow_pickle)
     fields = Fields(read_json_object(directory / "config.json"), str(directory / "config.json"))
     _check_dtype_name(dtype)
     refuse_formats(fields)
@@ -83,7 +85,7 @@ def load_model(
     named = dtype if dtype != AUTO else _named_dtype(fields)
     if named is not None:
         _refuse_what_does_not_fit(replace(spec, dtype=named), directory, device, memory_bytes)
-    checkpoint = open_checkpoint(directory)
+    checkpoint = open_checkpoint(directory, allow_pickle=allow_pickle)
     spec, sources = match_parameters(checkpoint, spec, family.parameter_name)
     spec = replace(spec, dtype=named or str(checkpoint.tensor(checkpoint.names[0]).dtype).removeprefix("torch."))
     _refuse_what_does_not_fit(spec, directory, device, memory_bytes)

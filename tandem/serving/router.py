@@ -20,6 +20,7 @@ from tandem.core.errors import (
 )
 from tandem.core.events import BlockEvent
 from tandem.core.machine import monotonic_s, random_id
+from tandem.core.process_usage import UsageMeter
 from tandem.locality.base import PublishResult
 from tandem.routing.admission import Refusal, RefusalReason
 from tandem.routing.cost import Prediction
@@ -74,6 +75,7 @@ class RouterService:
         self._registry = registry
         self._metrics = metrics
         self._clock = clock or SystemClock()
+        self._meter = UsageMeter(self._clock)
         self._hasher = ChainHasher()
         self._sent = SentPrompts()
         self._incarnation = incarnation or random_id()
@@ -112,7 +114,8 @@ class RouterService:
             self._metrics.settled(record.ttft_error_ms)
 
     async def describe(self) -> ProcessInfo:
-        return ProcessInfo(pid=os.getpid(), incarnation=self._incarnation, lifecycle="ready")
+        usage = self._meter.read()
+        return ProcessInfo(pid=os.getpid(), incarnation=self._incarnation, lifecycle="ready", usage=usage)
 
     async def models(self) -> Sequence[ModelInfo]:
         return self._view.models()

@@ -16,8 +16,8 @@ from tandem.models.loader import LoadedModel, load_model
 from tests.helpers import checkpoints
 
 
-def load(path: Path) -> LoadedModel:
-    return load_model(str(path), device=torch.device("cpu"), kernels=TorchKernels())
+def load(path: Path, *, allow_pickle: bool = False) -> LoadedModel:
+    return load_model(str(path), device=torch.device("cpu"), kernels=TorchKernels(), allow_pickle=allow_pickle)
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ def test_damaged_pytorch_file(damage: Callable[[Path], None], llama: Path) -> No
     _to_pytorch(llama, checkpoints.read_tensors(llama))
     damage(llama / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin"):
-        load(llama)
+        load(llama, allow_pickle=True)
 
 
 def _to_pytorch(path: Path, content: object) -> None:
@@ -229,7 +229,7 @@ class Trap:
 def test_code_in_a_pytorch_file_is_not_run(llama: Path, tmp_path: Path) -> None:
     _to_pytorch(llama, checkpoints.read_tensors(llama) | {"trap": Trap(tmp_path / "sprung")})
     with pytest.raises(UnsupportedCheckpointError, match="code in it is never run"):
-        load(llama)
+        load(llama, allow_pickle=True)
     assert not (tmp_path / "sprung").exists()
 
 
@@ -237,13 +237,33 @@ def test_plain_pickle_is_not_run(llama: Path, tmp_path: Path) -> None:
     (llama / "model.safetensors").unlink()
     (llama / "pytorch_model.bin").write_bytes(pickle.dumps({"trap": Trap(tmp_path / "sprung")}))
     with pytest.raises(CheckpointError):
-        load(llama)
+        load(llama, allow_pickle=True)
     assert not (tmp_path / "sprung").exists()
 
 
 def test_pytorch_file_of_something_else(llama: Path) -> None:
     _to_pytorch(llama, {"state_dict": checkpoints.read_tensors(llama)})
     with pytest.raises(UnsupportedCheckpointError, match="not a dictionary of tensors"):
+        load(llama, allow_pickle=True)
+
+
+REFUSED = r"/{} is a pickle, .* convert it to safetensors, or allow pickles by --allow-pickle"
+
+
+def test_pickles_are_refused_where_nobody_allowed_them(llama: Path) -> None:
+    _to_pytorch(llama, checkpoints.read_tensors(llama))
+    with pytest.raises(UnsupportedCheckpointError, match=REFUSED.format(r"pytorch_model\.bin")):
+        load(llama)
+
+
+def test_an_index_of_safetensors_cannot_bring_a_pickle_in(llama: Path) -> None:
+    """Its shards are read by their names' endings, whatever the index is called."""
+    tensors = checkpoints.read_tensors(llama)
+    _to_pytorch(llama, tensors)
+    (llama / "pytorch_model.bin").rename(llama / "shard.bin")
+    index = {"weight_map": dict.fromkeys(tensors, "shard.bin")}
+    (llama / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UnsupportedCheckpointError, match=REFUSED.format(r"shard\.bin")):
         load(llama)
 
 

@@ -145,6 +145,18 @@ def run(scenario: Coroutine[None, None, None]) -> None:
     asyncio.run(scenario)
 
 
+def test_it_tells_what_its_process_uses() -> None:
+    async def scenario() -> None:
+        async with routing("d0") as made:
+            made.clock.advance(2.0)
+            usage = (await made.service.describe()).usage
+            assert usage is not None
+            assert usage.memory_bytes > 1 << 20
+            assert usage.cpu_cores is not None
+
+    run(scenario())
+
+
 def test_an_answer_says_who_where_and_what_to_expect() -> None:
     async def scenario() -> None:
         async with routing("p0", "p1", "p2", "p3", "d0") as router:
