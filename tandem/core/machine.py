@@ -1,4 +1,4 @@
-"""What a process takes from its machine besides memory: two clocks and random bytes.
+"""What a process asks of its machine: two clocks, random bytes, and what the process uses of it.
 
 The real ones by default. A simulation sets another machine in the context of its tasks, so that several processes can
 live in one, each with clocks of its own. Code that keeps a `Clock` is given one; nothing else may ask the system.
@@ -8,6 +8,8 @@ import os
 import time
 from contextvars import ContextVar
 from typing import Protocol
+
+import psutil
 
 _FRACTION_BITS = 53
 
@@ -23,6 +25,14 @@ class Machine(Protocol):
         """Bytes that nobody can foresee."""
         ...
 
+    def cpu_s(self) -> float:
+        """CPU seconds of this process so far, all threads."""
+        ...
+
+    def resident_bytes(self) -> int:
+        """Memory of this process, pages that it shares with others included."""
+        ...
+
 
 class SystemMachine:
     """This machine."""
@@ -35,6 +45,12 @@ class SystemMachine:
 
     def random_bytes(self, num_bytes: int) -> bytes:
         return os.urandom(num_bytes)
+
+    def cpu_s(self) -> float:
+        return time.process_time()
+
+    def resident_bytes(self) -> int:
+        return int(psutil.Process().memory_info().rss)
 
 
 current_machine: ContextVar[Machine] = ContextVar("current_machine", default=SystemMachine())  # noqa: B039
@@ -53,6 +69,16 @@ def wall_s() -> float:
 def random_bytes(num_bytes: int) -> bytes:
     """Bytes that nobody can foresee."""
     return current_machine.get().random_bytes(num_bytes)
+
+
+def cpu_s() -> float:
+    """CPU seconds of this process so far, all threads."""
+    return current_machine.get().cpu_s()
+
+
+def resident_bytes() -> int:
+    """Memory of this process, pages that it shares with others included."""
+    return current_machine.get().resident_bytes()
 
 
 def random_id() -> str:

@@ -52,6 +52,13 @@ class Node:
     def random_bytes(self, num_bytes: int) -> bytes:
         return self.random.randbytes(num_bytes)
 
+    def cpu_s(self) -> float:
+        """NOTE: all nodes are one process of the real machine, whose use would differ from run to run."""
+        return 0.0
+
+    def resident_bytes(self) -> int:
+        return 0
+
     def now_s(self) -> float:
         """A `core.clock.Clock`."""
         return self._now_s()
