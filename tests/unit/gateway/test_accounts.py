@@ -341,7 +341,7 @@ def test_who_got_nothing_pays_nothing(tmp_path: Path, accounts: str) -> None:
             worker.fail_at = fail_at
             failed = await client.post("/v1/completions", json=COMPLETION, headers=bearer(secret))
             assert failed.status_code == 503
-        bad = await client.post("/v1/completions", json={**COMPLETION, "max_tokens": 0}, headers=bearer(secret))
+        bad = await client.post("/v1/completions", json={**COMPLETION, "max_tokens": -1}, headers=bearer(secret))
         assert bad.status_code == 400
         assert [(entry.outcome, entry.cost_nanos) for entry in await ledger(cluster)] == [("refunded", 0)] * 2
         stream = await client.post("/v1/completions", json={**COMPLETION, "stream": True}, headers=bearer(secret))
@@ -367,6 +367,20 @@ def test_a_warm_up_pays_for_its_prompt_alone(tmp_path: Path, accounts: str, is_s
         assert (entry.outcome, entry.usage.num_output) == ("done", 0)
         assert entry.usage.num_input + entry.usage.num_read == num_prompt
         assert entry.cost_nanos == Prices().cost_nanos(entry.usage) > 0
+
+    tell(tmp_path, story, accounts=accounts, num_workers=1)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_scored_prompt_pays_for_itself_alone(tmp_path: Path, accounts: str, is_stream: bool) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        prompt_nanos = Prices().cost_nanos(Usage(num_input=3))
+        _, secret = await add_key(cluster, budget_nanos=prompt_nanos)
+        asked = {**COMPLETION, "max_tokens": 0, "echo": True, "logprobs": 0, "stream": is_stream}
+        answer = await client.post("/v1/completions", json=asked, headers=bearer(secret))
+        assert answer.status_code == 200, "the token that is dropped is not reserved either"
+        (entry,) = await ledger(cluster)
+        assert (entry.outcome, entry.usage.num_input + entry.usage.num_read, entry.usage.num_output) == ("done", 3, 0)
 
     tell(tmp_path, story, accounts=accounts, num_workers=1)
 
