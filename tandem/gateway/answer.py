@@ -23,7 +23,7 @@ from tandem.gateway.errors import Problem
 from tandem.gateway.gateway import Gateway
 from tandem.gateway.hearing import Hearing
 from tandem.gateway.history import RequestRecord
-from tandem.gateway.http_protocol import give_up_unread
+from tandem.gateway.http_protocol import give_up_unread, ping_half_closed
 from tandem.gateway.pace import Pace
 from tandem.gateway.pin_book import PromptPins
 from tandem.gateway.server_timing import server_timing
@@ -186,6 +186,7 @@ class _Exchange:
             updates = await hearing.take(batch)
             await self._note_pins(asked)
             if not self._has_begun:
+                ping_half_closed(self._scope, self._dialect.ping)
                 await self._send_head(200, _STREAM_HEADERS | {"server-timing": server_timing(record.stages())})
             if frames := asked.writer.chunk(updates):
                 await self._send_body(frames, is_last=False)
