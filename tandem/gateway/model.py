@@ -52,7 +52,8 @@ class ServedModel:
 
         Raises:
             CheckpointError: there is no such directory or its tokenizer cannot be used.
-            ConfigurationError: no parser has that name, or calls are to be read of a model whose template shows no tools.
+            ConfigurationError: no parser has that name, or tool calls are to be read of a model whose template shows no
+                tools.
         """
         path = resolve_model_path(path_or_hub_id, has_weights=False)
         tokenizer, template = Tokenizer.load(path), ChatTemplate.find(path)
@@ -66,8 +67,8 @@ class ServedModel:
         if answers.tools is not None and template is not None and not template.mentions("tools", has_tools=True):
             if tool_parser != "auto":
                 raise ConfigurationError(
-                    f"tool_parser={tool_parser}: the chat template of {path_or_hub_id} shows no tools, so the model would "
-                    "never see them; leave it out, or serve a checkpoint with a template that shows them"
+                    f"tool_parser={tool_parser}: the chat template of {path_or_hub_id} shows no tools, so the model "
+                    "would never see them; leave it out, or serve a checkpoint with a template that shows them"
                 )
             answers = detect(tool_parser="none")
         return cls(
