@@ -13,6 +13,7 @@ Each message names the offending value and the remedy. gRPC and HTTP statuses ar
     ├── EngineStoppedError          the engine has stopped or failed; no request can be served by it
     ├── UnavailableError            nobody who could serve this is there now; another worker or a later try can help
     │   └── WorkerLostError             the process at the other end died, went silent or answered nonsense
+    │       └── WorkerStoppedError          it stopped in good order, as on SIGTERM
     ├── LocalityUnavailableError    the locality index cannot be reached; serve without its hints
     └── TransportError              KV blocks could not be moved between two workers
         └── IncompatiblePeerError       the two must never exchange blocks; both sides' values are named
@@ -74,6 +75,10 @@ class UnavailableError(TandemError):
 
 class WorkerLostError(UnavailableError):
     """A process died, went silent or answered nonsense; the message names it. Another one can go on."""
+
+
+class WorkerStoppedError(WorkerLostError):
+    """A process stopped in good order: nothing failed, and another one can go on."""
 
 
 class LocalityUnavailableError(TandemError):

@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Protocol
 
-from tandem.core.errors import LocalityUnavailableError, TandemError
+from tandem.core.errors import LocalityUnavailableError, TandemError, WorkerStoppedError
 from tandem.rpc.messages import WorkerRecord, WorkerStatus
 from tandem.serving.discovery import MAX_WORKERS, Discovery
 from tandem.serving.fleet_view import FleetView
@@ -138,7 +138,7 @@ class FleetWatch:
 
     async def _stream(self, address: str, client: Watchable) -> bool:
         """Streams, a new one when news should come at another rate, until one ends; whether they brought news."""
-        reason = "the worker ended it"
+        reason, level = "the worker ended it", logging.WARNING
         try:
             while True:
                 await self._take_news(address, client)
@@ -146,12 +146,14 @@ class FleetWatch:
             pass
         except TimeoutError:
             reason = f"silent for {self._silence_s} s"
+        except WorkerStoppedError:
+            reason, level = "it has stopped", logging.INFO
         except TandemError as error:
             reason = str(error)
         was_alive = self._view.is_alive_at(address)
         self._view.lose(address)
         if was_alive:
-            _LOG.warning("the worker at %s is lost: %s", address, reason)
+            _LOG.log(level, "the worker at %s gets no more requests: %s", address, reason)
         return was_alive
 
     async def _take_news(self, address: str, client: Watchable) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
@@ -138,6 +139,22 @@ def test_a_worker_that_dies_is_out_at_once_and_back_when_it_is_back() -> None:
             assert watched.fleet.num_workers() == 0
             async with serving_worker(StubWorker(status("p", incarnation="2", epoch=2)), server.address):
                 await eventually(lambda: watched.incarnations() == {"p": "2"})
+
+    run(scenario)
+
+
+def test_a_worker_that_stops_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Regression: while Ctrl-C stopped them, each was reported as lost."""
+    caplog.set_level(logging.INFO, logger="tandem.serving.fleet_watch")
+
+    async def scenario() -> None:
+        async with watching() as watched:
+            async with serving_worker(StubWorker(status("p"))) as server:
+                watched.lists(server.address)
+                await eventually(lambda: watched.incarnations() == {"p": "1"})
+            await eventually(lambda: watched.incarnations() == {})
+            said = [(record.levelno, record.getMessage()) for record in caplog.records]
+            assert said == [(logging.INFO, f"the worker at {server.address} gets no more requests: it has stopped")]
 
     run(scenario)
 
