@@ -142,7 +142,7 @@ class _Exchange:
             more = refusal_headers(error, is_anthropic=self._is_anthropic)
             await self._send_head(status, {"content-type": JSON, **problem.headers, **more})
             await self._send_body(body, is_last=True)
-        _log_problem(self._request_id, problem)
+        _log_problem(self._request_id, problem, error)
 
     async def _serve(self, body: Body, free: Callable[[], None]) -> None:
         """NOTE: its place is free before the client has the last byte, and may send its next request."""
@@ -275,6 +275,8 @@ class _Exchange:
         self._gateway.tracing.export_stages(record.stages(), self._span.traceparent)
 
 
-def _log_problem(request_id: str, problem: Problem) -> None:
+def _log_problem(request_id: str, problem: Problem, error: BaseException) -> None:
+    """With the error's own words, which may say more than a client is told."""
     level = logging.WARNING if problem.status >= 500 else logging.INFO
-    _logger.log(level, "request %s is refused with %d: %s", request_id, problem.status, problem.message)
+    why = str(error) if isinstance(error, TandemError) else problem.message
+    _logger.log(level, "request %s is refused with %d: %s", request_id, problem.status, why)

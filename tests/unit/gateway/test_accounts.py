@@ -488,7 +488,7 @@ def test_without_accounts_everything_is_as_ever(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("when_lost", ["refuse", "allow"])
-def test_while_redis_is_away(tmp_path: Path, when_lost: str) -> None:
+def test_while_redis_is_away(tmp_path: Path, when_lost: str, caplog: pytest.LogCaptureFixture) -> None:
     """Refused; or served, and billed once it is back."""
 
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
@@ -498,6 +498,12 @@ def test_while_redis_is_away(tmp_path: Path, when_lost: str) -> None:
             answer = await client.post("/v1/completions", json=COMPLETION, headers=bearer(secret))
             assert answer.status_code == (503 if when_lost == "refuse" else 200)
             assert "x-ratelimit-limit-requests" not in answer.headers
+            if when_lost == "refuse":
+                assert (
+                    answer.json()["error"]["message"]
+                    == "this server's accounts are temporarily not available; try again"
+                )
+                assert any("the store of accounts" in record.getMessage() for record in caplog.records)
         gateway = cluster.gateway.gateway
         accounts = gateway.accounts
         assert accounts is not None
