@@ -12,7 +12,7 @@ BENCH ?= engine
 LOAD_URL ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup proto run test test-all lint type arch fmt bench race load clients e2e-images e2e-kubernetes clean redis-server chart-tools browser
+.PHONY: help setup proto run test test-all lint type arch fmt bench race load clients e2e-images e2e-kubernetes clean redis-server chart-tools browser model-checker
 
 help: ## list the verbs
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -50,10 +50,16 @@ browser:
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq && apt-get install -y -qq chromium >/dev/null; fi; \
 	command -v chromium >/dev/null || echo "chromium is missing: tests that need it are skipped; install it with the system's package manager"
 
-test: setup redis-server chart-tools browser ## every test that is not marked slow
+# The model of the hand-off is checked by Spin.
+model-checker:
+	@command -v spin >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq && apt-get install -y -qq spin >/dev/null; fi; \
+	command -v spin >/dev/null || echo "spin is missing: tests that need it are skipped; install it with the system's package manager"
+
+test: setup redis-server chart-tools browser model-checker ## every test that is not marked slow
 	$(BIN)/pytest -m "not slow" $(ARGS)
 
-test-all: setup redis-server chart-tools browser ## the slow tests too
+test-all: setup redis-server chart-tools browser model-checker ## the slow tests too
 	$(BIN)/pytest $(ARGS)
 
 lint: setup ## style and formatting

@@ -15,6 +15,7 @@ import time
 from array import array
 from collections import deque
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import psutil
 
@@ -31,13 +32,14 @@ from tandem.routing.fleet import Fleet
 from tandem.routing.pairing import Pairer
 from tandem.routing.policies import PredictedCost
 from tandem.routing.snapshot import Links, LinkState, Role
-from tandem.rpc.client import WorkerClient
+from tandem.rpc.client import client_of
 from tandem.rpc.messages import LinkReport, PairCall, Settlement, StepSample
 from tandem.serving.fleet_view import FleetView
 from tandem.serving.fleet_watch import FleetWatch
 from tandem.serving.prefix_lookup import PrefixLookup
 from tandem.serving.router import RouterService
 from tandem.serving.router_metrics import RouterMetrics
+from tests.helpers.secret import AS_ROUTER
 
 HELD_BLOCKS = 500
 EXCHANGED_BLOCKS = 64
@@ -67,7 +69,7 @@ class Churn:
         self._fleet = Fleet(Limits(), Links(LinkState(1e9, 0.2)), calibration.speed)
         self.view = FleetView(self._fleet, calibration, self._clock)
         self._lookup = PrefixLookup(self.index, is_remote=False)
-        watch = FleetWatch([], WorkerClient, self.view, self._lookup.remove_worker)
+        watch = FleetWatch([], partial(client_of, credentials=AS_ROUTER), self.view, self._lookup.remove_worker)
         pairer = Pairer(self._fleet, PredictedCost())
         self._router = RouterService(self.view, watch, pairer, self._lookup, None, RouterMetrics(), self._clock)
         self._num_born = self._num_asked = 0

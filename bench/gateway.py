@@ -23,7 +23,7 @@ import httpx
 import orjson
 import psutil
 
-from bench.instant_backend import SECRET, HangingWorker, InstantRouter
+from bench.instant_backend import AS_GATEWAY, AS_ROUTER, AS_WORKER, SECRET, HangingWorker, InstantRouter
 from bench.load import ForeignLoad, prioritise
 from bench.report import Report, Row
 from tandem.core.clock import SystemClock
@@ -139,11 +139,11 @@ async def ask_many(system: System, path: str, body: bytes, num_requests: int, co
 async def one_by_one(system: System, body: bytes, token_ids: Sequence[int], num_requests: int) -> tuple[float, float]:
     """Median seconds of a request alone, and of the gRPC calls behind it made directly."""
     client = HttpClient(system.url, {}, SystemClock())
-    router = RouterClient(system.router, secret=SECRET)
+    router = RouterClient(system.router, AS_GATEWAY)
     through, direct = [], []
     pair = PairCall(request_id="bench", model=NAME, token_ids=tuple(token_ids), num_expected_output=WHOLE_TOKENS)
     answer = await router.pair(pair)
-    worker = WorkerClient(answer.decode.address, secret=SECRET)
+    worker = WorkerClient(answer.decode.address, AS_GATEWAY)
     params = SamplingParams(max_tokens=WHOLE_TOKENS, seed=1)
     call = GenerateCall(request_id="bench", prompt_token_ids=tuple(token_ids), params=params)
     try:
@@ -211,8 +211,8 @@ def _named(concurrency: int, per_step: int, step_s: float, is_shared: bool) -> s
 async def _hang_up(num_times: int) -> list[float]:
     """Seconds from a client's hanging up to its worker's being told."""
     worker = HangingWorker(NAME)
-    serving = await serve_worker(worker, "127.0.0.1:0", secret=SECRET)
-    router = await serve_router(InstantRouter(NAME, serving.address), "127.0.0.1:0", secret=SECRET)
+    serving = await serve_worker(worker, "127.0.0.1:0", AS_WORKER)
+    router = await serve_router(InstantRouter(NAME, serving.address), "127.0.0.1:0", AS_ROUTER)
     body, found = bodies()[1], []
     gateway = gateway_before(router.address)
     system = await asyncio.to_thread(gateway.__enter__)  # NOTE: it asks the router, which this loop serves

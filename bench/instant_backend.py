@@ -18,6 +18,7 @@ from tandem.core.errors import InvalidRequestError
 from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.types import FinishReason
 from tandem.routing.snapshot import Role, WorkerState
+from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import (
     Decision,
     GenerateCall,
@@ -36,6 +37,9 @@ from tandem.rpc.server import serve_router, serve_worker
 MAX_MODEL_LEN = 32768
 VOCAB_SIZE = 4096
 SECRET = b"shared with the gateway"
+AS_GATEWAY, AS_ROUTER, AS_WORKER = (
+    Credentials(SECRET, role) for role in (ProcessRole.GATEWAY, ProcessRole.ROUTER, ProcessRole.BOTH)
+)
 
 
 def _info(model: str) -> ModelInfo:
@@ -159,8 +163,8 @@ class InstantRouter(_Rest):
 async def _serve(model: str, num_tokens: int, per_step: int, step_s: float, *, is_shared: bool) -> None:
     steps = Steps(step_s)
     instant = InstantWorker(model, num_tokens, per_step, steps)
-    worker = await serve_worker(instant, "127.0.0.1:0", secret=SECRET, is_shared=is_shared)
-    router = await serve_router(InstantRouter(model, worker.address), "127.0.0.1:0", secret=SECRET)
+    worker = await serve_worker(instant, "127.0.0.1:0", AS_WORKER, is_shared=is_shared)
+    router = await serve_router(InstantRouter(model, worker.address), "127.0.0.1:0", AS_ROUTER)
     ticking = asyncio.create_task(steps.run()) if step_s else None
     sys.stdout.write(f"{router.address}\n")
     sys.stdout.flush()

@@ -5,6 +5,7 @@ import time
 from array import array
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 from tandem.core.clock import Clock, SystemClock
@@ -18,7 +19,7 @@ from tandem.routing.policies import PredictedCost
 from tandem.routing.snapshot import Links, LinkState, RequestShape, Role, WorkerState
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, PrefillWork, Speed
 from tandem.rpc import methods
-from tandem.rpc.client import RouterClient, WorkerClient
+from tandem.rpc.client import RouterClient, WorkerClient, client_of
 from tandem.rpc.messages import ModelInfo, PairCall, StepSample, WorkerAddress, WorkerStatus
 from tandem.rpc.server import serve_router, serve_worker
 from tandem.serving.chain_hasher import ChainHasher
@@ -27,6 +28,7 @@ from tandem.serving.fleet_watch import FleetWatch
 from tandem.serving.prefix_lookup import PrefixLookup
 from tandem.serving.router import RouterService
 from tandem.serving.router_metrics import RouterMetrics
+from tests.helpers.secret import AS_GATEWAY, AS_ROUTER, AS_WORKER
 
 BLOCK_SIZE = 16
 NUM_PROMPTS = 100
@@ -66,7 +68,7 @@ class RouterFleet:
         self._hasher, self._stranger = ChainHasher(), ChainHasher(max_stretches=1)
         self._lookup = PrefixLookup(index, is_remote=is_remote, timeout_s=5.0)
         self._pairer = Pairer(self._fleet, PredictedCost())
-        watch = FleetWatch([], WorkerClient, self._view, self._lookup.remove_worker)
+        watch = FleetWatch([], partial(client_of, credentials=AS_ROUTER), self._view, self._lookup.remove_worker)
         self.router = RouterService(self._view, watch, self._pairer, self._lookup, None, RouterMetrics(), self._clock)
         self._names = [f"worker-{i}" for i in range(size.num_workers)]
         self._report_all()
@@ -104,8 +106,8 @@ class RouterFleet:
         parts: dict[str, list[float]] = {"all": [], "all, prefix everywhere": [], "all, over gRPC": []}
         parts |= {"hashing, never seen": [], "hashing": [], "index": [], "decision": []}
         cpu_s = 0.0
-        server = await serve_router(self.router, "127.0.0.1:0")
-        client = RouterClient(server.address)
+        server = await serve_router(self.router, "127.0.0.1:0", AS_ROUTER)
+        client = RouterClient(server.address, AS_GATEWAY)
         for number in range(num_asked):
             if number % ASKED_PER_REPORT == 0:
                 self._report_all()
@@ -149,8 +151,8 @@ class RouterFleet:
     async def streamed_reports(self, rounds: int) -> tuple[float, ...]:
         """Microseconds of processor time of one report through a stream, worker's and router's side together."""
         worker = _Reporter(self._status(1))
-        server = await serve_worker(worker, "127.0.0.1:0")  # type: ignore[arg-type]
-        client = WorkerClient(server.address)
+        server = await serve_worker(worker, "127.0.0.1:0", AS_WORKER)  # type: ignore[arg-type]
+        client = WorkerClient(server.address, AS_GATEWAY)
         samples = []
         for _ in range(rounds):
             began_s = time.process_time()

@@ -78,7 +78,7 @@ ENV PATH=/opt/tandem/bin:/opt/venv/bin:/usr/local/bin:/usr/bin:/bin \
     HEALTH_URL=http://127.0.0.1:7901/health
 WORKDIR /var/cache/tandem
 USER 10001:10001
-EXPOSE 7900 7901
+EXPOSE 7900 7901 7902
 HEALTHCHECK --interval=5s --timeout=3s --start-period=300s --retries=3 \
     CMD ["python3", "-c", "import os, urllib.request as u; u.urlopen(os.environ['HEALTH_URL'], timeout=2)"]
 ENTRYPOINT ["python3", "-m"]

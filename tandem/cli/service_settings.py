@@ -23,7 +23,7 @@ _SERVICES: Mapping[str, type[Settings]] = {
 }
 _DECIDED_BY_UP = frozenset(
     {
-        *("advertise", "bind", "core_board", "metrics_port", "routers", "worker_id", "workers"),
+        *("advertise", "bind", "core_board", "kv_port", "metrics_port", "routers", "worker_id", "workers"),
         *("discovery", "kubernetes_namespace", "kubernetes_selector"),
     }
 )

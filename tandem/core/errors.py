@@ -12,8 +12,11 @@ Each message names the offending value and the remedy. gRPC and HTTP statuses ar
     │   └── NoRoomError                 every worker's KV cache is promised away; room comes as requests end
     ├── EngineStoppedError          the engine has stopped or failed; no request can be served by it
     ├── UnavailableError            nobody who could serve this is there now; another worker or a later try can help
-    │   └── WorkerLostError             the process at the other end died, went silent or answered nonsense
-    │       └── WorkerStoppedError          it stopped in good order, as on SIGTERM
+    │   ├── WorkerLostError             the process at the other end died, went silent or answered nonsense
+    │   │   ├── AnotherIncarnationError     it was started again since the caller was told of it
+    │   │   └── WorkerStoppedError          it stopped in good order, as on SIGTERM
+    │   ├── IncompatibleProtocolError   the process at the other end is of a release that this one cannot talk to
+    │   └── UntrustedPeerError          one of two processes does not accept the other's secret, role or address
     ├── LocalityUnavailableError    the locality index cannot be reached; serve without its hints
     └── TransportError              KV blocks could not be moved between two workers
         └── IncompatiblePeerError       the two must never exchange blocks; both sides' values are named
@@ -79,6 +82,21 @@ class WorkerLostError(UnavailableError):
 
 class WorkerStoppedError(WorkerLostError):
     """A process stopped in good order: nothing failed, and another one can go on."""
+
+
+class AnotherIncarnationError(WorkerLostError):
+    """A process was started again since the caller was told of it; the message names both incarnations."""
+
+
+class IncompatibleProtocolError(UnavailableError):
+    """Two processes have no protocol in common: the message names what each speaks."""
+
+
+class UntrustedPeerError(UnavailableError):
+    """One of two processes does not accept the other: the message names what differs and how an operator mends it.
+
+    NOTE: for logs; clients of a gateway are told only that the cluster is wrongly configured.
+    """
 
 
 class LocalityUnavailableError(TandemError):

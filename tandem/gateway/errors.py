@@ -9,9 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from tandem.core.errors import CapacityError, EngineStoppedError, InvalidRequestError, TandemError, UnavailableError
+from tandem.core.errors import (
+    CapacityError,
+    EngineStoppedError,
+    InvalidRequestError,
+    TandemError,
+    UnavailableError,
+    UntrustedPeerError,
+)
 
 MAX_RETRY_AFTER_S = 120  # clients give up at once when told to wait longer
+_MISCONFIGURED = (
+    "this cluster is wrongly configured: its processes refuse each other, so it cannot serve the request; try another "
+    "server, or again once its operators, who find the cause in its logs, have mended it"
+)
 _NAMED_FIELD = re.compile(r"([a-z][a-z_]*)(?:=|\[| (?:names|holds|has|is|entry|key)\b)")
 
 
@@ -55,6 +66,9 @@ def problem_of(error: BaseException) -> Problem:
         return _refusal(error)
     if isinstance(error, CapacityError):
         return Problem(429, "rate_limit_error", "capacity_exceeded", str(error), None, _seconds(error.retry_after_s))
+    if isinstance(error, UntrustedPeerError):  # NOTE: the message is the operator's
+        code, wait_s = "cluster_misconfigured", _seconds(error.retry_after_s)
+        return Problem(503, "service_unavailable_error", code, _MISCONFIGURED, None, wait_s)
     if isinstance(error, UnavailableError):
         return Problem(503, "service_unavailable_error", "unavailable", str(error), None, _seconds(error.retry_after_s))
     if isinstance(error, EngineStoppedError):

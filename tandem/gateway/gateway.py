@@ -31,6 +31,7 @@ from tandem.gateway.settler import Settler
 from tandem.gateway.stalls import StallWatch
 from tandem.gateway.waiting_line import WaitingLine
 from tandem.rpc.client import ClientPool, RouterClient, WorkerClient
+from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.telemetry.tracing import Tracing
 
 _logger = logging.getLogger(__name__)
@@ -40,16 +41,16 @@ class Gateway:
     """Serves requests for one model. `open` is the core that every dialect shares."""
 
     def __init__(self, settings: GatewaySettings, model: ServedModel, clock: Clock, tracing: Tracing) -> None:
-        secret, trace = settings.secret, tracing.metadata
-        self._workers = ClientPool(partial(WorkerClient, secret=secret, metadata_source=trace))
-        self._router_clients = ClientPool(partial(RouterClient, secret=secret, metadata_source=trace))
+        self.incarnation, trace = secrets.token_hex(8), tracing.metadata
+        credentials = Credentials(settings.secret, ProcessRole.GATEWAY, incarnation=self.incarnation)
+        self._workers = ClientPool(partial(WorkerClient, credentials=credentials, metadata_source=trace))
+        self._router_clients = ClientPool(partial(RouterClient, credentials=credentials, metadata_source=trace))
         self.routers = Routers(settings.router_addresses, self._router_clients, settings.router_timeout_s)
         self._stalls = StallWatch(self._workers, clock, settings.silent_after_s, settings.worker_timeout_s)
         self._settler = Settler(self.routers)
         self._open_streams: set[ServeStream] = set()
         self.model = model
         self.tracing = tracing
-        self.incarnation = secrets.token_hex(8)
         self.bodies = Bodies.for_this_machine(settings.body_limits)
         self.request_timeout_s = settings.request_timeout_s
         self.admission = Admission(settings.max_concurrent_requests)

@@ -16,6 +16,7 @@ from tandem.core.errors import (
     EngineStoppedError,
     TandemError,
     UnavailableError,
+    UntrustedPeerError,
     WorkerLostError,
 )
 from tandem.core.output import RequestMetrics, RequestOutput
@@ -189,9 +190,9 @@ class Journey:
         )
 
     def _refusal(self, error: TandemError) -> TandemError:
-        """NOTE: when all that was found was full, that is the answer, not that nobody else is there."""
+        """NOTE: when all that was found was full or untrusted, that is the answer, not that nobody else is there."""
         _, failure = self._failed[-1]
-        return failure if isinstance(failure, CapacityError) else error
+        return failure if isinstance(failure, CapacityError | UntrustedPeerError) else error
 
     async def _follow(self, pairing: PairingAnswer) -> None:
         """Take a worker's news until it ends the stream; WorkerLostError when it dies, stalls or stops early."""

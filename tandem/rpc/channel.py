@@ -1,10 +1,7 @@
-"""How both ends of a connection are tuned, and the token that proves membership of a cluster.
+"""How both ends of a connection are tuned.
 
 A peer that is gone without a word is noticed within `KEEPALIVE_S + KEEPALIVE_TIMEOUT_S` while a call runs.
 """
-
-import hashlib
-import hmac
 
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_METADATA_BYTES = 32 << 10
@@ -33,6 +30,7 @@ _BOTH: Options = (
 CLIENT_OPTIONS: Options = (
     *_BOTH,
     ("grpc.enable_http_proxy", 0),
+    ("grpc.enable_retries", 0),  # NOTE: one made again goes over a new connection, to whoever listens there then
     ("grpc.use_local_subchannel_pool", 1),  # NOTE: a new client must not inherit an old one's backoff
     ("grpc.initial_reconnect_backoff_ms", _ms(_FIRST_BACKOFF_S)),
     ("grpc.max_reconnect_backoff_ms", _ms(_MAX_BACKOFF_S)),
@@ -43,8 +41,3 @@ SERVER_OPTIONS: Options = (
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", _ms(KEEPALIVE_TIMEOUT_S)),  # NOTE: by default 5 min, else GOAWAY
 )
-
-
-def cluster_token(secret: bytes) -> str:
-    """What a call carries to prove that its sender knows the secret, which it does not tell."""
-    return hmac.new(secret, b"tandem rpc", hashlib.sha256).hexdigest()

@@ -1,7 +1,8 @@
 """Callers of a worker and of a router: the methods of `handlers`, answered by another process.
 
 Every method raises what the handler raised, and `WorkerLostError` naming the address when there is no answer. Methods
-also raise `ConfigurationError` when the cluster's secrets differ and `IncompatiblePeerError` when the protocols do.
+also raise `UntrustedPeerError` when the cluster's secrets differ or the process is another than was expected, and
+`IncompatibleProtocolError` when the releases are too far apart.
 `timeout_s` bounds a whole call, a stream's included; None = as long as it takes.
 """
 
@@ -17,6 +18,7 @@ from tandem.core.events import BlockEvent
 from tandem.locality.base import PublishResult
 from tandem.rpc import methods
 from tandem.rpc.codec_router import BlockReport, BlockSnapshot
+from tandem.rpc.credentials import ROUTER_ROLES, WORKER_ROLES, Credentials
 from tandem.rpc.link import Link, MetadataSource
 from tandem.rpc.messages import (
     ConfirmAnswer,
@@ -41,6 +43,7 @@ from tandem.rpc.messages import (
     WorkerStatus,
 )
 from tandem.rpc.methods import Method
+from tandem.rpc.session import Expected
 from tandem.rpc.trunk import Trunk, is_short
 
 DEFAULT_TIMEOUT_S = 5.0
@@ -54,10 +57,8 @@ A = TypeVar("A")
 class _Client:
     """What both clients share."""
 
-    def __init__(
-        self, address: str, *, secret: bytes | None = None, metadata_source: MetadataSource | None = None
-    ) -> None:
-        self._link = Link(address, secret, metadata_source)
+    def __init__(self, link: Link) -> None:
+        self._link = link
 
     @property
     def address(self) -> str:
@@ -75,12 +76,22 @@ class _Client:
 
 
 class WorkerClient(_Client):
-    """A worker elsewhere, as `handlers.WorkerHandler`. Closing or cancelling a stream ends it there within moments."""
+    """A worker elsewhere, as `handlers.WorkerHandler`. Closing or cancelling a stream ends it there within moments.
+
+    Args:
+        credentials: of this process.
+        advertised: the address that the worker must call its own; None = any.
+    """
 
     def __init__(
-        self, address: str, *, secret: bytes | None = None, metadata_source: MetadataSource | None = None
+        self,
+        address: str,
+        credentials: Credentials,
+        *,
+        advertised: str | None = None,
+        metadata_source: MetadataSource | None = None,
     ) -> None:
-        super().__init__(address, secret=secret, metadata_source=metadata_source)
+        super().__init__(Link(address, credentials, Expected(WORKER_ROLES, advertised), metadata_source))
         self._trunk: Trunk | None = None
         self._unshared: WorkerAddress | None = None
 
@@ -95,6 +106,7 @@ class WorkerClient(_Client):
         A call of its own is made where its messages may be long, and to a worker of an older version.
         """
         data = methods.GENERATE.request.encode(call)
+        await self._link.require(methods.GENERATE, _incarnation(call.decode))
         if is_short(data, call.params) and (call.decode is None or call.decode != self._unshared):
             trunk = self._live_trunk()
             try:
@@ -126,10 +138,10 @@ class WorkerClient(_Client):
         await self._link.ask(methods.DRAIN, None, timeout_s)
 
     def generate(self, call: GenerateCall, *, timeout_s: float | None = None) -> AsyncGenerator[GenerateNews, None]:
-        return self._link.stream(methods.GENERATE, call, timeout_s)
+        return self._link.stream(methods.GENERATE, call, timeout_s, _incarnation(call.decode))
 
     def prefill(self, call: PrefillCall, *, timeout_s: float | None = None) -> AsyncGenerator[PrefillNews, None]:
-        return self._link.stream(methods.PREFILL, call, timeout_s)
+        return self._link.stream(methods.PREFILL, call, timeout_s, _incarnation(call.prefill))
 
     async def greet(self, greeting: Greeting, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Greeting:
         return await self._link.ask(methods.GREET, greeting, timeout_s)
@@ -147,16 +159,23 @@ class WorkerClient(_Client):
         await self._link.ask(methods.RELEASE, lease_ids, timeout_s)
 
 
+def client_of(worker: WorkerAddress, credentials: Credentials) -> WorkerClient:
+    """A client of a worker that was listed. One that is known by its id must call the listed address its own; of an
+    address that somebody wrote down (no id) it is not known what the worker there calls it.
+    """
+    return WorkerClient(worker.address, credentials, advertised=worker.address if worker.worker_id else None)
+
+
 class RouterClient(_Client):
     """A router elsewhere, as `handlers.RouterHandler`. Several may share its address: after a question that was not
     answered in time, the next goes to whoever takes a new connection.
     """
 
     def __init__(
-        self, address: str, *, secret: bytes | None = None, metadata_source: MetadataSource | None = None
+        self, address: str, credentials: Credentials, *, metadata_source: MetadataSource | None = None
     ) -> None:
-        self._connect = partial(Link, address, secret, metadata_source)
-        super().__init__(address, secret=secret, metadata_source=metadata_source)
+        self._connect = partial(Link, address, credentials, Expected(ROUTER_ROLES), metadata_source)
+        super().__init__(self._connect())
         self._closing: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -271,6 +290,10 @@ class ClientPool(Generic[C]):
         address = next((one for one in oldest_first if self._clients[one].is_idle), None)
         if address is not None:
             _close_in_background(self._clients.pop(address).close(), self._closing)
+
+
+def _incarnation(worker: WorkerAddress | None) -> str:
+    return "" if worker is None else worker.incarnation
 
 
 def _close_in_background(closing: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:

@@ -36,10 +36,12 @@ from tandem.rpc.messages import (
     WorkerStatus,
 )
 from tandem.rpc.serve_messages import ServeCall, ServeNews
+from tandem.rpc.session_messages import OPEN_ANSWER, OPEN_CALL, OpenAnswer, OpenCall
 from tandem.rpc.v1 import router_pb2, worker_pb2
 
 WORKER_SERVICE = "tandem.rpc.v1.Worker"
 ROUTER_SERVICE = "tandem.rpc.v1.Router"
+SESSION_SERVICE = "tandem.rpc.v1.Session"
 T = TypeVar("T")
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -87,6 +89,8 @@ def _worker(name: str, request: Form[Q], answer: Form[A]) -> Method[Q, A]:
 def _router(name: str, request: Form[Q], answer: Form[A]) -> Method[Q, A]:
     return Method(ROUTER_SERVICE, name, request, answer)
 
+
+OPEN: Method[OpenCall, OpenAnswer] = Method(SESSION_SERVICE, "Open", OPEN_CALL, OPEN_ANSWER)
 
 STATUS: Method[None, WorkerStatus] = _worker(
     "Status",

@@ -1,26 +1,37 @@
 """Serves a handler's methods to other processes, and sends what it raises to whoever called.
 
-Every call is checked before its handler sees it: the cluster's token, the protocol version, the message. When the
-caller goes away the handler is cancelled, and its generator closed, before anything else happens to the call.
+Every call is checked before its handler sees it: who sends it, whether that role may, the message. When the caller
+goes away the handler is cancelled, and its generator closed, before anything else happens to the call.
 """
 
 import asyncio
-import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Generic, NoReturn, Protocol, TypeVar
 
 import grpc
 
-from tandem.core.errors import ConfigurationError, IncompatiblePeerError, WorkerLostError
+from tandem.core.errors import ConfigurationError, IncompatibleProtocolError, WorkerLostError
 from tandem.rpc import methods
-from tandem.rpc.channel import SERVER_OPTIONS, cluster_token
+from tandem.rpc.channel import SERVER_OPTIONS
 from tandem.rpc.context import incoming_traceparent
+from tandem.rpc.credentials import Credentials
 from tandem.rpc.handlers import RouterHandler, WorkerHandler
-from tandem.rpc.messages import PROTOCOL_VERSION
 from tandem.rpc.methods import Method
+from tandem.rpc.protocols import SPOKEN, described
+from tandem.rpc.session_messages import OpenAnswer, OpenCall
+from tandem.rpc.session_table import NotAdmittedError, SessionTable
 from tandem.rpc.shared_service import SharedService
-from tandem.rpc.status import TOKEN_KEY, TRACE_KEY, VERSION_KEY, code_of, details_of, metadata_of
+from tandem.rpc.status import (
+    ADMITTED,
+    FORMER_VERSION_KEY,
+    PROOF_KEY,
+    TRACE_KEY,
+    code_of,
+    details_of,
+    metadata_of,
+)
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -31,6 +42,8 @@ class _Context(Protocol):
     """What we use of `grpc.aio.ServicerContext`."""
 
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...] | None: ...
+
+    async def send_initial_metadata(self, initial_metadata: object) -> None: ...
 
     async def write(self, message: bytes) -> None: ...
 
@@ -53,17 +66,18 @@ class RpcServer:
 
 
 async def serve_worker(
-    handler: WorkerHandler, bind: str, *, secret: bytes | None = None, is_shared: bool = True
+    handler: WorkerHandler, bind: str, credentials: Credentials, *, is_shared: bool = True
 ) -> RpcServer:
     """Serve a worker's methods at `bind` (host:port; port 0 = any).
 
     Args:
+        credentials: of this process; an address that they lack is `bind` with its port.
         is_shared: False = every request has a call of its own, as with workers of older versions.
 
     Raises:
         ConfigurationError: `bind` is taken or is no address of this machine.
     """
-    service = _Service(secret)
+    service = _Service()
     service.unary(methods.STATUS, lambda _: handler.status())
     service.stream(methods.WATCH, handler.watch)
     service.unary(methods.DRAIN, lambda _: handler.drain())
@@ -76,12 +90,12 @@ async def serve_worker(
     service.unary(methods.RENEW, handler.renew)
     service.unary(methods.CONFIRM, handler.confirm)
     service.unary(methods.RELEASE, handler.release)
-    return await _serve(methods.WORKER_SERVICE, service, bind)
+    return await _serve(methods.WORKER_SERVICE, service, bind, credentials)
 
 
-async def serve_router(handler: RouterHandler, bind: str, *, secret: bytes | None = None) -> RpcServer:
+async def serve_router(handler: RouterHandler, bind: str, credentials: Credentials) -> RpcServer:
     """Serve a router's methods at `bind`; as `serve_worker`."""
-    service = _Service(secret)
+    service = _Service()
     service.unary(methods.PAIR, handler.pair)
     service.unary(methods.SETTLE, handler.settle)
     service.unary(methods.DESCRIBE, lambda _: handler.describe())
@@ -92,28 +106,48 @@ async def serve_router(handler: RouterHandler, bind: str, *, secret: bytes | Non
     service.unary(methods.UNREGISTER, handler.unregister)
     service.unary(methods.PUBLISH, lambda call: handler.publish(call.worker_id, call.epoch, call.events, call.sequence))
     service.unary(methods.REPLACE, lambda call: handler.replace(call.worker_id, call.epoch, call.hashes, call.sequence))
-    return await _serve(methods.ROUTER_SERVICE, service, bind)
+    return await _serve(methods.ROUTER_SERVICE, service, bind, credentials)
 
 
-async def _serve(name: str, service: "_Service", bind: str) -> RpcServer:
-    server = grpc.aio.server(options=SERVER_OPTIONS)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, service.handlers),))
+async def _serve(name: str, service: "_Service", bind: str, credentials: Credentials) -> RpcServer:
+    server, opener = grpc.aio.server(options=SERVER_OPTIONS), _Service()
+    opener.open()
+    for each, handlers in ((name, service.handlers), (methods.SESSION_SERVICE, opener.handlers)):
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(each, handlers),))
     try:
         port = server.add_insecure_port(bind)
     except RuntimeError as error:
         raise ConfigurationError(
             f"cannot listen on {bind}: it is taken or not an address of this machine; choose another"
         ) from error
+    running = RpcServer(server, bind.rpartition(":")[0], port)
+    if not credentials.address:
+        credentials = replace(credentials, address=running.address)
+    service.sessions = opener.sessions = SessionTable(credentials)
     await server.start()
-    return RpcServer(server, bind.rpartition(":")[0], port)
+    return running
 
 
 class _Service:
     """The methods of one service, each wrapped in the same edge."""
 
-    def __init__(self, secret: bytes | None) -> None:
+    sessions: SessionTable
+
+    def __init__(self) -> None:
         self.handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
-        self._token = None if secret is None else cluster_token(secret).encode()
+
+    def open(self) -> None:
+        """Answer handshakes, which prove themselves."""
+        method: Method[OpenCall, OpenAnswer] = methods.OPEN
+
+        async def serve(data: bytes, context: _Context) -> bytes:
+            call = _Call(method, context)
+            try:
+                return method.encode_answer(self.sessions.open(call.read(data)))
+            except (Exception, asyncio.CancelledError) as error:  # NOTE: as below
+                await call.fail(error)
+
+        self.handlers[method.name] = grpc.unary_unary_rpc_method_handler(serve)
 
     def unary(self, method: Method[Q, A], respond: Callable[[Q], Awaitable[A]]) -> None:
         """Answer `method` by `respond`."""
@@ -121,7 +155,7 @@ class _Service:
         async def serve(data: bytes, context: _Context) -> bytes:
             call = _Call(method, context)
             try:
-                self._admit(context)
+                self._admit(method, data, context)
                 return method.encode_answer(await respond(call.read(data)))
             except (
                 Exception,
@@ -137,7 +171,7 @@ class _Service:
         async def serve(data: bytes, context: _Context) -> None:
             call = _Call(method, context)
             try:
-                self._admit(context)
+                self._admit(method, data, context)
                 await _write_all(method, respond(call.read(data)), context)
             except (Exception, asyncio.CancelledError) as error:  # NOTE: as above
                 await call.fail(error)
@@ -150,22 +184,23 @@ class _Service:
         async def serve(data: AsyncIterator[bytes], context: _Context) -> None:
             call = _Call(method, context)
             try:
-                self._admit(context)
+                self._admit(method, b"", context)
+                await context.send_initial_metadata((ADMITTED,))
                 await _write_all(method, respond(call.read_all(data)), context)
             except (Exception, asyncio.CancelledError) as error:  # NOTE: as above
                 await call.fail(error)
 
         self.handlers[method.name] = grpc.stream_stream_rpc_method_handler(serve)
 
-    def _admit(self, context: _Context) -> None:
+    def _admit(self, method: Method[Q, A], body: bytes, context: _Context) -> None:
         metadata = dict(context.invocation_metadata() or ())
-        if self._token is not None and not hmac.compare_digest(_bytes(metadata.get(TOKEN_KEY, "")), self._token):
-            raise _WrongTokenError("the cluster secret differs")
-        version = metadata.get(VERSION_KEY, "none")
-        if version != str(PROTOCOL_VERSION):
-            raise IncompatiblePeerError(
-                f"the caller speaks protocol {version!r}, this process {PROTOCOL_VERSION}; run the same version of both"
+        proof = metadata.get(PROOF_KEY, "")
+        if not proof and FORMER_VERSION_KEY in metadata:
+            raise IncompatibleProtocolError(
+                f"the caller speaks protocol {metadata[FORMER_VERSION_KEY]!r}, this process {described(SPOKEN)}; run "
+                "releases of Tandem that are at most one apart"
             )
+        self.sessions.admit(_text(proof), method.path, body)
         traceparent = metadata.get(TRACE_KEY)
         incoming_traceparent.set(traceparent if isinstance(traceparent, str) else None)
 
@@ -194,16 +229,12 @@ class _Call(Generic[Q, A]):
             raise asyncio.CancelledError from error
         if isinstance(error, asyncio.CancelledError):  # NOTE: not the caller's doing; gRPC would leave it waiting
             error = WorkerLostError(f"{self._method.name} was cancelled by the process that served it")
-        if isinstance(error, _WrongTokenError):
-            await self._context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error), ())
+        if isinstance(error, NotAdmittedError):
+            await self._context.abort(error.code, str(error), error.trailing)
         code = code_of(error)
         if code is grpc.StatusCode.INTERNAL:
             logger.error("%s failed; request %s", self._method.name, self._request_id, exc_info=error)
         await self._context.abort(code, details_of(error), metadata_of(error))
-
-
-class _WrongTokenError(Exception):
-    """The caller is not of this cluster."""
 
 
 async def _write_all(method: Method[Q, A], answers: AsyncIterator[A], context: _Context) -> None:
@@ -216,5 +247,5 @@ async def _write_all(method: Method[Q, A], answers: AsyncIterator[A], context: _
             await close()
 
 
-def _bytes(value: str | bytes) -> bytes:
-    return value.encode() if isinstance(value, str) else value
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else ""

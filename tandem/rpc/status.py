@@ -20,16 +20,20 @@ from tandem.core.errors import (
     TandemError,
     TransportError,
     UnavailableError,
+    UntrustedPeerError,
     WorkerLostError,
     WorkerStoppedError,
 )
-from tandem.rpc.messages import PROTOCOL_VERSION
+from tandem.rpc.protocols import PROTOCOL_VERSION
 from tandem.rpc.serve_messages import Ending
 
 Metadata = tuple[tuple[str, str], ...]
 
-VERSION_KEY = "tandem-protocol"
-TOKEN_KEY = "tandem-token"
+PROOF_KEY = "tandem-proof"
+SESSION_KEY = "tandem-session"
+UNKNOWN_SESSION = "unknown"
+ADMITTED = (SESSION_KEY, "admitted")
+FORMER_VERSION_KEY = "tandem-protocol"  # NOTE: what protocol 1 sent with every call
 TRACE_KEY = "traceparent"
 _CLASS_KEY = "tandem-error"
 _RETRY_KEY = "tandem-retry-after-s"
@@ -82,6 +86,11 @@ def error_from(error: grpc.aio.AioRpcError, address: str, method: str, timeout_s
     return _error_of(error.code(), error.details() or "", trailing, address, method, timeout_s)
 
 
+def is_session_unknown(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a call was refused for its session alone, so that its client should open another and call again."""
+    return _text_entries(error.trailing_metadata() or ()).get(SESSION_KEY) == UNKNOWN_SESSION
+
+
 def ending_of(error: BaseException) -> Ending:
     """What the caller sees of `error` where the request shares its stream with others."""
     return Ending(code_of(error).value[0], details_of(error), dict(metadata_of(error)))
@@ -121,7 +130,11 @@ def _foreign(code: grpc.StatusCode, details: str, address: str, method: str, tim
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         return InvalidRequestError(f"{where} was refused: {details}")
     if code is grpc.StatusCode.UNAUTHENTICATED:
-        return ConfigurationError(f"{address} refused {method}: cluster secret differs; give every process the same")
+        return UntrustedPeerError(f"{address} refused {method}: {details}; give every process the same cluster secret")
+    if code is grpc.StatusCode.PERMISSION_DENIED:
+        return UntrustedPeerError(
+            f"{address} refused {method}: {details}; check that the address is of the process it was given for"
+        )
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return IncompatiblePeerError(
             f"{address} does not answer {method}; this side speaks protocol {PROTOCOL_VERSION} of tandem.rpc.v1, so "

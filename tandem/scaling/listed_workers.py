@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from tandem.core.errors import LocalityUnavailableError, TandemError
 from tandem.rpc.client import RouterClient
+from tandem.rpc.credentials import Credentials
 from tandem.rpc.messages import WorkerListing, WorkerRecord
 
 _TIMEOUT_S = 2.0
@@ -24,11 +25,11 @@ class ListedWorkers:
     def __init__(
         self,
         routers: Sequence[str],
+        credentials: Credentials,
         model: str | None = None,
-        secret: bytes | None = None,
         timeout_s: float = _TIMEOUT_S,
     ) -> None:
-        self._clients = [RouterClient(address, secret=secret) for address in dict.fromkeys(routers)]
+        self._clients = [RouterClient(address, credentials) for address in dict.fromkeys(routers)]
         self._model = model
         self._timeout_s = timeout_s
         self.problem: str | None = None

@@ -20,6 +20,7 @@ from tandem.kube.api import KubeApi, open_api
 from tandem.kube.candidate import LeaseTerms
 from tandem.kube.leader import LeaderElection, own_identity
 from tandem.planning.observation import ScalingPolicy
+from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.scaling.control_loop import ControlLoop
 from tandem.scaling.hand import Hand
 from tandem.scaling.kubernetes import GatewayPods, KubernetesTargets, PoolName
@@ -86,10 +87,11 @@ async def running_planner(
     async with contextlib.AsyncExitStack() as opened:
         api = _open_api(settings, access, opened)
         targets, leadership = _targets(settings, api), _leadership(settings, api)
+        credentials = Credentials(settings.secret, ProcessRole.PLANNER)
         workers = WorkerWatch(
-            ListedWorkers(settings.router_addresses, settings.served_model_name, settings.secret),
+            ListedWorkers(settings.router_addresses, credentials, settings.served_model_name),
             clock,
-            secret=settings.secret,
+            credentials,
             warmup_s=settings.warmup_s,
             priors=guessed_speeds(settings),
         )

@@ -15,8 +15,9 @@ from tandem.routing.calibration import Calibration
 from tandem.routing.fleet import Fleet
 from tandem.routing.snapshot import Links, LinkState, Role
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, Speed
-from tandem.rpc.client import WorkerClient
-from tandem.rpc.messages import WorkerStatus
+from tandem.rpc.client import client_of
+from tandem.rpc.credentials import Credentials
+from tandem.rpc.messages import WorkerAddress, WorkerStatus
 from tandem.scaling.listed_workers import ListedWorkers
 from tandem.scaling.targets import Pool
 from tandem.scaling.warm import WarmClient, WarmSamples
@@ -58,8 +59,8 @@ class WorkerWatch:
         self,
         listed: ListedWorkers,
         clock: Clock,
+        credentials: Credentials,
         *,
-        secret: bytes | None = None,
         warmup_s: float = 0.0,
         priors: Mapping[Pool, Speed] | None = None,
     ) -> None:
@@ -69,7 +70,7 @@ class WorkerWatch:
         fleet = Fleet(Limits(), Links(_LINK), self._calibration.speed)
         self._view = FleetView(fleet, self._calibration, clock, dead_s=_SILENCE_S)
         samples = WarmSamples(clock, warmup_s)
-        connect = partial(_connect, secret, samples)
+        connect = partial(_connect, credentials, samples)
         self._watch = FleetWatch([listed], connect, self._view, _keep, silence_s=_SILENCE_S, poll_s=_POLL_S)
 
     @property
@@ -128,8 +129,8 @@ class WorkerWatch:
         )
 
 
-def _connect(secret: bytes | None, samples: WarmSamples, address: str) -> Watchable:
-    return WarmClient(WorkerClient(address, secret=secret), samples)
+def _connect(credentials: Credentials, samples: WarmSamples, worker: WorkerAddress) -> Watchable:
+    return WarmClient(client_of(worker, credentials), samples)
 
 
 async def _keep(worker_id: str) -> None:

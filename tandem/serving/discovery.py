@@ -13,6 +13,7 @@ from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import CapacityError, InvalidRequestError, LocalityUnavailableError, TandemError, shown
 from tandem.routing.snapshot import Role
 from tandem.rpc.client import RouterClient
+from tandem.rpc.credentials import Credentials
 from tandem.rpc.messages import Registration, WorkerAddress, WorkerRecord
 
 TTL_S = 3.0
@@ -106,7 +107,7 @@ class RouterDiscovery:
     def __init__(
         self,
         routers: Sequence[str],
-        secret: bytes | None = None,
+        credentials: Credentials,
         *,
         clock: Clock | None = None,
         ttl_s: float = TTL_S,
@@ -114,7 +115,7 @@ class RouterDiscovery:
     ) -> None:
         if not routers:
             raise InvalidRequestError("no router is named; give one host:port or more")
-        self._clients = [RouterClient(address, secret=secret) for address in dict.fromkeys(routers)]
+        self._clients = [RouterClient(address, credentials) for address in dict.fromkeys(routers)]
         self._clock = clock or SystemClock()
         self._ttl_s = ttl_s
         self._timeout_s = timeout_s
@@ -191,7 +192,7 @@ class StaticDiscovery:
         """Nothing is open."""
 
 
-def open_discovery(redis: str | None, routers: Sequence[str] = (), secret: bytes | None = None) -> Discovery:
+def open_discovery(redis: str | None, routers: Sequence[str], credentials: Credentials) -> Discovery:
     """For a worker: Redis when there is a URL, else the routers. Imports only what is chosen.
 
     Raises:
@@ -201,8 +202,8 @@ def open_discovery(redis: str | None, routers: Sequence[str] = (), secret: bytes
     if redis:
         from tandem.serving.discovery_redis import RedisDiscovery
 
-        return RedisDiscovery(redis)
-    return RouterDiscovery(routers, secret)
+        return RedisDiscovery(redis, credentials)
+    return RouterDiscovery(routers, credentials)
 
 
 def check_record(record: WorkerRecord) -> None:

@@ -1,25 +1,29 @@
 """Discovery in Redis: one hash of worker records, each with the time until which it counts, by Redis' own clock.
 
-Invariant: nothing outlives `ttl_s` without announcements, and whatever else is found under the key is ignored or
-replaced, never believed. A Redis that is away, slow or full raises `LocalityUnavailableError` within the timeout.
+Invariant: nothing outlives `ttl_s` without announcements. Records are sealed with the cluster's secret, their end too;
+whatever else is found under the key is ignored or replaced, never believed. A Redis that is away, slow or full raises
+`LocalityUnavailableError` within the timeout.
 """
 
 import dataclasses
 import json
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from itertools import islice
 
 from redis.exceptions import RedisError
 
 from tandem.core.errors import InvalidRequestError, LocalityUnavailableError, shown
 from tandem.redis_client import answered_within, connect, explained
+from tandem.rpc.credentials import Credentials
 from tandem.rpc.messages import WorkerAddress, WorkerRecord
 from tandem.serving.discovery import MAX_WORKERS, TTL_S, check_record
+from tandem.serving.seals import Sealer
 
 _LOG = logging.getLogger(__name__)
 
-# Each entry is "<milliseconds until which it counts>|<JSON>". One script a call, so each call is atomic.
+# Each entry is "<milliseconds until which it counts>|<seal>|<JSON>". One script a call, so each call is atomic.
 _COMMON = """
 local kind = redis.call('TYPE', KEYS[1]).ok
 if kind ~= 'hash' and kind ~= 'none' then redis.call('DEL', KEYS[1]) end
@@ -29,7 +33,7 @@ local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 _ANNOUNCE = (
     _COMMON
     + """
-redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f', now_ms + ARGV[3]) .. '|' .. ARGV[2])
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 """
 )
@@ -37,7 +41,7 @@ _WITHDRAW = (
     _COMMON
     + """
 local entry = redis.call('HGET', KEYS[1], ARGV[1])
-if entry and string.match(entry, '^%d+|(.*)$') == ARGV[2] then redis.call('HDEL', KEYS[1], ARGV[1]) end
+if entry and string.match(entry, '^%d+|%x+|(.*)$') == ARGV[2] then redis.call('HDEL', KEYS[1], ARGV[1]) end
 """
 )
 _WORKERS = (
@@ -45,14 +49,16 @@ _WORKERS = (
     + """
 local entries, found = redis.call('HGETALL', KEYS[1]), {}
 for i = 1, #entries, 2 do
-  local until_ms, record = string.match(entries[i + 1], '^(%d+)|(.*)$')
+  local until_ms = string.match(entries[i + 1], '^(%d+)|')
   if not until_ms then
+    table.insert(found, entries[i])
     table.insert(found, '')
     redis.call('HDEL', KEYS[1], entries[i])
   elseif tonumber(until_ms) > now_ms + tonumber(ARGV[1]) or tonumber(until_ms) <= now_ms then
     redis.call('HDEL', KEYS[1], entries[i])
   else
-    table.insert(found, record)
+    table.insert(found, entries[i])
+    table.insert(found, entries[i + 1])
   end
 end
 return found
@@ -65,18 +71,29 @@ class RedisDiscovery:
 
     Args:
         url: `redis://`, `rediss://` or `unix://` URL.
+        credentials: of this process; their secret seals the records.
         prefix: names the deployment; the key of the hash.
         ttl_s: how long an announcement counts.
         timeout_s: of every call, connecting included.
+        on_refused: called for each record that is found and not believed.
 
     Raises:
         ConfigurationError: the URL is not understood. Whether Redis is there is not asked.
     """
 
     def __init__(
-        self, url: str, prefix: str = "{tandem}:workers", *, ttl_s: float = TTL_S, timeout_s: float = 0.5
+        self,
+        url: str,
+        credentials: Credentials,
+        prefix: str = "{tandem}:workers",
+        *,
+        ttl_s: float = TTL_S,
+        timeout_s: float = 0.5,
+        on_refused: Callable[[], None] | None = None,
     ) -> None:
         self._key = prefix
+        self._sealer = Sealer(credentials, "worker")
+        self._on_refused = on_refused
         self._ttl_ms = max(1, round(ttl_s * 1000))
         self._timeout_s = timeout_s
         self._client = connect(url)
@@ -84,32 +101,43 @@ class RedisDiscovery:
 
     async def announce(self, record: WorkerRecord) -> None:
         check_record(record)
-        await self._run(_ANNOUNCE, _name(record), _encoded(record), self._ttl_ms)
+        name = _name(record)
+        async with self._answering():
+            seconds, microseconds = await self._client.time()
+            until_ms = seconds * 1000 + microseconds // 1000 + self._ttl_ms
+            sealed = self._sealer.seal(name, until_ms, _encoded(record))
+            await self._client.eval(_ANNOUNCE, 1, self._key, name, sealed, self._ttl_ms)
 
     async def withdraw(self, record: WorkerRecord) -> None:
-        await self._run(_WITHDRAW, _name(record), _encoded(record))
+        async with self._answering():
+            await self._client.eval(_WITHDRAW, 1, self._key, _name(record), _encoded(record))
 
     async def workers(self) -> Sequence[WorkerRecord]:
-        entries = await self._run(_WORKERS, self._ttl_ms)
-        records = [self._decoded(entry) for entry in entries[:MAX_WORKERS]]
+        async with self._answering():
+            found = await self._client.eval(_WORKERS, 1, self._key, self._ttl_ms)
+        entries = zip(found[::2], found[1::2], strict=True)
+        records = [self._opened(name, entry) for name, entry in islice(entries, MAX_WORKERS)]
         return [record for record in records if record is not None]
 
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _run(self, script: str, *arguments: bytes | int) -> Any:
+    @asynccontextmanager
+    async def _answering(self) -> AsyncIterator[None]:
         try:
             async with answered_within(self._timeout_s):
-                return await self._client.eval(script, 1, self._key, *arguments)
+                yield
         except (RedisError, OSError) as error:
             raise LocalityUnavailableError(
                 f"Redis did not list the workers ({explained(error, 'cluster')}); it is tried again"
             ) from error
 
-    def _decoded(self, entry: object) -> WorkerRecord | None:
+    def _opened(self, name: bytes, entry: bytes) -> WorkerRecord | None:
         try:
-            return decode_record(entry)
+            return decode_record(self._sealer.opened(name, entry))
         except InvalidRequestError as error:
+            if self._on_refused is not None:
+                self._on_refused()
             if not self._has_complained:
                 self._has_complained = True
                 _LOG.warning("an entry of %s in Redis is no worker and is ignored: %s", self._key, error)

@@ -11,8 +11,14 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Protocol
 
-from tandem.core.errors import LocalityUnavailableError, TandemError, WorkerStoppedError
-from tandem.rpc.messages import WorkerRecord, WorkerStatus
+from tandem.core.errors import (
+    IncompatibleProtocolError,
+    LocalityUnavailableError,
+    TandemError,
+    UntrustedPeerError,
+    WorkerStoppedError,
+)
+from tandem.rpc.messages import WorkerAddress, WorkerRecord, WorkerStatus
 from tandem.serving.discovery import MAX_WORKERS, Discovery
 from tandem.serving.fleet_view import FleetView
 
@@ -39,7 +45,7 @@ class FleetWatch:
 
     Args:
         discoveries: their workers together are watched.
-        connect: a new client for an address, closed when that address is watched no more.
+        connect: a new client of a listed worker, closed when its address is watched no more.
         remove: told the id of a worker whose blocks are gone for good; asked again after `LocalityUnavailableError`.
         silence_s: a stream without news for so long is given up.
         poll_s: how often discovery is asked.
@@ -49,7 +55,7 @@ class FleetWatch:
     def __init__(
         self,
         discoveries: Sequence[Discovery],
-        connect: Callable[[str], Watchable],
+        connect: Callable[[WorkerAddress], Watchable],
         view: FleetView,
         remove: Callable[[str], Awaitable[None]],
         *,
@@ -65,6 +71,7 @@ class FleetWatch:
         self._poll_s = poll_s
         self._max_reports_per_s = max_reports_per_s
         self._streams: dict[str, asyncio.Task[None]] = {}
+        self._refused: set[str] = set()
         self._wanted = asyncio.Event()
         self._is_blind = False
 
@@ -90,7 +97,7 @@ class FleetWatch:
         for record in records or ():
             address = record.worker.address
             if address not in self._streams and len(self._streams) < MAX_WORKERS:
-                self._streams[address] = asyncio.create_task(self._follow(address), name=f"watch {address}")
+                self._streams[address] = asyncio.create_task(self._follow(record.worker), name=f"watch {address}")
         if records is not None:
             listed = {record.worker.address for record in records}
             await self._end([a for a in self._streams if a not in listed and not self._view.is_alive_at(a)])
@@ -123,10 +130,10 @@ class FleetWatch:
                 return
             self._view.forget(worker_id)
 
-    async def _follow(self, address: str) -> None:
+    async def _follow(self, worker: WorkerAddress) -> None:
         """Hold a stream open, again and again."""
-        backoff_s = _FIRST_BACKOFF_S
-        client = self._connect(address)
+        backoff_s, address = _FIRST_BACKOFF_S, worker.address
+        client = self._connect(worker)
         try:
             while True:
                 was_alive = await self._stream(address, client)
@@ -134,6 +141,7 @@ class FleetWatch:
                 await asyncio.sleep(backoff_s)
         finally:
             self._view.lose(address)
+            self._refused.discard(address)
             await client.close()
 
     async def _stream(self, address: str, client: Watchable) -> bool:
@@ -146,6 +154,11 @@ class FleetWatch:
             pass
         except TimeoutError:
             reason = f"silent for {self._silence_s} s"
+        except (UntrustedPeerError, IncompatibleProtocolError) as error:
+            reason = str(error)
+            if address not in self._refused:
+                self._refused.add(address)
+                _LOG.error("the worker at %s is given no requests until this is mended: %s", address, reason)
         except WorkerStoppedError:
             reason, level = "it has stopped", logging.INFO
         except TandemError as error:
@@ -164,6 +177,7 @@ class FleetWatch:
                 async with asyncio.timeout(self._silence_s):
                     status = await anext(news)
                 self._view.take(address, status)
+                self._refused.discard(address)
                 if not 1 / _MOST_OFF <= self._interval_s() / interval_s <= _MOST_OFF:
                     return
 

@@ -54,6 +54,7 @@ class RouterService:
 
     Args:
         registry: where `register` goes; None where workers announce themselves in Redis.
+        incarnation: of this process; None = a new one.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class RouterService:
         registry: Discovery | None,
         metrics: RouterMetrics,
         clock: Clock | None = None,
+        incarnation: str | None = None,
     ) -> None:
         self._view = view
         self._watch = watch
@@ -75,7 +77,7 @@ class RouterService:
         self._clock = clock or SystemClock()
         self._hasher = ChainHasher()
         self._sent = SentPrompts()
-        self._incarnation = uuid.uuid4().hex
+        self._incarnation = incarnation or uuid.uuid4().hex
 
     async def pair(self, call: PairCall) -> PairingAnswer:
         started_s = time.perf_counter()

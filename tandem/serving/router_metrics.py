@@ -48,7 +48,16 @@ class RouterMetrics:
         self._unavailable = Counter(
             "tandem_index_unavailable_total", "Questions the locality index did not answer", registry=self.registry
         )
+        self._refused = Counter(
+            "tandem_router_records_refused_total",
+            "Records found in Redis that nobody of this cluster has sealed; each counts at every look",
+            registry=self.registry,
+        )
         self._num_unanswered = 0
+
+    def record_refused(self) -> None:
+        """One record of discovery was not believed."""
+        self._refused.inc()
 
     def decided(self, policy: str, outcome: str, duration_s: float) -> None:
         """One request was paired (outcome "paired") or refused (the reason)."""

@@ -24,7 +24,8 @@ from tandem.routing.pairing import Pairer
 from tandem.routing.policies import policy_named
 from tandem.routing.snapshot import Links, LinkState
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, Speed
-from tandem.rpc.client import WorkerClient
+from tandem.rpc.client import client_of
+from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.server import serve_router
 from tandem.serving.discovery import Discovery, EmbeddedDiscovery, StaticDiscovery
 from tandem.serving.discovery_redis import RedisDiscovery
@@ -99,21 +100,22 @@ async def serving_router(settings: RouterSettings) -> AsyncIterator[Router]:
         ConfigurationError: a setting cannot be honoured, or an address cannot be listened at.
     """
     clock, metrics = SystemClock(), RouterMetrics()
+    credentials = Credentials(settings.secret, ProcessRole.ROUTER)
     async with contextlib.AsyncExitStack() as opened:
         calibration = Calibration(_FIRST_SPEED)
         fleet = Fleet(settings.limits(), Links(_FIRST_LINK), calibration.speed)
         outliers = Outliers(calibration.speed, OutlierSettings(factor=settings.outlier_factor))
         view = FleetView(fleet, calibration, clock, outliers=outliers, dead_s=settings.dead_after_s)
-        registry, discoveries = _open_discoveries(settings, opened)
+        registry, discoveries = _open_discoveries(settings, credentials, metrics, opened)
         lookup = _open_lookup(settings, opened)
-        connect = partial(WorkerClient, secret=settings.secret)
+        connect = partial(client_of, credentials=credentials)
         watch = FleetWatch(discoveries, connect, view, lookup.remove_worker, silence_s=settings.dead_after_s)
         pairer = Pairer(fleet, policy_named(settings.policy))
-        service = RouterService(view, watch, pairer, lookup, registry, metrics, clock)
+        service = RouterService(view, watch, pairer, lookup, registry, metrics, clock, credentials.incarnation)
         tasks = (asyncio.create_task(watch.run()), asyncio.create_task(_show(metrics, view, lookup)))
         opened.push_async_callback(_end, tasks)
         port = await _open_metrics(settings, metrics, view, opened)
-        server = await serve_router(service, settings.bind, secret=settings.secret)
+        server = await serve_router(service, settings.bind, credentials)
         opened.push_async_callback(server.stop, settings.grace_s)
         yield Router(service, server.address, port, tasks)
 
@@ -148,7 +150,7 @@ def _open_lookup(settings: RouterSettings, opened: contextlib.AsyncExitStack) ->
 
 
 def _open_discoveries(
-    settings: RouterSettings, opened: contextlib.AsyncExitStack
+    settings: RouterSettings, credentials: Credentials, metrics: RouterMetrics, opened: contextlib.AsyncExitStack
 ) -> tuple[Discovery | None, list[Discovery]]:
     """(Where `register` goes, all that name workers)."""
     registry = None if settings.redis else EmbeddedDiscovery()
@@ -157,7 +159,7 @@ def _open_discoveries(
     if found_by == "kubernetes":  # NOTE: `register` is answered, for workers to learn of each other; it names nobody
         found.append(_open_kubernetes(settings))
     elif found_by == "redis" and settings.redis:
-        found.append(RedisDiscovery(settings.redis))
+        found.append(RedisDiscovery(settings.redis, credentials, on_refused=metrics.record_refused))
     elif registry is not None:
         found.append(registry)
     for discovery in found:

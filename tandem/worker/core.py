@@ -1,10 +1,11 @@
 """What the parts of one worker share. Holds no state of its own."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tandem.core.clock import Clock
 from tandem.engine.async_engine import AsyncEngine
+from tandem.rpc.credentials import Credentials
 from tandem.rpc.messages import Greeting, WorkerAddress
 from tandem.telemetry.engine_metrics import WorkerMetrics
 from tandem.telemetry.tracing import Tracing
@@ -24,7 +25,7 @@ class WorkerCore:
     compatibility: what must be equal at a peer, by name.
     block_size, block_bytes, num_blocks: of the pool; `num_blocks` counts the null block.
     host: copies kept blocks to and from the host tier; None = there is none.
-    secret: of the cluster, for calls to peers.
+    credentials: of this incarnation, for calls to peers.
     """
 
     me: WorkerAddress
@@ -42,7 +43,7 @@ class WorkerCore:
     block_bytes: int
     num_blocks: int
     clock: Clock
-    secret: bytes = field(repr=False)
+    credentials: Credentials
     host: HostCopier | None = None
 
     def greeting(self, protocol_version: int) -> Greeting:

@@ -10,6 +10,7 @@ from tandem.core.events import BlockEvent
 from tandem.locality.base import LocalityIndex, LocalityStats, PublishResult
 from tandem.locality.feed import BlockFeed
 from tandem.rpc.client import RouterClient
+from tandem.rpc.credentials import Credentials
 
 FLUSH_INTERVAL_S = 0.2
 STALE_INTERVAL_S = 5.0
@@ -22,8 +23,8 @@ logger = logging.getLogger(__name__)
 class RouterIndex:
     """The reporting half of a router's embedded index, called from threads other than the event loop's."""
 
-    def __init__(self, address: str, secret: bytes | None, loop: asyncio.AbstractEventLoop) -> None:
-        self._client = RouterClient(address, secret=secret)
+    def __init__(self, address: str, credentials: Credentials, loop: asyncio.AbstractEventLoop) -> None:
+        self._client = RouterClient(address, credentials)
         self._loop = loop
 
     def publish(self, worker_id: str, epoch: int, events: Sequence[BlockEvent], sequence: int) -> PublishResult:

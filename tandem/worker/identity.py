@@ -10,7 +10,7 @@ from tandem.core.hashing import HASH_VERSION
 from tandem.engine.resolve import Assembly
 from tandem.kvcache.spec import KVLayout
 from tandem.routing.snapshot import WorkerState
-from tandem.rpc.messages import PROTOCOL_VERSION, ModelInfo
+from tandem.rpc.messages import ModelInfo
 from tandem.transport.base import MemoryPool
 from tandem.worker.settings import WorkerSettings
 
@@ -23,7 +23,6 @@ def compatibility_of(assembly: Assembly) -> dict[str, str]:
         "kv_layout": _words(layout),
         "block_size": str(layout.block_size),
         "hash_version": str(HASH_VERSION),
-        "protocol_version": str(PROTOCOL_VERSION),
     }
 
 

@@ -27,6 +27,7 @@ from tandem.engine.resolve import Assembly, assemble
 from tandem.kernels.native.core_board import MissingBoardError
 from tandem.locality.base import LocalityIndex
 from tandem.locality.redis import RedisIndex
+from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import WorkerAddress, WorkerRecord
 from tandem.rpc.server import serve_worker
 from tandem.serving.discovery import ANNOUNCE_INTERVAL_S, Discovery, StaticDiscovery, look_interval_s, open_discovery
@@ -137,7 +138,8 @@ async def serving_worker(
         secret, incarnation = settings.secret, uuid.uuid4().hex
         worker_id, bind = settings.worker_id or f"{settings.role}-{incarnation[:8]}", _with_port(settings)
         me = WorkerAddress(worker_id, settings.advertised(bind), incarnation)
-        feeds = await _open_feeds(settings, me, epoch, opened)
+        credentials = Credentials(secret, ProcessRole(settings.role), me.address, incarnation)
+        feeds = await _open_feeds(settings, me, epoch, credentials, opened)
         assembly = await asyncio.to_thread(assemble, settings.engine_config(), clock=clock, emit=feeds.emit)
         engine = AsyncEngine(assembly.engine)
         _share_cores(settings, assembly.engine, engine)
@@ -170,7 +172,7 @@ async def serving_worker(
             num_blocks=assembly.arena.num_blocks,
             clock=clock,
             host=host,
-            secret=secret,
+            credentials=credentials,
         )
         lifecycle = Lifecycle(me.worker_id)
         sources = Sources(core)
@@ -178,10 +180,10 @@ async def serving_worker(
         blank, model = blank_state(settings, me.worker_id, assembly), model_info(settings, assembly)
         reports = Reports(core, lifecycle, blank, model, lambda: sources.links, lambda: sources.unreachable)
         await reports.refresh()
-        server = await serve_worker(WorkerService(core, sources, lifecycle, reports), bind, secret=secret)
+        server = await serve_worker(WorkerService(core, sources, lifecycle, reports), bind, credentials)
         opened.push_async_callback(server.stop, 0.0)
         metrics_port = await _open_metrics(settings, prometheus, lifecycle, opened)
-        discovery = _open_discovery(settings)
+        discovery = _open_discovery(settings, credentials)
         opened.push_async_callback(discovery.close)
         record = WorkerRecord(me, str(settings.role), settings.model_name, pool_of(compatibility))
         tasks = await opened.enter_async_context(asyncio.TaskGroup())  # NOTE: a bug in one of them ends the process
@@ -207,7 +209,11 @@ def _with_port(settings: WorkerSettings) -> str:
 
 
 async def _open_feeds(
-    settings: WorkerSettings, me: WorkerAddress, epoch: int, opened: contextlib.AsyncExitStack
+    settings: WorkerSettings,
+    me: WorkerAddress,
+    epoch: int,
+    credentials: Credentials,
+    opened: contextlib.AsyncExitStack,
 ) -> Feeds:
     """Into Redis where there is one, else into every router's index."""
     indexes: list[LocalityIndex] = []
@@ -217,7 +223,7 @@ async def _open_feeds(
         indexes.append(remote)
     else:
         for address in settings.router_addresses:
-            router = RouterIndex(address, settings.secret, asyncio.get_running_loop())
+            router = RouterIndex(address, credentials, asyncio.get_running_loop())
             opened.push_async_callback(router.close)
             indexes.append(router)
     return Feeds(indexes, me.worker_id, epoch)
@@ -233,6 +239,7 @@ def _open_transports(
         wanted=settings.transport,
         bind_host=settings.host,
         advertise_host=advertised,
+        kv_port=settings.kv_port,
         registry=registry,
         has_rdma=site.has_rdma,
     )
@@ -248,10 +255,10 @@ def _open_host(settings: WorkerSettings, assembly: Assembly, clock: Clock, engin
     return copier
 
 
-def _open_discovery(settings: WorkerSettings) -> Discovery:
+def _open_discovery(settings: WorkerSettings, credentials: Credentials) -> Discovery:
     if not settings.redis and not settings.router_addresses:
         return StaticDiscovery(())
-    return open_discovery(settings.redis, settings.router_addresses, settings.secret)
+    return open_discovery(settings.redis, settings.router_addresses, credentials)
 
 
 async def _open_metrics(

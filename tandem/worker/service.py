@@ -21,7 +21,6 @@ from tandem.engine.engine import Engine
 from tandem.kvcache.block_table import BlockRange
 from tandem.rpc.context import incoming_traceparent
 from tandem.rpc.messages import (
-    PROTOCOL_VERSION,
     ChosenToken,
     ConfirmAnswer,
     ConfirmCall,
@@ -35,6 +34,7 @@ from tandem.rpc.messages import (
     WorkerAddress,
     WorkerStatus,
 )
+from tandem.rpc.protocols import PROTOCOL_VERSION
 from tandem.scheduler.output import KVComputed, KVReserved
 from tandem.scheduler.request import Handoff
 from tandem.telemetry.log import request_context

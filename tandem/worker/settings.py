@@ -50,6 +50,9 @@ class WorkerSettings(EngineSettings):
     redis: str | None = Field(None, description="redis:// URL to announce to, itself and its blocks")
     served_model_name: str | None = Field(None, description="what clients call it; omitted: the directory's name")
     transport: str = Field("auto", description="how KV blocks move: auto, cma, nixl, tcp or inproc")
+    kv_port: int = Field(
+        0, ge=0, le=65535, description="port of bind's host at which the tcp transport listens; 0 = any free one"
+    )
     lease_ttl_s: float = Field(10.0, ge=1, le=600, description="a lease that its reader does not renew ends, seconds")
     checksum_share: float = Field(0.02, gt=0, le=1, description="share of the blocks read that are compared; 1 = all")
     pin_share: float = Field(

@@ -12,9 +12,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
-from tandem.core.errors import IncompatiblePeerError, TandemError, TransportError, WorkerLostError
+from tandem.core.errors import (
+    AnotherIncarnationError,
+    IncompatiblePeerError,
+    TandemError,
+    TransportError,
+    WorkerLostError,
+)
 from tandem.rpc.client import WorkerClient
-from tandem.rpc.messages import PROTOCOL_VERSION, Greeting, LinkReport, WorkerAddress
+from tandem.rpc.messages import Greeting, LinkReport, WorkerAddress
+from tandem.rpc.protocols import PROTOCOL_VERSION
 from tandem.transport.base import KVTransport, Peer
 from tandem.transport.choose import AUTO, Choice, Site, choose
 from tandem.transport.measure import measure_link
@@ -31,10 +38,6 @@ MAX_UNREACHABLE = 256  # reported
 MAX_PAUSE_S = 60.0
 
 logger = logging.getLogger(__name__)
-
-
-class _AnotherIncarnationError(WorkerLostError):
-    """The peer was started again since we were told of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +164,13 @@ class Sources:
         try:
             source = await self._connected(worker)
         except TandemError as error:
-            self._refuse(worker, str(error), isinstance(error, _AnotherIncarnationError))
+            self._refuse(worker, str(error), isinstance(error, AnotherIncarnationError))
             raise
         self._refusals.pop(worker.worker_id, None)
         return source
 
     async def _connected(self, worker: WorkerAddress) -> Source:
-        client = WorkerClient(worker.address, secret=self._core.secret, metadata_source=self._core.tracing.metadata)
+        client = WorkerClient(worker.address, self._core.credentials, metadata_source=self._core.tracing.metadata)
         try:
             theirs = await client.greet(await asyncio.to_thread(self._greeting), timeout_s=GREETING_TIMEOUT_S)
             self._check(worker, theirs)
@@ -186,7 +189,7 @@ class Sources:
 
     def _check(self, worker: WorkerAddress, theirs: Greeting) -> None:
         if worker.incarnation not in ("", theirs.worker.incarnation):
-            raise _AnotherIncarnationError(
+            raise AnotherIncarnationError(
                 f"worker {worker.worker_id} at {worker.address} is incarnation {theirs.worker.incarnation} now, "
                 f"not {worker.incarnation}"
             )
@@ -258,7 +261,5 @@ def check_compatible(ours: Mapping[str, str], theirs: Greeting) -> None:
         for name in sorted({*ours, *theirs.compatibility})
         if ours.get(name) != theirs.compatibility.get(name)
     ]
-    if theirs.protocol_version != PROTOCOL_VERSION:
-        mismatches.append(f"protocol_version: peer {theirs.protocol_version}, here {PROTOCOL_VERSION}")
     if mismatches:
         raise IncompatiblePeerError(f"worker {theirs.worker.worker_id} cannot share blocks: {'; '.join(mismatches)}")

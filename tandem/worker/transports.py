@@ -21,6 +21,7 @@ class Transports:
         wanted: "auto" or the name of one transport.
         bind_host: where the tcp transport listens, and nothing may listen outside of.
         advertise_host: what peers connect to, when `bind_host` is a wildcard.
+        kv_port: where the tcp transport listens; 0 = any free port. One that is named has to be free.
         registry: of the transports of this process; None = no inproc.
         has_rdma: whether this host has RDMA devices. Without them nixl is opened for GPU memory only, or if wanted.
 
@@ -36,6 +37,7 @@ class Transports:
         wanted: str = AUTO,
         bind_host: str = "127.0.0.1",
         advertise_host: str | None = None,
+        kv_port: int = 0,
         registry: InprocRegistry | None = None,
         has_rdma: bool = False,
     ) -> None:
@@ -47,10 +49,11 @@ class Transports:
             "inproc": lambda: _inproc(pool, identity, registry),
             "cma": lambda: _cma(pool, identity),
             "nixl": lambda: _nixl(pool, identity, bind_host),
-            "tcp": lambda: _tcp(pool, identity, bind_host, advertise_host),
+            "tcp": lambda: _tcp(pool, identity, bind_host, kv_port, advertise_host),
         }
         useful = {"inproc": registry is not None, "nixl": has_rdma or not pool.is_cpu}
         self.wanted = wanted
+        self._required = {wanted} | ({"tcp"} if kv_port and pool.is_cpu else set())
         self._opened: dict[str, KVTransport] = {}
         for name, make in makers.items():
             if wanted == name or (wanted == AUTO and useful.get(name, True)):
@@ -93,7 +96,7 @@ class Transports:
         try:
             self._opened[name] = make()
         except ConfigurationError as error:
-            if self.wanted == name:
+            if name in self._required:
                 raise
             logger.log(logging.WARNING if name == "nixl" else logging.INFO, "transport %s is not open: %s", name, error)
 
@@ -118,7 +121,7 @@ def _nixl(pool: MemoryPool, identity: Identity, bind_host: str) -> KVTransport:
     return NixlTransport(pool, identity, bind_host)
 
 
-def _tcp(pool: MemoryPool, identity: Identity, bind_host: str, advertise_host: str | None) -> KVTransport:
+def _tcp(pool: MemoryPool, identity: Identity, bind_host: str, port: int, advertise_host: str | None) -> KVTransport:
     from tandem.transport.tcp.transport import TcpConfig, TcpTransport
 
-    return TcpTransport(pool, identity, TcpConfig(bind_host=bind_host, advertise_host=advertise_host))
+    return TcpTransport(pool, identity, TcpConfig(bind_host, port, advertise_host))

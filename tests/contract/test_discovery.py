@@ -22,7 +22,7 @@ from tandem.serving.discovery_redis import RedisDiscovery
 from tandem.serving.router_process import serving_router
 from tests.helpers.kube_fake import running_fake
 from tests.helpers.redis_server import RedisServer, running_redis
-from tests.helpers.secret import SECRET
+from tests.helpers.secret import AS_WORKER
 from tests.unit.serving.stub_workers import PATIENT_S, record, router_settings
 
 KEY = "{tandem}:workers"
@@ -74,7 +74,7 @@ async def through_routers() -> AsyncIterator[Backend]:
 
         def open_one() -> Discovery:
             addresses = [router.address for router in routers]
-            discovery = RouterDiscovery(addresses, clock=StridingClock(), timeout_s=PATIENT_S, secret=SECRET)
+            discovery = RouterDiscovery(addresses, AS_WORKER, clock=StridingClock(), timeout_s=PATIENT_S)
             opened.push_async_callback(discovery.close)
             return discovery
 
@@ -91,7 +91,7 @@ async def in_redis(server: RedisServer) -> AsyncIterator[Backend]:
             plain.flushall()
 
         def open_one() -> Discovery:
-            discovery = RedisDiscovery(server.url, ttl_s=1.0, timeout_s=PATIENT_S)
+            discovery = RedisDiscovery(server.url, AS_WORKER, ttl_s=1.0, timeout_s=PATIENT_S)
             opened.push_async_callback(discovery.close)
             return discovery
 
@@ -282,7 +282,7 @@ def redis_scenario(server: RedisServer, scenario: Callable[[RedisDiscovery], Cor
     async def main() -> None:
         with contextlib.closing(server.client()) as plain:
             plain.flushall()
-        discovery = RedisDiscovery(server.url, timeout_s=0.5)
+        discovery = RedisDiscovery(server.url, AS_WORKER, timeout_s=0.5)
         try:
             await scenario(discovery)
         finally:
@@ -378,5 +378,5 @@ def test_nothing_stays_in_redis(redis_server: RedisServer) -> None:
 
 def test_a_wrong_url_is_refused_without_repeating_it() -> None:
     with pytest.raises(ConfigurationError) as refused:
-        RedisDiscovery("http://:secret@h:1")
+        RedisDiscovery("http://:secret@h:1", AS_WORKER)
     assert "secret" not in str(refused.value)

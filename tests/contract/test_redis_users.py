@@ -29,7 +29,7 @@ from tandem.serving.discovery_redis import RedisDiscovery
 from tests.helpers.helm import CHART
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.redis_users import ROLES, role_url, running_roles
-from tests.helpers.secret import SECRET
+from tests.helpers.secret import AS_WORKER, SECRET
 
 RULES = (CHART / "files" / "redis-users.acl").read_text()
 PATIENT_S = 10.0
@@ -60,7 +60,7 @@ def admin(roles: tuple[RedisServer, Redis]) -> Redis:
 
 async def discover(url: str) -> None:
     """Announced, listed, withdrawn, and what is damaged replaced."""
-    discovery = RedisDiscovery(url, timeout_s=PATIENT_S)
+    discovery = RedisDiscovery(url, AS_WORKER, timeout_s=PATIENT_S)
     record = WorkerRecord(WorkerAddress("w", "127.0.0.1:1", "i"), role="decode", model="m", pool="p")
     try:
         await discovery.announce(record)

@@ -17,6 +17,7 @@ import pytest
 
 from tandem.engine.resolve import assemble
 from tandem.rpc.client import WorkerClient
+from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import Greeting, WorkerAddress
 from tandem.transport.card import Card, Identity, unseal
 from tandem.worker.identity import compatibility_of
@@ -59,7 +60,7 @@ async def card_of(address: str, secret: bytes, model: Path) -> Card:
     """How the worker's pool is read over TCP, as its peers are told."""
     settings = DecodeSettings.model_validate({"model": str(model), **ENGINE})
     assembly = await asyncio.to_thread(assemble, settings.engine_config())
-    client = WorkerClient(address, secret=secret)
+    client = WorkerClient(address, Credentials(secret, ProcessRole.DECODE))
     try:
         greeting = Greeting(
             worker=WorkerAddress("test", "127.0.0.1:1", "0" * 32),

@@ -18,7 +18,7 @@ from tests.faults.streams import PATIENCE_S, Answer, Asked
 from tests.helpers.checkpoints import save_tiny_qwen3
 from tests.helpers.cluster import Cluster
 from tests.helpers.redis_server import RedisServer
-from tests.helpers.secret import SECRET
+from tests.helpers.secret import AS_GATEWAY, AS_WORKER
 
 LEASE_TTL_S = 2.0
 REPORT_S = 0.25  # how old a worker's own figures may be
@@ -156,7 +156,7 @@ async def compute(worker: WorkerAddress, asked: Asked) -> None:
         params=asked.params(),
         cache_salt=asked.salt,
     )
-    client, leases = WorkerClient(worker.address, secret=SECRET), set[str]()
+    client, leases = WorkerClient(worker.address, AS_WORKER), set[str]()
     try:
         async for news in client.prefill(call, timeout_s=PATIENCE_S):
             leases |= set() if news.lease is None else {news.lease.lease_id}
@@ -177,7 +177,7 @@ def addresses(cluster: Cluster, role: str) -> list[WorkerAddress]:
 async def generate(call: GenerateCall) -> tuple[list[int], Sequence[Stage]]:
     """What the worker `call.decode` generates, and its timeline."""
     assert call.decode is not None
-    client = WorkerClient(call.decode.address, secret=SECRET)
+    client = WorkerClient(call.decode.address, AS_GATEWAY)
     token_ids: list[int] = []
     timeline: Sequence[Stage] = ()
     try:

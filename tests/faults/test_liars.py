@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.rpc.client import WorkerClient
 from tandem.rpc.messages import ConfirmAnswer, PrefillNews, WorkerAddress
 from tandem.rpc.server import serve_worker
 from tests.faults.matrix import Matrix, Row
 from tests.faults.scene import LEASE_TTL_S, Scene, generate_with
 from tests.faults.streams import Known
-from tests.helpers.secret import SECRET
+from tests.helpers.callers import WorkerCaller
+from tests.helpers.secret import serving_as
 from tests.helpers.workers import Middleman
 
 FREE_S = LEASE_TTL_S + 0.5
@@ -115,11 +115,11 @@ async def middleman(
     real: WorkerAddress, lie: Callable[[Middleman], None]
 ) -> AsyncIterator[tuple[WorkerAddress, Middleman]]:
     """A liar before that worker, each time another one."""
-    client = WorkerClient(real.address, secret=SECRET)
+    client = WorkerCaller(real.address)
     name = f"liar-{random.getrandbits(32)}"
     liar = Middleman(client, change_greeting=lambda g: replace(g, worker=replace(g.worker, worker_id=name)))
     lie(liar)
-    server = await serve_worker(liar, "127.0.0.1:0", secret=SECRET)
+    server = await serve_worker(liar, "127.0.0.1:0", serving_as(real.incarnation))
     try:
         yield WorkerAddress(name, server.address), liar
     finally:

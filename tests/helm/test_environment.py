@@ -275,7 +275,7 @@ def test_listening_ports_are_the_containers_ports(monkeypatch: pytest.MonkeyPatc
     for process, container in _processes(rendered("planner-acts")):
         ports = {each["name"]: each["containerPort"] for each in container["ports"]}
         values = _settings("planner-acts", process, monkeypatch).model_dump()
-        told = {"http": values.get("port"), "metrics": values.get("metrics_port")}
+        told = {"http": values.get("port"), "metrics": values.get("metrics_port"), "kv": values.get("kv_port")}
         if values.get("admin_bind") is not None:
             told["metrics"] = int(values["admin_bind"].rpartition(":")[2])
         if "bind" in values:

@@ -125,7 +125,7 @@ def test_policies_let_in_the_release_and_scrapers(case: str) -> None:
             assert all(rule["from"] and rule["ports"] == [{"port": "metrics"}] for rule in rules[1:])
         else:
             assert rules[0]["from"][0] == release
-            assert "ports" not in rules[0], "transports listen at any port"
+            assert {port["port"] for port in rules[0]["ports"]} == _ports(dict(pods(made.objects))[target])
             assert all(rule["from"] for rule in rules), "an empty list would let everybody in"
 
 

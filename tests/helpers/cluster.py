@@ -27,7 +27,7 @@ from tandem.serving.cores import Share
 from tandem.serving.ports import free_ports
 from tandem.serving.process_spec import ProcessSpec
 from tandem.serving.topology import LOOPBACK, Topology
-from tests.helpers.secret import SECRET
+from tests.helpers.secret import AS_GATEWAY, SECRET
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 90.0
@@ -284,7 +284,7 @@ def running_cluster(
 
 async def _living_pids(router: str) -> set[int]:
     """Of the workers that a router gives requests to; empty when it does not answer."""
-    client = RouterClient(router, secret=SECRET)
+    client = RouterClient(router, AS_GATEWAY)
     try:
         return {listing.status.pid for listing in await client.workers(timeout_s=1.0) if listing.is_alive}
     except TandemError:

@@ -16,6 +16,7 @@ from tandem.core.events import BlockEvent
 from tandem.gateway.server import RunningGateway, serving_gateway
 from tandem.gateway.settings import GatewaySettings
 from tandem.locality.base import PublishResult
+from tandem.rpc.credentials import Credentials
 from tandem.rpc.messages import (
     Decision,
     ModelInfo,
@@ -27,10 +28,10 @@ from tandem.rpc.messages import (
     WorkerListing,
     WorkerRecord,
 )
-from tandem.rpc.server import RpcServer, serve_router, serve_worker
+from tandem.rpc.server import RpcServer, serve_router
 from tandem.text.tokenizer import Tokenizer
 from tests.helpers.fake_worker import MAX_MODEL_LEN, MODEL, FakeWorker, model_info, status_of, text_of
-from tests.helpers.secret import SECRET
+from tests.helpers.secret import AS_ROUTER, SECRET
 from tests.helpers.tokenizers import write_byte_tokenizer
 
 JSON_HEAD = "host: localhost\r\ncontent-type: application/json\r\n"  # of a request that a test spells itself
@@ -60,6 +61,19 @@ class FakeRouter:
     settled: list[Settlement] = field(default_factory=list)
     decided: list[Decision] = field(default_factory=list)
     server: RpcServer | None = None
+
+    async def serve(self, bind: str = "127.0.0.1:0", credentials: Credentials = AS_ROUTER) -> None:
+        self.server = await serve_router(RouterFace(self), bind, credentials)
+
+    async def start_again(self, credentials: Credentials) -> None:
+        """At the same address."""
+        assert self.server is not None
+        await self.kill()
+        await self.serve(self.server.address, credentials)
+
+    async def kill(self) -> None:
+        assert self.server is not None
+        await self.server.stop(0)
 
     async def pair(self, call: PairCall) -> PairingAnswer:
         self.calls.append(call)
@@ -157,12 +171,12 @@ async def running_cluster(
     async with contextlib.AsyncExitStack() as stack:
         workers = [FakeWorker(f"decode-{index}", tokenizer) for index in range(num_workers)]
         for worker in workers:
-            worker.server = await serve_worker(worker, "127.0.0.1:0", secret=SECRET)
-            stack.push_async_callback(worker.server.stop, 0)
+            await worker.serve()
+            stack.push_async_callback(worker.kill)
         routers = [FakeRouter(list(workers)) for _ in range(num_routers)]
         for router in routers:
-            router.server = await serve_router(RouterFace(router), "127.0.0.1:0", secret=SECRET)
-            stack.push_async_callback(router.server.stop, 0)
+            await router.serve()
+            stack.push_async_callback(router.kill)
         addresses = ",".join(router.server.address for router in routers if router.server is not None)
         options: dict[str, object] = {
             "port": 0,

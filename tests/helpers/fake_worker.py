@@ -17,6 +17,7 @@ from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.engine.validation import check_handoff
 from tandem.routing.snapshot import Role, WorkerState
 from tandem.rpc.context import incoming_traceparent
+from tandem.rpc.credentials import Credentials
 from tandem.rpc.messages import (
     ConfirmAnswer,
     ConfirmCall,
@@ -31,9 +32,10 @@ from tandem.rpc.messages import (
     WorkerAddress,
     WorkerStatus,
 )
-from tandem.rpc.server import RpcServer
+from tandem.rpc.server import RpcServer, serve_worker
 from tandem.scheduler.request import Handoff
 from tandem.text.tokenizer import Tokenizer
+from tests.helpers.secret import serving_as
 from tests.helpers.tokenizers import NUM_TOKENS
 
 MODEL = "tiny"
@@ -91,6 +93,17 @@ class FakeWorker:
     def address(self) -> WorkerAddress:
         assert self.server is not None
         return WorkerAddress(self.worker_id, self.server.address, self.incarnation)
+
+    async def serve(self, bind: str = "127.0.0.1:0", credentials: Credentials | None = None) -> None:
+        """Answer calls, as this incarnation unless `credentials` say otherwise."""
+        self.server = await serve_worker(self, bind, credentials or serving_as(self.incarnation))
+
+    async def start_again(self, incarnation: str, credentials: Credentials | None = None) -> None:
+        """At the same address; its streams break."""
+        assert self.server is not None
+        await self.server.stop(0)
+        self.incarnation = incarnation
+        await self.serve(self.server.address, credentials)
 
     async def kill(self) -> None:
         """As far as callers can tell, kill -9."""

@@ -44,8 +44,8 @@ OWNED = {
     "gateway": "host port admin_bind allow_anonymous routers model served_model_name redis responses_key "
     "drain_timeout_s",
     "router": "bind metrics_port redis discovery kubernetes_namespace kubernetes_selector grace_s",
-    "prefill": "model served_model_name bind advertise worker_id routers redis grace_s metrics_port core_board",
-    "decode": "model served_model_name bind advertise worker_id routers redis grace_s metrics_port core_board",
+    "prefill": "model served_model_name bind advertise worker_id routers redis grace_s metrics_port kv_port core_board",
+    "decode": "model served_model_name bind advertise worker_id routers redis grace_s metrics_port kv_port core_board",
     "planner": "mode ttft_ms tpot_ms min_prefill max_prefill min_decode max_decode prefill_accelerators "
     "decode_accelerators max_accelerators max_num_running served_model_name routers gateways gateway_selector "
     "kubernetes_namespace prefill_deployment decode_deployment prefill_selector decode_selector lease_name planner_id "

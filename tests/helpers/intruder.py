@@ -15,6 +15,7 @@ import numpy as np
 
 from tandem.core.errors import TandemError
 from tandem.rpc.client import WorkerClient
+from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.transport.card import Card, Identity, seal
 from tandem.transport.tcp.transport import TcpTransport
 from tests.helpers.transport_pools import pool_of
@@ -55,7 +56,7 @@ def pool_bytes(card: Card, secret: bytes) -> str:
 
 async def status_of(address: str, secret: bytes) -> str:
     """A worker's id, as its status says; or why it cannot be asked."""
-    client = WorkerClient(address, secret=secret)
+    client = WorkerClient(address, Credentials(secret, ProcessRole.OPERATOR))
     try:
         return (await client.status()).worker.worker_id
     except TandemError as error:

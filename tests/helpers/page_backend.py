@@ -16,11 +16,11 @@ from tandem.gateway.server import serving_gateway
 from tandem.gateway.settings import GatewaySettings
 from tandem.routing.snapshot import Role
 from tandem.rpc.messages import GenerateCall, GenerateNews, LinkReport, WorkerListing
-from tandem.rpc.server import serve_router, serve_worker
+from tandem.rpc.server import serve_router
 from tandem.text.tokenizer import Tokenizer
 from tests.helpers.fake_backend import FakeCluster, FakeRouter, RouterFace
 from tests.helpers.fake_worker import MODEL, FakeWorker, status_of
-from tests.helpers.secret import SECRET
+from tests.helpers.secret import AS_ROUTER, SECRET
 from tests.helpers.tokenizers import write_byte_tokenizer
 
 
@@ -94,8 +94,8 @@ async def page_cluster(
         (directory / "chat_template.jinja").write_text(chat_template)
     worker = SayingWorker("decode-0", Tokenizer.load(directory))
     router = TellingRouter([worker])
-    worker.server = await serve_worker(worker, "127.0.0.1:0", secret=SECRET)
-    router.server = await serve_router(RouterFace(router), "127.0.0.1:0", secret=SECRET)
+    await worker.serve()
+    router.server = await serve_router(RouterFace(router), "127.0.0.1:0", AS_ROUTER)
     where = {"model": str(directory), "routers": router.server.address, "cluster_secret": SECRET.decode()}
     options = {"port": 0, "drain_timeout_s": 1.0, "served_model_name": MODEL, **settings}
     configured = GatewaySettings.model_validate(where | options)
@@ -105,7 +105,7 @@ async def page_cluster(
             yield PageCluster(worker, router, fake)
     finally:
         worker.go.set()
-        await asyncio.gather(worker.server.stop(0), router.server.stop(0))
+        await asyncio.gather(worker.kill(), router.server.stop(0))
 
 
 def listing(

@@ -18,7 +18,7 @@ from tandem.core.timeline import Stage
 from tandem.rpc.client import RouterClient, WorkerClient
 from tandem.rpc.messages import GenerateCall, PairCall, PairingAnswer, Settlement, WorkerAddress
 from tests.helpers.cluster import Cluster
-from tests.helpers.secret import SECRET
+from tests.helpers.secret import AS_GATEWAY
 
 TIMEOUT_S = 60.0
 _UNSAID = ("bad_words", "logprobs", "prompt_logprobs")  # NOTE: HTTP gives these in another form
@@ -149,7 +149,7 @@ def _router_address(cluster: Cluster) -> str:
 
 async def _generate(call: GenerateCall) -> tuple[Reply, list[Stage]]:
     assert call.decode is not None
-    client = WorkerClient(call.decode.address, secret=SECRET)
+    client = WorkerClient(call.decode.address, AS_GATEWAY)
     draft, stages = _Draft(), list[Stage]()
     try:
         async with aclosing(client.generate(call, timeout_s=TIMEOUT_S)) as stream:
@@ -164,7 +164,7 @@ async def _generate(call: GenerateCall) -> tuple[Reply, list[Stage]]:
 
 
 async def _pair(address: str, call: PairCall) -> PairingAnswer:
-    client = RouterClient(address, secret=SECRET)
+    client = RouterClient(address, AS_GATEWAY)
     try:
         answer = await client.pair(call)
         await client.settle(Settlement(request_id=call.request_id))

@@ -32,7 +32,8 @@ from tandem.worker.process import Worker, serving_worker
 from tandem.worker.service import WorkerService
 from tandem.worker.settings import DecodeSettings, PrefillSettings, WorkerSettings
 from tandem.worker.sources import Sources
-from tests.helpers.secret import SECRET
+from tests.helpers.callers import WorkerCaller
+from tests.helpers.secret import SECRET, serving_as
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True, seed=1)
 SAMPLED = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=10, ignore_eos=True, seed=11)
@@ -81,7 +82,8 @@ async def pair_of(path: Path, *, prefill: dict[str, Any] | None = None, **both: 
         p = await opened.enter_async_context(serving_worker(p_settings, registry))
         d_settings = settings_of(DecodeSettings, path, "d0", **both)
         d = await opened.enter_async_context(serving_worker(d_settings, registry))
-        to_p, to_d = (WorkerClient(each.core.me.address, secret=SECRET) for each in (p, d))
+        to_p = WorkerCaller(p.core.me.address)
+        to_d = WorkerCaller(d.core.me.address)
         opened.push_async_callback(to_p.close)
         opened.push_async_callback(to_d.close)
         yield Pair(p, d, to_p, to_d)
@@ -221,11 +223,11 @@ class Front:
 @contextlib.asynccontextmanager
 async def front_of(worker: Worker, worker_id: str | None = None, **changes: Any) -> AsyncIterator[Front]:
     """A middleman before `worker` for the time of the block, by its name or as a worker of its own."""
-    client = WorkerClient(worker.core.me.address, secret=SECRET)
+    client = WorkerCaller(worker.core.me.address)
     if worker_id is not None:
         changes["change_greeting"] = lambda g: replace(g, worker=replace(g.worker, worker_id=worker_id))
     handler = Middleman(client, **changes)
-    server = await serve_worker(handler, "127.0.0.1:0", secret=SECRET)
+    server = await serve_worker(handler, "127.0.0.1:0", serving_as(worker.core.me.incarnation))
     try:
         me = worker.core.me
         yield Front(handler, server, WorkerAddress(worker_id or me.worker_id, server.address, me.incarnation))

@@ -148,6 +148,8 @@
   value: "{{ include "tandem.podHost" .root }}:7900"
 - name: TANDEM_METRICS_PORT
   value: "7901"
+- name: TANDEM_KV_PORT
+  value: "7902"
 {{ include "tandem.modelEnv" .root }}
 - name: TANDEM_GRACE_S
   value: {{ int .pool.termination.drainSeconds | quote }}

@@ -109,6 +109,7 @@ metrics: 7951
 {{- else -}}
 grpc: 7900
 metrics: 7901
+kv: 7902
 {{- end -}}
 {{- end }}
 

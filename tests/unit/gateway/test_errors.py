@@ -9,6 +9,7 @@ from tandem.core.errors import (
     TandemError,
     TransportError,
     UnavailableError,
+    UntrustedPeerError,
     WorkerLostError,
 )
 from tandem.gateway.errors import RequestError, problem_of
@@ -26,6 +27,7 @@ from tandem.gateway.errors import RequestError, problem_of
         (UnavailableError("nobody", 4.0), 503, 4),
         (WorkerLostError("died"), 503, 1),
         (EngineStoppedError("stopped"), 503, 1),
+        (UntrustedPeerError("secrets differ"), 503, 1),
         (TimeoutError(), 504, None),
         (TransportError("blocks"), 500, None),
         (TandemError("odd"), 500, None),
@@ -41,6 +43,14 @@ def test_a_bug_keeps_its_secrets() -> None:
     problem = problem_of(KeyError("password"))
     assert problem.status == 500
     assert "password" not in problem.message
+
+
+def test_what_an_operator_must_mend_is_told_to_clients_in_general_terms() -> None:
+    problem = problem_of(UntrustedPeerError("10.0.0.7:7800 refused Pair; give every process the same cluster secret"))
+    assert problem.code == "cluster_misconfigured"
+    assert problem.message.startswith("this cluster is wrongly configured")
+    assert "10.0.0.7" not in problem.message
+    assert "secret" not in problem.message
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """A choice goes on, token by token the same, whichever worker or router is lost; else its client is told."""
 
 import asyncio
+import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,20 @@ import httpx
 import orjson
 import pytest
 
-from tandem.core.errors import CapacityError, EngineStoppedError, InvalidRequestError, TandemError, UnavailableError
+from tandem.core.errors import (
+    CapacityError,
+    EngineStoppedError,
+    IncompatibleProtocolError,
+    InvalidRequestError,
+    TandemError,
+    UnavailableError,
+)
 from tandem.core.types import FinishReason
 from tandem.gateway.gateway import Gateway
 from tandem.rpc.channel import KEEPALIVE_S
+from tandem.rpc.credentials import ProcessRole
 from tests.helpers.fake_backend import MODEL, FakeCluster, eventually, tell, text_of
+from tests.helpers.secret import AS_ROUTER, serving_as
 
 SEED, NUM_TOKENS = 5, 10
 RIGHT = text_of(SEED, NUM_TOKENS)
@@ -117,7 +128,8 @@ def test_a_worker_started_again_in_place_is_lost_for_its_old_streams_and_good_fo
         only.hold_at = 4
         answer = asyncio.create_task(stream(client))
         await only.reached.wait()
-        only.hold_at, only.incarnation = None, "second"
+        only.hold_at = None
+        await only.start_again("second")
         assert await answer == (RIGHT, None)
         assert [call.decode and call.decode.incarnation for call in only.calls] == ["first", "second"]
 
@@ -154,7 +166,8 @@ def test_a_worker_that_said_no_is_not_asked_again_as_the_same_incarnation(tmp_pa
         answer = asyncio.create_task(stream(client))
         await eventually(lambda: len(cluster.routers[0].calls) > 4)
         assert len(only.calls) == 1
-        only.fail_at, only.incarnation = None, "second"
+        only.fail_at = None
+        await only.start_again("second")
         assert await answer == (RIGHT, None)
         assert [call.decode and call.decode.incarnation for call in only.calls] == ["first", "second"]
 
@@ -375,3 +388,78 @@ def test_routers_hear_what_became_of_each_choice(tmp_path: Path) -> None:
         assert settled[-1].ttft_ms is None
 
     tell(tmp_path, story)
+
+
+def test_a_router_of_a_release_too_far_away_is_a_503_that_names_both(tmp_path: Path) -> None:
+    """Regression: strict equality of versions was answered as 500, as if the gateway had a bug."""
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        cluster.routers[0].refuse = IncompatibleProtocolError(
+            "the caller speaks protocols 2 to 2, this process 7 to 8; run releases of Tandem that are at most one apart"
+        )
+        response = await client.post("/v1/completions", json=body(stream=False))
+        assert response.status_code == 503
+        assert "protocols 2 to 2, this process 7 to 8; run releases" in response.json()["error"]["message"]
+        cluster.routers[0].refuse = None
+        assert await stream(client) == (RIGHT, None)
+
+    tell(tmp_path, story, failover_timeout_s=0.2)
+
+
+ANOTHER_SECRET = b"the secret of another cluster"
+REMEDY = "the cluster secret differs; give every process the same cluster secret"
+
+
+def expect_misconfigured(response: httpx.Response) -> None:
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (503, "cluster_misconfigured")
+    assert int(response.headers["retry-after"]) > 0
+    assert "127.0.0.1" not in response.text
+    assert "secret" not in response.text
+
+
+def test_routers_that_refuse_the_gateway_are_passed_over_and_are_together_a_503(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Regression: the answer was 500 with the operator's remedy, logged nowhere, and no other router was asked."""
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        for router in cluster.routers:
+            await router.start_again(replace(AS_ROUTER, secret=ANOTHER_SECRET))
+        await eventually(lambda: len(refusals(caplog)) == 2)
+        expect_misconfigured(await client.post("/v1/completions", json=body(stream=False)))
+        named = {line.partition(" cannot be used until this is mended: ")[0] for line in refusals(caplog)}
+        assert named == {f"router {address}" for address in cluster.gateway.gateway.routers.addresses}
+        assert len(refusals(caplog)) == 2
+        await cluster.routers[1].start_again(AS_ROUTER)
+        assert await stream(client) == (RIGHT, None)
+
+    with caplog.at_level(logging.ERROR, logger="tandem.gateway.routers"):
+        tell(tmp_path, story, num_routers=2)
+
+
+def test_a_worker_that_does_not_accept_the_gateway_is_passed_over_and_alone_a_503(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Regression: it was answered as 500 at once, though another worker could serve."""
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        first, second = cluster.workers
+        await first.start_again("first", replace(serving_as("first"), secret=ANOTHER_SECRET))
+        assert await stream(client) == (RIGHT, None)
+        assert not first.calls
+        assert any(REMEDY in line for line in messages(caplog))
+        await second.start_again("first", serving_as("first", ProcessRole.ROUTER))
+        expect_misconfigured(await client.post("/v1/completions", json=body(stream=False)))
+        assert any("is a router; a both or decode or prefill was expected there" in line for line in messages(caplog))
+        assert len(second.calls) == 1
+
+    tell(tmp_path, story, failover_timeout_s=0.5)
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [line for line in messages(caplog) if REMEDY in line]

@@ -1,6 +1,7 @@
 """A gateway's routers: one that is away is passed over."""
 
 import signal
+from functools import partial
 
 import pytest
 
@@ -9,6 +10,7 @@ from tandem.gateway.routers import Routers
 from tandem.rpc.client import ClientPool, RouterClient
 from tandem.rpc.messages import PairCall
 from tandem.rpc.server import serve_router
+from tests.helpers.secret import AS_GATEWAY, AS_ROUTER
 from tests.unit.rpc.handlers import HERE, Router, run
 from tests.unit.rpc.processes import MORTAL_ROUTER, running
 
@@ -19,9 +21,9 @@ def test_a_router_that_hangs_is_passed_over_also_where_every_address_had_led_to_
     """
 
     async def check() -> None:
-        server = await serve_router(Router(), "127.0.0.1:0")
+        server = await serve_router(Router(), "127.0.0.1:0", AS_ROUTER)
         async with running(MORTAL_ROUTER) as (process, address):
-            pool = ClientPool(RouterClient)
+            pool = ClientPool(partial(RouterClient, credentials=AS_GATEWAY))
             both = f"ipv4:{address},{server.address}"
             for one in (address, both):
                 await pool.get(one).models()

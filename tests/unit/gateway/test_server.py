@@ -11,10 +11,10 @@ from pathlib import Path
 
 import httpx
 
-from tandem.rpc.server import serve_router, serve_worker
+from tandem.rpc.server import serve_router
 from tandem.text.tokenizer import Tokenizer
 from tests.helpers.fake_backend import MODEL, FakeRouter, FakeWorker, RouterFace, text_of
-from tests.helpers.secret import SECRET
+from tests.helpers.secret import AS_ROUTER, SECRET
 from tests.helpers.tokenizers import write_byte_tokenizer
 
 ENVIRONMENT = os.environ | {"TANDEM_CLUSTER_SECRET": SECRET.decode()}
@@ -37,8 +37,8 @@ def test_sigterm_lets_streams_finish_and_exits_0(tmp_path: Path) -> None:
     async def run() -> None:
         write_byte_tokenizer(tmp_path)
         worker = FakeWorker("decode-0", Tokenizer.load(tmp_path), hold_at=3)
-        worker.server = await serve_worker(worker, "127.0.0.1:0", secret=SECRET)
-        router = await serve_router(RouterFace(FakeRouter([worker])), "127.0.0.1:0", secret=SECRET)
+        await worker.serve()
+        router = await serve_router(RouterFace(FakeRouter([worker])), "127.0.0.1:0", AS_ROUTER)
         flags = command("--model", str(tmp_path), "--routers", router.address)
         process = await asyncio.create_subprocess_exec(*flags, stderr=asyncio.subprocess.PIPE, env=ENVIRONMENT)
         assert process.stderr is not None
@@ -57,7 +57,7 @@ def test_sigterm_lets_streams_finish_and_exits_0(tmp_path: Path) -> None:
         assert await asyncio.wait_for(process.wait(), 10) == 0
         assert "Traceback" not in rest
         await router.stop()
-        await worker.server.stop()
+        await worker.kill()
 
     asyncio.run(run())
 

@@ -10,10 +10,11 @@ MORTAL_WORKER = """
 import asyncio
 from array import array
 from tandem.rpc.server import serve_worker
+from tests.helpers.secret import AS_WORKER
 from tests.unit.rpc.handlers import Worker
 
 async def main():
-    server = await serve_worker(Worker(num_before_silence=1), "127.0.0.1:0")
+    server = await serve_worker(Worker(num_before_silence=1), "127.0.0.1:0", AS_WORKER)
     print(server.port, flush=True)
     await asyncio.Event().wait()
 
@@ -23,9 +24,10 @@ MORTAL_ROUTER = """
 import asyncio
 from tandem.rpc.server import serve_router
 from tests.unit.rpc.handlers import Router
+from tests.helpers.secret import AS_ROUTER
 
 async def main():
-    server = await serve_router(Router(), "127.0.0.1:0")
+    server = await serve_router(Router(), "127.0.0.1:0", AS_ROUTER)
     print(server.port, flush=True)
     await asyncio.Event().wait()
 

@@ -7,14 +7,15 @@ import sys
 import time
 from array import array
 from collections.abc import Sequence
+from functools import partial
 
 import grpc
 import pytest
 
-from tandem.core.errors import IncompatiblePeerError, InvalidRequestError, WorkerLostError
+from tandem.core.errors import InvalidRequestError, UntrustedPeerError, WorkerLostError
 from tandem.core.events import BlockRemoved, BlockStored
 from tandem.locality.base import PublishResult
-from tandem.rpc import link
+from tandem.rpc import link, methods
 from tandem.rpc.channel import CLIENT_OPTIONS, KEEPALIVE_S
 from tandem.rpc.client import ClientPool, RouterClient, WorkerClient
 from tandem.rpc.messages import (
@@ -32,19 +33,25 @@ from tandem.rpc.messages import (
     Settlement,
     WorkerListing,
     WorkerRecord,
+    WorkerStatus,
 )
 from tandem.rpc.server import serve_router, serve_worker
+from tests.helpers.raw_calls import opener
+from tests.helpers.secret import AS_GATEWAY, AS_OPERATOR, AS_ROUTER, AS_WORKER
 from tests.unit.rpc.handlers import HERE, LEASE, MODEL, STATUS, Router, Worker, generate_call, run
 from tests.unit.rpc.processes import MORTAL_ROUTER, MORTAL_WORKER, running
 
 ANY_PORT = "127.0.0.1:0"
+connect = partial(WorkerClient, credentials=AS_GATEWAY)
 
 
 def test_every_method_of_a_worker_answers() -> None:
     async def check() -> None:
         worker = Worker()
-        server = await serve_worker(worker, ANY_PORT)
-        client = WorkerClient(server.address)
+        server = await serve_worker(worker, ANY_PORT, AS_WORKER)
+        client, peer, router, tool = (
+            WorkerClient(server.address, who) for who in (AS_GATEWAY, AS_WORKER, AS_ROUTER, AS_OPERATOR)
+        )
         greeting = Greeting(
             worker=HERE, epoch=1, protocol_version=1, compatibility={}, site={"a": True}, cards={}, num_blocks=2
         )
@@ -53,20 +60,20 @@ def test_every_method_of_a_worker_answers() -> None:
             request_id="r", reader=HERE, prompt_token_ids=(0,), params=generate_call(seed=0).params
         )
         assert await client.status() == STATUS
-        watch = client.watch(0.25)
+        watch = router.watch(0.25)
         assert await anext(watch) == STATUS
         await watch.aclose()
-        await client.drain()
+        await tool.drain()
         assert [news.output.token_ids async for news in client.generate(generate_call())] == [(0,), (1,), (2,)]
-        assert [news async for news in client.prefill(prefill_call)] == [
+        assert [news async for news in peer.prefill(prefill_call)] == [
             PrefillNews(lease=LEASE),
             PrefillNews(num_cached_tokens=0),
         ]
-        assert await client.greet(greeting) == greeting
-        assert await client.lease(lease_call) == LEASE
-        assert await client.renew(["a", "b"]) == ("a",)
-        assert await client.confirm(ConfirmCall(lease_id="l", checksum_block_ids=(7,))) == ConfirmAnswer(True, (7,))
-        await client.release(("a",))
+        assert await peer.greet(greeting) == greeting
+        assert await peer.lease(lease_call) == LEASE
+        assert await peer.renew(["a", "b"]) == ("a",)
+        assert await peer.confirm(ConfirmCall(lease_id="l", checksum_block_ids=(7,))) == ConfirmAnswer(True, (7,))
+        await peer.release(("a",))
         assert worker.calls == [
             ("status",),
             ("watch", 0.25),
@@ -79,7 +86,8 @@ def test_every_method_of_a_worker_answers() -> None:
             ("confirm", ConfirmCall(lease_id="l", checksum_block_ids=(7,))),
             ("release", ("a",)),
         ]
-        await client.close()
+        for each in (client, peer, router, tool):
+            await each.close()
         await server.stop()
 
     run(check)
@@ -88,8 +96,8 @@ def test_every_method_of_a_worker_answers() -> None:
 def test_every_method_of_a_router_answers() -> None:
     async def check() -> None:
         router = Router()
-        server = await serve_router(router, ANY_PORT)
-        client = RouterClient(server.address)
+        server = await serve_router(router, ANY_PORT, AS_ROUTER)
+        client, worker = RouterClient(server.address, AS_GATEWAY), RouterClient(server.address, AS_WORKER)
         call = PairCall(request_id="r", model="m", token_ids=array("I", [0]), num_expected_output=1, session_id="")
         record = WorkerRecord(HERE, "decode", "m", "")
         events = (BlockStored(bytes(32), None, 0), BlockRemoved(b"a" * 32, 1))
@@ -101,11 +109,11 @@ def test_every_method_of_a_router_answers() -> None:
         assert await client.decisions(2) == (Decision(request_id="r", age_s=0.5, policy="first"),) * 2
         with pytest.raises(InvalidRequestError, match="num_latest=0"):
             await client.decisions(0)
-        assert await client.register(Registration(record)) == (record, record)
-        assert await client.register(Registration(record, without_records=True)) == ()
-        await client.unregister(record)
-        assert await client.publish("d0", 3, events, 4) is PublishResult.RESYNC
-        assert await client.replace("d0", 3, [bytes(32)], 4) is PublishResult.STALE
+        assert await worker.register(Registration(record)) == (record, record)
+        assert await worker.register(Registration(record, without_records=True)) == ()
+        await worker.unregister(record)
+        assert await worker.publish("d0", 3, events, 4) is PublishResult.RESYNC
+        assert await worker.replace("d0", 3, [bytes(32)], 4) is PublishResult.STALE
         assert router.calls == [
             call,
             Settlement(request_id="r", queue_ms=0.0),
@@ -114,6 +122,7 @@ def test_every_method_of_a_router_answers() -> None:
             ("d0", 3, (bytes(32),), 4),
         ]
         await client.close()
+        await worker.close()
         await server.stop()
 
     run(check)
@@ -123,8 +132,8 @@ def test_every_method_of_a_router_answers() -> None:
 def test_a_stream_that_is_cancelled_here_is_cancelled_there(num_before_silence: int) -> None:
     async def check() -> None:
         worker = Worker(num_before_silence=num_before_silence)
-        server = await serve_worker(worker, ANY_PORT)
-        client = WorkerClient(server.address)
+        server = await serve_worker(worker, ANY_PORT, AS_WORKER)
+        client = WorkerClient(server.address, AS_GATEWAY)
 
         async def consume() -> None:
             async for _ in client.generate(generate_call()):
@@ -146,8 +155,8 @@ def test_a_stream_that_is_cancelled_here_is_cancelled_there(num_before_silence: 
 def test_a_stream_that_is_closed_here_is_cancelled_there() -> None:
     async def check() -> None:
         worker = Worker(num_before_silence=1)
-        server = await serve_worker(worker, ANY_PORT)
-        client = WorkerClient(server.address)
+        server = await serve_worker(worker, ANY_PORT, AS_WORKER)
+        client = WorkerClient(server.address, AS_GATEWAY)
         stream = client.generate(generate_call())
         await anext(stream)
         await worker.started.wait()
@@ -163,15 +172,16 @@ def test_a_stream_that_is_closed_here_is_cancelled_there() -> None:
 def test_a_deadline_ends_both_sides() -> None:
     async def check() -> None:
         worker = Worker(num_before_silence=0)
-        server = await serve_worker(worker, ANY_PORT)
-        client = WorkerClient(server.address)
-        await client.status()  # NOTE: connecting must not use up the deadline, or the worker never hears of the call
+        server = await serve_worker(worker, ANY_PORT, AS_WORKER)
+        client, peer = WorkerClient(server.address, AS_GATEWAY), WorkerClient(server.address, AS_WORKER)
+        await peer.release(("first",))  # NOTE: connecting must not use up the deadline, or the worker never hears of it
         with pytest.raises(WorkerLostError, match=rf"Release at {server.address} did not answer within 0.5 s"):
-            await client.release(("never",), timeout_s=0.5)
+            await peer.release(("never",), timeout_s=0.5)
         await worker.cancelled.wait()
         with pytest.raises(WorkerLostError, match=r"did not answer within 0.1 s"):
             await anext(client.generate(generate_call(), timeout_s=0.1))
         await client.close()
+        await peer.close()
         await server.stop()
 
     run(check)
@@ -182,7 +192,7 @@ def test_a_worker_killed_mid_stream_is_lost_at_once() -> None:
         with subprocess.Popen([sys.executable, "-c", MORTAL_WORKER], stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             port = int(await asyncio.to_thread(process.stdout.readline))
-            client = WorkerClient(f"127.0.0.1:{port}")
+            client = WorkerClient(f"127.0.0.1:{port}", AS_GATEWAY)
             stream = client.generate(generate_call())
             await anext(stream)
             begin = time.perf_counter()
@@ -207,7 +217,7 @@ def test_a_peer_that_hangs_is_noticed_by_its_silence(monkeypatch: pytest.MonkeyP
 
     async def check() -> None:
         async with running(MORTAL_WORKER) as (process, address):
-            client = WorkerClient(address)
+            client = WorkerClient(address, AS_GATEWAY)
             await client.status()
             process.send_signal(signal.SIGSTOP)
             with pytest.raises(WorkerLostError, match="was lost"):
@@ -221,9 +231,9 @@ def test_a_router_that_hangs_is_left_for_another_at_the_same_address() -> None:
     """The connection to it was kept, so each question waited there until its time was up."""
 
     async def check() -> None:
-        server = await serve_router(Router(), ANY_PORT)
+        server = await serve_router(Router(), ANY_PORT, AS_ROUTER)
         async with running(MORTAL_ROUTER) as (process, address):
-            client = RouterClient(f"ipv4:{address},{server.address}")
+            client = RouterClient(f"ipv4:{address},{server.address}", AS_GATEWAY)
             await client.models()
             process.send_signal(signal.SIGSTOP)
             with pytest.raises(WorkerLostError, match=r"did not answer within 0.2 s"):
@@ -256,8 +266,8 @@ class SlowRouter(Router):
 def test_a_connection_that_is_left_still_brings_the_answers_asked_for_there() -> None:
     async def check() -> None:
         router = SlowRouter()
-        server = await serve_router(router, ANY_PORT)
-        client = RouterClient(server.address)
+        server = await serve_router(router, ANY_PORT, AS_ROUTER)
+        client = RouterClient(server.address, AS_GATEWAY)
         asking = asyncio.create_task(client.describe())
         await router.is_asked.wait()
         with pytest.raises(WorkerLostError, match="did not answer"):
@@ -273,13 +283,13 @@ def test_a_connection_that_is_left_still_brings_the_answers_asked_for_there() ->
 
 def test_a_client_finds_a_worker_that_is_back() -> None:
     async def check() -> None:
-        server = await serve_worker(Worker(), ANY_PORT)
-        client = WorkerClient(server.address)
+        server = await serve_worker(Worker(), ANY_PORT, AS_WORKER)
+        client = WorkerClient(server.address, AS_GATEWAY)
         await client.status()
         await server.stop()
         with pytest.raises(WorkerLostError):
             await client.status()
-        server = await serve_worker(Worker(), server.address)
+        server = await serve_worker(Worker(), server.address, AS_WORKER)
         while True:
             try:
                 assert await client.status() == STATUS
@@ -295,8 +305,8 @@ def test_a_client_finds_a_worker_that_is_back() -> None:
 def test_a_server_that_stops_loses_its_streams() -> None:
     async def check() -> None:
         worker = Worker(num_before_silence=1)
-        server = await serve_worker(worker, ANY_PORT)
-        client = WorkerClient(server.address)
+        server = await serve_worker(worker, ANY_PORT, AS_WORKER)
+        client = WorkerClient(server.address, AS_GATEWAY)
         stream = client.generate(generate_call())
         await anext(stream)
         await server.stop()
@@ -309,14 +319,18 @@ def test_a_server_that_stops_loses_its_streams() -> None:
 
 
 def test_closing_a_client_fails_its_calls_but_cancels_nobody() -> None:
+    class Silent(Worker):
+        async def status(self) -> WorkerStatus:
+            return await asyncio.Future()
+
     async def check() -> None:
-        worker = Worker(num_before_silence=1)
-        server = await serve_worker(worker, ANY_PORT)
-        client = WorkerClient(server.address)
+        worker = Silent(num_before_silence=1)
+        server = await serve_worker(worker, ANY_PORT, AS_WORKER)
+        client = WorkerClient(server.address, AS_GATEWAY)
         stream = client.generate(generate_call())
         await anext(stream)
         following = asyncio.ensure_future(anext(stream))
-        asking = asyncio.ensure_future(client.release(("never",)))
+        asking = asyncio.ensure_future(client.status())
         await worker.started.wait()
         await client.close()
         for waiting in (following, asking):
@@ -331,7 +345,7 @@ def test_closing_a_client_fails_its_calls_but_cancels_nobody() -> None:
 
 def test_what_cannot_be_sent_is_the_callers_fault() -> None:
     async def check() -> None:
-        client = WorkerClient("127.0.0.1:1")
+        client = WorkerClient("127.0.0.1:1", AS_GATEWAY)
         with pytest.raises(InvalidRequestError, match="surrogates not allowed"):
             await client.release(["\ud800"])
         with pytest.raises(InvalidRequestError, match="GenerateRequest cannot be sent"):
@@ -343,9 +357,9 @@ def test_what_cannot_be_sent_is_the_callers_fault() -> None:
 
 def test_a_router_is_not_a_worker() -> None:
     async def check() -> None:
-        server = await serve_router(Router(), ANY_PORT)
-        client = WorkerClient(server.address)
-        with pytest.raises(IncompatiblePeerError, match=r"does not answer Status; this side speaks protocol 1 "):
+        server = await serve_router(Router(), ANY_PORT, AS_ROUTER)
+        client = WorkerClient(server.address, AS_GATEWAY)
+        with pytest.raises(UntrustedPeerError, match=r"is a router; a both or decode or prefill was expected"):
             await client.status()
         await client.close()
         await server.stop()
@@ -359,12 +373,14 @@ def test_nonsense_in_an_answer_is_a_lost_worker() -> None:
 
     async def check() -> None:
         server = grpc.aio.server()
+        opening = {"Open": opener(lambda: AS_WORKER)}
+        session = grpc.method_handlers_generic_handler(methods.SESSION_SERVICE, opening)
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(nonsense)
         service = grpc.method_handlers_generic_handler("tandem.rpc.v1.Worker", {"Status": handler})
-        server.add_generic_rpc_handlers((service,))
+        server.add_generic_rpc_handlers((service, session))
         port = server.add_insecure_port(ANY_PORT)
         await server.start()
-        client = WorkerClient(f"127.0.0.1:{port}")
+        client = WorkerClient(f"127.0.0.1:{port}", AS_GATEWAY)
         with pytest.raises(WorkerLostError, match=f"127.0.0.1:{port} answered nonsense"):
             await client.status()
         await client.close()
@@ -376,8 +392,8 @@ def test_nonsense_in_an_answer_is_a_lost_worker() -> None:
 def test_a_long_prompt_crosses_quickly() -> None:
     async def check() -> None:
         worker = Worker()
-        server = await serve_worker(worker, ANY_PORT)
-        client = WorkerClient(server.address)
+        server = await serve_worker(worker, ANY_PORT, AS_WORKER)
+        client = WorkerClient(server.address, AS_GATEWAY)
         call = generate_call(num_tokens=1, prompt=tuple(range(126_000)))
         begin = time.perf_counter()
         async for _ in client.generate(call):
@@ -392,7 +408,7 @@ def test_a_long_prompt_crosses_quickly() -> None:
 
 def test_a_pool_keeps_one_client_for_each_address() -> None:
     async def check() -> None:
-        pool = ClientPool(WorkerClient)
+        pool = ClientPool(connect)
         client = pool.get("127.0.0.1:1")
         assert pool.get("127.0.0.1:1") is client
         assert pool.get("127.0.0.1:2") is not client
@@ -406,8 +422,8 @@ def test_a_pool_keeps_one_client_for_each_address() -> None:
 def test_a_full_pool_drops_the_idle_client_that_was_not_asked_for_longest() -> None:
     async def check() -> None:
         worker = Worker(num_before_silence=1)
-        server = await serve_worker(worker, ANY_PORT)
-        pool = ClientPool(WorkerClient, max_clients=2)
+        server = await serve_worker(worker, ANY_PORT, AS_WORKER)
+        pool = ClientPool(connect, max_clients=2)
         busy = pool.get(server.address)
         stream = busy.generate(generate_call())
         await anext(stream)

@@ -13,6 +13,8 @@ from tandem.rpc.compile import PACKAGE, ROOT, compile_protos
 
 SECOND_NS = 10**9
 
+SUFFIXES = (".py", ".pyi", "_grpc.py")
+
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
@@ -25,7 +27,7 @@ def checkout(tmp_path: Path) -> Path:
 def test_modules_are_made_once(checkout: Path) -> None:
     assert compile_protos(checkout)
     made = {path.name for path in (checkout / PACKAGE).iterdir()}
-    files = {f"{name}_pb2{suffix}" for name in ("common", "worker", "router") for suffix in (".py", ".pyi", "_grpc.py")}
+    files = {f"{name}_pb2{suffix}" for name in ("common", "worker", "router", "session") for suffix in SUFFIXES}
     assert made == files | {"__init__.py"}
     assert [path.name for path in (checkout / PACKAGE.parent).iterdir()] == ["v1"]
     assert not compile_protos(checkout)

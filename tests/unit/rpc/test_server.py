@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -20,17 +21,22 @@ from tandem.core.errors import (
     TandemError,
     TransportError,
     UnavailableError,
+    UntrustedPeerError,
     WorkerLostError,
 )
+from tandem.rpc import methods
 from tandem.rpc.client import WorkerClient
+from tandem.rpc.credentials import Credentials
 from tandem.rpc.methods import ROUTER_SERVICE, WORKER_SERVICE
+from tandem.rpc.permissions import ALLOWED
 from tandem.rpc.server import RpcServer, serve_router, serve_worker
 from tandem.rpc.v1 import worker_pb2, worker_pb2_grpc
+from tests.helpers.raw_calls import ended, header, opened
+from tests.helpers.secret import AS_GATEWAY, AS_ROUTER, AS_WORKER
 from tests.unit.rpc.handlers import Router, Worker, generate_call, run
 from tests.unit.rpc.strategies import EVERY
 
 ANY_PORT = "127.0.0.1:0"
-VERSION = (("tandem-protocol", "1"),)
 GARBAGE = b"\xff\xff\xff"
 ERRORS = [
     InvalidRequestError("temperature=-1 ☃\nsecond line"),
@@ -47,24 +53,23 @@ ERRORS = [
     TransportError("i"),
     IncompatiblePeerError("j"),
     TandemError("k"),
+    UntrustedPeerError("l"),
 ]
 
 
-async def fails_with(server: RpcServer, path: str, data: bytes, metadata: Any = VERSION) -> tuple[Any, str]:
+async def fails_with(server: RpcServer, path: str, data: bytes, credentials: Credentials) -> tuple[Any, str]:
     """The status and message with which a raw call ends."""
     async with grpc.aio.insecure_channel(server.address) as channel:
-        stream: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(path)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for _ in stream(data, metadata=metadata, timeout=5.0):
-                pass
-    return caught.value.code(), caught.value.details() or ""
+        session = await opened(channel, credentials)
+        end = await ended(channel, path, data, header(session, path, b"" if path == methods.SERVE.path else data))
+    return end.code, end.details
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 def test_every_error_crosses_as_itself(error: TandemError) -> None:
     async def check() -> None:
-        server = await serve_worker(Worker(raises=error), ANY_PORT)
-        client = WorkerClient(server.address)
+        server = await serve_worker(Worker(raises=error), ANY_PORT, AS_WORKER)
+        client = WorkerClient(server.address, AS_GATEWAY)
         for answer in (client.status(), anext(client.generate(generate_call()))):
             with pytest.raises(TandemError) as caught:
                 await answer
@@ -79,8 +84,8 @@ def test_every_error_crosses_as_itself(error: TandemError) -> None:
 
 def test_a_bug_in_a_handler_is_logged_with_the_request_and_not_told(caplog: pytest.LogCaptureFixture) -> None:
     async def check() -> None:
-        server = await serve_worker(Worker(raises=ZeroDivisionError("secret detail")), ANY_PORT)
-        client = WorkerClient(server.address)
+        server = await serve_worker(Worker(raises=ZeroDivisionError("secret detail")), ANY_PORT, AS_WORKER)
+        client = WorkerClient(server.address, AS_GATEWAY)
         with pytest.raises(WorkerLostError, match=r"INTERNAL.*ZeroDivisionError") as caught:
             await anext(client.generate(generate_call()))
         assert "secret detail" not in str(caught.value)
@@ -102,8 +107,8 @@ def test_an_answer_that_cannot_be_sent_is_not_the_callers_fault(caplog: pytest.L
             return ["\ud800"]
 
     async def check() -> None:
-        server = await serve_worker(Careless(), ANY_PORT)
-        client = WorkerClient(server.address)
+        server = await serve_worker(Careless(), ANY_PORT, AS_WORKER)
+        client = WorkerClient(server.address, AS_WORKER)
         with pytest.raises(WorkerLostError, match="INTERNAL"):
             await client.renew([])
         await client.close()
@@ -115,8 +120,8 @@ def test_an_answer_that_cannot_be_sent_is_not_the_callers_fault(caplog: pytest.L
 
 def test_a_handler_that_was_cancelled_from_within_ends_the_call() -> None:
     async def check() -> None:
-        server = await serve_worker(Worker(raises=asyncio.CancelledError()), ANY_PORT)
-        client = WorkerClient(server.address)
+        server = await serve_worker(Worker(raises=asyncio.CancelledError()), ANY_PORT, AS_WORKER)
+        client = WorkerClient(server.address, AS_GATEWAY)
         with pytest.raises(WorkerLostError, match="Status was cancelled by the process"):
             await client.status(timeout_s=2.0)
         with pytest.raises(WorkerLostError, match="Generate was cancelled by the process"):
@@ -132,10 +137,11 @@ def test_garbage_is_refused_by_every_method(method: Any) -> None:
     async def check() -> None:
         worker, router = Worker(), Router()
         servers = {
-            WORKER_SERVICE: await serve_worker(worker, ANY_PORT),
-            ROUTER_SERVICE: await serve_router(router, ANY_PORT),
+            WORKER_SERVICE: await serve_worker(worker, ANY_PORT, AS_WORKER),
+            ROUTER_SERVICE: await serve_router(router, ANY_PORT, AS_ROUTER),
         }
-        code, details = await fails_with(servers[method.service], method.path, GARBAGE)
+        (role, *_) = ALLOWED[method.path]
+        code, details = await fails_with(servers[method.service], method.path, GARBAGE, replace(AS_GATEWAY, role=role))
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert f"3 bytes are not a {method.name}Request" in details
         assert worker.calls == router.calls == []
@@ -145,13 +151,17 @@ def test_garbage_is_refused_by_every_method(method: Any) -> None:
     run(check)
 
 
-def test_another_protocol_version_is_refused_by_name() -> None:
+def test_a_caller_of_protocol_1_is_told_which_are_spoken() -> None:
+    """It sent its token and its version with every call; it reads the class of the error from the trailing metadata."""
+
     async def check() -> None:
-        server = await serve_worker(Worker(), ANY_PORT)
-        for metadata, spoken in (((("tandem-protocol", "2"),), "'2'"), ((), "'none'")):
-            code, details = await fails_with(server, "/tandem.rpc.v1.Worker/Status", b"", metadata)
-            assert code is grpc.StatusCode.FAILED_PRECONDITION
-            assert f"speaks protocol {spoken}, this process 1" in details
+        worker = Worker()
+        server = await serve_worker(worker, ANY_PORT, AS_WORKER)
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            end = await ended(channel, methods.STATUS.path, b"", (("tandem-protocol", "1"), ("tandem-token", "x")))
+            assert end.code is grpc.StatusCode.UNAVAILABLE
+            assert "the caller speaks protocol '1', this process 2 to 2; run releases" in end.details
+        assert worker.calls == []
         await server.stop()
 
     run(check)
@@ -160,28 +170,19 @@ def test_another_protocol_version_is_refused_by_name() -> None:
 def test_only_the_cluster_is_let_in() -> None:
     async def check() -> None:
         worker = Worker()
-        server = await serve_worker(worker, ANY_PORT, secret=b"ours")
-        for secret in (None, b"theirs"):
-            stranger = WorkerClient(server.address, secret=secret)
-            for answer in (stranger.status(), anext(stranger.generate(generate_call()))):
-                with pytest.raises(ConfigurationError, match="cluster secret differs"):
-                    await answer
-            await stranger.close()
+        server = await serve_worker(worker, ANY_PORT, AS_WORKER)
+        stranger = WorkerClient(server.address, replace(AS_GATEWAY, secret=b"theirs"))
+        for answer in (stranger.status(), anext(stranger.generate(generate_call()))):
+            with pytest.raises(UntrustedPeerError, match="cluster secret differs"):
+                await answer
+        await stranger.close()
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            for metadata in ((), (("tandem-proof", ""),), (("tandem-proof", "nonsense"),)):
+                end = await ended(channel, methods.STATUS.path, b"", metadata)
+                assert end.code is grpc.StatusCode.UNAUTHENTICATED
+                assert "carries no proof" in end.details
         assert worker.calls == []
-        client = WorkerClient(server.address, secret=b"ours")
-        await client.status()
-        await client.close()
-        code, _ = await fails_with(server, "/tandem.rpc.v1.Worker/Status", b"", (*VERSION, ("tandem-token", "")))
-        assert code is grpc.StatusCode.UNAUTHENTICATED
-        await server.stop()
-
-    run(check)
-
-
-def test_a_server_without_a_secret_lets_everyone_in() -> None:
-    async def check() -> None:
-        server = await serve_worker(Worker(), ANY_PORT)
-        client = WorkerClient(server.address, secret=b"ours")
+        client = WorkerClient(server.address, AS_GATEWAY)
         await client.status()
         await client.close()
         await server.stop()
@@ -192,10 +193,10 @@ def test_a_server_without_a_secret_lets_everyone_in() -> None:
 def test_handlers_see_the_trace_of_their_own_call() -> None:
     async def check() -> None:
         worker = Worker()
-        server = await serve_worker(worker, ANY_PORT)
+        server = await serve_worker(worker, ANY_PORT, AS_WORKER)
         traces = iter(["00-a", "00-b"])
-        traced = WorkerClient(server.address, metadata_source=lambda: [("traceparent", next(traces))])
-        plain = WorkerClient(server.address)
+        traced = WorkerClient(server.address, AS_GATEWAY, metadata_source=lambda: [("traceparent", next(traces))])
+        plain = WorkerClient(server.address, AS_GATEWAY)
         await traced.status()
         await plain.status()
         await anext(stream := traced.generate(generate_call()))
@@ -210,10 +211,10 @@ def test_handlers_see_the_trace_of_their_own_call() -> None:
 
 def test_a_taken_port_is_named() -> None:
     async def check() -> None:
-        server = await serve_worker(Worker(), ANY_PORT)
+        server = await serve_worker(Worker(), ANY_PORT, AS_WORKER)
         assert server.address == f"127.0.0.1:{server.port}"
         with pytest.raises(ConfigurationError, match=f"cannot listen on {server.address}"):
-            await serve_worker(Worker(), server.address)
+            await serve_worker(Worker(), server.address, AS_WORKER)
         await server.stop()
 
     run(check)
@@ -232,13 +233,13 @@ def test_a_stop_with_grace_lets_calls_finish() -> None:
 
     async def check() -> None:
         worker = Slow()
-        server = await serve_worker(worker, ANY_PORT)
-        client = WorkerClient(server.address)
+        server = await serve_worker(worker, ANY_PORT, AS_WORKER)
+        client = WorkerClient(server.address, AS_WORKER)
         asking = asyncio.ensure_future(client.renew(["a"]))
         await worker.started.wait()
         stopping = asyncio.ensure_future(server.stop(10.0))
         with pytest.raises(WorkerLostError):
-            await client.status()
+            await client.release(("a",))
         worker.go_on.set()
         assert await asking == ("a",)
         await stopping
@@ -248,20 +249,24 @@ def test_a_stop_with_grace_lets_calls_finish() -> None:
 
 
 def test_a_caller_with_a_generated_stub_is_understood() -> None:
-    """Someone else's client, made from the .proto files alone."""
+    """Someone else's client, made from the .proto files, which also say what a proof is."""
 
     async def check() -> None:
-        server = await serve_worker(Worker(), ANY_PORT)
+        server = await serve_worker(Worker(), ANY_PORT, AS_WORKER)
         async with grpc.aio.insecure_channel(server.address) as channel:
             stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
-            answer = await stub.Status(worker_pb2.StatusRequest(), metadata=VERSION)
+            session = await opened(channel, AS_GATEWAY)
+            asked = worker_pb2.StatusRequest()
+            proof = header(session, methods.STATUS.path, asked.SerializeToString())
+            answer = await stub.Status(asked, metadata=proof)
             assert answer.status.worker.worker_id == "d0"
             call = worker_pb2.GenerateRequest(
                 request_id="r",
                 prompt_token_ids=b"\x01\x00\x00\x00",
                 params=worker_pb2.SamplingParams(max_tokens=1),
             )
-            outputs = [news.output async for news in stub.Generate(call, metadata=VERSION)]
+            proof = header(session, methods.GENERATE.path, call.SerializeToString())
+            outputs = [news.output async for news in stub.Generate(call, metadata=proof)]
             assert [list(output.token_ids) for output in outputs] == [[0]]
         await server.stop()
 

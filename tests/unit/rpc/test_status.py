@@ -7,11 +7,11 @@ import pytest
 
 from tandem.core.errors import (
     CapacityError,
-    ConfigurationError,
     IncompatiblePeerError,
     InvalidRequestError,
     TandemError,
     TransportError,
+    UntrustedPeerError,
     WorkerLostError,
     WorkerStoppedError,
 )
@@ -35,8 +35,9 @@ def received(code: grpc.StatusCode, *trailing: tuple[str, str], details: str = "
         (Code.DEADLINE_EXCEEDED, WorkerLostError, "did not answer within 5.0 s"),
         (Code.RESOURCE_EXHAUSTED, CapacityError, "h:1"),
         (Code.INVALID_ARGUMENT, InvalidRequestError, "why"),
-        (Code.UNAUTHENTICATED, ConfigurationError, "cluster secret differs"),
-        (Code.UNIMPLEMENTED, IncompatiblePeerError, "protocol 1"),
+        (Code.UNAUTHENTICATED, UntrustedPeerError, "why; give every process the same cluster secret"),
+        (Code.PERMISSION_DENIED, UntrustedPeerError, "why; check that the address is of the process"),
+        (Code.UNIMPLEMENTED, IncompatiblePeerError, "protocol 2"),
     ],
 )
 def test_a_status_of_grpc_itself(code: grpc.StatusCode, kind: type[TandemError], words: str) -> None:

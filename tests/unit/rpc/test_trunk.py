@@ -13,16 +13,24 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.core.errors import IncompatiblePeerError, InvalidRequestError, TandemError, WorkerLostError
+from tandem.core.errors import (
+    IncompatiblePeerError,
+    InvalidRequestError,
+    TandemError,
+    UntrustedPeerError,
+    WorkerLostError,
+)
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.rpc.channel import KEEPALIVE_S
 from tandem.rpc.client import WorkerClient
 from tandem.rpc.context import incoming_traceparent
 from tandem.rpc.messages import GenerateCall, GenerateNews
-from tandem.rpc.methods import GENERATE
+from tandem.rpc.methods import GENERATE, OPEN
 from tandem.rpc.server import RpcServer, serve_router, serve_worker
 from tandem.rpc.trunk import MAX_CALL_BYTES, MAX_OPENINGS, ROOM_TOKENS, is_short
+from tests.helpers.raw_calls import opener
+from tests.helpers.secret import AS_GATEWAY, AS_ROUTER, AS_WORKER, serving_as
 from tests.unit.rpc.handlers import HERE, Router, Worker, generate_call, run
 from tests.unit.rpc.processes import MORTAL_WORKER
 from tests.unit.rpc.test_server import ERRORS
@@ -83,13 +91,17 @@ def whole(num_tokens: int) -> tuple[list[int], str]:
 
 
 class Names(grpc.GenericRpcHandler):
-    """Knows no method, and notes the names of those that are called."""
+    """Opens sessions, knows no other method, and notes the names of those that are called."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
+        self.incarnation = HERE.incarnation
 
-    def service(self, handler_call_details: Any) -> None:
+    def service(self, handler_call_details: Any) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
+        if handler_call_details.method == OPEN.path:
+            return opener(lambda: serving_as(self.incarnation))
         self.names.append(handler_call_details.method.rpartition("/")[2])
+        return None
 
 
 async def named_server(names: Names) -> tuple[Any, str]:
@@ -101,8 +113,8 @@ async def named_server(names: Names) -> tuple[Any, str]:
 
 
 async def both(worker: Worker, **more: Any) -> tuple[RpcServer, WorkerClient]:
-    server = await serve_worker(worker, ANY_PORT, **more)
-    return server, WorkerClient(server.address)
+    server = await serve_worker(worker, ANY_PORT, AS_WORKER, **more)
+    return server, WorkerClient(server.address, AS_GATEWAY)
 
 
 def test_many_requests_at_once_are_each_told_their_own_in_order() -> None:
@@ -272,7 +284,7 @@ def test_all_requests_of_a_worker_that_was_killed_are_lost_at_once() -> None:
         with subprocess.Popen([sys.executable, "-c", MORTAL_WORKER], stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             port = int(await asyncio.to_thread(process.stdout.readline))
-            client = WorkerClient(f"127.0.0.1:{port}")
+            client = WorkerClient(f"127.0.0.1:{port}", AS_GATEWAY)
             streams = [client.serve(generate_call(seed)) for seed in range(3)]
             for stream in streams:
                 assert (await anext(stream)).output.token_ids == (0,)
@@ -297,7 +309,7 @@ def test_a_server_that_stops_loses_its_requests_and_one_that_is_back_is_found() 
         with pytest.raises(WorkerLostError):
             await anext(stream)
         await worker.cancelled.wait()
-        server = await serve_worker(Talker(), server.address)
+        server = await serve_worker(Talker(), server.address, AS_WORKER)
         while True:
             try:
                 assert await told(client, asked("again", 2)) == whole(2)
@@ -345,9 +357,10 @@ def test_an_older_worker_is_asked_for_the_stream_once_until_it_is_another() -> N
     async def check() -> None:
         names = Names()
         server, address = await named_server(names)
-        client = WorkerClient(address)
+        client = WorkerClient(address, AS_GATEWAY)
         newer = replace(HERE, incarnation="b")
         for decode in (HERE, HERE, newer):
+            names.incarnation = decode.incarnation
             with pytest.raises(IncompatiblePeerError, match="does not answer Generate"):
                 await told(client, replace(generate_call(), decode=decode))
         assert names.names == ["Serve", "Generate", "Generate", "Serve", "Generate"]
@@ -400,7 +413,7 @@ def test_a_long_prompt_is_served() -> None:
 
 def test_what_cannot_be_sent_is_the_callers_fault() -> None:
     async def check() -> None:
-        client = WorkerClient("127.0.0.1:1")
+        client = WorkerClient("127.0.0.1:1", AS_GATEWAY)
         with pytest.raises(InvalidRequestError, match="GenerateRequest cannot be sent"):
             await told(client, generate_call(prompt=(-1,)))
         assert client.is_idle
@@ -412,9 +425,9 @@ def test_what_cannot_be_sent_is_the_callers_fault() -> None:
 def test_each_request_belongs_to_the_trace_it_was_asked_in() -> None:
     async def check() -> None:
         worker = Talker()
-        server = await serve_worker(worker, ANY_PORT)
+        server = await serve_worker(worker, ANY_PORT, AS_WORKER)
         current: list[tuple[str, str]] = []
-        client = WorkerClient(server.address, metadata_source=lambda: current)
+        client = WorkerClient(server.address, AS_GATEWAY, metadata_source=lambda: current)
         await told(client, asked("none", 1))
         current.append(("traceparent", "00-a-b-01"))
         await told(client, asked("traced", 1))
@@ -428,11 +441,11 @@ def test_each_request_belongs_to_the_trace_it_was_asked_in() -> None:
 def test_only_the_cluster_is_let_in() -> None:
     async def check() -> None:
         worker = Talker()
-        server = await serve_worker(worker, ANY_PORT, secret=b"ours")
-        stranger = WorkerClient(server.address, secret=b"theirs")
+        server = await serve_worker(worker, ANY_PORT, AS_WORKER)
+        stranger = WorkerClient(server.address, replace(AS_GATEWAY, secret=b"theirs"))
         with pytest.raises(TandemError, match="cluster secret differs"):
             await told(stranger, asked("r", 1))
-        friend = WorkerClient(server.address, secret=b"ours")
+        friend = WorkerClient(server.address, AS_GATEWAY)
         assert await told(friend, asked("r", 1)) == whole(1)
         assert len(worker.calls) == 1
         await stranger.close()
@@ -444,9 +457,9 @@ def test_only_the_cluster_is_let_in() -> None:
 
 def test_a_router_is_not_a_worker() -> None:
     async def check() -> None:
-        server = await serve_router(Router(), ANY_PORT)
-        client = WorkerClient(server.address)
-        with pytest.raises(IncompatiblePeerError, match="does not answer Generate"):
+        server = await serve_router(Router(), ANY_PORT, AS_ROUTER)
+        client = WorkerClient(server.address, AS_GATEWAY)
+        with pytest.raises(UntrustedPeerError, match="is a router; a both or decode or prefill was expected"):
             await told(client, asked("r", 1))
         await client.close()
         await server.stop()

@@ -15,7 +15,7 @@ from tandem.scaling.observer import Observer, Sight
 from tandem.scaling.scrape import GatewayScraper
 from tandem.scaling.targets import NoTargets, Pool, PoolReplicas, Replica, ScaleTargets
 from tandem.scaling.workers import WorkerWatch
-from tests.helpers.secret import SECRET
+from tests.helpers.secret import AS_PLANNER
 from tests.unit.scaling.fleets import StubFleet, decode, prefill, stub_fleet
 from tests.unit.scaling.gateways import FakeGateway, serving
 from tests.unit.serving.stub_workers import eventually
@@ -66,7 +66,7 @@ async def watcher(
     gateway, clock = FakeGateway(), ManualClock()
     workers = [prefill(), *(decode(f"d-{number}") for number in range(num_decode))]
     async with stub_fleet(*workers) as fleet, serving(gateway) as server:
-        watch = WorkerWatch(ListedWorkers([fleet.router], secret=SECRET), SystemClock(), secret=SECRET)
+        watch = WorkerWatch(ListedWorkers([fleet.router], AS_PLANNER), SystemClock(), credentials=AS_PLANNER)
         task = asyncio.create_task(watch.run())
         observer = Observer(
             GatewayScraper([f"127.0.0.1:{server.port}"]),

@@ -15,7 +15,7 @@ from tandem.scaling.listed_workers import ListedWorkers
 from tandem.scaling.targets import Pool
 from tandem.scaling.workers import PoolLoad, WorkerWatch
 from tandem.serving.ports import free_ports
-from tests.helpers.secret import SECRET
+from tests.helpers.secret import AS_PLANNER
 from tests.unit.scaling.fleets import decode, prefill, stub_fleet
 from tests.unit.serving.stub_workers import eventually, model
 
@@ -27,7 +27,7 @@ GUESS = Speed(PrefillSpeed(1.0, 0.1, 1e-6), DecodeSpeed(7.0, 0.1, 1e-5))
 async def watching(
     router: str, model: str | None = None, priors: Mapping[Pool, Speed] | None = None
 ) -> AsyncIterator[WorkerWatch]:
-    watch = WorkerWatch(ListedWorkers([router], model, SECRET), SystemClock(), secret=SECRET, priors=priors)
+    watch = WorkerWatch(ListedWorkers([router], AS_PLANNER, model), SystemClock(), AS_PLANNER, priors=priors)
     task = asyncio.create_task(watch.run())
     try:
         yield watch
@@ -122,8 +122,8 @@ def test_only_workers_of_the_model_count() -> None:
 
     async def story() -> None:
         async with stub_fleet(prefill(), decode("d-0"), decode("d-1", served=other)) as fleet:
-            everyone = ListedWorkers([fleet.router], secret=SECRET)
-            chosen = ListedWorkers([fleet.router], "other", SECRET)
+            everyone = ListedWorkers([fleet.router], AS_PLANNER)
+            chosen = ListedWorkers([fleet.router], AS_PLANNER, "other")
             async with asyncio.timeout(10.0):
                 while len(await everyone.workers()) < 3:
                     await asyncio.sleep(0.01)
@@ -148,7 +148,7 @@ def test_one_router_that_answers_is_enough_and_the_others_list_is_joined() -> No
     async def story() -> None:
         (port,) = free_ports(1, "127.0.0.1", random.Random())
         async with stub_fleet(prefill()) as one, stub_fleet(decode()) as two:
-            listed = ListedWorkers([one.router, f"127.0.0.1:{port}", two.router], secret=SECRET)
+            listed = ListedWorkers([one.router, f"127.0.0.1:{port}", two.router], AS_PLANNER)
             found: set[str] = set()
 
             async def both() -> None:
@@ -160,6 +160,6 @@ def test_one_router_that_answers_is_enough_and_the_others_list_is_joined() -> No
             assert found == {"p-0", "d-0"}
             assert listed.problem is None
         with pytest.raises(LocalityUnavailableError):
-            await ListedWorkers([f"127.0.0.1:{port}"]).workers()
+            await ListedWorkers([f"127.0.0.1:{port}"], AS_PLANNER).workers()
 
     asyncio.run(story())

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 from tandem.routing.snapshot import Role
+from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.handlers import WorkerHandler
 from tandem.rpc.messages import ModelInfo, WorkerAddress, WorkerRecord, WorkerStatus
 from tandem.rpc.server import RpcServer, serve_worker
@@ -96,10 +97,10 @@ class StubWorker:
 
 @contextlib.asynccontextmanager
 async def serving_worker(
-    stub: StubWorker, bind: str = "127.0.0.1:0", *, secret: bytes | None = SECRET
+    stub: StubWorker, bind: str = "127.0.0.1:0", *, secret: bytes = SECRET
 ) -> AsyncIterator[RpcServer]:
     """`stub` answers for the time of the block; then its connections break, as when a process dies."""
-    server = await serve_worker(cast(WorkerHandler, stub), bind, secret=secret)
+    server = await serve_worker(cast(WorkerHandler, stub), bind, Credentials(secret, ProcessRole.BOTH))
     try:
         yield server
     finally:

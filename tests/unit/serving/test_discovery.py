@@ -16,7 +16,7 @@ from tandem.serving.discovery import (
 from tandem.serving.discovery_redis import RedisDiscovery
 from tandem.serving.ports import free_ports
 from tandem.serving.router_process import serving_router
-from tests.helpers.secret import SECRET
+from tests.helpers.secret import AS_WORKER
 from tests.unit.serving.stub_workers import PATIENT_S, record, router_settings
 
 SETTINGS = router_settings()
@@ -47,7 +47,9 @@ def test_one_router_that_answers_is_enough() -> None:
     async def scenario() -> None:
         (nobody,) = free_ports(1, "127.0.0.1", random.Random(1))
         async with serving_router(SETTINGS) as router:
-            discovery = RouterDiscovery([f"127.0.0.1:{nobody}", router.address], timeout_s=PATIENT_S, secret=SECRET)
+            discovery = RouterDiscovery(
+                [f"127.0.0.1:{nobody}", router.address], timeout_s=PATIENT_S, credentials=AS_WORKER
+            )
             await discovery.announce(record("p0"))
             assert list(await discovery.workers()) == [record("p0")]
             await discovery.withdraw(record("p0"))
@@ -60,7 +62,9 @@ def test_one_router_that_answers_is_enough() -> None:
 def test_no_router_at_all_is_said() -> None:
     async def scenario() -> None:
         discovery = RouterDiscovery(
-            [f"127.0.0.1:{port}" for port in free_ports(2, "127.0.0.1", random.Random(2))], timeout_s=PATIENT_S
+            [f"127.0.0.1:{port}" for port in free_ports(2, "127.0.0.1", random.Random(2))],
+            AS_WORKER,
+            timeout_s=PATIENT_S,
         )
         with pytest.raises(LocalityUnavailableError):
             await discovery.announce(record("p0"))
@@ -77,7 +81,7 @@ def test_a_worker_knows_of_others_what_any_router_knows() -> None:
         async with serving_router(SETTINGS) as first, serving_router(SETTINGS) as second:
             for router, name in ((first, "p0"), (second, "p1")):
                 await router.service.register(Registration(record(name)))
-            discovery = RouterDiscovery([first.address, second.address], timeout_s=PATIENT_S, secret=SECRET)
+            discovery = RouterDiscovery([first.address, second.address], AS_WORKER, timeout_s=PATIENT_S)
             await discovery.announce(record("d0", role="decode"))
             assert {known.worker.worker_id for known in await discovery.workers()} == {"p0", "p1", "d0"}
             await discovery.close()
@@ -89,7 +93,9 @@ def test_what_routers_said_long_ago_is_not_repeated() -> None:
     async def scenario() -> None:
         clock = ManualClock()
         async with serving_router(SETTINGS) as router:
-            discovery = RouterDiscovery([router.address], clock=clock, ttl_s=3.0, timeout_s=PATIENT_S, secret=SECRET)
+            discovery = RouterDiscovery(
+                [router.address], clock=clock, ttl_s=3.0, timeout_s=PATIENT_S, credentials=AS_WORKER
+            )
             await discovery.announce(record("p0"))
             clock.advance(2.9)
             assert list(await discovery.workers()) == [record("p0")]
@@ -107,7 +113,9 @@ def test_a_list_that_is_long_is_asked_for_seldom(monkeypatch: pytest.MonkeyPatch
     async def scenario() -> None:
         clock = ManualClock()
         async with serving_router(SETTINGS) as router:
-            discovery = RouterDiscovery([router.address], clock=clock, ttl_s=3.0, timeout_s=PATIENT_S, secret=SECRET)
+            discovery = RouterDiscovery(
+                [router.address], clock=clock, ttl_s=3.0, timeout_s=PATIENT_S, credentials=AS_WORKER
+            )
             await discovery.announce(record("p0"))
             await router.service.register(Registration(record("p1")))
             clock.advance(2.4)
@@ -133,7 +141,7 @@ def test_an_announcement_is_known_at_once_though_routers_are_not_asked_again() -
         async with serving_router(SETTINGS) as first:
             async with serving_router(SETTINGS) as second:
                 addresses = [first.address, second.address]
-                discovery = RouterDiscovery(addresses, clock=clock, timeout_s=PATIENT_S, secret=SECRET)
+                discovery = RouterDiscovery(addresses, AS_WORKER, clock=clock, timeout_s=PATIENT_S)
                 await discovery.announce(record("p0"))
             for incarnation in ("2", "3"):
                 await discovery.announce(record("p0", incarnation))
@@ -161,12 +169,12 @@ def test_known_addresses_are_named_once_and_stay() -> None:
 def test_redis_is_chosen_where_it_is_named() -> None:
     async def scenario() -> None:
         for discovery, kind in (
-            (open_discovery("redis://127.0.0.1:1", ["h:1"]), RedisDiscovery),
-            (open_discovery(None, ["h:1"]), RouterDiscovery),
+            (open_discovery("redis://127.0.0.1:1", ["h:1"], AS_WORKER), RedisDiscovery),
+            (open_discovery(None, ["h:1"], AS_WORKER), RouterDiscovery),
         ):
             assert isinstance(discovery, kind)
             await discovery.close()
         with pytest.raises(InvalidRequestError):
-            open_discovery(None, [])
+            open_discovery(None, [], AS_WORKER)
 
     run(scenario())

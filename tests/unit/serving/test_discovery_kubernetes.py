@@ -22,9 +22,9 @@ from tandem.serving.chain_hasher import ChainHasher
 from tandem.serving.discovery_kubernetes import KubernetesDiscovery, record_of
 from tandem.serving.fleet_view import Chain
 from tandem.serving.router_process import Router, serving_router
+from tests.helpers.callers import RouterCaller
 from tests.helpers.kube_fake import KubeFake, running_fake
 from tests.helpers.kube_fake.gate import gate_before
-from tests.helpers.secret import SECRET
 from tests.unit.serving.stub_workers import (
     PATIENT_S,
     StubWorker,
@@ -148,7 +148,7 @@ def with_router(path: Path, scenario: Any, **fields: Any) -> None:
         async with running_fake() as fake:
             write_kubeconfig(path, fake)
             async with serving_router(router_settings(discovery="kubernetes", **fields)) as router:
-                client = RouterClient(router.address, secret=SECRET)
+                client = RouterCaller(router.address)
                 try:
                     await scenario(fake, router, client)
                 finally:

@@ -14,11 +14,11 @@ from tandem.routing.admission import Limits
 from tandem.routing.calibration import Calibration
 from tandem.routing.fleet import Fleet
 from tandem.routing.snapshot import Links, Role
-from tandem.rpc.client import WorkerClient
-from tandem.rpc.messages import WorkerRecord, WorkerStatus
+from tandem.rpc.client import WorkerClient, client_of
+from tandem.rpc.messages import WorkerAddress, WorkerRecord, WorkerStatus
 from tandem.serving.fleet_view import FleetView
 from tandem.serving.fleet_watch import MAX_REPORTS_PER_S, FleetWatch
-from tests.helpers.secret import SECRET
+from tests.helpers.secret import AS_ROUTER
 from tests.unit.routing.builders import FAST, LINK
 from tests.unit.serving.stub_workers import StubWorker, eventually, record, serving_worker, status
 
@@ -83,8 +83,8 @@ class Watched:
         num_asked = self.listed.num_asked
         await eventually(lambda: self.listed.num_asked >= num_asked + 2)
 
-    def _connect(self, address: str) -> WorkerClient:
-        self.clients.append(WorkerClient(address, secret=SECRET))
+    def _connect(self, worker: WorkerAddress) -> WorkerClient:
+        self.clients.append(client_of(worker, AS_ROUTER))
         return self.clients[-1]
 
     async def _remove(self, worker_id: str) -> None:
@@ -293,3 +293,24 @@ def test_a_larger_fleet_reports_less_often_and_nobody_is_lost_when_that_changes(
             assert "is lost" not in caplog.text
 
     run(scenario)
+
+
+def test_a_worker_that_refuses_the_router_is_logged_once_and_used_when_it_is_mended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Regression: it was not used, and nothing told an operator why."""
+
+    async def scenario() -> None:
+        async with watching() as watched:
+            async with serving_worker(StubWorker(status("p")), secret=b"the secret of another cluster") as server:
+                watched.lists(server.address)
+                await eventually(lambda: bool(caplog.records))
+                await watched.polled_again()
+                (line,) = (record.getMessage() for record in caplog.records)
+                assert line.startswith(f"the worker at {server.address} is given no requests until this is mended")
+                assert "give every process the same cluster secret" in line
+            async with serving_worker(StubWorker(status("p")), server.address):
+                await eventually(lambda: watched.incarnations() == {"p": "1"})
+
+    with caplog.at_level(logging.ERROR, logger="tandem.serving.fleet_watch"):
+        run(scenario)

@@ -28,7 +28,7 @@ from tandem.routing.fleet import Fleet
 from tandem.routing.pairing import Pairer
 from tandem.routing.policies import PredictedCost
 from tandem.routing.snapshot import Links, Role
-from tandem.rpc.client import ClientPool, RouterClient, WorkerClient
+from tandem.rpc.client import ClientPool, RouterClient, client_of
 from tandem.rpc.messages import PairCall, Registration, Settlement, WorkerListing
 from tandem.rpc.server import serve_router
 from tandem.serving.discovery import EmbeddedDiscovery
@@ -37,7 +37,7 @@ from tandem.serving.fleet_watch import FleetWatch
 from tandem.serving.prefix_lookup import PrefixLookup
 from tandem.serving.router import RouterService
 from tandem.serving.router_metrics import RouterMetrics
-from tests.helpers.secret import SECRET
+from tests.helpers.secret import AS_GATEWAY, AS_ROUTER
 from tests.unit.routing.builders import FAST, LINK, queue_of
 from tests.unit.serving.stub_workers import StubWorker, eventually, model, record, serving_worker, status
 
@@ -75,7 +75,7 @@ class Routing:
         self.index = EmbeddedIndex()
         self.lookup = PrefixLookup(AwayIndex() if is_away else self.index, is_remote=is_away)
         self.registry = EmbeddedDiscovery(self.clock)
-        connect = partial(WorkerClient, secret=SECRET)
+        connect = partial(client_of, credentials=AS_ROUTER)
         self.watch = FleetWatch([self.registry], connect, self.view, self.lookup.remove_worker, poll_s=600.0)
         self.metrics = RouterMetrics()
         self.service = RouterService(
@@ -317,8 +317,8 @@ def test_a_router_that_knows_another_model_only_is_not_believed_while_the_next_s
             first.view.take(
                 "b0:1", status("b0", Role.BOTH, served=model("other", "other weights"), fingerprint="other")
             )
-            servers = [await serve_router(router.service, "127.0.0.1:0") for router in (first, second)]
-            pool = ClientPool(RouterClient)
+            servers = [await serve_router(router.service, "127.0.0.1:0", AS_ROUTER) for router in (first, second)]
+            pool = ClientPool(partial(RouterClient, credentials=AS_GATEWAY))
             opened.push_async_callback(pool.close)
             for server in servers:
                 opened.push_async_callback(server.stop, 0)

@@ -17,13 +17,14 @@ from tandem.core.errors import ConfigurationError, TandemError, UnavailableError
 from tandem.locality.redis import RedisIndex
 from tandem.routing.snapshot import Role
 from tandem.rpc.client import RouterClient
+from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import PairCall, PairingAnswer, WorkerStatus
 from tandem.serving.chain_hasher import ChainHasher
 from tandem.serving.discovery import Discovery, open_discovery
 from tandem.serving.fleet_view import Chain
 from tandem.serving.router_process import serving_router
 from tests.helpers.redis_server import running_redis
-from tests.helpers.secret import SECRET
+from tests.helpers.secret import AS_GATEWAY, AS_WORKER, SECRET
 from tests.unit.serving.stub_workers import PATIENT_S, StubWorker, record, router_settings, serving_worker, status
 
 ROOT = Path(__file__).parents[3]
@@ -36,9 +37,7 @@ def run(scenario: Coroutine[None, None, None]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def announcing(
-    news: WorkerStatus, discovery: Discovery, secret: bytes | None = None
-) -> AsyncIterator[StubWorker]:
+async def announcing(news: WorkerStatus, discovery: Discovery, secret: bytes = SECRET) -> AsyncIterator[StubWorker]:
     """A worker that serves and announces itself as it should, until the end of the block."""
     stub = StubWorker(news)
 
@@ -86,9 +85,9 @@ def test_workers_register_and_are_paired_and_the_dead_are_not() -> None:
         secret = "sixteen letters!"
         settings = router_settings(cluster_secret=secret, metrics_port=0)
         async with serving_router(settings) as router, contextlib.AsyncExitStack() as opened:
-            client = RouterClient(router.address, secret=secret.encode())
+            client = RouterClient(router.address, Credentials(secret.encode(), ProcessRole.GATEWAY))
             opened.push_async_callback(client.close)
-            discovery = open_discovery(None, [router.address], secret.encode())
+            discovery = open_discovery(None, [router.address], Credentials(secret.encode(), ProcessRole.DECODE))
             opened.push_async_callback(discovery.close)
             async with announcing(status("d0", Role.DECODE), discovery, secret.encode()) as stub:
                 answer = await paired(client)
@@ -115,7 +114,7 @@ def test_named_workers_need_not_announce_themselves() -> None:
         async with serving_worker(StubWorker(status("d0", Role.DECODE))) as server:
             settings = router_settings(workers=f" {server.address},127.0.0.1:1")
             async with serving_router(settings) as router:
-                client = RouterClient(router.address, secret=SECRET)
+                client = RouterClient(router.address, AS_GATEWAY)
                 assert (await paired(client)).decode.address == server.address
                 await client.close()
 
@@ -126,8 +125,8 @@ def test_redis_dies_and_serving_goes_on_and_locality_comes_back() -> None:
     async def scenario() -> None:
         with running_redis() as redis:
             async with serving_router(router_settings(redis=redis.url)) as router:
-                client = RouterClient(router.address, secret=SECRET)
-                discovery = open_discovery(redis.url)
+                client = RouterClient(router.address, AS_GATEWAY)
+                discovery = open_discovery(redis.url, [], AS_WORKER)
                 async with announcing(status("d0", Role.DECODE), discovery):
                     assert (await paired(client)).decode_cached_blocks == 0
                     hold_prompt(redis.url)

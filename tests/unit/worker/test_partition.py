@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.core.errors import TandemError
-from tandem.rpc.client import RouterClient, WorkerClient
+from tandem.rpc.client import RouterClient
 from tandem.rpc.messages import GenerateCall, PairCall, PairingAnswer
 from tandem.rpc.server import serve_worker
 from tandem.serving.ports import free_ports
 from tandem.serving.router_process import serving_router
+from tests.helpers.callers import WorkerCaller
 from tests.helpers.handoffs import PROMPT
-from tests.helpers.secret import SECRET
+from tests.helpers.secret import AS_GATEWAY, serving_as
 from tests.helpers.workers import GREEDY, Middleman, Pair, at_rest, generated, pair_of, until
 from tests.unit.serving.stub_workers import router_settings
 
@@ -66,15 +67,19 @@ async def scene_of(path: Path) -> AsyncIterator[Scene]:
     bind, advertise = (f"127.0.0.1:{port}" for port in ports)
     async with contextlib.AsyncExitStack() as opened:
         router = await opened.enter_async_context(serving_router(router_settings(max_local_tokens=0)))
-        to_router, to_real = RouterClient(router.address, secret=SECRET), WorkerClient(bind, secret=SECRET)
+        to_router, to_real = (
+            RouterClient(router.address, AS_GATEWAY),
+            WorkerCaller(bind),
+        )
         for client in (to_router, to_real):
             opened.push_async_callback(client.close)
         between = Middleman(to_real)
-        server = await serve_worker(between, advertise, secret=SECRET)
-        opened.push_async_callback(server.stop, 0.0)
         both = {"routers": router.address, "served_model_name": "m"}
         prefill = {"bind": bind, "advertise": advertise}
         pair = await opened.enter_async_context(pair_of(path, prefill=prefill, **both))
+        # NOTE: it must be the incarnation that the worker announces, which is known once that runs
+        server = await serve_worker(between, advertise, serving_as(pair.prefill.core.me.incarnation))
+        opened.push_async_callback(server.stop, 0.0)
         yield Scene(pair, between, to_router)
 
 

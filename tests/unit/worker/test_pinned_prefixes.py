@@ -22,8 +22,8 @@ from tandem.rpc.messages import GenerateCall, LeaseCall, PrefillNews
 from tandem.transport.inproc import InprocRegistry
 from tandem.worker.process import Worker, serving_worker
 from tandem.worker.settings import DecodeSettings
+from tests.helpers.callers import WorkerCaller
 from tests.helpers.handoffs import PROMPT, alone, call_of
-from tests.helpers.secret import SECRET
 from tests.helpers.workers import (
     GREEDY,
     TIMEOUT_S,
@@ -58,7 +58,7 @@ async def one_worker(path: Path, **overrides: Any) -> AsyncIterator[tuple[Worker
     """A worker with 64 blocks, of which 32 may be kept."""
     clock, settings = ManualClock(), settings_of(DecodeSettings, path, "d0", **{"kv_cache_gib": gib(path), **overrides})
     async with serving_worker(settings, InprocRegistry(), clock) as worker:
-        client = WorkerClient(worker.core.me.address, secret=SECRET)
+        client = WorkerCaller(worker.core.me.address)
         try:
             yield worker, client, clock
         finally:

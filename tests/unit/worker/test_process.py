@@ -32,8 +32,9 @@ from tandem.serving.router_settings import RouterSettings
 from tandem.worker.process import EXIT_STUCK, Worker, _announce, serving_worker
 from tandem.worker.settings import DecodeSettings
 from tandem.worker.sources import Sources
+from tests.helpers.callers import WorkerCaller
 from tests.helpers.redis_server import running_redis
-from tests.helpers.secret import SECRET
+from tests.helpers.secret import AS_GATEWAY, SECRET
 from tests.helpers.workers import GREEDY, LONG, at_rest, generated, is_at_rest, pair_of, prompt_of, settings_of, until
 
 ROOT = Path(__file__).parents[3]
@@ -47,7 +48,7 @@ async def one_worker(
 ) -> AsyncIterator[tuple[Worker, WorkerClient]]:
     settings = {"transport": "tcp", **settings}
     async with serving_worker(settings_of(DecodeSettings, path, "d0", **settings), clock=clock) as worker:
-        client = WorkerClient(worker.core.me.address, secret=SECRET)
+        client = WorkerCaller(worker.core.me.address)
         try:
             yield worker, client
         finally:
@@ -219,7 +220,7 @@ def test_blocks_are_reported_to_a_router_and_again_when_it_comes_back(llama: Pat
             for when in ("first", "back"):
                 told = {"bind": bind, "cluster_secret": SECRET.decode()}
                 async with serving_router(RouterSettings.model_validate(told)):
-                    router = RouterClient(bind, secret=SECRET)
+                    router = RouterClient(bind, AS_GATEWAY)
                     await until(lambda r=router: knows(r), f"the blocks at the router ({when})", 10)  # type: ignore[misc]
                     await router.close()
             assert await is_at_rest(worker)
@@ -312,7 +313,7 @@ def test_sigterm_lets_a_request_finish_and_exits_cleanly(llama: Path, role: str)
         process = await asyncio.create_subprocess_exec(
             *command, cwd=ROOT, env=environment, stderr=asyncio.subprocess.PIPE
         )
-        client = WorkerClient(f"127.0.0.1:{port}", secret=SECRET)
+        client = WorkerCaller(f"127.0.0.1:{port}")
         try:
             await until(lambda: answers(client), "the process", 60)
             stream = client.generate(GenerateCall(request_id="r", prompt_token_ids=PROMPT, params=LONG))

@@ -1,9 +1,11 @@
 """The transports of one worker together."""
 
+import socket
+
 import pytest
 import torch
 
-from tandem.core.errors import TransportError
+from tandem.core.errors import ConfigurationError, TransportError
 from tandem.transport.base import MemoryPool
 from tandem.transport.card import Identity
 from tandem.transport.inproc import InprocRegistry
@@ -32,6 +34,19 @@ def test_nixl_is_opened_for_rdma_devices_or_when_asked_for() -> None:
     asked_for = Transports(pool(), Identity({"a": "b"}, SECRET), wanted="nixl")
     assert set(asked_for.cards) == {"nixl"}
     asked_for.close()
+
+
+def test_a_port_that_was_named_is_listened_at_or_refused() -> None:
+    """Where policies open that port alone, another one would be a worker whose blocks nobody can read."""
+    identity = Identity({"a": "b"}, SECRET)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port}"):
+            Transports(pool(), identity, kv_port=port)
+    transports = Transports(pool(), identity, kv_port=port)
+    with socket.create_connection(("127.0.0.1", port), timeout=10):
+        pass
+    transports.close()
 
 
 def test_a_transport_without_a_card_takes_no_other_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,8 @@ from anthropic import Anthropic, AsyncAnthropic
 from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.types import FinishReason
 from tandem.rpc.messages import GenerateCall, GenerateNews
-from tandem.rpc.server import serve_worker
 from tests.helpers.fake_backend import FakeCluster, running_cluster
 from tests.helpers.fake_worker import FakeWorker
-from tests.helpers.secret import SECRET
 
 NUM_CACHED = 3
 TEMPLATE = """
@@ -125,12 +123,12 @@ def play(directory: Path, story: Act, *answers: str, burst: int = 4, template: s
             httpx.AsyncClient(base_url=cluster.url, timeout=20, verify=False) as client,
         ):
             worker = TalkingWorker("talker", cluster.workers[0].tokenizer, answers=list(answers), burst=burst)
-            worker.server = await serve_worker(worker, "127.0.0.1:0", secret=SECRET)
+            await worker.serve()
             cluster.routers[0].workers[:] = [worker]
             try:
                 await story(Scene(cluster, worker, client))
             finally:
-                await worker.server.stop(0)
+                await worker.kill()
 
     asyncio.run(run())
 

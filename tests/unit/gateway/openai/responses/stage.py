@@ -31,12 +31,12 @@ from tandem.gateway.openai.responses.store import EmbeddedResponseStore, Respons
 from tandem.gateway.server import GatewayServer
 from tandem.gateway.settings import GatewaySettings
 from tandem.rpc.messages import GenerateCall, GenerateNews
-from tandem.rpc.server import serve_router, serve_worker
+from tandem.rpc.server import serve_router
 from tandem.telemetry.tracing import Tracing
 from tandem.text.tokenizer import Tokenizer
 from tests.helpers.fake_backend import FakeRouter, RouterFace
 from tests.helpers.fake_worker import MODEL, FakeWorker
-from tests.helpers.secret import SECRET
+from tests.helpers.secret import AS_ROUTER, SECRET
 from tests.helpers.tokenizers import write_byte_tokenizer
 
 NUM_CACHED = 3
@@ -162,10 +162,10 @@ async def staged(
     (directory / "chat_template.jinja").write_text(template)
     async with contextlib.AsyncExitStack() as stack:
         worker = SayingWorker("talker", Tokenizer.load(directory), answers=list(answers), burst=burst)
-        worker.server = await serve_worker(worker, "127.0.0.1:0", secret=SECRET)
-        stack.push_async_callback(worker.server.stop, 0)
+        await worker.serve()
+        stack.push_async_callback(worker.kill)
         router = FakeRouter([worker])
-        router.server = await serve_router(RouterFace(router), "127.0.0.1:0", secret=SECRET)
+        router.server = await serve_router(RouterFace(router), "127.0.0.1:0", AS_ROUTER)
         stack.push_async_callback(router.server.stop, 0)
         model = ServedModel.load(str(directory), MODEL, int(time.time()))
         where = {"model": str(directory), "routers": router.server.address, "cluster_secret": SECRET.decode()}

@@ -1,0 +1,27 @@
+"""The numbers of a session's calls: each counts once, in whatever order they arrive."""
+
+SIZE = 1024  # calls; one that is overtaken by more than that is refused
+_MASK = (1 << SIZE) - 1
+
+
+class CallWindow:
+    """Remembers the last `SIZE` numbers, one bit each; what is older counts as seen."""
+
+    __slots__ = ("_highest", "_seen")
+
+    def __init__(self) -> None:
+        self._highest = 0
+        self._seen = 0
+
+    def take(self, number: int) -> bool:
+        """Whether `number` (above zero) was not taken before."""
+        ahead = number - self._highest
+        if ahead > 0:
+            self._seen = (self._seen << ahead | 1) & _MASK if ahead < SIZE else 1
+            self._highest = number
+            return True
+        bit = 1 << -ahead
+        if -ahead >= SIZE or self._seen & bit:
+            return False
+        self._seen |= bit
+        return True

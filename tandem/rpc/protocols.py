@@ -1,0 +1,32 @@
+"""Which versions of the protocol this release speaks, and which of them is spoken with a peer.
+
+A change that an older peer would misread gets a new number. A release keeps the number before its own, so that two
+neighbouring releases work together during a rolling update.
+"""
+
+from tandem.core.errors import IncompatibleProtocolError
+
+PROTOCOL_VERSION = 2  # NOTE: 1 sent a token with every call and had no handshake; it is not spoken any more
+OLDEST_PROTOCOL = 2
+
+SPOKEN = (OLDEST_PROTOCOL, PROTOCOL_VERSION)
+
+
+def newest_common(theirs: tuple[int, int], ours: tuple[int, int] = SPOKEN) -> int:
+    """The highest number in both ranges.
+
+    Raises:
+        IncompatibleProtocolError: there is none.
+    """
+    newest = min(theirs[1], ours[1])
+    if newest < max(theirs[0], ours[0]):
+        raise IncompatibleProtocolError(
+            f"the caller speaks protocols {described(theirs)}, this process {described(ours)}; run releases of Tandem "
+            "that are at most one apart"
+        )
+    return newest
+
+
+def described(spoken: tuple[int, int]) -> str:
+    """As a message writes a range."""
+    return f"{spoken[0]} to {spoken[1]}"

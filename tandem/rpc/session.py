@@ -1,0 +1,94 @@
+"""A client's session with one server: opens it, refuses a server that is not the expected one, and signs calls."""
+
+import secrets
+from dataclasses import dataclass
+from itertools import count
+
+from tandem.core.errors import AnotherIncarnationError, IncompatibleProtocolError, UntrustedPeerError
+from tandem.rpc import proofs
+from tandem.rpc.credentials import Credentials, Party
+from tandem.rpc.proofs import CallProof, Transcript
+from tandem.rpc.protocols import SPOKEN, described
+from tandem.rpc.session_messages import OpenAnswer, OpenCall
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a client knows of a server beforehand. `advertised`: the address it must call its own, None = any."""
+
+    roles: frozenset[str]
+    advertised: str | None = None
+
+
+class Session:
+    """Signs calls, each once. `server`: who proved itself; `protocol`: what both speak."""
+
+    def __init__(self, session_id: bytes, key: bytes, server: Party, protocol: int) -> None:
+        self.server = server
+        self.protocol = protocol
+        self._id = session_id.hex()
+        self._proof = CallProof(key)
+        self._numbers = count(1)
+
+    def signed(self, path: str, body: bytes = b"") -> str:
+        """The header of the next call. `body`: its request, where it has only one."""
+        number = next(self._numbers)
+        return f"{self._id}.{number}.{self._proof.of(number, path, body)}"
+
+
+class Handshake:
+    """One handshake, seen from the client: what to send, and what to make of the answer."""
+
+    def __init__(self, credentials: Credentials, expected: Expected, address: str, incarnation: str = "") -> None:
+        self._key = credentials.key(proofs.HANDSHAKE_PURPOSE)
+        self._expected = expected
+        self._address = address
+        party, nonce = credentials.party, secrets.token_bytes(proofs.NONCE_BYTES)
+        proof = proofs.client_proof(self._key, party, nonce, SPOKEN, incarnation)
+        self.call = OpenCall(party=party, nonce=nonce, protocols=SPOKEN, expected_incarnation=incarnation, proof=proof)
+
+    def session(self, answer: OpenAnswer) -> Session:
+        """What was opened.
+
+        Raises:
+            UntrustedPeerError: the server does not know the secret, or is something else than it was taken for.
+            IncompatibleProtocolError: it chose a protocol that this process does not speak.
+            AnotherIncarnationError: it was started again since.
+        """
+        server, call = answer.party, self.call
+        said = Transcript(call.party, call.nonce, server, answer.nonce, answer.session_id, answer.protocol)
+        if not proofs.is_equal(answer.proof, proofs.server_proof(self._key, said)):
+            raise UntrustedPeerError(
+                f"{self._address} does not prove that it knows the cluster secret, so it is told nothing; give every "
+                "process the same secret, and find out what listens there"
+            )
+        self._check(server, answer.protocol)
+        return Session(answer.session_id, proofs.session_key(self._key, said), server, answer.protocol)
+
+    def _check(self, server: Party, protocol: int) -> None:
+        expected = self._expected
+        if server.role not in expected.roles:
+            wanted = " or ".join(sorted(expected.roles))
+            raise UntrustedPeerError(f"{self._address} is a {server.role}; a {wanted} was expected there")
+        if expected.advertised not in (None, server.address):
+            raise UntrustedPeerError(
+                f"what answers at {self._address} is the {server.role} of {server.address}; {expected.advertised} was "
+                "expected there"
+            )
+        if not SPOKEN[0] <= protocol <= SPOKEN[1]:
+            raise IncompatibleProtocolError(
+                f"{self._address} wants to speak protocol {protocol}; this process speaks {described(SPOKEN)}"
+            )
+        check_incarnation(server, self.call.expected_incarnation)
+
+
+def check_incarnation(server: Party, incarnation: str) -> None:
+    """Refuse a server that was started again. `incarnation`: the expected one, "" = any.
+
+    Raises:
+        AnotherIncarnationError: naming both.
+    """
+    if incarnation not in ("", server.incarnation):
+        raise AnotherIncarnationError(
+            f"the {server.role} at {server.address} is incarnation {server.incarnation} now, not {incarnation}"
+        )

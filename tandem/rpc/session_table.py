@@ -1,0 +1,143 @@
+"""A server's sessions: opens them, and admits the calls that prove to belong to one.
+
+Invariant: nothing is kept for a caller that has not proved to know the secret, and no more than `max_sessions` of those
+that have; the session that was used least recently goes first, and its client opens another without noticing.
+"""
+
+import secrets
+from collections import OrderedDict
+
+import grpc
+
+from tandem.rpc import proofs
+from tandem.rpc.call_window import CallWindow
+from tandem.rpc.credentials import Credentials, Party
+from tandem.rpc.permissions import why_not
+from tandem.rpc.proofs import CallProof, Transcript
+from tandem.rpc.protocols import newest_common
+from tandem.rpc.session import check_incarnation
+from tandem.rpc.session_messages import OpenAnswer, OpenCall
+from tandem.rpc.status import SESSION_KEY, UNKNOWN_SESSION, Metadata
+
+MAX_SESSIONS = 1 << 16
+MAX_UNUSED = 1 << 14  # NOTE: as many workers may connect to a router that was started again at once
+_MAX_NUMBER_DIGITS = 18
+
+
+class NotAdmittedError(Exception):
+    """A call that is refused before its handler hears of it."""
+
+    def __init__(self, code: grpc.StatusCode, words: str, trailing: Metadata = ()) -> None:
+        super().__init__(words)
+        self.code = code
+        self.trailing = trailing
+
+
+class _Session:
+    """`client_nonce`: of its handshake."""
+
+    __slots__ = ("client", "client_nonce", "proof", "window")
+
+    def __init__(self, client: Party, client_nonce: bytes, key: bytes) -> None:
+        self.client = client
+        self.client_nonce = client_nonce
+        self.proof = CallProof(key)
+        self.window = CallWindow()
+
+
+class SessionTable:
+    """All sessions of one server. Those that no call was made in yet are kept apart: a handshake that somebody recorded
+    and sends again opens one that its sender has no key for, and must not drive out another's.
+    """
+
+    def __init__(
+        self, credentials: Credentials, max_sessions: int = MAX_SESSIONS, max_unused: int = MAX_UNUSED
+    ) -> None:
+        self._party = credentials.party
+        self._key = credentials.key(proofs.HANDSHAKE_PURPOSE)
+        self._max_sessions = max_sessions
+        self._max_unused = max_unused
+        self._used: OrderedDict[str, _Session] = OrderedDict()
+        self._unused: OrderedDict[str, _Session] = OrderedDict()
+        self._client_nonces: set[bytes] = set()
+
+    def __len__(self) -> int:
+        return len(self._used) + len(self._unused)
+
+    def open(self, call: OpenCall) -> OpenAnswer:
+        """Open a session.
+
+        Raises:
+            NotAdmittedError: the caller does not know the secret, or repeats a handshake.
+            IncompatibleProtocolError: it speaks no protocol that this process speaks.
+            AnotherIncarnationError: it expects another incarnation than this one.
+        """
+        expected = proofs.client_proof(self._key, call.party, call.nonce, call.protocols, call.expected_incarnation)
+        if not proofs.is_equal(call.proof, expected):
+            raise NotAdmittedError(grpc.StatusCode.UNAUTHENTICATED, "the cluster secret differs")
+        if call.nonce in self._client_nonces:
+            raise NotAdmittedError(grpc.StatusCode.UNAUTHENTICATED, "this handshake was made before")
+        check_incarnation(self._party, call.expected_incarnation)
+        protocol = newest_common(call.protocols)
+        nonce, session_id = secrets.token_bytes(proofs.NONCE_BYTES), secrets.token_bytes(proofs.SESSION_ID_BYTES)
+        said = Transcript(call.party, call.nonce, self._party, nonce, session_id, protocol)
+        session = _Session(call.party, call.nonce, proofs.session_key(self._key, said))
+        self._client_nonces.add(call.nonce)
+        self._unused[session_id.hex()] = session
+        self._drop_oldest(self._unused, self._max_unused)
+        return OpenAnswer(
+            party=self._party,
+            nonce=nonce,
+            session_id=session_id,
+            protocol=protocol,
+            proof=proofs.server_proof(self._key, said),
+        )
+
+    def admit(self, header: str, path: str, body: bytes) -> Party:
+        """Who calls, once it has proved it.
+
+        Args:
+            header: as `Session.signed` wrote it.
+            body: the request, of a call that has one only.
+
+        Raises:
+            NotAdmittedError: the session is not known, the proof is wrong, the call was made before, or that role may
+                not call this method.
+        """
+        session_id, number, proof = _parts(header)
+        session = self._used.get(session_id) or self._unused.get(session_id)
+        if session is None:
+            words, trailing = "this session is not known here", ((SESSION_KEY, UNKNOWN_SESSION),)
+            raise NotAdmittedError(grpc.StatusCode.UNAUTHENTICATED, words, trailing)
+        if not proofs.is_equal(proof.encode(), session.proof.of(number, path, body).encode()):
+            raise NotAdmittedError(grpc.StatusCode.UNAUTHENTICATED, "the call does not prove who sent it")
+        if not session.window.take(number):
+            raise NotAdmittedError(grpc.StatusCode.UNAUTHENTICATED, f"call {number} of this session was made before")
+        self._note_use(session_id, session)
+        reason = why_not(session.client.role, path)
+        if reason is not None:
+            raise NotAdmittedError(grpc.StatusCode.PERMISSION_DENIED, reason)
+        return session.client
+
+    def _note_use(self, session_id: str, session: _Session) -> None:
+        if session_id in self._used:
+            self._used.move_to_end(session_id)
+            return
+        del self._unused[session_id]
+        self._used[session_id] = session
+        self._drop_oldest(self._used, self._max_sessions)
+
+    def _drop_oldest(self, sessions: OrderedDict[str, _Session], most: int) -> None:
+        if len(sessions) > most:
+            _, dropped = sessions.popitem(last=False)
+            self._client_nonces.discard(dropped.client_nonce)
+
+
+def _parts(header: str) -> tuple[str, int, str]:
+    session_id, _, rest = header.partition(".")
+    number, _, proof = rest.partition(".")
+    if not (number.isascii() and number.isdecimal() and len(number) <= _MAX_NUMBER_DIGITS and int(number) > 0):
+        raise NotAdmittedError(
+            grpc.StatusCode.UNAUTHENTICATED, "the call carries no proof; a client opens a session first (Session/Open)"
+        )
+    return session_id, int(number), proof
