@@ -3,6 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+SUPPLY := build/supply
 MODEL ?=
 PREFILL ?= 1
 DECODE ?= 1
@@ -12,7 +13,7 @@ BENCH ?= engine
 LOAD_URL ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup proto run test test-all lint type arch fmt bench race load clients e2e-images e2e-kubernetes clean redis-server chart-tools browser model-checker
+.PHONY: help setup proto run test test-all lint type arch fmt lock audit sbom image-digests bench race load clients e2e-images e2e-kubernetes clean redis-server chart-tools browser model-checker
 
 help: ## list the verbs
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -75,6 +76,25 @@ arch: setup ## import rules
 fmt: setup ## format in place
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# What only these verbs need is in an environment of its own.
+$(SUPPLY)/.ready: requirements/tools.lock
+	$(PYTHON) -m venv $(SUPPLY)
+	$(SUPPLY)/bin/pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r requirements/tools.lock
+	@touch $@
+
+lock: setup $(SUPPLY)/.ready ## hashed locks of what the images install, in requirements/: [ARGS="--upgrade"] [ARGS="--cpu-torch DIR"]
+	@$(BIN)/python -m tools.supply.lock $(ARGS)
+
+audit: setup $(SUPPLY)/.ready ## known vulnerabilities of the pinned versions: [ARGS="--advisories DIR"]
+	@$(BIN)/python -m tools.supply.audit $(ARGS)
+
+sbom: setup $(SUPPLY)/.ready ## software bill of materials of the virtual environment, in build/sbom.cdx.json
+	@$(SUPPLY)/bin/cyclonedx-py environment --output-reproducible --output-file build/sbom.cdx.json $(BIN)/python
+	@echo "build/sbom.cdx.json: CycloneDX, valid by its schema"
+
+image-digests: setup ## digests of the base images, from their registries into docker/base-images.env
+	@$(BIN)/python -m tools.supply.image_digests
 
 bench: setup ## BENCH=engine (default), gateway, constraints, disaggregation, transfer, pairing, locality, routing, planner or cancel_recovery; ARGS=--save keeps the JSON
 	$(BIN)/python -m bench.$(BENCH) $(ARGS)

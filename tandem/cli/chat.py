@@ -29,7 +29,8 @@ class Chat(EngineSettings, SamplingSettings, cli_prog_name="tandem chat"):
     def run(self) -> int:
         console = Console(highlight=False)
         started_s = time.monotonic()
-        template = ChatTemplate.load(resolve_model_path(self.model, dtype=self.dtype))
+        path = resolve_model_path(self.model, dtype=self.dtype, allow_pickle=self.allow_pickle)
+        template = ChatTemplate.load(path)
         engine = build_engine(self.engine_config())
         params = self.sampling_params(engine.sampling_defaults)
         console.print(

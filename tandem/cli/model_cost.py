@@ -51,13 +51,14 @@ def _check_format(config: Mapping[str, Any], called: str) -> None:
 
 def _downloaded(name: str) -> Path:
     """The `config.json` of a Hugging Face repository, fetched or cached."""
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+    repository, _, revision = name.partition("@")  # NOTE: a revision may have slashes too
+    if repository.count("/") != 1 or name.startswith((".", "/", "~")):
         raise ConfigurationError(
-            f"--model={shown(name)} is neither a directory, nor a Hugging Face name (OWNER/NAME), nor a built-in "
-            f"model: {', '.join(catalogue_names())}"
+            f"--model={shown(name)} is neither a directory, nor a Hugging Face name (OWNER/NAME[@REVISION]), nor "
+            f"a built-in model: {', '.join(catalogue_names())}"
         )
     try:
-        return Path(huggingface_hub.hf_hub_download(name, _CONFIG))
+        return Path(huggingface_hub.hf_hub_download(repository, _CONFIG, revision=revision or None))
     except HFValidationError as error:
         raise ConfigurationError(f"--model={shown(name)} is no Hugging Face name ({error})") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:

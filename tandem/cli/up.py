@@ -110,7 +110,7 @@ class Up(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
     def _model_path(self, output: ProcessOutput) -> Path:
         """The model's directory. Where none was named and the default cannot be had, that of the bundled demo."""
         try:
-            return resolve_model_path(self.model, dtype=self.dtype)
+            return resolve_model_path(self.model, dtype=self.dtype, allow_pickle=self.allow_pickle)
         except CheckpointError as error:
             if "model" in self.model_fields_set or not _DEMO.is_dir():
                 raise
@@ -120,7 +120,7 @@ class Up(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
 
     def _check(self, path: Path, topology: Topology) -> None:
         """Raises `TandemError` for what would be refused after seconds; has the kernels compiled once for all."""
-        check_model(path)
+        check_model(path, allow_pickle=self.allow_pickle)
         if self.port:
             check_port(self.host, self.port)
         if not topology.gpus and self.native_kernels is not False:

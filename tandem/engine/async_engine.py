@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 from tandem.core.errors import EngineStoppedError, InvalidRequestError, TandemError, shown
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.scope import UNSCOPED, CacheScope
 from tandem.engine.engine import Engine
 from tandem.scheduler.output import KVComputed, KVNews, KVReserved, SampledToken
 from tandem.scheduler.request import WHOLE, Handoff
@@ -96,7 +97,7 @@ class AsyncEngine:
         *,
         request_id: str | None = None,
         priority: int = 0,
-        cache_salt: str = "",
+        scope: CacheScope = UNSCOPED,
     ) -> AsyncIterator[RequestOutput]:
         """Serve one request; see `Engine.add_request` for the arguments.
 
@@ -104,7 +105,7 @@ class AsyncEngine:
             InvalidRequestError, CapacityError: as `Engine.add_request`.
             EngineStoppedError: when the engine stops or fails before the request ends.
         """
-        news = self.stream(prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt)
+        news = self.stream(prompt, params, request_id=request_id, priority=priority, scope=scope)
         try:
             async for item in news:
                 if isinstance(item, RequestOutput):
@@ -119,7 +120,7 @@ class AsyncEngine:
         *,
         request_id: str | None = None,
         priority: int = 0,
-        cache_salt: str = "",
+        scope: CacheScope = UNSCOPED,
         handoff: Handoff = WHOLE,
         on_queued: Callable[[], object] | None = None,
     ) -> AsyncGenerator[EngineNews, None]:
@@ -137,7 +138,7 @@ class AsyncEngine:
         stream = _Stream(asyncio.get_running_loop(), asyncio.Queue(), params.n, grammar)
 
         def add() -> None:
-            self._add(stream, prompt, params, request_id, priority, cache_salt, handoff)
+            self._add(stream, prompt, params, request_id, priority, scope, handoff)
 
         self._inbox.put(add)
         self._require_running()
@@ -239,7 +240,7 @@ class AsyncEngine:
         params: SamplingParams,
         request_id: str | None,
         priority: int,
-        cache_salt: str,
+        scope: CacheScope,
         handoff: Handoff,
     ) -> None:
         if self._failure is not None:
@@ -247,7 +248,7 @@ class AsyncEngine:
             return
         try:
             stream.request_id = self._engine.add_request(
-                prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt, handoff=handoff
+                prompt, params, request_id=request_id, priority=priority, scope=scope, handoff=handoff
             )
         except TandemError as error:
             self._tell(stream, [error])

@@ -47,11 +47,11 @@ class Caller:
         key = self.key
         if key is None:
             return request
-        scope = ("group", key.cache_group) if key.cache_group is not None else ("tenant", key.tenant)
+        owner = ("group", key.cache_group) if key.cache_group is not None else ("tenant", key.tenant)
         session = request.session_id
         return replace(
             request,
-            cache_salt=_digest(*scope, request.cache_salt),
+            scope=replace(request.scope, salt=_digest(*owner, request.scope.salt)),
             session_id=None if session is None else _digest("session", key.tenant, session),
         )
 

@@ -130,7 +130,7 @@ class _Exchange:
     async def refuse(self, error: BaseException) -> None:
         """Say what went wrong, in whichever way is still open."""
         problem = problem_for(error)
-        self._gateway.metrics.rejected(problem.code, has_arrived=self._has_arrived)
+        self._gateway.metrics.rejected(problem.code, problem.status, has_arrived=self._has_arrived)
         give_up_unread(self._scope)
         if self._has_begun or problem.status >= 500:  # NOTE: a refused request is no failure of the server's
             self._span.fail(error)

@@ -7,6 +7,7 @@ from functools import partial
 
 from tandem.core.clock import Clock
 from tandem.core.errors import UnavailableError
+from tandem.core.process_usage import UsageMeter
 from tandem.gateway.accounts_open import open_accounts
 from tandem.gateway.admission import Admission
 from tandem.gateway.body import Bodies
@@ -55,6 +56,7 @@ class Gateway:
         self.request_timeout_s = settings.request_timeout_s
         self.admission = Admission(settings.max_concurrent_requests)
         self.clock = clock
+        self.usage = UsageMeter(clock)
         self.accounts = open_accounts(settings, clock)
         self.moderator = choose_moderator(settings.moderation)
         self.pin_book: PinBook = MemoryPinBook(clock) if settings.redis is None else RedisPinBook(settings.redis)

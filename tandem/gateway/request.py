@@ -7,6 +7,7 @@ from tandem.core.output import RequestMetrics
 from tandem.core.pins import Pin
 from tandem.core.reasoning import ReasoningState
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.scope import CacheScope
 from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.gateway.caching import LivePins, PromptSplit, split_prompt
@@ -31,6 +32,7 @@ class ServeRequest:
         choices: answers wanted, in the order of their index.
         local_prefill: the decode worker must compute the prompt itself, as prompt logprobs need.
         num_expected_output: tokens an answer probably has.
+        scope: between which requests its cached state is shared.
         pins: what is to be kept of the prompt, which all choices share.
     """
 
@@ -38,8 +40,8 @@ class ServeRequest:
     model: str
     choices: tuple[Choice, ...]
     num_expected_output: int
+    scope: CacheScope
     priority: int = 0
-    cache_salt: str = ""
     session_id: str | None = None
     pins: tuple[Pin, ...] = ()
     local_prefill: bool = False

@@ -36,13 +36,13 @@ class NotAdmittedError(Exception):
 class _Session:
     """`client_nonce`: of its handshake."""
 
-    __slots__ = ("client", "client_nonce", "proof", "window")
+    __slots__ = ("client", "client_nonce", "numbers", "proof")
 
     def __init__(self, client: Party, client_nonce: bytes, key: bytes) -> None:
         self.client = client
         self.client_nonce = client_nonce
         self.proof = CallProof(key)
-        self.window = CallWindow()
+        self.numbers = CallWindow()
 
 
 class SessionTable:
@@ -111,7 +111,7 @@ class SessionTable:
             raise NotAdmittedError(grpc.StatusCode.UNAUTHENTICATED, words, trailing)
         if not proofs.is_equal(proof.encode(), session.proof.of(number, path, body).encode()):
             raise NotAdmittedError(grpc.StatusCode.UNAUTHENTICATED, "the call does not prove who sent it")
-        if not session.window.take(number):
+        if not session.numbers.take(number):
             raise NotAdmittedError(grpc.StatusCode.UNAUTHENTICATED, f"call {number} of this session was made before")
         self._note_use(session_id, session)
         reason = why_not(session.client.role, path)

@@ -21,6 +21,7 @@ from tandem.core.errors import (
     shown,
 )
 from tandem.core.events import BlockEvent
+from tandem.core.process_usage import UsageMeter
 from tandem.locality.base import PublishResult
 from tandem.routing.admission import Refusal, RefusalReason
 from tandem.routing.cost import Prediction
@@ -75,6 +76,7 @@ class RouterService:
         self._registry = registry
         self._metrics = metrics
         self._clock = clock or SystemClock()
+        self._meter = UsageMeter(self._clock)
         self._hasher = ChainHasher()
         self._sent = SentPrompts()
         self._incarnation = incarnation or uuid.uuid4().hex
@@ -87,7 +89,7 @@ class RouterService:
         if call.fingerprint is not None:
             chains = [chain for chain in chains if chain.model_fingerprint == call.fingerprint]
         self._sent.forget(call.request_id)
-        hashed = [(chain, self._hasher.hashes(chain, call.token_ids, call.cache_salt)) for chain in chains]
+        hashed = [(chain, self._hasher.hashes(chain, call.token_ids, call.scope)) for chain in chains]
         shape = _shape_of(call, chains, await self._leading(hashed))
         answer = self._pairer.pair(shape, self._clock.now_s())
         duration_s = time.perf_counter() - started_s
@@ -113,7 +115,8 @@ class RouterService:
             self._metrics.settled(record.ttft_error_ms)
 
     async def describe(self) -> ProcessInfo:
-        return ProcessInfo(pid=os.getpid(), incarnation=self._incarnation, lifecycle="ready")
+        usage = self._meter.read()
+        return ProcessInfo(pid=os.getpid(), incarnation=self._incarnation, lifecycle="ready", usage=usage)
 
     async def models(self) -> Sequence[ModelInfo]:
         return self._view.models()

@@ -119,6 +119,9 @@ class EngineSettings(Settings):
     pack_weights: bool = Field(
         True, description="keep a second copy of the weights on disk, in TANDEM_CACHE_DIR, as the CPU's kernels want it"
     )
+    allow_pickle: bool = Field(
+        False, description="read weights from PyTorch files (.bin), which are pickles, where there are no safetensors"
+    )
 
     def engine_config(self) -> EngineConfig:
         """The engine these settings ask for."""
@@ -139,6 +142,7 @@ class EngineSettings(Settings):
             num_threads=self.num_threads,
             native_kernels=self.native_kernels,
             pack_weights=self.pack_weights,
+            allow_pickle=self.allow_pickle,
         )
 
 

@@ -157,7 +157,7 @@ class RemotePrefill:
             params=call.params,
             output_token_ids=call.output_token_ids,
             priority=call.priority,
-            cache_salt=call.cache_salt,
+            scope=call.scope,
             prefill=prefill,
             fetch_from=call.fetch_from if prefill == call.prefill else None,
             num_fetch_blocks=call.num_fetch_blocks,

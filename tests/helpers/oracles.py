@@ -70,7 +70,7 @@ class BlockOracle:
                 (index, hashes[i]) in self.stored
                 for index, group in enumerate(self.layout.groups)
                 for i in range(length)
-                if (i + 1) * size > group.spec.first_visible(length * size)
+                if (i + 1) * size > group.spec.needed(length * size)
             ):
                 return length
         return 0

@@ -5,6 +5,7 @@ from functools import partial
 import orjson
 
 from tandem.core.sampling_params import SamplingParams, validate_for_vocab
+from tandem.core.scope import UNSCOPED
 from tandem.gateway.anthropic.fields import MessagesBody, PromptBody, read_body
 from tandem.gateway.anthropic.frames import PING, error_body, status_of
 from tandem.gateway.anthropic.prompt import AskedPrompt, read_prompt
@@ -41,6 +42,7 @@ class MessagesDialect:
             model=info.name,
             choices=make_choices(request_id, [assembled.token_ids], params, self._around.fresh),
             num_expected_output=expected_output(params),
+            scope=UNSCOPED,
             pins=assembled.pins,
         )
         result = assembled.new_result(keep=not asked.stream, is_prompt_only=asked.max_tokens == 0)

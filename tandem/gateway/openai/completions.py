@@ -9,6 +9,7 @@ from typing import Any, cast
 import orjson
 
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.scope import CacheScope
 from tandem.core.types import TokenLogprobs
 from tandem.gateway.choices import check_num_choices, expected_output, make_choices
 from tandem.gateway.conversation import ToolChoice
@@ -56,7 +57,7 @@ class CompletionDialect:
             choices=make_choices(request_id, token_ids, params, self._around.fresh),
             num_expected_output=expected_output(params),
             priority=asked.priority or 0,
-            cache_salt=asked.cache_salt or "",
+            scope=CacheScope(salt=asked.cache_salt or ""),
             session_id=asked.prompt_cache_key,
             local_prefill=params.prompt_logprobs is not None,
         )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tandem.cli.main import main
+from tests.helpers.hub import Hub
 
 DEMO = Path(__file__).parents[3] / "demo" / "tandem-demo"
 QWEN = ["plan", "--model", "qwen3-8b"]
@@ -217,3 +218,18 @@ def test_mixtral_is_planned_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--model", "mixtral-8x7b", "--json"]) in (0, 1)
     model = json.loads(capsys.readouterr().out)["model"]
     assert model["num_parameters"] == pytest.approx(46.7e9, rel=0.01)
+
+
+def test_a_revision_on_the_hub_is_planned_for(tmp_path: Path) -> None:
+    """Regression: the revision was taken for a part of the name, which `tandem up` takes apart."""
+    code = "import sys, tandem.cli.main as m; sys.exit(m.main(sys.argv[1:]))"
+    with Hub.running(("config.json",)) as hub:
+        run = subprocess.run(
+            [sys.executable, "-c", code, "plan", "--model", "a/b@v1.0"],
+            env=hub.environment(tmp_path),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert "/a/b/resolve/v1.0/config.json" in hub.asked
+    assert "architectures" in run.stderr

@@ -456,9 +456,9 @@ def test_names_that_reach_workers_are_each_tenants_own(tmp_path: Path) -> None:
             _, secret = await add_key(cluster, name, **own)
             body = {**COMPLETION, "cache_salt": "s", "prompt_cache_key": "k"}
             await client.post("/v1/completions", json=body, headers=bearer(secret))
-            assert cluster.routers[0].calls[-1].cache_salt == cluster.workers[0].calls[-1].cache_salt
+            assert cluster.routers[0].calls[-1].scope == cluster.workers[0].calls[-1].scope
             salts[name], sessions[name] = (
-                cluster.routers[0].calls[-1].cache_salt,
+                cluster.routers[0].calls[-1].scope.salt,
                 cluster.routers[0].calls[-1].session_id,
             )
         assert salts["a"] == salts["same"]
@@ -468,7 +468,7 @@ def test_names_that_reach_workers_are_each_tenants_own(tmp_path: Path) -> None:
         assert len(set(sessions.values())) == len(sessions) - 1
         _, secret = await add_key(cluster, "plain", tenant="acme")
         await client.post("/v1/completions", json=COMPLETION, headers=bearer(secret))
-        assert cluster.routers[0].calls[-1].cache_salt not in salts.values()
+        assert cluster.routers[0].calls[-1].scope.salt not in salts.values()
         assert cluster.routers[0].calls[-1].session_id is None
 
     tell(tmp_path, story, accounts=str(tmp_path / "a.db"))
@@ -480,7 +480,7 @@ def test_without_accounts_everything_is_as_ever(tmp_path: Path) -> None:
         answer = await client.post("/v1/completions", json=body, headers={"x-request-id": "mine"} | bearer("any"))
         assert answer.status_code == 200
         assert not [name for name in answer.headers if "ratelimit" in name]
-        assert cluster.routers[0].calls[0].cache_salt == "s"
+        assert cluster.routers[0].calls[0].scope.salt == "s"
         assert (await client.get("/admin/requests/mine")).status_code == 200
         assert (await client.get("/admin/keys")).status_code == 404
 

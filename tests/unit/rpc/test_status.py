@@ -15,6 +15,7 @@ from tandem.core.errors import (
     WorkerLostError,
     WorkerStoppedError,
 )
+from tandem.rpc.protocols import PROTOCOL_VERSION
 from tandem.rpc.status import code_of, details_of, error_from, metadata_of
 
 Code = grpc.StatusCode
@@ -37,7 +38,7 @@ def received(code: grpc.StatusCode, *trailing: tuple[str, str], details: str = "
         (Code.INVALID_ARGUMENT, InvalidRequestError, "why"),
         (Code.UNAUTHENTICATED, UntrustedPeerError, "why; give every process the same cluster secret"),
         (Code.PERMISSION_DENIED, UntrustedPeerError, "why; check that the address is of the process"),
-        (Code.UNIMPLEMENTED, IncompatiblePeerError, "protocol 2"),
+        (Code.UNIMPLEMENTED, IncompatiblePeerError, f"protocol {PROTOCOL_VERSION}"),
     ],
 )
 def test_a_status_of_grpc_itself(code: grpc.StatusCode, kind: type[TandemError], words: str) -> None:

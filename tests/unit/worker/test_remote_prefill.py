@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.scope import UNSCOPED
 from tandem.rpc.messages import GenerateCall
 from tests.helpers.handoffs import PROMPT, Gate, alone, call_of
 from tests.helpers.workers import (
@@ -108,7 +109,9 @@ def test_a_lease_ends_when_the_kv_turns_out_to_be_here_already(llama: Path) -> N
     async def main() -> None:
         prompt = PROMPT[:64]  # whole blocks: with the first token known, all of it can come from the cache
         async with pair_of(llama, max_num_running=1, lease_ttl_s=60) as pair:
-            await generated(pair.to_decode, GenerateCall(request_id="c", prompt_token_ids=prompt, params=GREEDY))
+            await generated(
+                pair.to_decode, GenerateCall(request_id="c", prompt_token_ids=prompt, params=GREEDY, scope=UNSCOPED)
+            )
             engine = pair.decode.core.engine
             running = engine.stream(prompt_of(20, seed=9), replace(LONG, max_tokens=230), request_id="first")
             await anext(running)
