@@ -153,7 +153,8 @@ def test_a_worker_that_stops_is_no_warning(caplog: pytest.LogCaptureFixture) -> 
                 watched.lists(server.address)
                 await eventually(lambda: watched.incarnations() == {"p": "1"})
             await eventually(lambda: watched.incarnations() == {})
-            said = [(record.levelno, record.getMessage()) for record in caplog.records]
+            ours = [record for record in caplog.records if record.name == "tandem.serving.fleet_watch"]
+            said = [(record.levelno, record.getMessage()) for record in ours]
             assert said == [(logging.INFO, f"the worker at {server.address} gets no more requests: it has stopped")]
 
     run(scenario)
