@@ -167,7 +167,10 @@ class Accounts:
     async def _refresh(self) -> None:
         while True:
             await asyncio.sleep(REFRESH_S)
-            await self.refresh()
+            try:
+                await self.refresh()
+            except Exception:  # the edge of a task: without it, revoked keys would go on counting
+                _logger.exception("keys could not be looked up again; that is tried every %g s", REFRESH_S)
 
     async def renew(self) -> None:
         """Keep what runs set aside, with checkpoints; tell another store what its predecessor took; bill what gateways
@@ -213,4 +216,6 @@ class Accounts:
                 if not is_away:
                     _logger.warning("what runs cannot be kept set aside: %s", error)
                 is_away = True
+            except Exception:  # the edge of a task: without it, what runs would be given back and billed as expired
+                _logger.exception("what runs could not be kept set aside; that is tried every %g s", self._renew_s)
             await asyncio.sleep(self._renew_s)

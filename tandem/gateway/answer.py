@@ -23,7 +23,7 @@ from tandem.gateway.errors import Problem
 from tandem.gateway.gateway import Gateway
 from tandem.gateway.hearing import Hearing
 from tandem.gateway.history import RequestRecord
-from tandem.gateway.http_protocol import give_up_unread
+from tandem.gateway.http_protocol import give_up_unread, ping_half_closed
 from tandem.gateway.pace import Pace
 from tandem.gateway.pin_book import PromptPins
 from tandem.gateway.server_timing import server_timing
@@ -142,7 +142,7 @@ class _Exchange:
             more = refusal_headers(error, is_anthropic=self._is_anthropic)
             await self._send_head(status, {"content-type": JSON, **problem.headers, **more})
             await self._send_body(body, is_last=True)
-        _log_problem(self._request_id, problem)
+        _log_problem(self._request_id, problem, error)
 
     async def _serve(self, body: Body, free: Callable[[], None]) -> None:
         """NOTE: its place is free before the client has the last byte, and may send its next request."""
@@ -186,6 +186,7 @@ class _Exchange:
             updates = await hearing.take(batch)
             await self._note_pins(asked)
             if not self._has_begun:
+                ping_half_closed(self._scope, self._dialect.ping)
                 await self._send_head(200, _STREAM_HEADERS | {"server-timing": server_timing(record.stages())})
             if frames := asked.writer.chunk(updates):
                 await self._send_body(frames, is_last=False)
@@ -274,6 +275,8 @@ class _Exchange:
         self._gateway.tracing.export_stages(record.stages(), self._span.traceparent)
 
 
-def _log_problem(request_id: str, problem: Problem) -> None:
+def _log_problem(request_id: str, problem: Problem, error: BaseException) -> None:
+    """With the error's own words, which may say more than a client is told."""
     level = logging.WARNING if problem.status >= 500 else logging.INFO
-    _logger.log(level, "request %s is refused with %d: %s", request_id, problem.status, problem.message)
+    why = str(error) if isinstance(error, TandemError) else problem.message
+    _logger.log(level, "request %s is refused with %d: %s", request_id, problem.status, why)

@@ -191,8 +191,11 @@ class RouterService:
 
     def _nobody(self, model: str) -> UnavailableError:
         """Not the caller's mistake: the gateway has checked the name, whose workers may be forgotten or yet to come."""
-        known = ", ".join(self._view.known_models()) or "none"
-        message = f"no worker for model {shown(model)} is alive now; models of known workers: {known}"
+        known = self._view.known_models()
+        if model in known:
+            message = f"all workers of the model {shown(model)} have stopped answering; try again in a moment"
+        else:
+            message = f"no worker of the model {shown(model)} has joined; models served: {', '.join(known) or 'none'}"
         return UnavailableError(message, self._pairer.fleet.limits.dead_s)
 
     def _own_registry(self) -> Discovery:
