@@ -34,9 +34,9 @@ class _OnStore(Settings):
 
     accounts: SecretStr = Field(description=_WHERE)
 
-    def _with_store(self, work: Callable[[AccountStore], Awaitable[int]]) -> int:
+    def _with_store(self, work: Callable[[AccountStore], Awaitable[int]], *, must_exist: bool = True) -> int:
         async def run() -> int:
-            store = open_store(self.accounts.get_secret_value(), SystemClock())
+            store = open_store(self.accounts.get_secret_value(), SystemClock(), must_exist=must_exist)
             try:
                 return await work(store)
             finally:
@@ -73,7 +73,7 @@ class CreateKey(_OnStore, cli_prog_name="tandem keys create"):
             await store.add_key(key)
             return 0
 
-        self._with_store(add)
+        self._with_store(add, must_exist=False)
         Console(stderr=True, highlight=False).print(
             f"key {key.key_id} of tenant {key.tenant}; its secret is shown only now:", markup=False
         )

@@ -32,7 +32,7 @@ class Usage(Settings, cli_prog_name="tandem usage"):
         return 0
 
     async def _text(self, query: LedgerQuery) -> str:
-        store = open_store(self.accounts.get_secret_value(), SystemClock())
+        store = open_store(self.accounts.get_secret_value(), SystemClock(), must_exist=True)
         try:
             return (await usage_text(store, self.by, query, self.format)).decode()
         finally:

@@ -32,6 +32,11 @@ class ClientCost:
     def is_saturated(self) -> bool:
         return bool(self.reasons)
 
+    @property
+    def is_busy(self) -> bool:
+        """It used up its core itself; else, where it was late, the machine was busy with something else."""
+        return self.cpu_cores >= BUSY_CORES
+
 
 class CostMeter:
     """Measures from `start` on."""

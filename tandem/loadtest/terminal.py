@@ -124,7 +124,8 @@ def _warnings(result: LoadResult) -> Iterator[str]:
         yield f"worker pools could not always be seen: {result.pools_problem}"
     yield f"the client used {result.client.cpu_cores:.2f} cores"
     if result.client.is_saturated:
-        yield f"THE CLIENT WAS A BOTTLENECK, so that latencies are partly its own: {'; '.join(result.client.reasons)}"
+        what = "the client was a bottleneck" if result.client.is_busy else "the client's machine was busy"
+        yield f"WARNING: {what}, so latencies include waits of the client: {'; '.join(result.client.reasons)}"
 
 
 def _headline(plan: LoadPlan, progress: Progress) -> str:

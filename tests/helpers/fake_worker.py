@@ -33,7 +33,8 @@ from tandem.rpc.messages import (
     WorkerAddress,
     WorkerStatus,
 )
-from tandem.rpc.server import RpcServer, serve_worker
+from tandem.rpc.network import RpcServer
+from tandem.rpc.server import serve_worker
 from tandem.scheduler.request import Handoff
 from tandem.text.tokenizer import Tokenizer
 from tests.helpers.secret import serving_as

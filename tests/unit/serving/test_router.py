@@ -316,10 +316,14 @@ def test_a_model_without_workers_is_unavailable_however_long_they_are_gone() -> 
             other = model("other", "other weights")
             router.view.take("b0:1", status("b0", Role.BOTH, served=other, fingerprint="other"))
             router.view.lose("d0:1")
-            with pytest.raises(UnavailableError, match="'m' is alive now; models of known workers: m, other"):
+            with pytest.raises(
+                UnavailableError, match="all workers of the model 'm' have stopped answering; try again"
+            ):
                 await router.service.pair(call())
             router.view.forget("d0")
-            with pytest.raises(UnavailableError, match="'m' is alive now; models of known workers: other") as refused:
+            with pytest.raises(
+                UnavailableError, match="no worker of the model 'm' has joined; models served: other"
+            ) as refused:
                 await router.service.pair(call())
             assert refused.value.retry_after_s == 2.0
 
