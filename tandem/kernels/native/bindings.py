@@ -20,6 +20,20 @@ from tandem.kernels.native.expert_choice import CHOICE_FIELDS, NativeExpertChoic
 from tandem.kernels.native.experts import EXPERTS_FIELDS, NativeExperts
 from tandem.kernels.native.stack import STACK_FIELDS, NativeStack, serves
 
+FIELDS = {  # of each function's argument struct, see `bind`; tests compare them with the structs in `src`
+    "tandem_linear": "13q",
+    "tandem_paged_attention": "20qdqd2q",
+    "tandem_rms_norm": "13qd4q",
+    "tandem_rope_and_write": "22qd7q",
+    "tandem_gated_linear": "15q",
+    "tandem_gated_product": "11q",
+    "tandem_stack": STACK_FIELDS,
+    "tandem_experts": EXPERTS_FIELDS,
+    "tandem_choose_experts": CHOICE_FIELDS,
+    "tandem_take_rows": "7q",
+    "tandem_pack": "7q",
+}
+
 
 def load(cache_dir: Path | None = None, architecture: str = "native") -> "NativeKernels":
     """Build if needed, and load; see `build`.
@@ -45,17 +59,17 @@ class NativeKernels:
     name = "native"
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._linear = bind(library, "tandem_linear", "13q")
-        self._paged_attention = bind(library, "tandem_paged_attention", "20qdqd2q")
-        self._rms_norm = bind(library, "tandem_rms_norm", "13qd4q")
-        self._rope_and_write = bind(library, "tandem_rope_and_write", "22qd7q")
-        self._gated_linear = bind(library, "tandem_gated_linear", "15q")
-        self._gated_product = bind(library, "tandem_gated_product", "11q")
-        self._stack = bind(library, "tandem_stack", STACK_FIELDS)
-        self._experts = bind(library, "tandem_experts", EXPERTS_FIELDS)
-        self._choose_experts = bind(library, "tandem_choose_experts", CHOICE_FIELDS)
-        self._take_rows = bind(library, "tandem_take_rows", "7q")
-        self._pack = bind(library, "tandem_pack", "7q")
+        self._linear = bind(library, "tandem_linear", FIELDS["tandem_linear"])
+        self._paged_attention = bind(library, "tandem_paged_attention", FIELDS["tandem_paged_attention"])
+        self._rms_norm = bind(library, "tandem_rms_norm", FIELDS["tandem_rms_norm"])
+        self._rope_and_write = bind(library, "tandem_rope_and_write", FIELDS["tandem_rope_and_write"])
+        self._gated_linear = bind(library, "tandem_gated_linear", FIELDS["tandem_gated_linear"])
+        self._gated_product = bind(library, "tandem_gated_product", FIELDS["tandem_gated_product"])
+        self._stack = bind(library, "tandem_stack", FIELDS["tandem_stack"])
+        self._experts = bind(library, "tandem_experts", FIELDS["tandem_experts"])
+        self._choose_experts = bind(library, "tandem_choose_experts", FIELDS["tandem_choose_experts"])
+        self._take_rows = bind(library, "tandem_take_rows", FIELDS["tandem_take_rows"])
+        self._pack = bind(library, "tandem_pack", FIELDS["tandem_pack"])
 
     def take_rows(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """NOTE: PyTorch's own has OpenMP wake threads, which then spin on the cores that the next kernel wants."""

@@ -32,6 +32,7 @@ _WEIGHT_BYTES, _NUMBER_BYTES = 4, 8  # of a chosen expert
 _MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 _TABLES = ("cos", "sin")
 _WEIGHTS = tuple(field.name for field in fields(StackLayer) if field.name not in (*_TABLES, "window", "mixture"))
+LAYER_FIELDS = (*_WEIGHTS, *_TABLES, "half", "window", "mixture")  # of the C++ struct, in order; tests compare them
 _pack_mixture = struct.Struct(f"=2q{CHOICE_FIELDS}{EXPERTS_FIELDS}").pack
 
 
