@@ -15,15 +15,15 @@ from bench.gpu.floors import wall_s
 from bench.gpu.results import Check, SectionResults
 from bench.gpu.setting import Setting
 from bench.report import Row
-from tandem.attention.arena import Arena
-from tandem.attention.base import AttentionBackend, AttentionBatch
-from tandem.attention.flashinfer_backend import FlashInferBackend
-from tandem.attention.reference import ReferenceBackend
-from tandem.attention.triton_backend import TritonBackend
-from tandem.attention.varlen_backend import VarlenBackend
+from tandem.compute.arena import Arena
+from tandem.compute.attention import AttentionBackend, AttentionBatch
+from tandem.compute.cuda.flashinfer_backend import FlashInferBackend
+from tandem.compute.cuda.triton_backend import TritonBackend
+from tandem.compute.cuda.varlen_backend import VarlenBackend
+from tandem.compute.torch.attention import ReferenceBackend
+from tandem.compute.torch.kernels import TorchKernels
 from tandem.engine.graphs import DecodeGraphs, padded_sizes
 from tandem.engine.inputs import ModelInputs
-from tandem.kernels.torch_kernels import TorchKernels
 from tandem.kvcache.spec import build_layout
 from tests.helpers.attention_cases import RequestCase, Shape, Step, build_step, oracle, random_request
 

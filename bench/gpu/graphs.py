@@ -20,7 +20,7 @@ from bench.gpu.results import Check, SectionResults
 from bench.gpu.setting import Setting
 from bench.gpu.stack import Limits, Stack, build, end, fill_with_noise, serve, start_decodes
 from bench.report import Row
-from tandem.attention.registry import PREFERENCE, choose_backend, create_backend
+from tandem.compute.backends import PREFERENCE, choose_backend, create_backend
 from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError
 from tandem.kvcache.spec import build_layout

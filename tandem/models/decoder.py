@@ -11,9 +11,9 @@ import torch
 
 from tandem.architecture.model import EMBEDDING, HEAD, LayerSpec, ModelSpec
 from tandem.architecture.rope import RopeSpec
-from tandem.attention.arena import LayerKV
-from tandem.attention.base import AttentionBackend, AttentionBatch, WantedTokens
-from tandem.kernels.base import Kernels
+from tandem.compute.arena import LayerKV
+from tandem.compute.attention import AttentionBackend, AttentionBatch, WantedTokens
+from tandem.compute.ops import Kernels
 from tandem.models.layers.attention import Attention
 from tandem.models.layers.feed_forward import build_feed_forward
 from tandem.models.layers.linear import Norm

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from tandem.architecture.state import KVSpec
-from tandem.attention.arena import LayerKV
-from tandem.attention.base import AttentionBackend, AttentionBatch, AttentionParams
-from tandem.attention.registry import PREFERENCE, create_backend
+from tandem.compute.arena import LayerKV
+from tandem.compute.attention import AttentionBackend, AttentionBatch, AttentionParams
+from tandem.compute.backends import PREFERENCE, create_backend
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 RELATIVE = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from tandem.architecture.state import KVSpec
-from tandem.attention.arena import TORCH_DTYPES, Arena, LayerKV
-from tandem.attention.base import AttentionBatch, AttentionParams
+from tandem.compute.arena import TORCH_DTYPES, Arena, LayerKV
+from tandem.compute.attention import AttentionBatch, AttentionParams
 from tandem.kvcache.spec import build_layout
 
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import torch
 
 from tandem.architecture.mixers import AttentionSpec, QueryScaling
-from tandem.attention.arena import LayerKV
-from tandem.attention.base import AttentionBackend, AttentionBatch, AttentionParams
-from tandem.kernels.base import Kernels
+from tandem.compute.arena import LayerKV
+from tandem.compute.attention import AttentionBackend, AttentionBatch, AttentionParams
+from tandem.compute.ops import Kernels
 from tandem.models.layers.linear import Linear, Norm
 from tandem.models.layers.rotary import RotaryTable
 

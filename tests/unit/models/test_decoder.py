@@ -7,10 +7,10 @@ import torch
 
 from tandem.architecture.model import ModelSpec
 from tandem.architecture.tensors import NormSpec
-from tandem.attention.arena import Arena
-from tandem.attention.base import AttentionBatch, WantedTokens
-from tandem.attention.reference import ReferenceBackend
-from tandem.kernels.torch_kernels import TorchKernels
+from tandem.compute.arena import Arena
+from tandem.compute.attention import AttentionBatch, WantedTokens
+from tandem.compute.torch.attention import ReferenceBackend
+from tandem.compute.torch.kernels import TorchKernels
 from tandem.kvcache.spec import build_layout
 from tandem.models.decoder import Decoder
 from tandem.models.loader import load_model
