@@ -28,9 +28,10 @@ from tandem.architecture.model import ModelSpec
 from tandem.architecture.state import KVSpec
 from tandem.architecture.tensors import NormSpec
 from tandem.compute.arena import Arena, LayerKV
-from tandem.compute.attention import AttentionBackend, AttentionBatch, WantedTokens
+from tandem.compute.attention import AttentionBackend
 from tandem.compute.backends import choose_backend
 from tandem.compute.native.sampling import load_draws
+from tandem.compute.step import AttentionBatch, WantedTokens
 from tandem.core.config import EngineConfig, SchedulerConfig
 from tandem.core.events import BlockEvent
 from tandem.core.sampling_params import SamplingParams

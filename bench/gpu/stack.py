@@ -11,9 +11,10 @@ import torch
 from bench.gpu.models import RandomModel
 from bench.gpu.setting import Setting
 from tandem.compute.arena import TORCH_DTYPES, Arena
-from tandem.compute.attention import AttentionBackend, AttentionBatch, WantedTokens
+from tandem.compute.attention import AttentionBackend
 from tandem.compute.backends import choose_backend
 from tandem.compute.choose import choose_kernels
+from tandem.compute.step import AttentionBatch, WantedTokens
 from tandem.core.config import EngineConfig, SchedulerConfig
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine

@@ -11,6 +11,8 @@ from typing import Protocol
 import torch
 
 from tandem.architecture.feed_forward import Activation, Clamp, RouterSpec
+from tandem.compute.arena import LayerKV
+from tandem.compute.step import AttentionBatch, WantedTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,37 +144,6 @@ class PackedWeight(torch.Tensor):
             return func(*args, **(kwargs or {}))
 
 
-class LayerCache(Protocol):
-    """One layer's share of the arena, as `tandem.compute.attention` has it."""
-
-    @property
-    def keys(self) -> torch.Tensor: ...  # [num_blocks, num_kv_heads, block_size, head_dim]
-    @property
-    def values(self) -> torch.Tensor: ...
-
-
-class PagedBatch(Protocol):
-    """Where one step's tokens are in a layer's cache, as `tandem.compute.attention` has it."""
-
-    @property
-    def query_start(self) -> torch.Tensor: ...
-    @property
-    def seq_lens(self) -> torch.Tensor: ...
-    @property
-    def block_tables(self) -> torch.Tensor: ...
-    @property
-    def slot_mapping(self) -> torch.Tensor: ...
-
-
-class WantedTokens(Protocol):
-    """Those whose hidden states are asked for, as `tandem.compute.attention` has them."""
-
-    @property
-    def rows(self) -> torch.Tensor: ...
-    @property
-    def batches(self) -> Mapping[int, PagedBatch]: ...
-
-
 class Stack(Protocol):
     """All layers in one call. `attention` names the attention backend whose arithmetic it has inside."""
 
@@ -182,8 +153,8 @@ class Stack(Protocol):
         self,
         residual: torch.Tensor,
         positions: torch.Tensor,
-        caches: Sequence[LayerCache],
-        batches: Sequence[PagedBatch],
+        caches: Sequence[LayerKV],
+        batches: Sequence[AttentionBatch],
         wanted: WantedTokens | None = None,
     ) -> torch.Tensor:
         """Embeddings [num_tokens, hidden] to hidden states after the final norm; writes the step's K and V.

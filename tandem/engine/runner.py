@@ -10,8 +10,9 @@ import torch
 
 from tandem.architecture.model import ModelSpec
 from tandem.compute.arena import Arena
-from tandem.compute.attention import AttentionBackend, AttentionBatch, WantedTokens
+from tandem.compute.attention import AttentionBackend
 from tandem.compute.native.sampling import NativeDraws
+from tandem.compute.step import AttentionBatch, WantedTokens
 from tandem.core.types import TokenLogprobs
 from tandem.engine.constraint import constraints_of
 from tandem.engine.current_device import current_device

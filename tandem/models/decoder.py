@@ -12,8 +12,9 @@ import torch
 from tandem.architecture.model import EMBEDDING, HEAD, LayerSpec, ModelSpec
 from tandem.architecture.rope import RopeSpec
 from tandem.compute.arena import LayerKV
-from tandem.compute.attention import AttentionBackend, AttentionBatch, WantedTokens
+from tandem.compute.attention import AttentionBackend
 from tandem.compute.ops import Kernels
+from tandem.compute.step import AttentionBatch, WantedTokens
 from tandem.models.layers.attention import Attention
 from tandem.models.layers.feed_forward import build_feed_forward
 from tandem.models.layers.linear import Norm

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 
 from tandem.architecture.state import KVSpec
 from tandem.compute.arena import LayerKV
-from tandem.compute.attention import AttentionBackend, AttentionBatch, AttentionParams
+from tandem.compute.attention import AttentionBackend, AttentionParams
 from tandem.compute.backends import PREFERENCE, create_backend
+from tandem.compute.step import AttentionBatch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 RELATIVE = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}

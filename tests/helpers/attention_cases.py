@@ -12,7 +12,8 @@ import torch
 
 from tandem.architecture.state import KVSpec
 from tandem.compute.arena import TORCH_DTYPES, Arena, LayerKV
-from tandem.compute.attention import AttentionBatch, AttentionParams
+from tandem.compute.attention import AttentionParams
+from tandem.compute.step import AttentionBatch
 from tandem.kvcache.spec import build_layout
 
 

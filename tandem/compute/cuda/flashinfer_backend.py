@@ -15,7 +15,8 @@ import torch
 
 from tandem.architecture.state import KVSpec
 from tandem.compute.arena import LayerKV
-from tandem.compute.attention import AttentionBatch, AttentionParams
+from tandem.compute.attention import AttentionParams
+from tandem.compute.step import AttentionBatch
 
 HEAD_DIMS = (64, 128, 256)
 MIN_CAPABILITY = (8, 0)

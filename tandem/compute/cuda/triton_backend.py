@@ -15,7 +15,8 @@ import torch
 
 from tandem.architecture.state import KVSpec
 from tandem.compute.arena import LayerKV
-from tandem.compute.attention import AttentionBatch, AttentionParams
+from tandem.compute.attention import AttentionParams
+from tandem.compute.step import AttentionBatch
 from tandem.kvcache.spec import SUPPORTED_BLOCK_SIZES
 
 KERNELS = "tandem.compute.cuda.triton_paged"

@@ -15,7 +15,8 @@ import torch
 
 from tandem.architecture.state import KVSpec
 from tandem.compute.arena import LayerKV
-from tandem.compute.attention import AttentionBatch, AttentionParams
+from tandem.compute.attention import AttentionParams
+from tandem.compute.step import AttentionBatch
 
 NEEDED_ARGUMENTS = frozenset({"window_size", "enable_gqa", "seqused_k", "block_table", "num_splits"})
 IMPLEMENTATIONS = {9: "FA3", 10: "FA4"}  # by major compute capability

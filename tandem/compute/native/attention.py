@@ -7,8 +7,9 @@ import torch
 
 from tandem.architecture.state import KVSpec
 from tandem.compute.arena import LayerKV
-from tandem.compute.attention import AttentionBatch, AttentionParams
+from tandem.compute.attention import AttentionParams
 from tandem.compute.native.bindings import NativeKernels, load
+from tandem.compute.step import AttentionBatch
 from tandem.core.errors import ConfigurationError
 
 MAX_HEAD_DIM = 512

@@ -10,19 +10,13 @@ from dataclasses import fields
 
 import torch
 
+from tandem.compute.arena import LayerKV
 from tandem.compute.huge_pages import LEAST_BYTES, advise_huge_pages
 from tandem.compute.native.codes import ACTIVATION_CODES, DTYPE_CODES
 from tandem.compute.native.expert_choice import CHOICE_FIELDS, NativeExpertChoice
 from tandem.compute.native.experts import EXPERTS_FIELDS, NativeExperts
-from tandem.compute.ops import (
-    LayerCache,
-    PackedWeight,
-    PagedBatch,
-    StackLayer,
-    StackMixture,
-    StackShape,
-    WantedTokens,
-)
+from tandem.compute.ops import PackedWeight, StackLayer, StackMixture, StackShape
+from tandem.compute.step import AttentionBatch, WantedTokens
 
 STACK_FIELDS = "11q3d21q"
 MAX_HEAD_DIM = 256
@@ -71,15 +65,15 @@ class NativeStack:
         self._table = torch.tensor(rows, dtype=torch.int64)  # [num_layers, 22]
         self._is_packed = isinstance(layers[0].q, PackedWeight)
         self._scratch = final_norm.new_empty(0)
-        self._caches: Sequence[LayerCache] = ()
+        self._caches: Sequence[LayerKV] = ()
         self._cache_pointers: list[tuple[int, int, int, int]] = []
 
     def forward(
         self,
         residual: torch.Tensor,
         positions: torch.Tensor,
-        caches: Sequence[LayerCache],
-        batches: Sequence[PagedBatch],
+        caches: Sequence[LayerKV],
+        batches: Sequence[AttentionBatch],
         wanted: WantedTokens | None = None,
     ) -> torch.Tensor:
         """See `tandem.compute.ops.Stack`."""
@@ -135,7 +129,7 @@ class NativeStack:
             advise_huge_pages(self._scratch)
         return self._scratch
 
-    def _where(self, caches: Sequence[LayerCache], batches: Sequence[PagedBatch], num_tokens: int) -> list[int]:
+    def _where(self, caches: Sequence[LayerKV], batches: Sequence[AttentionBatch], num_tokens: int) -> list[int]:
         """For each layer: its caches and their strides, its block tables and their stride, its slots."""
         if caches is not self._caches:
             self._caches, self._cache_pointers = caches, [_cache_pointers(cache, self._shape) for cache in caches]
@@ -184,7 +178,7 @@ def _constants(layer: StackLayer, mixture: torch.Tensor | None) -> list[int]:
     return [*pointers, layer.cos.data_ptr(), layer.sin.data_ptr(), layer.cos.shape[1], layer.window or 0, where]
 
 
-def _cache_pointers(cache: LayerCache, shape: StackShape) -> tuple[int, int, int, int]:
+def _cache_pointers(cache: LayerKV, shape: StackShape) -> tuple[int, int, int, int]:
     for x in (cache.keys, cache.values):
         _, num_kv_heads, block_size, head_dim = x.shape
         assert (num_kv_heads, head_dim) == (shape.num_kv_heads, shape.head_dim)
@@ -192,7 +186,7 @@ def _cache_pointers(cache: LayerCache, shape: StackShape) -> tuple[int, int, int
     return cache.keys.data_ptr(), cache.keys.stride(0), cache.values.data_ptr(), cache.values.stride(0)
 
 
-def _step_pointers(batch: PagedBatch, num_tokens: int) -> tuple[int, int, int]:
+def _step_pointers(batch: AttentionBatch, num_tokens: int) -> tuple[int, int, int]:
     assert batch.block_tables.dtype == torch.int32
     assert batch.block_tables.stride(1) == 1
     assert batch.slot_mapping.shape == (num_tokens,)

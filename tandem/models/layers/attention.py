@@ -9,8 +9,9 @@ import torch
 
 from tandem.architecture.mixers import AttentionSpec, QueryScaling
 from tandem.compute.arena import LayerKV
-from tandem.compute.attention import AttentionBackend, AttentionBatch, AttentionParams
+from tandem.compute.attention import AttentionBackend, AttentionParams
 from tandem.compute.ops import Kernels
+from tandem.compute.step import AttentionBatch
 from tandem.models.layers.linear import Linear, Norm
 from tandem.models.layers.rotary import RotaryTable
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.compute.attention import AttentionBatch
+from tandem.compute.step import AttentionBatch
 from tandem.compute.torch.attention import ReferenceBackend
 from tandem.engine.current_device import current_device
 from tandem.engine.graphs import DecodeGraphs, ForwardFunction, padded_sizes

@@ -8,7 +8,7 @@ import torch
 from tandem.architecture.model import ModelSpec
 from tandem.architecture.tensors import NormSpec
 from tandem.compute.arena import Arena
-from tandem.compute.attention import AttentionBatch, WantedTokens
+from tandem.compute.step import AttentionBatch, WantedTokens
 from tandem.compute.torch.attention import ReferenceBackend
 from tandem.compute.torch.kernels import TorchKernels
 from tandem.kvcache.spec import build_layout

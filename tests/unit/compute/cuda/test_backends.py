@@ -10,9 +10,10 @@ from torch.nn import attention
 
 from tandem.architecture.state import KVSpec
 from tandem.compute.arena import LayerKV
-from tandem.compute.attention import AttentionBackend, AttentionBatch, AttentionParams
+from tandem.compute.attention import AttentionBackend, AttentionParams
 from tandem.compute.cuda.flashinfer_backend import FlashInferBackend, PagedIndices
 from tandem.compute.cuda.varlen_backend import VarlenBackend, missing_arguments
+from tandem.compute.step import AttentionBatch
 from tests.helpers.attention_cases import Shape, build_step, random_request
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -15,10 +15,11 @@ from tandem.architecture.feed_forward import MixtureOfExpertsSpec
 from tandem.architecture.model import LayerSpec
 from tandem.architecture.tensors import NormSpec
 from tandem.compute.arena import Arena
-from tandem.compute.attention import AttentionBackend, AttentionBatch, WantedTokens
+from tandem.compute.attention import AttentionBackend
 from tandem.compute.native.attention import NativeBackend
 from tandem.compute.native.bindings import NativeKernels
 from tandem.compute.ops import PackedWeight
+from tandem.compute.step import AttentionBatch, WantedTokens
 from tandem.compute.torch.attention import ReferenceBackend
 from tandem.compute.torch.kernels import TorchKernels
 from tandem.kvcache.spec import KVLayout, build_layout
