@@ -5,13 +5,15 @@ and any mix of them in one call, and answers `refuses` with a reason instead of 
 """
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
-from tandem.architecture.state import KVSpec
+from tandem.architecture.state import KVSpec, StateSpec
 from tandem.compute.arena import LayerKV
 from tandem.compute.step import AttentionBatch
+
+Spec = TypeVar("Spec", bound=StateSpec, contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +29,23 @@ class AttentionParams:
     sinks: torch.Tensor | None = field(default=None, compare=False)
 
 
-class AttentionBackend(Protocol):
-    """Stateless between steps: everything it needs is in its arguments.
+class StateBackend(Protocol[Spec]):
+    """What every backend answers, whatever kind of state it reads.
 
-    `graph_safe`: whether `attend` may be captured in a CUDA graph (no synchronisation, no host work that depends on
+    `graph_safe`: whether a step may be captured in a CUDA graph (no synchronisation, no host work that depends on
     data).
     """
 
     name: str
     graph_safe: bool
 
-    def refuses(self, spec: KVSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
+    def refuses(self, spec: Spec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
         """Why this backend cannot serve such a layer exactly here (device, dtype, shape), or None when it can."""
         ...
+
+
+class AttentionBackend(StateBackend[KVSpec], Protocol):
+    """Reads K and V. Stateless between steps: everything it needs is in its arguments."""
 
     def attend(
         self, queries: torch.Tensor, kv: LayerKV, batch: AttentionBatch, params: AttentionParams

@@ -16,16 +16,17 @@ import torch.nn.functional as F
 from tandem.architecture.state import KVSpec
 from tandem.compute.arena import LayerKV
 from tandem.compute.attention import AttentionBackend, AttentionParams
-from tandem.compute.backends import PREFERENCE, create_backend
+from tandem.compute.backends import BACKENDS
 from tandem.compute.step import AttentionBatch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 RELATIVE = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
 
-@pytest.fixture(scope="module", params=PREFERENCE["cpu"])
+@pytest.fixture(scope="module", params=BACKENDS[KVSpec]["cpu"], ids=lambda entry: entry.name)
 def backend(request: pytest.FixtureRequest) -> AttentionBackend:
-    return create_backend(request.param, torch.device("cpu"))
+    created: AttentionBackend = request.param.create(torch.device("cpu"))
+    return created
 
 
 def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
