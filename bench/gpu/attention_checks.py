@@ -82,7 +82,8 @@ def describe(shape: Shape) -> str:
 
 
 def attend(backend: AttentionBackend, step: Step) -> torch.Tensor:
-    return backend.attend(step.queries, step.kv, step.batch, step.params)
+    batch = backend.prepare(step.batch, step.kv, {step.params})
+    return backend.attend(step.queries, step.kv, batch, step.params)
 
 
 def check(setting: Setting, backend: AttentionBackend, shape: Shape) -> Check:
@@ -144,7 +145,8 @@ def check_graphs(setting: Setting, backend: AttentionBackend, shape: Shape) -> C
     make_finite(step)
 
     def forward(input_ids: torch.Tensor, positions: torch.Tensor, batches: Sequence[AttentionBatch]) -> torch.Tensor:
-        return backend.attend(queries[: input_ids.shape[0]], step.kv, batches[0], step.params)
+        batch = backend.prepare(batches[0], step.kv, {step.params})
+        return backend.attend(queries[: input_ids.shape[0]], step.kv, batch, step.params)
 
     graphs = DecodeGraphs(
         forward,
@@ -162,7 +164,7 @@ def check_graphs(setting: Setting, backend: AttentionBackend, shape: Shape) -> C
         queries.zero_()[:count] = step.queries[:count]
         rows = torch.arange(count, device=device)
         hidden = graphs.run(ModelInputs(rows, rows, (batch,), rows))
-        expected = backend.attend(step.queries[:count], step.kv, batch, step.params)
+        expected = attend(backend, replace(step, queries=step.queries[:count], batch=batch))
         same &= hidden is not None and torch.equal(hidden, expected)
     return Check(f"{backend.name} in graphs", describe(shape), same, "bit-identical" if same else "DIFFERS")
 
@@ -202,7 +204,7 @@ def check_far_blocks(setting: Setting, backend: AttentionBackend, shape: Shape) 
         max_query_len=1,
         max_seq_len=seq_len,
     )
-    out = backend.attend(request.queries.to(device, dtype), kv, batch, shape.params)
+    out = attend(backend, Step(request.queries.to(device, dtype), kv, batch, shape.params))
     max_error = (out.double() - oracle(shape, request).to(device)).abs().max().item()
     case = f"{num_blocks} blocks of {layout.page_bytes} bytes"
     passed = max_error <= TOLERANCE[shape.dtype]
@@ -218,5 +220,7 @@ def time_backend(setting: Setting, results: SectionResults, backend: AttentionBa
     }
     for case, requests in cases.items():
         step = build_step(shape, requests, device=str(device))
-        samples = wall_s(partial(attend, backend, step), device, setting.pick(50, 1), warm_up=setting.pick(5, 0))
+        prepared = backend.prepare(step.batch, step.kv, {step.params})
+        layer = partial(backend.attend, step.queries, step.kv, prepared, step.params)
+        samples = wall_s(layer, device, setting.pick(50, 1), warm_up=setting.pick(5, 0))
         results.row(Row(f"one layer, {case}", backend.name, "attention", statistics.median(samples) * 1e6, "us"))

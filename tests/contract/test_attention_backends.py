@@ -167,5 +167,6 @@ def attend(
     if (reason := backend.refuses(spec, block_size, softcap, sinks=sinks)) is not None:
         pytest.skip(f"{backend.name} refuses: {reason}")
     heads = sinks_of(step.queries.shape[1]) if sinks else None
-    params = AttentionParams(head_dim**-0.5, window or None, softcap, heads)
-    return backend.attend(step.queries, step.kv, step.batch, params)
+    params = AttentionParams(step.queries.shape[1], head_dim**-0.5, window or None, softcap, heads)
+    batch = backend.prepare(step.batch, step.kv, {params})
+    return backend.attend(step.queries, step.kv, batch, params)

@@ -31,7 +31,7 @@ class Shape:
 
     @property
     def params(self) -> AttentionParams:
-        return AttentionParams(scale=self.head_dim**-0.5, window=self.window, softcap=self.softcap)
+        return AttentionParams(self.num_heads, self.head_dim**-0.5, self.window, self.softcap)
 
     @property
     def spec(self) -> KVSpec:

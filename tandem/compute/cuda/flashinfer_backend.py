@@ -1,13 +1,15 @@
 """Attention on NVIDIA GPUs by FlashInfer, when it is installed.
 
-Its kernels need a plan made on the host for each batch: the first layer that sees a batch plans, the others of its KV
-group reuse the plan, so it cannot be captured in a CUDA graph. Decodes go through the prefill wrapper as one-token
-chunks. Blocks before a window are left out of the plan, never read. Not yet exercised on a GPU.
+Its kernels need plans made on the host for each batch, so it cannot be captured in a CUDA graph. Decodes go through the
+prefill wrapper as one-token chunks. Blocks before a window are left out of a plan, never read. Not yet exercised on a
+GPU.
 """
 
 import importlib.util
 import inspect
-from dataclasses import dataclass
+import weakref
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import Any
 
@@ -21,9 +23,6 @@ from tandem.compute.step import AttentionBatch
 HEAD_DIMS = (64, 128, 256)
 MIN_CAPABILITY = (8, 0)
 WORKSPACE_BYTES = 128 * 2**20
-MAX_PLANS = 16  # more KV groups than any model has
-
-_Shape = tuple[int, int, int, torch.dtype]  # query heads, KV heads, head_dim, dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +48,18 @@ class PagedIndices:
         return cls(indptr, batch.block_tables[used], (batch.seq_lens - 1) % block_size + 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class _Plan:
-    batch: AttentionBatch  # kept, so that its identity is not reused while the plan is
-    params: AttentionParams
-    shape: _Shape
+    """Owns the wrapper that it was made in until nobody has the batch any more."""
+
     wrapper: Any
 
-    def serves(self, batch: AttentionBatch, params: AttentionParams, shape: _Shape) -> bool:
-        return self.batch is batch and self.params == params and self.shape == shape
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch(AttentionBatch):
+    """A batch with the plans of the layers that attend with it."""
+
+    plans: Mapping[AttentionParams, _Plan]
 
 
 class FlashInferBackend:
@@ -73,7 +75,7 @@ class FlashInferBackend:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._workspace: torch.Tensor | None = None
-        self._plans: list[_Plan] = []  # oldest first
+        self._wrappers: list[tuple[Any, weakref.ref[_Plan]]] = []  # each with the last plan that was made in it
 
     def refuses(self, spec: KVSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
         """Why not. Soft-capping and windows are served."""
@@ -94,27 +96,29 @@ class FlashInferBackend:
             return "this flashinfer cannot plan without split KV; upgrade flashinfer-python"
         return None
 
+    def prepare(self, batch: AttentionBatch, kv: LayerKV, layers: Collection[AttentionParams]) -> PlannedBatch:
+        """With a plan for each of `layers`."""
+        plans = {params: self._plan(batch, kv.keys, params) for params in layers}
+        return PlannedBatch(**{field.name: getattr(batch, field.name) for field in fields(AttentionBatch)}, plans=plans)
+
     def attend(
         self, queries: torch.Tensor, kv: LayerKV, batch: AttentionBatch, params: AttentionParams
     ) -> torch.Tensor:
         """Causal attention of `queries` `[num_tokens, num_heads, head_dim]`; returns the same shape and dtype."""
-        shape = (queries.shape[1], kv.keys.shape[1], queries.shape[2], queries.dtype)
-        plan = next((plan for plan in self._plans if plan.serves(batch, params, shape)), None)
-        if plan is None:
-            plan = self._new_plan(batch, params, shape, kv.keys.shape[2])
-        out: torch.Tensor = plan.wrapper.run(queries, (kv.keys, kv.values))
+        assert isinstance(batch, PlannedBatch)
+        out: torch.Tensor = batch.plans[params].wrapper.run(queries, (kv.keys, kv.values))
         return out
 
-    def _new_plan(self, batch: AttentionBatch, params: AttentionParams, shape: _Shape, block_size: int) -> _Plan:
-        num_heads, num_kv_heads, head_dim, dtype = shape
-        wrapper = self._plans.pop(0).wrapper if len(self._plans) == MAX_PLANS else self._new_wrapper()
+    def _plan(self, batch: AttentionBatch, keys: torch.Tensor, params: AttentionParams) -> _Plan:
+        _, num_kv_heads, block_size, head_dim = keys.shape
         pages = PagedIndices.of(batch, block_size, params.window)
+        wrapper = self._take_wrapper()
         wrapper.plan(
             batch.query_start,
             pages.indptr,
             pages.indices,
             pages.last_page_len,
-            num_heads,
+            params.num_heads,
             num_kv_heads,
             head_dim,
             block_size,
@@ -122,13 +126,21 @@ class FlashInferBackend:
             sm_scale=params.scale,
             window_left=-1 if params.window is None else params.window - 1,
             logits_soft_cap=params.softcap,
-            q_data_type=dtype,
-            kv_data_type=dtype,
+            q_data_type=keys.dtype,
+            kv_data_type=keys.dtype,
             disable_split_kv=True,  # a split would depend on the batch
         )
-        plan = _Plan(batch, params, shape, wrapper)
-        self._plans.append(plan)
+        plan = _Plan(wrapper)
+        self._wrappers.append((wrapper, weakref.ref(plan)))
         return plan
+
+    def _take_wrapper(self) -> Any:
+        """One whose plan is gone, or a new one: never one that a batch still needs."""
+        for index, (wrapper, plan) in enumerate(self._wrappers):
+            if plan() is None:
+                del self._wrappers[index]
+                return wrapper
+        return self._new_wrapper()
 
     def _new_wrapper(self) -> Any:
         """Wrappers share the workspace for partial results; each has its own for its plan."""

@@ -7,6 +7,7 @@ device, so it can be captured in a CUDA graph. Not yet exercised on a GPU.
 
 import importlib
 import importlib.util
+from collections.abc import Collection
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -90,6 +91,10 @@ class TritonBackend:
         if block_size not in SUPPORTED_BLOCK_SIZES:
             return f"block_size={block_size} is not one of {SUPPORTED_BLOCK_SIZES}"
         return None
+
+    def prepare(self, batch: AttentionBatch, kv: LayerKV, layers: Collection[AttentionParams]) -> AttentionBatch:
+        """The batch itself: nothing is derived from it."""
+        return batch
 
     def attend(
         self, queries: torch.Tensor, kv: LayerKV, batch: AttentionBatch, params: AttentionParams

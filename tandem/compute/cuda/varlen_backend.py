@@ -9,6 +9,7 @@ exact while the arena holds finite numbers, which it does from its allocation on
 """
 
 import inspect
+from collections.abc import Collection
 from importlib import import_module
 
 import torch
@@ -58,6 +59,10 @@ class VarlenBackend:
         if spec.head_dim % 8 or spec.head_dim > MAX_HEAD_DIM[needed]:
             return f"head_dim={spec.head_dim}: {needed} serves multiples of 8 up to {MAX_HEAD_DIM[needed]}"
         return _activate(needed)
+
+    def prepare(self, batch: AttentionBatch, kv: LayerKV, layers: Collection[AttentionParams]) -> AttentionBatch:
+        """The batch itself: nothing is derived from it."""
+        return batch
 
     def attend(
         self, queries: torch.Tensor, kv: LayerKV, batch: AttentionBatch, params: AttentionParams

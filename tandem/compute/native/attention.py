@@ -1,7 +1,9 @@
 """The compiled CPU attention: reads K and V in place, for decodes and prefill chunks alike.
 
-A query's result is bit-identical whatever shares its step; see `tandem.compute`.
+A query's result is bit-identical whatever shares its step; see `tandem.compute.ops`.
 """
+
+from collections.abc import Collection
 
 import torch
 
@@ -38,6 +40,10 @@ class NativeBackend:
         if spec.head_dim % 8 or spec.head_dim > MAX_HEAD_DIM:
             return f"head_dim={spec.head_dim} is not a multiple of 8 up to {MAX_HEAD_DIM}"
         return None
+
+    def prepare(self, batch: AttentionBatch, kv: LayerKV, layers: Collection[AttentionParams]) -> AttentionBatch:
+        """The batch itself: nothing is derived from it."""
+        return batch
 
     def attend(
         self, queries: torch.Tensor, kv: LayerKV, batch: AttentionBatch, params: AttentionParams

@@ -4,6 +4,8 @@ Slow and obviously right. It reads only the blocks that a window can see, so poi
 untouched. Every other backend is tested against it.
 """
 
+from collections.abc import Collection
+
 import torch
 
 from tandem.architecture.state import KVSpec
@@ -24,6 +26,10 @@ class ReferenceBackend:
     def refuses(self, spec: KVSpec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
         """It serves every spec."""
         return None
+
+    def prepare(self, batch: AttentionBatch, kv: LayerKV, layers: Collection[AttentionParams]) -> AttentionBatch:
+        """The batch itself: nothing is derived from it."""
+        return batch
 
     def attend(
         self, queries: torch.Tensor, kv: LayerKV, batch: AttentionBatch, params: AttentionParams

@@ -25,7 +25,8 @@ class Attention:
         self._spec = spec
         self._kernels = kernels
         self._rotary = rotary
-        self._params = AttentionParams(
+        self.params = AttentionParams(
+            spec.num_heads,
             spec.scale,
             spec.window,
             spec.softcap,
@@ -86,7 +87,7 @@ class Attention:
         self, queries: torch.Tensor, kv: LayerKV, batch: AttentionBatch, backend: AttentionBackend
     ) -> torch.Tensor:
         """[num_tokens, hidden], of what the queries find in `kv`."""
-        return self._o(backend.attend(queries, kv, batch, self._params).flatten(1))
+        return self._o(backend.attend(queries, kv, batch, self.params).flatten(1))
 
 
 def _normed(x: torch.Tensor, norm: Norm | None) -> torch.Tensor:

@@ -3,6 +3,9 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import ClassVar, cast
 
 import pytest
 import torch
@@ -95,7 +98,7 @@ def test_varlen_call_matches_this_pytorch() -> None:
     queries = torch.empty(5, 8, 128, dtype=torch.bfloat16, device="meta")
     kv = LayerKV(pages[:, 0], pages[:, 1])
     for window in (None, 20):
-        out = VarlenBackend(CUDA).attend(queries, kv, batch, AttentionParams(0.1, window))
+        out = VarlenBackend(CUDA).attend(queries, kv, batch, AttentionParams(8, 0.1, window))
         assert (out.shape, out.dtype) == (queries.shape, queries.dtype)
 
 
@@ -114,6 +117,54 @@ def test_paged_indices_hold_the_visible_blocks_in_order(window: int | None) -> N
         assert 0 not in used
         assert (end - start - 1) * shape.block_size + pages.last_page_len[row] == seq_len - first * shape.block_size
     assert pages.indptr.dtype == pages.indices.dtype == pages.last_page_len.dtype == torch.int32
+
+
+class FakeWrapper:
+    """FlashInfer's, as far as it is called: `run` tells which plan it would compute with."""
+
+    made: ClassVar[list["FakeWrapper"]] = []
+
+    def __init__(self, workspace: torch.Tensor, layout: str, backend: str) -> None:
+        self.made.append(self)
+        self.planned: tuple[int, float, int] | None = None
+
+    def plan(self, query_start: torch.Tensor, *arguments: object, sm_scale: float, **options: object) -> None:
+        self.planned = (int(query_start[-1]), sm_scale, cast(int, options["window_left"]))
+
+    def run(self, queries: torch.Tensor, kv: object) -> tuple[int, float, int] | None:
+        return self.planned
+
+
+@pytest.fixture
+def wrappers(monkeypatch: pytest.MonkeyPatch) -> list[FakeWrapper]:
+    """Those that are made, by a FlashInfer that is none."""
+    monkeypatch.setattr(FakeWrapper, "made", [])
+    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=FakeWrapper))
+    return FakeWrapper.made
+
+
+def test_flashinfer_plans_once_for_layers_that_are_alike(wrappers: list[FakeWrapper]) -> None:
+    """Each attends with the plan of its batch and parameters, whatever was planned in between."""
+    backend, shape = FlashInferBackend(CPU), Shape(num_heads=2, num_kv_heads=1)
+    steps = [build_step(shape, [random_request(shape, 9, num_tokens, 0)]) for num_tokens in (1, 4)]
+    sharper = replace(shape.params, scale=2.0)
+    first, second = (backend.prepare(step.batch, step.kv, {shape.params, sharper}) for step in steps)
+    assert len(wrappers) == 4
+    for batch, num_tokens in ((first, 1), (second, 4)):
+        for params in (shape.params, sharper, shape.params):
+            ran = backend.attend(steps[0].queries, steps[0].kv, batch, params)
+            assert cast(object, ran) == (num_tokens, params.scale, -1)
+    assert len(wrappers) == 4
+
+
+def test_flashinfer_plans_in_the_wrapper_of_a_batch_that_is_gone(wrappers: list[FakeWrapper]) -> None:
+    backend, shape = FlashInferBackend(CPU), Shape()
+    step = build_step(shape, [random_request(shape, 9, 1, 0)])
+    kept = backend.prepare(step.batch, step.kv, {shape.params})
+    for _ in range(3):
+        assert backend.prepare(step.batch, step.kv, {shape.params}).plans.keys() == {shape.params}
+    assert len(wrappers) == 2
+    assert kept.plans[shape.params].wrapper is wrappers[0]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")

@@ -54,7 +54,7 @@ def test_window_counts_the_query_itself() -> None:
         max_query_len=8,
         max_seq_len=8,
     )
-    out = ReferenceBackend().attend(torch.ones(8, 1, 1), kv, batch, AttentionParams(scale=1.0, window=2))
+    out = ReferenceBackend().attend(torch.ones(8, 1, 1), kv, batch, AttentionParams(1, 1.0, window=2))
     assert out.flatten().tolist() == [0.0, 0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5]
 
 
