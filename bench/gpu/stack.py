@@ -11,9 +11,13 @@ import torch
 from bench.gpu.models import RandomModel
 from bench.gpu.setting import Setting
 from tandem.architecture.model import EMBEDDING, HEAD
-from tandem.attention.arena import TORCH_DTYPES, Arena
-from tandem.attention.base import AttentionBackend, AttentionBatch, WantedTokens
-from tandem.attention.registry import choose_backend
+from tandem.compute.arena import TORCH_DTYPES, Arena
+from tandem.compute.attention import AttentionBackend
+from tandem.compute.backends import choose_backend
+from tandem.compute.choose import choose_kernels
+from tandem.compute.ops import Kernels
+from tandem.compute.step import AttentionBatch, WantedTokens
+from tandem.compute.weights.dense import DenseFormat
 from tandem.core.config import EngineConfig, SchedulerConfig
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
@@ -22,9 +26,6 @@ from tandem.engine.graphs import DecodeGraphs, padded_sizes
 from tandem.engine.identity import ModelIdentity
 from tandem.engine.resolve import EngineSizes, default_kv_cache_bytes, resolve_sizes
 from tandem.engine.runner import ModelRunner
-from tandem.kernels.base import Kernels
-from tandem.kernels.choose import choose_kernels
-from tandem.kernels.weights.dense import DenseFormat
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.spec import build_layout
 from tandem.models.decoder import Decoder

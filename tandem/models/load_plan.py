@@ -7,9 +7,9 @@ import torch
 
 from tandem.architecture.model import ModelSpec
 from tandem.architecture.tensors import Source, TensorSpec
-from tandem.attention.arena import TORCH_DTYPES
-from tandem.kernels.weights.base import WeightFormat
-from tandem.kernels.weights.formats import choose_format
+from tandem.compute.arena import TORCH_DTYPES
+from tandem.compute.weights.base import WeightFormat
+from tandem.compute.weights.formats import choose_format
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from tandem.architecture.fields import Fields, read_json_object
 from tandem.architecture.model import ModelSpec, limit_length
 from tandem.architecture.registry import find_family
 from tandem.architecture.tensors import Source, TensorSpec
-from tandem.attention.arena import TORCH_DTYPES
+from tandem.compute.arena import TORCH_DTYPES
+from tandem.compute.ops import Kernels
+from tandem.compute.weights.formats import FormatReader, read_formats
 from tandem.core.errors import CheckpointError, ConfigurationError, CorruptCheckpointError
-from tandem.kernels.base import Kernels
-from tandem.kernels.weights.formats import FormatReader, read_formats
 from tandem.models.checkpoint import Checkpoint, open_checkpoint
 from tandem.models.decoder import Decoder
 from tandem.models.fingerprint import compute_fingerprint

@@ -22,9 +22,9 @@ from safetensors import SafetensorError, safe_open
 
 from tandem.architecture.model import HEAD, ModelSpec
 from tandem.architecture.tensors import TensorSpec
+from tandem.compute.huge_pages import advise_huge_pages, cache_in_huge_pages
+from tandem.compute.weights.base import PackedForm, Weight, WeightFormat
 from tandem.core.errors import CheckpointError
-from tandem.kernels.huge_pages import advise_huge_pages, cache_in_huge_pages
-from tandem.kernels.weights.base import PackedForm, Weight, WeightFormat
 from tandem.models.checkpoint import Checkpoint
 from tandem.models.file_lock import locked
 from tandem.models.load_plan import LoadPlan, dtype_of, num_bytes_of

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from tandem.architecture.tensors import LinearSpec
-from tandem.kernels.weights.base import Linear, Weight
+from tandem.compute.weights.base import Linear, Weight
 
 
 @dataclass(frozen=True, slots=True)

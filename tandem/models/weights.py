@@ -12,9 +12,9 @@ import torch
 
 from tandem.architecture.model import EMBEDDING, HEAD, ModelSpec
 from tandem.architecture.tensors import Source, TensorSpec
+from tandem.compute.huge_pages import advise_huge_pages
+from tandem.compute.weights.base import WeightFormat
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
-from tandem.kernels.huge_pages import advise_huge_pages
-from tandem.kernels.weights.base import WeightFormat
 from tandem.models.checkpoint import Checkpoint
 from tandem.models.load_plan import LoadPlan
 

@@ -11,14 +11,14 @@ import torch
 
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import HEAD
+from tandem.compute.ops import Kernels
+from tandem.compute.torch.kernels import TorchKernels
+from tandem.compute.weights.base import WeightFormat
+from tandem.compute.weights.dense import DenseFormat, MatrixWeight
+from tandem.compute.weights.formats import FormatReader, read_formats
 from tandem.core.errors import CheckpointError, CorruptCheckpointError, UnsupportedCheckpointError
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.resolve import build_engine
-from tandem.kernels.base import Kernels
-from tandem.kernels.torch_kernels import TorchKernels
-from tandem.kernels.weights.base import WeightFormat
-from tandem.kernels.weights.dense import DenseFormat, MatrixWeight
-from tandem.kernels.weights.formats import FormatReader, read_formats
 from tandem.models import packed
 from tandem.models.loader import LoadedModel, load_model
 from tests.helpers import checkpoints

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import torch
 
 from tandem.architecture.model import EMBEDDING, HEAD
-from tandem.kernels.base import Kernels, Order
-from tandem.kernels.weights.dense import MatrixWeight
+from tandem.compute.ops import Kernels, Order
+from tandem.compute.weights.dense import MatrixWeight
 from tandem.models.decoder import Decoder
 from tandem.models.parameters import Parameters
 

@@ -13,10 +13,10 @@ from tandem.architecture.fields import Fields
 from tandem.architecture.model import HEAD
 from tandem.architecture.registry import find_family
 from tandem.architecture.tensors import Source, TensorSpec
+from tandem.compute.ops import Experts, Kernels
+from tandem.compute.weights.base import ExpertLinears, Linear, Weight, WeightFormat
+from tandem.compute.weights.dense import DenseFormat
 from tandem.core.errors import CorruptCheckpointError
-from tandem.kernels.base import Experts, Kernels
-from tandem.kernels.weights.base import ExpertLinears, Linear, Weight, WeightFormat
-from tandem.kernels.weights.dense import DenseFormat
 from tests.helpers import checkpoints
 
 

@@ -20,10 +20,10 @@ SCOPE_READERS = {
     "tandem/engine/validation.py",
 }
 
-# Names that only the kernels say: formats of weights, and orders of their elements.
+# Names that only `compute` says: formats of weights, and orders of their elements.
 FORMAT_NAMES = {"MatrixWeight", "DenseFormat", "PackedDense", "Order", "STRIPS"}
 # What others take of the weights' room: the seam, and the table that chooses.
-WEIGHT_SEAM = {"tandem.kernels.weights.base", "tandem.kernels.weights.formats"}
+WEIGHT_SEAM = {"tandem.compute.weights.base", "tandem.compute.weights.formats"}
 
 
 def nodes(source: str) -> Iterator[ast.AST]:
@@ -68,7 +68,7 @@ def names_a_format(source: str) -> list[int]:
 
 def _imports_a_format(node: ast.ImportFrom) -> bool:
     module = node.module or ""
-    is_inside = module.startswith("tandem.kernels.weights") and module not in WEIGHT_SEAM
+    is_inside = module.startswith("tandem.compute.weights") and module not in WEIGHT_SEAM
     return is_inside or any(alias.name in FORMAT_NAMES for alias in node.names)
 
 
@@ -77,20 +77,20 @@ def _imports_a_format(node: ast.ImportFrom) -> bool:
     [
         "isinstance(weight, MatrixWeight)",
         "matrix.order is base.Order",
-        "from tandem.kernels.base import Order",
-        "from tandem.kernels.weights.int4 import Anything",
-        "from tandem.kernels.weights import dense",
+        "from tandem.compute.ops import Order",
+        "from tandem.compute.weights.int4 import Anything",
+        "from tandem.compute.weights import dense",
     ],
 )
 def test_the_rule_finds_formats(source: str) -> None:
     assert names_a_format(source) == [1]
 
 
-def test_only_the_kernels_name_formats_of_weights() -> None:
+def test_only_compute_names_formats_of_weights() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}"
         for path in sorted((ROOT / "tandem").rglob("*.py"))
-        if "v1" not in path.parts and (ROOT / "tandem" / "kernels") not in path.parents
+        if "v1" not in path.parts and (ROOT / "tandem" / "compute") not in path.parents
         for line in names_a_format(path.read_text())
     ]
     assert not found, f"call the Weight instead: {found}"

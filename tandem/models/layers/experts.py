@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from tandem.architecture.feed_forward import GatedSpec, MixtureOfExpertsSpec
-from tandem.kernels.base import Experts, Kernels
-from tandem.kernels.weights.base import ExpertLinears
+from tandem.compute.ops import Experts, Kernels
+from tandem.compute.weights.base import ExpertLinears
 from tandem.models.layers.mlp import GatedMLP
 from tandem.models.layers.norm import Norm
 from tandem.models.layers.router import Router

@@ -3,7 +3,7 @@
 import torch
 
 from tandem.architecture.feed_forward import Clamp, GatedSpec
-from tandem.kernels.base import Kernels
+from tandem.compute.ops import Kernels
 from tandem.models.layers.sigmoid import rowwise_sigmoid
 from tandem.models.parameters import Parameters
 

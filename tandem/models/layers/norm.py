@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from tandem.architecture.tensors import NormSpec
-from tandem.kernels.base import Kernels
+from tandem.compute.ops import Kernels
 from tandem.models.parameters import Parameters
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from tandem.architecture.per_layer_embedding import PerLayerEmbeddingSpec
-from tandem.kernels.base import Kernels
+from tandem.compute.ops import Kernels
 from tandem.models.layers.norm import Norm
 from tandem.models.layers.rounding import rounded
 from tandem.models.parameters import Parameters

@@ -1,0 +1,134 @@
+"""The seam between layers and the formats of their weights: a `WeightFormat` makes a `Weight`, which layers call.
+
+A format says which tensors of a checkpoint a weight is made of and, in its packed form, what is kept of it in a file
+that all processes of a machine map. Layers and decoder call weights and know no format.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from tandem.architecture.feed_forward import Activation, Clamp
+from tandem.architecture.tensors import TensorSpec
+from tandem.compute.ops import Experts, Matrix
+
+
+class Weight(Protocol):
+    """The numbers of a linear map, [out, in], and products with them. Row-wise."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the rows that it multiplies."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """In memory, of codes, scales and whatever else belongs to them."""
+        ...
+
+    @property
+    def matrix(self) -> Matrix | None:
+        """The numbers as calls of the kernels that fuse several products read them; None = those calls do not."""
+        ...
+
+    def __call__(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """`x` [num_tokens, in] -> `x @ weight.T + bias`, [num_tokens, out], of the dtype of `x` or float32.
+
+        `bias`: [out].
+        """
+        ...
+
+    def gated(
+        self, x: torch.Tensor, bias: torch.Tensor | None, up: "Linear", activation: Activation
+    ) -> torch.Tensor | None:
+        """`activation(x @ weight.T + bias) * up(x)`, [num_tokens, out]; None = the two have no call that does it."""
+        ...
+
+    def grouped(
+        self, experts: "Sequence[ExpertLinears]", activation: Activation, clamp: Clamp | None
+    ) -> Experts | None:
+        """A layer's experts, this weight the gate of the first, in one call; None = there is none for such experts."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """The affine map `x @ weight.T + bias`."""
+
+    weight: Weight
+    bias: torch.Tensor | None  # [out]
+
+    def __call__(self, x: torch.Tensor, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        """[num_tokens, in] -> [num_tokens, out], of the dtype of `x` or float32."""
+        return self.weight(x, self.bias, out_dtype=out_dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLinears:
+    """The linear maps of one expert, a gated block."""
+
+    gate: Linear
+    up: Linear
+    down: Linear
+
+
+class PackedForm(Protocol):
+    """How weights of a format lie in a file, in the order in which the kernels of this machine read them."""
+
+    @property
+    def layout(self) -> str:
+        """Name and version of that order; another one makes another file."""
+        ...
+
+    def refusal(self, weight: TensorSpec, dtype: str) -> str | None:
+        """Why the weight cannot be packed for a model of that dtype, "bfloat16" for example; None = it can."""
+        ...
+
+    def stored(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        """The tensors in the file, by names that no other weight has."""
+        ...
+
+    def pack(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
+        """The tensors of `stored`, in that order, made of those that the format wants."""
+        ...
+
+    def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:
+        """The weight over the tensors of `stored`, which stay where they are. It has the bits of the format's own."""
+        ...
+
+
+class WeightFormat(Protocol):
+    """How a checkpoint stores the weights of linear maps."""
+
+    @property
+    def name(self) -> str:
+        """In fingerprints and messages."""
+        ...
+
+    @property
+    def packed(self) -> PackedForm | None:
+        """None = weights are used as the checkpoint has them."""
+        ...
+
+    def refusal(self, weight: TensorSpec) -> str | None:
+        """Why the weight is not, or cannot be, stored like this; None = it is."""
+        ...
+
+    def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        """The tensors of a checkpoint that the weight is made of: codes, scales and the like."""
+        ...
+
+    def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:
+        """The weight over the tensors of `wants`, by name, on the device that computes.
+
+        Raises:
+            CheckpointError: numbers in them are impossible.
+        """
+        ...

@@ -1,0 +1,88 @@
+"""Structs that Python packs and C++ reads: the same fields in the same order, by the sources of both."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from tandem.compute.native import bindings
+from tandem.compute.native.bindings import FIELDS
+from tandem.compute.native.stack import LAYER_FIELDS
+from tandem.compute.ops import ExpertWeights
+
+SOURCES = Path(bindings.__file__).parent / "src"
+KINDS = {"int64_t": "q", "double": "d"}
+
+
+def read_sources() -> str:
+    return "\n".join(path.read_text() for path in sorted(SOURCES.iterdir()))
+
+
+def fields_of(source: str, struct: str) -> list[tuple[str, str]]:
+    """Name and kind (q: integer or pointer, d: double) of each field, with those of structs inside in their place."""
+    source = re.sub(r"//[^\n]*", "", source)
+    match = re.search(rf"struct {struct} \{{((?:[^{{}}]|\{{[^{{}}]*\}};?)*)\}};", source)
+    assert match is not None, f"no struct {struct}"
+    body = re.sub(r"struct \w+ \{[^{}]*\};", "", match[1])
+    return [field for declaration in body.split(";") for field in _declared(source, " ".join(declaration.split()))]
+
+
+def _declared(source: str, declaration: str) -> list[tuple[str, str]]:
+    if not declaration:
+        return []
+    match = re.fullmatch(r"(?:const )?(\w+)(\s?\*)?\s?(.*)", declaration)
+    assert match is not None, declaration
+    first, *others = match[3].split(",")
+    names = [f"{match[2] or ''}{first}", *others]
+    return [field for name in names for field in _unfolded(source, match[1], name.strip())]
+
+
+def _unfolded(source: str, kind: str, name: str) -> list[tuple[str, str]]:
+    if name.startswith("*"):
+        return [(name.strip("* "), "q")]
+    if kind in KINDS:
+        return [(name, KINDS[kind])]
+    return [(f"{name}.{inner}", code) for inner, code in fields_of(source, kind)]
+
+
+def unfold(counts: str) -> str:
+    """ "2qd" -> "qqd"."""
+    return "".join(code * int(count or 1) for count, code in re.findall(r"(\d*)([qd])", counts))
+
+
+def struct_of(source: str, function: str) -> str:
+    match = re.search(rf"{function}\(const (?:tandem::)?(\w+)\*", source)
+    assert match is not None, function
+    return match[1]
+
+
+@pytest.mark.parametrize("function", FIELDS)
+def test_arguments_are_those_of_the_struct(function: str) -> None:
+    source = read_sources()
+    kinds = "".join(kind for _, kind in fields_of(source, struct_of(source, function)))
+    assert kinds == unfold(FIELDS[function])
+
+
+def test_a_layer_has_the_fields_of_its_struct_in_their_order() -> None:
+    assert tuple(name for name, _ in fields_of(read_sources(), "Layer")) == LAYER_FIELDS
+
+
+def test_a_mixture_is_router_choice_and_experts() -> None:
+    kinds = "".join(kind for _, kind in fields_of(read_sources(), "Mixture"))
+    assert kinds == unfold(f"2q{FIELDS['tandem_choose_experts']}{FIELDS['tandem_experts']}")
+
+
+def test_an_expert_has_the_fields_of_its_struct_in_their_order() -> None:
+    names = tuple(field.name for field in fields(ExpertWeights))
+    assert tuple(name for name, _ in fields_of(read_sources(), "ExpertWeights")) == names
+
+
+def test_a_swapped_or_missing_field_is_found() -> None:
+    source = read_sources()
+    swapped = source.replace("*gate, *up, *down;\n  const float *cos", "*up, *gate, *down;\n  const float *cos")
+    assert swapped != source
+    assert [name for name, _ in fields_of(swapped, "Layer")] != list(LAYER_FIELDS)
+    shorter = source.replace("double eps, scale, softcap;", "double eps, softcap;")
+    assert shorter != source
+    assert "".join(kind for _, kind in fields_of(shorter, "StackArguments")) != unfold(FIELDS["tandem_stack"])
