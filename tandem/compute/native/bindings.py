@@ -14,25 +14,12 @@ from tandem.architecture.feed_forward import Activation, Clamp, RouterSpec
 from tandem.compute.native.arguments import bind, has_contiguous_rows, is_paged, norm_weights, row_strides
 from tandem.compute.native.build import load_library
 from tandem.compute.native.codes import ACTIVATION_CODES, DTYPE_CODES
-from tandem.compute.native.expert_choice import CHOICE_FIELDS, NativeExpertChoice
-from tandem.compute.native.experts import EXPERTS_FIELDS, NativeExperts
-from tandem.compute.native.stack import STACK_FIELDS, NativeStack, serves
+from tandem.compute.native.expert_choice import NativeExpertChoice
+from tandem.compute.native.experts import NativeExperts
+from tandem.compute.native.stack import NativeStack, serves
+from tandem.compute.native.structs import FIELDS
 from tandem.compute.ops import ExpertWeights, Order, StackLayer, StackShape
 from tandem.core.errors import ConfigurationError
-
-FIELDS = {  # of each function's argument struct, see `bind`; tests compare them with the structs in `src`
-    "tandem_linear": "13q",
-    "tandem_paged_attention": "20qdqd2q",
-    "tandem_rms_norm": "13qd4q",
-    "tandem_rope_and_write": "22qd7q",
-    "tandem_gated_linear": "15q",
-    "tandem_gated_product": "11q",
-    "tandem_stack": STACK_FIELDS,
-    "tandem_experts": EXPERTS_FIELDS,
-    "tandem_choose_experts": CHOICE_FIELDS,
-    "tandem_take_rows": "7q",
-    "tandem_pack": "7q",
-}
 
 
 def load(cache_dir: Path | None = None, architecture: str = "native") -> "NativeKernels":
@@ -78,8 +65,7 @@ class NativeKernels:
         assert has_contiguous_rows(x)
         assert indices.dtype == torch.int64
         assert indices.is_contiguous()
-        item = x.itemsize
-        strides = x.stride(0) * item, size * item
+        strides = x.stride(0) * x.itemsize, size * x.itemsize
         pointers = x.data_ptr(), indices.data_ptr(), out.data_ptr()
         self._take_rows(*pointers, *strides, indices.shape[0], torch.get_num_threads())
         return out

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tandem.compute.native import bindings
-from tandem.compute.native.bindings import FIELDS
 from tandem.compute.native.stack import LAYER_FIELDS
+from tandem.compute.native.structs import FIELDS
 from tandem.compute.ops import ExpertWeights
 
 SOURCES = Path(bindings.__file__).parent / "src"

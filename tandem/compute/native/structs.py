@@ -1,0 +1,19 @@
+"""Fields of the structs of arguments that Python packs, by function, see `bind`. Tests compare them with `src`."""
+
+from tandem.compute.native.expert_choice import CHOICE_FIELDS
+from tandem.compute.native.experts import EXPERTS_FIELDS
+from tandem.compute.native.stack import STACK_FIELDS
+
+FIELDS = {
+    "tandem_linear": "13q",
+    "tandem_paged_attention": "20qdqd2q",
+    "tandem_rms_norm": "13qd4q",
+    "tandem_rope_and_write": "22qd7q",
+    "tandem_gated_linear": "15q",
+    "tandem_gated_product": "11q",
+    "tandem_stack": STACK_FIELDS,
+    "tandem_experts": EXPERTS_FIELDS,
+    "tandem_choose_experts": CHOICE_FIELDS,
+    "tandem_take_rows": "7q",
+    "tandem_pack": "7q",
+}
