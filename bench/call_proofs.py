@@ -1,4 +1,4 @@
-"""What it costs that calls prove who sends them: processor time of a call with a proof, beside one with a fixed header.
+"""Cost of proving who sends a call: processor time of a call with a proof, beside one with a fixed header.
 
     python -m bench.call_proofs [--rounds 40] [--calls 200] [--save]
 

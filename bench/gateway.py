@@ -246,7 +246,7 @@ def measure_hang_ups(num_times: int = 100) -> list[Row]:
 
 
 def measure_memory(num_requests: int) -> list[Row]:
-    """How much the gateway grows from the first tenth of the requests to the last."""
+    """Growth of the gateway's memory from the first tenth of the requests to the last."""
     ids = bodies()[2]
     with running(WHOLE_TOKENS, WHOLE_TOKENS) as system:
         load, sizes = ForeignLoad(), []

@@ -45,7 +45,7 @@ MODEL = ModelInfo(name="m", fingerprint="f", max_model_len=1 << 17, vocab_size=1
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much there is to weigh."""
+    """Size of the fleet and the index."""
 
     num_workers: int
     num_replicas: int
@@ -153,7 +153,7 @@ class RouterFleet:
         """Microseconds of processor time of one report through a stream, worker's and router's side together."""
         worker = _Reporter(self._status(1))
         server = await serve_worker(worker, "127.0.0.1:0", AS_WORKER)  # type: ignore[arg-type]
-        client = WorkerClient(server.address, AS_GATEWAY)
+        client = WorkerClient(server.address, AS_ROUTER)
         samples = []
         for _ in range(rounds):
             began_s = time.process_time()

@@ -24,7 +24,7 @@ Message = dict[str, str]
 class Chat(EngineSettings, SamplingSettings, cli_prog_name="tandem chat"):
     """Talk with a model. /new starts over, /quit or Ctrl-D ends."""
 
-    system: str | None = Field(None, description="system message")
+    system: str | None = Field(None, description="system message; omitted: the template's")
 
     def run(self) -> int:
         console = Console(highlight=False)

@@ -172,7 +172,7 @@ class Up(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
         return getattr(self, "accounts", None) is not None
 
     def _admin_bind(self, free_port: int) -> str | None:
-        """Where operators are answered; None: at the gateway's own port."""
+        """Address that answers operators; None: at the gateway's own port."""
         if self.admin_bind is not None:
             host, _, port = self.admin_bind.rpartition(":")
             return f"{host}:{int(port) or free_port}"
@@ -192,7 +192,7 @@ class Up(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
         return secrets.token_hex(_SECRET_BYTES)
 
     def _engine_flags(self) -> tuple[str, ...]:
-        """What was said about the engine, as flags again."""
+        """The engine's settings as flags again."""
         flags: list[str] = []
         for name in EngineSettings.model_fields:
             value = getattr(self, name)
@@ -250,7 +250,7 @@ class Up(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
                 terminal.write(f"operators: {topology.admin_url()}/operations and /metrics\n")
             status = ClusterStatus(topology.admin_url(), supervisor, key)
             while not (self.quiet or supervisor.is_stopping):
-                line = await status.news()
+                line = await status.changed_line()
                 if line is not None and not supervisor.is_stopping:
                     terminal.write(line)
                 await asyncio.sleep(self.status_interval_s)

@@ -6,7 +6,6 @@ The thread alone touches the engine. A caller that stops iterating, for whatever
 import asyncio
 import queue
 import threading
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from tandem.core.errors import EngineStoppedError, InvalidRequestError, TandemError, shown
+from tandem.core.machine import monotonic_s
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import UNSCOPED, CacheScope
@@ -88,7 +88,7 @@ class AsyncEngine:
     def busy_s(self) -> float:
         """For how long its thread has been at the present turn: a step and what callers asked for. 0 when it waits."""
         since_s = self._busy_since_s
-        return 0.0 if since_s is None else time.monotonic() - since_s
+        return 0.0 if since_s is None else monotonic_s() - since_s
 
     async def generate(
         self,
@@ -263,7 +263,7 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while self._serve_inbox():
-                self._busy_since_s = time.monotonic()
+                self._busy_since_s = monotonic_s()
                 self._dispatch(self._engine.step())
             for request_id in self._streams:
                 self._engine.abort(request_id)
@@ -283,7 +283,7 @@ class AsyncEngine:
         for _ in range(max(self._inbox.qsize(), is_idle)):
             self._busy_since_s = None
             action = self._inbox.get()
-            self._busy_since_s = time.monotonic()
+            self._busy_since_s = monotonic_s()
             if action is _STOP:
                 return False
             action()

@@ -1,4 +1,4 @@
-"""What a request must be before the engine takes it: refused here, so that nothing a caller sends can break a step.
+"""Validates requests before the engine takes them, so that nothing a caller sends can break a step.
 
 Cheap checks come first and nothing is copied before it was counted. Everything is a pure function of its arguments.
 """

@@ -1,7 +1,7 @@
 """A request as every dialect means it: token lists to continue, and what comes back of each. Plain values."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tandem.core.output import RequestMetrics
 from tandem.core.pins import Pin
@@ -92,6 +92,8 @@ class ChoiceResult:
         reasoning: counts its thinking tokens; None = the model does not think.
         pins, granted: those asked for, and what the worker made of them, once it has said so.
         live: what earlier requests' pins keep of this prompt.
+        is_prompt_only: only the prompt is wanted; the one token that computing it takes is dropped.
+        is_computed: the prompt is, since a token came.
     """
 
     num_prompt_tokens: int
@@ -101,6 +103,8 @@ class ChoiceResult:
     pins: tuple[Pin, ...] = ()
     granted: tuple[Pin, ...] | None = None
     live: LivePins = field(default_factory=LivePins)
+    is_prompt_only: bool = False
+    is_computed: bool = False
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     num_calls: int = 0
@@ -140,6 +144,9 @@ class ChoiceResult:
 
     def take(self, news: ChoiceNews) -> ChoiceUpdate:
         """Count what is new; returns it taken apart."""
+        self.is_computed |= bool(news.token_ids)
+        if self.is_prompt_only:
+            news = _of_prompt(news)
         parts = list(self.parser.feed(news.text))
         if news.finish_reason is not None:
             parts += self.parser.finish()
@@ -184,6 +191,12 @@ class ChoiceResult:
         self.token_ids += update.token_ids
         self.logprobs += update.logprobs or ()
         self.prompt_logprobs = self.prompt_logprobs or update.prompt_logprobs
+
+
+def _of_prompt(news: ChoiceNews) -> ChoiceNews:
+    """`news` without what was generated; an answer without a token ends by its length."""
+    reason = FinishReason.LENGTH if news.finish_reason is FinishReason.STOP else news.finish_reason
+    return replace(news, token_ids=(), text="", logprobs=None, finish_reason=reason, stop_reason=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from tandem.core.errors import InvalidRequestError
+from tandem.core.process_usage import ProcessUsage
 from tandem.core.scope import CacheScope
 from tandem.routing.snapshot import Role, WorkerState
 from tandem.routing.speed import PrefillWork
@@ -197,6 +199,19 @@ def _take_step_sample(message: pb.StepSample) -> StepSample:
     )
 
 
+def put_usage(usage: ProcessUsage | None) -> pb.ProcessUsage | None:
+    return None if usage is None else pb.ProcessUsage(memory_bytes=usage.memory_bytes, cpu_cores=usage.cpu_cores)
+
+
+def maybe_usage(message: Any) -> ProcessUsage | None:
+    """The usage in a message that may tell it."""
+    return maybe(message, "usage", _take_usage)
+
+
+def _take_usage(message: pb.ProcessUsage) -> ProcessUsage:
+    return ProcessUsage(message.memory_bytes, maybe(message, "cpu_cores", partial(not_negative, "cpu_cores")))
+
+
 def put_status(status: WorkerStatus) -> pb.WorkerStatus:
     return pb.WorkerStatus(
         worker=put_address(status.worker),
@@ -211,6 +226,7 @@ def put_status(status: WorkerStatus) -> pb.WorkerStatus:
         prefill_samples=[_put_prefill_sample(sample) for sample in status.prefill_samples],
         step_samples=[_put_step_sample(sample) for sample in status.step_samples],
         unreachable=status.unreachable,
+        usage=put_usage(status.usage),
     )
 
 
@@ -228,4 +244,5 @@ def take_status(message: pb.WorkerStatus) -> WorkerStatus:
         prefill_samples=tuple(_take_prefill_sample(sample) for sample in message.prefill_samples),
         step_samples=tuple(_take_step_sample(sample) for sample in message.step_samples),
         unreachable=tuple(message.unreachable),
+        usage=maybe_usage(message),
     )

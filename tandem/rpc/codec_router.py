@@ -11,11 +11,13 @@ from tandem.routing.snapshot import Role
 from tandem.rpc.codec_common import (
     ROLES,
     maybe_address,
+    maybe_usage,
     put_address,
     put_maybe_address,
     put_model,
     put_scope,
     put_status,
+    put_usage,
     take_address,
     take_model,
     take_scope,
@@ -145,11 +147,13 @@ def take_pairing(message: pb.PairResponse) -> PairingAnswer:
 
 
 def put_process(info: ProcessInfo) -> pb.DescribeResponse:
-    return pb.DescribeResponse(pid=info.pid, incarnation=info.incarnation, lifecycle=info.lifecycle)
+    usage = put_usage(info.usage)
+    return pb.DescribeResponse(pid=info.pid, incarnation=info.incarnation, lifecycle=info.lifecycle, usage=usage)
 
 
 def take_process(message: pb.DescribeResponse) -> ProcessInfo:
-    return ProcessInfo(pid=message.pid, incarnation=message.incarnation, lifecycle=message.lifecycle)
+    usage = maybe_usage(message)
+    return ProcessInfo(pid=message.pid, incarnation=message.incarnation, lifecycle=message.lifecycle, usage=usage)
 
 
 def put_settlement(settlement: Settlement) -> pb.SettleRequest:

@@ -1,12 +1,13 @@
-"""What a process proves itself with to others: the cluster secret, and what it says it is.
+"""Credentials of a process: the cluster secret, and the name and role that it proves to others.
 
 The secret is only ever a key. Nothing that is sent lets a reader compute it or prove anything with it.
 """
 
 import hmac
-import uuid
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+from tandem.core.machine import random_id
 
 
 class ProcessRole(StrEnum):
@@ -46,7 +47,7 @@ class Credentials:
     secret: bytes = field(repr=False)
     role: ProcessRole
     address: str = ""
-    incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
+    incarnation: str = field(default_factory=random_id)
 
     @property
     def party(self) -> Party:

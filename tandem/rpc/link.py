@@ -5,7 +5,7 @@ once. Nothing is asked of a server before it has proved who it is; every call pr
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import TypeVar
 
@@ -16,13 +16,13 @@ from tandem.rpc.channel import CLIENT_OPTIONS
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.form import Form
 from tandem.rpc.methods import Method
+from tandem.rpc.network import MetadataSource
 from tandem.rpc.session import Expected, Session
 from tandem.rpc.sessions import Sessions
 from tandem.rpc.status import ADMITTED, PROOF_KEY, Metadata, error_from, is_session_unknown
 
 Q = TypeVar("Q")
 A = TypeVar("A")
-MetadataSource = Callable[[], Sequence[tuple[str, str]]]
 
 
 class Link:

@@ -9,6 +9,7 @@ from typing import Any
 
 from tandem.core.output import RequestOutput
 from tandem.core.pins import Pin
+from tandem.core.process_usage import ProcessUsage
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import CacheScope
 from tandem.core.timeline import Stage
@@ -89,11 +90,12 @@ class PairingAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessInfo:
-    """Who a process is, for operators. `incarnation` differs for every start."""
+    """Who a process is, for operators. `incarnation` differs for every start; no `usage`: not measured."""
 
     pid: int
     incarnation: str
     lifecycle: str
+    usage: ProcessUsage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +222,7 @@ class WorkerStatus:
         model: what it serves.
         samples: measured since the last news to this receiver.
         unreachable: ids of workers that this one cannot read from now.
+        usage: of its process; None = it does not measure it.
     """
 
     worker: WorkerAddress
@@ -234,6 +237,7 @@ class WorkerStatus:
     prefill_samples: tuple[PrefillSample, ...] = ()
     step_samples: tuple[StepSample, ...] = ()
     unreachable: tuple[str, ...] = ()
+    usage: ProcessUsage | None = None
 
 
 # --- gateway → decode -------------------------------------------------------------------------------------------------

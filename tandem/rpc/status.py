@@ -22,6 +22,7 @@ from tandem.core.errors import (
     UnavailableError,
     UntrustedPeerError,
     WorkerLostError,
+    WorkerStoppedError,
 )
 from tandem.rpc.protocols import PROTOCOL_VERSION
 from tandem.rpc.serve_messages import Ending
@@ -37,6 +38,7 @@ TRACE_KEY = "traceparent"
 _CLASS_KEY = "tandem-error"
 _RETRY_KEY = "tandem-retry-after-s"
 _MAX_DETAIL_BYTES = 2000
+_STOPPING = "Cancelling all calls"  # gRPC's words when a server of its own is stopped
 
 _CODES: dict[type[TandemError], grpc.StatusCode] = {
     InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -138,6 +140,8 @@ def _foreign(code: grpc.StatusCode, details: str, address: str, method: str, tim
             f"{address} does not answer {method}; this side speaks protocol {PROTOCOL_VERSION} of tandem.rpc.v1, so "
             "that one is of another version or not what it was taken for"
         )
+    if code is grpc.StatusCode.UNAVAILABLE and _STOPPING in details:
+        return WorkerStoppedError(f"{where} ended: the process there has stopped")
     return WorkerLostError(f"{where} was lost ({code.name}): {details}")
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import platform
+from collections.abc import Mapping
 
 import torch
 
@@ -27,9 +28,9 @@ def compatibility_of(assembly: Assembly) -> dict[str, str]:
     }
 
 
-def pool_of(compatibility: dict[str, str]) -> str:
+def pool_of(compatibility: Mapping[str, str]) -> str:
     """One name for all of that: workers of the same pool can share blocks."""
-    return hashlib.sha256(json.dumps(compatibility, sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(dict(compatibility), sort_keys=True).encode()).hexdigest()[:32]
 
 
 def device_name(assembly: Assembly) -> str:

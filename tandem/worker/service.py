@@ -5,7 +5,6 @@ Prefill and decode workers are the same: which of its methods a worker is asked 
 
 import asyncio
 import re
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +13,7 @@ from itertools import count
 
 from tandem.core.errors import CapacityError, InvalidRequestError, TransportError, WorkerLostError, shown
 from tandem.core.hashing import extend_hashes, root_hash
+from tandem.core.machine import random_id
 from tandem.core.output import RequestOutput
 from tandem.core.scope import CacheScope
 from tandem.core.types import FinishReason
@@ -144,7 +144,7 @@ class WorkerService:
     async def prefill(self, call: PrefillCall) -> AsyncIterator[PrefillNews]:
         self._admit(call.prefill)
         with self._lifecycle.working(), self._traced("prefill", call.request_id):
-            lease_id = call.lease_id or uuid.uuid4().hex
+            lease_id = call.lease_id or random_id()
             self._require_free(lease_id)
             news = self._prefill(call, lease_id)
             is_whole = False

@@ -1,4 +1,4 @@
-"""What a book of pins promises, in memory and in Redis, and what a request makes of it."""
+"""Contract of records of pins, in memory and in Redis, and what a request makes of them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator

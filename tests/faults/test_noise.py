@@ -1,4 +1,4 @@
-"""Whoever talks nonsense, to a port or as a peer, harms nobody."""
+"""Nonsense sent to a port, or as a peer, harms nobody."""
 
 import asyncio
 import random

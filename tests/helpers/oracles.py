@@ -1,4 +1,4 @@
-"""What block accounting must amount to, told naively: no reference counts, no free list, everything derived anew.
+"""Oracle of block accounting, told naively: no reference counts, no free list, everything derived anew.
 
 `BlockOracle` follows a `KVCacheManager` from outside: owners' tables, the events, and the order in which
 blocks were let go.

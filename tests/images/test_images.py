@@ -1,4 +1,4 @@
-"""What is inside the images: no torch in the control plane, no root, no compilers but Triton's, nothing writable."""
+"""Contents of the images: no torch in the control plane, no root, no compilers but Triton's, nothing writable."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What an audit found, and the error of one that had nothing to compare with."""
+"""Findings of an audit, and the error of one that had nothing to compare with."""
 
 from dataclasses import dataclass
 

@@ -45,11 +45,11 @@ class MessagesDialect:
             scope=UNSCOPED,
             pins=assembled.pins,
         )
-        result = assembled.new_result(keep=not asked.stream)
+        result = assembled.new_result(keep=not asked.stream, is_prompt_only=asked.max_tokens == 0)
         writer = MessageWriter(
             f"msg_{request_id}", info.name, result, asked.max_tokens, shows_thinking=prompt.thinking.is_shown
         )
-        return Asked(request, (result,), writer, bool(asked.stream), is_warm_up=asked.max_tokens == 0)
+        return Asked(request, (result,), writer, bool(asked.stream))
 
     def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
         return status_of(problem), error_body(problem, request_id)

@@ -61,8 +61,11 @@ class CompletionDialect:
             session_id=asked.prompt_cache_key,
             local_prefill=params.prompt_logprobs is not None,
         )
-        is_stream = bool(asked.stream)
-        results = tuple(ChoiceResult(len(choice.prompt_token_ids), not is_stream) for choice in request.choices)
+        is_stream, is_prompt_only = bool(asked.stream), asked.max_tokens == 0
+        results = tuple(
+            ChoiceResult(len(choice.prompt_token_ids), not is_stream, is_prompt_only=is_prompt_only)
+            for choice in request.choices
+        )
         envelope = Envelope.of(asked, f"cmpl-{request_id}", "text_completion", info, results, params.n)
         sources = [Source(prompt, ids, model.tokenizer) for prompt, ids in zip(prompts, token_ids, strict=True)]
         return Asked(request, results, CompletionWriter(envelope, asked, model.tokenizer, sources), is_stream)
@@ -95,8 +98,14 @@ class CompletionDialect:
 
 
 def _params(asked: CompletionBody, info: ModelInfo, tokenizer: Tokenizer) -> SamplingParams:
-    """NOTE: an echo with logprobs needs the prompt's, which are computed with the request."""
+    """NOTE: an echo with logprobs needs the prompt's, which are computed with the request, and computing a prompt takes
+    a token, which nobody is shown where none is wanted.
+    """
     max_tokens = DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
+    if max_tokens == 0:
+        if asked.min_tokens:
+            raise RequestError(f"min_tokens={asked.min_tokens} exceeds max_tokens=0", param="min_tokens")
+        max_tokens = 1
     params = read_params(asked, info, tokenizer, max_tokens=max_tokens, logprobs=asked.logprobs)
     if not asked.echo or asked.logprobs is None:
         return params

@@ -32,6 +32,7 @@ HARMLESS = frozenset(
 )
 # Accepted with these values, which ask for nothing.
 HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {
+    "echo": (False,),
     "functions": ([],),
     "function_call": ("none",),
     "modalities": (["text"],),

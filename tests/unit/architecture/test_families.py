@@ -1,4 +1,4 @@
-"""What each family's configuration resolves to, on values copied from published models of that family."""
+"""Specs of each family's configuration, on values copied from published models of that family."""
 
 from typing import Any
 

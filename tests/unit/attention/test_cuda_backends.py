@@ -1,4 +1,4 @@
-"""What the CUDA backends refuse and prepare on the host; what they compute is checked on a GPU, where there is one."""
+"""Refusals and host-side preparation of the CUDA backends; their results are checked on a GPU, where there is one."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What the model is told to read and write, step after step, worked out by hand."""
+"""Reads and writes of the model, step after step, worked out by hand."""
 
 from dataclasses import replace
 from typing import Any

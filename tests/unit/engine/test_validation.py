@@ -1,4 +1,4 @@
-"""What is refused before the engine touches it, in the order that costs least."""
+"""Requests refused before the engine touches them, in the order that costs least."""
 
 import pytest
 

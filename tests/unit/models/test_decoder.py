@@ -1,4 +1,4 @@
-"""What golden parity in float32 cannot see: roundings and dtypes at the two ends of the decoder, and work left out."""
+"""Cases that golden parity in float32 cannot see: roundings and dtypes at both ends of the decoder, work left out."""
 
 from pathlib import Path
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tandem.core.events import BlockEvent, BlockRemoved, BlockStored
 from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.pins import MAX_TTL_S, Pin
+from tandem.core.process_usage import ProcessUsage
 from tandem.core.reasoning import Reasoning
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import CacheScope
@@ -170,6 +171,7 @@ MODEL = st.builds(
 LINK = st.builds(
     LinkReport, source_id=NAME, transport=TEXT, path=TEXT, bytes_per_s=AMOUNT, latency_s=AMOUNT, is_slow=BOOL
 )
+USAGE = st.builds(ProcessUsage, memory_bytes=COUNT, cpu_cores=maybe(AMOUNT))
 STATUS = st.builds(
     WorkerStatus,
     worker=ADDRESS,
@@ -184,6 +186,7 @@ STATUS = st.builds(
     prefill_samples=tuples(st.builds(PrefillSample, work=WORK, duration_s=AMOUNT)),
     step_samples=tuples(st.builds(StepSample, num_running=COUNT, num_context_tokens=COUNT, duration_s=AMOUNT)),
     unreachable=tuples(NAME),
+    usage=maybe(USAGE),
 )
 SCOPE = st.builds(CacheScope, adapter=maybe(st.binary(min_size=32, max_size=32)), salt=TEXT)
 GENERATE_CALL = st.builds(
@@ -317,7 +320,10 @@ EVERY: dict[Method[Any, Any], tuple[st.SearchStrategy[Any], st.SearchStrategy[An
     methods.RELEASE: (tuples(TEXT), st.none()),
     methods.PAIR: (PAIR_CALL, PAIRING),
     methods.SETTLE: (SETTLEMENT, st.none()),
-    methods.DESCRIBE: (st.none(), st.builds(ProcessInfo, pid=COUNT, incarnation=TEXT, lifecycle=TEXT)),
+    methods.DESCRIBE: (
+        st.none(),
+        st.builds(ProcessInfo, pid=COUNT, incarnation=TEXT, lifecycle=TEXT, usage=maybe(USAGE)),
+    ),
     methods.MODELS: (st.none(), tuples(MODEL)),
     methods.WORKERS: (
         st.none(),

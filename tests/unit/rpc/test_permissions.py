@@ -1,4 +1,4 @@
-"""Who may ask what: the table is whole, and servers go by it."""
+"""Permissions: the table is whole, and servers go by it."""
 
 import asyncio
 from dataclasses import replace

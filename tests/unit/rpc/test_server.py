@@ -28,8 +28,9 @@ from tandem.rpc import methods
 from tandem.rpc.client import WorkerClient
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.methods import ROUTER_SERVICE, WORKER_SERVICE
+from tandem.rpc.network import RpcServer
 from tandem.rpc.permissions import ALLOWED
-from tandem.rpc.server import RpcServer, serve_router, serve_worker
+from tandem.rpc.server import serve_router, serve_worker
 from tandem.rpc.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from tests.helpers.raw_calls import ended, header, opened
 from tests.helpers.secret import AS_GATEWAY, AS_ROUTER, AS_WORKER

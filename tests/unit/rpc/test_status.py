@@ -1,4 +1,4 @@
-"""How statuses that are not from our code are read, and what of an error fits into one."""
+"""Reading of statuses that are not from our code, and the part of an error that fits into one."""
 
 from typing import Any
 
@@ -13,6 +13,7 @@ from tandem.core.errors import (
     TransportError,
     UntrustedPeerError,
     WorkerLostError,
+    WorkerStoppedError,
 )
 from tandem.rpc.protocols import PROTOCOL_VERSION
 from tandem.rpc.status import code_of, details_of, error_from, metadata_of
@@ -44,6 +45,14 @@ def test_a_status_of_grpc_itself(code: grpc.StatusCode, kind: type[TandemError],
     error = received(code)
     assert type(error) is kind
     assert words in str(error)
+
+
+def test_a_server_that_stopped_in_good_order_is_told_from_one_that_was_lost() -> None:
+    """Regression: workers that Ctrl-C had stopped were "lost … Cancelling all calls"."""
+    words = "GOAWAY received; Error code: 2; Debug Text: Cancelling all calls {http2_error:2, grpc_status:14}"
+    error = received(Code.UNAVAILABLE, details=words)
+    assert type(error) is WorkerStoppedError
+    assert str(error) == "Status at h:1 ended: the process there has stopped"
 
 
 def test_a_class_that_is_not_known_is_read_by_its_status() -> None:

@@ -1,4 +1,4 @@
-"""What somebody who can read and write Redis gets: no record of theirs is believed, and nothing is sent to them."""
+"""Redis in hostile hands: no record of theirs is believed, and nothing is sent to them."""
 
 import asyncio
 import contextlib

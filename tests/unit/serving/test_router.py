@@ -145,6 +145,18 @@ def run(scenario: Coroutine[None, None, None]) -> None:
     asyncio.run(scenario)
 
 
+def test_it_tells_what_its_process_uses() -> None:
+    async def scenario() -> None:
+        async with routing("d0") as made:
+            made.clock.advance(2.0)
+            usage = (await made.service.describe()).usage
+            assert usage is not None
+            assert usage.memory_bytes > 1 << 20
+            assert usage.cpu_cores is not None
+
+    run(scenario())
+
+
 def test_an_answer_says_who_where_and_what_to_expect() -> None:
     async def scenario() -> None:
         async with routing("p0", "p1", "p2", "p3", "d0") as router:
@@ -304,10 +316,14 @@ def test_a_model_without_workers_is_unavailable_however_long_they_are_gone() -> 
             other = model("other", "other weights")
             router.view.take("b0:1", status("b0", Role.BOTH, served=other, fingerprint="other"))
             router.view.lose("d0:1")
-            with pytest.raises(UnavailableError, match="'m' is alive now; models of known workers: m, other"):
+            with pytest.raises(
+                UnavailableError, match="all workers of the model 'm' have stopped answering; try again"
+            ):
                 await router.service.pair(call())
             router.view.forget("d0")
-            with pytest.raises(UnavailableError, match="'m' is alive now; models of known workers: other") as refused:
+            with pytest.raises(
+                UnavailableError, match="no worker of the model 'm' has joined; models served: other"
+            ) as refused:
                 await router.service.pair(call())
             assert refused.value.retry_after_s == 2.0
 

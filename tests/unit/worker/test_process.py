@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tandem.core.clock import Clock, ManualClock
@@ -88,6 +89,22 @@ def test_news_are_of_the_engine_as_it_was_between_two_steps(llama: Path) -> None
             assert (news.state.num_running, news.state.queued.num_tokens) == (0, 0)
             assert news.blocks["cached"] == 8
             assert news.state.num_free_blocks == total
+
+    asyncio.run(main())
+
+
+def test_news_tell_what_the_process_uses(llama: Path) -> None:
+    async def main() -> None:
+        async with one_worker(llama) as (_, client):
+
+            async def has_cpu() -> bool:
+                usage = (await client.status()).usage
+                return usage is not None and usage.cpu_cores is not None
+
+            await until(has_cpu, "the first second's CPU")
+            usage = (await client.status()).usage
+            assert usage is not None
+            assert usage.memory_bytes == pytest.approx(psutil.Process().memory_info().rss, rel=0.3)
 
     asyncio.run(main())
 

@@ -1,4 +1,4 @@
-"""Which versions an advisory of the OSV format affects."""
+"""Versions that an advisory of the OSV format affects."""
 
 import json
 import zipfile
