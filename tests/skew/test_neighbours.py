@@ -58,7 +58,7 @@ class Asking:
             request_id = f"question-{next(self._numbers)}"
             assert self._answer(asked.salted(request_id), request_id) == wanted
             stages = timeline(self.cluster, request_id)
-            assert {stage.process for stage in stages if stage.name == "prefill chunk"} == {computed_by}
+            assert {stage.attributes["prefill"] for stage in stages if stage.name == "pair"} == {computed_by}
             moved = [stage for stage in stages if stage.name == "transfer" and stage.attributes["num_blocks"] != 0]
             assert {stage.attributes["source"] for stage in moved} == {computed_by} - {"decode-0"}, stages
 
@@ -118,8 +118,15 @@ def test_a_rolling_update_and_its_rollback_lose_no_stream(previous: Path, answer
         expect_no_mishap(cluster)
 
 
-@pytest.mark.parametrize("other", ["previous", "following"])
-@pytest.mark.parametrize("of_the_other", [("gateway", "prefill-0"), ("router-0", "decode-0")], ids=" and ".join)
+@pytest.mark.parametrize(
+    ("other", "of_the_other"),
+    [
+        ("previous", ("gateway", "prefill-0")),
+        pytest.param("previous", ("router-0", "decode-0"), marks=pytest.mark.slow),
+        ("following", ("gateway", "prefill-0")),
+        ("following", ("router-0", "decode-0")),
+    ],
+)
 @pytest.mark.timeout(600)
 def test_mixed_clusters_with_redis(
     other: str, of_the_other: tuple[str, ...], answers: list[list[int]], request: pytest.FixtureRequest
@@ -134,7 +141,10 @@ def test_mixed_clusters_with_redis(
         expect_no_mishap(cluster)
 
 
-@pytest.mark.parametrize("of_the_other", [("prefill-0",), ("gateway", "router-0", "decode-0")], ids=" and ".join)
+@pytest.mark.parametrize(
+    "of_the_other",
+    [("prefill-0",), pytest.param(("gateway", "router-0", "decode-0"), marks=pytest.mark.slow)],
+)
 @pytest.mark.timeout(600)
 def test_releases_whose_blocks_have_other_hashes_share_no_cache(
     rehashed: Path, of_the_other: tuple[str, ...], answers: list[list[int]]

@@ -1,4 +1,4 @@
-"""What one release wrote into accounts, stored responses, pins and the journal, its neighbours read and continue."""
+"""Accounts, stored responses, pins and the journal of one release, read and continued by its neighbours."""
 
 import json
 import os
