@@ -7,6 +7,7 @@ from typing import Any
 
 from tandem.accounts.key import AccountKey
 from tandem.accounts.usage import Usage
+from tandem.core.known_fields import known_fields
 
 Amounts = tuple[int, int, int]  # requests, input tokens, output tokens
 
@@ -67,7 +68,7 @@ class LedgerEntry:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "LedgerEntry":
         """Raises KeyError or TypeError where it is something else."""
-        return cls(**{**value, "usage": Usage(**value["usage"])})
+        return cls(**{**known_fields(cls, value), "usage": Usage(**known_fields(Usage, value["usage"]))})
 
 
 @dataclass(frozen=True, slots=True)

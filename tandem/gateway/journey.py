@@ -14,6 +14,7 @@ from tandem.core.clock import Clock
 from tandem.core.errors import (
     CapacityError,
     EngineStoppedError,
+    IncompatibleProtocolError,
     TandemError,
     UnavailableError,
     UntrustedPeerError,
@@ -190,9 +191,10 @@ class Journey:
         )
 
     def _refusal(self, error: TandemError) -> TandemError:
-        """NOTE: when all that was found was full or untrusted, that is the answer, not that nobody else is there."""
+        """NOTE: when all that was found was full or refused us, that is the answer, not that nobody else is there."""
         _, failure = self._failed[-1]
-        return failure if isinstance(failure, CapacityError | UntrustedPeerError) else error
+        kept = CapacityError | UntrustedPeerError | IncompatibleProtocolError
+        return failure if isinstance(failure, kept) else error
 
     async def _follow(self, pairing: PairingAnswer) -> None:
         """Take a worker's news until it ends the stream; WorkerLostError when it dies, stalls or stops early."""

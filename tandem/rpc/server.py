@@ -6,6 +6,7 @@ goes away the handler is cancelled, and its generator closed, before anything el
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -37,6 +38,7 @@ from tandem.rpc.status import (
 
 Q = TypeVar("Q")
 A = TypeVar("A")
+_COMPLAINT_INTERVAL_S = 60.0  # NOTE: who is refused calls again every second, or at each request
 logger = logging.getLogger(__name__)
 
 
@@ -50,6 +52,8 @@ class _Context(Protocol):
     async def write(self, message: bytes) -> None: ...
 
     def cancelled(self) -> bool: ...
+
+    def peer(self) -> str: ...
 
     async def abort(self, code: grpc.StatusCode, details: str, trailing_metadata: object) -> NoReturn: ...
 
@@ -145,6 +149,7 @@ class _Service:
     sessions: SessionTable
 
     def __init__(self) -> None:
+        self._complaints = _Complaints()
         self.handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
 
     def open(self) -> None:
@@ -152,7 +157,7 @@ class _Service:
         method: Method[OpenCall, OpenAnswer] = methods.OPEN
 
         async def serve(data: bytes, context: _Context) -> bytes:
-            call = _Call(method, context)
+            call = _Call(method, context, self._complaints)
             try:
                 return method.encode_answer(self.sessions.open(call.read(data)))
             except (Exception, asyncio.CancelledError) as error:  # NOTE: as below
@@ -164,7 +169,7 @@ class _Service:
         """Answer `method` by `respond`."""
 
         async def serve(data: bytes, context: _Context) -> bytes:
-            call = _Call(method, context)
+            call = _Call(method, context, self._complaints)
             try:
                 self._admit(method, data, context)
                 return method.encode_answer(await respond(call.read(data)))
@@ -180,7 +185,7 @@ class _Service:
         """Answer `method` by all that `respond` yields."""
 
         async def serve(data: bytes, context: _Context) -> None:
-            call = _Call(method, context)
+            call = _Call(method, context, self._complaints)
             try:
                 self._admit(method, data, context)
                 await _write_all(method, respond(call.read(data)), context)
@@ -193,7 +198,7 @@ class _Service:
         """Answer all requests of a caller by all that `respond` yields."""
 
         async def serve(data: AsyncIterator[bytes], context: _Context) -> None:
-            call = _Call(method, context)
+            call = _Call(method, context, self._complaints)
             try:
                 self._admit(method, b"", context)
                 await context.send_initial_metadata((ADMITTED,))
@@ -216,12 +221,25 @@ class _Service:
         incoming_traceparent.set(traceparent if isinstance(traceparent, str) else None)
 
 
+class _Complaints:
+    """Tells the log of callers that speak none of our protocols, of one of them a minute."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    def note(self, caller: str, error: IncompatibleProtocolError) -> None:
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + _COMPLAINT_INTERVAL_S
+            logger.error("a process at %s is refused until this is mended: %s", caller, error)
+
+
 class _Call(Generic[Q, A]):
     """One call: reads its request, and ends it when something was raised."""
 
-    def __init__(self, method: Method[Q, A], context: _Context) -> None:
+    def __init__(self, method: Method[Q, A], context: _Context, complaints: _Complaints) -> None:
         self._method = method
         self._context = context
+        self._complaints = complaints
         self._request_id = "-"
 
     def read(self, data: bytes) -> Q:
@@ -242,6 +260,8 @@ class _Call(Generic[Q, A]):
             error = WorkerLostError(f"{self._method.name} was cancelled by the process that served it")
         if isinstance(error, NotAdmittedError):
             await self._context.abort(error.code, str(error), error.trailing)
+        if isinstance(error, IncompatibleProtocolError):
+            self._complaints.note(self._context.peer(), error)
         code = code_of(error)
         if code is grpc.StatusCode.INTERNAL:
             logger.error("%s failed; request %s", self._method.name, self._request_id, exc_info=error)
