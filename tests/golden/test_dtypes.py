@@ -1,4 +1,4 @@
-"""What is promised in each dtype, on the real weights of SmolLM2-135M-Instruct.
+"""Promises of each dtype, on the real weights of SmolLM2-135M-Instruct.
 
 In float32 the first choices of `transformers`; in bfloat16 no larger distance to float32 than that of `transformers`;
 in 16 bits the same bits however a request is served. `bench.dtypes` measures the same on a longer text. Skipped where
