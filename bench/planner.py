@@ -26,7 +26,7 @@ from tandem.planning.pools import Prospect
 from tandem.planning.roofline import Roofline
 from tandem.planning.rules import FixedPools, QueueRule, UtilisationRule
 from tandem.planning.two_loop_rule import TwoLoopRule
-from tandem.routing.admission import Limits
+from tandem.routing.admission import AdmissionLimits
 from tandem.sim.cluster import Cluster
 from tandem.sim.result import PoolSizes, SimResult
 from tandem.sim.setting import SimSetting
@@ -85,7 +85,7 @@ class Scenario:
             startup_s=startup_s,
             interval_s=interval_s,
             report_s=_REPORT_S,
-            limits=Limits(fresh_s=1.5 * _REPORT_S, dead_s=4 * _REPORT_S),
+            limits=AdmissionLimits(fresh_s=1.5 * _REPORT_S, dead_s=4 * _REPORT_S),
         )
 
     def requests(self) -> list[TraceRequest]:

@@ -10,7 +10,7 @@ from functools import partial
 from tandem.planning.observation import ScalingPolicy
 from tandem.routing.admission import Refusal
 from tandem.routing.fleet import Fleet
-from tandem.routing.pairing import Outcome, Pairer, Pairing
+from tandem.routing.pairing import MeasuredTimes, Pairer, Pairing
 from tandem.routing.policies import PredictedCost
 from tandem.routing.snapshot import Links, RequestShape
 from tandem.routing.standing import num_blocks_of
@@ -171,7 +171,7 @@ class Cluster:
         self._num_outputs += 1
         self._num_open -= 1
         self._observer.ended(request)
-        self._pairer.settle(request.request_id, Outcome())
+        self._pairer.settle(request.request_id, MeasuredTimes())
 
     def _plan(self) -> None:
         observation = self._observer.observe(self._events.now_s, self._wanted)

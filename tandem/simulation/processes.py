@@ -46,7 +46,7 @@ from tandem.routing.snapshot import Role
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import WorkerAddress
 from tandem.scheduler.scheduler import Scheduler
-from tandem.serving.router_process import Router, serving_router
+from tandem.serving.router_process import RouterProcess, serving_router
 from tandem.serving.router_settings import RouterSettings
 from tandem.simulation.engine import TurnedEngine
 from tandem.simulation.executor import SimulatedExecutor, StepCost
@@ -68,7 +68,7 @@ from tandem.worker.core import WorkerCore
 from tandem.worker.feeds import Feeds
 from tandem.worker.identity import blank_state, compatibility_of, model_info, pool_of_arena
 from tandem.worker.leases import LeaseBook
-from tandem.worker.process import Worker, serving_core
+from tandem.worker.process import WorkerProcess, serving_core
 from tandem.worker.settings import DecodeSettings, PrefillSettings
 from tandem.worker.transports import Transports
 
@@ -101,14 +101,14 @@ class Surroundings:
     cost: StepCost = field(default_factory=StepCost)
     is_open: bool = False
     transports: TransportRegistry = field(default_factory=TransportRegistry)
-    routers: dict[str, tuple[Node, Router]] = field(default_factory=dict)
+    routers: dict[str, tuple[Node, RouterProcess]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedWorker:
     """A worker that serves, and what of it the invariants look at."""
 
-    worker: Worker
+    worker: WorkerProcess
     engine: Engine
 
 
@@ -194,7 +194,7 @@ async def serving_simulated_worker(
 
 
 @asynccontextmanager
-async def serving_simulated_router(around: Surroundings, node: Node, address: str) -> AsyncIterator[Router]:
+async def serving_simulated_router(around: Surroundings, node: Node, address: str) -> AsyncIterator[RouterProcess]:
     """A router for the time of the block; `router_process.serving_router` as it is."""
     options: dict[str, Any] = {"bind": address, "cluster_secret": SECRET, "max_local_tokens": around.max_local_tokens}
     settings = RouterSettings(**options)

@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class WorkerProcess:
     """A worker that serves. `metrics_port` is None when there is no metrics server."""
 
     core: WorkerCore
@@ -122,7 +122,7 @@ def _share_cores(settings: WorkerSettings, engine: Engine, thread: AsyncEngine) 
 @contextlib.asynccontextmanager
 async def serving_worker(
     settings: WorkerSettings, registry: InprocRegistry | None = None, clock: Clock | None = None
-) -> AsyncIterator[Worker]:
+) -> AsyncIterator[WorkerProcess]:
     """Serve for the time of the block.
 
     Args:
@@ -187,7 +187,7 @@ async def serving_core(
     blank: WorkerState,
     model: ModelInfo,
     prometheus: CollectorRegistry,
-) -> AsyncIterator[Worker]:
+) -> AsyncIterator[WorkerProcess]:
     """Serve an engine that runs: answer calls at `bind`, report, expire leases, be announced; as `serving_worker`.
 
     Args:
@@ -216,7 +216,7 @@ async def serving_core(
             opened.callback(tasks.create_task(work).cancel)
         lifecycle.ready()
         opened.push_async_callback(_withdraw, discovery, record)
-        yield Worker(core, lifecycle, reports, metrics_port)
+        yield WorkerProcess(core, lifecycle, reports, metrics_port)
 
 
 def _with_port(settings: WorkerSettings) -> str:

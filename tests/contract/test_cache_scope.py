@@ -25,7 +25,7 @@ from tandem.rpc.codec_worker import put_generate_call, put_prefill_call, take_ge
 from tandem.rpc.messages import GenerateCall, ModelInfo, PairCall, PrefillCall, WorkerAddress
 from tandem.serving.chain_hasher import ChainHasher
 from tandem.serving.fleet_view import Chain
-from tandem.worker.process import Worker
+from tandem.worker.process import WorkerProcess
 from tests.helpers.checkpoints import BUILDERS
 from tests.helpers.engines import TINY, drain
 from tests.helpers.tokenizers import write_byte_tokenizer
@@ -148,7 +148,7 @@ def test_an_engine_names_them_so_too(llama: Path) -> None:
         assert stored == named(scope, PROMPT, engine.model.fingerprint)
 
 
-async def num_held(worker: Worker, scope: CacheScope, tokens: Sequence[int] = PROMPT) -> int:
+async def num_held(worker: WorkerProcess, scope: CacheScope, tokens: Sequence[int] = PROMPT) -> int:
     """Blocks that a peer would be lent under this scope."""
     chain = named(scope, tokens, worker.reports.model.fingerprint)
 
