@@ -11,7 +11,7 @@ from tandem.accounts.usage import Usage
 Amounts = tuple[int, int, int]  # requests, input tokens, output tokens
 
 
-class Outcome(StrEnum):
+class ChargeOutcome(StrEnum):
     """How a charged request ended. REFUNDED: nobody got anything of it. EXPIRED: its gateway was not heard of any more,
     and its last checkpoint is billed.
     """
@@ -71,7 +71,7 @@ class LedgerEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
+class ChargeSettlement:
     """What becomes of a charge.
 
     Args:
@@ -91,7 +91,7 @@ class Settlement:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "Settlement":
+    def from_json(cls, value: dict[str, Any]) -> "ChargeSettlement":
         """Raises KeyError or TypeError where it is something else."""
         rates, reserved, used = (tuple(value[name]) for name in ("rates", "reserved", "used"))
         return cls(LedgerEntry.from_json(value["entry"]), rates, reserved, bool(value["is_granted"]), used)

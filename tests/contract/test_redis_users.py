@@ -10,7 +10,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError
 
-from tandem.accounts.charge import Charge, LedgerEntry, Outcome, Renewal, Settlement
+from tandem.accounts.charge import Charge, ChargeOutcome, ChargeSettlement, LedgerEntry, Renewal
 from tandem.accounts.key import AccountKey, KeyLimits, new_key
 from tandem.accounts.ledger_query import LedgerQuery
 from tandem.accounts.redis_store import RedisAccounts
@@ -175,11 +175,11 @@ async def bill_late(url: str, key: AccountKey) -> None:
         await store.close()
 
 
-def settled(charge: Charge) -> Settlement:
+def settled(charge: Charge) -> ChargeSettlement:
     key, used = charge.key, Usage(num_input=1)
     own = (charge.charge_id, "request", key.key_id, key.tenant, "tiny", 0)
-    entry = LedgerEntry(*own, used, 7, Outcome.DONE.value)
-    return Settlement(entry, key.limits.rates, charge.amounts, True, (1, 1, 0))
+    entry = LedgerEntry(*own, used, 7, ChargeOutcome.DONE.value)
+    return ChargeSettlement(entry, key.limits.rates, charge.amounts, True, (1, 1, 0))
 
 
 @dataclass(frozen=True)

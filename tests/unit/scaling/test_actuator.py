@@ -5,14 +5,14 @@ import pytest
 
 from tandem.core.clock import ManualClock
 from tandem.core.errors import UnavailableError
-from tandem.kube.call import Call
+from tandem.kube.call import KubeCall
 from tandem.kube.errors import ConflictError, ForbiddenError, KubeError, KubeUnavailableError
 from tandem.planning.observation import Plan
 from tandem.scaling.actuator import Action, Actuator, Bounds, Outcome, PoolBounds
 from tandem.scaling.observer import Sight
 from tests.unit.scaling.builders import D, Deployments, P, Throne, bounds, plan
 
-CALL = Call("patch", "deployments/scale", "ns", "tandem-decode", "apps")
+CALL = KubeCall("patch", "deployments/scale", "ns", "tandem-decode", "apps")
 
 
 class Body:
