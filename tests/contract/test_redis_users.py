@@ -20,7 +20,7 @@ from tandem.core.errors import TandemError
 from tandem.core.events import BlockRemoved, BlockStored
 from tandem.gateway.openai.responses.ids import new_response_id
 from tandem.gateway.openai.responses.redis_store import RedisResponseStore
-from tandem.gateway.openai.responses.sealing import Sealer
+from tandem.gateway.openai.responses.sealing import ResponseSealer
 from tandem.gateway.openai.responses.store import ENTRY_COST_BYTES, StoredResponse
 from tandem.gateway.pin_book_redis import RedisPinBook
 from tandem.locality.redis import RedisIndex
@@ -115,7 +115,7 @@ async def keep_responses(url: str) -> None:
     """Put, renewed, found and deleted, and older ones dropped for room."""
     store = RedisResponseStore(
         url,
-        Sealer([SECRET]),
+        ResponseSealer([SECRET]),
         max_bytes=4 * (ENTRY_COST_BYTES + 200),
         max_entry_bytes=ENTRY_COST_BYTES,
         timeout_s=PATIENT_S,
