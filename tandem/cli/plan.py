@@ -22,7 +22,7 @@ from tandem.loadtest.text_lengths import parse_lengths
 from tandem.planning.hardware import find_accelerator, find_link
 from tandem.planning.profile import Profile, draw_profile, sample_profile
 from tandem.planning.roofline import TYPICAL, Assumptions, Roofline
-from tandem.planning.sizing import Goals, Site
+from tandem.planning.sizing import DeploymentSite, Goals
 from tandem.planning.study import Study, study
 from tandem.serving.settings import Settings
 from tandem.workload.trace import TraceRequest, read_trace
@@ -105,7 +105,7 @@ class Plan(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN_", cli
         decode = self._roofline(
             model, self.decode_hardware or self.hardware, self.decode_accelerators or self.accelerators
         )
-        site = Site(
+        site = DeploymentSite(
             prefill=prefill,
             decode=decode,
             link=find_link(self.link),

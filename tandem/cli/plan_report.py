@@ -8,8 +8,8 @@ from rich.table import Table
 
 from tandem.cli.plan_picture import Mark, draw_roofline
 from tandem.planning.roofline import Roofline
-from tandem.planning.sizing import Pool, Sizing
-from tandem.planning.study import Choice, Study
+from tandem.planning.sizing import SizedPool, Sizing
+from tandem.planning.study import SizedDeployment, Study
 from tandem.planning.worker_facts import decode_point, prefill_point
 
 WIDTH = 120
@@ -83,7 +83,7 @@ def _apart_words(sizing: Sizing) -> str:
     )
 
 
-def _together_words(choice: Choice) -> str:
+def _together_words(choice: SizedDeployment) -> str:
     apart, together = choice.apart, choice.together
     if together.problems:
         return f"workers that do both cannot meet it: {together.problems[0]}"
@@ -188,7 +188,7 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _link(study: Study, pool: Pool) -> str:
+def _link(study: Study, pool: SizedPool) -> str:
     usable = study.site.link.usable_bytes_per_s
     return f"{pool.link_use * usable / 1e9:.2f} of {usable / 1e9:.1f} GB/s" if pool.link_use else "none"
 
@@ -197,7 +197,7 @@ def _usd(sizing: Sizing, num_tokens: float) -> str:
     return f"${sizing.usd_per_million(num_tokens):,.2f}"
 
 
-def _together(choice: Choice) -> str:
+def _together(choice: SizedDeployment) -> str:
     return f"both on {_hardware(choice.together_roofline)}"
 
 
