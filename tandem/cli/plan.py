@@ -31,7 +31,7 @@ _CANNOT_BE_MET = 1
 _DEFAULT_RATE = 1.0
 
 
-class Plan(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN_", cli_shortcuts={"as-json": "json"}):
+class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN_", cli_shortcuts={"as-json": "json"}):
     """Say how many prefill and decode workers a workload needs, what its users would get, and what it costs.
 
     Times are predicted from data sheets and the shares of them that are usually reached (--mfu, --mbu): replace these

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from tandem.cli.plan_picture import Mark, draw_roofline
+from tandem.cli.plan_picture import PlotPoint, draw_roofline
 from tandem.planning.roofline import Roofline
 from tandem.planning.sizing import SizedPool, Sizing
 from tandem.planning.study import SizedDeployment, Study
@@ -39,21 +39,21 @@ def roofs(study: Study) -> Sequence[tuple[str, Roofline]]:
     return named if _is_same(prefill, decode) else [*named, (_hardware(decode), decode)]
 
 
-def marks(study: Study) -> Sequence[Mark]:
+def marks(study: Study) -> Sequence[PlotPoint]:
     """The mean prompt, one request that decodes, and the batch that is expected."""
     site, running = study.site, max(1.0, study.peak.apart.num_running)
     prompt, context = site.profile.mean_prompt, site.profile.mean_context
     found = [
-        Mark(
+        PlotPoint(
             prefill_point(site.prefill, prompt, site.profile.cached(prompt)),
             "P",
             f"prefill of the mean prompt, {prompt:,.0f} tokens",
         ),
-        Mark(decode_point(site.decode, 1, context), "d", f"decode of one request, context of {context:,.0f}"),
+        PlotPoint(decode_point(site.decode, 1, context), "d", f"decode of one request, context of {context:,.0f}"),
     ]
     if math.isfinite(running) and running >= 1.5:
         found.append(
-            Mark(decode_point(site.decode, running, context), "D", f"decode of {running:,.0f} requests at once")
+            PlotPoint(decode_point(site.decode, running, context), "D", f"decode of {running:,.0f} requests at once")
         )
     return found
 

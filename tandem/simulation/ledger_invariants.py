@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from tandem.accounts.accounts import RENEWALS_PER_LEASE
 from tandem.accounts.charge import ChargeOutcome, LedgerEntry
 from tandem.accounts.prices import Prices
-from tandem.simulation.client import Outcome as ClientOutcome
+from tandem.simulation.client import ClientOutcome
 from tandem.simulation.world import World
 
 _CALLS_OF_ROUND = 3  # of the store, for each renewal
