@@ -10,7 +10,7 @@ from tandem.core.errors import ConfigurationError, shown
 from tandem.planning.hardware import find_accelerator
 from tandem.planning.observation import ScalingPolicy
 from tandem.planning.planner import SloPlanner
-from tandem.planning.planner_settings import PlannerConfig as PlannerConfig
+from tandem.planning.planner_settings import PlannerConfig
 from tandem.planning.roofline import worker_speed
 from tandem.routing.speed import Speed
 from tandem.scaling.actuator import Bounds, PoolBounds

@@ -30,7 +30,8 @@ from tandem.routing.snapshot import WorkerState
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import ModelInfo, WorkerAddress, WorkerRecord
 from tandem.rpc.server import serve_worker
-from tandem.serving.discovery import ANNOUNCE_INTERVAL_S, Discovery, StaticDiscovery, look_interval_s, open_discovery
+from tandem.serving.discovery import ANNOUNCE_INTERVAL_S, Discovery, StaticDiscovery, look_interval_s
+from tandem.serving.discovery_choice import open_discovery
 from tandem.serving.ports import free_ports
 from tandem.serving.signals import exit_when_told
 from tandem.telemetry.engine_metrics import WorkerMetrics
