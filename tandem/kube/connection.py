@@ -32,7 +32,7 @@ _UNREADABLE = (OSError, ValueError, KeyError, TypeError, _config.ConfigException
 
 
 class KubeConnection:
-    """A `Wire`: opened by its first call, in the event loop that closes it.
+    """A `KubeTransport`: opened by its first call, in the event loop that closes it.
 
     Args:
         timeout_s: from asking to the end of the answer; for a watch, to its beginning.
