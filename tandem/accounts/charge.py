@@ -12,7 +12,7 @@ from tandem.core.known_fields import known_fields
 Amounts = tuple[int, int, int]  # requests, input tokens, output tokens
 
 
-class Outcome(StrEnum):
+class ChargeOutcome(StrEnum):
     """How a charged request ended. REFUNDED: nobody got anything of it. EXPIRED: its gateway was not heard of any more,
     and its last checkpoint is billed.
     """
@@ -72,7 +72,7 @@ class LedgerEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
+class ChargeSettlement:
     """What becomes of a charge.
 
     Args:
@@ -92,7 +92,7 @@ class Settlement:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "Settlement":
+    def from_json(cls, value: dict[str, Any]) -> "ChargeSettlement":
         """Raises KeyError or TypeError where it is something else."""
         rates, reserved, used = (tuple(value[name]) for name in ("rates", "reserved", "used"))
         return cls(LedgerEntry.from_json(value["entry"]), rates, reserved, bool(value["is_granted"]), used)

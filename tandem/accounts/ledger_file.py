@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tandem.accounts.charge import LedgerEntry, Outcome, Total
+from tandem.accounts.charge import ChargeOutcome, LedgerEntry, Total
 from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.key import AccountKey
 from tandem.accounts.key_cache import MAX_KEYS
@@ -200,7 +200,7 @@ def _add(run: sqlite3.Connection, entry: LedgerEntry) -> None:
     run.execute("DELETE FROM checkpoints WHERE charge_id = ?", (entry.charge_id,))
     former = _entry(run, entry.charge_id)
     if former is not None:
-        if former.outcome != Outcome.EXPIRED or entry.outcome == Outcome.EXPIRED:
+        if former.outcome != ChargeOutcome.EXPIRED or entry.outcome == ChargeOutcome.EXPIRED:
             return
         run.execute("DELETE FROM ledger WHERE charge_id = ?", (entry.charge_id,))
         _count(run, former, -1)

@@ -54,7 +54,7 @@ _DEMO = Path(__file__).parents[2] / "demo" / "tandem-demo"  # NOTE: only a check
 _DECIDED_HERE = {"model", "num_threads", "device", "gpu_memory_utilization"}
 
 
-class Up(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
+class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
     """Serve a model with separate prefill and decode workers, a router and a gateway, all on this machine.
 
     Every flag is a TANDEM_* variable too, as TANDEM_MAX_MODEL_LEN of --max-model-len.
@@ -293,7 +293,7 @@ def _curl(url: str, model: str, has_chat: bool, needs_key: bool) -> str:
 
 
 # Settings that the processes get by flags or in the secret part of their environment.
-_OWN = frozenset(EngineSettings.model_fields) | frozenset(Up.__annotations__)
+_OWN = frozenset(EngineSettings.model_fields) | frozenset(UpCommand.__annotations__)
 
 
 def _own_cpus() -> Sequence[int]:

@@ -13,10 +13,10 @@ from tandem.gateway.accounts_open import open_accounts
 from tandem.gateway.admission import Admission
 from tandem.gateway.body import Bodies
 from tandem.gateway.caching import LivePins
-from tandem.gateway.dialect import Asked, Limits, Surroundings
+from tandem.gateway.dialect import Asked, DialectContext, RequestLimits
 from tandem.gateway.directory import ModelDirectory
 from tandem.gateway.history import RequestHistory, RequestRecord
-from tandem.gateway.journey import Ways
+from tandem.gateway.journey import JourneyContext
 from tandem.gateway.metrics import GatewayMetrics
 from tandem.gateway.model import ServedModel
 from tandem.gateway.moderation.choose import choose_moderator
@@ -76,9 +76,9 @@ class Gateway:
         self.metrics = GatewayMetrics(model.name)
         self.directory = ModelDirectory(self.routers, model.name)
         self.outages = OutageLines(settings.failover_timeout_s, self.metrics.waiting)
-        limits = Limits(settings.max_choices, settings.max_messages)
-        self.surroundings = Surroundings(model, self.directory, limits)
-        self._ways = Ways(
+        limits = RequestLimits(settings.max_choices, settings.max_messages)
+        self.surroundings = DialectContext(model, self.directory, limits)
+        self._ways = JourneyContext(
             self.routers,
             self._workers,
             self._stalls,

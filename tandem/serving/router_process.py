@@ -48,7 +48,7 @@ _MAX_YOUNG_OBJECTS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Router:
+class RouterProcess:
     """A router that serves. `metrics_port` is None when there is no metrics server; `tasks` never end on their own."""
 
     service: RouterService
@@ -93,7 +93,7 @@ async def _stop_when(stopped: asyncio.Event) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving_router(settings: RouterSettings) -> AsyncIterator[Router]:
+async def serving_router(settings: RouterSettings) -> AsyncIterator[RouterProcess]:
     """Serve for the time of the block.
 
     Raises:
@@ -117,7 +117,7 @@ async def serving_router(settings: RouterSettings) -> AsyncIterator[Router]:
         port = await _open_metrics(settings, metrics, view, opened)
         server = await serve_router(service, settings.bind, credentials)
         opened.push_async_callback(server.stop, settings.grace_s)
-        yield Router(service, server.address, port, tasks)
+        yield RouterProcess(service, server.address, port, tasks)
 
 
 async def _show(metrics: RouterMetrics, view: FleetView, lookup: PrefixLookup) -> None:

@@ -7,7 +7,7 @@ from pydantic import Field, SecretStr, field_validator
 
 from tandem.core.errors import ConfigurationError
 from tandem.locality.base import DEFAULT_MAX_BLOCK_REPLICAS, MIN_BLOCK_REPLICAS
-from tandem.routing.admission import Limits
+from tandem.routing.admission import AdmissionLimits
 from tandem.routing.policies import POLICIES
 from tandem.serving.settings import Settings, required_secret
 
@@ -117,9 +117,9 @@ class RouterSettings(Settings, cli_prog_name="python -m services.router"):
         """The cluster's secret; raises as `required_secret`."""
         return required_secret(self.cluster_secret, f"bind={self.bind!r}")
 
-    def limits(self) -> Limits:
+    def limits(self) -> AdmissionLimits:
         """What routing tolerates."""
-        return Limits(
+        return AdmissionLimits(
             fresh_s=min(self.dead_after_s, max(0.75, 0.375 * self.dead_after_s)),
             dead_s=self.dead_after_s,
             max_ttft_ms=1000 * self.max_ttft_s,

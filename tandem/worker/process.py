@@ -30,7 +30,8 @@ from tandem.routing.snapshot import WorkerState
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import ModelInfo, WorkerAddress, WorkerRecord
 from tandem.rpc.server import serve_worker
-from tandem.serving.discovery import ANNOUNCE_INTERVAL_S, Discovery, StaticDiscovery, look_interval_s, open_discovery
+from tandem.serving.discovery import ANNOUNCE_INTERVAL_S, Discovery, StaticDiscovery, look_interval_s
+from tandem.serving.discovery_choice import open_discovery
 from tandem.serving.ports import free_ports
 from tandem.serving.signals import exit_when_told
 from tandem.telemetry.engine_metrics import WorkerMetrics
@@ -62,7 +63,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class WorkerProcess:
     """A worker that serves. `metrics_port` is None when there is no metrics server."""
 
     core: WorkerCore
@@ -122,7 +123,7 @@ def _share_cores(settings: WorkerSettings, engine: Engine, thread: AsyncEngine) 
 @contextlib.asynccontextmanager
 async def serving_worker(
     settings: WorkerSettings, registry: InprocRegistry | None = None, clock: Clock | None = None
-) -> AsyncIterator[Worker]:
+) -> AsyncIterator[WorkerProcess]:
     """Serve for the time of the block.
 
     Args:
@@ -187,7 +188,7 @@ async def serving_core(
     blank: WorkerState,
     model: ModelInfo,
     prometheus: CollectorRegistry,
-) -> AsyncIterator[Worker]:
+) -> AsyncIterator[WorkerProcess]:
     """Serve an engine that runs: answer calls at `bind`, report, expire leases, be announced; as `serving_worker`.
 
     Args:
@@ -216,7 +217,7 @@ async def serving_core(
             opened.callback(tasks.create_task(work).cancel)
         lifecycle.ready()
         opened.push_async_callback(_withdraw, discovery, record)
-        yield Worker(core, lifecycle, reports, metrics_port)
+        yield WorkerProcess(core, lifecycle, reports, metrics_port)
 
 
 def _with_port(settings: WorkerSettings) -> str:

@@ -18,7 +18,7 @@ import helm_python
 import yaml
 from pydantic_settings import BaseSettings
 
-from tandem.cli.load import Load
+from tandem.cli.load import LoadCommand
 from tandem.gateway.settings import GatewaySettings
 from tandem.scaling.settings import PlannerSettings
 from tandem.serving.router_settings import RouterSettings
@@ -37,7 +37,7 @@ SETTINGS: Mapping[str, type[BaseSettings]] = {
     "prefill": PrefillSettings,
     "decode": DecodeSettings,
     "planner": PlannerSettings,
-    "load": Load,
+    "load": LoadCommand,
 }
 # Fields that the chart sets itself, or that make no sense in it.
 OWNED = {

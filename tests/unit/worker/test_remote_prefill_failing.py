@@ -20,7 +20,7 @@ from tandem.text.grammars import CompiledGrammar
 from tandem.transport.inproc import InprocTransport
 from tandem.transport.tcp.transport import TcpTransport
 from tandem.worker import fetch
-from tandem.worker.process import Worker
+from tandem.worker.process import WorkerProcess
 from tandem.worker.remote_prefill import RemotePrefill
 from tests.helpers.handoffs import PROMPT, Gate, call_of
 from tests.helpers.workers import (
@@ -272,11 +272,11 @@ def test_prefill_that_failed_while_a_grammar_was_compiled_is_made_up_for(
     asyncio.run(main())
 
 
-async def has_leased(worker: Worker) -> bool:
+async def has_leased(worker: WorkerProcess) -> bool:
     return len(worker.core.leases) > 0
 
 
-async def is_idle(worker: Worker) -> bool:
+async def is_idle(worker: WorkerProcess) -> bool:
     return not worker.lifecycle.num_working
 
 
