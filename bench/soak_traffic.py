@@ -213,7 +213,9 @@ class Traffic:
         self._expect("large", answer, 200, 400, 413, 429)
 
     async def _many_keys(self) -> None:
-        members = {f"key_{self._number}_{place}": place for place in range(self._random.choice((1000, 20_000, 200_000)))}
+        members = {
+            f"key_{self._number}_{place}": place for place in range(self._random.choice((1000, 20_000, 200_000)))
+        }
         body = self._chat_body() | {"chat_template_kwargs": members}
         answer = await self._ask(self._client(), "POST", "/v1/chat/completions", body)
         self._expect("many keys", answer, 200, 400, 413, 429)
