@@ -1,4 +1,4 @@
-"""Whether a gateway's memory stays flat: a real process under mixed traffic, in front of an engine that answers at once.
+"""Memory of a real gateway process under mixed traffic, in front of an engine that answers at once: is it flat?
 
     python -m bench.soak [--requests 100000] [--parts 4] [--idle 2000] [--minutes 15] [--save]
 
@@ -90,16 +90,15 @@ def observed_gateway(place: Path, flags: Sequence[str] = ()) -> Iterator[Observe
     command = [sys.executable, "-m", "bench.observed_gateway", "--model", MODEL, "--port", "0"]
     command += ["--routers", backend.stdout.readline().strip(), "--accounts", str(accounts)]
     command += ["--max-concurrent-requests", "8192", "--router-timeout-s", "60", "--silent-after-s", "60"]
-    command += ["--stored-responses-mib", str(STORED_MIB), "--log-level", "error", *flags]
-    port_file = place / "gateway.log"
-    command[command.index("error")] = "info"
-    with port_file.open("w") as log:
+    command += ["--stored-responses-mib", str(STORED_MIB), *flags]
+    log_path = place / "gateway.log"
+    with log_path.open("w") as log:
         gateway = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
             env=os.environ | {"TANDEM_CLUSTER_SECRET": SECRET.decode()},
         )  # fmt: skip
     try:
-        url = _ready(port_file, gateway)
+        url = _ready(log_path, gateway)
         yield Observed(url, gateway, psutil.Process(gateway.pid), _keys(url, admin))
     finally:
         gateway.terminate()
@@ -135,7 +134,7 @@ def _ready(log: Path, gateway: "subprocess.Popen[str]") -> str:
 async def soak(
     observed: Observed, num_requests: int, num_parts: int, concurrency: int, every_s: float, most_s: float
 ) -> tuple[Traffic, list[Sample], list[dict[str, Any]]]:
-    """Send the parts until `most_s` have passed; readings in the order they were taken, a report after each part."""
+    """Send the parts, for `most_s` at most; readings in the order they were taken, a report after each part."""
     traffic = Traffic(observed.url, NAME, observed.keys, seed=1, text=" word" * MAX_TOKENS)
     samples, reports, began_s = list[Sample](), list[dict[str, Any]](), time.monotonic()
 
@@ -150,9 +149,9 @@ async def soak(
     watching = asyncio.create_task(watch())
     try:
         for _ in range(num_parts):
-            if time.monotonic() - began_s > most_s:
+            if time.monotonic() > began_s + most_s:
                 break
-            await traffic.send(num_requests // num_parts, concurrency)
+            await traffic.send(num_requests // num_parts, concurrency, began_s + most_s)
             reports.append(await asyncio.to_thread(observed.report))
             print(json.dumps({"done": traffic.num_done, "rss_mb": read().rss_bytes / 1e6, **reports[-1]["heap"]}))
     finally:
@@ -217,7 +216,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--parts", type=int, default=4)
-    parser.add_argument("--minutes", type=float, default=30.0, help="no part begins later")
+    parser.add_argument("--minutes", type=float, default=30.0, help="at most")
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--every-s", type=float, default=3.0, help="between two readings")
     parser.add_argument("--idle", type=int, default=2000, help="idle streams held at the end; 0: none")

@@ -7,6 +7,7 @@ a text that is not the expected one.
 import asyncio
 import contextlib
 import random
+import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,24 @@ from tandem.loadtest.http_client import HttpClient
 
 TIMEOUT_S = 120.0
 MAX_TOKENS = 64
-_WORDS = tuple("alpha beta gamma delta river stone cloud letter window garden market bridge seven orange".split())
+_WORDS = tuple(
+    [
+        "alpha",
+        "beta",
+        "gamma",
+        "delta",
+        "river",
+        "stone",
+        "cloud",
+        "letter",
+        "window",
+        "garden",
+        "market",
+        "bridge",
+        "seven",
+        "orange",
+    ]
+)
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -77,12 +95,14 @@ class Traffic:
     def num_done(self) -> int:
         return self.counts.total()
 
-    async def send(self, num_requests: int, concurrency: int) -> None:
-        """So many requests, at most `concurrency` at once."""
+    async def send(self, num_requests: int, concurrency: int, until_s: float) -> None:
+        """So many requests, at most `concurrency` at once; none begins after `until_s` of the monotonic clock."""
         left = iter(range(num_requests))
 
         async def work() -> None:
             for _ in left:
+                if time.monotonic() > until_s:
+                    return
                 kind = self._random.choices(self._kinds, self._weights)[0]
                 self._number += 1
                 try:

@@ -17,4 +17,5 @@ def bound_heap() -> bool:
     if mallopt is None:
         return False
     settings = ((_M_ARENA_MAX, MAX_ARENAS), (_M_MMAP_THRESHOLD, LARGE_BYTES), (_M_TRIM_THRESHOLD, LARGE_BYTES))
-    return all([mallopt(name, value) == 1 for name, value in settings])
+    taken = [mallopt(name, value) == 1 for name, value in settings]
+    return all(taken)

@@ -1,5 +1,6 @@
-"""The latest requests and where their time went, for operators. Invariant: bounded, in number and in what they hold; the
-oldest is forgotten first.
+"""The latest requests and where their time went, for operators.
+
+Invariant: bounded, in number and in what they hold; the oldest is forgotten first.
 
 Holds figures and worker ids, never prompts or answers.
 """

@@ -80,8 +80,8 @@ class Grammars:
         return (self.end_bit // 32 + 1) * 4
 
     def fault(self, grammar: str) -> str | None:
-        """As `compiled`, for the error's message alone; None: there is none. Remembers nothing: a compiled grammar takes
-        30 to 80 times the memory of its text.
+        """As `compiled`, for the error's message alone; None: there is none. Remembers nothing: a compiled grammar
+        takes 30 to 80 times the memory of its text.
 
         Raises:
             CapacityError: as `compiled`.
