@@ -22,24 +22,10 @@ from tandem.loadtest.http_client import HttpClient
 
 TIMEOUT_S = 120.0
 MAX_TOKENS = 64
-_WORDS = tuple(
-    [
-        "alpha",
-        "beta",
-        "gamma",
-        "delta",
-        "river",
-        "stone",
-        "cloud",
-        "letter",
-        "window",
-        "garden",
-        "market",
-        "bridge",
-        "seven",
-        "orange",
-    ]
-)
+_WORDS = (
+    "alpha", "beta", "gamma", "delta", "river", "stone", "cloud",
+    "letter", "window", "garden", "market", "bridge", "seven", "orange",
+)  # fmt: skip
 _STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 
 

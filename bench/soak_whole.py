@@ -33,29 +33,13 @@ from tandem.serving.ports import free_ports
 MODEL = "demo/tandem-demo"
 NAME = "tandem-demo"
 MAX_TOKENS = 48
-_NUM_PROMPTS = 32
-_READY_S = 240.0
+_NUM_PROMPTS = 16
+_READY_S = 300.0
 _ROLES = ("gateway", "router", "prefill", "decode")
-_WORDS = [
-    "def",
-    "class",
-    "return",
-    "value",
-    "list",
-    "number",
-    "string",
-    "first",
-    "second",
-    "add",
-    "sort",
-    "tree",
-    "node",
-    "key",
-    "while",
-    "for",
-    "in",
-    "range",
-]
+_WORDS = (
+    "def", "class", "return", "value", "list", "number", "string", "first", "second",
+    "add", "sort", "tree", "node", "key", "while", "for", "in", "range",
+)  # fmt: skip
 
 
 class Whole:
