@@ -199,7 +199,7 @@ class Traffic:
     # ---- requests that are refused
 
     async def _bad_field(self) -> None:
-        wrong = self._random.choice((
+        wrong: dict[str, object] = self._random.choice((
             {"temperature": "hot"}, {"messages": 7}, {"max_tokens": -1}, {"n": 10**6}, {"model": f"m{self._number}"},
             {"messages": []}, {f"unknown_{self._number}": 1}, {"tools": [{}]}, {"top_p": 9}, {"stop": [1]},
         ))  # fmt: skip

@@ -75,7 +75,7 @@ class Whole:
 def running_whole(place: Path) -> Iterator[Whole]:
     """`tandem up`, for the time of the block."""
     (port,) = free_ports(1, "127.0.0.1", random.Random())
-    command = [sys.executable, "-m", "tandem.cli.main", "up", MODEL, "--port", str(port), "--decode", "2"]
+    command = [sys.executable, "-m", "tandem.cli.main", "up", "--model", MODEL, "--port", str(port), "--decode", "2"]
     command += ["--dtype", "float32", "--kv-cache-gib", "0.25", "--log-dir", str(place)]
     with (place / "up.log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as up:
         try:
