@@ -186,6 +186,7 @@ class Accounts:
                 "another process answers for the store of accounts: it is told the last %d settlements again",
                 num_settlements,
             )
+        self.settlements.forget_taken(may_be_lost=self._incarnation != "")
 
     def _renewal(self, held: Held) -> Renewal:
         usage = held.delivered()

@@ -27,7 +27,7 @@ from tandem.core.clock import Clock
 from tandem.core.errors import ConfigurationError
 
 MAX_UNWRITTEN = 100_000
-_REMEMBERED = 100_000  # charges that were settled
+_REMEMBERED = 10_000  # charges that were settled; the file knows the others
 _RETRY_S = 1.0
 
 _logger = logging.getLogger(__name__)

@@ -56,6 +56,11 @@ class Settlements:
         return len(self._waiting) + self._num_sending
 
     @property
+    def num_taken(self) -> int:
+        """That it can be told again."""
+        return len(self._taken)
+
+    @property
     def is_full(self) -> bool:
         return self.num_waiting >= MAX_WAITING
 
@@ -94,12 +99,18 @@ class Settlements:
 
     def tell_again(self) -> int:
         """Tell the store what it has taken lately; how many those are. What it still has it ignores."""
-        oldest_s = self._clock.now_s() - TOLD_AGAIN_S
-        settlements = [settlement for taken_s, settlement in self._taken if taken_s >= oldest_s]
+        self.forget_taken(may_be_lost=True)
+        settlements = [settlement for _, settlement in self._taken]
         self._taken.clear()
         for settlement in settlements:
             self.add(settlement)
         return len(settlements)
+
+    def forget_taken(self, *, may_be_lost: bool) -> None:
+        """What the store took longer ago than is told again; all, unless it may lose what it took."""
+        oldest_s = self._clock.now_s() - TOLD_AGAIN_S
+        while self._taken and (not may_be_lost or self._taken[0][0] < oldest_s):
+            self._taken.popleft()
 
     def _queue(self, item: _Item) -> None:
         self._waiting.append(item)

@@ -74,7 +74,7 @@ class Till(Protocol):
     async def spending(self, key_id: str) -> Spending: ...
 
     async def incarnation(self) -> str:
-        """Of the process that answers: once it is another, what was acknowledged lately may be lost."""
+        """Of the process that answers: once it is another, what was acknowledged lately may be lost. "": never."""
         ...
 
 

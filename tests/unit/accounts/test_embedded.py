@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tandem.accounts.accounts import Accounts
 from tandem.accounts.charge import Charge, ChargeSettlement, LedgerEntry
 from tandem.accounts.embedded import EmbeddedAccounts
 from tandem.accounts.errors import BudgetExhaustedError
 from tandem.accounts.key import AccountKey, KeyLimits
 from tandem.accounts.ledger_query import LedgerQuery
 from tandem.accounts.open import open_store
+from tandem.accounts.prices import Prices
 from tandem.accounts.redis_store import RedisAccounts
 from tandem.accounts.store import Spending
 from tandem.accounts.usage import Usage
@@ -127,3 +129,16 @@ def test_which_store_is_meant(tmp_path: Path) -> None:
     assert (tmp_path / "b.db").exists()
     with pytest.raises(ConfigurationError):
         open_store("redis://localhost:no", ManualClock())
+
+
+def test_a_store_that_is_this_process_is_never_told_again(tmp_path: Path) -> None:
+    async def run() -> None:
+        store, clock = EmbeddedAccounts(tmp_path / "a.db", ManualClock()), ManualClock()
+        accounts = Accounts(store, Prices(), clock)
+        accounts.start()
+        await asyncio.wait_for(accounts.settlements.add(settlement("1", 800)).wait(), 10)
+        await accounts.renew()
+        assert accounts.settlements.num_taken == 0
+        await accounts.close()
+
+    asyncio.run(run())

@@ -257,3 +257,23 @@ def test_what_was_taken_lately_can_be_told_again() -> None:
         await settlements.close()
 
     asyncio.run(run())
+
+
+def test_what_is_told_again_is_forgotten_when_it_is_old_or_can_not_be_lost() -> None:
+    """Regression: ten thousand settlements were kept for ever, also where the store is this process."""
+
+    async def run() -> None:
+        till, clock = FlakyTill(), ManualClock()
+        settlements = Settlements(till, None, clock)
+        settlements.start()
+        for number in range(3):
+            clock.advance(TOLD_AGAIN_S / 2 + 1)
+            settlements.add(settlement(number))
+            await until(settlements, 0)
+        settlements.forget_taken(may_be_lost=True)
+        assert settlements.num_taken == 2
+        settlements.forget_taken(may_be_lost=False)
+        assert settlements.num_taken == settlements.tell_again() == 0
+        await settlements.close()
+
+    asyncio.run(run())
