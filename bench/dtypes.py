@@ -18,12 +18,12 @@ import transformers
 
 from bench.load import prioritise
 from bench.report import Report, Row
-from tandem.attention.registry import create_backend
+from tandem.compute.backends import create_backend
+from tandem.compute.choose import choose_kernels
+from tandem.compute.native.build import default_cache_dir
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import TokenLogprobs
-from tandem.kernels.choose import choose_kernels
-from tandem.kernels.native.build import default_cache_dir
 from tandem.models.default_model import fetch_default_model
 from tandem.models.gguf.convert import converted
 from tandem.models.loader import load_model

@@ -21,8 +21,8 @@ from bench.dtypes import (
     transformers_logits,
     ways_to_serve,
 )
+from tandem.compute.native.bindings import unavailable_reason
 from tandem.core.errors import CheckpointError
-from tandem.kernels.native.bindings import unavailable_reason
 from tandem.text.tokenizer import Tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

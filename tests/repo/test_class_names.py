@@ -6,7 +6,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 GENERATED = ROOT / "tandem" / "rpc" / "v1"
-KNOWN = {"WantedTokens"}  # it may only shrink
 
 
 def test_public_class_names_are_unique() -> None:
@@ -16,6 +15,4 @@ def test_public_class_names_are_unique() -> None:
             for node in ast.parse(path.read_text(encoding="utf-8")).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    shared = {name: found for name, found in places.items() if len(found) > 1}
-    assert {name: found for name, found in shared.items() if name not in KNOWN} == {}
-    assert set(shared) >= KNOWN, f"unique by now; remove from KNOWN: {sorted(KNOWN - set(shared))}"
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

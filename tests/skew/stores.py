@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import tandem
-from tandem.accounts.charge import Charge, LedgerEntry, Renewal, Settlement
+from tandem.accounts.charge import Charge, ChargeSettlement, LedgerEntry, Renewal
 from tandem.accounts.embedded import EmbeddedAccounts
 from tandem.accounts.journal import Journal
 from tandem.accounts.key import AccountKey, KeyLimits
@@ -22,7 +22,7 @@ from tandem.accounts.redis_store import RedisAccounts
 from tandem.accounts.usage import Usage
 from tandem.core.clock import SystemClock
 from tandem.gateway.openai.responses.redis_store import RedisResponseStore
-from tandem.gateway.openai.responses.sealing import Sealer
+from tandem.gateway.openai.responses.sealing import ResponseSealer
 from tandem.gateway.openai.responses.store import StoredResponse
 from tandem.gateway.pin_book_redis import RedisPinBook
 
@@ -49,9 +49,9 @@ PIN = b"p" * 16
 TIMEOUT_S = 10.0
 
 
-def settlement_of(charge: Charge) -> Settlement:
+def settlement_of(charge: Charge) -> ChargeSettlement:
     entry = LedgerEntry(charge.charge_id, "r", KEY.key_id, KEY.tenant, "m", 86_400_000, MOST, 777, "done")
-    return Settlement(entry, KEY.limits.rates, charge.amounts, True, (1, 100, 20))
+    return ChargeSettlement(entry, KEY.limits.rates, charge.amounts, True, (1, 100, 20))
 
 
 async def write(store: Any) -> None:
@@ -97,7 +97,7 @@ async def accounts(folder: Path, redis: str) -> AsyncIterator[dict[str, Any]]:
 
 
 async def main(verb: str, folder: Path, redis: str) -> dict[str, Any]:
-    responses = RedisResponseStore(redis, Sealer([b"the key of stored responses"]), timeout_s=TIMEOUT_S)
+    responses = RedisResponseStore(redis, ResponseSealer([b"the key of stored responses"]), timeout_s=TIMEOUT_S)
     pins, journal = RedisPinBook(redis, TIMEOUT_S), Journal(folder / "journal")
     async with accounts(folder, redis) as stores:
         if verb == "write":
