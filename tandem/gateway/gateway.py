@@ -31,7 +31,7 @@ from tandem.gateway.settler import Settler
 from tandem.gateway.stalls import StallWatch
 from tandem.gateway.waiting_line import WaitingLine
 from tandem.rpc.client import ClientPool, RouterClient, WorkerClient
-from tandem.rpc.credentials import Credentials, ProcessRole
+from tandem.rpc.credentials import ProcessRole
 from tandem.telemetry.tracing import Tracing
 
 _logger = logging.getLogger(__name__)
@@ -42,7 +42,9 @@ class Gateway:
 
     def __init__(self, settings: GatewaySettings, model: ServedModel, clock: Clock, tracing: Tracing) -> None:
         self.incarnation, trace = secrets.token_hex(8), tracing.metadata
-        credentials = Credentials(settings.secret, ProcessRole.GATEWAY, incarnation=self.incarnation)
+        credentials = settings.credentials(
+            settings.secret, ProcessRole.GATEWAY, settings.router_addresses, incarnation=self.incarnation
+        )
         self._workers = ClientPool(partial(WorkerClient, credentials=credentials, metadata_source=trace))
         self._router_clients = ClientPool(partial(RouterClient, credentials=credentials, metadata_source=trace))
         self.routers = Routers(settings.router_addresses, self._router_clients, settings.router_timeout_s)

@@ -6,7 +6,7 @@ goes away the handler is cancelled, and its generator closed, before anything el
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Generic, NoReturn, Protocol, TypeVar
 
@@ -17,6 +17,7 @@ from tandem.rpc import methods
 from tandem.rpc.channel import SERVER_OPTIONS
 from tandem.rpc.context import incoming_traceparent
 from tandem.rpc.credentials import Credentials
+from tandem.rpc.encryption import add_port, check_caller
 from tandem.rpc.handlers import RouterHandler, WorkerHandler
 from tandem.rpc.methods import Method
 from tandem.rpc.protocols import SPOKEN, described
@@ -40,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 class _Context(Protocol):
     """What we use of `grpc.aio.ServicerContext`."""
+
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]: ...
 
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...] | None: ...
 
@@ -115,7 +118,7 @@ async def _serve(name: str, service: "_Service", bind: str, credentials: Credent
     for each, handlers in ((name, service.handlers), (methods.SESSION_SERVICE, opener.handlers)):
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(each, handlers),))
     try:
-        port = server.add_insecure_port(bind)
+        port = add_port(server, bind, credentials.tls)
     except RuntimeError as error:
         raise ConfigurationError(
             f"cannot listen on {bind}: it is taken or not an address of this machine; choose another"
@@ -124,6 +127,7 @@ async def _serve(name: str, service: "_Service", bind: str, credentials: Credent
     if not credentials.address:
         credentials = replace(credentials, address=running.address)
     service.sessions = opener.sessions = SessionTable(credentials)
+    opener.credentials = credentials
     await server.start()
     return running
 
@@ -132,6 +136,7 @@ class _Service:
     """The methods of one service, each wrapped in the same edge."""
 
     sessions: SessionTable
+    credentials: Credentials
 
     def __init__(self) -> None:
         self.handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
@@ -143,7 +148,9 @@ class _Service:
         async def serve(data: bytes, context: _Context) -> bytes:
             call = _Call(method, context)
             try:
-                return method.encode_answer(self.sessions.open(call.read(data)))
+                asked = call.read(data)
+                check_caller(context, asked.party.role, self.credentials)
+                return method.encode_answer(self.sessions.open(asked))
             except (Exception, asyncio.CancelledError) as error:  # NOTE: as below
                 await call.fail(error)
 

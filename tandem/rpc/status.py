@@ -37,6 +37,13 @@ TRACE_KEY = "traceparent"
 _CLASS_KEY = "tandem-error"
 _RETRY_KEY = "tandem-retry-after-s"
 _MAX_DETAIL_BYTES = 2000
+_MAX_REASON = 400
+# Words of gRPC, which has no code for what ends a connection.
+_REFUSED_TLS = ("handshake failed", "Hostname Verification Check failed", "verification check failed")
+_CUT_OFF = "Socket closed"
+_CUT_OFF_HINT = (
+    "; if it is alive, see its log: it may not accept this process's certificate, or only one of them uses TLS"
+)
 
 _CODES: dict[type[TandemError], grpc.StatusCode] = {
     InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -138,7 +145,13 @@ def _foreign(code: grpc.StatusCode, details: str, address: str, method: str, tim
             f"{address} does not answer {method}; this side speaks protocol {PROTOCOL_VERSION} of tandem.rpc.v1, so "
             "that one is of another version or not what it was taken for"
         )
-    return WorkerLostError(f"{where} was lost ({code.name}): {details}")
+    if any(sign in details for sign in _REFUSED_TLS):
+        return UntrustedPeerError(
+            f"TLS with {address} failed: {details[:_MAX_REASON]}; give every process of the deployment certificates of "
+            "its own role, signed by a CA in the others' ca.crt, or none to all"
+        )
+    hint = _CUT_OFF_HINT if _CUT_OFF in details else ""
+    return WorkerLostError(f"{where} was lost ({code.name}): {details}{hint}")
 
 
 def _text_entries(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:

@@ -4,6 +4,8 @@
 {{- define "tandem.env" -}}
 {{- include (printf "tandem.env.%s" .name) . | trim }}
 {{ include "tandem.clusterSecretEnv" .root }}
+- name: TANDEM_INSECURE
+  value: "true"
 - name: TANDEM_LOG_LEVEL
   value: {{ .root.Values.log.level }}
 - name: TANDEM_LOG_FORMAT

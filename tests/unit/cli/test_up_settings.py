@@ -12,8 +12,9 @@ from tandem.worker.settings import WorkerSettings
 
 # Between processes, and of clusters; `tandem up` decides them.
 NOT_OF_USERS = {
-    *("bind", "advertise", "worker_id", "routers", "workers", "metrics_port", "core_board"),
+    *("bind", "advertise", "worker_id", "routers", "workers", "metrics_port", "core_board", "kv_port"),
     *("discovery", "kubernetes_namespace", "kubernetes_selector"),
+    *("tls_dir", "insecure"),
 }
 
 
