@@ -1,8 +1,8 @@
 """What TLS between processes costs: time and processor time of a call, and of bytes over the tcp transport.
 
-    python -m bench.tls [--rounds 20] [--calls 200] [--mib 256] [--save]
+    python -m bench.tls [--rounds 150] [--calls 10] [--mib 32] [--save]
 
-With and without TLS in turn in one run, over loopback. Client and server of a call are in one process, so its processor
+With and without TLS in turn in one run, over loopback, in bursts that are short so that other work interrupts few. Client and server of a call are in one process, so its processor
 time is that of both ends; blocks are read from a process of their own.
 """
 
@@ -186,9 +186,9 @@ def _row(workload: str, system: str, metric: str, samples: list[float], unit: st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--calls", type=int, default=200)
-    parser.add_argument("--mib", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=150)
+    parser.add_argument("--calls", type=int, default=10)
+    parser.add_argument("--mib", type=int, default=32)
     parser.add_argument("--save", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

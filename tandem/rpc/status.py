@@ -40,10 +40,7 @@ _MAX_DETAIL_BYTES = 2000
 _MAX_REASON = 400
 # Words of gRPC, which has no code for what ends a connection.
 _REFUSED_TLS = ("handshake failed", "Hostname Verification Check failed", "verification check failed")
-_CUT_OFF = "Socket closed"
-_CUT_OFF_HINT = (
-    "; if it is alive, see its log: it may not accept this process's certificate, or only one of them uses TLS"
-)
+_CUT_OFF = ("failed to connect", "Socket closed")  # NOTE: not reset or refused, as by a process that has died
 
 _CODES: dict[type[TandemError], grpc.StatusCode] = {
     InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -150,8 +147,12 @@ def _foreign(code: grpc.StatusCode, details: str, address: str, method: str, tim
             f"TLS with {address} failed: {details[:_MAX_REASON]}; give every process of the deployment certificates of "
             "its own role, signed by a CA in the others' ca.crt, or none to all"
         )
-    hint = _CUT_OFF_HINT if _CUT_OFF in details else ""
-    return WorkerLostError(f"{where} was lost ({code.name}): {details}{hint}")
+    if all(sign in details for sign in _CUT_OFF):
+        return UntrustedPeerError(
+            f"{address} closed the connection while it was made: its log says why. It may not accept this process's "
+            "certificate, or only one of the two uses TLS"
+        )
+    return WorkerLostError(f"{where} was lost ({code.name}): {details}")
 
 
 def _text_entries(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
