@@ -3,6 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+SUPPLY := build/supply
 MODEL ?=
 PREFILL ?= 1
 DECODE ?= 1
@@ -10,9 +11,10 @@ PORT ?= 8000
 REDIS ?=
 BENCH ?= engine
 LOAD_URL ?=
+SEEDS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup proto run test test-all lint type arch fmt bench race load clients e2e-images e2e-kubernetes clean redis-server chart-tools browser model-checker
+.PHONY: help setup proto run test test-all lint type arch fmt lock audit sbom image-digests bench simulate race load clients e2e-images e2e-kubernetes clean redis-server chart-tools browser model-checker
 
 help: ## list the verbs
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -62,9 +64,10 @@ test: setup redis-server chart-tools browser model-checker ## every test that is
 test-all: setup redis-server chart-tools browser model-checker ## the slow tests too
 	$(BIN)/pytest $(ARGS)
 
-lint: setup ## style and formatting
+lint: setup ## style, formatting and language
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tools.prose
 
 type: setup ## strict types
 	$(BIN)/mypy
@@ -76,8 +79,30 @@ fmt: setup ## format in place
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# What only these verbs need is in an environment of its own.
+$(SUPPLY)/.ready: requirements/tools.lock
+	$(PYTHON) -m venv $(SUPPLY)
+	$(SUPPLY)/bin/pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r requirements/tools.lock
+	@touch $@
+
+lock: setup $(SUPPLY)/.ready ## hashed locks of what the images install, in requirements/: [ARGS="--upgrade"] [ARGS="--cpu-torch DIR"]
+	@$(BIN)/python -m tools.supply.lock $(ARGS)
+
+audit: setup $(SUPPLY)/.ready ## known vulnerabilities of the pinned versions: [ARGS="--advisories DIR"]
+	@$(BIN)/python -m tools.supply.audit $(ARGS)
+
+sbom: setup $(SUPPLY)/.ready ## software bill of materials of the virtual environment, in build/sbom.cdx.json
+	@$(SUPPLY)/bin/cyclonedx-py environment --output-reproducible --output-file build/sbom.cdx.json $(BIN)/python
+	@echo "build/sbom.cdx.json: CycloneDX, valid by its schema"
+
+image-digests: setup ## digests of the base images, from their registries into docker/base-images.env
+	@$(BIN)/python -m tools.supply.image_digests
+
 bench: setup ## BENCH=engine (default), gateway, constraints, disaggregation, transfer, pairing, locality, routing, planner or cancel_recovery; ARGS=--save keeps the JSON
 	$(BIN)/python -m bench.$(BENCH) $(ARGS)
+
+simulate: setup ## the protocol on a virtual clock, with faults by seed: [SEEDS=1000] [ARGS="--first 7 --seeds 1 --shrink"]
+	$(BIN)/python -m tandem.simulation --seeds $(SEEDS) $(ARGS)
 
 race: setup ## beside vLLM, OpenVINO and transformers, each in an environment of its own; goes on where it stopped: [ARGS="--only tandem,vllm --shape small"]
 	$(BIN)/python -m bench.race $(ARGS)

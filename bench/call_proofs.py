@@ -1,4 +1,4 @@
-"""What it costs that calls prove who sends them: processor time of a call with a proof, beside one with a fixed header.
+"""Cost of proving who sends a call: processor time of a call with a proof, beside one with a fixed header.
 
     python -m bench.call_proofs [--rounds 40] [--calls 200] [--save]
 
@@ -20,6 +20,7 @@ import grpc
 
 from bench.instant_backend import AS_GATEWAY, AS_ROUTER
 from bench.report import Report, Row
+from tandem.core.scope import UNSCOPED
 from tandem.rpc import methods
 from tandem.rpc.channel import CLIENT_OPTIONS, SERVER_OPTIONS
 from tandem.rpc.client import RouterClient
@@ -101,7 +102,13 @@ async def measure(num_rounds: int, num_calls: int) -> list[Row]:
             "proof": await opened.enter_async_context(proven()),
         }
         for num_tokens in PROMPTS:
-            call = PairCall(request_id="r", model="m", token_ids=array("I", range(num_tokens)), num_expected_output=1)
+            call = PairCall(
+                request_id="r",
+                model="m",
+                token_ids=array("I", range(num_tokens)),
+                num_expected_output=1,
+                scope=UNSCOPED,
+            )
             samples: dict[str, list[float]] = {name: [] for name in kinds}
             for ask in kinds.values():
                 await cpu_us(ask, call, num_calls)

@@ -32,8 +32,24 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 
 
+EXPERT_SHAPES: dict[str, dict[str, int]] = {
+    "experts-1.2b": {  # the proportions of Qwen3-30B-A3B at half its width and a sixth of its depth
+        "hidden_size": 1024,
+        "moe_intermediate_size": 384,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "vocab_size": 32768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+    },
+}
+
+
 def random_checkpoint(shape: str) -> Path:
-    """A bfloat16 Qwen3 checkpoint of that shape, with the demo's tokenizer; made on first use, seeded."""
+    """A bfloat16 checkpoint of Qwen3 or, of `EXPERT_SHAPES`, Qwen3-MoE, with the demo's tokenizer; made once."""
     cache = Path(os.environ.get("TANDEM_CACHE_DIR", Path.home() / ".cache" / "tandem"))
     path = cache / "bench" / shape
     if not (path / "complete").exists():
@@ -45,18 +61,21 @@ def random_checkpoint(shape: str) -> Path:
 
 def _make(shape: str, path: Path) -> None:
     torch.manual_seed(0)
-    sizes: dict[str, Any] = dict(SHAPES[shape])
-    config = transformers.Qwen3Config(
-        **sizes,
-        tie_word_embeddings=True,
-        max_position_embeddings=40960,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-        bos_token_id=None,
-        eos_token_id=0,
-    )
+    options: dict[str, Any] = {
+        **(SHAPES | EXPERT_SHAPES)[shape],
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 40960,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        "bos_token_id": None,
+        "eos_token_id": 0,
+    }
     torch.set_default_dtype(torch.bfloat16)
     try:
-        model = transformers.Qwen3ForCausalLM(config)
+        if shape in SHAPES:
+            model: Any = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**options))
+        else:
+            config = transformers.Qwen3MoeConfig(norm_topk_prob=True, **options)
+            model = transformers.Qwen3MoeForCausalLM(config)
     finally:
         torch.set_default_dtype(torch.float32)
     model.save_pretrained(path)

@@ -24,6 +24,7 @@ from bench.report import Report, Row
 from bench.router_fleet import SPEED, reported
 from tandem.core.clock import ManualClock
 from tandem.core.events import BlockRemoved, BlockStored
+from tandem.core.scope import UNSCOPED
 from tandem.locality.base import PublishResult
 from tandem.locality.embedded import EmbeddedIndex
 from tandem.routing.admission import Limits
@@ -138,7 +139,9 @@ class Churn:
     async def _pair(self) -> None:
         self._num_asked += 1
         tokens = array("I", self._random.randbytes(4 * PROMPT_TOKENS))
-        call = PairCall(request_id=str(self._num_asked), model="m", token_ids=tokens, num_expected_output=200)
+        call = PairCall(
+            request_id=str(self._num_asked), model="m", token_ids=tokens, num_expected_output=200, scope=UNSCOPED
+        )
         await self._router.pair(call)
         if self._num_asked % 10:
             await self._router.settle(Settlement(request_id=call.request_id, ttft_ms=200.0))

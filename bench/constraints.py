@@ -1,4 +1,4 @@
-"""What holding answers to a grammar costs a step: batches of free and of constrained rows take turns on one engine.
+"""Cost of grammars in a step: batches of free and of constrained rows take turns on one engine.
 
 The vocabulary is as wide as Qwen3's and made of random words, since no tokenizer of that size comes with us. Rows
 are decoding all the time: grammars that go on for longer than the run. `mask wait` is what a step spent waiting for its

@@ -1,4 +1,4 @@
-"""What disaggregation costs and moves: real processes behind the real gateway, loaded over HTTP.
+"""Cost and traffic of disaggregation: real processes behind the real gateway, loaded over HTTP.
 
     python -m bench.disaggregation [--shape small] [--lengths 512,2048,8192,32768] [--rounds 3] [--save]
 
@@ -109,7 +109,7 @@ class Client:
         return str(answer.headers["x-request-id"])
 
     async def timeline(self, request_id: str) -> list[dict[str, Any]]:
-        """Where its time went."""
+        """Stages of its timeline."""
         answer = await self._http.get(f"/admin/requests/{request_id}")
         answer.raise_for_status()
         stages: list[dict[str, Any]] = answer.json()["stages"]
@@ -142,7 +142,7 @@ class Moved:
 
 
 def moved(stages: Sequence[dict[str, Any]]) -> Moved:
-    """What a timeline says of it."""
+    """Figures read from its timeline."""
     transfers = [stage for stage in stages if stage["name"] == "transfer"]
     firsts = [stage["start_s"] for stage in stages if stage["name"] == "first token"]
     last_s = max(stage["start_s"] + stage["duration_s"] for stage in transfers)

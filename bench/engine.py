@@ -63,7 +63,7 @@ WORKLOADS = (
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """What one run of a workload took."""
+    """Times of one run of a workload."""
 
     wall_s: float
     num_prompt_tokens: int

@@ -1,4 +1,4 @@
-"""What the hardware could do at best, measured in the same minute and with the same threads as the systems."""
+"""Hardware floors: the best possible rates, measured in the same minute and with the same threads as the systems."""
 
 import functools
 import statistics

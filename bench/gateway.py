@@ -28,6 +28,7 @@ from bench.load import ForeignLoad, prioritise
 from bench.report import Report, Row
 from tandem.core.clock import SystemClock
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.scope import UNSCOPED
 from tandem.loadtest.http_client import HttpClient, WholeAnswer
 from tandem.rpc.client import RouterClient, WorkerClient
 from tandem.rpc.messages import GenerateCall, PairCall
@@ -141,11 +142,13 @@ async def one_by_one(system: System, body: bytes, token_ids: Sequence[int], num_
     client = HttpClient(system.url, {}, SystemClock())
     router = RouterClient(system.router, AS_GATEWAY)
     through, direct = [], []
-    pair = PairCall(request_id="bench", model=NAME, token_ids=tuple(token_ids), num_expected_output=WHOLE_TOKENS)
+    pair = PairCall(
+        request_id="bench", model=NAME, token_ids=tuple(token_ids), num_expected_output=WHOLE_TOKENS, scope=UNSCOPED
+    )
     answer = await router.pair(pair)
     worker = WorkerClient(answer.decode.address, AS_GATEWAY)
     params = SamplingParams(max_tokens=WHOLE_TOKENS, seed=1)
-    call = GenerateCall(request_id="bench", prompt_token_ids=tuple(token_ids), params=params)
+    call = GenerateCall(request_id="bench", prompt_token_ids=tuple(token_ids), params=params, scope=UNSCOPED)
     try:
         for _ in range(num_requests):
             started_s = time.perf_counter()
@@ -243,7 +246,7 @@ def measure_hang_ups(num_times: int = 100) -> list[Row]:
 
 
 def measure_memory(num_requests: int) -> list[Row]:
-    """How much the gateway grows from the first tenth of the requests to the last."""
+    """Growth of the gateway's memory from the first tenth of the requests to the last."""
     ids = bodies()[2]
     with running(WHOLE_TOKENS, WHOLE_TOKENS) as system:
         load, sizes = ForeignLoad(), []

@@ -126,8 +126,8 @@ class HangingWorker(InstantWorker):
 
     async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateNews]:
         try:
-            async for news in super().generate(call):
-                yield news
+            async for update in super().generate(call):
+                yield update
                 await asyncio.Event().wait()
         finally:
             self.gone_s.append(time.monotonic())

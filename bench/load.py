@@ -1,4 +1,4 @@
-"""Who else used the processor during a measurement: shared machines are noisy, and a row should say how noisy."""
+"""Foreign load: processor time that others used during a measurement, reported with each row."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""How fast and how small the locality index is, embedded and in a real redis-server on this machine.
+"""Benchmark of the locality index: speed and size, embedded and in a real redis-server on this machine.
 
 A fleet of workers holds chains that share a system prompt; questions are a 12k-token prompt each (750 blocks of 16).
 With --trace, replays a trace's `hash_ids` as one worker with an infinite cache: the share of all blocks, over requests
@@ -50,7 +50,7 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Who holds what: everybody the system prompt and one whole popular prompt, and each worker chains of its own."""
+    """Holders of blocks: all hold the system prompt and one whole popular prompt, and each holds chains of its own."""
 
     num_workers: int
     num_block_replicas: int

@@ -1,4 +1,4 @@
-"""What the router takes to pair a request as fleet and index grow: hashing, the index, the decision, a worker's report.
+"""Benchmark of pairing as fleet and index grow: hashing, the index, the decision, a worker's report.
 
     python -m bench.pairing [--workers 64 1024] [--replicas 1000000] [--prompt-tokens 12000] [--large] [--save]
 
@@ -88,7 +88,7 @@ def _pairing_rows(system: System, fleet: RouterFleet, num_asked: int) -> Iterato
 
 
 def _report_rows(fleet: RouterFleet) -> Iterator[Row]:
-    """What the router spends on a worker's news."""
+    """Processor time of the router for one report of a worker."""
     for part, samples in fleet.reports(ROUNDS).items():
         yield Row(fleet.size.label, "router", f"report, {part}", statistics.median(samples), "us", None, None, samples)
     samples = asyncio.run(fleet.streamed_reports(ROUNDS))

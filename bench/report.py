@@ -1,4 +1,4 @@
-"""What a benchmark run leaves behind: rows, and the circumstances without which a number means nothing."""
+"""Report of a benchmark run: rows, and the circumstances without which a number means nothing."""
 
 import datetime
 import json

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import ConfigurationError
+from tandem.core.scope import UNSCOPED
 from tandem.locality.base import LocalityIndex
 from tandem.routing.admission import Limits
 from tandem.routing.calibration import Calibration
@@ -44,7 +45,7 @@ MODEL = ModelInfo(name="m", fingerprint="f", max_model_len=1 << 17, vocab_size=1
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much there is to weigh."""
+    """Size of the fleet and the index."""
 
     num_workers: int
     num_replicas: int
@@ -87,10 +88,10 @@ class RouterFleet:
         """Half of the prompts begin alike, and that beginning everybody holds; of each prompt eight hold more."""
         prompts: dict[str, list[Sequence[bytes]]] = {name: [] for name in self._names}
         for prompt in self._prompts:
-            hashes = self._hasher.hashes(self._chain, prompt)
+            hashes = self._hasher.hashes(self._chain, prompt, UNSCOPED)
             for name in self._random.sample(self._names, NUM_HOLDERS):
                 prompts[name].append(hashes[: self._random.choice([len(hashes), len(hashes) // 2, 80])])
-        shared = self._hasher.hashes(self._chain, self._prompts[-1])[:SHARED_BLOCKS]
+        shared = self._hasher.hashes(self._chain, self._prompts[-1], UNSCOPED)[:SHARED_BLOCKS]
         num_least = sum(len(blocks) for held in prompts.values() for blocks in held) + len(shared) * len(self._names)
         if num_least > self.size.num_replicas:
             raise ConfigurationError(f"{self.size.label}: the prompts alone are {num_least:,} replicas; ask for more")
@@ -152,7 +153,7 @@ class RouterFleet:
         """Microseconds of processor time of one report through a stream, worker's and router's side together."""
         worker = _Reporter(self._status(1))
         server = await serve_worker(worker, "127.0.0.1:0", AS_WORKER)  # type: ignore[arg-type]
-        client = WorkerClient(server.address, AS_GATEWAY)
+        client = WorkerClient(server.address, AS_ROUTER)
         samples = []
         for _ in range(rounds):
             began_s = time.process_time()
@@ -166,9 +167,9 @@ class RouterFleet:
     async def _time_parts(self, number: int, parts: dict[str, list[float]]) -> None:
         fresh, tokens = self._tokens(self.size.num_prompt_tokens), self._prompts[number % NUM_PROMPTS]
         times_s = [time.perf_counter()]
-        self._stranger.hashes(self._chain, fresh)
+        self._stranger.hashes(self._chain, fresh, UNSCOPED)
         times_s.append(time.perf_counter())
-        hashes = self._hasher.hashes(self._chain, tokens)
+        hashes = self._hasher.hashes(self._chain, tokens, UNSCOPED)
         times_s.append(time.perf_counter())
         leading = await self._lookup.leading_blocks(hashes)
         times_s.append(time.perf_counter())
@@ -186,7 +187,7 @@ class RouterFleet:
 
     def _call(self, request_id: str) -> PairCall:
         tokens = self._prompts[int(request_id) % NUM_PROMPTS]
-        return PairCall(request_id=request_id, model="m", token_ids=tokens, num_expected_output=200)
+        return PairCall(request_id=request_id, model="m", token_ids=tokens, num_expected_output=200, scope=UNSCOPED)
 
     def _tokens(self, count: int) -> "array[int]":
         """As the wire brings them."""

@@ -57,7 +57,7 @@ NUM_LAYERS, HIDDEN_SIZE, KV_BYTES_PER_TOKEN, NUM_WEIGHTS = 80, 8192, 327_680, 70
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is assumed of the cluster: a 70B dense model in 16 bits, KV of 8 heads of 128 in each of 80 layers."""
+    """Assumptions about the cluster: a 70B dense model in 16 bits, KV of 8 heads of 128 in each of 80 layers."""
 
     num_workers: int
     effective_flops: float
@@ -76,7 +76,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What the router sees. interval_s: between reports (0: before every decision). Cached blocks likewise.
+    """Knowledge of the router. interval_s: between reports (0: before every decision). Cached blocks likewise.
 
     index_delay_s: from a block's completion to its appearance in the index; None: known when it is queued.
     """
@@ -224,7 +224,7 @@ class Replay:
         )
 
     def _serve(self, request: TraceRequest, answer: Pairing, worker: PrefillWorker) -> None:
-        """What really happens: the worker uses what it will hold by then, and a fetch waits until its source has it."""
+        """The true course: the worker uses what it will hold by then, and a fetch waits until its source has it."""
         now_s = start_s = request.arrival_s
         num_cached = worker.leading_blocks(request.block_ids, FOREVER_S / 2)
         if answer.fetch_from_id is not None:

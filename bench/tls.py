@@ -2,8 +2,9 @@
 
     python -m bench.tls [--rounds 150] [--calls 10] [--mib 32] [--save]
 
-With and without TLS in turn in one run, over loopback, in bursts that are short so that other work interrupts few. Client and server of a call are in one process, so its processor
-time is that of both ends; blocks are read from a process of their own.
+With and without TLS in turn in one run, over loopback, in bursts that are short so that other work interrupts few.
+Client and server of a call are in one process, so its processor time is that of both ends; blocks are read from a
+process of their own.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import numpy as np
 from bench.call_proofs import PROMPTS, ImmediateRouter
 from bench.instant_backend import AS_GATEWAY, AS_ROUTER
 from bench.report import Report, Row
+from tandem.core.scope import UNSCOPED
 from tandem.rpc.client import RouterClient
 from tandem.rpc.credentials import Credentials, certified_role
 from tandem.rpc.messages import PairCall, PairingAnswer
@@ -69,7 +71,8 @@ async def measure_calls(directory: Path, num_rounds: int, num_calls: int) -> lis
             zip(KINDS, [await opened.enter_async_context(asked(each)) for each in (None, directory)], strict=True)
         )
         for num_tokens in PROMPTS:
-            call = PairCall(request_id="r", model="m", token_ids=array("I", range(num_tokens)), num_expected_output=1)
+            token_ids = array("I", range(num_tokens))
+            call = PairCall(request_id="r", model="m", token_ids=token_ids, scope=UNSCOPED, num_expected_output=1)
             found: dict[str, list[tuple[float, float]]] = {name: [] for name in KINDS}
             for number in range(num_rounds + 1):
                 for name in sorted(KINDS, reverse=bool(number % 2)):

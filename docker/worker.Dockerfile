@@ -3,18 +3,15 @@
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
 FROM ${BASE_IMAGE} AS dependencies
-ARG EXTRAS=worker,nixl
+ARG LOCK=requirements/worker.lock
 ENV PIP_CACHE_DIR=/var/cache/pip PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
-COPY constraints.txt pyproject.toml ./
-COPY tandem/__init__.py tandem/
+COPY requirements requirements/
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=cache,target=/var/cache/pip \
-    touch README.md LICENSE \
-    && python3 -m venv /opt/build \
+    python3 -m venv /opt/build \
     && python3 -m venv --without-pip /opt/venv \
-    && /opt/build/bin/pip install -c constraints.txt grpcio-tools \
-    && /opt/build/bin/pip --python /opt/venv/bin/python3 install -c constraints.txt ".[${EXTRAS}]" \
-    && /opt/build/bin/pip --python /opt/venv/bin/python3 uninstall --yes tandem
+    && /opt/build/bin/pip install --require-hashes --only-binary :all: -r requirements/build.lock \
+    && /opt/build/bin/pip --python /opt/venv/bin/python3 install --require-hashes --only-binary :all: -r "${LOCK}"
 # What the wheels carry and serving never loads: torch's tests and C++ headers, NIXL's expert-parallel CUDA kernels.
 RUN rm -rf /opt/venv/lib/python3*/site-packages/torch/test \
            /opt/venv/lib/python3*/site-packages/torch/include \
@@ -39,13 +36,24 @@ RUN g++ --version > /opt/kernels/prebuilt-cxx.version \
        /opt/venv/bin/python3 -m tandem.kernels.native.build
 
 FROM dependencies AS application
-COPY LICENSE README.md ./
+# A release names its base image by digest: a tag may be moved to another image.
+ARG BASE_IMAGE
+ARG VERSION=dev
+RUN case "${VERSION} ${BASE_IMAGE}" in \
+      "dev "* | *" "*@sha256:*) ;; \
+      *) echo "VERSION=${VERSION} is a release, BASE_IMAGE=${BASE_IMAGE} has no digest: make image-digests" >&2; exit 1 ;; \
+    esac
+COPY LICENSE README.md pyproject.toml ./
 COPY proto proto/
 COPY services services/
 COPY tandem tandem/
-RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=cache,target=/var/cache/pip \
-    /opt/build/bin/python3 -m tandem.rpc.compile \
-    && /opt/build/bin/pip --python /opt/venv/bin/python3 install --no-deps --target /opt/tandem .
+# Nothing is fetched here: setuptools, too, is of the lock.
+RUN /opt/build/bin/python3 -m tandem.rpc.compile \
+    && /opt/build/bin/pip wheel --no-index --no-deps --no-build-isolation --wheel-dir dist . \
+    && /opt/build/bin/pip --python /opt/venv/bin/python3 install \
+       --no-index --no-deps --target /opt/tandem dist/*.whl \
+    && PYTHONPATH=/opt/tandem /opt/build/bin/cyclonedx-py environment --output-reproducible \
+       --output-file /opt/tandem/sbom.cdx.json /opt/venv/bin/python3
 
 FROM ${BASE_IMAGE}
 # Debian packages of the running image, besides the C compiler that Triton needs where torch is for GPUs.

@@ -166,7 +166,7 @@ def mine_corpus() -> Corpus:
 
 
 def corpus_origin() -> str:
-    """Which Python the corpus came from, for the model card."""
+    """Version of the Python that the corpus came from, for the model card."""
     return f"CPython {platform.python_version()} standard library"
 
 

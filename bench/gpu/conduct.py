@@ -40,7 +40,7 @@ def conduct(parts: Sequence[Part], setting: Setting, folder: Path, deadline_s: f
 
 
 def _run(part: Part, setting: Setting, folder: Path, limit_s: float) -> str | None:
-    """What went wrong, None = nothing. Standard output is the caller's; both streams are kept in the log."""
+    """The error, None = none. Standard output is the caller's; both streams are kept in the log."""
     print(f"== {part.label} (at most {limit_s:.0f} s)", flush=True)
     command = [sys.executable, "-u", "-m", "bench.gpu", "--part", part.label, "--out", str(folder)]
     command += ["--backend", setting.backend, *(["--dry-run"] if setting.is_dry else [])]

@@ -1,4 +1,4 @@
-"""What the device could do at best, and stopwatches that wait for it.
+"""Floors of the device: the best possible rates, and stopwatches that wait for it.
 
 The floors: a large copy, counting bytes read and written, and a large matrix product of random numbers.
 """

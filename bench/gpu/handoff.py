@@ -44,7 +44,7 @@ Read = Callable[[Blocks, Blocks], Callable[[], None]]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One hand-off. `pulled_s`: from the first block's news to the last byte."""
+    """One hand-off. `pulled_s`: from the first block's event to the last byte."""
 
     ttft_s: float
     pulled_s: float
@@ -134,9 +134,9 @@ def hand_off(stack: Stack, source: Connection, read: Read, prompt: list[int]) ->
     """One prompt: computed there, decoded here."""
     reserved: list[KVReserved] = []
 
-    def hear(news: KVNews) -> None:
-        if isinstance(news, KVReserved):
-            reserved.append(news)
+    def hear(event: KVNews) -> None:
+        if isinstance(event, KVReserved):
+            reserved.append(event)
 
     engine = stack.engine
     engine.on_kv_news = hear
@@ -161,8 +161,8 @@ def hand_off(stack: Stack, source: Connection, read: Read, prompt: list[int]) ->
         _drain(source)
         raise
     finally:
-        for news in reserved:
-            engine.kv.drop(news.fetch_id)
+        for event in reserved:
+            engine.kv.drop(event.fetch_id)
     return Sample(
         ttft_s=first.sent_s - started_s,
         pulled_s=done_s - first_block_s,
@@ -176,35 +176,35 @@ def hand_off(stack: Stack, source: Connection, read: Read, prompt: list[int]) ->
 def _pull(source: Connection, read: Read, local: Blocks) -> tuple[list[tuple[int, int]], float, Answered]:
     """Reads every chunk as it is told of; returns when all is here and the first token is known."""
     waits, pairs, first_block_s = [], [], 0.0
-    while not isinstance(news := _receive(source, ANSWER_S), Answered):
-        assert isinstance(news, Computed)
-        first_block_s = first_block_s or news.sent_s
-        targets = local[news.first_index : news.first_index + len(news.block_ids)]
-        chunk = list(zip(news.block_ids, targets, strict=False))
+    while not isinstance(event := _receive(source, ANSWER_S), Answered):
+        assert isinstance(event, Computed)
+        first_block_s = first_block_s or event.sent_s
+        targets = local[event.first_index : event.first_index + len(event.block_ids)]
+        chunk = list(zip(event.block_ids, targets, strict=False))
         waits.append(read([remote for remote, _ in chunk], [block for _, block in chunk]))
         pairs += chunk
     for wait in waits:
         wait()
-    return pairs, first_block_s, news
+    return pairs, first_block_s, event
 
 
 def _alone(source: Connection, prompt: list[int]) -> list[int]:
-    """What the source's engine answers by itself."""
+    """Answer of the source's engine by itself."""
     source.send(Prefill(prompt, NEW_TOKENS))
-    while not isinstance(news := _receive(source, ANSWER_S), Answered):
+    while not isinstance(event := _receive(source, ANSWER_S), Answered):
         pass
-    return news.token_ids
+    return event.token_ids
 
 
 def _sums(source: Connection, block_ids: tuple[int, ...]) -> tuple[int, ...]:
     source.send(Sums(block_ids))
-    news = _receive(source, ANSWER_S)
-    assert isinstance(news, Sums)
-    return news.values
+    event = _receive(source, ANSWER_S)
+    assert isinstance(event, Sums)
+    return event.values
 
 
 def _drain(source: Connection) -> None:
-    """What is still said of a hand-off that failed, so that the next one hears only its own."""
+    """Drops late messages of a hand-off that failed, so that the next one reads only its own."""
     while source.poll(DRAIN_S):
         source.recv()
 

@@ -1,4 +1,4 @@
-"""Where the source's process begins: it makes up for missing packages before anything of the engine is imported."""
+"""Entry point of the source's process: supplies missing packages before anything of the engine is imported."""
 
 from importlib import import_module
 from multiprocessing.connection import Connection

@@ -28,7 +28,7 @@ def serve(connection: Connection, setting: Setting, name: str, length: int, chun
     transports, refused = open_transports(stack)
     cards = {key: transport.card() for key, transport in transports.items()}
     connection.send(Hello(stack.arena.pages, cards, refused))
-    stack.engine.on_kv_news = lambda news: _tell(connection, news)
+    stack.engine.on_kv_news = lambda event: _tell(connection, event)
     try:
         while True:
             _answer(connection, stack, connection.recv())
@@ -63,9 +63,9 @@ def open_transports(stack: Stack) -> tuple[dict[str, KVTransport], dict[str, str
         return {}, {"nixl": str(error)}
 
 
-def _tell(connection: Connection, news: KVNews) -> None:
-    if isinstance(news, KVComputed):
-        (group,) = news.groups
+def _tell(connection: Connection, event: KVNews) -> None:
+    if isinstance(event, KVComputed):
+        (group,) = event.groups
         connection.send(Computed(group.first_index, group.block_ids, time.monotonic()))
 
 

@@ -1,4 +1,4 @@
-"""What the two processes of a hand-off tell each other, over a pipe. Times are of the machine's monotonic clock."""
+"""Messages of the two processes of a hand-off over a pipe. Times are of the machine's monotonic clock."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ BLOCKS_AT_ONCE = 64  # summed together: their words as int64 and the products ta
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The source's pages, for whoever can map them, and its cards by transport; `refused`: why others have none."""
+    """The source's pages, for processes that can map them, and cards by transport; `refused`: why others have none."""
 
     pages: torch.Tensor
     cards: dict[str, bytes]

@@ -1,4 +1,4 @@
-"""What a machine has: GPU, versions, and which optional packages are missing.
+"""Facts of a machine: GPU, versions, and missing optional packages.
 
 Machines with a GPU may be beyond any package index, so what is missing is reported and done without.
 """

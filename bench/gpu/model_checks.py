@@ -153,7 +153,7 @@ def _check_engine(setting: Setting, results: SectionResults, name: str) -> None:
 
 
 def prompt_logprobs(stack: Stack, prompt: list[int]) -> torch.Tensor:
-    """What the model says of each prompt token after the first."""
+    """Log-probabilities of each prompt token after the first."""
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, prompt_logprobs=0)
     stack.engine.add_request(prompt, params)
     while stack.engine.has_work:

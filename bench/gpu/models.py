@@ -105,7 +105,7 @@ class RandomModel:
 
 
 def fields_of(name: str, *, is_dry: bool) -> dict[str, Any]:
-    """What its `config.json` says."""
+    """Its `config.json`."""
     return FIELDS[name] | (_DRY if is_dry else {})
 
 
@@ -117,7 +117,7 @@ def random_model(setting: Setting, name: str, max_model_len: int) -> RandomModel
 
 
 def spec_of(fields: dict[str, Any], max_model_len: int, dtype: str, fingerprint: str) -> ModelSpec:
-    """What the loader makes of such a `config.json`."""
+    """Spec that the loader makes of such a `config.json`."""
     read = Fields(fields, "config.json")
     spec = find_family(read).read_model(read)
     return limit_length(replace(spec, dtype=dtype, fingerprint=fingerprint), max_model_len)

@@ -1,4 +1,4 @@
-"""What one section found, on disk from the moment it is known.
+"""Results of one section, on disk from the moment they are known.
 
 Invariant: the file is whole at any time. The parts of a section write one after the other, so none overwrites another.
 """
@@ -38,7 +38,7 @@ class SectionResults:
             self._found = json.loads(self._path.read_text())
 
     def describe(self, machine: Mapping[str, Any]) -> None:
-        """Where this ran."""
+        """Machine that this ran on."""
         self._found["machine"] = dict(machine)
         self._write()
 
@@ -64,7 +64,7 @@ class SectionResults:
 
     @contextmanager
     def guarded(self, what: str) -> Iterator[None]:
-        """What goes wrong inside is a result too, and what follows goes on."""
+        """Errors inside are recorded as a result, and the run goes on."""
         started_s = time.perf_counter()
         try:
             yield

@@ -29,7 +29,7 @@ class Part:
         return "/".join(filter(None, (self.section, self.name, self.model)))
 
     def load(self) -> Callable[..., Any]:
-        """What runs it: `(setting, results)`, and the model's name where it has one."""
+        """Function that runs it: `(setting, results)`, and the model's name where it has one."""
         stand_in_for_missing()
         module, _, function = self.function.partition(":")
         found: Callable[..., Any] = getattr(import_module(f"bench.gpu.{module}"), function)

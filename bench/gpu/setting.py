@@ -1,4 +1,4 @@
-"""What every part of a run is told: where to compute, and whether it is only a rehearsal."""
+"""Setting of a run: the device to compute on, and whether the run is only a rehearsal."""
 
 from dataclasses import dataclass
 

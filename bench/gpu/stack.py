@@ -76,7 +76,7 @@ class WatchedRunner(ModelRunner):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an engine is built for. `kv_bytes`: None = what the device has to spare."""
+    """Parameters that an engine is built for. `kv_bytes`: None = what the device has to spare."""
 
     max_model_len: int
     max_num_running: int
@@ -179,8 +179,8 @@ def fill_with_noise(arena: Arena, dtype: str) -> None:
 
 def start_decodes(stack: Stack, count: int, num_tokens: int, max_new_tokens: int) -> list[str]:
     """Requests of `num_tokens` tokens whose KV is whatever the arena holds; each step decodes all. Their ids."""
-    news: list[KVNews] = []
-    stack.engine.on_kv_news = news.append
+    events: list[KVNews] = []
+    stack.engine.on_kv_news = events.append
     params = SamplingParams(temperature=0.0, max_tokens=max_new_tokens, ignore_eos=True)
     vocab_size = stack.model.spec.vocab_size
     ids = [
@@ -190,7 +190,7 @@ def start_decodes(stack: Stack, count: int, num_tokens: int, max_new_tokens: int
         for index in range(count)
     ]
     stack.engine.step()
-    reserved = [item for item in news if isinstance(item, KVReserved)]
+    reserved = [item for item in events if isinstance(item, KVReserved)]
     assert len(reserved) == count, f"{len(reserved)} of {count} requests found blocks"
     for item in reserved:
         stack.engine.accept_token(item.request_id, SampledToken(5))

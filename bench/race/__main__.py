@@ -117,13 +117,13 @@ def _systems(directory: Path, options: argparse.Namespace) -> list[System]:
 
 
 def settings_of(system: str, options: argparse.Namespace, cpus: Sequence[int]) -> dict[str, object]:
-    """What that system is run with, as it was asked for: a run with other settings is another one."""
+    """Settings that the system is run with, as asked for: a run with other settings is another one."""
     own = {"dtype": options.peers_dtype or "fastest"} if is_peer(system) else {"flags": options.tandem_flags.split()}
     return {**own, "cpus": list(cpus)}
 
 
 def _chosen(flag: str, text: str, there: Mapping[str, _One]) -> list[_One]:
-    """What `text` names, in its order; all, if it names nothing."""
+    """Items that `text` names, in its order; all, if it names nothing."""
     names = list(dict.fromkeys(name for name in text.split(",") if name))
     for name in names:
         if name not in there:
@@ -137,7 +137,7 @@ def _cpus(text: str) -> tuple[int, ...]:
 
 
 def _settle(cpus: Sequence[int]) -> None:
-    """Own session, preferred, on these cores; ended with whoever started us, since its Ctrl-C no longer reaches us.
+    """Own session, preferred, on these cores; ended with the process that started us, whose Ctrl-C does not reach us.
 
     Every way to be ended is a Ctrl-C, so that the system that runs ends too.
     """

@@ -1,4 +1,4 @@
-"""What the race is meant to show, and whether it does: each aim with the figure that was reached. Pure."""
+"""Aims of the race, each with the figure that was reached. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Aim:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of an aim. `reached` None: it could not be measured."""
+    """Result for an aim. `reached` None: it could not be measured."""
 
     aim: Aim
     reached: float | None

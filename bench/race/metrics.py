@@ -12,7 +12,7 @@ class Metric:
     is_rate: bool = False
 
     def better_by(self, ours: float, theirs: float) -> float:
-        """How many times better ours is: above 1 we are ahead."""
+        """Factor by which ours is better: above 1 we are ahead."""
         return ours / theirs if self.is_rate else theirs / ours
 
 

@@ -60,7 +60,7 @@ class Tandem:
         return {"ignore_eos": True, "return_token_ids": True}
 
     def command(self, checkpoint: Path, port: int) -> list[str]:
-        """What starts it."""
+        """Command that starts it."""
         command = [sys.executable, "-m", "tandem.cli.main", "up", "--model", str(checkpoint), "--port", str(port)]
         command += ["--served-model-name", _MODEL, "--prefill", str(self.num_prefill), "--decode", "1", "--quiet"]
         return [*command, *FLAGS, *self.flags]

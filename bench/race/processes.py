@@ -1,4 +1,4 @@
-"""What a system's processes cost: processor time and peak memory of whole trees, from /proc.
+"""Processor time and peak memory of a system's whole process trees, from /proc.
 
 A page that several processes of a tree share counts once: memory of nobody's file proportionally (PSS), and of a file
 what that process holds of it that holds most, since another system may hold the same file. Never touches a process that
@@ -44,7 +44,7 @@ class ProcessTrees:
                 Path(f"/proc/{pid}/clear_refs").write_text(_RESET_PEAK)
 
     def peak_bytes(self) -> int:
-        """What they hold now, and for each process what its resident memory has shrunk by since its peak.
+        """Memory they hold now, and for each process what its resident memory has shrunk by since its peak.
 
         At most too high: peaks of several processes need not have been at the same time.
         """
@@ -107,7 +107,7 @@ def confine(cpus: Sequence[int]) -> None:
 
 
 def _file_bytes(smaps: str) -> dict[str, int]:
-    """What is resident of each mapped file, by device and inode; a process's own copies of pages are not of the file.
+    """Resident bytes of each mapped file, by device and inode; a process's own copies of pages are not of the file.
 
     NOTE: shared memory is a file too, by a name of its own; no two systems share that.
     """

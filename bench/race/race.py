@@ -1,5 +1,5 @@
 """The race itself: round after round the systems of a heat stand side by side, and each workload is asked of one after
-the other; whoever has no turn is stopped.
+the other; systems that have no turn are stopped.
 
 Invariant: one system runs at a time, and what was measured is kept at once. A system that fails costs only its own
 rows: after a failure it is started anew for what is left.
@@ -23,7 +23,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """Where one shape is raced: its checkpoint and who measures."""
+    """Track of one shape: its checkpoint and the measuring client."""
 
     shape: str
     checkpoint: Path
@@ -56,7 +56,7 @@ class Race:
         self.absent: dict[str, str] = {}
 
     def prepare(self) -> None:
-        """Make every environment; whoever cannot be had is left out, and `absent` says why."""
+        """Make every environment; systems that cannot be had are left out, and `absent` says why."""
         for system in list(self._systems):
             self._tell(f"preparing {system.name}")
             try:

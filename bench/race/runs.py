@@ -1,4 +1,4 @@
-"""What the race has measured so far, one file a run, so that an interrupted race goes on where it stopped.
+"""Runs of the race so far, one file each, so that an interrupted race goes on at the same place.
 
 A run counts only for the workload as it is defined now, and for the settings that its system has now; one whose
 settings nobody wrote down counts for none. A failure is kept for the report, and tried again next time.
@@ -27,7 +27,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What came of it: `measured`, or why not. `definition`: the workload's own numbers, and the system's settings."""
+    """Result of it: `measured`, or why not. `definition`: the workload's own numbers, and the system's settings."""
 
     slot: Slot
     definition: Mapping[str, Any]
@@ -61,7 +61,7 @@ class Runs:
         return run if run.definition == self.definition(slot, workload) else None
 
     def definition(self, slot: Slot, workload: Workload) -> Mapping[str, Any]:
-        """What a run of that slot is of."""
+        """Definition of a run in that slot."""
         return {**definition_of(workload), **self.settings.get(slot.system, {})}
 
     def has(self, slot: Slot, workload: Workload) -> bool:

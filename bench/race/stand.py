@@ -1,8 +1,8 @@
 """Systems that stand side by side, all but one of them stopped (SIGSTOP), so that one after the other can be asked the
 same within the same minute.
 
-Invariant: of those that are up, at most one has processes that run. Whoever ends, ends running, or it would not heed
-the signal to end.
+Invariant: of those that are up, at most one has processes that run. A system is ended while it runs, since a stopped
+one does not heed the signal to end.
 """
 
 import time
@@ -31,7 +31,7 @@ class _Standing:
 
 
 class Stand:
-    """Where systems stand. Use as a context: leaving it ends them all."""
+    """Systems that stand side by side. Use as a context: leaving it ends them all."""
 
     def __init__(self, checkpoint: Path, sleep: Callable[[float], None] = time.sleep) -> None:
         self._checkpoint = checkpoint

@@ -40,7 +40,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How many times better `system` is than `other`, a system's name."""
+    """Factor by which `system` is better than `other`, a system's name."""
 
     system: str
     other: str
@@ -122,7 +122,7 @@ class Summary:
         return min(there, key=lambda system: sign * self.cells[workload, system, name].value)
 
     def ratio(self, workload: str, name: str, system: str, other: str | None) -> float | None:
-        """How many times better `system` is; None when either is missing."""
+        """Factor by which `system` is better; None when either is missing."""
         ours, theirs = self.cells.get((workload, system, name)), self.cells.get((workload, other or "", name))
         if ours is None or theirs is None:
             return None

@@ -1,4 +1,4 @@
-"""What the race asks of a system: make your environment, serve a checkpoint, say how the length of an answer is forced.
+"""Interface of a system in the race: make its environment, serve a checkpoint, set the length of answers.
 
 A system is served as processes of its own that speak OpenAI's `/v1/completions`, streaming, with a prompt of token ids
 and a last event with `usage`. It must never be configured from what a workload is about to send. Each streamed choice

@@ -47,7 +47,7 @@ class Rates:
 
 
 class ModelCost:
-    """What one token of a dense Qwen3 costs. `sizes`: its config.json; embeddings are tied."""
+    """Cost of one token of a dense Qwen3. `sizes`: its config.json; embeddings are tied."""
 
     def __init__(self, sizes: Mapping[str, Any]) -> None:
         self._layers, hidden = int(sizes["num_hidden_layers"]), int(sizes["hidden_size"])

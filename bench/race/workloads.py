@@ -1,4 +1,4 @@
-"""What is asked in the race: each workload plays its requests through `Ask` and says which figures they make.
+"""Workloads of the race: each plays its requests through `Ask` and names the figures that they make.
 
 Prompts are random token ids that depend on the seed only, so every system gets the same ones. Knows no HTTP.
 """
@@ -51,7 +51,7 @@ class Workload(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What came of it. `burst`: answers apart from the others, and nothing before `burst_s` belongs to it."""
+    """Result of it. `burst`: answers apart from the others, and nothing before `burst_s` belongs to it."""
 
     answers: Sequence[Answer]
     burst: Sequence[Answer] = ()

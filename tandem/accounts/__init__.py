@@ -1,1 +1,1 @@
-"""Who may use a deployment, how fast, for how much, and what it used. Knows no HTTP, no tensors and no wire."""
+"""API keys, limits, budgets and the ledger of a deployment. Knows no HTTP, no tensors and no wire."""

@@ -5,8 +5,6 @@ Invariant: each `Held` is settled once; a store that is away is told again until
 
 import asyncio
 import logging
-import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,6 +20,7 @@ from tandem.accounts.store import LEASE_S, AccountStore
 from tandem.accounts.usage import Usage
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
+from tandem.core.machine import random_id, wall_s
 
 _logger = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ class Accounts:
         *,
         may_be_lost: bool = False,
         journal: Journal | None = None,
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float] = wall_s,
         lease_s: float = LEASE_S,
     ) -> None:
         self.store = store
@@ -109,7 +108,7 @@ class Accounts:
 
     def charge(self, key: AccountKey, request_id: str, model: str, most: Usage) -> Held:
         """What a request will need at most. Nothing is set aside before `reserve`."""
-        charge_id = uuid.uuid4().hex
+        charge_id = random_id()
         return Held(Charge.of(charge_id, key, most, self.prices.dearest.cost_nanos(most)), request_id, model)
 
     async def reserve(self, held: Held) -> None:
@@ -168,7 +167,10 @@ class Accounts:
     async def _refresh(self) -> None:
         while True:
             await asyncio.sleep(REFRESH_S)
-            await self.refresh()
+            try:
+                await self.refresh()
+            except Exception:  # the edge of a task: without it, revoked keys would go on counting
+                _logger.exception("keys could not be looked up again; that is tried every %g s", REFRESH_S)
 
     async def renew(self) -> None:
         """Keep what runs set aside, with checkpoints; tell another store what its predecessor took; bill what gateways
@@ -214,4 +216,6 @@ class Accounts:
                 if not is_away:
                     _logger.warning("what runs cannot be kept set aside: %s", error)
                 is_away = True
+            except Exception:  # the edge of a task: without it, what runs would be given back and billed as expired
+                _logger.exception("what runs could not be kept set aside; that is tried every %g s", self._renew_s)
             await asyncio.sleep(self._renew_s)

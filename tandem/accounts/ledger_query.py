@@ -1,4 +1,4 @@
-"""Which entries of the ledger are wanted. Plain values; days are UTC's."""
+"""Filter of ledger entries. Plain values; days are UTC's."""
 
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta

@@ -1,4 +1,4 @@
-"""What tokens cost: four prices and the one for output. Exact: integers in, integers out.
+"""Prices of tokens: four for prompts and one for output. Exact: integers in, integers out.
 
 Invariant: a request's cost is rounded once, up, to a nano; totals are sums of such costs.
 """

@@ -7,7 +7,8 @@ from tandem.accounts.standing import Standing
 from tandem.core.errors import TandemError
 
 REVOKED, BUDGET, CONCURRENCY = "revoked", "budget", "concurrency"
-RATES = ("requests", "input_tokens", "output_tokens")
+REQUESTS = "requests"
+RATES = (REQUESTS, "input_tokens", "output_tokens")
 _BUSY_S = 1.0  # nobody knows when one of the running requests ends
 
 
@@ -43,9 +44,9 @@ def refusal(why: str, charge: Charge, wait_ms: float, left_nanos: int, standing:
     index = RATES.index(why)
     wanted, limit = charge.amounts[index], limits.rates[index]
     words = why.replace("_", " ")
+    needs = "" if why == REQUESTS else f", and this request needs {wanted}"
     return LimitExceededError(
-        f"this request needs {wanted} {words} of the {limit} a minute that this API key has; try again in "
-        f"{wait_ms / 1000:.1f} s",
+        f"this API key has used up its {limit} {words} a minute{needs}; try again in {wait_ms / 1000:.1f} s",
         wait_ms / 1000,
         why,
         standing,

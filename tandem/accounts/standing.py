@@ -1,4 +1,4 @@
-"""How much of a key's limits is left, as clients are told. Plain values."""
+"""Remaining limits of a key, as clients are told. Plain values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

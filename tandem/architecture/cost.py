@@ -1,8 +1,9 @@
 """Cost of running a model: parameters, bytes and operations, counted from its specs. Plain arithmetic, no tensors."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tandem.architecture.feed_forward import RoutedExperts
@@ -10,7 +11,10 @@ from tandem.architecture.fields import Fields
 from tandem.architecture.mixers import MixerCost
 from tandem.architecture.model import LayerSpec, ModelSpec
 from tandem.architecture.registry import find_family
+from tandem.architecture.state import DTYPE_BYTES, StateSpec
 from tandem.architecture.tensors import num_matrix_elements
+
+_STATE_DTYPE = "bfloat16"
 
 
 @dataclass(frozen=True)
@@ -106,13 +110,13 @@ class ModelCost:
 
     @cached_property
     def kv_bytes_per_token(self) -> float:
-        """State of one token in every layer, as long as all windows reach it."""
-        return sum(count * mixer.state_size for mixer, count in self._mixers.items()) * self.kv_bits / 8
+        """What each token adds to the state of all layers, as long as none is out of sight."""
+        return self._kv_scale * sum(count * state.bytes_per_token for state, count in self._states.items())
 
     def kv_bytes(self, num_tokens: float) -> float:
-        """State that a context of so many tokens keeps: a windowed layer no more than its window."""
-        kept = sum(count * mixer.state_size * mixer.num_visible(num_tokens) for mixer, count in self._mixers.items())
-        return kept * self.kv_bits / 8
+        """State that a context of so many tokens keeps, a begun token counted whole."""
+        length = math.ceil(num_tokens)
+        return self._kv_scale * sum(count * state.bytes(length) for state, count in self._states.items())
 
     def read_bytes(self, num_tokens: float) -> float:
         """State that a decode step reads of such a context: what several layers share, each of them reads."""
@@ -159,6 +163,16 @@ class ModelCost:
         """State of whole windows that a decode step reads in the windowed layers."""
         windows = sum(count * mixer.read_size * (mixer.window or 0) for mixer, count in self._mixers.items())
         return windows * self.kv_bits / 8
+
+    @cached_property
+    def _states(self) -> Mapping[StateSpec, int]:
+        """Each different state, and how many layers keep it; as `_STATE_DTYPE`, since a dtype may still be "auto"."""
+        return Counter(replace(self.model, dtype=_STATE_DTYPE).kv_specs)
+
+    @property
+    def _kv_scale(self) -> float:
+        """`kv_bits` over those of a number in `_states`."""
+        return self.kv_bits / (8 * DTYPE_BYTES[_STATE_DTYPE])
 
     @cached_property
     def _mixers(self) -> Mapping[MixerCost, int]:

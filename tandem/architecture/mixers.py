@@ -13,17 +13,16 @@ from tandem.architecture.tensors import LinearSpec, NormSpec, TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class MixerCost:
-    """Elements of state kept per token, and read for each token that a query sees;
-    operations for each query and key; the window of a query, None = all.
+    """Elements of state read for each token that a query sees; operations for each query and key; the window of a
+    query, None = all.
     """
 
-    state_size: int
     read_size: int
     pair_flops: int
     window: int | None
 
     def num_visible(self, num_tokens: float) -> float:
-        """Tokens kept of a context of `num_tokens`, and read by its next query."""
+        """Tokens of a context of `num_tokens` that its next query reads."""
         return num_tokens if self.window is None else min(self.window, num_tokens)
 
     def num_pairs(self, num_tokens: float, num_cached_tokens: float = 0) -> float:
@@ -100,8 +99,7 @@ class AttentionSpec:
     def cost(self) -> MixerCost:
         """Two products of two operations for each element of each head, query and key."""
         read_size = 2 * self.num_kv_heads * self.head_dim
-        kept = read_size if self.reads_state_of is None else 0
-        return MixerCost(kept, read_size, 4 * self.num_heads * self.head_dim, self.window)
+        return MixerCost(read_size, 4 * self.num_heads * self.head_dim, self.window)
 
 
 MixerSpec = AttentionSpec

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from tandem.architecture.feed_forward import FeedForwardSpec
 from tandem.architecture.mixers import MixerSpec
 from tandem.architecture.per_layer_embedding import PerLayerEmbeddingSpec
-from tandem.architecture.state import KVSpec
+from tandem.architecture.state import StateSpec
 from tandem.architecture.tensors import NormSpec, TensorSpec
 from tandem.core.errors import ConfigurationError
 
@@ -95,7 +95,7 @@ class ModelSpec:
         return len(self.layers)
 
     @property
-    def kv_specs(self) -> tuple[KVSpec, ...]:
+    def kv_specs(self) -> tuple[StateSpec, ...]:
         """One for each layer that keeps state, in order."""
         states = (layer.mixer.state(self.dtype) for layer in self.layers)
         return tuple(state for state in states if state is not None)
@@ -116,6 +116,13 @@ class ModelSpec:
         """
         keeping = [index for index, layer in enumerate(self.layers) if layer.mixer.reads_state_of is None]
         return 1 + max(keeping, default=-1)
+
+    @property
+    def wanted_states(self) -> tuple[int, ...]:
+        """Of `kv_specs`, those that are read for only those tokens of a prompt whose logits are asked for: by the last
+        layer that keeps state and those behind it.
+        """
+        return tuple(sorted(set(self.state_of_layer[self.num_prompt_layers - 1 :])))
 
     @property
     def attention_softcap(self) -> float:

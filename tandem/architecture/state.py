@@ -1,12 +1,123 @@
-"""State that a layer keeps per token of a request. Pure arithmetic, no tensors."""
+"""State that one layer keeps of a request: which arrays, how long they are needed, where they can be reused.
 
+Block manager, arena, transports, handshake and planner ask a `StateSpec` and nobody else for its kind. Pure arithmetic,
+no tensors.
+"""
+
+import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class KVSpec:
+class Plane:
+    """One named array of a block.
+
+    Args:
+        shape: of what one token leaves, or of the whole array where `token_axis` is None.
+        dtype: of its numbers at rest.
+        token_axis: where a block's tokens are inserted into `shape`; None = the array's size does not depend on tokens:
+            it is the state after the last token that the block has.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    token_axis: int | None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one token, or of the whole array where `token_axis` is None."""
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+    def block_shape(self, block_size: int) -> tuple[int, ...]:
+        """Of the array in a block of `block_size` tokens."""
+        if self.token_axis is None:
+            return self.shape
+        return (*self.shape[: self.token_axis], block_size, *self.shape[self.token_axis :])
+
+    def block_bytes(self, block_size: int) -> int:
+        return self.num_bytes if self.token_axis is None else self.num_bytes * block_size
+
+
+class StateSpec(ABC):
+    """State of one layer. Specs that are equal are kept in the same way, so they are hashable values.
+
+    A block covers `block_size` tokens. Of each block that a request still needs, or that may be reused, the layer keeps
+    its planes; those whose size does not depend on tokens hold the state after the block's last computed token.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def planes(self) -> tuple[Plane, ...]:
+        """In the order in which they lie in a block."""
+
+    @property
+    @abstractmethod
+    def is_bounded(self) -> bool:
+        """Whether the state of a request stops growing at some length."""
+
+    @abstractmethod
+    def needed(self, position: int) -> int:
+        """The first position whose state the query at `position` still sees, with all after it. Never decreases."""
+
+    @abstractmethod
+    def publishable(self, first: int, end: int, block_size: int) -> range:
+        """Which of the blocks with index `first` to `end - 1` leave something that a later request can go on from."""
+
+    @property
+    def can_rewind(self) -> bool:
+        """Whether what is kept of some tokens also serves a request of fewer: not where a plane holds only the state
+        after the last one.
+        """
+        return all(plane.token_axis is not None for plane in self.planes)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What each token adds as long as none is out of sight."""
+        return sum(plane.num_bytes for plane in self.planes if plane.token_axis is not None)
+
+    @property
+    def bytes_per_request(self) -> int:
+        """What a request takes whatever its length."""
+        return sum(plane.num_bytes for plane in self.planes if plane.token_axis is None)
+
+    def bytes(self, num_tokens: int) -> int:
+        """Of one request of `num_tokens` tokens, without what is kept of it for reuse."""
+        num_seen = num_tokens - self.needed(num_tokens - 1) if num_tokens else 0
+        return num_seen * self.bytes_per_token + (self.bytes_per_request if num_tokens else 0)
+
+    def block_bytes(self, block_size: int) -> int:
+        """Of one block."""
+        return sum(plane.block_bytes(block_size) for plane in self.planes)
+
+    def most_blocks(self, num_tokens: int, max_chunk_tokens: int, block_size: int) -> int:
+        """The most blocks that a request holds at once while it goes to `num_tokens` in chunks of at most
+        `max_chunk_tokens`: those that a chunk's first query sees, and of the chunk those that are publishable or last.
+        """
+        num_seen = num_tokens - self.needed(num_tokens)
+        num_publishable = len(self.publishable(0, math.ceil(max_chunk_tokens / block_size) + 1, block_size))
+        return min(
+            math.ceil(num_tokens / block_size),
+            math.ceil((num_seen + max_chunk_tokens) / block_size) + 1,
+            math.ceil(num_seen / block_size) + 1 + num_publishable + 2,
+        )
+
+    def __str__(self) -> str:
+        """Names everything that must be equal for two workers' blocks to mean the same."""
+        return ", ".join(
+            f"{plane.name} {' x '.join(map(str, plane.shape))} {plane.dtype}"
+            + (" once" if plane.token_axis is None else f" by token at axis {plane.token_axis}")
+            for plane in self.planes
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec(StateSpec):
     """K and V that one attention layer keeps per token: `num_kv_heads` heads of `head_dim`.
 
     `window` is the number of positions a query sees, itself included; None = all of them.
@@ -18,10 +129,22 @@ class KVSpec:
     window: int | None = None
 
     @property
-    def bytes_per_token(self) -> int:
-        """K and V of one token in one layer."""
-        return 2 * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+    def planes(self) -> tuple[Plane, ...]:
+        shape = (self.num_kv_heads, self.head_dim)
+        return Plane("k", shape, self.dtype, token_axis=1), Plane("v", shape, self.dtype, token_axis=1)
 
-    def first_visible(self, position: int) -> int:
-        """The first key position that the query at `position` sees."""
+    @property
+    def is_bounded(self) -> bool:
+        return self.window is not None
+
+    def needed(self, position: int) -> int:
+        """The start of the window."""
         return 0 if self.window is None else max(0, position - self.window + 1)
+
+    def publishable(self, first: int, end: int, block_size: int) -> range:
+        """Every block: K and V of a token are the same whatever follows."""
+        return range(first, end)
+
+    def __str__(self) -> str:
+        window = "" if self.window is None else f" window {self.window}"
+        return f"{self.num_kv_heads} heads x {self.head_dim} {self.dtype}{window}"

@@ -42,8 +42,11 @@ class Arena:
     def _layer_view(self, layer: int) -> LayerKV:
         group_index, index = self.layout.group_of_layer(layer)
         group = self.layout.groups[group_index]
-        spec = group.spec
-        page_shape = (len(group.layers), 2, spec.num_kv_heads, self.layout.block_size, spec.head_dim)
-        used_bytes = spec.bytes_per_token * len(group.layers) * self.layout.block_size
-        pages = self.pages[:, :used_bytes].view(TORCH_DTYPES[spec.dtype]).unflatten(1, page_shape)  # type: ignore[no-untyped-call]
-        return LayerKV(keys=pages[:, index, 0], values=pages[:, index, 1])
+        start = index * group.spec.block_bytes(self.layout.block_size)
+        views = {}
+        for plane in group.spec.planes:
+            end = start + plane.block_bytes(self.layout.block_size)
+            numbers = self.pages[:, start:end].view(TORCH_DTYPES[plane.dtype])
+            views[plane.name] = numbers.unflatten(1, plane.block_shape(self.layout.block_size))  # type: ignore[no-untyped-call]
+            start = end
+        return LayerKV(keys=views["k"], values=views["v"])

@@ -4,7 +4,7 @@ A backend attends over the arena, where the step's K and V have already been wri
 and any mix of them in one call, and answers `refuses` with a reason instead of serving a spec wrongly.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -44,7 +44,7 @@ class WantedTokens:
     """
 
     rows: torch.Tensor  # [num_wanted] int64, ascending
-    batches: Sequence[AttentionBatch]  # their requests with these tokens alone; by KV group or state as the step's own
+    batches: Mapping[int, AttentionBatch]  # their requests with these tokens alone; of each KV group or state read
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from importlib import import_module
 
 import torch
 
+from tandem.architecture.state import KVSpec
 from tandem.attention.base import AttentionBackend
 from tandem.core.errors import ConfigurationError
 from tandem.kvcache.spec import KVLayout
@@ -61,6 +62,8 @@ def choose_backend(
 
 def _refusal(backend: AttentionBackend, layout: KVLayout, softcap: float, sinks: bool) -> str | None:
     for group in layout.groups:
+        if not isinstance(group.spec, KVSpec):
+            return f"it keeps K and V, not {group.spec}"
         reason = backend.refuses(group.spec, layout.block_size, softcap, sinks=sinks)
         if reason is not None:
             return reason

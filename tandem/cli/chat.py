@@ -24,12 +24,13 @@ Message = dict[str, str]
 class Chat(EngineSettings, SamplingSettings, cli_prog_name="tandem chat"):
     """Talk with a model. /new starts over, /quit or Ctrl-D ends."""
 
-    system: str | None = Field(None, description="system message")
+    system: str | None = Field(None, description="system message; omitted: the template's")
 
     def run(self) -> int:
         console = Console(highlight=False)
         started_s = time.monotonic()
-        template = ChatTemplate.load(resolve_model_path(self.model, dtype=self.dtype))
+        path = resolve_model_path(self.model, dtype=self.dtype, allow_pickle=self.allow_pickle)
+        template = ChatTemplate.load(path)
         engine = build_engine(self.engine_config())
         params = self.sampling_params(engine.sampling_defaults)
         console.print(

@@ -5,13 +5,14 @@ from pathlib import Path
 from tandem.architecture.fields import Fields, read_json_object
 from tandem.architecture.registry import find_family, refuse_formats
 from tandem.core.errors import CheckpointError, ConfigurationError
+from tandem.models.pickles import pickle_refused
 from tandem.serving.ports import bound
 from tandem.text.tokenizer import Tokenizer
 
-_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+_SAFETENSORS, _PICKLES = "model*.safetensors", "pytorch_model*.bin"
 
 
-def check_model(path: Path) -> None:
+def check_model(path: Path, *, allow_pickle: bool = False) -> None:
     """Reads what there is besides weights.
 
     Raises:
@@ -22,9 +23,18 @@ def check_model(path: Path) -> None:
     fields = Fields(read_json_object(config), str(config))
     refuse_formats(fields)
     find_family(fields).read_model(fields)
-    if not any(next(path.glob(pattern), None) for pattern in _WEIGHTS):
-        raise CheckpointError(f"{path} has no weights: {' or '.join(_WEIGHTS)} is needed; download it again")
+    _check_weights(path, allow_pickle)
     Tokenizer.load(path)
+
+
+def _check_weights(path: Path, allow_pickle: bool) -> None:
+    if next(path.glob(_SAFETENSORS), None) is not None:
+        return
+    pickled = next(path.glob(_PICKLES), None)
+    if pickled is None:
+        raise CheckpointError(f"{path} has no weights: {_SAFETENSORS} or {_PICKLES} is needed; download it again")
+    if not allow_pickle:
+        raise pickle_refused(pickled)
 
 
 def check_port(host: str, port: int) -> None:

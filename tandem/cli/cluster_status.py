@@ -32,7 +32,7 @@ class ClusterStatus:
         self._asked_s = 0.0
         self._last_line = ""
 
-    async def news(self) -> str | None:
+    async def changed_line(self) -> str | None:
         """The line, or None when it says what the last one said."""
         line = " · ".join([self._health(), *await self._figures()])
         if line == self._last_line:
@@ -92,7 +92,7 @@ def _workers(body: bytes) -> list[dict[str, Any]]:
 
 
 def _usage(workers: Iterable[Mapping[str, Any]]) -> list[str]:
-    """How full the KV pools are, a role at a time."""
+    """Use of the KV pools, a role at a time."""
     used: dict[str, float] = defaultdict(float)
     total: dict[str, float] = defaultdict(float)
     for worker in workers:

@@ -30,7 +30,7 @@ from tandem.serving.settings import EngineSettings, SamplingSettings
 
 @dataclass(slots=True)
 class _Answer:
-    """What has been generated for one choice of one prompt."""
+    """Text generated for one choice of one prompt."""
 
     prompt: str | list[int]
     index: int
@@ -73,7 +73,7 @@ class Generate(EngineSettings, SamplingSettings, cli_prog_name="tandem generate"
         None,
         description='JSON lines: {"prompt": "…" or [token ids], and optionally any sampling setting}',
     )
-    output: Path | None = Field(None, description="write answers as JSON lines here instead of printing them")
+    output: Path | None = Field(None, description="write answers as JSON lines here; omitted: they are printed")
     stats: bool = Field(False, description="print TTFT, TPOT, prefix hits and blocks used")
 
     def run(self) -> int:
@@ -150,7 +150,7 @@ def _blaming(where: str) -> Iterator[None]:
 
 @contextmanager
 def _opened(path: Path | None) -> Iterator[TextIO]:
-    """Where answers go. Opened before anything is computed: answers that cannot be written are not worth it."""
+    """Destination of answers. Opened before anything is computed: answers that cannot be written are not worth it."""
     if path is None:
         yield sys.stdout
         return

@@ -1,4 +1,4 @@
-"""How many GPUs there are, without loading PyTorch where no driver is."""
+"""Counts GPUs, without loading PyTorch if no driver is there."""
 
 from pathlib import Path
 

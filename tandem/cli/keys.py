@@ -30,13 +30,13 @@ _WHERE = "where the keys are, as the gateway's --accounts: redis:// URL or a fil
 
 
 class _OnStore(Settings):
-    """What needs the store."""
+    """Command that needs the store."""
 
     accounts: SecretStr = Field(description=_WHERE)
 
-    def _with_store(self, work: Callable[[AccountStore], Awaitable[int]]) -> int:
+    def _with_store(self, work: Callable[[AccountStore], Awaitable[int]], *, must_exist: bool = True) -> int:
         async def run() -> int:
-            store = open_store(self.accounts.get_secret_value(), SystemClock())
+            store = open_store(self.accounts.get_secret_value(), SystemClock(), must_exist=must_exist)
             try:
                 return await work(store)
             finally:
@@ -50,13 +50,19 @@ class CreateKey(_OnStore, cli_prog_name="tandem keys create"):
 
     name: str = Field(description="what people call it")
     tenant: str | None = Field(None, description="whose caches, history and stored answers it sees; omitted: its own")
-    requests_per_minute: int | None = Field(None, description="requests a minute")
-    input_tokens_per_minute: int | None = Field(None, description="prompt tokens a minute, but for those read cached")
-    output_tokens_per_minute: int | None = Field(None, description="generated tokens a minute")
-    concurrency: int | None = Field(None, description="requests at once")
-    budget: str | None = Field(None, description="what all its requests may cost together, in units of the prices")
+    requests_per_minute: int | None = Field(None, description="requests a minute; omitted: any number")
+    input_tokens_per_minute: int | None = Field(
+        None, description="prompt tokens a minute, but for those read cached; omitted: any number"
+    )
+    output_tokens_per_minute: int | None = Field(None, description="generated tokens a minute; omitted: any number")
+    concurrency: int | None = Field(None, description="requests at once; omitted: any number")
+    budget: str | None = Field(
+        None, description="what all its requests may cost, in units of the prices; omitted: any sum"
+    )
     models: str | None = Field(None, description="a,b: those it may use; omitted: all")
-    share_cache_with: str | None = Field(None, description="keys of this group read each other's caches")
+    share_cache_with: str | None = Field(
+        None, description="keys of this group read each other's caches; omitted: no other"
+    )
     admin: bool = Field(False, description="it may manage keys and see what every tenant did")
 
     def run(self) -> int:
@@ -67,7 +73,7 @@ class CreateKey(_OnStore, cli_prog_name="tandem keys create"):
             await store.add_key(key)
             return 0
 
-        self._with_store(add)
+        self._with_store(add, must_exist=False)
         Console(stderr=True, highlight=False).print(
             f"key {key.key_id} of tenant {key.tenant}; its secret is shown only now:", markup=False
         )

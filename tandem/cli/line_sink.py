@@ -86,7 +86,7 @@ class LineSink:
         self._end_outage("is closed")
 
     def _gap(self) -> str:
-        """What a reader should find where lines are missing."""
+        """Note for a reader where lines are missing."""
         end_of_torn_line = "\n" if self._is_torn else ""
         return end_of_torn_line + (f"({_dropped(self._num_dropped)})\n" if self._num_dropped else "")
 

@@ -47,18 +47,20 @@ class Load(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD_"):
         None, description="address of the gateway's --admin-bind, which shows the worker pools; omitted: --url"
     )
     model: str | None = Field(None, description="what to ask for; omitted: the first model that it serves")
-    api_key: SecretStr | None = Field(None, description="sent as `authorization: Bearer`; never written anywhere")
+    api_key: SecretStr | None = Field(None, description="sent as `authorization: Bearer`, never written; omitted: none")
     ready_timeout_s: float = Field(0.0, ge=0, description="wait this long for the gateway to be ready, seconds")
 
     concurrency: int = Field(8, ge=1, le=20000, description="closed loop: clients")
     think_time_s: float = Field(0.0, ge=0, description="mean pause of a client before it asks again, seconds")
     honour_retry_after: bool = Field(False, description="closed loop: a refused client waits as it was told to")
-    rate: float | None = Field(None, gt=0, le=1e5, description="open loop: requests (or conversations) a second")
+    rate: float | None = Field(
+        None, gt=0, le=1e5, description="open loop: requests (or conversations) a second; omitted: closed"
+    )
     arrivals: Literal["poisson", "bursty", "evenly"] = Field("poisson", description="open loop: how they come")
     burstiness: float = Field(
         3.0, gt=0, le=20, description="bursty: standard deviation of the gaps over their mean; 1 is poisson"
     )
-    trace: Path | None = Field(None, description="replay this: Mooncake .jsonl or Azure .csv")
+    trace: Path | None = Field(None, description="replay this: Mooncake .jsonl or Azure .csv; omitted: no replay")
     time_scale: float = Field(1.0, gt=0, description="replay: arrival times are multiplied by it; 0.5 = twice as fast")
     length_scale: float = Field(
         1.0, gt=0, le=64, description="replay: token counts, and blocks with them, are multiplied by it"
@@ -74,7 +76,7 @@ class Load(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD_"):
     temperature: float = Field(0.0, ge=0, le=2, description="0 is greedy")
 
     duration_s: float | None = Field(None, gt=0, description="requests are sent for this long; default 30, seconds")
-    requests: int | None = Field(None, ge=1, description="end after this many requests, warm-up not counted")
+    requests: int | None = Field(None, ge=1, description="end after so many, warm-up not counted; omitted: by time")
     warm_up_s: float = Field(0.0, ge=0, description="requests of these first seconds are not counted")
     request_timeout_s: float = Field(300.0, gt=0, description="a request that takes longer has failed, seconds")
     max_open: int = Field(8192, ge=1, le=60000, description="requests open at once; more are failures of the client")
@@ -83,13 +85,13 @@ class Load(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD_"):
     ttft_ms: float = Field(1000.0, gt=0, description="objective: time to the first token, milliseconds")
     tpot_ms: float = Field(50.0, gt=0, description="objective: mean time of each further token, milliseconds")
     fail_below_attainment: float | None = Field(
-        None, ge=0, le=1, description="exit code 1 when a smaller share of requests met both objectives"
+        None, ge=0, le=1, description="exit code 1 when a smaller share of requests met both objectives; omitted: never"
     )
 
     output: str | None = Field(
-        None, description="write the result as JSON to this file; -: one line to standard output"
+        None, description="write the result as JSON to this file; -: one line to standard output; omitted: not written"
     )
-    figures: Path | None = Field(None, description="draw the result into this directory; needs matplotlib")
+    figures: Path | None = Field(None, description="draw into this directory; needs matplotlib; omitted: nothing")
     figure_format: Literal["svg", "png"] = Field("svg", description="of the pictures")
     window_s: float = Field(1.0, gt=0, description="width of one point in time series, seconds")
     poll_s: float = Field(1.0, ge=0, description="time between two looks at the worker pools, seconds; 0 = none")
@@ -136,7 +138,7 @@ class Load(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD_"):
         return self._exit_code(result, console)
 
     def plan(self) -> LoadPlan:
-        """What these settings ask for."""
+        """Plan that these settings ask for."""
         first, _, last = self.token_ids.partition("-")
         ends_by_itself = self.trace is not None or self.requests is not None
         return LoadPlan(
@@ -179,7 +181,7 @@ class Load(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD_"):
         )
 
     def _prepare(self, console: Console) -> None:
-        """What must not fail once hours of load have been measured."""
+        """Checks, before the load, of all that is needed after it."""
         allow_sockets(self.max_open)
         if self.output is not None and self.output != STANDARD_OUTPUT:
             check_writable(Path(self.output))
@@ -255,7 +257,7 @@ def _signals() -> Iterator[asyncio.Event]:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """What was typed, without the key."""
+    """The command line as typed, without the key."""
     words = ["tandem", *arguments]
     for index, word in enumerate(words):
         if word.startswith("--api-key"):

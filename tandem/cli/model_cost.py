@@ -3,15 +3,18 @@
 Reads `config.json` and nothing else: a plan needs no weights and no torch.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from tandem.architecture.catalogue import catalogue_names, find_cost
 from tandem.architecture.cost import ModelCost, read_cost
-from tandem.architecture.fields import read_json_object
-from tandem.core.errors import CheckpointError, ConfigurationError, shown
+from tandem.architecture.fields import Fields, read_json_object
+from tandem.architecture.registry import refuse_formats
+from tandem.core.errors import CheckpointError, ConfigurationError, UnsupportedCheckpointError, shown
 
 _CONFIG = "config.json"
 
@@ -30,18 +33,32 @@ def named_model(name: str, weight_bits: int, kv_bits: int) -> ModelCost:
         file, called = directory / _CONFIG, directory.resolve().name
     else:
         file, called = _downloaded(name), name
-    return read_cost(read_json_object(file), called, weight_bits=weight_bits, kv_bits=kv_bits)
+    config = read_json_object(file)
+    _check_format(config, called)
+    return read_cost(config, called, weight_bits=weight_bits, kv_bits=kv_bits)
+
+
+def _check_format(config: Mapping[str, Any], called: str) -> None:
+    """Raises `UnsupportedCheckpointError` for one that is not served, and would be sized as if it had other weights."""
+    try:
+        refuse_formats(Fields(config, _CONFIG))
+    except UnsupportedCheckpointError as error:
+        raise UnsupportedCheckpointError(
+            f"--model={shown(called)}: {error}; plan for its unquantised checkpoint, and say by --weight-bits what "
+            "smaller weights would change"
+        ) from error
 
 
 def _downloaded(name: str) -> Path:
     """The `config.json` of a Hugging Face repository, fetched or cached."""
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+    repository, _, revision = name.partition("@")  # NOTE: a revision may have slashes too
+    if repository.count("/") != 1 or name.startswith((".", "/", "~")):
         raise ConfigurationError(
-            f"--model={shown(name)} is neither a directory, nor a Hugging Face name (OWNER/NAME), nor a built-in "
-            f"model: {', '.join(catalogue_names())}"
+            f"--model={shown(name)} is neither a directory, nor a Hugging Face name (OWNER/NAME[@REVISION]), nor "
+            f"a built-in model: {', '.join(catalogue_names())}"
         )
     try:
-        return Path(huggingface_hub.hf_hub_download(name, _CONFIG))
+        return Path(huggingface_hub.hf_hub_download(repository, _CONFIG, revision=revision or None))
     except HFValidationError as error:
         raise ConfigurationError(f"--model={shown(name)} is no Hugging Face name ({error})") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:

@@ -49,9 +49,13 @@ class Plan(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN_", cli
 
     input_tokens: str = Field("2000", description="prompt tokens: N, LEAST-MOST or lognormal:MEDIAN,P90,MOST")
     output_tokens: str = Field("300", description="tokens of an answer, written likewise")
-    trace: Path | None = Field(None, description="lengths, and the mean rate, of a Mooncake .jsonl or Azure .csv")
+    trace: Path | None = Field(
+        None, description="lengths and mean rate of a Mooncake .jsonl or Azure .csv; omitted: none"
+    )
     prefix_hit: float = Field(0.0, ge=0, lt=1, description="share of prompt tokens that some prefix cache holds")
-    rate: list[float] = Field([], description="requests a second; several, as 2,5,9: one plan for each, as of hours")
+    rate: list[float] = Field(
+        [], description="requests a second; several, as 2,5,9: one plan for each; omitted: of --trace"
+    )
 
     ttft_ms: float = Field(1000.0, gt=0, description="objective: time to the first token, milliseconds")
     tpot_ms: float = Field(50.0, gt=0, description="objective: mean time of each further token, milliseconds")
@@ -68,7 +72,9 @@ class Plan(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN_", cli
     reserve_share: float = Field(TYPICAL.reserve_share, ge=0, lt=1, description="of memory, for neither weights nor KV")
 
     as_json: bool = Field(False, description="print every figure as JSON instead of tables")
-    figure: Path | None = Field(None, description="draw the roofline to this .svg, .png or .pdf; needs matplotlib")
+    figure: Path | None = Field(
+        None, description="draw the roofline to this .svg, .png or .pdf (matplotlib); omitted: no"
+    )
 
     @field_validator("input_tokens", "output_tokens")
     @classmethod

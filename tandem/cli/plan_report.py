@@ -33,7 +33,7 @@ def print_study(console: Console, study: Study) -> None:
 
 
 def roofs(study: Study) -> Sequence[tuple[str, Roofline]]:
-    """What a picture shows: one roof, or two where decode workers are of another kind."""
+    """Content of a picture: one roof, or two where decode workers are of another kind."""
     prefill, decode = study.site.prefill, study.site.decode
     named = [(_hardware(prefill), prefill)]
     return named if _is_same(prefill, decode) else [*named, (_hardware(decode), decode)]

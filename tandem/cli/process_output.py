@@ -41,7 +41,7 @@ class ProcessOutput:
                 ) from error
 
     def on_closed(self, act: Callable[[], None]) -> None:
-        """What to do when nobody takes the lines any more, as when a terminal is closed."""
+        """Reaction when nobody takes the lines any more, as when a terminal is closed."""
         self._on_closed = act
 
     def line(self, name: str, text: str) -> None:

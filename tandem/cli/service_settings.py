@@ -49,7 +49,7 @@ def _optional(by_service: Mapping[str, FieldInfo]) -> tuple[Any, Any]:
 
 
 def _owners(by_service: Mapping[str, FieldInfo]) -> str:
-    """Whose setting it is, and the value that it has where it is not given."""
+    """The service of a setting, and its value where it is not given."""
     services: dict[object, list[str]] = {}
     for service, info in by_service.items():
         services.setdefault(info.default, []).append(service)

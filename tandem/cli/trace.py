@@ -38,7 +38,7 @@ class Trace(Settings, cli_prog_name="tandem trace"):
 
     request_id: CliPositionalArg[str] = Field(description="what the answer's x-request-id header said")
     url: str = Field("http://127.0.0.1:8000", description="address of the gateway that served it")
-    api_key: SecretStr | None = Field(None, description="of the tenant whose request it was, or an admin's")
+    api_key: SecretStr | None = Field(None, description="of the request's tenant, or an admin's; omitted: none")
 
     def run(self) -> int:
         """Print the table; returns the exit code."""

@@ -116,7 +116,7 @@ class Up(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
     def _model_path(self, output: ProcessOutput) -> Path:
         """The model's directory. Where none was named and the default cannot be had, that of the bundled demo."""
         try:
-            return resolve_model_path(self.model, dtype=self.dtype)
+            return resolve_model_path(self.model, dtype=self.dtype, allow_pickle=self.allow_pickle)
         except CheckpointError as error:
             if "model" in self.model_fields_set or not _DEMO.is_dir():
                 raise
@@ -126,7 +126,7 @@ class Up(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
 
     def _check(self, path: Path, topology: Topology) -> None:
         """Raises `TandemError` for what would be refused after seconds; has the kernels compiled once for all."""
-        check_model(path)
+        check_model(path, allow_pickle=self.allow_pickle)
         if self.port:
             check_port(self.host, self.port)
         if not topology.gpus and self.native_kernels is not False:
@@ -192,7 +192,7 @@ class Up(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
         return getattr(self, "accounts", None) is not None
 
     def _admin_bind(self, free_port: int) -> str | None:
-        """Where operators are answered; None: at the gateway's own port."""
+        """Address that answers operators; None: at the gateway's own port."""
         if self.admin_bind is not None:
             host, _, port = self.admin_bind.rpartition(":")
             return f"{host}:{int(port) or free_port}"
@@ -212,7 +212,7 @@ class Up(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
         return secrets.token_hex(_SECRET_BYTES)
 
     def _engine_flags(self) -> tuple[str, ...]:
-        """What was said about the engine, as flags again."""
+        """The engine's settings as flags again."""
         flags: list[str] = []
         for name in EngineSettings.model_fields:
             value = getattr(self, name)
@@ -270,7 +270,7 @@ class Up(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
                 terminal.write(f"operators: {topology.admin_url()}/operations and /metrics\n")
             status = ClusterStatus(topology.admin_url(), supervisor, key)
             while not (self.quiet or supervisor.is_stopping):
-                line = await status.news()
+                line = await status.changed_line()
                 if line is not None and not supervisor.is_stopping:
                     terminal.write(line)
                 await asyncio.sleep(self.status_interval_s)

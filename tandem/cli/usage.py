@@ -14,14 +14,14 @@ from tandem.serving.settings import Settings
 
 
 class Usage(Settings, cli_prog_name="tandem usage"):
-    """What keys used and what it cost: each request, or totals with --by. Amounts are exact."""
+    """Export the usage and cost of keys: each request, or totals with --by. Amounts are exact."""
 
     accounts: SecretStr = Field(description="where the ledger is, as the gateway's --accounts: redis:// URL or a file")
     by: str | None = Field(None, description="day,key_id,tenant,model: totals of these; omitted: each request")
-    since: str | None = Field(None, description="first day, as 2026-11-21, UTC")
-    until: str | None = Field(None, description="last day")
-    key_id: str | None = Field(None, description="only of this key")
-    tenant: str | None = Field(None, description="only of this tenant")
+    since: str | None = Field(None, description="first day, as 2026-11-21, UTC; omitted: the ledger's first")
+    until: str | None = Field(None, description="last day; omitted: today")
+    key_id: str | None = Field(None, description="only of this key; omitted: of all")
+    tenant: str | None = Field(None, description="only of this tenant; omitted: of all")
     limit: int = Field(MAX_ENTRIES, ge=1, le=MAX_ENTRIES, description="the latest so many requests")
     format: Format = Field(Format.CSV, description="csv or json")
 
@@ -32,7 +32,7 @@ class Usage(Settings, cli_prog_name="tandem usage"):
         return 0
 
     async def _text(self, query: LedgerQuery) -> str:
-        store = open_store(self.accounts.get_secret_value(), SystemClock())
+        store = open_store(self.accounts.get_secret_value(), SystemClock(), must_exist=True)
         try:
             return (await usage_text(store, self.by, query, self.format)).decode()
         finally:

@@ -1,7 +1,8 @@
 """Time as an argument: what decides or measures takes a `Clock`, so tests and the simulator can hold it still."""
 
-import time
 from typing import Protocol
+
+from tandem.core.machine import monotonic_s
 
 
 class Clock(Protocol):
@@ -14,7 +15,7 @@ class SystemClock:
     """The machine's monotonic clock."""
 
     def now_s(self) -> float:
-        return time.monotonic()
+        return monotonic_s()
 
 
 class ManualClock:

@@ -67,6 +67,7 @@ class EngineConfig:
         num_threads: CPU threads of the model; None = PyTorch's choice.
         native_kernels: whether to use the compiled CPU kernels; None = when they can be built.
         pack_weights: keep a copy of the weights on disk, in the order of the compiled kernels, where they use one.
+        allow_pickle: whether weights may be PyTorch files (`.bin`) where there are no safetensors.
     """
 
     model: str
@@ -87,6 +88,7 @@ class EngineConfig:
     num_threads: int | None = None
     native_kernels: bool | None = None
     pack_weights: bool = True
+    allow_pickle: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_num_running", "max_num_waiting"):

@@ -13,7 +13,8 @@ Each message names the offending value and the remedy. gRPC and HTTP statuses ar
     ├── EngineStoppedError          the engine has stopped or failed; no request can be served by it
     ├── UnavailableError            nobody who could serve this is there now; another worker or a later try can help
     │   ├── WorkerLostError             the process at the other end died, went silent or answered nonsense
-    │   │   └── AnotherIncarnationError     it was started again since the caller was told of it
+    │   │   ├── AnotherIncarnationError     it was started again since the caller was told of it
+    │   │   └── WorkerStoppedError          it stopped in good order, as on SIGTERM
     │   ├── IncompatibleProtocolError   the process at the other end is of a release that this one cannot talk to
     │   └── UntrustedPeerError          one of two processes does not accept the other's secret, role or address
     ├── LocalityUnavailableError    the locality index cannot be reached; serve without its hints
@@ -77,6 +78,10 @@ class UnavailableError(TandemError):
 
 class WorkerLostError(UnavailableError):
     """A process died, went silent or answered nonsense; the message names it. Another one can go on."""
+
+
+class WorkerStoppedError(WorkerLostError):
+    """A process stopped in good order: nothing failed, and another one can go on."""
 
 
 class AnotherIncarnationError(WorkerLostError):

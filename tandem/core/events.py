@@ -1,4 +1,4 @@
-"""What the block pool tells the world: which block hashes a worker gained or lost.
+"""Events of the block pool: block hashes that a worker gained or lost.
 
 The locality index is built from these alone, so every change of the prefix cache emits exactly one of them.
 """

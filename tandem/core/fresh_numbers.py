@@ -2,14 +2,15 @@
 
 import hashlib
 import itertools
-import os
+
+from tandem.core.machine import random_bytes
 
 
 class FreshNumbers:
     """A keyed hash of a counter; the key is this instance's own. Any thread may call."""
 
     def __init__(self) -> None:
-        self._key = os.urandom(32)
+        self._key = random_bytes(32)
         self._numbers = itertools.count()
 
     def bits(self, num_bits: int) -> int:

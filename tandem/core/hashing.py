@@ -1,8 +1,9 @@
-"""The only definition of a block hash: what makes two KV blocks interchangeable.
+"""The only definition of a block hash: what makes two blocks of state interchangeable.
 
-A block's hash covers everything its KV depends on: the model's fingerprint, the adapter, the tenant's salt, the block
-size and every token from the start of the request to the end of the block. SHA-256 keeps it collision-resistant: a
-tenant who could forge a collision could read another's cache. Changing the encoding means raising `HASH_VERSION`.
+A block's hash covers everything its content depends on: the model's fingerprint, the layout of pages, the block size,
+the request's cache scope and every token from the start of the request to the end of the block. SHA-256 keeps it
+collision-resistant: a tenant who could forge a collision could read another's cache. Changing the encoding means
+raising `HASH_VERSION`; changing what the bytes of a page mean, `LAYOUT_VERSION`.
 """
 
 import hashlib
@@ -10,16 +11,18 @@ import struct
 from array import array
 from collections.abc import Sequence
 
-HASH_VERSION = 1
+from tandem.core.scope import CacheScope
+
+HASH_VERSION = 2
+LAYOUT_VERSION = 1
 HASH_BYTES = 32
 
 
-def root_hash(*, model_fingerprint: str, block_size: int, adapter: str = "", salt: str = "") -> bytes:
+def root_hash(scope: CacheScope, *, model_fingerprint: str, block_size: int) -> bytes:
     """The parent of a request's first block. Fields are length-prefixed, so no two tuples share an encoding."""
-    digest = hashlib.sha256(f"tandem-block-hash-{HASH_VERSION}-{block_size}".encode())
-    for field in (model_fingerprint, adapter, salt):
-        encoded = field.encode("utf-8", "surrogatepass")
-        digest.update(len(encoded).to_bytes(8, "little") + encoded)
+    digest = hashlib.sha256(f"tandem-block-hash-{HASH_VERSION}-{LAYOUT_VERSION}-{block_size}".encode())
+    for field in (_text(model_fingerprint), scope.adapter or b"", _text(scope.salt)):
+        digest.update(len(field).to_bytes(8, "little") + field)
     return digest.digest()
 
 
@@ -39,6 +42,10 @@ def extend_hashes(root: bytes, hashes: list[bytes], token_ids: Sequence[int], bl
     for start in range(0, len(encoded), 4 * block_size):
         parent = hashlib.sha256(parent + encoded[start : start + 4 * block_size]).digest()
         hashes.append(parent)
+
+
+def _text(value: str) -> bytes:
+    return value.encode("utf-8", "surrogatepass")
 
 
 def _encoded(token_ids: Sequence[int]) -> bytes:

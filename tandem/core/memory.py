@@ -1,4 +1,4 @@
-"""How much of the machine's memory a process may take: what the system says, or a control group's limit if lower."""
+"""Memory that a process may take: as the system says, or a control group's limit if lower."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What the engine tells the caller of a request after a step."""
+"""Output of the engine for one request after a step."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Where a model's thinking lies among its tokens, and how much of it there may be.
+"""Place of a model's thinking among its tokens, and its budget.
 
 Invariant: a state that observed some tokens equals one built afresh that observes them again, so a request can move to
 another worker. Thinking happens once, at the beginning of an answer.

@@ -1,4 +1,4 @@
-"""How a request wants its tokens chosen. Immutable, validated once at construction.
+"""Sampling parameters of a request. Immutable, validated once at construction.
 
 Invariant: an instance that exists can be honoured; anything else was refused with `InvalidRequestError`.
 """

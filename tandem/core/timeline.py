@@ -1,4 +1,4 @@
-"""Where a request's time went: the stages that every process adds, in the order they began.
+"""Timeline of a request: the stages that every process adds, in the order they began.
 
 Times are seconds since the Unix epoch, so that stages of several processes line up as well as their clocks agree.
 """

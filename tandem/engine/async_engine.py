@@ -6,7 +6,6 @@ The thread alone touches the engine. A caller that stops iterating, for whatever
 import asyncio
 import queue
 import threading
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,8 +13,10 @@ from functools import partial
 from typing import Final, TypeVar
 
 from tandem.core.errors import EngineStoppedError, InvalidRequestError, TandemError, shown
+from tandem.core.machine import monotonic_s
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.scope import UNSCOPED, CacheScope
 from tandem.engine.engine import Engine
 from tandem.scheduler.output import KVComputed, KVNews, KVReserved, SampledToken
 from tandem.scheduler.request import WHOLE, Handoff
@@ -87,7 +88,7 @@ class AsyncEngine:
     def busy_s(self) -> float:
         """For how long its thread has been at the present turn: a step and what callers asked for. 0 when it waits."""
         since_s = self._busy_since_s
-        return 0.0 if since_s is None else time.monotonic() - since_s
+        return 0.0 if since_s is None else monotonic_s() - since_s
 
     async def generate(
         self,
@@ -96,7 +97,7 @@ class AsyncEngine:
         *,
         request_id: str | None = None,
         priority: int = 0,
-        cache_salt: str = "",
+        scope: CacheScope = UNSCOPED,
     ) -> AsyncIterator[RequestOutput]:
         """Serve one request; see `Engine.add_request` for the arguments.
 
@@ -104,7 +105,7 @@ class AsyncEngine:
             InvalidRequestError, CapacityError: as `Engine.add_request`.
             EngineStoppedError: when the engine stops or fails before the request ends.
         """
-        news = self.stream(prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt)
+        news = self.stream(prompt, params, request_id=request_id, priority=priority, scope=scope)
         try:
             async for item in news:
                 if isinstance(item, RequestOutput):
@@ -119,7 +120,7 @@ class AsyncEngine:
         *,
         request_id: str | None = None,
         priority: int = 0,
-        cache_salt: str = "",
+        scope: CacheScope = UNSCOPED,
         handoff: Handoff = WHOLE,
         on_queued: Callable[[], object] | None = None,
     ) -> AsyncGenerator[EngineNews, None]:
@@ -137,7 +138,7 @@ class AsyncEngine:
         stream = _Stream(asyncio.get_running_loop(), asyncio.Queue(), params.n, grammar)
 
         def add() -> None:
-            self._add(stream, prompt, params, request_id, priority, cache_salt, handoff)
+            self._add(stream, prompt, params, request_id, priority, scope, handoff)
 
         self._inbox.put(add)
         self._require_running()
@@ -239,7 +240,7 @@ class AsyncEngine:
         params: SamplingParams,
         request_id: str | None,
         priority: int,
-        cache_salt: str,
+        scope: CacheScope,
         handoff: Handoff,
     ) -> None:
         if self._failure is not None:
@@ -247,7 +248,7 @@ class AsyncEngine:
             return
         try:
             stream.request_id = self._engine.add_request(
-                prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt, handoff=handoff
+                prompt, params, request_id=request_id, priority=priority, scope=scope, handoff=handoff
             )
         except TandemError as error:
             self._tell(stream, [error])
@@ -262,7 +263,7 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while self._serve_inbox():
-                self._busy_since_s = time.monotonic()
+                self._busy_since_s = monotonic_s()
                 self._dispatch(self._engine.step())
             for request_id in self._streams:
                 self._engine.abort(request_id)
@@ -282,7 +283,7 @@ class AsyncEngine:
         for _ in range(max(self._inbox.qsize(), is_idle)):
             self._busy_since_s = None
             action = self._inbox.get()
-            self._busy_since_s = time.monotonic()
+            self._busy_since_s = monotonic_s()
             if action is _STOP:
                 return False
             action()

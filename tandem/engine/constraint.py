@@ -1,4 +1,4 @@
-"""What its grammar and its thinking leave one answer to choose from next.
+"""Constraint of one answer: the tokens that its grammar and its thinking allow next.
 
 Invariant: a constraint that observed some tokens equals one built afresh that observes them again. The grammar begins
 where the thinking ends. Masks are made elsewhere (`MaskMaker`), which alone moves the matcher.

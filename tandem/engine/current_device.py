@@ -1,4 +1,4 @@
-"""Which CUDA device is a thread's current one: Triton launches there, and new streams and captures are made there."""
+"""Sets a thread's current CUDA device: Triton launches there, and new streams and captures are made there."""
 
 from contextlib import AbstractContextManager, nullcontext
 

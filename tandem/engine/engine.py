@@ -15,6 +15,7 @@ from tandem.core.errors import InvalidRequestError, TandemError
 from tandem.core.hashing import root_hash
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.scope import UNSCOPED, CacheScope
 from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.engine.choice import Choice
 from tandem.engine.executor import Executor
@@ -22,7 +23,7 @@ from tandem.engine.identity import ModelIdentity
 from tandem.engine.load import EngineLoad, StepStats, load_of, stats_of
 from tandem.engine.randomness import choice_seed
 from tandem.engine.text_stream import TextPiece, TextStream
-from tandem.engine.validation import check_handoff, check_names, check_params, encode_prompt
+from tandem.engine.validation import check_handoff, check_params, check_request_id, check_scope, encode_prompt
 from tandem.kvcache.manager import KVCacheManager, KVCacheUsage
 from tandem.scheduler.output import KVNews, KVReserved, SampledToken, ScheduledRequest, SchedulerOutput
 from tandem.scheduler.request import WHOLE, Handoff, Request
@@ -125,7 +126,7 @@ class Engine:
         *,
         request_id: str | None = None,
         priority: int = 0,
-        cache_salt: str = "",
+        scope: CacheScope = UNSCOPED,
         handoff: Handoff = WHOLE,
     ) -> str:
         """Queue a prompt (text or token ids); returns its id.
@@ -135,7 +136,7 @@ class Engine:
             params: how tokens are chosen. `n` > 1 gives that many outputs, told apart by `RequestOutput.index`.
             request_id: unique among live requests; None = numbered.
             priority: lower is more urgent; waiting makes any request more urgent over time.
-            cache_salt: requests share cached blocks only with requests of the same salt.
+            scope: requests share cached blocks only with requests of an equal scope.
             handoff: what other workers do of it.
 
         Raises:
@@ -144,13 +145,14 @@ class Engine:
         """
         arrival_s = self._clock.now_s()
         request_id = self._unused_id() if request_id is None else request_id
-        check_names(request_id, cache_salt)
+        check_request_id(request_id)
+        check_scope(scope)
         if request_id in self._children:
             raise InvalidRequestError(f"request_id={request_id!r} is in use; ids of live requests are unique")
         grammar = check_params(params, self.tokenizer, self._model.vocab_size, self.grammars)
         check_handoff(handoff, params, self._model.vocab_size)
         token_ids = self.encode(prompt)
-        requests = self._requests(request_id, token_ids, params, priority, self._root_hash(cache_salt), handoff)
+        requests = self._requests(request_id, token_ids, params, priority, self._root_hash(scope), handoff)
         self._add_all(requests)
         self._children[request_id] = [request.request_id for request in requests]
         for index, request in enumerate(requests):
@@ -253,12 +255,8 @@ class Engine:
         self._num_numbered += 1
         return request_id
 
-    def _root_hash(self, cache_salt: str) -> bytes:
-        return root_hash(
-            model_fingerprint=self._model.fingerprint,
-            block_size=self._kv.layout.block_size,
-            salt=cache_salt,
-        )
+    def _root_hash(self, scope: CacheScope) -> bytes:
+        return root_hash(scope, model_fingerprint=self._model.fingerprint, block_size=self._kv.layout.block_size)
 
     def _requests(
         self,

@@ -1,4 +1,4 @@
-"""What the engine knows of the model it serves, beside how to compute it."""
+"""Identity of the served model, beside the parts that compute it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

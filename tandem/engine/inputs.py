@@ -6,7 +6,7 @@ of context.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,8 +25,9 @@ IntArray = npt.NDArray[np.int64]
 class ModelInputs:
     """One step, requests concatenated along the token dimension; valid until the next is built.
 
-    `batches` has one entry a KV group. `wanted`: the tokens whose hidden states are asked for; None = all. Among those,
-    in scheduled order: `sample_rows` are the ones whose logits choose a token, `first_rows` each request's first.
+    `batches` has one entry a KV group. `wanted`: the tokens whose hidden states are asked for, with a batch for each KV
+    group in which these alone are read; None = all. Among those, in scheduled order: `sample_rows` are the ones whose
+    logits choose a token, `first_rows` each request's first.
     """
 
     input_ids: torch.Tensor  # [num_tokens] int64
@@ -45,12 +46,22 @@ class InputBuilder:
         max_num_requests: requests that run at once.
         max_model_len: longest request in tokens.
         device: where the tensors go.
+        wanted_groups: KV groups of `ModelSpec.wanted_states`.
     """
 
-    def __init__(self, layout: KVLayout, *, max_num_requests: int, max_model_len: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        layout: KVLayout,
+        *,
+        max_num_requests: int,
+        max_model_len: int,
+        device: torch.device,
+        wanted_groups: Collection[int],
+    ) -> None:
         max_blocks = math.ceil(max_model_len / layout.block_size)
         self._block_size = layout.block_size
         self._device = device
+        self._wanted_groups = wanted_groups
         self._tables = [np.zeros((max_num_requests, max_blocks), dtype=np.int32) for _ in layout.groups]
         self._rows: dict[str, int] = {}
         self._owners: list[str] = []  # of the rows, the other way round
@@ -69,7 +80,8 @@ class InputBuilder:
         query_start = np.concatenate(([0], np.cumsum(lengths)))
         owner = np.repeat(np.arange(len(rows)), lengths)
         positions = np.arange(query_start[-1]) + (ends - query_start[1:])[owner]
-        batches = self._attention_batches(rows[order], positions, query_start, ends)
+        groups = range(len(self._tables))
+        batches = self._attention_batches(groups, rows[order], positions, query_start, ends)
         num_wanted = lengths if lengths.max() == 1 else np.array([_num_wanted(item) for item in scheduled])
         wanted = None
         if num_wanted.sum() < query_start[-1]:
@@ -81,7 +93,7 @@ class InputBuilder:
         return ModelInputs(
             input_ids=self._tensor(_token_ids(scheduled)),
             positions=self._tensor(positions),
-            batches=batches,
+            batches=tuple(batches.values()),
             sample_rows=self._tensor(last_rows[samples]),
             first_rows=tuple(first_rows.tolist()),
             wanted=wanted,
@@ -95,16 +107,17 @@ class InputBuilder:
         starts = np.concatenate(([0], np.cumsum(num_wanted[some])))
         first_tokens = query_start[1:][some] - num_wanted[some] - starts[:-1]
         tokens = np.arange(starts[-1]) + np.repeat(first_tokens, num_wanted[some])
-        batches = self._attention_batches(rows[some], positions[tokens], starts, ends[some])
+        batches = self._attention_batches(self._wanted_groups, rows[some], positions[tokens], starts, ends[some])
         return WantedTokens(self._tensor(tokens), batches)
 
     def _attention_batches(
         self,
+        groups: Collection[int],
         rows: IntArray,
         positions: IntArray,
         query_start: IntArray,
         ends: IntArray,
-    ) -> tuple[AttentionBatch, ...]:
+    ) -> dict[int, AttentionBatch]:
         max_seq_len = int(ends.max(initial=0))
         num_blocks = math.ceil(max_seq_len / self._block_size)
         starts = self._tensor(query_start.astype(np.int32))
@@ -112,22 +125,21 @@ class InputBuilder:
         lengths = np.diff(query_start)
         owner = np.repeat(np.arange(len(rows)), lengths)
         block_index, offset = np.divmod(positions, self._block_size)
-        batches = []
+        batches = {}
         has_no_gaps = not len(rows) or rows[-1] == len(rows) - 1
-        for table in self._tables:
+        for group in groups:
+            table = self._tables[group]
             block_tables = table[: len(rows), :num_blocks] if has_no_gaps else table[rows, :num_blocks]
             slots = block_tables[owner, block_index].astype(np.int64) * self._block_size + offset
-            batches.append(
-                AttentionBatch(
-                    query_start=starts,
-                    seq_lens=seq_lens,
-                    block_tables=self._tensor(block_tables),
-                    slot_mapping=self._tensor(slots),
-                    max_query_len=int(lengths.max(initial=0)),
-                    max_seq_len=max_seq_len,
-                )
+            batches[group] = AttentionBatch(
+                query_start=starts,
+                seq_lens=seq_lens,
+                block_tables=self._tensor(block_tables),
+                slot_mapping=self._tensor(slots),
+                max_query_len=int(lengths.max(initial=0)),
+                max_seq_len=max_seq_len,
             )
-        return tuple(batches)
+        return batches
 
     def _update_row(self, item: ScheduledRequest) -> int:
         row = self._rows.get(item.request_id)

@@ -1,4 +1,4 @@
-"""What one running request does to its logits before a token is chosen: penalties, bias, bans and its grammar.
+"""Changes of one request's logits before a token is chosen: penalties, bias, bans and its grammar.
 
 Invariant: a state built from (prompt, outputs) equals one built from the prompt that observed those outputs, so a
 request can move to another worker. Work per token does not grow with the length of the history. Nothing here draws.

@@ -72,7 +72,7 @@ def assemble(config: EngineConfig, *, clock: Clock | None = None, emit: BlockEve
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     device = resolve_device(config.device)
-    path = resolve_model_path(config.model, dtype=config.dtype)
+    path = resolve_model_path(config.model, dtype=config.dtype, allow_pickle=config.allow_pickle)
     kernels = choose_kernels(device, config.native_kernels)
     model = load_model(
         str(path),
@@ -81,6 +81,8 @@ def assemble(config: EngineConfig, *, clock: Clock | None = None, emit: BlockEve
         kernels=kernels,
         max_model_len=config.max_model_len,
         packed_dir=default_cache_dir() / "weights" if config.pack_weights else None,
+        memory_bytes=_memory_bytes(device),
+        allow_pickle=config.allow_pickle,
     )
     tokenizer = Tokenizer.load(path)
     model = model.ended_by(tokenizer.eos_token_id)

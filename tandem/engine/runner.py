@@ -68,6 +68,7 @@ class ModelRunner:
             max_num_requests=max_num_requests,
             max_model_len=max_model_len,
             device=arena.pages.device,
+            wanted_groups=sorted({self._group_of_state[state] for state in spec.wanted_states}),
         )
         self._graphs = self._capture_graphs(max_num_requests, max_model_len)
 
@@ -98,10 +99,14 @@ class ModelRunner:
         batches: Sequence[AttentionBatch],
         wanted: WantedTokens | None = None,
     ) -> torch.Tensor:
-        """`batches` has one entry a KV group; the decoder wants one a layer that keeps state."""
+        """`batches` has one entry a KV group; the decoder wants one a layer that keeps state. `wanted` likewise, of
+        those that are read.
+        """
         groups = self._group_of_state
         if wanted is not None:
-            wanted = replace(wanted, batches=[wanted.batches[group] for group in groups])
+            wanted = replace(
+                wanted, batches={state: wanted.batches[groups[state]] for state in self._spec.wanted_states}
+            )
         by_state = [batches[group] for group in groups]
         return self._decoder.forward(input_ids, positions, self._arena.layers, by_state, self._backend, wanted)
 

@@ -1,4 +1,4 @@
-"""What a request must be before the engine takes it: refused here, so that nothing a caller sends can break a step.
+"""Validates requests before the engine takes them, so that nothing a caller sends can break a step.
 
 Cheap checks come first and nothing is copied before it was counted. Everything is a pure function of its arguments.
 """
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tandem.core.errors import InvalidRequestError, shown
 from tandem.core.sampling_params import SamplingParams, validate_for_vocab
+from tandem.core.scope import CacheScope
 from tandem.scheduler.request import WHOLE, Handoff
 from tandem.text.grammars import CompiledGrammar, Grammars
 from tandem.text.tokenizer import Tokenizer
@@ -15,17 +16,30 @@ MAX_NAME_CHARACTERS = 256
 MAX_CHARACTERS_PER_TOKEN = 1024  # of a whole prompt on average; real text has fewer than ten
 
 
-def check_names(request_id: object, cache_salt: object) -> None:
-    """Refuse identifiers that are not short text; an id may not be empty.
+def check_request_id(request_id: object) -> None:
+    """Refuse an id that is not short text.
 
     Raises:
-        InvalidRequestError: naming the first that is wrong.
+        InvalidRequestError: naming it.
     """
-    for name, value, least in (("request_id", request_id, 1), ("cache_salt", cache_salt, 0)):
-        if not isinstance(value, str) or not least <= len(value) <= MAX_NAME_CHARACTERS:
-            raise InvalidRequestError(
-                f"{name}={shown(value)} must be text of {least} to {MAX_NAME_CHARACTERS} characters"
-            )
+    if not isinstance(request_id, str) or not 1 <= len(request_id) <= MAX_NAME_CHARACTERS:
+        raise InvalidRequestError(
+            f"request_id={shown(request_id)} must be text of 1 to {MAX_NAME_CHARACTERS} characters"
+        )
+
+
+def check_scope(scope: object) -> None:
+    """Refuse a scope whose state this engine cannot compute: it applies no adapter.
+
+    Raises:
+        InvalidRequestError: naming what is wrong.
+    """
+    if not isinstance(scope, CacheScope):
+        raise InvalidRequestError(f"scope={shown(scope)} must be a CacheScope")
+    if scope.adapter is not None:
+        raise InvalidRequestError(
+            f"scope.adapter={scope.adapter.hex()} is not loaded; this engine serves the model's own weights only"
+        )
 
 
 def encode_prompt(prompt: object, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int) -> list[int]:

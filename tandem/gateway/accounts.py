@@ -47,11 +47,11 @@ class Caller:
         key = self.key
         if key is None:
             return request
-        scope = ("group", key.cache_group) if key.cache_group is not None else ("tenant", key.tenant)
+        owner = ("group", key.cache_group) if key.cache_group is not None else ("tenant", key.tenant)
         session = request.session_id
         return replace(
             request,
-            cache_salt=_digest(*scope, request.cache_salt),
+            scope=replace(request.scope, salt=_digest(*owner, request.scope.salt)),
             session_id=None if session is None else _digest("session", key.tenant, session),
         )
 
@@ -89,7 +89,9 @@ class Bill:
                 f"this API key may not use the model {shown(request.model)}; it may use {', '.join(key.models)}"
             )
         self._asked = asked
-        self._held = accounts.charge(key, self.request_id, request.model, most_usage(request, max_model_len))
+        self._held = accounts.charge(
+            key, self.request_id, request.model, self._billed(most_usage(request, max_model_len))
+        )
         self._held.delivered = lambda: self._usage() if was_heard() else Usage()
         await accounts.reserve(self._held)
         self.headers = limit_headers(self._held.standing, is_anthropic=is_anthropic)
@@ -116,8 +118,11 @@ class Bill:
     def _usage(self, ends: Mapping[int, ChoiceEnd] = MappingProxyType({})) -> Usage:
         assert self._asked is not None
         generated = {index: end.num_output_tokens for index, end in ends.items()}
-        usage = usage_of_results(self._asked.request, self._asked.results, generated)
-        return replace(usage, num_output=0) if self._asked.is_warm_up else usage
+        return self._billed(usage_of_results(self._asked.request, self._asked.results, generated))
+
+    def _billed(self, usage: Usage) -> Usage:
+        assert self._asked is not None
+        return replace(usage, num_output=0) if self._asked.is_prompt_only else usage
 
 
 def caller_of(scope: Scope) -> Caller:

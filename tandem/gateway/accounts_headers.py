@@ -2,9 +2,16 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from tandem.accounts.errors import BudgetExhaustedError, KeyRefusedError, LimitExceededError, NotAllowedError
+from tandem.accounts.errors import (
+    AccountsUnavailableError,
+    BudgetExhaustedError,
+    KeyRefusedError,
+    LimitExceededError,
+    NotAllowedError,
+)
 from tandem.accounts.standing import Standing, Window
 from tandem.gateway.errors import MAX_RETRY_AFTER_S, Problem, problem_of
 
@@ -24,6 +31,8 @@ def problem_for(error: BaseException) -> Problem:
             kind = "requests" if error.limit in ("requests", "concurrency") else "tokens"
             wait_s = min(MAX_RETRY_AFTER_S, max(1, math.ceil(error.retry_after_s or 1.0)))
             return Problem(429, kind, "rate_limit_exceeded", str(error), None, wait_s)
+        case AccountsUnavailableError():  # NOTE: its own words are for operators, and in the log
+            return replace(problem_of(error), message="this server's accounts are temporarily not available; try again")
     return problem_of(error)
 
 

@@ -19,7 +19,7 @@ def usage_of_results(
     total = Usage()
     for indexes in _by_prompt(request.choices):
         num_output = sum(max(results[index].num_output_tokens, generated.get(index, 0)) for index in indexes)
-        if num_output:
+        if num_output or any(results[index].is_computed for index in indexes):
             split = results[indexes[0]].split
             total += Usage(
                 num_input=split.num_input,

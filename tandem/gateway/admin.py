@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from tandem.core.process_usage import ProcessUsage
 from tandem.gateway.accounts import Caller
 from tandem.gateway.errors import RequestError
 from tandem.gateway.gateway import Gateway
@@ -29,6 +30,7 @@ async def list_processes(gateway: Gateway, address: str) -> dict[str, Any]:
         "is_alive": True,
         "age_s": 0.0,
         "num_running": gateway.admission.num_open,
+        **_usage(gateway.usage.read()),
     }
     return {"workers": [own, *map(_router, listings), *map(_worker, _latest(listings))]}
 
@@ -73,7 +75,16 @@ def _router(listing: RouterListing) -> dict[str, Any]:
         "is_alive": listing.problem is None,
         "problem": listing.problem,
         "num_workers": len(listing.workers),
+        **_usage(None if process is None else process.usage),
     }
+
+
+def _usage(usage: ProcessUsage | None) -> dict[str, Any]:
+    """Of a process that may be away, or too old to tell."""
+    if usage is None:
+        return {"cpu_cores": None, "memory_bytes": None}
+    cpu_cores = None if usage.cpu_cores is None else round(usage.cpu_cores, 3)
+    return {"cpu_cores": cpu_cores, "memory_bytes": usage.memory_bytes}
 
 
 def _latest(listings: Sequence[RouterListing]) -> Iterator[WorkerListing]:
@@ -108,4 +119,5 @@ def _worker(listing: WorkerListing) -> dict[str, Any]:
         "queued_tokens": state.queued.num_tokens,
         "links": [asdict(link) for link in status.links],
         "unreachable": list(status.unreachable),
+        **_usage(status.usage),
     }

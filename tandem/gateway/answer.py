@@ -6,7 +6,6 @@ everything behind it at once; nothing is cut silently.
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tandem.core.errors import TandemError
+from tandem.core.machine import wall_s
 from tandem.gateway.accounts import caller_of
 from tandem.gateway.accounts_headers import problem_for, refusal_headers
 from tandem.gateway.body import Body, ClientLeftError, wait_until_left
@@ -23,7 +23,7 @@ from tandem.gateway.errors import Problem
 from tandem.gateway.gateway import Gateway
 from tandem.gateway.hearing import Hearing
 from tandem.gateway.history import RequestRecord
-from tandem.gateway.http_protocol import give_up_unread
+from tandem.gateway.http_protocol import give_up_unread, ping_half_closed
 from tandem.gateway.pace import Pace
 from tandem.gateway.pin_book import PromptPins
 from tandem.gateway.server_timing import server_timing
@@ -130,7 +130,7 @@ class _Exchange:
     async def refuse(self, error: BaseException) -> None:
         """Say what went wrong, in whichever way is still open."""
         problem = problem_for(error)
-        self._gateway.metrics.rejected(problem.code, has_arrived=self._has_arrived)
+        self._gateway.metrics.rejected(problem.code, problem.status, has_arrived=self._has_arrived)
         give_up_unread(self._scope)
         if self._has_begun or problem.status >= 500:  # NOTE: a refused request is no failure of the server's
             self._span.fail(error)
@@ -142,12 +142,12 @@ class _Exchange:
             more = refusal_headers(error, is_anthropic=self._is_anthropic)
             await self._send_head(status, {"content-type": JSON, **problem.headers, **more})
             await self._send_body(body, is_last=True)
-        _log_problem(self._request_id, problem)
+        _log_problem(self._request_id, problem, error)
 
     async def _serve(self, body: Body, free: Callable[[], None]) -> None:
         """NOTE: its place is free before the client has the last byte, and may send its next request."""
         gateway = self._gateway
-        record = self._record = gateway.history.open(self._request_id, gateway.model.name, time.time())
+        record = self._record = gateway.history.open(self._request_id, gateway.model.name, wall_s())
         record.kind, record.tenant = self._dialect.kind, self._caller.tenant
         with record.timed("tokenise"), body:  # NOTE: which is not held for as long as the answer takes
             asked = await self._dialect.read(body.data, self._request_id)
@@ -186,6 +186,7 @@ class _Exchange:
             updates = await hearing.take(batch)
             await self._note_pins(asked)
             if not self._has_begun:
+                ping_half_closed(self._scope, self._dialect.ping)
                 await self._send_head(200, _STREAM_HEADERS | {"server-timing": server_timing(record.stages())})
             if frames := asked.writer.chunk(updates):
                 await self._send_body(frames, is_last=False)
@@ -274,6 +275,8 @@ class _Exchange:
         self._gateway.tracing.export_stages(record.stages(), self._span.traceparent)
 
 
-def _log_problem(request_id: str, problem: Problem) -> None:
+def _log_problem(request_id: str, problem: Problem, error: BaseException) -> None:
+    """With the error's own words, which may say more than a client is told."""
     level = logging.WARNING if problem.status >= 500 else logging.INFO
-    _logger.log(level, "request %s is refused with %d: %s", request_id, problem.status, problem.message)
+    why = str(error) if isinstance(error, TandemError) else problem.message
+    _logger.log(level, "request %s is refused with %d: %s", request_id, problem.status, why)

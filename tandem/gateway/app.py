@@ -1,6 +1,7 @@
 """The routes: which path is answered by what. Errors of every path have OpenAI's shape."""
 
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
@@ -10,6 +11,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp
 
 from tandem import __version__
@@ -80,11 +82,12 @@ def build_apps(gateway: Gateway, settings: GatewaySettings) -> Apps:
     _add_error_handlers(app)
     document(app)
     fast = FastLane(app, gateway, {path: dialect for path, dialect, _, _ in generating})
-    edge = Edge(fast, gateway.ids, _guard(gateway, settings).admit)
+    edge = Edge(fast, gateway.ids, guard_of(gateway, settings).admit)
     return Apps(CrossOrigin(edge, settings.origins) if settings.origins else edge, OperatorPort(edge))
 
 
-def _guard(gateway: Gateway, settings: GatewaySettings) -> Guard | OpenGuard:
+def guard_of(gateway: Gateway, settings: GatewaySettings) -> Guard | OpenGuard:
+    """Says whose a request is: by its key, or where there are no accounts everybody's but another site's."""
     if gateway.accounts is not None:
         return Guard(gateway.accounts)
     rules = BrowserRules((settings.host.lower(), *settings.hosts), settings.origins)
@@ -175,7 +178,10 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         problem = http_problem(error.status_code, request.url.path, request.method)
-        return _as_response(request, problem, dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers["Allow"] = ", ".join(_methods_at(request))
+        return _as_response(request, problem, headers)
 
     async def on_invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -191,6 +197,13 @@ def _add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(TandemError, on_any)
     app.add_exception_handler(Exception, on_any)
+
+
+def _methods_at(request: Request) -> list[str]:
+    """Those of all routes of a path. NOTE: the framework's own `Allow` has those of the first."""
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    found = [route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for methods in found for method in methods})
 
 
 def _as_response(request: Request, problem: Problem, headers: dict[str, Any] | None = None) -> Response:

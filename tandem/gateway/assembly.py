@@ -35,6 +35,7 @@ class Assembled:
         pins: what the conversation's breakpoints keep; those that keep nothing are left out.
         grammar, reasoning, skip_special_tokens: as in `SamplingParams`.
         tools: those the answer may call.
+        is_call_forced: the grammar admits only calls.
         is_thinking_open: the prompt ends inside thinking.
     """
 
@@ -46,6 +47,7 @@ class Assembled:
     reasoning: Reasoning | None
     skip_special_tokens: bool
     tools: tuple[Tool, ...]
+    is_call_forced: bool
     is_thinking_open: bool
 
     def params(self, params: SamplingParams) -> SamplingParams:
@@ -61,13 +63,17 @@ class Assembled:
             skip_special_tokens=params.skip_special_tokens and self.skip_special_tokens,
         )
 
-    def new_result(self, *, keep: bool) -> ChoiceResult:
-        """For one answer; `keep` as in `ChoiceResult`."""
+    def new_result(self, *, keep: bool, is_prompt_only: bool = False) -> ChoiceResult:
+        """For one answer; `keep` and `is_prompt_only` as in `ChoiceResult`."""
         reasoning = None if self.reasoning is None else ReasoningState(self.reasoning)
-        return ChoiceResult(len(self.token_ids), keep, self._new_parser(), reasoning, self.pins)
+        return ChoiceResult(
+            len(self.token_ids), keep, self._new_parser(), reasoning, self.pins, is_prompt_only=is_prompt_only
+        )
 
     def _new_parser(self) -> AnswerParser:
-        return self.model.answers.parser(tools=self.tools, is_thinking_open=self.is_thinking_open)
+        return self.model.answers.parser(
+            tools=self.tools, is_thinking_open=self.is_thinking_open, is_forced=self.is_call_forced
+        )
 
 
 async def assemble(
@@ -103,6 +109,7 @@ async def assemble(
         reasoning=reasoning,
         skip_special_tokens=not (answers.needs_special_tokens and (asked.tools or answers.thinking is not None)),
         tools=asked.tools,
+        is_call_forced=asked.tool_choice.mode is ToolMode.REQUIRED,
         is_thinking_open=is_open,
     )
 

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope
 from tandem.core.errors import CapacityError
 from tandem.core.memory import total_bytes
 from tandem.gateway.accounts import caller_of
-from tandem.gateway.content_type import check_content_type
+from tandem.gateway.content_type import check_codings, check_content_type
 from tandem.gateway.edge import header_of
 from tandem.gateway.errors import RequestError
 from tandem.gateway.json_scan import VALUE_BYTES, JsonScan, check_scan
@@ -71,12 +71,13 @@ class Bodies:
         """The whole body of a request, which is its reader's to free.
 
         Raises:
-            RequestError: it does not say that it is JSON, is larger than one may be, or takes longer than
-                `BODY_TIMEOUT_S`.
+            RequestError: it does not say that it is JSON, is compressed, is larger than one may be, or takes longer
+                than `BODY_TIMEOUT_S`.
             CapacityError: too much is held already.
             ClientLeftError: it did not come to its end.
         """
         check_content_type(scope)
+        check_codings(scope)
         self._check_declared(header_of(scope, b"content-length"))
         key = caller_of(scope).key
         with ExitStack() as undo:

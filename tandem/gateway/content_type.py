@@ -1,4 +1,4 @@
-"""Content types: a body is taken for JSON where its sender says so.
+"""Content types and codings: a body is taken for JSON where its sender says so, and only as it is.
 
 A page of another site may send text/plain, a form, or a body without a type at once, but JSON only after a preflight.
 curl sends a form unless told otherwise, and every SDK says JSON, so a missing type is refused too. Pure.
@@ -21,6 +21,24 @@ def check_content_type(scope: Scope) -> None:
         if not _is_json(value):
             raise RequestError(
                 f"content-type={shown(value)} is not JSON; {_REMEDY}", code="unsupported_media_type", status=415
+            )
+
+
+def check_codings(scope: Scope) -> None:
+    """Raises RequestError for a body that is compressed, with status 415, or whose transfer is, with 501."""
+    for name, value in scope["headers"]:
+        given = value.decode("latin-1")
+        if name == b"content-encoding" and given.strip().lower() not in ("", "identity"):
+            raise RequestError(
+                f"content-encoding={shown(given)} is not supported by this server; send the body uncompressed",
+                code="unsupported_media_type",
+                status=415,
+            )
+        if name == b"transfer-encoding" and given.strip().lower() != "chunked":
+            raise RequestError(
+                f"transfer-encoding={shown(given)} is not supported by this server but for 'chunked'",
+                code="unsupported_transfer_encoding",
+                status=501,
             )
 
 

@@ -41,7 +41,6 @@ class Asked:
 
     Args:
         results: one a choice, in order.
-        is_warm_up: of its answer nothing is told or billed; its prompt is.
         answer_id: what the client calls the answer, where that does not follow from the request's id.
     """
 
@@ -49,8 +48,12 @@ class Asked:
     results: tuple[ChoiceResult, ...]
     writer: Writer
     is_stream: bool
-    is_warm_up: bool = False
     answer_id: str | None = None
+
+    @property
+    def is_prompt_only(self) -> bool:
+        """Of its answers nothing is told or billed; its prompts are."""
+        return all(result.is_prompt_only for result in self.results)
 
 
 @dataclass(frozen=True, slots=True)

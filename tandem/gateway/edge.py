@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tandem.core.errors import TandemError
+from tandem.core.errors import TandemError, UnavailableError
 from tandem.gateway.accounts import Caller, set_caller
 from tandem.gateway.accounts_headers import problem_for, refusal_headers
 from tandem.gateway.refusal import refusal_of
@@ -58,7 +58,8 @@ class Edge:
         try:
             set_caller(scope, await self._admit(scope))
         except TandemError as error:
-            _logger.info("%s %s is refused: %s", scope["method"], scope["path"], error)
+            level = logging.WARNING if isinstance(error, UnavailableError) else logging.INFO
+            _logger.log(level, "%s %s is refused: %s", scope["method"], scope["path"], error)
             await self._refuse(error, scope, guarded)
             return False
         return True

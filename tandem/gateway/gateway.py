@@ -1,12 +1,14 @@
 """A gateway's parts, put together: what requests share. Started and closed once; owned by one event loop."""
 
 import logging
-import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
+from tandem.accounts.accounts import Accounts
 from tandem.core.clock import Clock
 from tandem.core.errors import UnavailableError
+from tandem.core.machine import random_bytes
+from tandem.core.process_usage import UsageMeter
 from tandem.gateway.accounts_open import open_accounts
 from tandem.gateway.admission import Admission
 from tandem.gateway.body import Bodies
@@ -40,8 +42,15 @@ _logger = logging.getLogger(__name__)
 class Gateway:
     """Serves requests for one model. `open` is the core that every dialect shares."""
 
-    def __init__(self, settings: GatewaySettings, model: ServedModel, clock: Clock, tracing: Tracing) -> None:
-        self.incarnation, trace = secrets.token_hex(8), tracing.metadata
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        model: ServedModel,
+        clock: Clock,
+        tracing: Tracing,
+        open_accounts: Callable[[GatewaySettings, Clock], Accounts | None] = open_accounts,
+    ) -> None:
+        self.incarnation, trace = random_bytes(8).hex(), tracing.metadata
         credentials = settings.credentials(
             settings.secret, ProcessRole.GATEWAY, settings.router_addresses, incarnation=self.incarnation
         )
@@ -57,6 +66,7 @@ class Gateway:
         self.request_timeout_s = settings.request_timeout_s
         self.admission = Admission(settings.max_concurrent_requests)
         self.clock = clock
+        self.usage = UsageMeter(clock)
         self.accounts = open_accounts(settings, clock)
         self.moderator = choose_moderator(settings.moderation)
         self.pin_book: PinBook = MemoryPinBook(clock) if settings.redis is None else RedisPinBook(settings.redis)

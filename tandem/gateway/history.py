@@ -3,7 +3,6 @@
 Holds figures and worker ids, never prompts or answers.
 """
 
-import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tandem.core.clock import Clock, SystemClock
+from tandem.core.machine import wall_s
 from tandem.core.timeline import Stage
 from tandem.gateway.request import ChoiceEnd
 
@@ -79,7 +79,7 @@ class RequestRecord:
         Args:
             unless: errors after which it was no stage.
         """
-        is_stage, start_s, began_s = True, time.time(), self.clock.now_s()
+        is_stage, start_s, began_s = True, wall_s(), self.clock.now_s()
         attributes: dict[str, str | int | float] = {}
         try:
             yield attributes

@@ -3,17 +3,22 @@
 Invariant: a connection never makes us hold more of them than the limit and one read; a head that does not end is given
 up, and so is a body whose answer is out. The limit holds for trailers and chunk extensions too. A client that does not
 read cannot keep a failed request. An offer to change the protocol is ignored (RFC 9110 §7.8), the request served.
+HTTP/1.0 gets no chunks. A client that ends its sending gets its answer, unless it does not read.
 """
 
 import asyncio
+import sys
 from typing import Any
 
 import httptools
 from starlette.types import Scope
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
+from uvicorn._types import Scope as ServerScope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from tandem.gateway.body import BODY_TIMEOUT_S
 from tandem.gateway.errors import Problem
+from tandem.gateway.half_close import HalfCloseProbe
 from tandem.gateway.openai.frames import error_body
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -22,6 +27,7 @@ LAST_WORDS_S = 1.0  # for a client to take how its request ended
 UNREAD_S = 10.0  # in which a client must take something of what is left for it
 _MAX_ROUNDS = 6
 _GIVE_UP_KEY = "tandem.give_up_unread"
+_PING_KEY = "tandem.ping_half_closed"
 
 
 def give_up_unread(scope: Scope) -> None:
@@ -30,9 +36,17 @@ def give_up_unread(scope: Scope) -> None:
         give_up()
 
 
+def ping_half_closed(scope: Scope, ping: bytes) -> None:
+    """A stream begins, which may say `ping` between its events: to learn whether a client that ended its sending is
+    still there.
+    """
+    if (use := scope.get(_PING_KEY)) is not None:
+        use(ping)
+
+
 def without_connection(scope: Scope) -> Scope:
     """`scope` for what outlives its connection."""
-    return {name: value for name, value in scope.items() if name != _GIVE_UP_KEY}
+    return {name: value for name, value in scope.items() if name not in (_GIVE_UP_KEY, _PING_KEY)}
 
 
 class _HeadTooLongError(Exception):
@@ -48,6 +62,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._num_waiting_bytes = 0  # read since the parser last passed something on
         self._is_in_body = False
         self._timer: asyncio.TimerHandle | None = None  # ends the connection
+        self._ping: bytes | None = None
+        self._probe: HalfCloseProbe | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -89,10 +105,30 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._stop_timer()
         super().connection_lost(exc)
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """NOTE: HTTP/1.0 has no interim responses to probe with: its clients that end their sending count as gone."""
+        if self._is_answered() or self.cycle.more_body or self.cycle.scope["http_version"] == "1.0":
+            return False
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # NOTE: closing would wait until the client has read what is here
+            return False
+        self.cycle.keep_alive = False
+        self._probe = HalfCloseProbe(self.loop, self.transport, self.cycle, self._ping)
+        if not self.pipeline:  # NOTE: of several requests on their way, the last is `cycle`
+            self._probe.write()
+        return True
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._probe is not None and not self._is_answered():
+            self._give_up_unread()
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._ping = None
         self._num_head_bytes = self._num_waiting_bytes = 0
         self.scope[_GIVE_UP_KEY] = self._give_up_unread  # type: ignore[literal-required]
+        self.scope[_PING_KEY] = self._use_ping  # type: ignore[literal-required]
         self._start_timer(HEAD_TIMEOUT_S)
 
     def on_url(self, url: bytes) -> None:
@@ -153,6 +189,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.transport.write(STATUS_LINE[431] + head.encode("ascii") + body)
         self.transport.close()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        super()._start_asgi_task(cycle, _Unchunked(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
+
+    def _use_ping(self, ping: bytes) -> None:
+        self._ping = ping
+        if self._probe is not None:
+            self._probe.ping = ping
+
     def _give_up_unread(self) -> None:
         assert self.cycle is not None
         self._watch_unread(self.cycle, _MAX_ROUNDS)
@@ -188,3 +232,26 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._start_timer(HEAD_TIMEOUT_S)
         elif not self.transport.is_closing():
             self.transport.close()
+
+
+class _Unchunked:
+    """Answers HTTP/1.0, which knows no chunks: a body of unknown length ends with its connection."""
+
+    def __init__(self, app: ASGI3Application, cycle: RequestResponseCycle) -> None:
+        self._app = app
+        self._cycle = cycle
+        self._is_unbounded = False
+
+    async def __call__(self, scope: ServerScope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        async def plain(message: ASGISendEvent) -> None:
+            if message["type"] == "http.response.start":
+                names = {name.lower() for name, _ in message.get("headers", ())}
+                self._is_unbounded = b"content-length" not in names
+                if self._is_unbounded:
+                    self._cycle.chunked_encoding = False
+            elif self._is_unbounded and message["type"] == "http.response.body":
+                is_last = not message.get("more_body", False)
+                self._cycle.expected_content_length = len(message.get("body", b"")) if is_last else sys.maxsize
+            await send(message)
+
+        await self._app(scope, receive, plain)

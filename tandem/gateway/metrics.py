@@ -118,6 +118,7 @@ class GatewayMetrics:
         self._num_prompt.inc(end.num_prompt_tokens)
         self._num_output.inc(end.num_output_tokens)
         if end.metrics is not None:
+            self.recent.note_prompt(end.num_prompt_tokens, end.metrics.num_cached_tokens)
             self._queries.inc(end.num_prompt_tokens)
             self._hits.inc(end.metrics.num_cached_tokens)
         if end.reason in (FinishReason.STOP, FinishReason.LENGTH):
@@ -128,8 +129,13 @@ class GatewayMetrics:
             if end.tpot_s is not None:
                 self._per_token.observe(end.tpot_s)
 
-    def rejected(self, code: str, *, has_arrived: bool) -> None:
-        """A request is answered with an error. `has_arrived`: its choices were counted when they came."""
+    def rejected(self, code: str, status: int, *, has_arrived: bool) -> None:
+        """A request is answered with an error of that HTTP status, or would be, had its answer not begun.
+
+        Args:
+            has_arrived: its choices were counted when they came.
+        """
+        self.recent.note_error(is_ours=status >= 500, has_arrived=has_arrived)
         self._rejected.labels(code).inc()
         if not has_arrived:
             self._turned_away.labels(code).inc()

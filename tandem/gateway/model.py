@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from tandem.core.errors import shown
+from tandem.core.errors import ConfigurationError, shown
 from tandem.gateway.errors import RequestError
 from tandem.gateway.grammar_check import GrammarCheck
 from tandem.gateway.one_system import shows_later_systems
@@ -51,16 +52,25 @@ class ServedModel:
 
         Raises:
             CheckpointError: there is no such directory or its tokenizer cannot be used.
-            ConfigurationError: no parser has that name.
+            ConfigurationError: no parser has that name, or tool calls are to be read of a model whose template shows no
+                tools.
         """
         path = resolve_model_path(path_or_hub_id, has_weights=False)
         tokenizer, template = Tokenizer.load(path), ChatTemplate.find(path)
-        answers = AnswerFormat.detect(
+        detect = partial(
+            AnswerFormat.detect,
             None if template is None else template.source,
             tokenizer,
-            tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
         )
+        answers = detect(tool_parser=tool_parser)
+        if answers.tools is not None and template is not None and not template.mentions("tools", has_tools=True):
+            if tool_parser != "auto":
+                raise ConfigurationError(
+                    f"tool_parser={tool_parser}: the chat template of {path_or_hub_id} shows no tools, so the model "
+                    "would never see them; leave it out, or serve a checkpoint with a template that shows them"
+                )
+            answers = detect(tool_parser="none")
         return cls(
             name=name or served_name(path_or_hub_id),
             tokenizer=tokenizer,

@@ -42,10 +42,12 @@ class Overview:
             list_processes(self._gateway, address), list_decisions(self._gateway, NUM_DECISIONS)
         )
         entries = listed["workers"]
+        recent = self._gateway.metrics.recent
         return {
             "at_s": time.time(),
             "model": _model(self._gateway),
-            "live": self._gateway.metrics.recent.as_json(),
+            "live": recent.as_json(),
+            "hour": recent.hour_as_json(),
             "processes": [_without_links(entry) for entry in entries],
             **_links(entries),
             "decisions": decided["decisions"],

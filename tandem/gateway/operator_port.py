@@ -12,7 +12,7 @@ ADMIN = "/admin/"
 _OWN = "/admin/requests/"
 _KEY = "tandem.is_operator_port"
 # Beside those, on the operators' port.
-_ALSO = ("/health", "/ready", "/ping", "/version", "/operations")
+_ALSO = ("/health", "/ready", "/ping", "/version", "/operations", "/trace")
 _ALSO_BELOW = (ADMIN, "/pages/")
 
 

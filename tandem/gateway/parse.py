@@ -1,5 +1,6 @@
 """JSON bodies as pydantic models, the same in every dialect. Invariant: what is wrong is named, with what it may be."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 import orjson
@@ -50,16 +51,30 @@ def parse_body(kind: type[AnyBody], body: bytes) -> AnyBody:
     try:
         return kind.model_validate(exact_fields(body, parsed))
     except ValidationError as error:
-        raise _wrong(error) from error
+        raise _wrong(error, parsed) from error
 
 
-def _wrong(error: ValidationError) -> RequestError:
+def _wrong(error: ValidationError, body: Any) -> RequestError:
     """The first field that is wrong, by the name its sender gave it, and all that it may be instead."""
     problems = error.errors(include_url=False)
     first = problems[0]
     param = str(first["loc"][0])[:128] if first["loc"] else None
     if first["type"] == "missing":
-        return RequestError(f"{param} is missing", param=param, code="missing_required_parameter")
-    where = f"{param}" + "".join(f"[{part}]" for part in first["loc"][1:] if isinstance(part, int))
+        where = ".".join(filter(None, (_path(first["loc"][:-1], body), str(first["loc"][-1]))))
+        return RequestError(f"{where} is missing", param=param, code="missing_required_parameter")
+    where = _path(first["loc"], body) or str(param)
     wanted = dict.fromkeys(problem["msg"] for problem in problems if problem["loc"][:1] == first["loc"][:1])
     return RequestError(f"{where}={shown(first['input'])}: {'; or: '.join(wanted)}", param=param, code="invalid_type")
+
+
+def _path(place: Sequence[int | str], value: Any) -> str:
+    """The field in its sender's words, as `text.verbosity`: pydantic's `place` names members of unions, too."""
+    path = ""
+    for part in place:
+        if isinstance(value, dict) and part in value:
+            path += ("." if path else "") + shown(part).strip("'")
+            value = value[part]
+        elif isinstance(value, list) and isinstance(part, int):
+            path += f"[{part}]"
+            value = value[part]
+    return path

@@ -60,6 +60,23 @@ class AnswerParser(Protocol):
         ...
 
 
+class CallsOnlyParser:
+    """Of an answer that can only be calls, as its grammar has it: text is a call that was cut, and dropped."""
+
+    def __init__(self, inner: AnswerParser) -> None:
+        self._inner = inner
+
+    def feed(self, text: str) -> Sequence[Part]:
+        return _without_text(self._inner.feed(text))
+
+    def finish(self) -> Sequence[Part]:
+        return _without_text(self._inner.finish())
+
+
+def _without_text(parts: Sequence[Part]) -> Sequence[Part]:
+    return [part for part in parts if not isinstance(part, Said)]
+
+
 class PlainParser:
     """Everything is text."""
 

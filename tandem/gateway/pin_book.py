@@ -83,7 +83,7 @@ class PromptPins:
     async def look_up(cls, book: PinBook, request: ServeRequest, info: ModelInfo) -> "PromptPins":
         """Raises as `PinBook.find`."""
         num_tokens = max((pin.num_tokens for pin in request.pins), default=0)
-        root = root_hash(model_fingerprint=info.fingerprint, block_size=info.block_size, salt=request.cache_salt)
+        root = root_hash(request.scope, model_fingerprint=info.fingerprint, block_size=info.block_size)
         hashes: list[bytes] = []
         extend_hashes(root, hashes, request.choices[0].prompt_token_ids[:num_tokens], info.block_size)
         pins = cls(book, hashes, info.block_size)

@@ -1,117 +1,143 @@
-"""The last minute as the gateway saw it, second by second: rates, and how long first and later tokens took.
+"""The last minute second by second, and the last hour minute by minute, as the gateway saw them.
 
-Invariant: memory is bounded by the window, whatever the load. Durations are counted in steps of ten percent, so a
-percentile is off by at most five. Owned by one event loop.
+Invariant: memory is bounded by the windows, whatever the load: 121 spans of a few hundred numbers at most, so less than
+4 MiB. A second is added to its minute when it is over. Owned by one event loop.
 """
 
 import math
-from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tandem.core.clock import Clock, SystemClock
+from tandem.gateway.traffic import Traffic, step_of
 
-WINDOW_S = 60
-_STEP = math.log(1.1)
-_SHORTEST_S = 1e-5
+NUM_SECONDS = 60
+NUM_MINUTES = 60
+MINUTE_S = 60
+_SERIES = {
+    "requests_per_s": ("requests_per_s",),
+    "output_tokens_per_s": ("output_tokens_per_s",),
+    "failed_share": ("failed_share",),
+    "cached_share": ("cached_share",),
+    "ttft_p50_ms": ("ttft_ms", "p50"),
+    "tpot_p50_ms": ("tpot_ms", "p50"),
+}
 
 
 @dataclass(slots=True)
-class _Second:
-    """What happened in one second; durations by their step."""
+class _Span:
+    """A second or a minute. `number`: how many came before it, by the clock."""
 
     number: int
-    num_arrived: int = 0
-    num_prompt_tokens: int = 0
-    num_output_tokens: int = 0
-    first_token: Counter[int] = field(default_factory=Counter)
-    per_token: Counter[int] = field(default_factory=Counter)
+    traffic: Traffic
 
 
 class Recent:
-    """Takes what `GatewayMetrics` takes and remembers it for `WINDOW_S` seconds."""
+    """Takes what `GatewayMetrics` takes and remembers it for a minute, and for an hour with less detail."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._started_s = self._clock.now_s()
-        self._seconds: deque[_Second] = deque(maxlen=WINDOW_S + 1)
+        self._started = math.floor(self._clock.now_s())
+        self._seconds: deque[_Span] = deque(maxlen=NUM_SECONDS + 1)
+        self._minutes: deque[_Span] = deque(maxlen=NUM_MINUTES + 1)
 
     def note_arrival(self, num_prompt_tokens: int) -> None:
         """A choice is about to be paired with workers."""
-        second = self._now()
-        second.num_arrived += 1
-        second.num_prompt_tokens += num_prompt_tokens
+        now = self._now()
+        now.num_arrived += 1
+        now.num_asked += 1
+        now.num_prompt_tokens += num_prompt_tokens
 
     def note_first(self, ttft_s: float) -> None:
         """A choice's first token came after `ttft_s`."""
-        second = self._now()
-        second.num_output_tokens += 1
-        second.first_token[_step(ttft_s)] += 1
+        now = self._now()
+        now.num_output_tokens += 1
+        now.first_token[step_of(ttft_s)] += 1
 
     def note_tokens(self, num_tokens: int, gap_s: float) -> None:
         """Tokens that came together count as evenly spaced."""
-        second = self._now()
-        second.num_output_tokens += num_tokens
-        second.per_token[_step(gap_s / num_tokens)] += num_tokens
+        now = self._now()
+        now.num_output_tokens += num_tokens
+        now.per_token[step_of(gap_s / num_tokens)] += num_tokens
+
+    def note_prompt(self, num_tokens: int, num_cached_tokens: int) -> None:
+        """A worker finished a choice; of its prompt, `num_cached_tokens` needed no prefill."""
+        now = self._now()
+        now.num_finished_tokens += num_tokens
+        now.num_cached_tokens += num_cached_tokens
+
+    def note_error(self, *, is_ours: bool, has_arrived: bool) -> None:
+        """A request was answered with an error, the server's own or not. `has_arrived`: its choices were noted."""
+        now = self._now()
+        now.num_failed += is_ours
+        now.num_refused += not is_ours
+        now.num_asked += not has_arrived
 
     def as_json(self) -> Mapping[str, Any]:
-        """Figures of the whole seconds behind us; percentiles and series are None where nothing happened."""
-        past = self._past()
-        window_s = len(past)
-        first, later = _together(s.first_token for s in past), _together(s.per_token for s in past)
-        return {
-            "window_s": window_s,
-            "num_requests": sum(s.num_arrived for s in past),
-            "requests_per_s": _mean(s.num_arrived for s in past),
-            "prompt_tokens_per_s": _mean(s.num_prompt_tokens for s in past),
-            "output_tokens_per_s": _mean(s.num_output_tokens for s in past),
-            "ttft_ms": {f"p{share}": _percentile_ms(first, share) for share in (50, 95, 99)},
-            "tpot_ms": {f"p{share}": _percentile_ms(later, share) for share in (50, 95, 99)},
-            "series": {
-                "requests_per_s": [s.num_arrived for s in past],
-                "output_tokens_per_s": [s.num_output_tokens for s in past],
-                "ttft_p50_ms": [_percentile_ms(s.first_token, 50) for s in past],
-                "tpot_p50_ms": [_percentile_ms(s.per_token, 50) for s in past],
-            },
-        }
+        """The whole seconds of the last minute."""
+        self._now()
+        end = math.floor(self._clock.now_s())
+        known = {span.number: span.traffic for span in self._seconds}
+        numbers = range(max(end - NUM_SECONDS, self._started), end)
+        return _told([known.get(number) or Traffic(1.0) for number in numbers], 1)
 
-    def _now(self) -> _Second:
+    def hour_as_json(self) -> Mapping[str, Any]:
+        """The minutes of the last hour; the running one has the seconds that are over."""
+        self._now()
+        return _told(list(self._past_minutes()), MINUTE_S)
+
+    def _past_minutes(self) -> Iterator[Traffic]:
+        end = math.floor(self._clock.now_s())
+        known = {span.number: span.traffic for span in self._minutes}
+        last = (end - 1) // MINUTE_S  # NOTE: of the last second that is over
+        for number in range(max(last - NUM_MINUTES + 1, self._started // MINUTE_S), last + 1):
+            begin_s = max(number * MINUTE_S, self._started)
+            minute = Traffic(float(min(number * MINUTE_S + MINUTE_S, end) - begin_s))
+            if number in known:
+                minute.add(known[number])
+            if minute.seconds:
+                yield minute
+
+    def _now(self) -> Traffic:
+        """Of the running second."""
         number = math.floor(self._clock.now_s())
         if not self._seconds or self._seconds[-1].number != number:
-            self._seconds.append(_Second(number))
-        return self._seconds[-1]
+            if self._seconds:
+                self._add_to_minute(self._seconds[-1])
+            self._seconds.append(_Span(number, Traffic(1.0)))
+        return self._seconds[-1].traffic
 
-    def _past(self) -> Sequence[_Second]:
-        """The whole seconds of the window, the quiet ones too, oldest first; the running one is not in it."""
-        now = math.floor(self._clock.now_s())
-        begin = max(now - WINDOW_S, math.floor(self._started_s))
-        known = {second.number: second for second in self._seconds}
-        return [known.get(number) or _Second(number) for number in range(begin, now)]
-
-
-def _step(duration_s: float) -> int:
-    return math.floor(math.log(max(duration_s, _SHORTEST_S)) / _STEP)
-
-
-def _together(counts: Iterable[Mapping[int, int]]) -> Counter[int]:
-    total: Counter[int] = Counter()
-    for count in counts:
-        total.update(count)
-    return total
+    def _add_to_minute(self, second: _Span) -> None:
+        """NOTE: a minute's length follows from the clock, since quiet seconds are never added."""
+        number = second.number // MINUTE_S
+        if not self._minutes or self._minutes[-1].number != number:
+            self._minutes.append(_Span(number, Traffic()))
+        minute = self._minutes[-1].traffic
+        seconds = minute.seconds
+        minute.add(second.traffic)
+        minute.seconds = seconds
 
 
-def _percentile_ms(counts: Mapping[int, int], share: int) -> float | None:
-    """The middle of the step that holds the `share`-th percentile, milliseconds."""
-    left = sum(counts.values()) * share / 100
-    for step in sorted(counts):
-        left -= counts[step]
-        if left <= 0:
-            return round(1000 * math.exp((step + 0.5) * _STEP), 3)
-    return None
+def _told(spans: Sequence[Traffic], step_s: int) -> Mapping[str, Any]:
+    """Figures of all spans, and series of one value a span, oldest first."""
+    total = Traffic.sum(spans)
+    each = [span.figures() for span in spans]
+    return {
+        "window_s": round(total.seconds),
+        "step_s": step_s,
+        "num_requests": total.num_arrived,
+        "num_failed": total.num_failed,
+        "num_refused": total.num_refused,
+        **total.figures(),
+        "series": {name: [_at(figures, path) for figures in each] for name, path in _SERIES.items()},
+    }
 
 
-def _mean(values: Iterable[int]) -> float:
-    """Of one value a second."""
-    found = list(values)
-    return round(sum(found) / len(found), 2) if found else 0.0
+def _at(figures: Mapping[str, Any], path: Sequence[str]) -> float | None:
+    found: Any = figures
+    for name in path:
+        found = found[name]
+    value: float | None = found
+    return value

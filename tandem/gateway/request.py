@@ -1,12 +1,13 @@
 """A request as every dialect means it: token lists to continue, and what comes back of each. Plain values."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tandem.core.output import RequestMetrics
 from tandem.core.pins import Pin
 from tandem.core.reasoning import ReasoningState
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.scope import CacheScope
 from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.gateway.caching import LivePins, PromptSplit, split_prompt
@@ -31,6 +32,7 @@ class ServeRequest:
         choices: answers wanted, in the order of their index.
         local_prefill: the decode worker must compute the prompt itself, as prompt logprobs need.
         num_expected_output: tokens an answer probably has.
+        scope: between which requests its cached state is shared.
         pins: what is to be kept of the prompt, which all choices share.
     """
 
@@ -38,8 +40,8 @@ class ServeRequest:
     model: str
     choices: tuple[Choice, ...]
     num_expected_output: int
+    scope: CacheScope
     priority: int = 0
-    cache_salt: str = ""
     session_id: str | None = None
     pins: tuple[Pin, ...] = ()
     local_prefill: bool = False
@@ -90,6 +92,8 @@ class ChoiceResult:
         reasoning: counts its thinking tokens; None = the model does not think.
         pins, granted: those asked for, and what the worker made of them, once it has said so.
         live: what earlier requests' pins keep of this prompt.
+        is_prompt_only: only the prompt is wanted; the one token that computing it takes is dropped.
+        is_computed: the prompt is, since a token came.
     """
 
     num_prompt_tokens: int
@@ -99,6 +103,8 @@ class ChoiceResult:
     pins: tuple[Pin, ...] = ()
     granted: tuple[Pin, ...] | None = None
     live: LivePins = field(default_factory=LivePins)
+    is_prompt_only: bool = False
+    is_computed: bool = False
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     num_calls: int = 0
@@ -138,6 +144,9 @@ class ChoiceResult:
 
     def take(self, news: ChoiceNews) -> ChoiceUpdate:
         """Count what is new; returns it taken apart."""
+        self.is_computed |= bool(news.token_ids)
+        if self.is_prompt_only:
+            news = _of_prompt(news)
         parts = list(self.parser.feed(news.text))
         if news.finish_reason is not None:
             parts += self.parser.finish()
@@ -182,6 +191,12 @@ class ChoiceResult:
         self.token_ids += update.token_ids
         self.logprobs += update.logprobs or ()
         self.prompt_logprobs = self.prompt_logprobs or update.prompt_logprobs
+
+
+def _of_prompt(news: ChoiceNews) -> ChoiceNews:
+    """`news` without what was generated; an answer without a token ends by its length."""
+    reason = FinishReason.LENGTH if news.finish_reason is FinishReason.STOP else news.finish_reason
+    return replace(news, token_ids=(), text="", logprobs=None, finish_reason=reason, stop_reason=None)
 
 
 @dataclass(frozen=True, slots=True)

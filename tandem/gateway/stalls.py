@@ -43,7 +43,7 @@ class StallWatch:
         self._clock = clock
         self._silent_after_s = silent_after_s
         self._timeout_s = timeout_s
-        self._streams: set[Listening] = set()
+        self._streams: dict[Listening, None] = {}  # in order of their beginning
         self._asked: dict[WorkerAddress, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -60,11 +60,11 @@ class StallWatch:
     def listen(self, worker: WorkerAddress, timeout: asyncio.Timeout) -> Iterator[Listening]:
         """Watch a stream for the time of the block, which runs under `timeout`."""
         stream = Listening(worker, timeout, self._clock.now_s())
-        self._streams.add(stream)
+        self._streams[stream] = None
         try:
             yield stream
         finally:
-            self._streams.discard(stream)
+            del self._streams[stream]
 
     async def is_back(self, worker: WorkerAddress) -> bool:
         """Whether one that was lost answers again: the same incarnation, and ready for requests."""
@@ -78,7 +78,7 @@ class StallWatch:
         while True:
             await asyncio.sleep(self._silent_after_s / CHECKS_PER_SILENCE)
             silent_since_s = self._clock.now_s() - self._silent_after_s
-            for worker in {stream.worker for stream in self._streams if stream.heard_s <= silent_since_s}:
+            for worker in dict.fromkeys(s.worker for s in self._streams if s.heard_s <= silent_since_s):
                 if worker not in self._asked:
                     self._asked[worker] = asyncio.create_task(self._ask(worker), name="sign of life")
 

@@ -30,6 +30,12 @@ def _check_tool(tool: Tool, names: set[str], where: str) -> None:
     check_tool_name(tool.name, f"{where}.name")
     if tool.name in names:
         raise _refusal(f"{where}.name={shown(tool.name)} is the name of another tool too", where)
+    kind = tool.parameters.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise _refusal(
+            f"{where}.parameters.type={shown(kind)} must be 'object': the arguments of a call are an object's members",
+            where,
+        )
     if tool.description is not None and len(tool.description) > MAX_DESCRIPTION_CHARACTERS:
         raise _refusal(
             f"{where}.description has {len(tool.description)} characters; at most {MAX_DESCRIPTION_CHARACTERS}", where

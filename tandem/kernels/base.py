@@ -10,12 +10,52 @@ from typing import Protocol
 
 import torch
 
-from tandem.architecture.feed_forward import Activation
+from tandem.architecture.feed_forward import Activation, Clamp, RouterSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """The tensors of one expert, a gated block; None is a bias that it does not have."""
+
+    gate: torch.Tensor  # [ffn, hidden]
+    up: torch.Tensor
+    down: torch.Tensor  # [hidden, ffn]
+    gate_bias: torch.Tensor | None  # [ffn]
+    up_bias: torch.Tensor | None
+    down_bias: torch.Tensor | None  # [hidden]
+
+
+class Experts(Protocol):
+    """The routed experts of a layer in one call, which reads those that are hit and no others."""
+
+    def __call__(
+        self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, *, out_dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        """Sum of each token's experts, [num_tokens, hidden], added in float32 in the order of their numbers.
+
+        `x` [num_tokens, hidden]; `weights` float32 and `chosen` int64, both [num_tokens, top_k]: a token's experts, all
+        different, and what their outputs are multiplied by. `out_dtype`: float32 or that of `x`, rounded once.
+        """
+        ...
+
+
+class ExpertChoice(Protocol):
+    """From a router's logits to the experts of each token. Row-wise."""
+
+    def __call__(self, logits: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """`logits` [num_tokens, num_experts] -> weights, float32, and experts, int64, both [num_tokens, top_k].
+
+        `dtype`: the model's, to which weights are rounded where the spec says so.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class StackShape:
-    """What all layers of a stack have in common. `softcap` 0 = none; the rest as in the specs."""
+    """What all layers of a stack have in common. `softcap` 0 = none; the rest as in the specs.
+
+    `num_experts` 0 = the layers are gated blocks; else mixtures of experts, to which `intermediate_size` belongs.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -27,6 +67,18 @@ class StackShape:
     unit_offset: bool
     attention_scale: float
     softcap: float
+    num_experts: int = 0
+    top_k: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StackMixture:
+    """A layer's router and experts, as the kernels have made them."""
+
+    router: torch.Tensor  # [num_experts, hidden]
+    router_bias: torch.Tensor | None
+    choice: ExpertChoice
+    experts: Experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +99,13 @@ class StackLayer:
     o_bias: torch.Tensor | None
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    gate: torch.Tensor
-    up: torch.Tensor
-    down: torch.Tensor
+    gate: torch.Tensor | None
+    up: torch.Tensor | None
+    down: torch.Tensor | None
     cos: torch.Tensor  # [max_positions, rotary_dim / 2] float32
     sin: torch.Tensor
     window: int | None
+    mixture: StackMixture | None = None  # in place of gate, up and down
 
 
 class PackedWeight(torch.Tensor):
@@ -117,7 +170,7 @@ class WantedTokens(Protocol):
     @property
     def rows(self) -> torch.Tensor: ...
     @property
-    def batches(self) -> Sequence[PagedBatch]: ...
+    def batches(self) -> Mapping[int, PagedBatch]: ...
 
 
 class Stack(Protocol):
@@ -237,4 +290,18 @@ class Kernels(Protocol):
 
     def stack(self, shape: StackShape, layers: Sequence[StackLayer], final_norm: torch.Tensor) -> Stack | None:
         """The layers as one call, where there is one for such layers; None = they are to be called one by one."""
+        ...
+
+    def experts(self, activation: Activation, clamp: Clamp | None, experts: Sequence[ExpertWeights]) -> Experts | None:
+        """A layer's experts as one call; None = there is none for such experts: they are to be called one by one."""
+        ...
+
+    def expert_choice(
+        self, spec: RouterSpec, correction: torch.Tensor | None, expert_scales: torch.Tensor | None
+    ) -> ExpertChoice | None:
+        """The rule of `spec` as one call; None = there is none for such a rule.
+
+        `correction`, `expert_scales`: the tensors that the spec names, [num_experts] float32. The spec's norm is not
+        part of the rule.
+        """
         ...

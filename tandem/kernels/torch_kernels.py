@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from tandem.architecture.feed_forward import Activation
-from tandem.kernels.base import StackLayer, StackShape
+from tandem.architecture.feed_forward import Activation, Clamp, RouterSpec
+from tandem.kernels.base import ExpertChoice, Experts, ExpertWeights, StackLayer, StackShape
 
 
 class TorchKernels:
@@ -105,6 +105,14 @@ class TorchKernels:
 
     def stack(self, shape: StackShape, layers: Sequence[StackLayer], final_norm: torch.Tensor) -> None:
         """There is none."""
+
+    def experts(self, activation: Activation, clamp: Clamp | None, experts: Sequence[ExpertWeights]) -> Experts | None:
+        return None
+
+    def expert_choice(
+        self, spec: RouterSpec, correction: torch.Tensor | None, expert_scales: torch.Tensor | None
+    ) -> ExpertChoice | None:
+        return None
 
 
 def _normed(wide: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool) -> torch.Tensor:

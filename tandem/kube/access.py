@@ -1,4 +1,4 @@
-"""Where the API server is and who we are there: in a pod its service account, elsewhere a kubeconfig. Opens nothing."""
+"""Address of the API server and credentials: a service account in a pod, else a kubeconfig. Opens nothing."""
 
 import os
 from collections.abc import Mapping

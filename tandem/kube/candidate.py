@@ -1,4 +1,4 @@
-"""Who may lead, decided from what a Lease says and this process's own clock. Pure: no I/O, no wall clock, no waiting.
+"""Decides leadership from a Lease and this process's own clock. Pure: no I/O, no wall clock, no waiting.
 
 Invariant: a leader stops believing in itself `renew_deadline_s` after it *asked* for its last good renewal, and nobody
 else takes the lease before it has seen it unchanged for `lease_s`, which is longer. So two never lead at one time, as

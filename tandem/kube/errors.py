@@ -1,4 +1,4 @@
-"""What the Kubernetes API can refuse or fail at; each message names verb, resource and namespace, and what to do.
+"""Errors of the Kubernetes API; each message names verb, resource and namespace, and the remedy.
 
 TandemError
 └── KubeError                   any of the below; `call` says what was asked

@@ -1,7 +1,7 @@
 """Which blocks hold one owner's tokens, per KV group."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.kvcache.prefix import NULL_BLOCK
 
@@ -16,9 +16,9 @@ class BlockRange:
 
 @dataclass(slots=True)
 class BlockTable:
-    """Entry `i` of `groups[g]` holds tokens `[i * block_size, (i + 1) * block_size)`, or is the null block once those
-    tokens have left the group's window. All lists have the same length and only grow; `num_dropped[g]` leading entries
-    are null.
+    """Entry `i` of `groups[g]` is for tokens `[i * block_size, (i + 1) * block_size)`. It is the null block once no
+    query sees them any more, and from the start where the group keeps nothing there. All lists have the same length and
+    only grow; `num_dropped[g]` leading entries are null, `num_held[g]` of all are not.
 
     `num_committed` leading blocks have been offered to the prefix cache. `num_promised` more blocks, at most, will be
     needed at once until `num_promised_tokens`, those the owner was admitted with, are computed.
@@ -29,6 +29,10 @@ class BlockTable:
     num_promised_tokens: int = 0
     num_committed: int = 0
     num_promised: int = 0
+    num_held: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_held = [len(blocks) - blocks.count(NULL_BLOCK) for blocks in self.groups]
 
     @property
     def num_blocks(self) -> int:
@@ -44,7 +48,19 @@ class BlockTable:
         dropped = blocks[start:end][::-1]
         blocks[start:end] = [NULL_BLOCK] * (end - start)
         self.num_dropped[group] = end
+        self.num_held[group] -= len(dropped) - dropped.count(NULL_BLOCK)
         return dropped
+
+    def extend(self, group: int, end: int, entries: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Append entries up to `end`: `block_ids` at the indices `entries`, the null block elsewhere."""
+        blocks = self.groups[group]
+        if len(entries) == end - len(blocks):
+            blocks.extend(block_ids)
+        else:
+            blocks.extend([NULL_BLOCK] * (end - len(blocks)))
+            for index, block_id in zip(entries, block_ids, strict=True):
+                blocks[index] = block_id
+        self.num_held[group] += len(block_ids)
 
     def skip_to(self, group: int, num_blocks: int) -> None:
         """Append null entries up to `num_blocks`: tokens before them are in no later query's window."""
@@ -55,7 +71,10 @@ class BlockTable:
 
     def ranges(self, first_indices: Sequence[int], end: int) -> tuple[BlockRange, ...]:
         """Per group, the real blocks from its first index up to `end`."""
-        starts = [max(pair) for pair in zip(first_indices, self.num_dropped, strict=True)]
-        return tuple(
-            BlockRange(start, tuple(blocks[start:end])) for start, blocks in zip(starts, self.groups, strict=True)
-        )
+        return tuple(self._range(group, first, end) for group, first in enumerate(first_indices))
+
+    def _range(self, group: int, first: int, end: int) -> BlockRange:
+        blocks, start = self.groups[group], max(first, self.num_dropped[group])
+        while start < min(end, len(blocks)) and blocks[start] == NULL_BLOCK:
+            start += 1
+        return BlockRange(start, tuple(blocks[start:end]))

@@ -163,8 +163,8 @@ class KVCacheManager:
         """`make_room` for an owner that cannot grow; whether there is more room than before."""
         own = {block_id for blocks in self._tables[owner].groups for block_id in blocks}
         is_alone = len(self._tables) == 1 and all(own.issuperset(hold.block_ids) for hold in self._holds.values())
-        count = math.ceil(num_tokens / self.layout.block_size) - self._tables[owner].num_blocks
-        num_short = count * len(self.layout.groups) - self._pool.num_available
+        entries = self._entries(self._tables[owner], math.ceil(num_tokens / self.layout.block_size))
+        num_short = sum(map(len, entries)) - self._pool.num_available
         return self._yield(num_short + is_alone * _GROWTH_BLOCKS, is_alone)
 
     def open(
@@ -188,23 +188,24 @@ class KVCacheManager:
 
     def grow(self, owner: str, num_computed_tokens: int, num_tokens: int) -> bool:
         """Make room for the cursor to go from `num_computed_tokens` to `num_tokens`. When that takes new blocks, those
-        that have left their group's window are given back first. False, with nothing allocated, when too few are left.
+        that no query sees any more are given back first. False, with nothing allocated, when too few are left.
         """
         table = self._tables[owner]
-        count = math.ceil(num_tokens / self.layout.block_size) - table.num_blocks
-        if count <= 0:
+        num_blocks = math.ceil(num_tokens / self.layout.block_size)
+        if num_blocks <= table.num_blocks:
             return True
         self._drop_unseen(table, num_computed_tokens)
-        enough = count * len(table.groups) <= self._pool.num_available
+        entries = self._entries(table, num_blocks)
+        enough = sum(map(len, entries)) <= self._pool.num_available
         if enough:
-            for blocks in table.groups:
-                blocks.extend(self._pool.allocate(count))
+            for group, indices in enumerate(entries):
+                table.extend(group, num_blocks, indices, self._pool.allocate(len(indices)))
         self._renew_promise(table)
         return enough
 
     def reserve(self, owner: str, num_tokens: int, next_position: int) -> tuple[BlockRange, ...]:
         """Give `owner`, just opened, all blocks for `num_tokens` tokens whose KV comes from elsewhere; returns those to
-        be filled. Windowed groups get none that the query at `next_position` no longer sees.
+        be filled. Groups get none that the query at `next_position` no longer sees.
         """
         table = self._tables[owner]
         num_blocks = math.ceil(num_tokens / self.layout.block_size)
@@ -213,13 +214,14 @@ class KVCacheManager:
         for index, first in enumerate(self._first_needed(next_position)):
             if first > len(table.groups[index]):
                 table.skip_to(index, min(first, num_blocks))
-            table.groups[index].extend(self._pool.allocate(num_blocks - len(table.groups[index])))
+            entries = self.layout.stored(index, len(table.groups[index]), num_blocks)
+            table.extend(index, num_blocks, entries, self._pool.allocate(len(entries)))
         self._renew_promise(table)
         return table.ranges(num_matched, num_blocks)
 
     def lease(self, owner: str, num_tokens: int, first_block: int, end_block: int, name: str) -> tuple[BlockRange, ...]:
         """Hold, under `name`, the owner's blocks `[first_block, end_block)` that a reader of all `num_tokens` tokens
-        needs: in windowed groups only those that their last query sees.
+        needs: those that its last query sees.
         """
         firsts = [max(first_block, first) for first in self._first_needed(num_tokens - 1)]
         ranges = self._tables[owner].ranges(firsts, end_block)
@@ -263,17 +265,19 @@ class KVCacheManager:
     def commit(self, owner: str, hashes: Sequence[bytes], num_computed_tokens: int) -> None:
         """Offer the owner's full, computed blocks to the prefix cache. `hashes` is its whole chain so far.
 
-        Call it for every growth, before the next: only what was committed may leave a window.
+        Call it for every growth, before the next: only what was committed may leave a query's sight.
         """
         table = self._tables[owner]
         num_full = min(num_computed_tokens // self.layout.block_size, len(hashes))
         num_new = num_full - table.num_committed
         if num_new <= 0:
             return
+        groups = range(len(table.groups))
+        publishable = [self.layout.publishable(group, table.num_committed, num_full) for group in groups]
         for index in range(table.num_committed, num_full):
             parent = hashes[index - 1] if index else None
             for group, blocks in enumerate(table.groups):
-                if blocks[index] != NULL_BLOCK:
+                if blocks[index] != NULL_BLOCK and index in publishable[group]:
                     self._cache.insert(blocks[index], hashes[index], parent, group)
         in_flight = self._hashes_in_flight[owner]
         self._landed(owner, in_flight[:num_new])
@@ -303,6 +307,9 @@ class KVCacheManager:
         self._pool.check(references)
         self.kept.blocks.check()
         assert self._num_promised == sum(table.num_promised for table in self._tables.values())
+        for owner, table in self._tables.items():
+            num_held = [sum(map(bool, blocks)) for blocks in table.groups]
+            assert table.num_held == num_held, f"{owner} holds {num_held} blocks; {table.num_held} are counted"
         for counter in (self._in_flight, self._coming):
             owners = [owner for owner in self._hashes_in_flight if self._counted(owner) is counter]
             in_flight = Counter(block_hash for owner in owners for block_hash in self._hashes_in_flight[owner])
@@ -315,7 +322,7 @@ class KVCacheManager:
     def _num_short(self, match: PrefixMatch, num_tokens: int) -> int:
         """By how many blocks an owner of `num_tokens` starting from `match` exceeds what is not promised to others."""
         revived = sum(self._pool.num_idle(block_ids) for block_ids in match.block_ids)
-        needed = self._num_missing(match.num_blocks, match.num_dropped, num_tokens)
+        needed = self._num_missing(match.num_blocks, match.num_held, num_tokens)
         left = self._watermark_blocks if self._tables else 0
         return left + revived + self._num_promised + needed - self._pool.num_available
 
@@ -325,21 +332,24 @@ class KVCacheManager:
         self.kept.blocks.yield_blocks(count, must=must)
         return self._pool.num_available > num_available
 
-    def _num_missing(self, num_blocks: int, num_dropped: Sequence[int], num_tokens: int) -> int:
-        """The most blocks that an owner of `num_blocks` a group, of which `num_dropped` are null, needs besides at once
-        until `num_tokens` are computed.
+    def _num_missing(self, num_blocks: int, num_held: Sequence[int], num_tokens: int) -> int:
+        """The most blocks that an owner with `num_blocks` entries a group, of which `num_held` are real, needs besides
+        at once until `num_tokens` are computed.
         """
         num_coming = max(0, math.ceil(num_tokens / self.layout.block_size) - num_blocks)
         if num_coming == 0:
             return 0
-        limits = (self.layout.blocks_for_group(i, num_tokens, self.max_chunk_tokens) for i in range(len(num_dropped)))
-        return sum(
-            min(num_coming, limit - (num_blocks - dropped)) for limit, dropped in zip(limits, num_dropped, strict=True)
-        )
+        limits = (self.layout.blocks_for_group(i, num_tokens, self.max_chunk_tokens) for i in range(len(num_held)))
+        return sum(min(num_coming, limit - held) for limit, held in zip(limits, num_held, strict=True))
 
     def _first_needed(self, position: int) -> list[int]:
         """Per group, the first block that the query at `position` sees."""
-        return [group.spec.first_visible(position) // self.layout.block_size for group in self.layout.groups]
+        return [self.layout.first_needed(group, position) for group in range(len(self.layout.groups))]
+
+    def _entries(self, table: BlockTable, num_blocks: int) -> list[Sequence[int]]:
+        """Per group, which entries of `table` up to `num_blocks` will take a block."""
+        groups = range(len(table.groups))
+        return [self.layout.stored(group, table.num_blocks, num_blocks) for group in groups]
 
     def _held(self, kind: HoldKind) -> set[int]:
         return {block_id for hold in self._holds.values() if hold.kind is kind for block_id in hold.block_ids}
@@ -353,12 +363,11 @@ class KVCacheManager:
         hold.block_ids += block_ids
 
     def _drop_unseen(self, table: BlockTable, num_computed_tokens: int) -> None:
-        for index, group in enumerate(self.layout.groups):
-            first = group.spec.first_visible(num_computed_tokens) // self.layout.block_size
-            self._pool.release(table.drop_before(index, first))
+        for group, first in enumerate(self._first_needed(num_computed_tokens)):
+            self._pool.release(table.drop_before(group, first))
 
     def _renew_promise(self, table: BlockTable) -> None:
-        num_promised = self._num_missing(table.num_blocks, table.num_dropped, table.num_promised_tokens)
+        num_promised = self._num_missing(table.num_blocks, table.num_held, table.num_promised_tokens)
         self._num_promised += num_promised - table.num_promised
         table.num_promised = num_promised
 
@@ -369,7 +378,7 @@ class KVCacheManager:
             return 0, 0
         most = min(len(hashes) - first, len(coming) - start)
         num_shared = bisect_left(range(most), True, key=lambda i: hashes[first + i] != coming[start + i])
-        # NOTE: the owner has blocks of a windowed group from its own end's window on
+        # NOTE: the owner has blocks of a bounded group only from what its own end sees on
         needed = self._first_needed((first + num_shared) * self.layout.block_size)
         is_usable = all(map(ge, needed, table.num_dropped))
         return (num_shared, len(coming) - start) if is_usable else (0, 0)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tandem.architecture.state import KVSpec
 from tandem.core.events import BlockEventSink, BlockRemoved, BlockStored
 from tandem.kvcache.spec import KVLayout
 
@@ -93,11 +92,16 @@ class NoPrefixCache:
 class PrefixMatch:
     """The longest cached prefix: `num_blocks` leading blocks are served by every group.
 
-    `block_ids[group]` has `num_blocks` entries; those wholly before a group's window are the null block.
+    `block_ids[group]` has `num_blocks` entries; those that the group's next query does not see are the null block.
     """
 
     num_blocks: int
     block_ids: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_held(self) -> list[int]:
+        """Real blocks of each group."""
+        return [len(block_ids) - block_ids.count(NULL_BLOCK) for block_ids in self.block_ids]
 
     @property
     def num_dropped(self) -> list[int]:
@@ -108,50 +112,38 @@ class PrefixMatch:
 def longest_prefix(cache: BlockLookup, layout: KVLayout, hashes: Sequence[bytes], max_blocks: int) -> PrefixMatch:
     """Find the most leading blocks of the chain that all groups can serve.
 
-    A full-attention group needs every block; a windowed group only those its next query sees, so it may serve a prefix
-    whose beginning it has long dropped. Groups lower each other's bound until they agree.
+    A group needs those blocks that its next query sees, so a bounded one may serve a prefix whose beginning it has long
+    dropped. Groups lower each other's bound until they agree.
     """
     num_blocks = min(len(hashes), max_blocks)
     agreed = False
     while not agreed:
         agreed = True
-        for index, group in enumerate(layout.groups):
-            served = _blocks_served(cache, index, group.spec, layout.block_size, hashes, num_blocks)
+        for group in range(len(layout.groups)):
+            served = _blocks_served(cache, layout, group, hashes, num_blocks)
             agreed = agreed and served == num_blocks
             num_blocks = served
-    block_ids = tuple(
-        _matched_ids(cache, index, group.spec, layout.block_size, hashes[:num_blocks])
-        for index, group in enumerate(layout.groups)
-    )
+    block_ids = tuple(_matched_ids(cache, layout, group, hashes[:num_blocks]) for group in range(len(layout.groups)))
     return PrefixMatch(num_blocks, block_ids)
 
 
-def _blocks_served(
-    cache: BlockLookup, group: int, spec: KVSpec, block_size: int, hashes: Sequence[bytes], limit: int
-) -> int:
-    if spec.window is None:
+def _blocks_served(cache: BlockLookup, layout: KVLayout, group: int, hashes: Sequence[bytes], limit: int) -> int:
+    if layout.first_needed(group, limit * layout.block_size) == 0:
         for index in range(limit):
             if cache.lookup(hashes[index], group) is None:
                 return index
         return limit
     end = limit
     for index in range(limit - 1, -1, -1):
-        if index < _first_needed(spec, block_size, end):
+        if index < layout.first_needed(group, end * layout.block_size):
             return end
         if cache.lookup(hashes[index], group) is None:
             end = index
     return end
 
 
-def _first_needed(spec: KVSpec, block_size: int, num_blocks: int) -> int:
-    """The first block that the query right after `num_blocks` blocks sees."""
-    return spec.first_visible(num_blocks * block_size) // block_size
-
-
-def _matched_ids(
-    cache: BlockLookup, group: int, spec: KVSpec, block_size: int, hashes: Sequence[bytes]
-) -> tuple[int, ...]:
-    first = _first_needed(spec, block_size, len(hashes))
+def _matched_ids(cache: BlockLookup, layout: KVLayout, group: int, hashes: Sequence[bytes]) -> tuple[int, ...]:
+    first = layout.first_needed(group, len(hashes) * layout.block_size)
     found = [cache.lookup(block_hash, group) for block_hash in hashes[first:]]
     assert None not in found, "a matched block vanished from the prefix cache"
     return (NULL_BLOCK,) * min(first, len(hashes)) + tuple(block for block in found if block is not None)

@@ -1,33 +1,36 @@
 """Layout of the layers' state in pages. Pure arithmetic, no tensors.
 
-Layers with the same `KVSpec` form groups; every group has its own block table per request, and all groups draw blocks
-from one pool. A block is a *page* of `page_bytes`, the same for every group: it holds `block_size` tokens of K and V
-for the `num_layers` layers of the group it currently serves. So a page crosses the wire as one descriptor. Layers that
-read another's state have none of their own and are not counted here.
+Layers with the same `StateSpec` form groups; every group has its own block table per request, and all groups draw
+blocks from one pool. A block is a *page* of `page_bytes`, the same for every group: it holds the planes of `block_size`
+tokens for the layers of the group it currently serves. So a page crosses the wire as one descriptor. Layers that read
+another's state have none of their own and are not counted here.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tandem.architecture.state import KVSpec
+from tandem.architecture.state import StateSpec
 from tandem.core.errors import ConfigurationError
 
 SUPPORTED_BLOCK_SIZES = (8, 16, 32, 64, 128)
 _MOST_BYTES = 1.2  # of a token in all groups, as a multiple of the least possible, so that there are fewer groups
+_FAR = 1 << 40  # a position that no request reaches
 
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
     """Layers that share a block table: same spec, one page per block between them."""
 
-    spec: KVSpec
+    spec: StateSpec
     layers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """How a model's KV is cut into pages. Within a page: `[layer in group][K|V][kv head][token][head_dim]`."""
+    """How a model's state is cut into pages. Within a page: `[layer in group][plane]` and the plane's own shape, as of
+    K and V `[kv head][token][head_dim]`.
+    """
 
     block_size: int
     groups: tuple[KVGroup, ...]
@@ -35,11 +38,34 @@ class KVLayout:
     @property
     def page_bytes(self) -> int:
         """Bytes of one block: the largest group's need, so that any block can serve any group."""
-        return max(g.spec.bytes_per_token * len(g.layers) for g in self.groups) * self.block_size
+        return max(group.spec.block_bytes(self.block_size) * len(group.layers) for group in self.groups)
 
     @property
     def num_layers(self) -> int:
         return sum(len(group.layers) for group in self.groups)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether some group gives blocks back while its request goes on."""
+        return any(group.spec.is_bounded for group in self.groups)
+
+    @property
+    def can_rewind(self) -> bool:
+        """Whether a request may go on from fewer tokens than its blocks were computed for."""
+        return all(group.spec.can_rewind for group in self.groups)
+
+    def first_needed(self, group: int, position: int) -> int:
+        """The first block of a group that the query at `position` sees."""
+        return self.groups[group].spec.needed(position) // self.block_size
+
+    def publishable(self, group: int, first: int, end: int) -> range:
+        """Which of a group's blocks `[first, end)` can be reused once they are computed."""
+        return self.groups[group].spec.publishable(first, end, self.block_size)
+
+    def stored(self, group: int, first: int, end: int) -> Sequence[int]:
+        """Which of a group's blocks `[first, end)` need memory when a cursor goes over them and stops in the last."""
+        kept = self.publishable(group, first, end)
+        return kept if first == end or end - 1 in kept else (*kept, end - 1)
 
     def group_of_layer(self, layer: int) -> tuple[int, int]:
         """(group index, index of `layer` within the group)."""
@@ -50,20 +76,16 @@ class KVLayout:
 
     def blocks_for(self, num_tokens: int, max_chunk_tokens: int) -> int:
         """The most blocks that one request holds at once while its cursor goes to `num_tokens` in chunks of at most
-        `max_chunk_tokens`. A windowed group never holds more than its window and the chunk being computed.
+        `max_chunk_tokens`. A bounded group never holds more than what a query sees and the chunk being computed.
         """
         return sum(self.blocks_for_group(index, num_tokens, max_chunk_tokens) for index in range(len(self.groups)))
 
     def blocks_for_group(self, group: int, num_tokens: int, max_chunk_tokens: int) -> int:
         """What `blocks_for` counts for one group."""
-        spec = self.groups[group].spec
-        whole = math.ceil(num_tokens / self.block_size)
-        if spec.window is None:
-            return whole
-        return min(whole, math.ceil((spec.window - 1 + max_chunk_tokens) / self.block_size) + 1)
+        return self.groups[group].spec.most_blocks(num_tokens, max_chunk_tokens, self.block_size)
 
 
-def build_layout(specs: Sequence[KVSpec], block_size: int) -> KVLayout:
+def build_layout(specs: Sequence[StateSpec], block_size: int) -> KVLayout:
     """Group layers by spec into groups of similar page size.
 
     A model of 22 local and 4 global layers of the same size becomes seven groups (five of 4 and one of 2 local layers,
@@ -77,38 +99,43 @@ def build_layout(specs: Sequence[KVSpec], block_size: int) -> KVLayout:
     """
     if block_size not in SUPPORTED_BLOCK_SIZES:
         raise ConfigurationError(f"block_size={block_size} is not served; choose one of {SUPPORTED_BLOCK_SIZES}")
-    layers_by_spec: dict[KVSpec, list[int]] = {}
+    layers_by_spec: dict[StateSpec, list[int]] = {}
     for layer, spec in enumerate(specs):
         layers_by_spec.setdefault(spec, []).append(layer)
-    room = _page_room({spec: len(layers) for spec, layers in layers_by_spec.items()})
+    page_bytes = _page_bytes({spec: len(layers) for spec, layers in layers_by_spec.items()}, block_size)
     groups = [
-        KVGroup(spec, tuple(layers[start : start + room // spec.bytes_per_token]))
-        for spec, layers in sorted(layers_by_spec.items(), key=lambda item: item[0].window or 0)
-        for start in range(0, len(layers), room // spec.bytes_per_token)
+        KVGroup(spec, tuple(layers[start : start + page_bytes // spec.block_bytes(block_size)]))
+        for spec, layers in sorted(layers_by_spec.items(), key=lambda item: _reach(item[0]))
+        for start in range(0, len(layers), page_bytes // spec.block_bytes(block_size))
     ]
     return KVLayout(block_size, tuple(groups))
 
 
-def _page_room(counts: Mapping[KVSpec, int]) -> int:
-    """Bytes of a token in one page, for so many layers of each spec.
+def _page_bytes(counts: Mapping[StateSpec, int], block_size: int) -> int:
+    """Bytes of one page, for so many layers of each spec.
 
-    Pages of layers without a window are as full as can be, since these keep every token; among such sizes, the one with
-    the fewest groups whose pages take at most a fifth more than they must.
+    Pages of layers whose queries see every token are as full as can be, since these keep every token; among such sizes,
+    the one with the fewest groups whose pages take at most a fifth more than they must.
     """
 
-    def num_groups(spec: KVSpec, room: int) -> int:
-        return math.ceil(counts[spec] / (room // spec.bytes_per_token))
+    def num_groups(spec: StateSpec, size: int) -> int:
+        return math.ceil(counts[spec] / (size // spec.block_bytes(block_size)))
 
-    def num_bytes(room: int, specs: Sequence[KVSpec]) -> int:
-        return room * sum(num_groups(spec, room) for spec in specs)
+    def num_bytes(size: int, specs: Sequence[StateSpec]) -> int:
+        return size * sum(num_groups(spec, size) for spec in specs)
 
     specs = list(counts)
-    least = max(spec.bytes_per_token for spec in specs)
-    rooms = {spec.bytes_per_token * count for spec in specs for count in range(1, counts[spec] + 1)}
-    rooms = {room for room in rooms if room >= least}
-    unbounded = [spec for spec in specs if spec.window is None]
-    fullest = min(num_bytes(room, unbounded) for room in rooms)
-    rooms = {room for room in rooms if num_bytes(room, unbounded) == fullest}
-    most_bytes = _MOST_BYTES * min(num_bytes(room, specs) for room in rooms)
-    rooms = {room for room in rooms if num_bytes(room, specs) <= most_bytes}
-    return min(rooms, key=lambda room: (sum(num_groups(spec, room) for spec in specs), num_bytes(room, specs)))
+    least = max(spec.block_bytes(block_size) for spec in specs)
+    sizes = {spec.block_bytes(block_size) * count for spec in specs for count in range(1, counts[spec] + 1)}
+    sizes = {size for size in sizes if size >= least}
+    unbounded = [spec for spec in specs if not spec.is_bounded]
+    fullest = min(num_bytes(size, unbounded) for size in sizes)
+    sizes = {size for size in sizes if num_bytes(size, unbounded) == fullest}
+    most_bytes = _MOST_BYTES * min(num_bytes(size, specs) for size in sizes)
+    sizes = {size for size in sizes if num_bytes(size, specs) <= most_bytes}
+    return min(sizes, key=lambda size: (sum(num_groups(spec, size) for spec in specs), num_bytes(size, specs)))
+
+
+def _reach(spec: StateSpec) -> int:
+    """How many positions before it a query sees at most; 0 = all."""
+    return _FAR - spec.needed(_FAR) + 1 if spec.is_bounded else 0

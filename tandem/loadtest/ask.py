@@ -1,4 +1,4 @@
-"""What is asked of a server, and its body in OpenAI's words. Pure."""
+"""Requests to a server, with bodies in OpenAI's form. Pure."""
 
 from dataclasses import dataclass
 

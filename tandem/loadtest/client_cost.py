@@ -1,4 +1,4 @@
-"""What the load client itself costs, and whether it was too busy to measure anybody else.
+"""Cost of the load client itself, and whether it was too busy to measure anybody else.
 
 Figures are of this process: processor time, and how late its event loop answers a timer of its own.
 """
@@ -31,6 +31,11 @@ class ClientCost:
     @property
     def is_saturated(self) -> bool:
         return bool(self.reasons)
+
+    @property
+    def is_busy(self) -> bool:
+        """It used up its core itself; else, where it was late, the machine was busy with something else."""
+        return self.cpu_cores >= BUSY_CORES
 
 
 class CostMeter:

@@ -1,4 +1,4 @@
-"""What is asked: conversations made from lengths and seeds, or recorded ones. Which is asked when is the driver's.
+"""Conversations to ask: made from lengths and seeds, or recorded ones. The driver decides their times.
 
 Invariant: the same seed makes the same conversations, in whatever order and however late they are asked for.
 """

@@ -24,7 +24,7 @@ _ANSWER_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What a server says of itself; None: it does not say."""
+    """Facts that a server reports of itself; None: not reported."""
 
     model: str
     max_model_len: int | None = None

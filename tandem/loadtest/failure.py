@@ -1,4 +1,4 @@
-"""How a request can go wrong as its client sees it. Each kind is a word that results are counted by."""
+"""Kinds of failed requests as the client sees them. Results are counted by these words."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class ExchangeError(UnavailableError):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What became of a request that was not answered. `is_refusal`: before any work was done for it."""
+    """Failure of a request that was not answered. `is_refusal`: before any work was done for it."""
 
     kind: str
     message: str

@@ -27,7 +27,7 @@ _LEAD_S = 0.05  # between the last preparation and the first request
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How a running test does, for whoever shows it."""
+    """Progress of a running test, for display."""
 
     driver: Driver
     endpoint: Endpoint
@@ -96,7 +96,7 @@ async def _opened(endpoint: Endpoint, stop: asyncio.Event) -> ServerFacts:
 
 
 def make_driver(plan: LoadPlan, endpoint: Endpoint, facts: ServerFacts) -> Driver:
-    """What sends the plan's requests."""
+    """Sender of the plan's requests."""
     tokens = TokenSource(*plan.token_ids, plan.seed)
 
     def talk(number: int) -> Talk:

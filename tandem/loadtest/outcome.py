@@ -1,4 +1,4 @@
-"""What became of one request, in seconds after the counting began; as `workload.slo` judges it.
+"""Outcome of one request, in seconds after the counting began; as `workload.slo` judges it.
 
 Two clocks start: when the request was due, which is what its user feels, and when it was sent.
 """

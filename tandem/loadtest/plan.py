@@ -12,7 +12,7 @@ Mode = Literal["closed", "open", "trace"]
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """When requests come: of a trace if there is one, else at a rate if there is one, else from a closed loop."""
+    """Arrival times: of a trace if there is one, else at a rate if there is one, else from a closed loop."""
 
     concurrency: int = 8
     think_time_s: float = 0.0

@@ -1,4 +1,4 @@
-"""What a load test found, as one value that is written as JSON, shown as a table and drawn. Times in seconds.
+"""Result of a load test: one value that is written as JSON, shown as a table and drawn. Times in seconds.
 
 Invariant: every counted request is in exactly one of completed, refused, failed; those cut by the end of the test and
 those of the warm-up are counted apart.

@@ -1,4 +1,4 @@
-"""Where a result is kept. A file that cannot be written is told before the test, not after it."""
+"""File of a result. One that cannot be written is reported before the test, not after it."""
 
 import json
 import sys

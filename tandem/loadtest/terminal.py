@@ -1,4 +1,4 @@
-"""What a person sees: how a test goes while it runs, and what it found. Decides nothing, writes only to its console."""
+"""Progress and results for a person at a terminal. Decides nothing, writes only to its console."""
 
 import asyncio
 import contextlib
@@ -61,7 +61,7 @@ class Narrator:
 
 
 def status_line(plan: LoadPlan, progress: Progress) -> str:
-    """How it goes now; latencies are of the last ten seconds."""
+    """Current progress; latencies are of the last ten seconds."""
     driver, now_s = progress.driver, progress.endpoint.now_s()
     outcomes = driver.outcomes
     recent = [one for one in outcomes[-2000:] if one.ended_s > now_s - _RECENT_S and one.failure is None]
@@ -124,7 +124,8 @@ def _warnings(result: LoadResult) -> Iterator[str]:
         yield f"worker pools could not always be seen: {result.pools_problem}"
     yield f"the client used {result.client.cpu_cores:.2f} cores"
     if result.client.is_saturated:
-        yield f"THE CLIENT WAS A BOTTLENECK, so that latencies are partly its own: {'; '.join(result.client.reasons)}"
+        what = "the client was a bottleneck" if result.client.is_busy else "the client's machine was busy"
+        yield f"WARNING: {what}, so latencies include waits of the client: {'; '.join(result.client.reasons)}"
 
 
 def _headline(plan: LoadPlan, progress: Progress) -> str:

@@ -1,1 +1,1 @@
-"""Which worker holds which block hashes: hints for routing, which may be stale and never corrupt anything."""
+"""Index of the block hashes that workers hold: hints for routing, which may be stale and corrupt nothing."""

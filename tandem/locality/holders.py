@@ -1,4 +1,4 @@
-"""Who holds each block, in two generations and bounded memory: the table inside the embedded index.
+"""Holders of each block, in two generations and bounded memory: the table inside the embedded index.
 
 Invariant: a key is in at most one generation, and neither generation counts more than half of the bound.
 Holders are packed 32-bit slot numbers in a `bytes`, shared between blocks that have the same holders: a million blocks

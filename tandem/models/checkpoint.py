@@ -12,11 +12,15 @@ import torch
 from tandem.architecture.fields import Fields, read_json_object
 from tandem.core.errors import CheckpointError, CorruptCheckpointError
 from tandem.kernels.huge_pages import cache_in_huge_pages
+from tandem.models.pickles import pickle_refused
 from tandem.models.weight_files import SafetensorsFile, TorchFile, WeightFile
 
 SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
 TORCH, TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _RESIDENT_BYTES = 8 << 20
+_MOST_RELEASES = (
+    256  # while all is read once: each costs time for every tensor of the files, whose headers are read anew
+)
 
 
 class Checkpoint:
@@ -28,6 +32,9 @@ class Checkpoint:
     def __init__(self, directory: Path, files: Mapping[str, WeightFile]) -> None:
         self.directory = directory
         self._files = files
+        self._different_files = tuple(dict.fromkeys(files.values()))
+        num_bytes = sum(path.stat().st_size for path in self.paths)
+        self._resident_bytes = max(_RESIDENT_BYTES, num_bytes // _MOST_RELEASES)
         self._touched_bytes = 0
 
     @property
@@ -42,7 +49,7 @@ class Checkpoint:
     @property
     def paths(self) -> tuple[Path, ...]:
         """Of its files."""
-        return tuple(sorted({file.path for file in self._files.values()}))
+        return tuple(sorted(file.path for file in self._different_files))
 
     def cache_in_huge_pages(self) -> None:
         """For weights that are to be read again and again, where they lie. A wish, see `huge_pages`."""
@@ -52,42 +59,50 @@ class Checkpoint:
     def touched(self, num_bytes: int) -> None:
         """Says that about `num_bytes` were read from tensors that nobody kept."""
         self._touched_bytes += num_bytes
-        if self._touched_bytes >= _RESIDENT_BYTES:
+        if self._touched_bytes >= self._resident_bytes:
             self.release()
 
     def release(self) -> None:
         """Lets go of every mapping that no tensor views any more."""
         self._touched_bytes = 0
-        for file in set(self._files.values()):
+        for file in self._different_files:
             file.close()
 
 
-def open_checkpoint(directory: Path) -> Checkpoint:
+def open_checkpoint(directory: Path, *, allow_pickle: bool = False) -> Checkpoint:
     """The tensors in `directory`; safetensors are preferred to PyTorch files, a single file to shards.
+
+    Args:
+        allow_pickle: PyTorch files may be read.
 
     Raises:
         CheckpointError: there are no weights there that we read.
+        UnsupportedCheckpointError: they are PyTorch files, which may not be read.
         CorruptCheckpointError: a file is damaged, or an index does not agree with the shards.
     """
     for name, index_name in ((SAFETENSORS, SAFETENSORS_INDEX), (TORCH, TORCH_INDEX)):
         if (directory / name).is_file():
-            file = _weight_file(directory / name)
+            file = _weight_file(directory / name, allow_pickle)
             return Checkpoint(directory, dict.fromkeys(file.names(), file))
         if (directory / index_name).is_file():
-            return Checkpoint(directory, _read_shards(directory, index_name))
+            return Checkpoint(directory, _read_shards(directory, index_name, allow_pickle))
     expected = ", ".join((SAFETENSORS, SAFETENSORS_INDEX, TORCH, TORCH_INDEX))
     found = ", ".join(sorted(path.name for path in directory.iterdir())[:20]) or "nothing"
     raise CheckpointError(f"{directory} has no weights: one of {expected} is needed, found {found}")
 
 
-def _weight_file(path: Path) -> WeightFile:
-    return SafetensorsFile(path) if path.suffix == ".safetensors" else TorchFile(path)
+def _weight_file(path: Path, allow_pickle: bool) -> WeightFile:
+    if path.suffix == ".safetensors":
+        return SafetensorsFile(path)
+    if not allow_pickle:
+        raise pickle_refused(path)
+    return TorchFile(path)
 
 
-def _read_shards(directory: Path, index_name: str) -> dict[str, WeightFile]:
+def _read_shards(directory: Path, index_name: str, allow_pickle: bool) -> dict[str, WeightFile]:
     """Every tensor of every shard that the index names; the index must not promise more."""
     weight_map = _read_weight_map(directory / index_name)
-    shards = {name: _open_shard(directory, name, index_name) for name in sorted(set(weight_map.values()))}
+    shards = {name: _open_shard(directory, name, index_name, allow_pickle) for name in sorted(set(weight_map.values()))}
     contents = {name: frozenset(shard.names()) for name, shard in shards.items()}
     absent = [tensor for tensor, name in weight_map.items() if tensor not in contents[name]]
     if absent:
@@ -111,8 +126,8 @@ def _read_weight_map(path: Path) -> dict[str, str]:
     return weight_map
 
 
-def _open_shard(directory: Path, name: str, index_name: str) -> WeightFile:
+def _open_shard(directory: Path, name: str, index_name: str, allow_pickle: bool) -> WeightFile:
     path = directory / name
     if not path.is_file():
         raise CorruptCheckpointError(f"{path} is missing, though {index_name} names it; download it again")
-    return _weight_file(path)
+    return _weight_file(path, allow_pickle)

@@ -27,13 +27,13 @@ from tandem.models.layers.stack import build_stack
 class StepTokens:
     """The tokens that layers compute, requests concatenated.
 
-    `batches`: one entry for each layer that keeps state; those of a group share the object. `embeddings`: what the
+    `batches`: by state, of those that these layers read; those of a group share the object. `embeddings`: what the
     model begins with, where layers ask for it.
     """
 
     input_ids: torch.Tensor  # [num_tokens] int64
     positions: torch.Tensor  # [num_tokens] int64
-    batches: Sequence[AttentionBatch]
+    batches: Mapping[int, AttentionBatch]
     embeddings: torch.Tensor | None  # [num_tokens, hidden]
 
     def only(self, wanted: WantedTokens, kernels: Kernels) -> "StepTokens":
@@ -168,12 +168,14 @@ class Decoder:
         Args:
             input_ids, positions: [num_tokens] int64, requests concatenated.
             kv, batches: one entry for each layer that keeps state; those of a group share the batch object.
-            wanted: the tokens whose hidden states are asked for, and returned; None = all.
+            wanted: the tokens whose hidden states are asked for, and returned, with the batches of
+                `ModelSpec.wanted_states`; None = all.
         """
         residual = self._embed(input_ids)
         if self._stack is not None and backend.name == self._stack.attention:
             return self._stack.forward(residual, positions, kv, batches, wanted)
-        tokens = StepTokens(input_ids, positions, batches, residual.clone() if self._keeps_embeddings else None)
+        embeddings = residual.clone() if self._keeps_embeddings else None
+        tokens = StepTokens(input_ids, positions, dict(enumerate(batches)), embeddings)
         x: torch.Tensor | None = None
         for index, layer in enumerate(self._layers, 1):
             asked = wanted if index == self._num_prompt_layers else None

@@ -1,36 +1,46 @@
 """A model's name to a directory on disk. Only files that the loader and the tokenizer read are downloaded.
 
 A GGUF file is converted into the cache. A Hugging Face name may end with `@revision`: a branch, tag or commit, so that
-all of a cluster load the same.
+all of a cluster load the same. The commit that was fetched is logged.
 """
 
+import logging
+import re
 from pathlib import Path
 
 import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-from tandem.core.errors import CheckpointError
+from tandem.core.errors import CheckpointError, UnsupportedCheckpointError
 from tandem.kernels.native.build import default_cache_dir
 from tandem.models.default_model import NAME, fetch_default_model
+from tandem.models.pickles import ALLOW
 
 _COMMON = ("*.json", "*.model", "*.jinja", "*.txt")
 _SAFETENSORS = (*_COMMON, "model*.safetensors")
 _GGUF = ".gguf"
 _TORCH = (*_COMMON, "pytorch_model*.bin")
+_COMMIT = re.compile("[0-9a-f]{40}")
 _IGNORED = ["[!a]*/*", "a[!d]*/*"]  # NOTE: folders, but for additional_chat_templates; patterns know no exceptions
 
+_log = logging.getLogger(__name__)
 
-def resolve_model_path(path_or_hub_id: str, *, dtype: str = "auto", has_weights: bool = True) -> Path:
+
+def resolve_model_path(
+    path_or_hub_id: str, *, dtype: str = "auto", has_weights: bool = True, allow_pickle: bool = False
+) -> Path:
     """The directory itself where it is one; that of a GGUF file or the default model, converted or cached; otherwise
     the Hugging Face repository of that name, downloaded or cached.
 
     Args:
         dtype: what a GGUF file's weights are decoded to; auto = bfloat16.
         has_weights: they are wanted too, not only the tokenizer and the chat template.
+        allow_pickle: PyTorch files are fetched where a repository has no safetensors.
 
     Raises:
         CheckpointError: nothing of that name exists, or there is no network and no cached copy; or a GGUF file that
             would not be served exactly.
+        UnsupportedCheckpointError: a repository has no safetensors, and its PyTorch files may not be fetched.
     """
     path = Path(path_or_hub_id).expanduser()
     if path_or_hub_id and path.exists():
@@ -52,11 +62,17 @@ def resolve_model_path(path_or_hub_id: str, *, dtype: str = "auto", has_weights:
             f"with {_GGUF} or a Hugging Face name"
         )
     if not has_weights:
-        return _download(path_or_hub_id, _COMMON)
-    snapshot = _download(path_or_hub_id, _SAFETENSORS)
-    if not any(snapshot.glob("model*.safetensors")):
-        snapshot = _download(path_or_hub_id, _TORCH)
-    return snapshot
+        return _logged(path_or_hub_id, _download(path_or_hub_id, _COMMON))
+    snapshot = _logged(path_or_hub_id, _download(path_or_hub_id, _SAFETENSORS))
+    if any(snapshot.glob("model*.safetensors")):
+        return snapshot
+    commit = f"{repository}@{snapshot.name}"
+    if not allow_pickle:
+        raise UnsupportedCheckpointError(
+            f"{commit} has no safetensors; name a repository or a revision that has, or have its pytorch_model*.bin "
+            f"fetched, which are pickles, by {ALLOW}"
+        )
+    return _download(commit, _TORCH)
 
 
 def served_name(path_or_hub_id: str) -> str:
@@ -79,6 +95,19 @@ def _gguf_file(path: Path) -> Path | None:
     if len(files) > 1:
         raise CheckpointError(f"{path} has {len(files)} GGUF files ({files[0].name}, …); name one of them")
     return files[0] if files else None
+
+
+def _logged(name: str, snapshot: Path) -> Path:
+    """A snapshot's directory is named after its commit, to which branches and tags are resolved when it is fetched."""
+    repository, _, revision = name.partition("@")
+    if _COMMIT.fullmatch(revision):
+        _log.info("%s is served at commit %s", repository, snapshot.name)
+    else:
+        _log.info(
+            "%s at %s is commit %s; name %s@%s to keep to it",
+            *(repository, revision or "its default branch", snapshot.name, repository, snapshot.name),
+        )
+    return snapshot
 
 
 def _download(name: str, patterns: tuple[str, ...]) -> Path:

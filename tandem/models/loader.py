@@ -13,8 +13,9 @@ import torch
 from tandem.architecture.fields import Fields, read_json_object
 from tandem.architecture.model import ModelSpec, limit_length
 from tandem.architecture.registry import find_family, refuse_formats
+from tandem.architecture.tensors import TensorSpec
 from tandem.attention.arena import TORCH_DTYPES
-from tandem.core.errors import ConfigurationError, CorruptCheckpointError
+from tandem.core.errors import CheckpointError, ConfigurationError, CorruptCheckpointError
 from tandem.kernels.base import Kernels
 from tandem.models.checkpoint import Checkpoint, open_checkpoint
 from tandem.models.decoder import Decoder
@@ -53,6 +54,8 @@ def load_model(
     kernels: Kernels,
     max_model_len: int | None = None,
     packed_dir: Path | None = None,
+    memory_bytes: int | None = None,
+    allow_pickle: bool = False,
 ) -> LoadedModel:
     """Load a model.
 
@@ -64,12 +67,14 @@ def load_model(
         max_model_len: the longest sequence that will be asked for, to size the rotary tables; None =
             max_position_embeddings.
         packed_dir: where matrices may be kept as the kernels want them, a copy of the weights; None = nowhere.
+        memory_bytes: of `device`; weights that take more are refused. None = any are tried.
+        allow_pickle: weights may be PyTorch files where there are no safetensors.
 
     Raises:
         CheckpointError: the directory cannot be served; see its subclasses.
         ConfigurationError: a dtype that does not exist, or a length beyond what the model was made for.
     """
-    directory = resolve_model_path(path_or_hub_id, dtype=dtype)
+    directory = resolve_model_path(path_or_hub_id, dtype=dtype, allow_pickle=allow_pickle)
     fields = Fields(read_json_object(directory / "config.json"), str(directory / "config.json"))
     _check_dtype_name(dtype)
     refuse_formats(fields)
@@ -77,9 +82,13 @@ def load_model(
     spec = family.read_model(fields)
     check_ropes(layer.mixer.rope for layer in spec.layers)
     generation = read_generation_config(directory)
-    checkpoint = open_checkpoint(directory)
+    named = dtype if dtype != AUTO else _named_dtype(fields)
+    if named is not None:
+        _refuse_what_does_not_fit(replace(spec, dtype=named), directory, device, memory_bytes)
+    checkpoint = open_checkpoint(directory, allow_pickle=allow_pickle)
     spec, sources = match_parameters(checkpoint, spec, family.parameter_name)
-    spec = replace(spec, dtype=_resolve_dtype(dtype, fields, checkpoint))
+    spec = replace(spec, dtype=named or str(checkpoint.tensor(checkpoint.names[0]).dtype).removeprefix("torch."))
+    _refuse_what_does_not_fit(spec, directory, device, memory_bytes)
     spec = replace(
         spec,
         fingerprint=compute_fingerprint(checkpoint, sources, spec),
@@ -105,9 +114,29 @@ def _load(
     if device.type == "cpu" and not packed:
         checkpoint.cache_in_huge_pages()
     others = {name: source for name, source in sources.items() if name not in packed}
-    usual = TORCH_DTYPES[spec.dtype]
-    dtypes = {tensor.name: torch.float32 if tensor.is_float32 else usual for tensor in spec.tensors()}
+    dtypes = {tensor.name: _dtype(tensor, spec) for tensor in spec.tensors()}
     return packed | load_parameters(checkpoint, others, dtypes, device)
+
+
+def _dtype(tensor: TensorSpec, spec: ModelSpec) -> torch.dtype:
+    return torch.float32 if tensor.is_float32 else TORCH_DTYPES[spec.dtype]
+
+
+def _refuse_what_does_not_fit(spec: ModelSpec, directory: Path, device: torch.device, memory_bytes: int | None) -> None:
+    """NOTE: weights on the CPU are mapped files, so a model that is too large would load and then read its disk for
+    every token. One file that is larger than memory cannot be mapped at all, so this is asked before any is opened, if
+    the dtype is known by then.
+    """
+    total = sum(tensor.size * _dtype(tensor, spec).itemsize for tensor in spec.tensors())
+    if memory_bytes is None or total <= memory_bytes:
+        return
+    routed = [layer.feed_forward.routed for layer in spec.layers]
+    experts = sum(r.num_experts * r.expert_size for r in routed if r is not None) * TORCH_DTYPES[spec.dtype].itemsize
+    part = f", {experts / 1e9:.3g} GB of them experts," if experts else ""
+    raise CheckpointError(
+        f"the weights of {directory} take {total / 1e9:.3g} GB in {spec.dtype}{part} and {device} has "
+        f"{memory_bytes / 1e9:.3g} GB of memory; serve it on a machine with more, or in a smaller dtype"
+    )
 
 
 def _join_eos(spec: ModelSpec, others: tuple[int, ...]) -> tuple[int, ...]:
@@ -125,10 +154,8 @@ def _check_dtype_name(dtype: str) -> None:
         raise ConfigurationError(f"dtype={dtype!r} is not served; choose {AUTO} or one of {', '.join(TORCH_DTYPES)}")
 
 
-def _resolve_dtype(dtype: str, fields: Fields, checkpoint: Checkpoint) -> str:
-    """What `auto` means: the configuration's dtype, or that of the first tensor where it has none."""
-    if dtype != AUTO:
-        return dtype
+def _named_dtype(fields: Fields) -> str | None:
+    """What `auto` means: the configuration's dtype. None = it has none, and that of the first tensor is meant."""
     text = fields.section("text_config")
     for section in (fields, text):
         for key in ("dtype", "torch_dtype"):
@@ -137,4 +164,4 @@ def _resolve_dtype(dtype: str, fields: Fields, checkpoint: Checkpoint) -> str:
                 if name.removeprefix("torch.") not in TORCH_DTYPES:
                     raise fields.unsupported(key, ", ".join(TORCH_DTYPES))
                 return name.removeprefix("torch.")
-    return str(checkpoint.tensor(checkpoint.names[0]).dtype).removeprefix("torch.")
+    return None

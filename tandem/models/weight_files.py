@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
-from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
+from tandem.core.errors import CheckpointError, CorruptCheckpointError, UnsupportedCheckpointError
 
 
 class WeightFile(Protocol):
@@ -32,7 +32,9 @@ class WeightFile(Protocol):
 
 
 class SafetensorsFile:
-    """Raises CorruptCheckpointError where the header and the bytes do not agree."""
+    """Raises CorruptCheckpointError where the header and the bytes do not agree, CheckpointError where the system does
+    not map the file.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -58,6 +60,11 @@ class SafetensorsFile:
             except (SafetensorError, OSError) as error:
                 raise CorruptCheckpointError(
                     f"{self.path} is damaged or incomplete ({error}); download it again"
+                ) from error
+            except RuntimeError as error:
+                raise CheckpointError(
+                    f"{self.path} cannot be mapped into memory ({error}); save it as several smaller files, or serve "
+                    "it on a machine with more memory"
                 ) from error
         return self._file
 

@@ -18,6 +18,7 @@ from tandem.models.checkpoint import Checkpoint
 
 _PIECE_BYTES = 4 << 20
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_REMEDY = "weights and config.json are of different models; download both again from one place"
 _HARMLESS_SUFFIXES = (".rotary_emb.inv_freq",)
 
 Sources = Mapping[str, Source]
@@ -100,7 +101,8 @@ def _check_names(checkpoint: Checkpoint, stored: Mapping[str, str], wanted: Coll
     extra = [source for name, source in stored.items() if name not in wanted]
     if extra:
         raise UnsupportedCheckpointError(
-            f"{checkpoint.directory} has {_some(extra)}, which this architecture and config.json have no place for"
+            f"{checkpoint.directory} has {_some(extra)}, which this architecture and config.json have no place for; "
+            f"{_REMEDY}"
         )
 
 
@@ -114,18 +116,22 @@ def _check_tensor(checkpoint: Checkpoint, source: Source, shape: tuple[int, ...]
         found = tuple(_part(stored, source).shape)
     except (IndexError, RuntimeError) as error:
         raise CorruptCheckpointError(
-            f"{name} of shape {list(stored.shape)} has no {source} ({error}); "
-            "the weights belong to another configuration"
+            f"{name} has shape {list(stored.shape)}, config.json calls for {_shown(source)} of it; {_REMEDY}"
         ) from error
     if found != shape:
         part = "" if source.is_whole else ", where a parameter has its part of it,"
         raise CorruptCheckpointError(
-            f"{name} has shape {list(found)}{part} config.json calls for {list(shape)}; "
-            "the weights belong to another configuration"
+            f"{name} has shape {list(found)}{part} config.json calls for {list(shape)}; {_REMEDY}"
         )
     if stored.dtype not in _FLOATS:
         supported = ", ".join(str(dtype).removeprefix("torch.") for dtype in _FLOATS)
         raise UnsupportedCheckpointError(f"{name} is stored as {stored.dtype}; supported: {supported}")
+
+
+def _shown(source: Source) -> str:
+    """The part that `source` describes."""
+    entry = "" if source.index is None else f"entry {source.index}, "
+    return f"{entry}rows {source.start}:{'' if source.stop is None else source.stop}:{source.step}"
 
 
 def _check_nothing_is_left(checkpoint: Checkpoint, sources: Sources, spec: ModelSpec) -> None:
@@ -138,7 +144,7 @@ def _check_nothing_is_left(checkpoint: Checkpoint, sources: Sources, spec: Model
         if stored.numel() != taken[name]:
             raise CorruptCheckpointError(
                 f"{name} has shape {list(stored.shape)}, config.json calls for {taken[name]} of its {stored.numel()} "
-                "elements; the weights belong to another configuration"
+                f"elements; {_REMEDY}"
             )
 
 

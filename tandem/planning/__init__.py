@@ -1,1 +1,1 @@
-"""How many workers of each pool, and why: pure functions of observations. Reads no clock, does no I/O."""
+"""Computes the number of workers of each pool, with reasons, from observations. Reads no clock, does no I/O."""

@@ -1,4 +1,4 @@
-"""What a pool of so many workers gives its users at a load: predicted TTFT and TPOT, queueing included.
+"""Predicts TTFT and TPOT of a pool of given size at a given load, queueing included.
 
 Prefill is a queue in front of several servers; decode is a batch whose size follows from Little's law. Latencies are of
 the percentile that the objective is for, and infinite when work arrives faster than it is done.
@@ -14,7 +14,7 @@ from tandem.routing.speed import DecodeSpeed, PrefillSpeed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What users ask for in the mean: requests a second, and the tokens of one request.
+    """Mean demand: requests a second, and the tokens of one request.
 
     num_missing_tokens: of the prompt, those that no cache has. num_context_tokens: of a request that decodes, in the
     middle of its answer.
@@ -55,7 +55,7 @@ class PrefillCapacity:
         return load.requests_per_s * self.service_ms(load) / 1000
 
     def wait_ms(self, num_workers: int, offered: float, service_ms: float, backlog_ms: float = 0.0) -> float:
-        """What all but 1 - `share` of the prompts wait at most, behind `backlog_ms` of the pool's work."""
+        """Longest wait of all but 1 - `share` of the prompts, behind `backlog_ms` of the pool's work."""
         queue_ms = wait_quantile(num_workers, offered, service_ms, self.variation, self.share)
         return queue_ms + backlog_ms / num_workers
 

@@ -1,4 +1,4 @@
-"""How many requests decode together in each worker, and how long a step of them takes. Pure arithmetic.
+"""Batch size and step time of decode workers at a given load. Pure arithmetic.
 
 The steady state of Little's law: requests running = arrivals x answer's length x time of a step, which grows with them.
 """
@@ -57,7 +57,7 @@ class DecodeBatch:
         return 1 / ((1 - self.busy) / alone_ms + with_chunks)
 
     def along_ms(self, num_running: float) -> float:
-        """What a step adds to a chunk that it goes along with: its KV is read, the weights are being read anyway."""
+        """Time that a step adds to a chunk in the same step: its KV is read, the weights are being read anyway."""
         context = self.profile.mean_context
         return self.roofline.step_ms(num_running, context) - self.roofline.step_ms(num_running, 0)
 

@@ -1,4 +1,4 @@
-"""What users have asked for lately and may ask for soon: forecasts of rates, slow means of lengths.
+"""Recent and expected demand: forecasts of rates, slow means of lengths.
 
 Owns the memory of past traffic; knows nothing of workers. Prompt tokens are forecast by themselves, because long
 prompts come in bursts that a mean length would hide.
@@ -70,7 +70,7 @@ class Demand:
         return self._load(requests.mean, missing.mean)
 
     def at_most(self, horizon_s: float) -> Load:
-        """What the pools must bear until then."""
+        """Demand that the pools must bear until then."""
         requests, missing = self._expect(horizon_s)
         return self._load(requests.upper, missing.upper)
 

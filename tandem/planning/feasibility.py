@@ -1,4 +1,4 @@
-"""What no number of workers can change: a model that does not fit, a prompt or a step that alone takes too long.
+"""Limits that no number of workers changes: a model that does not fit, a prompt or a step that takes too long.
 
 Each answer is a list of sentences with the figures and the remedy; empty = possible.
 """

@@ -1,4 +1,4 @@
-"""What demand may be within a short horizon: its level, its trend, and how much it has risen before.
+"""Forecast of demand within a short horizon: its level, its trend, and how much it has risen before.
 
 Deterministic; remembers a bounded past. It answers high on purpose: `upper` is what the pools must bear.
 """

@@ -40,7 +40,7 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What carries KV from a prefill worker's node to a decode worker's.
+    """Link that carries KV from a prefill worker's node to a decode worker's.
 
     Args:
         bytes_per_s: line rate, one way.

@@ -1,4 +1,4 @@
-"""What a planner is told and what it answers. Values only; who gathers and who acts is elsewhere.
+"""Observations that a planner is given and plans that it returns. Values only.
 
 Lengths are tokens, times seconds, latencies milliseconds. A replica is one worker.
 """
@@ -12,7 +12,7 @@ from tandem.routing.speed import Speed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What arrived at all gateways during the `duration_s` before the observation, rejected requests included.
+    """Arrivals at all gateways during the `duration_s` before the observation, rejected requests included.
 
     `num_cached_tokens` of the `num_prompt_tokens` needed no prefill. `num_output_tokens` belongs to those that ended.
     `variation` is of one request's tokens to compute: standard deviation over mean, where that is known.
@@ -71,7 +71,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What users would get: predicted latencies (infinite when work arrives faster than it is done)."""
+    """Predicted latencies for users (infinite when work arrives faster than it is done)."""
 
     ttft_ms: float
     tpot_ms: float

@@ -1,4 +1,4 @@
-"""How far workers have proved to be from what their speed says: two factors, learned only from what tells.
+"""Ratio of workers' real to predicted speed: two factors, learned only from samples that show it.
 
 Prefill is only judged while the whole pool is busy, and nobody while a replica is new: its first steps compile, load
 and fill caches, and say nothing of the next.

@@ -147,7 +147,7 @@ class SloPlanner:
         return replace(prospect, backlog_ms=self._backlog_ms(observation.prefill, offered, horizon_s))
 
     def _backlog_ms(self, pool: PoolState, offered: float, horizon_s: float) -> float:
-        """What will wait at the horizon: what waits now and arrives, less what ready and coming replicas get done."""
+        """Backlog at the horizon: what waits now and arrives, less what ready and coming replicas get done."""
         startup_s = self._startup_s(pool)
         coming = sorted(max(0.0, min(horizon_s, startup_s - so_far_s)) for so_far_s in pool.starting_s)
         backlog_ms, at_s, num_ready = pool.queued_ms / self._pace.prefill, 0.0, pool.num_ready

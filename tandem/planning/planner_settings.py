@@ -1,4 +1,4 @@
-"""What an operator asks of the planner: objectives, bounds of the pools, and how careful to be. Values only."""
+"""Settings of the planner: objectives, bounds of the pools, and the degree of caution. Values only."""
 
 from dataclasses import dataclass, field
 
@@ -67,5 +67,5 @@ class PlannerSettings:
             raise ConfigurationError(f"{self} cannot be planned with; use {needed}")
 
     def accelerators(self, num_prefill: int, num_decode: int) -> int:
-        """What pools of these sizes take."""
+        """Accelerators that pools of these sizes take."""
         return num_prefill * self.prefill_accelerators + num_decode * self.decode_accelerators

@@ -115,7 +115,7 @@ class PoolSizing:
 
     @cached_property
     def _exposed_ms(self) -> float:
-        """What the hand-off of a long prompt adds to each token of a mean answer: only its second one waits."""
+        """Time that the hand-off of a long prompt adds to each token of a mean answer: only its second one waits."""
         return self.site.hand_off(self._long_prompt).exposed_ms / max(1.0, self.site.profile.mean_output - 1)
 
     def _batch(self, num_workers: int) -> DecodeBatch:

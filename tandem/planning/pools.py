@@ -1,4 +1,4 @@
-"""How good pools of given sizes would be, and which sizes are best: the search behind a plan. Pure.
+"""Searches the best sizes of the pools and rates pools of given sizes. Pure.
 
 `Prospect` prices any pair of sizes at one demand. Sizes are the fewest that meet both objectives, or, where a budget is
 too small, those that make the worse of both objectives' ratios best.
@@ -56,7 +56,7 @@ class Prospect:
         return self.decode.batch(num_decode, self.load, min(self.settings.ttft_ms, self.own_ms) / 1000)
 
     def outlook(self, num_prefill: int, num_decode: int) -> Outlook:
-        """What users would get from pools of these sizes."""
+        """Predicted latencies with pools of these sizes."""
         batch = self.batch(num_decode)
         ttft_ms = self.ttft_ms(num_prefill)
         tpot_ms = math.inf if batch.use > 1 else batch.tpot_ms

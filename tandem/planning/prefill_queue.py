@@ -1,6 +1,6 @@
-"""How long prompts wait and take in front of several workers, over all the lengths of a workload.
+"""Waiting and service times of prompts at several workers, over all lengths of a workload.
 
-M/G/c: random arrivals, any lengths, first come first served by whoever is free. Pure arithmetic.
+M/G/c: random arrivals, any lengths, first come first served by any free worker. Pure arithmetic.
 """
 
 import math
@@ -15,7 +15,7 @@ from tandem.planning.waiting import mean_wait, waiting_chance
 
 @dataclass(frozen=True)
 class PrefillQueue:
-    """Prompts in front of prefill workers, first come first served by whoever is free.
+    """Prompts in front of prefill workers, first come first served by any free worker.
 
     Args:
         prompts: (milliseconds of its own, chunks) of each prompt, equally likely, the quickest first.
@@ -60,7 +60,7 @@ class PrefillQueue:
         return math.fsum(within) / len(self.services_ms)
 
     def ttft_at(self, num_workers: int, share: float) -> float:
-        """What `share` of the requests stay within; infinite when work arrives faster than it is done."""
+        """Time that `share` of the requests stay within; infinite when work arrives faster than it is done."""
         if self.offered >= num_workers:
             return math.inf
         low, high = 0.0, 2 * self.services_ms[-1] + 1

@@ -1,4 +1,4 @@
-"""What users ask for, as pairs of prompt and answer lengths that stand for all requests. Values only.
+"""Profile of a workload: pairs of prompt and answer lengths that stand for all requests. Values only.
 
 Distributions are drawn with a fixed seed: the same words give the same plan.
 """

@@ -48,7 +48,7 @@ def explain(change: Change) -> str:
 
 
 def warn(change: Change) -> Sequence[str]:
-    """What cannot be met, and why."""
+    """Objectives that cannot be met, with reasons."""
     found = []
     settings, prospect, after = change.prospect.settings, change.prospect, change.after
     if change.given != change.wanted:

@@ -115,7 +115,7 @@ class Roofline:
         return num_running * (2.0 * self.model.num_active_parameters + attention)
 
     def step_bytes(self, num_running: float, context_tokens: float) -> float:
-        """What one decode step sweeps: the weights once, and every request's KV."""
+        """Bytes that one decode step reads: the weights once, and every request's KV."""
         return self.model.swept_weight_bytes(num_running) + num_running * self.model.read_bytes(context_tokens)
 
     def step_ms(self, num_running: float, context_tokens: float) -> float:
@@ -134,7 +134,7 @@ class Roofline:
 
     @property
     def kv_memory_bytes(self) -> float:
-        """What is left for KV; below zero when the weights do not fit."""
+        """Memory left for KV; below zero when the weights do not fit."""
         memory = self.hardware.memory_bytes * self.num_accelerators
         return memory * (1 - self.assumptions.reserve_share) - self.model.weight_bytes
 
@@ -231,7 +231,7 @@ class Roofline:
 def worker_speed(
     model: ModelCost, hardware: Accelerator, *, num_accelerators: int = 1, assumptions: Assumptions = TYPICAL
 ) -> Speed:
-    """What a planner believes of such a worker until it has measured one."""
+    """Speed that a planner assumes of such a worker until it has measured one."""
     return Roofline(model, hardware, num_accelerators, assumptions).speed
 
 

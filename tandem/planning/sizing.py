@@ -1,4 +1,4 @@
-"""What a plan is made of: objectives and limits in, pools and what users would get from them out. Values only."""
+"""Inputs and result of a plan: objectives and limits in, pools and predicted latencies out. Values only."""
 
 import math
 from collections.abc import Sequence

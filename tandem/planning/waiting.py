@@ -1,4 +1,4 @@
-"""How long work waits for one of several servers: the M/G/c approximation, as pure arithmetic.
+"""Waiting time for one of several servers: the M/G/c approximation, as pure arithmetic.
 
 Erlang's C gives the chance to wait at all; waits beyond that are exponential (Allen and Cunneen; Tijms, "A First Course
 in Stochastic Models", ch. 9). Exact for exponential service times, and for c = 1 in the mean (Pollaczek-Khinchine).

@@ -55,7 +55,7 @@ class WorkerFacts:
 
 
 def worker_facts(roofline: Roofline, profile: Profile, goals: Goals) -> WorkerFacts:
-    """What such a worker is like under that workload."""
+    """Facts of such a worker under that workload."""
     model, prompt = roofline.model, profile.prompt_at(goals.share)
     floor = replace(roofline, assumptions=replace(IDEAL, products_8bit=roofline.assumptions.products_8bit))
     return WorkerFacts(

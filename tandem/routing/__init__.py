@@ -1,1 +1,1 @@
-"""Who serves a request: pure functions over snapshots. No I/O; the clock and randomness are arguments."""
+"""Pairs requests with workers: pure functions over snapshots. No I/O; clock and randomness are arguments."""

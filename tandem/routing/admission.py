@@ -1,4 +1,4 @@
-"""When the answer is no: the limits of admission, the reasons for a refusal, and when to ask again.
+"""Limits of admission: the reasons for a refusal, and the time to ask again.
 
 A refusal is an answer, not an exception. `retry_after_s` comes from the queues; None means that asking again is no use.
 """

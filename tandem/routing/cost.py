@@ -1,4 +1,4 @@
-"""What a choice costs, in milliseconds: the definition that `search` minimises and records keep.
+"""Cost of a pairing, in milliseconds: the definition that `search` minimises and records keep.
 
 The currency is request-milliseconds: this request's own time plus the delay it causes to those it joins. More cached
 tokens never cost more, and a slower link never costs less.

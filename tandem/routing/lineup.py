@@ -1,4 +1,4 @@
-"""Who may be chosen: the workers of a roster, some of them barred. A sequence for whom loops over workers.
+"""Candidates of a decision: the workers of a roster, some of them barred, as a sequence for loops.
 
 Invariant: good for the decision it was made for; the next change of the roster moves its rows.
 """

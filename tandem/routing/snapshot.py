@@ -1,4 +1,4 @@
-"""What the router knows when it decides: frozen reports of workers and links, and the shape of the request.
+"""Snapshot that a decision is made on: frozen reports of workers and links, and the shape of the request.
 
 Every time is read from the router's own clock, in seconds, so no two machines' clocks are ever compared.
 """

@@ -1,4 +1,4 @@
-"""How fast a kind of worker is: linear models of prefill and decode, in milliseconds.
+"""Speed of a kind of worker: linear models of prefill and decode, in milliseconds.
 
 Work adds up: the work of a queue is the sum of its requests' work, so one model prices both. Every coefficient is
 zero or more, which makes more work never cheaper. Who measures the coefficients is `calibration`.

@@ -1,4 +1,4 @@
-"""How both ends of a connection are tuned.
+"""Options of both ends of a connection.
 
 A peer that is gone without a word is noticed within `KEEPALIVE_S + KEEPALIVE_TIMEOUT_S` while a call runs.
 """

@@ -19,7 +19,7 @@ from tandem.locality.base import PublishResult
 from tandem.rpc import methods
 from tandem.rpc.codec_router import BlockReport, BlockSnapshot
 from tandem.rpc.credentials import ROUTER_ROLES, WORKER_ROLES, Credentials
-from tandem.rpc.link import Link, MetadataSource
+from tandem.rpc.link import Link
 from tandem.rpc.messages import (
     ConfirmAnswer,
     ConfirmCall,
@@ -43,6 +43,7 @@ from tandem.rpc.messages import (
     WorkerStatus,
 )
 from tandem.rpc.methods import Method
+from tandem.rpc.network import Line, MetadataSource, current_network
 from tandem.rpc.session import Expected
 from tandem.rpc.trunk import Trunk, is_short
 
@@ -54,10 +55,17 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 
 
+def _line(address: str, credentials: Credentials, expected: Expected, metadata_source: MetadataSource | None) -> Line:
+    """A connection over gRPC, or over the network that this context has instead."""
+    network = current_network.get()
+    connect = Link if network is None else network.connect
+    return connect(address, credentials, expected, metadata_source)
+
+
 class _Client:
     """What both clients share."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Line) -> None:
         self._link = link
 
     @property
@@ -91,7 +99,7 @@ class WorkerClient(_Client):
         advertised: str | None = None,
         metadata_source: MetadataSource | None = None,
     ) -> None:
-        super().__init__(Link(address, credentials, Expected(WORKER_ROLES, advertised), metadata_source))
+        super().__init__(_line(address, credentials, Expected(WORKER_ROLES, advertised), metadata_source))
         self._trunk: Trunk | None = None
         self._unshared: WorkerAddress | None = None
 
@@ -174,7 +182,7 @@ class RouterClient(_Client):
     def __init__(
         self, address: str, credentials: Credentials, *, metadata_source: MetadataSource | None = None
     ) -> None:
-        self._connect = partial(Link, address, credentials, Expected(ROUTER_ROLES), metadata_source)
+        self._connect = partial(_line, address, credentials, Expected(ROUTER_ROLES), metadata_source)
         super().__init__(self._connect())
         self._closing: set[asyncio.Task[None]] = set()
 

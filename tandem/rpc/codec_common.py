@@ -2,9 +2,12 @@
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from tandem.core.errors import InvalidRequestError
+from tandem.core.process_usage import ProcessUsage
+from tandem.core.scope import CacheScope
 from tandem.routing.snapshot import Role, WorkerState
 from tandem.routing.speed import PrefillWork
 from tandem.rpc.form import Names, finite, maybe, not_empty, not_negative, required
@@ -39,6 +42,14 @@ def take_address(message: pb.WorkerAddress) -> WorkerAddress:
 def maybe_address(message: Any, field: str) -> WorkerAddress | None:
     """The worker in `field`, if one is named."""
     return maybe(message, field, take_address)
+
+
+def put_scope(scope: CacheScope) -> pb.CacheScope:
+    return pb.CacheScope(adapter=scope.adapter, salt=scope.salt)
+
+
+def take_scope(message: pb.CacheScope) -> CacheScope:
+    return CacheScope(adapter=message.adapter if message.HasField("adapter") else None, salt=message.salt)
 
 
 def put_model(model: ModelInfo) -> pb.ModelInfo:
@@ -187,6 +198,19 @@ def _take_step_sample(message: pb.StepSample) -> StepSample:
     )
 
 
+def put_usage(usage: ProcessUsage | None) -> pb.ProcessUsage | None:
+    return None if usage is None else pb.ProcessUsage(memory_bytes=usage.memory_bytes, cpu_cores=usage.cpu_cores)
+
+
+def maybe_usage(message: Any) -> ProcessUsage | None:
+    """The usage in a message that may tell it."""
+    return maybe(message, "usage", _take_usage)
+
+
+def _take_usage(message: pb.ProcessUsage) -> ProcessUsage:
+    return ProcessUsage(message.memory_bytes, maybe(message, "cpu_cores", partial(not_negative, "cpu_cores")))
+
+
 def put_status(status: WorkerStatus) -> pb.WorkerStatus:
     return pb.WorkerStatus(
         worker=put_address(status.worker),
@@ -201,6 +225,7 @@ def put_status(status: WorkerStatus) -> pb.WorkerStatus:
         prefill_samples=[_put_prefill_sample(sample) for sample in status.prefill_samples],
         step_samples=[_put_step_sample(sample) for sample in status.step_samples],
         unreachable=status.unreachable,
+        usage=put_usage(status.usage),
     )
 
 
@@ -218,4 +243,5 @@ def take_status(message: pb.WorkerStatus) -> WorkerStatus:
         prefill_samples=tuple(_take_prefill_sample(sample) for sample in message.prefill_samples),
         step_samples=tuple(_take_step_sample(sample) for sample in message.step_samples),
         unreachable=tuple(message.unreachable),
+        usage=maybe_usage(message),
     )

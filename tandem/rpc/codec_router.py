@@ -11,12 +11,16 @@ from tandem.routing.snapshot import Role
 from tandem.rpc.codec_common import (
     ROLES,
     maybe_address,
+    maybe_usage,
     put_address,
     put_maybe_address,
     put_model,
+    put_scope,
     put_status,
+    put_usage,
     take_address,
     take_model,
+    take_scope,
     take_status,
 )
 from tandem.rpc.form import (
@@ -83,7 +87,7 @@ def put_pair_call(call: PairCall) -> pb.PairRequest:
         model=call.model,
         token_ids=pack_token_ids(call.token_ids),
         num_expected_output=call.num_expected_output,
-        cache_salt=call.cache_salt,
+        scope=put_scope(call.scope),
         session_id=call.session_id,
         max_ttft_ms=call.max_ttft_ms,
         max_tpot_ms=call.max_tpot_ms,
@@ -99,7 +103,7 @@ def take_pair_call(message: pb.PairRequest) -> PairCall:
         model=message.model,
         token_ids=unpack_token_ids("token_ids", message.token_ids, least=1),
         num_expected_output=message.num_expected_output,
-        cache_salt=message.cache_salt,
+        scope=take_scope(required(message, "scope")),
         session_id=message.session_id if message.HasField("session_id") else None,
         max_ttft_ms=maybe_finite(message, "max_ttft_ms"),
         max_tpot_ms=maybe_finite(message, "max_tpot_ms"),
@@ -142,11 +146,13 @@ def take_pairing(message: pb.PairResponse) -> PairingAnswer:
 
 
 def put_process(info: ProcessInfo) -> pb.DescribeResponse:
-    return pb.DescribeResponse(pid=info.pid, incarnation=info.incarnation, lifecycle=info.lifecycle)
+    usage = put_usage(info.usage)
+    return pb.DescribeResponse(pid=info.pid, incarnation=info.incarnation, lifecycle=info.lifecycle, usage=usage)
 
 
 def take_process(message: pb.DescribeResponse) -> ProcessInfo:
-    return ProcessInfo(pid=message.pid, incarnation=message.incarnation, lifecycle=message.lifecycle)
+    usage = maybe_usage(message)
+    return ProcessInfo(pid=message.pid, incarnation=message.incarnation, lifecycle=message.lifecycle, usage=usage)
 
 
 def put_settlement(settlement: Settlement) -> pb.SettleRequest:

@@ -4,7 +4,14 @@ from collections.abc import Sequence
 
 from tandem.core.errors import InvalidRequestError
 from tandem.kvcache.block_table import BlockRange
-from tandem.rpc.codec_common import maybe_address, put_address, put_maybe_address, take_address
+from tandem.rpc.codec_common import (
+    maybe_address,
+    put_address,
+    put_maybe_address,
+    put_scope,
+    take_address,
+    take_scope,
+)
 from tandem.rpc.codec_request import (
     put_logprobs,
     put_params,
@@ -62,7 +69,7 @@ def put_generate_call(call: GenerateCall) -> pb.GenerateRequest:
         params=put_params(call.params),
         output_token_ids=pack_token_ids(call.output_token_ids),
         priority=call.priority,
-        cache_salt=call.cache_salt,
+        scope=put_scope(call.scope),
         decode=put_maybe_address(call.decode),
         prefill=put_maybe_address(call.prefill),
         spares=map(put_address, call.spares),
@@ -79,7 +86,7 @@ def take_generate_call(message: pb.GenerateRequest) -> GenerateCall:
         params=take_params(required(message, "params")),
         output_token_ids=tuple(unpack_token_ids("output_token_ids", message.output_token_ids)),
         priority=message.priority,
-        cache_salt=message.cache_salt,
+        scope=take_scope(required(message, "scope")),
         decode=maybe_address(message, "decode"),
         prefill=maybe_address(message, "prefill"),
         spares=tuple(map(take_address, message.spares)),
@@ -97,7 +104,7 @@ def put_prefill_call(call: PrefillCall) -> pb.PrefillRequest:
         params=put_params(call.params),
         output_token_ids=pack_token_ids(call.output_token_ids),
         priority=call.priority,
-        cache_salt=call.cache_salt,
+        scope=put_scope(call.scope),
         prefill=put_maybe_address(call.prefill),
         fetch_from=put_maybe_address(call.fetch_from),
         num_fetch_blocks=call.num_fetch_blocks,
@@ -114,7 +121,7 @@ def take_prefill_call(message: pb.PrefillRequest) -> PrefillCall:
         params=take_params(required(message, "params")),
         output_token_ids=tuple(unpack_token_ids("output_token_ids", message.output_token_ids)),
         priority=message.priority,
-        cache_salt=message.cache_salt,
+        scope=take_scope(required(message, "scope")),
         prefill=maybe_address(message, "prefill"),
         fetch_from=maybe_address(message, "fetch_from"),
         num_fetch_blocks=message.num_fetch_blocks,

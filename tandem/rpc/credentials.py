@@ -1,14 +1,14 @@
-"""What a process proves itself with to others: the cluster secret, its certificate, and what it says it is.
+"""Credentials of a process: the cluster secret, its certificate, and the name and role that it proves to others.
 
 The secret is only ever a key. Nothing that is sent lets a reader compute it or prove anything with it.
 """
 
 import hmac
-import uuid
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tandem.core.addresses import is_loopback
+from tandem.core.machine import random_id
 from tandem.tls.files import TlsFiles
 from tandem.tls.identity import CertifiedRole
 
@@ -57,7 +57,7 @@ class Credentials:
     secret: bytes = field(repr=False)
     role: ProcessRole
     address: str = ""
-    incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
+    incarnation: str = field(default_factory=random_id)
     tls: TlsFiles | None = None
     is_insecure: bool = False
 

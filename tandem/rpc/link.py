@@ -1,11 +1,11 @@
 """A connection to one process: sends calls, reads answers, and turns every failure into an error of `core.errors`.
 
-Nothing of gRPC leaves this file, `line` and `sessions`. A stream that is closed or cancelled here ends at the other
-side at once. Nothing is asked of a server before it has proved who it is; every call proves who sends it.
+Nothing of gRPC leaves this file, `session_channel` and `sessions`. A stream that is closed or cancelled here ends at
+the other side at once. Nothing is asked of a server before it has proved who it is; every call proves who sends it.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import TypeVar
@@ -16,14 +16,14 @@ from tandem.core.errors import InvalidRequestError, TandemError, UntrustedPeerEr
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.deadline import Deadline
 from tandem.rpc.form import Form
-from tandem.rpc.line import Line
 from tandem.rpc.methods import Method
+from tandem.rpc.network import MetadataSource
 from tandem.rpc.session import Expected
+from tandem.rpc.session_channel import SessionChannel
 from tandem.rpc.status import Metadata, error_from
 
 Q = TypeVar("Q")
 A = TypeVar("A")
-MetadataSource = Callable[[], Sequence[tuple[str, str]]]
 
 
 class Link:
@@ -45,9 +45,9 @@ class Link:
         self.num_calls = 0
         self.was_silent = False  # a question was not answered in time, though there was a connection
         self._may_talk = credentials.may_talk_with(address)
-        self._connect = partial(Line, address, credentials, expected)
-        self._line = self._connect()
-        self._outdated: set[Line] = set()
+        self._connect = partial(SessionChannel, address, credentials, expected)
+        self._channel = self._connect()
+        self._outdated: set[SessionChannel] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._metadata_source = metadata_source
         self._is_closed = False
@@ -55,10 +55,10 @@ class Link:
     async def ask(self, method: Method[Q, A], request: Q, timeout_s: float | None) -> A:
         """One answer to one request."""
         data = method.request.encode(request)
-        with self._running(method, timeout_s) as (line, deadline):
+        with self._running(method, timeout_s) as (channel, deadline):
             self.num_calls += 1
             try:
-                return self._read(method.answer, await line.ask(method, data, deadline, self.own_metadata))
+                return self._read(method.answer, await channel.ask(method, data, deadline, self.own_metadata))
             finally:
                 self.num_calls -= 1
 
@@ -67,10 +67,10 @@ class Link:
     ) -> AsyncGenerator[A, None]:
         """Many answers to one request."""
         data = method.request.encode(request)
-        with self._running(method, timeout_s) as (line, deadline):
+        with self._running(method, timeout_s) as (channel, deadline):
             self.num_calls += 1
             try:
-                stream = line.stream(method, data, deadline, incarnation, self.own_metadata)
+                stream = channel.stream(method, data, deadline, incarnation, self.own_metadata)
                 async with aclosing(stream) as answers:
                     async for answer in answers:
                         yield self._read(method.answer, answer)
@@ -79,8 +79,8 @@ class Link:
 
     async def converse(self, method: Method[Q, A], requests: AsyncIterator[Q]) -> AsyncGenerator[A, None]:
         """Many answers to many requests. Counts as no call: what it is for, does."""
-        with self._running(method, None) as (line, deadline):
-            call = await line.admitted(method, deadline)
+        with self._running(method, None) as (channel, deadline):
+            call = await channel.admitted(method, deadline)
             sender = asyncio.create_task(
                 _send_all(call, method.request, requests), name=f"{method.name} to {self.address}"
             )
@@ -94,14 +94,14 @@ class Link:
 
     async def require(self, method: Method[Q, A], incarnation: str) -> None:
         """Raises AnotherIncarnationError unless the process there is that one ("" = any); asks it only if need be."""
-        if not self._line.has_session(incarnation):
-            with self._running(method, None) as (line, deadline):
-                await line.opened(method, deadline, incarnation)
+        if not self._channel.has_session(incarnation):
+            with self._running(method, None) as (channel, deadline):
+                await channel.opened(method, deadline, incarnation)
 
     async def close(self, grace_s: float | None = None) -> None:
         """End the connection; calls that still run after `grace_s` fail with `WorkerLostError`."""
         self._is_closed = True
-        await asyncio.gather(*(line.close(grace_s) for line in (self._line, *self._outdated)), *self._closing)
+        await asyncio.gather(*(channel.close(grace_s) for channel in (self._channel, *self._outdated)), *self._closing)
 
     @property
     def own_metadata(self) -> Metadata:
@@ -109,7 +109,7 @@ class Link:
         return () if self._metadata_source is None else tuple(self._metadata_source())
 
     @contextmanager
-    def _running(self, method: Method[Q, A], timeout_s: float | None) -> Iterator[tuple[Line, Deadline]]:
+    def _running(self, method: Method[Q, A], timeout_s: float | None) -> Iterator[tuple[SessionChannel, Deadline]]:
         """A call: what ends it is raised as an error of ours."""
         if self._is_closed:
             raise self._closed_error(method)
@@ -118,10 +118,10 @@ class Link:
                 f"{self.address} is beyond this machine, where calls need TLS: give every process --tls-dir "
                 "(TANDEM_TLS_DIR), or --insecure where everybody on the network may read and change them"
             )
-        line = self._current_line()
+        channel = self._current_channel()
         try:
-            with line.in_use():
-                yield line, Deadline(timeout_s)
+            with channel.in_use():
+                yield channel, Deadline(timeout_s)
         except TimeoutError:
             self._note_silence()
             raise WorkerLostError(f"{method.name} at {self.address} did not answer within {timeout_s} s") from None
@@ -136,22 +136,22 @@ class Link:
             if self._outdated:
                 self._close_outdated()
 
-    def _current_line(self) -> Line:
-        if self._line.is_outdated:
-            self._outdated.add(self._line)
-            self._line = self._connect()
-        return self._line
+    def _current_channel(self) -> SessionChannel:
+        if self._channel.is_outdated:
+            self._outdated.add(self._channel)
+            self._channel = self._connect()
+        return self._channel
 
     def _close_outdated(self) -> None:
-        """Lines that nothing will be sent over any more, once their last calls have ended."""
-        for line in [line for line in self._outdated if line.is_idle]:
-            self._outdated.discard(line)
-            task = asyncio.get_running_loop().create_task(line.close())
+        """Channels that nothing will be sent over any more, once their last calls have ended."""
+        for channel in [channel for channel in self._outdated if channel.is_idle]:
+            self._outdated.discard(channel)
+            task = asyncio.get_running_loop().create_task(channel.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
     def _note_silence(self) -> None:
-        self.was_silent |= self._line.is_connected
+        self.was_silent |= self._channel.is_connected
 
     def _read(self, form: Form[A], data: bytes) -> A:
         try:

@@ -9,14 +9,14 @@ from typing import Any
 
 from tandem.core.output import RequestOutput
 from tandem.core.pins import Pin
+from tandem.core.process_usage import ProcessUsage
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.scope import CacheScope
 from tandem.core.timeline import Stage
 from tandem.core.types import TokenLogprobs
 from tandem.kvcache.block_table import BlockRange
 from tandem.routing.snapshot import WorkerState
 from tandem.routing.speed import PrefillWork
-
-PROTOCOL_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class PairCall:
         token_ids: the prompt, and what was generated already when a request continues elsewhere. A router gets an
             `array`, just as the wire brought it: it hashes them and looks at none.
         num_expected_output: tokens it will probably still generate.
+        scope: between which requests its cached state is shared.
         excluded: ids of workers that just failed it.
         local_prefill: decode must compute the prompt itself.
         fingerprint: of the model that began it (`PairingAnswer.fingerprint`); another could not continue exactly.
@@ -51,7 +52,7 @@ class PairCall:
     model: str
     token_ids: Sequence[int]
     num_expected_output: int
-    cache_salt: str = ""
+    scope: CacheScope
     session_id: str | None = None
     max_ttft_ms: float | None = None
     max_tpot_ms: float | None = None
@@ -89,11 +90,12 @@ class PairingAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessInfo:
-    """Who a process is, for operators. `incarnation` differs for every start."""
+    """Who a process is, for operators. `incarnation` differs for every start; no `usage`: not measured."""
 
     pid: int
     incarnation: str
     lifecycle: str
+    usage: ProcessUsage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +222,7 @@ class WorkerStatus:
         model: what it serves.
         samples: measured since the last news to this receiver.
         unreachable: ids of workers that this one cannot read from now.
+        usage: of its process; None = it does not measure it.
     """
 
     worker: WorkerAddress
@@ -234,6 +237,7 @@ class WorkerStatus:
     prefill_samples: tuple[PrefillSample, ...] = ()
     step_samples: tuple[StepSample, ...] = ()
     unreachable: tuple[str, ...] = ()
+    usage: ProcessUsage | None = None
 
 
 # --- gateway → decode -------------------------------------------------------------------------------------------------
@@ -247,6 +251,7 @@ class GenerateCall:
         prompt_token_ids: at least one.
         output_token_ids: generated before, by a worker that was lost; the answer continues after them.
         params: `n` is 1 and `seed` is set, so that any worker draws the same tokens.
+        scope: as in `PairCall`.
         prefill, spares, fetch_from, num_fetch_blocks: as in `PairingAnswer`.
         pins: beginnings of the prompt that the worker that computes it is to keep; `RequestMetrics.pins` of the last
             news says what was granted.
@@ -255,9 +260,9 @@ class GenerateCall:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
+    scope: CacheScope
     output_token_ids: tuple[int, ...] = ()
     priority: int = 0
-    cache_salt: str = ""
     decode: WorkerAddress | None = None
     prefill: WorkerAddress | None = None
     spares: tuple[WorkerAddress, ...] = ()
@@ -306,9 +311,9 @@ class PrefillCall:
     reader: WorkerAddress
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
+    scope: CacheScope
     output_token_ids: tuple[int, ...] = ()
     priority: int = 0
-    cache_salt: str = ""
     prefill: WorkerAddress | None = None
     fetch_from: WorkerAddress | None = None
     num_fetch_blocks: int = 0

@@ -1,4 +1,4 @@
-"""Which role may ask what: every method of every service, and the roles of the callers it answers.
+"""Permissions of roles: every method of every service, and the roles of the callers it answers.
 
 A method that is not in the table answers nobody.
 """

@@ -1,4 +1,4 @@
-"""Which versions of the protocol this release speaks, and which of them is spoken with a peer.
+"""Versions of the protocol that this release speaks, and the one that is spoken with a peer.
 
 A change that an older peer would misread gets a new number. A release keeps the number before its own, so that two
 neighbouring releases work together during a rolling update.

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Generic, NoReturn, Protocol, TypeVar
 
 import grpc
@@ -20,6 +21,7 @@ from tandem.rpc.credentials import Credentials
 from tandem.rpc.encryption import add_port, check_caller
 from tandem.rpc.handlers import RouterHandler, WorkerHandler
 from tandem.rpc.methods import Method
+from tandem.rpc.network import MethodTable, RpcServer, current_network
 from tandem.rpc.protocols import SPOKEN, described
 from tandem.rpc.session_messages import OpenAnswer, OpenCall
 from tandem.rpc.session_table import NotAdmittedError, SessionTable
@@ -55,8 +57,8 @@ class _Context(Protocol):
     async def abort(self, code: grpc.StatusCode, details: str, trailing_metadata: object) -> NoReturn: ...
 
 
-class RpcServer:
-    """A server that runs. `port` is the one it got, where it was asked for port 0."""
+class _GrpcServer:
+    """An `RpcServer` of gRPC."""
 
     def __init__(self, server: grpc.aio.Server, host: str, port: int) -> None:
         self._server = server
@@ -64,7 +66,6 @@ class RpcServer:
         self.address = f"{host}:{port}"
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Refuse new calls, give those that run `grace_s`, then cancel them."""
         await self._server.stop(grace_s)
 
 
@@ -80,40 +81,50 @@ async def serve_worker(
     Raises:
         ConfigurationError: `bind` is taken or is no address of this machine.
     """
-    service = _Service()
-    service.unary(methods.STATUS, lambda _: handler.status())
-    service.stream(methods.WATCH, handler.watch)
-    service.unary(methods.DRAIN, lambda _: handler.drain())
-    service.stream(methods.GENERATE, handler.generate)
-    if is_shared:
-        service.conversation(methods.SERVE, lambda calls: SharedService(handler).respond(calls))
-    service.stream(methods.PREFILL, handler.prefill)
-    service.unary(methods.GREET, handler.greet)
-    service.unary(methods.LEASE, handler.lease)
-    service.unary(methods.RENEW, handler.renew)
-    service.unary(methods.CONFIRM, handler.confirm)
-    service.unary(methods.RELEASE, handler.release)
-    return await _serve(methods.WORKER_SERVICE, service, bind, credentials)
+    return await _serve(methods.WORKER_SERVICE, partial(fill_worker, handler, is_shared), bind, credentials)
 
 
 async def serve_router(handler: RouterHandler, bind: str, credentials: Credentials) -> RpcServer:
     """Serve a router's methods at `bind`; as `serve_worker`."""
-    service = _Service()
-    service.unary(methods.PAIR, handler.pair)
-    service.unary(methods.SETTLE, handler.settle)
-    service.unary(methods.DESCRIBE, lambda _: handler.describe())
-    service.unary(methods.MODELS, lambda _: handler.models())
-    service.unary(methods.WORKERS, lambda _: handler.workers())
-    service.unary(methods.DECISIONS, handler.decisions)
-    service.unary(methods.REGISTER, handler.register)
-    service.unary(methods.UNREGISTER, handler.unregister)
-    service.unary(methods.PUBLISH, lambda call: handler.publish(call.worker_id, call.epoch, call.events, call.sequence))
-    service.unary(methods.REPLACE, lambda call: handler.replace(call.worker_id, call.epoch, call.hashes, call.sequence))
-    return await _serve(methods.ROUTER_SERVICE, service, bind, credentials)
+    return await _serve(methods.ROUTER_SERVICE, partial(fill_router, handler), bind, credentials)
 
 
-async def _serve(name: str, service: "_Service", bind: str, credentials: Credentials) -> RpcServer:
-    server, opener = grpc.aio.server(options=SERVER_OPTIONS), _Service()
+def fill_worker(handler: WorkerHandler, is_shared: bool, table: MethodTable) -> None:
+    """Enter what answers each method of a worker."""
+    table.unary(methods.STATUS, lambda _: handler.status())
+    table.stream(methods.WATCH, handler.watch)
+    table.unary(methods.DRAIN, lambda _: handler.drain())
+    table.stream(methods.GENERATE, handler.generate)
+    if is_shared:
+        table.conversation(methods.SERVE, lambda calls: SharedService(handler).respond(calls))
+    table.stream(methods.PREFILL, handler.prefill)
+    table.unary(methods.GREET, handler.greet)
+    table.unary(methods.LEASE, handler.lease)
+    table.unary(methods.RENEW, handler.renew)
+    table.unary(methods.CONFIRM, handler.confirm)
+    table.unary(methods.RELEASE, handler.release)
+
+
+def fill_router(handler: RouterHandler, table: MethodTable) -> None:
+    """Enter what answers each method of a router."""
+    table.unary(methods.PAIR, handler.pair)
+    table.unary(methods.SETTLE, handler.settle)
+    table.unary(methods.DESCRIBE, lambda _: handler.describe())
+    table.unary(methods.MODELS, lambda _: handler.models())
+    table.unary(methods.WORKERS, lambda _: handler.workers())
+    table.unary(methods.DECISIONS, handler.decisions)
+    table.unary(methods.REGISTER, handler.register)
+    table.unary(methods.UNREGISTER, handler.unregister)
+    table.unary(methods.PUBLISH, lambda call: handler.publish(call.worker_id, call.epoch, call.events, call.sequence))
+    table.unary(methods.REPLACE, lambda call: handler.replace(call.worker_id, call.epoch, call.hashes, call.sequence))
+
+
+async def _serve(name: str, fill: Callable[[MethodTable], None], bind: str, credentials: Credentials) -> RpcServer:
+    network = current_network.get()
+    if network is not None:
+        return await network.serve(fill, bind, credentials)
+    server, service, opener = grpc.aio.server(options=SERVER_OPTIONS), _Service(), _Service()
+    fill(service)
     opener.open()
     for each, handlers in ((name, service.handlers), (methods.SESSION_SERVICE, opener.handlers)):
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(each, handlers),))
@@ -123,7 +134,7 @@ async def _serve(name: str, service: "_Service", bind: str, credentials: Credent
         raise ConfigurationError(
             f"cannot listen on {bind}: it is taken or not an address of this machine; choose another"
         ) from error
-    running = RpcServer(server, bind.rpartition(":")[0], port)
+    running = _GrpcServer(server, bind.rpartition(":")[0], port)
     if not credentials.address:
         credentials = replace(credentials, address=running.address)
     service.sessions = opener.sessions = SessionTable(credentials)

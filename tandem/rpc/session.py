@@ -1,10 +1,10 @@
 """A client's session with one server: opens it, refuses a server that is not the expected one, and signs calls."""
 
-import secrets
 from dataclasses import dataclass
 from itertools import count
 
 from tandem.core.errors import AnotherIncarnationError, IncompatibleProtocolError, UntrustedPeerError
+from tandem.core.machine import random_bytes
 from tandem.rpc import proofs
 from tandem.rpc.credentials import Credentials, Party
 from tandem.rpc.proofs import CallProof, Transcript
@@ -43,7 +43,7 @@ class Handshake:
         self._key = credentials.key(proofs.HANDSHAKE_PURPOSE)
         self._expected = expected
         self._address = address
-        party, nonce = credentials.party, secrets.token_bytes(proofs.NONCE_BYTES)
+        party, nonce = credentials.party, random_bytes(proofs.NONCE_BYTES)
         proof = proofs.client_proof(self._key, party, nonce, SPOKEN, incarnation)
         self.call = OpenCall(party=party, nonce=nonce, protocols=SPOKEN, expected_incarnation=incarnation, proof=proof)
 

@@ -1,4 +1,4 @@
-"""What a client and a server say to open a session, as frozen values, and their forms on the wire."""
+"""Messages by which a client and a server open a session, as frozen values, and their forms on the wire."""
 
 from dataclasses import dataclass
 

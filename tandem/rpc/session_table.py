@@ -4,11 +4,11 @@ Invariant: nothing is kept for a caller that has not proved to know the secret, 
 that have; the session that was used least recently goes first, and its client opens another without noticing.
 """
 
-import secrets
 from collections import OrderedDict
 
 import grpc
 
+from tandem.core.machine import random_bytes
 from tandem.rpc import proofs
 from tandem.rpc.call_window import CallWindow
 from tandem.rpc.credentials import Credentials, Party
@@ -36,13 +36,13 @@ class NotAdmittedError(Exception):
 class _Session:
     """`client_nonce`: of its handshake."""
 
-    __slots__ = ("client", "client_nonce", "proof", "window")
+    __slots__ = ("client", "client_nonce", "numbers", "proof")
 
     def __init__(self, client: Party, client_nonce: bytes, key: bytes) -> None:
         self.client = client
         self.client_nonce = client_nonce
         self.proof = CallProof(key)
-        self.window = CallWindow()
+        self.numbers = CallWindow()
 
 
 class SessionTable:
@@ -79,7 +79,7 @@ class SessionTable:
             raise NotAdmittedError(grpc.StatusCode.UNAUTHENTICATED, "this handshake was made before")
         check_incarnation(self._party, call.expected_incarnation)
         protocol = newest_common(call.protocols)
-        nonce, session_id = secrets.token_bytes(proofs.NONCE_BYTES), secrets.token_bytes(proofs.SESSION_ID_BYTES)
+        nonce, session_id = random_bytes(proofs.NONCE_BYTES), random_bytes(proofs.SESSION_ID_BYTES)
         said = Transcript(call.party, call.nonce, self._party, nonce, session_id, protocol)
         session = _Session(call.party, call.nonce, proofs.session_key(self._key, said))
         self._client_nonces.add(call.nonce)
@@ -111,7 +111,7 @@ class SessionTable:
             raise NotAdmittedError(grpc.StatusCode.UNAUTHENTICATED, words, trailing)
         if not proofs.is_equal(proof.encode(), session.proof.of(number, path, body).encode()):
             raise NotAdmittedError(grpc.StatusCode.UNAUTHENTICATED, "the call does not prove who sent it")
-        if not session.window.take(number):
+        if not session.numbers.take(number):
             raise NotAdmittedError(grpc.StatusCode.UNAUTHENTICATED, f"call {number} of this session was made before")
         self._note_use(session_id, session)
         reason = why_not(session.client.role, path)

@@ -22,6 +22,7 @@ from tandem.core.errors import (
     UnavailableError,
     UntrustedPeerError,
     WorkerLostError,
+    WorkerStoppedError,
 )
 from tandem.rpc.protocols import PROTOCOL_VERSION
 from tandem.rpc.serve_messages import Ending
@@ -41,6 +42,7 @@ _MAX_REASON = 400
 # Words of gRPC, which has no code for what ends a connection.
 _REFUSED_TLS = ("handshake failed", "Hostname Verification Check failed", "verification check failed")
 _CUT_OFF = ("failed to connect", "Socket closed")  # NOTE: not reset or refused, as by a process that has died
+_STOPPING = "Cancelling all calls"  # gRPC's words when a server of its own is stopped
 
 _CODES: dict[type[TandemError], grpc.StatusCode] = {
     InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -142,6 +144,8 @@ def _foreign(code: grpc.StatusCode, details: str, address: str, method: str, tim
             f"{address} does not answer {method}; this side speaks protocol {PROTOCOL_VERSION} of tandem.rpc.v1, so "
             "that one is of another version or not what it was taken for"
         )
+    if code is grpc.StatusCode.UNAVAILABLE and _STOPPING in details:
+        return WorkerStoppedError(f"{where} ended: the process there has stopped")
     if any(sign in details for sign in _REFUSED_TLS):
         return UntrustedPeerError(
             f"TLS with {address} failed: {details[:_MAX_REASON]}; give every process of the deployment certificates of "

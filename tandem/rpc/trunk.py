@@ -16,8 +16,8 @@ from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.rpc import methods
 from tandem.rpc.joining import is_plain, joined
-from tandem.rpc.link import Link
 from tandem.rpc.messages import GenerateNews
+from tandem.rpc.network import Line
 from tandem.rpc.serve_messages import Ending, Opening, Room, ServeCall, ServeNews
 from tandem.rpc.status import TRACE_KEY, error_of_ending
 
@@ -74,7 +74,7 @@ class _Inbox:
 class Trunk:
     """One connection's: once it has ended, another is needed. `start` before anything, in the event loop."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Line) -> None:
         self._link = link
         self._numbers = count(1)
         self._inboxes: dict[int, _Inbox] = {}

@@ -19,7 +19,7 @@ class Claim:
 
     @property
     def yields_for_s(self) -> float:
-        """How long the last change by somebody else is respected."""
+        """Time for which the last change by somebody else is respected."""
         return float(self._yield_s * 2 ** min(_MOST_DOUBLINGS, max(0, self._num_broken - 1)))
 
     def take(self, num_replicas: int, now_s: float) -> None:
@@ -27,7 +27,7 @@ class Claim:
         self._asked, self._asked_at_s = num_replicas, now_s
 
     def drop(self) -> None:
-        """What is asked for now may be anybody's."""
+        """Forgets the owner: the number asked for now may be anybody's."""
         self._asked = None
 
     def is_broken_by(self, num_wanted: int, now_s: float) -> bool:

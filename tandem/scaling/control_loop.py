@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from tandem.core.clock import Clock
 from tandem.planning.observation import Plan, ScalingPolicy
+from tandem.scaling.actuator import Actuator
 from tandem.scaling.decision import Decision, as_json, error_ms
-from tandem.scaling.hand import Hand
 from tandem.scaling.metrics import PlannerMetrics
 from tandem.scaling.observer import Sight
 from tandem.scaling.targets import Leadership
@@ -21,7 +21,7 @@ _MOST_ROUND_S = 60.0
 
 
 class Looker(Protocol):
-    """Who sees everything; `Observer` does."""
+    """Source of observations; `Observer` implements it."""
 
     async def look(self) -> Sight: ...
 
@@ -33,7 +33,7 @@ class ControlLoop:
         self,
         observer: Looker,
         policy: ScalingPolicy,
-        hand: Hand,
+        actuator: Actuator,
         leadership: Leadership,
         metrics: PlannerMetrics,
         clock: Clock,
@@ -43,7 +43,7 @@ class ControlLoop:
     ) -> None:
         self._observer = observer
         self._policy = policy
-        self._hand = hand
+        self._actuator = actuator
         self._leadership = leadership
         self._metrics = metrics
         self._clock = clock
@@ -101,7 +101,7 @@ class ControlLoop:
 
     async def _decide(self, sight: Sight, plan: Plan) -> Decision:
         before = None if self.last is None else self.last.plan.now
-        actions = await self._hand.apply(plan, sight)
+        actions = await self._actuator.apply(plan, sight)
         decision = Decision(
             sight=sight,
             plan=plan,

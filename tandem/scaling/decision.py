@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from tandem.planning.observation import Plan
-from tandem.scaling.hand import Action
+from tandem.scaling.actuator import Action
 from tandem.scaling.observer import Sight
 
 
@@ -30,7 +30,7 @@ class Decision:
 
 
 def error_ms(measured_ms: float | None, predicted_ms: float | None) -> float | None:
-    """How much longer than predicted; None when either is not known or not finite."""
+    """Error of a prediction, positive if it took longer; None when either is not known or not finite."""
     if measured_ms is None or predicted_ms is None or not math.isfinite(predicted_ms):
         return None
     return measured_ms - predicted_ms

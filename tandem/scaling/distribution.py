@@ -38,7 +38,7 @@ class Distribution:
         return self.total / self.num_samples if self.num_samples else None
 
     def quantile(self, share: float) -> float | None:
-        """What `share` of the measurements did not exceed, linear inside a bucket; at most the last finite bound."""
+        """Value that `share` of the measures did not exceed, linear in a bucket; at most the last finite bound."""
         target = share * self.num_samples
         if not self.num_samples:
             return None
@@ -50,7 +50,7 @@ class Distribution:
         return low
 
     def since(self, earlier: Distribution) -> Distribution:
-        """What was measured after `earlier`; everything when the buckets are others or counting began anew."""
+        """Measurements after `earlier`; everything when the buckets are others or counting began anew."""
         if self.bounds != earlier.bounds or self.num_samples < earlier.num_samples:
             return self
         counts = [late - early for late, early in zip(self.counts, earlier.counts, strict=True)]

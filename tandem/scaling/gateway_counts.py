@@ -1,4 +1,4 @@
-"""What one gateway has counted since it started, read from the text of its /metrics.
+"""Counts of one gateway since it started, read from the text of its /metrics.
 
 Knows the names that `tandem.gateway.metrics` exports; several models' figures are added up. Reads, never decides.
 """
@@ -43,7 +43,7 @@ class GatewayCounts:
     tpot: Distribution = NOTHING
 
     def since(self, earlier: "GatewayCounts") -> "GatewayCounts":
-        """What was counted after `earlier`."""
+        """Counts after `earlier`."""
         counted = {name: max(0.0, getattr(self, name) - getattr(earlier, name)) for name in _COUNTERS}
         return GatewayCounts(
             born_s=self.born_s,

@@ -13,7 +13,7 @@ _LATENCIES = ("ttft", "tpot")
 
 
 class PlannerMetrics:
-    """What a planner shows. `registry` is what `/metrics` serves."""
+    """Metrics of a planner. `registry` is what `/metrics` serves."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

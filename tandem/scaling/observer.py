@@ -1,4 +1,4 @@
-"""Puts together what the planner is told: gateways' counters, the workers' own news, and the replicas asked for.
+"""Puts together what the planner is told: gateways' counters, the workers' own reports, and the replicas asked for.
 
 Invariant: what could not be seen is said, never guessed: `Sight.problems` names it, and without traffic or without
 workers of a pool there is no observation at all. Raises nothing for what others do.

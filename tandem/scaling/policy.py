@@ -13,13 +13,13 @@ from tandem.planning.planner import SloPlanner
 from tandem.planning.planner_settings import PlannerSettings as Objectives
 from tandem.planning.roofline import worker_speed
 from tandem.routing.speed import Speed
-from tandem.scaling.hand import Bounds, PoolBounds
+from tandem.scaling.actuator import Bounds, PoolBounds
 from tandem.scaling.settings import PlannerSettings
 from tandem.scaling.targets import Pool
 
 
 def policy_of(settings: PlannerSettings) -> ScalingPolicy:
-    """Who decides."""
+    """The policy that decides."""
     return SloPlanner(
         Objectives(
             ttft_ms=settings.ttft_ms,
@@ -41,7 +41,7 @@ def policy_of(settings: PlannerSettings) -> ScalingPolicy:
 
 
 def bounds_of(settings: PlannerSettings) -> Bounds:
-    """What no decision may exceed."""
+    """Limits of a decision."""
     return Bounds(
         pools={
             Pool.PREFILL: PoolBounds(
@@ -58,7 +58,7 @@ def bounds_of(settings: PlannerSettings) -> Bounds:
 
 
 def guessed_speeds(settings: PlannerSettings) -> Mapping[Pool, Speed]:
-    """What each pool's workers can do by their data sheet; nothing for pools whose hardware is not said.
+    """Speed of each pool's workers by their data sheet; nothing for pools whose hardware is not said.
 
     Raises:
         ConfigurationError: there is no such model or hardware.

@@ -21,8 +21,8 @@ from tandem.kube.candidate import LeaseTerms
 from tandem.kube.leader import LeaderElection, own_identity
 from tandem.planning.observation import ScalingPolicy
 from tandem.rpc.credentials import ProcessRole
+from tandem.scaling.actuator import Actuator
 from tandem.scaling.control_loop import ControlLoop
-from tandem.scaling.hand import Hand
 from tandem.scaling.kubernetes import GatewayPods, KubernetesTargets, PoolName
 from tandem.scaling.listed_workers import ListedWorkers
 from tandem.scaling.metrics import PlannerMetrics
@@ -107,7 +107,7 @@ async def running_planner(
             max_running=settings.max_num_running,
             share=settings.slo_share,
         )
-        hand = Hand(
+        actuator = Actuator(
             targets,
             leadership,
             bounds_of(settings),
@@ -119,7 +119,7 @@ async def running_planner(
         loop = ControlLoop(
             observer,
             policy or policy_of(settings),
-            hand,
+            actuator,
             leadership,
             metrics,
             clock,

@@ -45,10 +45,14 @@ class PlannerSettings(PeerSettings, cli_prog_name="python -m services.planner"):
     max_num_running: int = Field(256, ge=1, description="requests that one decode worker runs at once, as it was told")
 
     model: str | None = Field(
-        None, description="shape or checkpoint from which speeds are guessed until measured, as of `tandem plan`"
+        None, description="model of which speeds are guessed until measured, as of `tandem plan`; omitted: none are"
     )
-    prefill_hardware: str | None = Field(None, description="accelerator of prefill workers, as of `tandem plan`")
-    decode_hardware: str | None = Field(None, description="accelerator of decode workers, as of `tandem plan`")
+    prefill_hardware: str | None = Field(
+        None, description="accelerator of prefill workers, as of `tandem plan`; omitted: no guess"
+    )
+    decode_hardware: str | None = Field(
+        None, description="accelerator of decode workers, as of `tandem plan`; omitted: no guess"
+    )
     served_model_name: str | None = Field(None, description="count only workers of this model; omitted: all")
 
     routers: str = Field("127.0.0.1:7800", description="routers that know the workers, as host:port,host:port")
@@ -58,14 +62,15 @@ class PlannerSettings(PeerSettings, cli_prog_name="python -m services.planner"):
         "Service's)",
     )
     gateway_selector: str | None = Field(
-        None, description="label selector of the gateways' pods, whose port named metrics is asked; besides gateways"
+        None,
+        description="label selector of the gateways' pods, whose port named metrics is asked, too; omitted: none",
     )
 
     kubernetes_namespace: str | None = Field(
         None, description="of pods and Deployments; omitted: that of this pod or of KUBECONFIG"
     )
-    prefill_deployment: str | None = Field(None, description="Deployment of the prefill workers")
-    decode_deployment: str | None = Field(None, description="Deployment of the decode workers")
+    prefill_deployment: str | None = Field(None, description="Deployment of the prefill workers; omitted: advise only")
+    decode_deployment: str | None = Field(None, description="Deployment of the decode workers; omitted: advise only")
     prefill_selector: str | None = Field(
         None, description="label selector of the prefill workers' pods; omitted: replicas that start are not seen"
     )

@@ -1,4 +1,4 @@
-"""How long replicas take from being made to being ready, learned from those that were seen to get there.
+"""Start-up times of replicas, learned from those that were seen to become ready.
 
 Invariant: a replica counts once, for its first time only: one that was unready for a moment later has not started.
 """

@@ -1,4 +1,4 @@
-"""What is scaled and who may do it, as the planner sees them: replicas are read and written, one planner leads.
+"""Interface of scaled pools: replicas are read and written, and one planner leads.
 
 Protocols and values; `kubernetes` has the implementations that act, here are those that act on nothing.
 """
@@ -34,13 +34,13 @@ class PoolReplicas:
 
 
 class ScaleTargets(Protocol):
-    """Where replicas are counted and asked for.
+    """Pools in which replicas are counted and asked for.
 
     Both raise a `TandemError` that names what was refused or is away, and what to do; calling again later can help.
     """
 
     async def read(self, pool: Pool) -> PoolReplicas | None:
-        """How many are asked for, and those that exist. None: nobody here knows."""
+        """Number asked for, and the replicas that exist. None: unknown here."""
         ...
 
     async def write(self, pool: Pool, num_replicas: int, seen: PoolReplicas) -> None:
@@ -49,7 +49,7 @@ class ScaleTargets(Protocol):
 
 
 class Leadership(Protocol):
-    """Which of several planners acts."""
+    """Election of the planner that acts."""
 
     @property
     def is_leader(self) -> bool:

@@ -18,7 +18,7 @@ _CLOCK_TOLERANCE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What all gateways counted in a time. `ttft` and `tpot` are of what reached its first token or its end in it."""
+    """Counts of all gateways in a time. `ttft` and `tpot` are of what reached its first token or its end in it."""
 
     traffic: Traffic
     ttft: Distribution
@@ -41,7 +41,7 @@ class TrafficMeter:
         self._cached_share = 0.0
 
     def take(self, now_s: float, wall_s: float, counts: Mapping[str, GatewayCounts]) -> Window | None:
-        """What was counted since the last look.
+        """Counts since the last observation.
 
         Args:
             now_s, wall_s: of a clock that never goes back, and of the wall's, which gateways date their start by.
@@ -67,7 +67,7 @@ class TrafficMeter:
         return _window(now_s - last_s, total, self._cached_share)
 
     def _growth(self, seen: _Seen | None, found: GatewayCounts, now_s: float, last_s: float) -> GatewayCounts | None:
-        """What one gateway adds to the window; None at its first sight."""
+        """Counts that one gateway adds to the window; None at its first observation."""
         if seen is None or now_s <= seen.now_s:
             return None
         if not found.began_anew_after(seen.counts):

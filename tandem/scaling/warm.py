@@ -12,7 +12,7 @@ _MAX_KNOWN = 65_536
 
 
 class WarmSamples:
-    """When each incarnation of a worker did its first work. One for all watches of a planner."""
+    """Time of the first work of each incarnation of a worker. One for all watches of a planner."""
 
     def __init__(self, clock: Clock, warmup_s: float) -> None:
         self._clock = clock
@@ -20,7 +20,7 @@ class WarmSamples:
         self._first_s: dict[str, float] = {}
 
     def filtered(self, status: WorkerStatus) -> WorkerStatus:
-        """The same news, without samples of the worker's first seconds of work."""
+        """The same updates, without samples of the worker's first seconds of work."""
         if not status.prefill_samples and not status.step_samples:
             return status
         now_s, key = self._clock.now_s(), f"{status.worker.worker_id} {status.worker.incarnation}"
@@ -32,15 +32,15 @@ class WarmSamples:
 
 
 class WarmClient:
-    """A client of a worker whose news go through `WarmSamples`."""
+    """A client of a worker whose updates go through `WarmSamples`."""
 
     def __init__(self, client: Watchable, samples: WarmSamples) -> None:
         self._client = client
         self._samples = samples
 
     async def watch(self, interval_s: float) -> AsyncGenerator[WorkerStatus, None]:
-        async with contextlib.aclosing(self._client.watch(interval_s)) as news:
-            async for status in news:
+        async with contextlib.aclosing(self._client.watch(interval_s)) as updates:
+            async for status in updates:
                 yield self._samples.filtered(status)
 
     async def close(self) -> None:

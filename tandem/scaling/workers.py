@@ -113,7 +113,7 @@ class WorkerWatch:
         )
 
     def _speed(self, pool: Pool, kind: str) -> Speed | None:
-        """What was measured; of a half that nobody measured, the guess."""
+        """The measured speed; for a half that was not measured, the guess."""
         prior = self._priors.get(pool)
         errors = self._calibration.errors().get(kind)
         if errors is None:
@@ -134,5 +134,5 @@ def _connect(credentials: Credentials, samples: WarmSamples, worker: WorkerAddre
 
 
 async def _keep(worker_id: str) -> None:
-    """Nobody's blocks are indexed here. NOTE: yields, as whoever asks an index would."""
+    """Nobody's blocks are indexed here. NOTE: yields, as an index look-up would."""
     await asyncio.sleep(0)

@@ -1,1 +1,1 @@
-"""What runs next. Deterministic: no tensors, no time, no I/O."""
+"""Scheduler: chooses the requests and tokens of each step. Deterministic: no tensors, no time, no I/O."""

@@ -1,4 +1,4 @@
-"""Which requests can never run, said before they queue."""
+"""Refuses requests that can never run, before they queue."""
 
 from tandem.core.errors import InvalidRequestError, shown
 from tandem.kvcache.manager import KVCacheManager

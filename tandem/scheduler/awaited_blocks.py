@@ -1,4 +1,4 @@
-"""Which waiting requests are better off with blocks that another request is about to have, and which blocks these are.
+"""Finds waiting requests that gain by waiting for blocks of another request, and names these blocks.
 
 Invariant: whoever is waited for goes on whatever the waiter does: it runs, or it has all its blocks and gets their KV
 from a worker elsewhere. So nobody waits whom such a worker may wait for: who is under lease, or has one there.

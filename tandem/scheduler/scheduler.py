@@ -129,14 +129,14 @@ class Scheduler:
         if request is None:
             return
         request.is_offered, request.awaited_hash = True, None
-        # NOTE: with a window only a prompt's end can be shared, and what is committed counts as under way no longer
-        has_window = any(group.spec.window is not None for group in self._kv.layout.groups)
-        if request.state is RequestState.WAITING_FOR_KV and not has_window:
+        # NOTE: a bounded group shares only a prompt's end, and what is committed counts as under way no longer
+        if request.state is RequestState.WAITING_FOR_KV and not self._kv.layout.is_bounded:
             self._kv.commit(request_id, request.block_hashes, min(num_tokens, request.num_tokens - 1))
 
     def kv_arrived(self, request_id: str, num_tokens: int) -> None:
-        """KV of the leading `num_tokens` tokens is in place; no more will come. Less than was expected puts the request
-        back in the queue, where it finds what did arrive in the prefix cache and computes the rest.
+        """KV of the leading `num_tokens` tokens is in place; no more will come. Less than was expected, or a state that
+        is past what is needed, puts the request back in the queue, where it finds what did arrive in the prefix cache
+        and computes the rest.
         """
         request = self._requests.get(request_id)
         if request is None or request.state is RequestState.RUNNING:
@@ -151,7 +151,9 @@ class Scheduler:
         num_held_tokens = self._fetching.pop(request_id)
         usable = min(num_tokens, request.num_tokens - 1)
         self._kv.commit(request_id, request.block_hashes, usable)
-        if num_tokens < expected:
+        # NOTE: without the token that follows, the last position must be computed again, for its logits
+        is_past = usable < num_tokens and not self._kv.layout.can_rewind
+        if num_tokens < expected or is_past:
             self._take_blocks(request)
             request.state = RequestState.WAITING
             self._waiting.push(request)

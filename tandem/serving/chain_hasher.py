@@ -1,7 +1,7 @@
 """Block hashes of prompts, where most prompts begin like one seen lately: what was hashed once is looked up.
 
 Invariant: an answer equals `core.hashing`'s. A stretch of tokens is found by its own bytes and the hash before it,
-which covers model, tenant and everything earlier, so nobody learns from its speed what another tenant asked.
+which covers model, scope and everything earlier, so nobody learns from its speed what another tenant asked.
 """
 
 from array import array
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from tandem.core.errors import InvalidRequestError
 from tandem.core.hashing import extend_hashes, root_hash
+from tandem.core.scope import CacheScope
 from tandem.serving.fleet_view import Chain
 
 BLOCKS_PER_STRETCH = 32
@@ -27,13 +28,13 @@ class ChainHasher:
         """Stretches remembered."""
         return len(self._young) + len(self._old)
 
-    def hashes(self, chain: Chain, token_ids: Sequence[int], cache_salt: str = "") -> list[bytes]:
+    def hashes(self, chain: Chain, token_ids: Sequence[int], scope: CacheScope) -> list[bytes]:
         """The hashes of a prompt's full blocks.
 
         Raises:
             InvalidRequestError: a token id is out of range.
         """
-        parent = root_hash(model_fingerprint=chain.model_fingerprint, block_size=chain.block_size, salt=cache_salt)
+        parent = root_hash(scope, model_fingerprint=chain.model_fingerprint, block_size=chain.block_size)
         hashes: list[bytes] = []
         num_tokens = BLOCKS_PER_STRETCH * chain.block_size
         tokens = _packed(token_ids)

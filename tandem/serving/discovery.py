@@ -5,12 +5,12 @@ listed proves nothing: whether a worker lives is what its `watch` says.
 """
 
 import asyncio
-import random
 from collections.abc import Sequence
 from typing import Protocol
 
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import CapacityError, InvalidRequestError, LocalityUnavailableError, TandemError, shown
+from tandem.core.machine import random_fraction
 from tandem.routing.snapshot import Role
 from tandem.rpc.client import RouterClient
 from tandem.rpc.credentials import Credentials
@@ -54,7 +54,7 @@ def look_interval_s(num_workers: int) -> float:
     Each of n looks costs the time of n entries, 4 us apiece in Redis: so all workers together take 4 % of its core,
     however many they are. From 100 workers on that is more than a second.
     """
-    return _SQUARE_S * num_workers**2 * random.uniform(0.5, 1.5)  # NOTE: those who began together do not stay together
+    return _SQUARE_S * num_workers**2 * (0.5 + random_fraction())  # NOTE: those who began together do not stay together
 
 
 class EmbeddedDiscovery:

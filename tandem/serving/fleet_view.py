@@ -25,7 +25,7 @@ READY, DRAINING = "ready", "draining"
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What block hashes depend on besides tokens and salt, and the `WorkerState.fingerprint`s it occurs with."""
+    """What block hashes depend on besides tokens and scope, and the `WorkerState.fingerprint`s it occurs with."""
 
     model_fingerprint: str
     block_size: int

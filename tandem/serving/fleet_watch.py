@@ -16,6 +16,7 @@ from tandem.core.errors import (
     LocalityUnavailableError,
     TandemError,
     UntrustedPeerError,
+    WorkerStoppedError,
 )
 from tandem.rpc.messages import WorkerAddress, WorkerRecord, WorkerStatus
 from tandem.serving.discovery import MAX_WORKERS, Discovery
@@ -145,7 +146,7 @@ class FleetWatch:
 
     async def _stream(self, address: str, client: Watchable) -> bool:
         """Streams, a new one when news should come at another rate, until one ends; whether they brought news."""
-        reason = "the worker ended it"
+        reason, level = "the worker ended it", logging.WARNING
         try:
             while True:
                 await self._take_news(address, client)
@@ -158,12 +159,14 @@ class FleetWatch:
             if address not in self._refused:
                 self._refused.add(address)
                 _LOG.error("the worker at %s is given no requests until this is mended: %s", address, reason)
+        except WorkerStoppedError:
+            reason, level = "it has stopped", logging.INFO
         except TandemError as error:
             reason = str(error)
         was_alive = self._view.is_alive_at(address)
         self._view.lose(address)
         if was_alive:
-            _LOG.warning("the worker at %s is lost: %s", address, reason)
+            _LOG.log(level, "the worker at %s gets no more requests: %s", address, reason)
         return was_alive
 
     async def _take_news(self, address: str, client: Watchable) -> None:

@@ -5,8 +5,6 @@ like any other. Whatever happens to the index or to discovery, a request is pair
 """
 
 import os
-import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
@@ -21,6 +19,8 @@ from tandem.core.errors import (
     shown,
 )
 from tandem.core.events import BlockEvent
+from tandem.core.machine import monotonic_s, random_id
+from tandem.core.process_usage import UsageMeter
 from tandem.locality.base import PublishResult
 from tandem.routing.admission import Refusal, RefusalReason
 from tandem.routing.cost import Prediction
@@ -75,22 +75,23 @@ class RouterService:
         self._registry = registry
         self._metrics = metrics
         self._clock = clock or SystemClock()
+        self._meter = UsageMeter(self._clock)
         self._hasher = ChainHasher()
         self._sent = SentPrompts()
-        self._incarnation = incarnation or uuid.uuid4().hex
+        self._incarnation = incarnation or random_id()
 
     async def pair(self, call: PairCall) -> PairingAnswer:
-        started_s = time.perf_counter()
+        started_s = monotonic_s()
         chains = self._view.chains(call.model)
         if not chains:
             raise self._nobody(call.model)
         if call.fingerprint is not None:
             chains = [chain for chain in chains if chain.model_fingerprint == call.fingerprint]
         self._sent.forget(call.request_id)
-        hashed = [(chain, self._hasher.hashes(chain, call.token_ids, call.cache_salt)) for chain in chains]
+        hashed = [(chain, self._hasher.hashes(chain, call.token_ids, call.scope)) for chain in chains]
         shape = _shape_of(call, chains, await self._leading(hashed))
         answer = self._pairer.pair(shape, self._clock.now_s())
-        duration_s = time.perf_counter() - started_s
+        duration_s = monotonic_s() - started_s
         policy = self._pairer.policy_name
         if isinstance(answer, Refusal):
             self._metrics.decided(policy, answer.reason, duration_s)
@@ -113,7 +114,8 @@ class RouterService:
             self._metrics.settled(record.ttft_error_ms)
 
     async def describe(self) -> ProcessInfo:
-        return ProcessInfo(pid=os.getpid(), incarnation=self._incarnation, lifecycle="ready")
+        usage = self._meter.read()
+        return ProcessInfo(pid=os.getpid(), incarnation=self._incarnation, lifecycle="ready", usage=usage)
 
     async def models(self) -> Sequence[ModelInfo]:
         return self._view.models()
@@ -189,8 +191,11 @@ class RouterService:
 
     def _nobody(self, model: str) -> UnavailableError:
         """Not the caller's mistake: the gateway has checked the name, whose workers may be forgotten or yet to come."""
-        known = ", ".join(self._view.known_models()) or "none"
-        message = f"no worker for model {shown(model)} is alive now; models of known workers: {known}"
+        known = self._view.known_models()
+        if model in known:
+            message = f"all workers of the model {shown(model)} have stopped answering; try again in a moment"
+        else:
+            message = f"no worker of the model {shown(model)} has joined; models served: {', '.join(known) or 'none'}"
         return UnavailableError(message, self._pairer.fleet.limits.dead_s)
 
     def _own_registry(self) -> Discovery:

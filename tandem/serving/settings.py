@@ -119,6 +119,9 @@ class EngineSettings(Settings):
     pack_weights: bool = Field(
         True, description="keep a second copy of the weights on disk, in TANDEM_CACHE_DIR, as the CPU's kernels want it"
     )
+    allow_pickle: bool = Field(
+        False, description="read weights from PyTorch files (.bin), which are pickles, where there are no safetensors"
+    )
 
     def engine_config(self) -> EngineConfig:
         """The engine these settings ask for."""
@@ -139,6 +142,7 @@ class EngineSettings(Settings):
             num_threads=self.num_threads,
             native_kernels=self.native_kernels,
             pack_weights=self.pack_weights,
+            allow_pickle=self.allow_pickle,
         )
 
 
@@ -148,13 +152,19 @@ class SamplingSettings(Settings):
     max_tokens: int | None = Field(None, description="most tokens to generate; omitted: up to the context")
     min_tokens: int = Field(0, description="tokens before which nothing ends the answer")
     temperature: float | None = Field(None, description="0 is greedy; omitted: the checkpoint's, or 1")
-    top_p: float | None = Field(None, description="keep the likeliest tokens that make up this mass")
-    top_k: int | None = Field(None, description="keep this many of the likeliest tokens; 0 = all")
-    min_p: float | None = Field(None, description="drop tokens below this share of the likeliest one's probability")
-    repetition_penalty: float | None = Field(None, description="above 1 makes seen tokens less likely")
+    top_p: float | None = Field(
+        None, description="keep the likeliest tokens that make up this mass; omitted: the model's"
+    )
+    top_k: int | None = Field(None, description="keep this many of the likeliest tokens; 0 = all; omitted: the model's")
+    min_p: float | None = Field(
+        None, description="drop tokens below this share of the likeliest's; omitted: the model's"
+    )
+    repetition_penalty: float | None = Field(
+        None, description="above 1 makes seen tokens less likely; omitted: the model's"
+    )
     presence_penalty: float = Field(0.0, description="subtracted once from tokens already generated")
     frequency_penalty: float = Field(0.0, description="subtracted for each time a token was generated")
-    seed: int | None = Field(None, description="same seed, same tokens")
+    seed: int | None = Field(None, description="same seed, same tokens; omitted: drawn from --engine-seed")
     stop: list[str] = Field([], description="end at this text; repeatable")
     stop_token_ids: list[int] = Field([], description="end at this token; repeatable")
     ignore_eos: bool = Field(False, description="go on past the end-of-sequence token")

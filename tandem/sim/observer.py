@@ -1,4 +1,4 @@
-"""What a planner would be told of the simulated fleet: one window of traffic after another, and the pools as they are.
+"""Observations of the simulated fleet for a planner: one window of traffic after another, and the pools.
 
 Nothing is told that the running system could not know.
 """

@@ -1,4 +1,4 @@
-"""Which prefix blocks one worker holds: least recently used ones go first. Block ids are the trace's."""
+"""Prefix cache of one simulated worker: least recently used blocks go first. Block ids are the trace's."""
 
 from collections import OrderedDict
 from collections.abc import Sequence

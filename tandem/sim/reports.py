@@ -1,4 +1,4 @@
-"""What simulated workers tell the router: the same reports as real ones send."""
+"""Reports of simulated workers to the router: the same as real ones send."""
 
 from tandem.routing.snapshot import Role, WorkerState
 from tandem.sim.decode_worker import DecodeWorker

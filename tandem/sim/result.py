@@ -1,4 +1,4 @@
-"""What a simulated run leaves: every request's fate, the pools over time, and what they cost."""
+"""Result of a simulated run: every request's outcome, the pools over time, and their cost."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

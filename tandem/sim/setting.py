@@ -1,4 +1,4 @@
-"""What is assumed of a simulated fleet. Values only."""
+"""Assumptions about a simulated fleet. Values only."""
 
 from dataclasses import dataclass, field
 

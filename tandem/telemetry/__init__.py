@@ -1,1 +1,1 @@
-"""What operators see: structured logs, metrics and traces. Imports no torch and none of the rooms it reports about."""
+"""Structured logs, metrics and traces for operators. Imports no torch and none of the rooms it reports about."""

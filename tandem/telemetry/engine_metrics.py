@@ -1,4 +1,4 @@
-"""What one worker exports: the `vllm:*` names that dashboards and inference gateways read, and our `tandem_*` ones.
+"""Metrics of one worker: the `vllm:*` names that dashboards and gateways read, and our `tandem_*` ones.
 
 Takes plain values, so that it needs no engine; every metric lives in the registry given. Label values are bounded:
 what a peer can invent never becomes a new time series without limit. A count whose labels are known is exported from
@@ -114,7 +114,7 @@ class WorkerMetrics:
         self._reasons: set[str] = set()
 
     def observe_status(self, status: Status) -> None:
-        """Take a worker's news; what it no longer names is no longer exported."""
+        """Take a worker's update; what it no longer names is no longer exported."""
         state = status.state
         self._running.set(max(0, state.num_running - status.num_waiting))
         self._waiting.set(status.num_waiting)
@@ -139,7 +139,7 @@ class WorkerMetrics:
         self._last_kept = totals
 
     def observe_pins(self, asked: Sequence[Pin], metrics: RequestMetrics, block_size: int) -> None:
-        """What became of the pins of a request that ended here; nothing where another worker computed its prompt."""
+        """Counts the results of pins of a request that ended here; nothing where another worker computed its prompt."""
         for wanted, granted in zip(asked, metrics.pins, strict=False):
             num_whole = min(wanted.num_tokens, metrics.num_prompt_tokens) // block_size * block_size
             outcome = "whole" if granted.num_tokens >= num_whole else "part" if granted.num_tokens else "none"

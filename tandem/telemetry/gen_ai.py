@@ -20,7 +20,7 @@ _PARAMS = {
 
 
 def request_attributes(operation: str, model: str, params: SamplingParams) -> dict[str, Attribute]:
-    """What is known when a request arrives. `operation`: "chat" or "text_completion"."""
+    """Attributes known when a request arrives. `operation`: "chat" or "text_completion"."""
     said: Mapping[str, Attribute | None] = {key: getattr(params, name) for name, key in _PARAMS.items()}
     attributes: dict[str, Attribute] = {
         "gen_ai.operation.name": operation,
@@ -40,7 +40,7 @@ def response_attributes(
     num_output_tokens: int,
     num_cached_tokens: int = 0,
 ) -> dict[str, Attribute]:
-    """What is known when it has ended: one finish reason a choice, tokens of all choices."""
+    """Attributes known when it has ended: one finish reason a choice, tokens of all choices."""
     return {
         "gen_ai.response.id": request_id,
         "gen_ai.response.finish_reasons": list(finish_reasons),

@@ -113,7 +113,7 @@ def _moment(record: logging.LogRecord) -> datetime:
 
 
 def _request_id(record: logging.LogRecord) -> str | None:
-    """What the record says itself, else what the task is about."""
+    """The record's own request id, else that of its task."""
     said = getattr(record, "request_id", None)
     return request_id_var.get() if said is None else str(said)
 

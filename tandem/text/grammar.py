@@ -1,4 +1,4 @@
-"""What an answer must match, written down as llguidance takes it: one text, which travels with the request.
+"""Grammar of an answer, written as llguidance takes it: one text, which travels with the request.
 
 Invariant: a grammar says all that was asked; whatever could not be enforced is refused here by name, or where it is
 compiled (`Grammars`). Nothing here compiles.

@@ -1,4 +1,4 @@
-"""What each token adds to the text, as bytes: the checkpoint's decoder, taken apart so that text can be streamed.
+"""Bytes that each token adds to the text: the checkpoint's decoder, taken apart so that text can be streamed.
 
 Invariant: for valid UTF-8, joining the pieces of any token sequence equals decoding it whole. A decoder whose output
 cannot be told token by token is refused, never approximated.

@@ -88,13 +88,13 @@ def measure_link(
 def _log(peer: Peer, report: LinkReport) -> None:
     log = logger.warning if report.is_slow else logger.info
     log(
-        "KV link to %s over %s: %.2f GB/s, %.0f us a block; %.2f GB/s is usual for such a path%s",
+        "KV transfers from incarnation %s by %s: %.2f GB/s measured, %.2f GB/s expected, %.0f us a block%s",
         peer.incarnation,
         report.path,
         report.gb_per_s,
-        report.latency_s * 1e6,
         report.expected_gb_per_s,
-        "; it is SLOW: expect late first tokens, check the network and that this is the path you meant"
+        report.latency_s * 1e6,
+        "; SLOW, so first tokens come late: check the network, and that transfers were meant to take this path"
         if report.is_slow
         else "",
     )

@@ -6,10 +6,10 @@ that the lease held all the while. The reservation stays pinned until every read
 
 import asyncio
 import logging
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tandem.core.errors import TandemError, TransportError
+from tandem.core.machine import wall_s
 from tandem.core.timeline import Stage
 from tandem.kvcache.block_table import BlockRange
 from tandem.rpc.messages import ConfirmCall, LeaseNews
@@ -80,7 +80,7 @@ class Fetch:
         Raises:
             TransportError: it could not be copied. Nothing of it counts.
         """
-        started_s, began_s = time.time(), self._core.clock.now_s()
+        started_s, began_s = wall_s(), self._core.clock.now_s()
         restore = copier.restore(hashes, self._reserved.groups)
         self._pins.add(restore.transfer)
         await _done(restore.transfer)
@@ -98,7 +98,7 @@ class Fetch:
         remote = [offered[entry] for entry in entries]
         local = [self._wanted[entry] for entry in entries]
         await self._former_over(entries)
-        started_s, began_s = time.time(), self._core.clock.now_s()
+        started_s, began_s = wall_s(), self._core.clock.now_s()
         try:
             transfer = await self._moved(source, entries, remote, local)
             read_s = self._core.clock.now_s() - began_s
@@ -133,8 +133,11 @@ class Fetch:
     async def _former_over(self, entries: list[_Entry]) -> None:
         """NOTE: a read that failed may still write: until it is over, another into the same blocks could be undone."""
         for transfer in {id(t): t for entry in entries if (t := self._writers.get(entry)) is not None}.values():
-            if not await asyncio.to_thread(transfer.wait_over, FORMER_OVER_S):
-                raise TransportError("an earlier read that failed may still write to the same blocks")
+            try:
+                async with asyncio.timeout(FORMER_OVER_S):
+                    await _told(transfer.add_over_callback)
+            except TimeoutError:
+                raise TransportError("an earlier read that failed may still write to the same blocks") from None
 
     async def _confirm(self, source: Source, lease_id: str, remote: list[int], local: list[int]) -> None:
         """Ask, after the read, whether the lease was valid, and compare checksums of a sample."""
@@ -169,6 +172,14 @@ async def _done(transfer: Transfer) -> None:
     Raises:
         TransportError: the read failed.
     """
+    await _told(transfer.add_done_callback)
+    if transfer.state is TransferState.FAILED:
+        assert transfer.error is not None
+        raise transfer.error
+
+
+async def _told(add_callback: Callable[[Callable[[Transfer], None]], None]) -> None:
+    """Until a transfer, from whichever thread, calls what was added."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
 
@@ -180,11 +191,8 @@ async def _done(transfer: Transfer) -> None:
         if not loop.is_closed():
             loop.call_soon_threadsafe(tell)
 
-    transfer.add_done_callback(wake)
+    add_callback(wake)
     await future
-    if transfer.state is TransferState.FAILED:
-        assert transfer.error is not None
-        raise transfer.error
 
 
 def _entries(groups: tuple[BlockRange, ...]) -> dict[_Entry, int]:

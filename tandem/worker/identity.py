@@ -3,10 +3,11 @@
 import hashlib
 import json
 import platform
+from collections.abc import Mapping
 
 import torch
 
-from tandem.core.hashing import HASH_VERSION
+from tandem.core.hashing import HASH_VERSION, LAYOUT_VERSION
 from tandem.engine.resolve import Assembly
 from tandem.kvcache.spec import KVLayout
 from tandem.routing.snapshot import WorkerState
@@ -21,14 +22,15 @@ def compatibility_of(assembly: Assembly) -> dict[str, str]:
     return {
         "model": assembly.engine.model.fingerprint,
         "kv_layout": _words(layout),
+        "layout_version": str(LAYOUT_VERSION),
         "block_size": str(layout.block_size),
         "hash_version": str(HASH_VERSION),
     }
 
 
-def pool_of(compatibility: dict[str, str]) -> str:
+def pool_of(compatibility: Mapping[str, str]) -> str:
     """One name for all of that: workers of the same pool can share blocks."""
-    return hashlib.sha256(json.dumps(compatibility, sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(dict(compatibility), sort_keys=True).encode()).hexdigest()[:32]
 
 
 def device_name(assembly: Assembly) -> str:
@@ -86,9 +88,5 @@ def _hardware(assembly: Assembly) -> str:
 
 def _words(layout: KVLayout) -> str:
     """The layout as one line, which names a difference when two of them are compared."""
-    groups = [
-        f"{len(group.layers)} layers of {group.spec.num_kv_heads} heads x {group.spec.head_dim} {group.spec.dtype}"
-        + ("" if group.spec.window is None else f" window {group.spec.window}")
-        for group in layout.groups
-    ]
+    groups = [f"{len(group.layers)} layers of {group.spec}" for group in layout.groups]
     return f"{layout.page_bytes} bytes: {'; '.join(groups)}"

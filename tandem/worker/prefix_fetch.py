@@ -5,10 +5,10 @@ Whatever goes wrong costs a recompute: the engine hears exactly once that no mor
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 
 from tandem.core.errors import TandemError, TransportError
+from tandem.core.machine import random_id
 from tandem.core.timeline import Stage
 from tandem.rpc.messages import LeaseCall, WorkerAddress
 from tandem.scheduler.output import KVReserved
@@ -66,7 +66,7 @@ class PrefixFetch:
             logger.info("request %s: no prefix from %s: %s", self._engine_id, peer, error)
 
     async def _get_from(self, source: Source, hashes: tuple[bytes, ...]) -> None:
-        lease_id = uuid.uuid4().hex
+        lease_id = random_id()
         call = LeaseCall(reader=self._core.me, lease_id=lease_id, block_hashes=hashes)
         source.keep(lease_id)
         try:

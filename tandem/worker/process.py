@@ -11,8 +11,6 @@ import logging
 import os
 import random
 import signal
-import time
-import uuid
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,14 +19,16 @@ from prometheus_client import CollectorRegistry
 
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import ConfigurationError, LocalityUnavailableError, TandemError
+from tandem.core.machine import random_id, wall_s
 from tandem.engine.async_engine import AsyncEngine
 from tandem.engine.engine import Engine
 from tandem.engine.resolve import Assembly, assemble
 from tandem.kernels.native.core_board import MissingBoardError
 from tandem.locality.base import LocalityIndex
 from tandem.locality.redis import RedisIndex
+from tandem.routing.snapshot import WorkerState
 from tandem.rpc.credentials import Credentials, ProcessRole
-from tandem.rpc.messages import WorkerAddress, WorkerRecord
+from tandem.rpc.messages import ModelInfo, WorkerAddress, WorkerRecord
 from tandem.rpc.server import serve_worker
 from tandem.serving.discovery import ANNOUNCE_INTERVAL_S, Discovery, StaticDiscovery, look_interval_s, open_discovery
 from tandem.serving.ports import free_ports
@@ -134,9 +134,9 @@ async def serving_worker(
         ConfigurationError: a setting cannot be honoured, or an address cannot be listened at.
         CheckpointError: the checkpoint cannot be served exactly.
     """
-    clock, epoch = clock or SystemClock(), time.time_ns() // 1000
+    clock, epoch = clock or SystemClock(), int(wall_s() * 1e6)
     async with contextlib.AsyncExitStack() as opened:
-        secret, incarnation = settings.secret, uuid.uuid4().hex
+        secret, incarnation = settings.secret, random_id()
         worker_id, bind = settings.worker_id or f"{settings.role}-{incarnation[:8]}", _with_port(settings)
         me = WorkerAddress(worker_id, settings.advertised(bind), incarnation)
         role, spoken_with = ProcessRole(settings.role), (bind, *settings.router_addresses)
@@ -178,24 +178,43 @@ async def serving_worker(
             host=host,
             credentials=credentials,
         )
-        lifecycle = Lifecycle(me.worker_id)
+        blank, model = blank_state(settings, me.worker_id, assembly), model_info(settings, assembly)
+        yield await opened.enter_async_context(serving_core(core, settings, bind, feeds, blank, model, prometheus))
+
+
+@contextlib.asynccontextmanager
+async def serving_core(
+    core: WorkerCore,
+    settings: WorkerSettings,
+    bind: str,
+    feeds: Feeds,
+    blank: WorkerState,
+    model: ModelInfo,
+    prometheus: CollectorRegistry,
+) -> AsyncIterator[Worker]:
+    """Serve an engine that runs: answer calls at `bind`, report, expire leases, be announced; as `serving_worker`.
+
+    Args:
+        blank, model: what routers are told of it, without any load.
+    """
+    async with contextlib.AsyncExitStack() as opened:
+        lifecycle = Lifecycle(core.me.worker_id)
         sources = Sources(core)
         opened.push_async_callback(sources.close)
-        blank, model = blank_state(settings, me.worker_id, assembly), model_info(settings, assembly)
         reports = Reports(core, lifecycle, blank, model, lambda: sources.links, lambda: sources.unreachable)
         await reports.refresh()
-        server = await serve_worker(WorkerService(core, sources, lifecycle, reports), bind, credentials)
+        server = await serve_worker(WorkerService(core, sources, lifecycle, reports), bind, core.credentials)
         opened.push_async_callback(server.stop, 0.0)
         metrics_port = await _open_metrics(settings, prometheus, lifecycle, opened)
-        discovery = _open_discovery(settings, credentials)
+        discovery = _open_discovery(settings, core.credentials)
         opened.push_async_callback(discovery.close)
-        record = WorkerRecord(me, str(settings.role), settings.model_name, pool_of(compatibility))
+        record = WorkerRecord(core.me, str(settings.role), settings.model_name, pool_of(core.compatibility))
         tasks = await opened.enter_async_context(asyncio.TaskGroup())  # NOTE: a bug in one of them ends the process
         for work in (
             feeds.run(),
             _refresh(reports, core),
             _expire(core),
-            _guard(engine, settings.max_step_s),
+            _guard(core.engine, settings.max_step_s),
             _announce(discovery, record, sources, core.clock),
         ):
             opened.callback(tasks.create_task(work).cancel)

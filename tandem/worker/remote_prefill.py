@@ -1,18 +1,19 @@
 """The decode side of a hand-off: asks a prefill worker for a prompt's KV and first token, and pulls blocks meanwhile.
 
 Failure is a path: when a prefill worker fails, the next one is asked; when none is left, the engine computes what did
-not arrive. The engine hears exactly once that no more KV will come.
+not arrive. The engine hears exactly once that no more KV will come. A prompt that was computed does not stay leased for
+longer than `ROOM_TIMEOUT_S` without room for it here: who holds that room may wait for the leased blocks.
 """
 
 import asyncio
 import logging
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 
 from tandem.core.errors import InvalidRequestError, TandemError, TransportError
+from tandem.core.machine import random_id
 from tandem.core.output import RequestMetrics
 from tandem.core.pins import Pin
 from tandem.core.timeline import Stage
@@ -24,7 +25,13 @@ from tandem.worker.source import Source
 from tandem.worker.sources import Sources
 from tandem.worker.tasks import ended
 
+ROOM_TIMEOUT_S = 10.0
+
 logger = logging.getLogger(__name__)
+
+
+class _NoRoomError(TransportError):
+    """The engine has no blocks for KV that was computed elsewhere."""
 
 
 class RemotePrefill:
@@ -91,16 +98,17 @@ class RemotePrefill:
         except TandemError as error:
             logger.warning("request %s: worker %s failed: %s", self._call.request_id, prefill.worker_id, error)
             # NOTE: another worker would say the same, or has nothing to add
-            return isinstance(error, InvalidRequestError) or self._is_complete
+            return isinstance(error, InvalidRequestError | _NoRoomError) or self._is_complete
         return True
 
     async def _get_from(self, prefill: WorkerAddress) -> None:
         source = await self._sources.connect(prefill)
-        lease_id = uuid.uuid4().hex
+        lease_id = random_id()
         async with source.in_use(), aclosing(source.client.prefill(self._prefill_call(prefill, lease_id))) as stream:
             pulls: list[asyncio.Task[None]] = []
             try:
                 await self._follow(stream, source, lease_id, pulls)
+                await self._room()
                 await asyncio.gather(*pulls)
             finally:
                 try:
@@ -130,6 +138,19 @@ class RemotePrefill:
                         pulls.append(asyncio.create_task(self._pull(source, news.lease)))
                         pulls[-1].add_done_callback(partial(_end_if_failed, reading))
 
+    async def _room(self) -> None:
+        """Until the engine has blocks for what was computed.
+
+        Raises:
+            _NoRoomError: not in time. Their holders may wait for prompts that no prefill worker can compute while our
+                lease lasts, so the lease is given up and the prompt computed here.
+        """
+        try:
+            async with asyncio.timeout(ROOM_TIMEOUT_S):
+                await asyncio.shield(self._fetch)
+        except TimeoutError:
+            raise _NoRoomError(f"there was no room here for its KV within {ROOM_TIMEOUT_S} s") from None
+
     @property
     def _is_complete(self) -> bool:
         return self._fetch.done() and self._fetch.result().is_complete
@@ -157,7 +178,7 @@ class RemotePrefill:
             params=call.params,
             output_token_ids=call.output_token_ids,
             priority=call.priority,
-            cache_salt=call.cache_salt,
+            scope=call.scope,
             prefill=prefill,
             fetch_from=call.fetch_from if prefill == call.prefill else None,
             num_fetch_blocks=call.num_fetch_blocks,

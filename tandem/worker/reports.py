@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from tandem.core.process_usage import UsageMeter
 from tandem.engine.engine import Engine
 from tandem.engine.load import EngineLoad, StepStats
 from tandem.kvcache.kept_blocks import KeptUsage
@@ -58,6 +59,7 @@ class Reports:
         self._blank = blank
         self._links = links
         self._unreachable = unreachable
+        self._meter = UsageMeter(core.clock)
         self._load: EngineLoad | None = None
         self._asked_at_s, self._taken_at_s = 0.0, 0.0
         self.kept = KeptUsage()
@@ -94,6 +96,7 @@ class Reports:
             model=self.model,
             links=self._links(),
             unreachable=self._unreachable(),
+            usage=self._meter.read(),
         )
         if load is None:
             return status

@@ -5,7 +5,6 @@ Prefill and decode workers are the same: which of its methods a worker is asked 
 
 import asyncio
 import re
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +13,9 @@ from itertools import count
 
 from tandem.core.errors import CapacityError, InvalidRequestError, TransportError, WorkerLostError, shown
 from tandem.core.hashing import extend_hashes, root_hash
+from tandem.core.machine import random_id
 from tandem.core.output import RequestOutput
+from tandem.core.scope import CacheScope
 from tandem.core.types import FinishReason
 from tandem.engine.async_engine import EngineNews
 from tandem.engine.engine import Engine
@@ -107,7 +108,7 @@ class WorkerService:
                     remote.reserve(news)
                 elif isinstance(news, KVReserved):
                     fetch = PrefixFetch(self._core, self._sources, news, watch.stages)
-                    tasks.append(fetch.start(None, partial(self._hashes, tokens[:num_expected], call.cache_salt)))
+                    tasks.append(fetch.start(None, partial(self._hashes, tokens[:num_expected], call.scope)))
                 elif isinstance(news, RequestOutput):
                     yield self._told(call, self._with_whole_metrics(call, news, remote or fetch), watch)
         finally:
@@ -143,7 +144,7 @@ class WorkerService:
     async def prefill(self, call: PrefillCall) -> AsyncIterator[PrefillNews]:
         self._admit(call.prefill)
         with self._lifecycle.working(), self._traced("prefill", call.request_id):
-            lease_id = call.lease_id or uuid.uuid4().hex
+            lease_id = call.lease_id or random_id()
             self._require_free(lease_id)
             news = self._prefill(call, lease_id)
             is_whole = False
@@ -180,7 +181,7 @@ class WorkerService:
                 if isinstance(news, KVReserved):
                     shared = tokens[: handoff.num_expected_tokens]
                     fetch = PrefixFetch(self._core, self._sources, news, watch.stages)
-                    tasks.append(fetch.start(call.fetch_from, partial(self._hashes, shared, call.cache_salt)))
+                    tasks.append(fetch.start(call.fetch_from, partial(self._hashes, shared, call.scope)))
                 elif isinstance(news, KVComputed):
                     if not is_leased:  # NOTE: not before, since nobody can renew what they do not know of
                         self._core.leases.open(lease_id)
@@ -208,7 +209,7 @@ class WorkerService:
             call.params,
             request_id=engine_id,
             priority=call.priority,
-            cache_salt=call.cache_salt,
+            scope=call.scope,
             handoff=handoff,
             on_queued=on_queued,
         )
@@ -314,13 +315,13 @@ class WorkerService:
         host = self._core.host
         if host is None or not host.has_moved or call.params.prompt_logprobs is not None:
             return 0
-        hashes = await self._hashes(tokens[:-1], call.cache_salt)
+        hashes = await self._hashes(tokens[:-1], call.scope)
         num_blocks = await self._core.engine.call(lambda engine: engine.kv.kept.num_restorable(hashes))
         return num_blocks * self._core.block_size
 
-    async def _hashes(self, token_ids: Sequence[int], cache_salt: str) -> list[bytes]:
+    async def _hashes(self, token_ids: Sequence[int], scope: CacheScope) -> list[bytes]:
         model = self._reports.model
-        root = root_hash(model_fingerprint=model.fingerprint, block_size=self._core.block_size, salt=cache_salt)
+        root = root_hash(scope, model_fingerprint=model.fingerprint, block_size=self._core.block_size)
         hashes: list[bytes] = []
         await asyncio.to_thread(extend_hashes, root, hashes, token_ids, self._core.block_size)
         return hashes

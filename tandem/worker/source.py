@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from tandem.core.errors import TandemError, TransportError
+from tandem.core.errors import TandemError, TransportError, WorkerStoppedError
 from tandem.rpc.client import WorkerClient
 from tandem.rpc.messages import LinkReport, WorkerAddress
 from tandem.transport.base import KVTransport, Peer
@@ -107,7 +107,8 @@ class Source:
             try:
                 invalid = await self.client.renew(sorted(self._leases), timeout_s=PING_TIMEOUT_S)
             except TandemError as error:
-                logger.warning("worker %s is lost: %s", self.worker.worker_id, error)
+                level = logging.INFO if isinstance(error, WorkerStoppedError) else logging.WARNING
+                logger.log(level, "no more KV blocks from worker %s: %s", self.worker.worker_id, error)
                 await asyncio.shield(self.lose())
                 return
             self._leases.difference_update(invalid)

@@ -1,8 +1,7 @@
 """When things happened to one request in this worker, as stages of its timeline."""
 
-import time
-
 from tandem.core.clock import Clock
+from tandem.core.machine import wall_s
 from tandem.core.output import RequestOutput
 from tandem.core.timeline import Stage
 
@@ -18,7 +17,7 @@ class Stopwatch:
         self.stages: list[Stage] = []
         self._before_first_token = before_first_token
         self._process = process
-        self._arrived_s = time.time()
+        self._arrived_s = wall_s()
         self._offset_s = self._arrived_s - clock.now_s()
         self._chunk_s = self._arrived_s
         self._num_chunk_tokens = 0

@@ -1,1 +1,1 @@
-"""What users ask for, and whether they got it in time: shared by benchmarks, the simulator and the planner."""
+"""Workloads and objectives: shared by benchmarks, the simulator and the planner."""

@@ -1,4 +1,4 @@
-"""When requests come: open-loop processes as endless iterators of seconds, and a closed loop driven by completions.
+"""Arrival times: open-loop processes as endless iterators of seconds, and a closed loop driven by completions.
 
 Randomness is an argument: the same seed gives the same arrivals.
 """

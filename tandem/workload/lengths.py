@@ -1,4 +1,4 @@
-"""How long prompts and answers are: distributions of token counts, all within bounds that are part of them."""
+"""Lengths of prompts and answers: distributions of token counts, within bounds that are part of them."""
 
 import math
 import random

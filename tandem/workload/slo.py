@@ -24,7 +24,7 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What happened to one request. Times on one clock; None: not reached. `rejected`: refused before any work."""
+    """Outcome of one request. Times on one clock; None: not reached. `rejected`: refused before any work."""
 
     arrival_s: float
     first_token_s: float | None = None
@@ -67,7 +67,7 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class SloReport:
-    """What a run was like. `attainment` is over all requests; `goodput_per_s` counts those that met the objectives."""
+    """Summary of a run. `attainment` is over all requests; `goodput_per_s` counts those that met the objectives."""
 
     num_requests: int
     num_completed: int

@@ -1,4 +1,4 @@
-"""What `make clients` says when things go wrong: a client that cannot be installed, or that finds a fault."""
+"""`make clients` when things go wrong: a client that cannot be installed, or that finds a fault."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""What every attention backend must do, against softmax attention written out in float64.
+"""Contract of every attention backend, against softmax attention written out in float64.
 
 The arena is NaN wherever nobody's keys are and the table holds the null block where a window has passed, so that a read
 of memory that is nobody's shows as NaN. Triton's kernels are interpreted on the CPU by their own unit tests; on a GPU,

@@ -1,4 +1,4 @@
-"""What every `Discovery` promises, in the router's process, through routers and in a real Redis."""
+"""Contract of every `Discovery`, in the router's process, through routers and in a real Redis."""
 
 import asyncio
 import contextlib

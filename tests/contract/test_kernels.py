@@ -1,4 +1,4 @@
-"""What every implementation of the kernels must do, against float64 arithmetic written out here.
+"""Contract of every implementation of the kernels, against float64 arithmetic written out here.
 
 Caches are NaN wherever nothing was written, so that a missed element shows.
 """

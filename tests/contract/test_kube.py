@@ -1,4 +1,4 @@
-"""What the Kubernetes room relies on, against the in-repo API server and, where there is one, a real control plane.
+"""Contract of the Kubernetes client, against the in-repo API server and, where there is one, a real control plane.
 
 The real one is found by TANDEM_KUBE_BIN, a folder with kube-apiserver and its companions.
 """

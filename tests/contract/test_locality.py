@@ -1,4 +1,4 @@
-"""What every `LocalityIndex` promises, embedded and in a real Redis: the truth, and repair after any loss."""
+"""Contract of every `LocalityIndex`, embedded and in a real Redis: the truth, and repair after any loss."""
 
 import contextlib
 import hashlib

@@ -1,4 +1,4 @@
-"""What a book of pins promises, in memory and in Redis, and what a request makes of it."""
+"""Contract of records of pins, in memory and in Redis, and what a request makes of them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -10,6 +10,7 @@ from tandem.core.clock import ManualClock
 from tandem.core.errors import UnavailableError
 from tandem.core.pins import Pin
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.scope import CacheScope
 from tandem.gateway.caching import LivePins
 from tandem.gateway.pin_book import MemoryPinBook, PinBook, PromptPins
 from tandem.gateway.pin_book_redis import RedisPinBook
@@ -76,7 +77,9 @@ def tell(request: pytest.FixtureRequest) -> Callable[[Story], None]:
 def prompt(num_tokens: int, *pins: Pin, salt: str = "", first: int = 7) -> ServeRequest:
     tokens = (first, *range(1, num_tokens))
     choice = Choice(0, "r", tokens, SamplingParams(seed=1))
-    return ServeRequest(request_id="r", model="m", choices=(choice,), num_expected_output=1, pins=pins, cache_salt=salt)
+    return ServeRequest(
+        request_id="r", model="m", choices=(choice,), num_expected_output=1, pins=pins, scope=CacheScope(salt=salt)
+    )
 
 
 INFO = ModelInfo(name="m", fingerprint="f", max_model_len=1000, vocab_size=1000, block_size=BLOCK)

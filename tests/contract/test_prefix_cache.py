@@ -1,4 +1,4 @@
-"""What every `PrefixCache` promises to the block pool."""
+"""Contract of every `PrefixCache` with the block pool."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What every routing policy keeps to, whatever its formula."""
+"""Contract of every routing policy, whatever its formula."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What every transport must do: exact bytes, nothing else touched, every bad peer and index refused, every death seen.
+"""Contract of every transport: exact bytes, nothing else touched, bad peers and indices refused, every death seen.
 
 Sources of cma, tcp and nixl are real processes. Reads name blocks in every order a caller could.
 """
@@ -29,7 +29,10 @@ SMALL = SourceSpec("", num_blocks=NUM_BLOCKS, page_bytes=PAGE_BYTES)
 LARGE = SourceSpec("", num_blocks=256, page_bytes=65536)  # 16 MiB: milliseconds a read
 
 
-@pytest.fixture(scope="module", params=["inproc", "cma", "tcp", "tcp over TLS", "nixl"])
+KINDS = ("inproc", "cma", "tcp", "tcp over TLS", "nixl")
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kind:
     if request.param == "tcp over TLS":
         directory = tmp_path_factory.mktemp("certificates")

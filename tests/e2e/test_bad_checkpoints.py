@@ -49,8 +49,11 @@ def checkpoint(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "model"))
 
 
-def assert_refused(checkpoint: Path, capsys: pytest.CaptureFixture[str], *messages: str) -> None:
-    assert main(["generate", "--model", str(checkpoint), "--prompt", "abc", "--max-tokens", "2", *FLAGS]) == 2
+def assert_refused(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], *messages: str, flags: tuple[str, ...] = ()
+) -> None:
+    argv = ["generate", "--model", str(checkpoint), "--prompt", "abc", "--max-tokens", "2", *FLAGS, *flags]
+    assert main(argv) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("error: ")
@@ -176,7 +179,19 @@ def test_odd_torch_files(
     checkpoint: Path, change: Callable[[dict[Any, Any]], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     _as_torch_file(checkpoint, change)
-    assert_refused(checkpoint, capsys, "pytorch_model.bin")
+    assert_refused(checkpoint, capsys, "pytorch_model.bin", flags=("--allow-pickle",))
+
+
+def test_a_sound_torch_file_is_served_only_where_it_is_allowed(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before it was, whatever a `.bin` held was read wherever a directory or repository had no safetensors."""
+    _as_torch_file(checkpoint, lambda _: None)
+    assert_refused(checkpoint, capsys, "pytorch_model.bin is a pickle", "convert it to safetensors", "--allow-pickle")
+    assert main(["up", "--model", str(checkpoint)]) == 2
+    assert "pytorch_model.bin is a pickle" in capsys.readouterr().err
+    argv = ["generate", "--model", str(checkpoint), "--prompt", "abc", "--max-tokens", "2", *FLAGS]
+    assert main([*argv, "--allow-pickle"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from tandem.engine.resolve import assemble
 from tandem.rpc.client import WorkerClient
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import Greeting, WorkerAddress
+from tandem.rpc.protocols import PROTOCOL_VERSION
 from tandem.transport.card import Card, Identity, unseal
 from tandem.worker.identity import compatibility_of
 from tandem.worker.settings import DecodeSettings
@@ -65,7 +66,7 @@ async def card_of(address: str, secret: bytes, model: Path) -> Card:
         greeting = Greeting(
             worker=WorkerAddress("test", "127.0.0.1:1", "0" * 32),
             epoch=1,
-            protocol_version=1,
+            protocol_version=PROTOCOL_VERSION,
             compatibility=compatibility_of(assembly),
             site={},
             cards={},

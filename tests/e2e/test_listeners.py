@@ -1,4 +1,4 @@
-"""What a running `tandem up` listens at: its ports on loopback, and nothing else that others can reach."""
+"""Listeners of a running `tandem up`: its ports on loopback, and nothing else that others can reach."""
 
 import os
 import re

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tandem.core.errors import CapacityError, TandemError, UnavailableError
+from tandem.core.process_usage import ProcessUsage
 from tandem.routing.snapshot import Role
 from tandem.rpc.messages import Decision
 from tests.helpers.browser import CHROMIUM, PHONE, WIDE, Stage, Tab, open_stage
@@ -327,8 +328,8 @@ def test_the_key_is_sent_kept_for_the_tab_and_never_written_down(stage: Stage, t
         await tab.say("it's $HOME `x`")
         await tab.answered()
         assert keys[-1] == "Bearer sk-secret"
-        stored = "[JSON.stringify(localStorage), document.cookie, sessionStorage['tandem.key']]"
-        assert await tab.page.evaluate(stored) == ["{}", "", "sk-secret"]
+        assert "sk-secret" not in await tab.page.evaluate("JSON.stringify(localStorage) + document.cookie")
+        assert await tab.page.evaluate("sessionStorage['tandem.key']") == "sk-secret"
         await tab.page.click("#curl")
         await tab.sees("#note", "Copied")
         line = await tab.page.evaluate("navigator.clipboard.readText()")
@@ -401,7 +402,7 @@ def test_live_figures_move_pause_holds_them_and_a_lost_gateway_is_said(stage: St
         await tab.say("go")
         await tab.answered()
         recent = cluster.fake.gateway.gateway.metrics.recent
-        await eventually(lambda: recent.as_json()["num_requests"] == 1)
+        await eventually(lambda: recent.as_json()["ttft_ms"]["p50"] is not None)
         await tab.page.clock.install()
         await tab.page.goto("/operations")
         await tab.sees("#tiles .tile:has-text('Time to first token') .figure", re.compile(r"\d ms"))
@@ -421,6 +422,90 @@ def test_live_figures_move_pause_holds_them_and_a_lost_gateway_is_said(stage: St
         await tab.page.unroute("**/admin/**")
         await tab.page.clock.run_for(POLL_MS)
         await tab.page.wait_for_selector("#banner", state="hidden")
+
+    stage.tell(tmp_path, story)
+
+
+def test_blocks_in_use_and_cached_are_told_apart(stage: Stage, tmp_path: Path) -> None:
+    """A pool half full of cached blocks read "0 %", as if it were empty."""
+
+    async def story(cluster: PageCluster, tab: Tab) -> None:
+        one = listing(cluster.worker, "prefill-0", Role.PREFILL, usage=ProcessUsage(1_500_000_000, 0.75))
+        blocks = {"free": 39, "cached": 51, "used": 4, "leased": 3, "pinned": 1, "kept": 1, "unheard of": 1}
+        cluster.router.told = [replace(one, status=replace(one.status, blocks=blocks))]
+        await tab.page.goto("/operations")
+        row = tab.page.locator("#workers-table tr:has-text('prefill-0')")
+        assert await row.locator(".shares span").all_inner_texts() == ["10 % in use", "51 % cached"]
+        assert await tab.texts("#pools .tile:has-text('prefill') .shares span") == ["10 % in use", "51 % cached"]
+        widths = "nodes => nodes.map(node => node.className + ' ' + node.style.width)"
+        drawn = await row.locator(".kv .part").evaluate_all(widths)
+        assert drawn == [
+            *("part used 4%", "part leased 3%", "part pinned 1%", "part kept 1%"),
+            *("part cached 51%", "part other 1%"),
+        ]
+        assert await row.locator("td[data-title=CPU]").inner_text() == "0.75 cores"
+        assert await row.locator("td[data-title=Memory]").inner_text() == "1.5 GB"
+        silent = tab.page.locator("#workers-table tr:has-text('decode-0')")
+        assert await silent.locator("td[data-title=CPU]").inner_text() == "\u2013"
+        assert re.fullmatch(
+            r"\d+ MB", await tab.page.inner_text("#processes-table tr:has-text('gateway') [data-title=Memory]")
+        )
+
+    stage.tell(tmp_path, story)
+
+
+def test_lines_have_axes_and_show_a_minute_or_an_hour(stage: Stage, tmp_path: Path) -> None:
+    async def story(cluster: PageCluster, tab: Tab) -> None:
+        recent = cluster.fake.gateway.gateway.metrics.recent
+        for ttft_s in (0.9, 2.3):
+            recent.note_arrival(100)
+            recent.note_first(ttft_s)
+        recent.note_prompt(200, 150)
+        recent.note_error(is_ours=True, has_arrived=True)
+        await eventually(lambda: recent.as_json()["num_requests"] == 2)
+        await tab.page.goto("/operations")
+        ttft = tab.page.locator("#tiles .tile:has-text('Time to first token') .spark")
+        await ttft.wait_for()
+        assert await ttft.locator("span").all_inner_texts() == ["1 s", "0", "60 s ago", "now"]
+        assert await ttft.get_by_role("img", name="Time to first token, last minute").count() == 1
+        figures = {await one.inner_text() for one in await tab.page.locator("#tiles .figure b").all()}
+        assert {"50 %", "75 %"} <= figures
+        await tab.sees("#tiles .notes", "1 failed")
+        await tab.page.focus("#range [value=hour]")
+        await tab.page.keyboard.press("Enter")
+        assert await ttft.locator("figcaption span").all_inner_texts() == ["1 h ago", "now"]
+        assert await tab.page.get_attribute("#range [value=hour]", "aria-pressed") == "true"
+        assert await tab.page.get_attribute("#tiles", "aria-label") == "last hour"
+
+    stage.tell(tmp_path, story)
+
+
+def test_a_pairing_leads_to_its_request_and_its_timeline(stage: Stage, tmp_path: Path) -> None:
+    async def story(cluster: PageCluster, tab: Tab) -> None:
+        tab.expected = ["Failed to load resource"]
+        cluster.worker.answers = [["done"]]
+        await tab.playground()
+        await tab.say("go")
+        await tab.answered()
+        own = await tab.page.get_attribute(".timeline .alone", "href")
+        request_id = (await tab.page.inner_text(".timeline summary .mono")).strip()
+        assert own == f"trace#{request_id}"
+        cluster.router.decided = [
+            Decision(request_id=f"{request_id}/0", age_s=1.0, policy="p", decode_id="decode-0"),
+            Decision(request_id="another's", age_s=2.0, policy="p", decode_id="decode-0"),
+        ]
+        await tab.page.goto("/operations")
+        await tab.page.locator("#decisions-table a", has_text=request_id[:13]).click()
+        await tab.sees("#request", request_id)
+        assert "prefill-0 → decode-0" in await tab.texts(".lane .who")
+        assert "done" in await tab.texts("#facts dd")
+        await tab.page.go_back()
+        await tab.page.locator("#decisions-table a", has_text="another's").click()
+        await tab.sees("#banner", re.compile("'another's' is unknown here|unknown here"))
+        assert await tab.page.locator(".lane").count() == 0
+        await tab.page.goto("/trace#%E0%A4%A")
+        await tab.page.reload()
+        await tab.sees("#banner", "URI")
 
     stage.tell(tmp_path, story)
 
@@ -466,8 +551,12 @@ def test_no_page_is_wider_than_the_screen(stage: Stage, tmp_path: Path, size: tu
             await tab.page.click(".timeline > summary")
             await tab.page.click("#panel > summary")
             assert await tab.overflow() <= 0
+        request_id = (await tab.page.inner_text(".timeline summary .mono")).strip()
         await tab.page.goto("/operations")
         await tab.sees("#workers-table td", "decode-0")
+        assert await tab.overflow() <= 0
+        await tab.page.goto(f"/trace#{request_id}")
+        await tab.sees("#facts dd", "done")
         assert await tab.overflow() <= 0
 
     stage.tell(tmp_path, story, size)
@@ -485,7 +574,8 @@ def test_everything_has_a_name_and_is_reached_by_keyboard(stage: Stage, tmp_path
         await tab.page.keyboard.press("Enter")
         await tab.answered()
         assert await tab.texts(".turn.user .said") == ["typed\non two lines"]
-        for path in ("/", "/operations"):
+        request_id = (await tab.page.inner_text(".timeline summary .mono")).strip()
+        for path in ("/", "/operations", f"/trace#{request_id}"):
             await tab.page.goto(path)
             await tab.sees("#model", MODEL)
             nameless = await tab.page.evaluate(

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.scope import UNSCOPED
 from tandem.core.timeline import Stage
 from tandem.rpc.messages import GenerateCall, PairCall
 from tests.helpers.checkpoints import BUILDERS
@@ -262,12 +263,14 @@ def test_second_turn_over_http(running: Running) -> None:
 def _would_fetch(cluster: Cluster, ask: Ask, rng: random.Random) -> bool:
     """Whether prefill would fetch what decode holds. Speeds are learnt from what is computed, so something is."""
     complete(cluster, Ask(random_prompt(rng, 150), replace(GREEDY, max_tokens=1)))
-    question = PairCall(request_id="question", model=cluster.model, token_ids=ask.prompt, num_expected_output=24)
+    question = PairCall(
+        request_id="question", model=cluster.model, token_ids=ask.prompt, num_expected_output=24, scope=UNSCOPED
+    )
     return pair(cluster, question).num_fetch_blocks >= 11  # NOTE: prefill has one itself, of the first prompt
 
 
 def _call(ask: Ask, **chosen: object) -> GenerateCall:
-    call = GenerateCall(request_id="direct", prompt_token_ids=ask.prompt, params=ask.params)
+    call = GenerateCall(request_id="direct", prompt_token_ids=ask.prompt, params=ask.params, scope=UNSCOPED)
     return replace(call, **chosen)  # type: ignore[arg-type]
 
 

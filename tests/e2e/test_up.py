@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -19,7 +19,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.helpers import stub_service
+from tandem.core.memory import total_bytes
+from tests.helpers import checkpoints, stub_service
 from tests.helpers.checkpoints import save_tiny_llama
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
@@ -267,6 +268,44 @@ def test_what_is_not_served_is_refused_before_anything_starts(
         assert terminal.process.wait(60) == 2
         terminal.until(f"^error: .*{message}")
         assert len(terminal.lines) == 1
+
+
+def _without_a_matrix_of_an_expert(path: Path) -> None:
+    tensors = checkpoints.read_tensors(path)
+    del tensors["model.layers.1.block_sparse_moe.experts.5.w2.weight"]
+    checkpoints.write_tensors(path, tensors)
+
+
+def _with_experts_beyond_memory(path: Path) -> None:
+    sizes = {"hidden_size": 1024, "intermediate_size": 1 << 20, "num_hidden_layers": 1}
+    num_experts = max(2, 1 + total_bytes() // (3 * 2 * sizes["hidden_size"] * sizes["intermediate_size"]))
+    checkpoints.empty_weights(checkpoints.edit_config(path, **sizes, num_local_experts=num_experts))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_without_a_matrix_of_an_expert, r"lacks model\.layers\.1\.block_sparse_moe\.experts\.5\.w2\.weight.*download"),
+        (
+            _with_experts_beyond_memory,
+            r"take .* GB in float32, .* of them experts, and cpu has .*; serve it on a machine",
+        ),
+    ],
+)
+def test_experts_that_cannot_be_served_end_all_processes(
+    tmp_path: Path, change: Callable[[Path], None], message: str
+) -> None:
+    """Of the real services: told by a worker before any is ready, and once."""
+    model = write_byte_tokenizer(checkpoints.save_tiny_mixtral(tmp_path / "tiny", vocab_size=NUM_TOKENS))
+    change(model)
+    flags = ("--port", "0", "--kv-cache-gib", "0.02", "--num-threads", "1", "--no-native-kernels", "--prefill", "0")
+    with running(ROOT, "--model", model, *flags, RUN=str(tmp_path)) as terminal:
+        terminal.until(r"starting 3 processes")
+        assert terminal.process.wait(120) == 2, terminal.lines
+        terminal.until(f"error: decode-0 cannot start: .*{message}")
+        assert not terminal.said("is served at")
+        environments = (process.info["environ"] or {} for process in psutil.process_iter(["environ"]))
+        assert not any(environment.get("RUN") == str(tmp_path) for environment in environments)
 
 
 def secrets_of(place: Path, checkpoint: Path, *flags: str, **variables: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""What became of each fault, as a table."""
+"""Results of each fault, as a table."""
 
 from dataclasses import dataclass, fields
 

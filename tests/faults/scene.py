@@ -11,11 +11,12 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from tandem.core.scope import CacheScope
 from tandem.core.timeline import Stage
 from tandem.rpc.client import WorkerClient
 from tandem.rpc.messages import GenerateCall, PrefillCall, WorkerAddress
 from tests.faults.streams import PATIENCE_S, Answer, Asked
-from tests.helpers.checkpoints import save_tiny_qwen3
+from tests.helpers.checkpoints import Builder, save_tiny_qwen3
 from tests.helpers.cluster import Cluster
 from tests.helpers.redis_server import RedisServer
 from tests.helpers.secret import AS_GATEWAY, AS_WORKER
@@ -30,11 +31,12 @@ _TOKENIZER = Path(__file__).parents[2] / "demo" / "tandem-demo"
 _POLL_S = 0.01
 
 
-def save_slow_model(path: Path) -> Path:
+def save_slow_model(path: Path, build: Builder = save_tiny_qwen3, **options: Any) -> Path:
     """Random weights, about 0.1 s for 128 prompt tokens, 10 ms a token, 64 KiB of KV a token on one thread."""
     sizes: dict[str, Any] = {"hidden_size": 384, "intermediate_size": 768, "num_hidden_layers": 8, "head_dim": 128}
     heads: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 8}
-    save_tiny_qwen3(path, vocab_size=4096, max_position_embeddings=4096, initializer_range=0.1, **sizes, **heads)
+    lengths: dict[str, Any] = {"vocab_size": 4096, "max_position_embeddings": 4096}
+    build(path, initializer_range=0.1, **lengths | sizes | heads | options)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(_TOKENIZER / name, path / name)
     return path
@@ -154,7 +156,7 @@ async def compute(worker: WorkerAddress, asked: Asked) -> None:
         reader=reader,
         prompt_token_ids=asked.prompt,
         params=asked.params(),
-        cache_salt=asked.salt,
+        scope=CacheScope(salt=asked.salt),
     )
     client, leases = WorkerClient(worker.address, AS_WORKER), set[str]()
     try:
@@ -196,7 +198,7 @@ async def generate_with(scene: Scene, asked: Asked, prefill: WorkerAddress) -> l
         request_id=f"request-{scene.new_salt()}",
         prompt_token_ids=asked.prompt,
         params=asked.params(),
-        cache_salt=scene.new_salt(),
+        scope=CacheScope(salt=scene.new_salt()),
         decode=decode,
         prefill=prefill,
     )

@@ -1,4 +1,4 @@
-"""What is asked of a cluster in fault tests, and streams that can be watched and dropped at any moment."""
+"""Requests to a cluster in fault tests, and streams that can be watched and dropped at any moment."""
 
 import http.client
 import json

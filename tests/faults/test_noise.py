@@ -1,4 +1,4 @@
-"""Whoever talks nonsense, to a port or as a peer, harms nobody."""
+"""Nonsense sent to a port, or as a peer, harms nobody."""
 
 import asyncio
 import random
@@ -13,6 +13,7 @@ import pytest
 
 from tandem.rpc.messages import WorkerAddress
 from tandem.rpc.methods import ROUTER_SERVICE, WORKER_SERVICE
+from tandem.rpc.protocols import PROTOCOL_VERSION
 from tests.faults.matrix import Matrix, Row
 from tests.faults.scene import LEASE_TTL_S, Scene, generate_with
 from tests.faults.states import State, staged
@@ -142,7 +143,7 @@ async def call_everything(scene: Scene, source: random.Random) -> None:
 
 
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-VERSION = (("tandem-protocol", "1"),)
+VERSION = (("tandem-protocol", str(PROTOCOL_VERSION)),)
 METHODS = {
     WORKER_SERVICE: (
         "Status",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from tandem.core.errors import WorkerLostError
+from tandem.core.scope import CacheScope
 from tandem.rpc.messages import GenerateCall, WorkerAddress
 from tests.faults.matrix import Matrix, Row
 from tests.faults.scene import LEASE_TTL_S, Scene, addresses, generate
@@ -57,7 +58,7 @@ def served_by(scene: Scene, told: Known, prefill: WorkerAddress, decode: WorkerA
         request_id=f"request-{scene.new_salt()}",
         prompt_token_ids=told.asked.prompt,
         params=told.asked.params(),
-        cache_salt=scene.new_salt(),
+        scope=CacheScope(salt=scene.new_salt()),
         decode=decode,
         prefill=prefill,
     )

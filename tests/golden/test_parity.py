@@ -101,7 +101,7 @@ CASES = {
     "mixtral-one-expert": Case(MIXTRAL, {"num_experts_per_tok": 1}),
     "qwen3-moe": Case(QWEN3_MOE),
     "qwen3-moe-plain-sum": Case(QWEN3_MOE, {"norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": []}),
-    **{name: Case(build) for name, build in checkpoints.MORE_BUILDERS.items()},
+    **{name: Case(build) for name, build in (checkpoints.EXPERT_BUILDERS | checkpoints.MORE_BUILDERS).items()},
     "gemma4-multimodal": Case(checkpoints.save_tiny_gemma4_conditional),
     "gemma4-multimodal-moe": Case(checkpoints.save_tiny_gemma4_conditional, GEMMA4_MOE),
     "gemma3-multimodal": Case(checkpoints.save_tiny_gemma3_conditional, {"seed": 3}),
@@ -160,9 +160,9 @@ def test_logits_and_greedy_tokens_equal_transformers(name: str, tmp_path: Path) 
     assert len(set(tokens)) > 4, "a model that repeats itself shows nothing"
 
 
-@pytest.mark.parametrize("family", checkpoints.BUILDERS)
+@pytest.mark.parametrize("family", checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS)
 def test_chunked_prefill_equals_whole(family: str, tmp_path: Path) -> None:
-    model = load(checkpoints.BUILDERS[family](tmp_path))
+    model = load((checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS)[family](tmp_path))
     prompt = random_prompt(50)
     assert stepper(model).generate(prompt, 24, chunk=7) == stepper(model).generate(prompt, 24)
 

@@ -1,4 +1,4 @@
-"""What users write in a pool's block is what its pods get, and no other pod."""
+"""Settings in a pool's block of values reach its pods, and no other pod."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What `helm test` runs, run here: against a gateway that answers, and against those that do not."""
+"""The script of `helm test`, run against a gateway that answers, and against those that do not."""
 
 import asyncio
 import json

@@ -148,6 +148,10 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
         {"prefill": GPU, "decode": GPU},
         r"prefill\.accelerator .*set rdma\.enabled=true in prefill and decode .*hostIPC=true and hostPID=true in both",
     ),
+    "gpus that may be on different nodes": (
+        {"prefill": {**GPU, **CUDA_IPC}, "decode": {**GPU, **CUDA_IPC}},
+        r"set decode\.affinity to a podAffinity .*, or nodeSelector with kubernetes\.io/hostname in both",
+    ),
     "claimed gpus without a transport": (
         {pool: {"accelerator": {"claims": [CLAIM]}} for pool in ("prefill", "decode")},
         r"without a transport .* or prefill\.enabled=false",
@@ -245,7 +249,15 @@ def test_guards_name_the_remedy(why: str) -> None:
     assert re.search(words, message), message
 
 
-@pytest.mark.parametrize("transport", [RDMA, CUDA_IPC])
+@pytest.mark.parametrize(
+    "transport",
+    [
+        RDMA,
+        {**RDMA, **CUDA_IPC},
+        {**CUDA_IPC, "affinity": {"podAffinity": {}}},
+        {**CUDA_IPC, "nodeSelector": {"kubernetes.io/hostname": "a"}},
+    ],
+)
 def test_gpus_with_a_transport_are_taken(transport: dict[str, Any]) -> None:
     pool = {**GPU, **transport}
     assert render(merged(MINIMAL, {"prefill": pool, "decode": pool})).objects

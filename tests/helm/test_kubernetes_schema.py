@@ -1,4 +1,4 @@
-"""What is rendered is what Kubernetes takes, by strict schemas of three versions and of others' custom resources."""
+"""Rendered objects keep to strict schemas of three Kubernetes versions and of others' custom resources."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What no schema says: that objects of the chart mean each other, over the whole matrix."""
+"""References between objects of the chart, which no schema checks, over the whole matrix."""
 
 from collections.abc import Iterator, Mapping
 

@@ -101,7 +101,7 @@ def build_step(
     free = (torch.randperm(sum(needs), generator=torch.Generator().manual_seed(seed)) + 1).tolist()
     tables = torch.zeros(len(requests), max(needs) + 3, dtype=torch.int32)
     for row, request in enumerate(requests):
-        first_visible = shape.spec.first_visible(request.first_position)
+        first_visible = shape.spec.needed(request.first_position)
         for index in range(first_visible // shape.block_size, needs[row]):
             tables[row, index] = free.pop()
         _write(arena.layers[1], tables[row], request, first_visible)

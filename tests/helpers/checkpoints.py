@@ -13,6 +13,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from tandem.architecture.fields import Fields
+from tandem.architecture.registry import find_family
+from tandem.models.safetensors_header import safetensors_header
+
 Builder = Callable[..., Path]
 
 _SIZES: dict[str, Any] = {
@@ -301,12 +305,16 @@ BUILDERS: dict[str, Builder] = {
 }
 """Families that every property is tested of."""
 
-MORE_BUILDERS: dict[str, Builder] = {
+EXPERT_BUILDERS: dict[str, Builder] = {
     "gemma4_moe": save_tiny_gemma4_moe,
     "qwen2_moe": save_tiny_qwen2_moe,
     "glm4_moe": save_tiny_glm4_moe,
     "minimax_m2": save_tiny_minimax_m2,
     "gpt_oss": save_tiny_gpt_oss,
+}
+"""More families with experts: parity with transformers, and equal tokens however they are computed."""
+
+MORE_BUILDERS: dict[str, Builder] = {
     "olmo2": save_tiny_olmo2,
     "olmo3": save_tiny_olmo3,
     "phi3": save_tiny_phi3,
@@ -335,6 +343,19 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
     """Replaces them."""
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+def empty_weights(path: Path) -> Path:
+    """Replace the weights by zeros of the shapes that `config.json` calls for, which take no room on the disk."""
+    fields = Fields(json.loads((path / "config.json").read_text()), str(path))
+    tensors = [
+        (tensor.name, tensor.shape, 2 * tensor.size) for tensor in find_family(fields).read_model(fields).tensors()
+    ]
+    with (path / "model.safetensors").open("wb") as file:
+        header = safetensors_header(tensors, "BF16", {"format": "pt"})
+        file.write(header)
+        file.truncate(len(header) + sum(num_bytes for _, _, num_bytes in tensors))
     return path
 
 

@@ -28,7 +28,8 @@ from tandem.rpc.messages import (
     WorkerListing,
     WorkerRecord,
 )
-from tandem.rpc.server import RpcServer, serve_router
+from tandem.rpc.network import RpcServer
+from tandem.rpc.server import serve_router
 from tandem.text.tokenizer import Tokenizer
 from tests.helpers.fake_worker import MAX_MODEL_LEN, MODEL, FakeWorker, model_info, status_of, text_of
 from tests.helpers.secret import AS_ROUTER, SECRET

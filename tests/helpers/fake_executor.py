@@ -95,7 +95,7 @@ class FakeExecutor:
         known.take(item)
         size = self._layout.block_size
         for group, blocks in enumerate(known.tables):
-            for position in range(self._layout.groups[group].spec.first_visible(item.start), item.start):
+            for position in range(self._layout.groups[group].spec.needed(item.start), item.start):
                 held = self._arena.get((blocks[position // size], position % size))
                 assert held == (group, known.contents[position + 1]), f"{item.request_id}: wrong KV at {position}"
         for group, blocks in enumerate(known.tables):

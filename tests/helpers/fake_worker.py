@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from tandem.core.errors import InvalidRequestError, TandemError, UnavailableError
 from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.pins import Pin
+from tandem.core.process_usage import ProcessUsage
 from tandem.core.randomness import uniform
 from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason, TokenLogprobs
@@ -32,7 +33,8 @@ from tandem.rpc.messages import (
     WorkerAddress,
     WorkerStatus,
 )
-from tandem.rpc.server import RpcServer, serve_worker
+from tandem.rpc.network import RpcServer
+from tandem.rpc.server import serve_worker
 from tandem.scheduler.request import Handoff
 from tandem.text.tokenizer import Tokenizer
 from tests.helpers.secret import serving_as
@@ -63,6 +65,7 @@ class FakeWorker:
     is_stalled: answers nothing at all, as a stopped process.
     burst: tokens a message.
     num_cached_tokens, grants_pins: what it says of its cache.
+    usage: what it says of its process.
     is_slow_to_leave: keeps the stream open after its last message until `go` is set.
     """
 
@@ -79,6 +82,7 @@ class FakeWorker:
     is_slow_to_leave: bool = False
     num_cached_tokens: int = 3
     grants_pins: bool = True
+    usage: ProcessUsage | None = None
     last_reason: FinishReason | None = None
     calls: list[GenerateCall] = field(default_factory=list)
     traces: list[str | None] = field(default_factory=list)
@@ -266,4 +270,5 @@ def status_of(worker: FakeWorker) -> WorkerStatus:
         model=model_info(),
         blocks={"free": 80, "cached": 10, "used": 10, "leased": 0, "pinned": 0},
         num_waiting=1,
+        usage=worker.usage,
     )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.scope import CacheScope
 from tandem.rpc.messages import GenerateCall, PrefillNews, WorkerAddress
 from tests.helpers.engines import serve_alone
 from tests.helpers.workers import (
@@ -22,7 +23,7 @@ def alone(path: Path, prompt: Sequence[int], params: SamplingParams) -> list[int
 
 def call_of(pair: Pair, prefill: WorkerAddress | None = None, salt: str = "", **fields: object) -> GenerateCall:
     values = {"request_id": "r", "prompt_token_ids": PROMPT, "params": GREEDY, **fields}
-    return GenerateCall(prefill=prefill or pair.prefill.core.me, cache_salt=salt, **values)  # type: ignore[arg-type]
+    return GenerateCall(prefill=prefill or pair.prefill.core.me, scope=CacheScope(salt=salt), **values)  # type: ignore[arg-type]
 
 
 class Gate:

@@ -1,4 +1,4 @@
-"""What block accounting must amount to, told naively: no reference counts, no free list, everything derived anew.
+"""Oracle of block accounting, told naively: no reference counts, no free list, everything derived anew.
 
 `BlockOracle` follows a `KVCacheManager` from outside: owners' tables, the events, and the order in which
 blocks were let go.
@@ -70,7 +70,7 @@ class BlockOracle:
                 (index, hashes[i]) in self.stored
                 for index, group in enumerate(self.layout.groups)
                 for i in range(length)
-                if (i + 1) * size > group.spec.first_visible(length * size)
+                if (i + 1) * size > group.spec.needed(length * size)
             ):
                 return length
         return 0

@@ -1,4 +1,4 @@
-"""What the web pages show, made up: a worker that says given words, a router that tells of given workers."""
+"""Made-up contents of the web pages: a worker that says given words, a router that tells of given workers."""
 
 import asyncio
 import contextlib

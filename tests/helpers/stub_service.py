@@ -1,4 +1,4 @@
-"""What stands in for a service where only `tandem up` itself is tested: answers over HTTP, prints its flags.
+"""Stub of a service where only `tandem up` itself is tested: answers over HTTP, prints its flags.
 
 Copied into a directory as `services/ROLE/__main__.py`; imports nothing of ours. Variables tell it to misbehave.
 """

@@ -26,7 +26,8 @@ from tandem.rpc.messages import (
     WorkerAddress,
     WorkerStatus,
 )
-from tandem.rpc.server import RpcServer, serve_worker
+from tandem.rpc.network import RpcServer
+from tandem.rpc.server import serve_worker
 from tandem.transport.inproc import InprocRegistry
 from tandem.worker.process import Worker, serving_worker
 from tandem.worker.service import WorkerService

@@ -1,4 +1,4 @@
-"""What an end-to-end run tells: one line a step, on the terminal and in a file that can be kept."""
+"""Journal of an end-to-end run: one line a step, on the terminal and in a file that can be kept."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What is inside the images: no torch in the control plane, no root, no compilers but Triton's, nothing writable."""
+"""Contents of the images: no torch in the control plane, no root, no compilers but Triton's, nothing writable."""
 
 import json
 from collections.abc import Iterator
@@ -124,6 +124,23 @@ def test_images_say_what_they_are_and_how_they_are(images: Images) -> None:
         assert labels["revision"]
         assert config["User"] == "10001:10001"
         assert config_of(image)["Healthcheck"]["Test"][0] == "CMD"
+
+
+@pytest.mark.usefixtures("network")
+def test_each_image_has_a_bill_of_its_materials(images: Images, journal: Journal) -> None:
+    source = (
+        "import importlib.metadata as m, json\n"
+        "bill = json.load(open('/opt/tandem/sbom.cdx.json'))\n"
+        "found = {each['name'].lower().replace('_', '-'): each['version'] for each in bill['components']}\n"
+        "here = {each.name.lower().replace('_', '-'): each.version for each in m.distributions()}\n"
+        "print(json.dumps([bill['bomFormat'], sorted(found.items() ^ here.items()), len(found), sorted(found)]))"
+    )
+    for image in both(images):
+        form, differences, num_found, names = json.loads(run_python(image, source))
+        assert (form, differences) == ("CycloneDX", [])
+        assert "tandem" in names
+        assert ("torch" in names) == (image == images.worker)
+        journal.tell(f"{image}: {num_found} Python packages in its SBOM, as many as are installed")
 
 
 def test_nothing_of_the_build_machine_is_left_inside(images: Images) -> None:

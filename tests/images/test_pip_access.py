@@ -1,4 +1,4 @@
-"""What of pip's configuration goes into a build: every setting, the environment's first, and the folders it names."""
+"""Parts of pip's configuration that go into a build: every setting, the environment's first, and their folders."""
 
 import stat
 from pathlib import Path

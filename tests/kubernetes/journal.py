@@ -1,4 +1,4 @@
-"""What a run tells: one line a step and one for each pod that stops, on the terminal and in a file that can be kept."""
+"""Journal of a run: one line a step and one for each pod that stops, on the terminal and in a file."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""What the images are built from, as far as that can be seen without building them."""
+"""Inputs of the images, as far as they can be checked without building."""
 
 import re
 import subprocess

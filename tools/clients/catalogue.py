@@ -1,4 +1,4 @@
-"""Which clients there are, what each needs installed, and what it shows. Nothing else knows their names."""
+"""Catalogue of clients: what each needs installed, and what it shows. Nothing else knows their names."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What a client's script reports: one line a check, written as JSON even when checks fail.
+"""Reports of a client's script: one line a check, written as JSON even when checks fail.
 
 Runs in any client's environment: imports the standard library only.
 """

@@ -1,4 +1,4 @@
-"""What came of the clients: a table to read and JSON to keep."""
+"""Report on the clients: a table to read and JSON to keep."""
 
 import json
 from collections.abc import Sequence

@@ -1,6 +1,7 @@
 """Builds the images from the Dockerfiles of `docker/`, layer by layer from the cache where nothing has changed."""
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tools.images.pip_access import pip_access
 
 ROOT = Path(__file__).parents[2]
 TAG = "dev"
+_ARGUMENTS = {"worker": ("LOCK=requirements/worker-cpu.lock",)}
 _BUILD_TIMEOUT_S = 3600.0
 
 
@@ -44,7 +46,7 @@ def build_images(tag: str = TAG, log: Path | None = None) -> Images:
     }
     names = {name: f"localhost/tandem-{name}:{tag}" for name in recipes}
     for name, dockerfile in recipes.items():
-        _build(dockerfile, names[name], base, log)
+        _build(dockerfile, names[name], base, log, _ARGUMENTS.get(name, ()))
     return Images(base, **names)
 
 
@@ -53,12 +55,13 @@ def sizes(images: Images) -> dict[str, int]:
     return {name: int(podman("image", "inspect", "--format", "{{.Size}}", name)) for name in astuple(images)}
 
 
-def _build(dockerfile: Path, name: str, base: str, log: Path) -> None:
+def _build(dockerfile: Path, name: str, base: str, log: Path, arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(dir=state_dir()) as scratch:
         access = pip_access().arguments(Path(scratch))
         buildah(
             *("build", "--isolation", "chroot", "--format", "docker", "--layers"),
             *("--build-arg", f"BASE_IMAGE={base}", "--build-arg", f"REVISION={_revision()}"),
+            *(word for argument in arguments for word in ("--build-arg", argument)),
             *access,
             *("--file", str(dockerfile), "--tag", name, str(ROOT)),
             timeout_s=_BUILD_TIMEOUT_S,

@@ -16,7 +16,7 @@ from tools.images.network import Network
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """What to run and with how much.
+    """Command of a container and its resources.
 
     Args:
         argv: the arguments of the image's entrypoint; () = the image's own.
@@ -69,7 +69,7 @@ class ContainerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ContainerState:
-    """What podman says of it. `exit_code` counts only when it no longer runs; `ip` is "" while unplugged."""
+    """State of it according to podman. `exit_code` counts only when it no longer runs; `ip` is "" while unplugged."""
 
     status: str
     exit_code: int
@@ -113,11 +113,11 @@ class Container:
         return self.state().ip
 
     def logs(self, tail: int | None = None) -> str:
-        """What it wrote to both outputs, the last `tail` lines of it."""
+        """Text that it wrote to both outputs, the last `tail` lines of it."""
         return podman("logs", *(() if tail is None else ("--tail", str(tail))), self.name, with_errors=True)
 
     def is_healthy(self) -> bool:
-        """What the image's health check says, asked now."""
+        """Result of the image's health check, run now."""
         try:
             podman("healthcheck", "run", self.name)
         except CommandError as error:
@@ -127,7 +127,7 @@ class Container:
         return True
 
     def exec(self, *argv: str, timeout_s: float = 60.0) -> str:
-        """What a program run inside prints."""
+        """Output of a program run inside."""
         return podman("exec", self.name, *argv, timeout_s=timeout_s)
 
     def kill(self, signal: str = "KILL") -> None:

@@ -34,12 +34,12 @@ runroot = "/run/tandem-containers"
 
 
 def state_dir() -> Path:
-    """Where images, containers and our configuration live; `TANDEM_CONTAINERS_DIR` moves it."""
+    """Folder of images, containers and our configuration; `TANDEM_CONTAINERS_DIR` moves it."""
     return Path(os.environ.get("TANDEM_CONTAINERS_DIR") or Path.home() / ".cache" / "tandem" / "containers")
 
 
 def missing_tools() -> list[str]:
-    """What has to be installed before anything else here works, by name."""
+    """Programs that must be installed before anything else here works, by name."""
     programs = [name for name in _PROGRAMS if shutil.which(name) is None]
     return programs + [path.name for path in _HELPERS if not path.exists()]
 
@@ -74,7 +74,7 @@ def environment() -> dict[str, str]:
 
 
 def podman(*arguments: str, timeout_s: float = 60.0, with_errors: bool = False) -> str:
-    """What podman prints.
+    """Output of podman.
 
     Raises:
         CommandError: it failed, with its words.
@@ -83,7 +83,7 @@ def podman(*arguments: str, timeout_s: float = 60.0, with_errors: bool = False) 
 
 
 def buildah(*arguments: str, timeout_s: float = 60.0, log: str | None = None) -> str:
-    """What buildah prints, or "" when it goes to `log`.
+    """Output of buildah, or "" when it goes to `log`.
 
     Raises:
         CommandError: it failed, with its words.

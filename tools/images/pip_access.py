@@ -33,7 +33,7 @@ class PipAccess:
 
 
 def pip_access() -> PipAccess:
-    """What `pip config list` says here, variables over files."""
+    """Result of `pip config list` here, variables over files."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return parse(done.stdout)

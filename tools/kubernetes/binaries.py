@@ -1,4 +1,4 @@
-"""Where the control plane's executables are. Looks in one folder only and never searches the system."""
+"""Finds the control plane's executables. Looks in one folder only and never searches the system."""
 
 from __future__ import annotations
 

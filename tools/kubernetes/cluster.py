@@ -26,7 +26,7 @@ from tools.kubernetes.services import Services
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What a test needs of it. `services` is None where pods are only played."""
+    """Parts of the cluster that a test needs. `services` is None where pods are only played."""
 
     plane: ControlPlane
     api: Api

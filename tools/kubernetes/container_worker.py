@@ -81,7 +81,7 @@ class ContainerWorker:
 
     @property
     def ended_s(self) -> float | None:
-        """When its last process ended, by the loop's clock."""
+        """Time at which its last process ended, by the loop's clock."""
         return None if self._process is None else self._process.ended_s
 
     async def remove(self, logs: Path) -> None:

@@ -19,7 +19,7 @@ class MissingReferenceError(LookupError):
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What a container's environment may be taken from. Secrets and config maps by name, decoded."""
+    """Sources of a container's environment. Secrets and config maps by name, decoded."""
 
     pod: Object
     pod_address: str

@@ -1,4 +1,4 @@
-"""What all pods of one machine share: the API, the bridge, free addresses, a folder, and a journal of what happened."""
+"""Resources that all pods of one machine share: the API, the bridge, free addresses, a folder, and a journal."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Host:
 
 
 def network_arguments(network: str, pod: Object, address: str) -> list[str]:
-    """How the first container of a pod joins the network: its address, its name, the cluster's DNS."""
+    """Network of a pod's first container: its address, its name, the cluster's DNS."""
     namespace = pod["metadata"]["namespace"]
     searched = [f"{namespace}.svc.cluster.local", "svc.cluster.local", "cluster.local"]
     name = (pod["spec"].get("hostname") or pod["metadata"]["name"])[:63]

@@ -42,7 +42,7 @@ class NodeSpec:
 
 
 class Worker(Protocol):
-    """Whoever runs one pod."""
+    """The runner of one pod."""
 
     def update(self, pod: Object | None) -> None: ...
 

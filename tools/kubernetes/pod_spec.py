@@ -14,7 +14,7 @@ MEMORY_VOLUME = "memory:"
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one container of a pod runs.
+    """Place of one container of a pod.
 
     Args:
         name: of the podman container.
@@ -70,7 +70,7 @@ def limit_arguments(container: Object) -> list[str]:
 
 
 def security_arguments(pod: Object, own: Object) -> list[str]:
-    """Who it runs as and what it may; the container's own word wins over the pod's."""
+    """User and capabilities; the container's own values override the pod's."""
     both = pod | own
     user, group = both.get("runAsUser"), both.get("runAsGroup")
     flags = []

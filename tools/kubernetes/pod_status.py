@@ -1,4 +1,4 @@
-"""What a kubelet says about a pod: phase, conditions and container statuses as the API wants them. Pure."""
+"""Status of a pod as a kubelet reports it: phase, conditions and container statuses. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def timestamp() -> str:
 
 @dataclass(slots=True)
 class ContainerState:
-    """What has become of one container. `exit_code` is None while it runs or waits."""
+    """State of one container. `exit_code` is None while it runs or waits."""
 
     name: str
     image: str

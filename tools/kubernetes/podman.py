@@ -16,7 +16,7 @@ class PodmanError(RuntimeError):
 
 
 async def podman(*arguments: str, timeout_s: float = 120.0, with_errors: bool = False) -> str:
-    """What podman prints, on both outputs if asked.
+    """Output of podman, on both streams if asked.
 
     Raises:
         PodmanError: it failed, with its words.

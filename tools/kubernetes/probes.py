@@ -15,7 +15,7 @@ from tools.kubernetes.podman import PodmanError, podman
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Who is asked: a podman container, the pod's address, and the container's spec for its named ports."""
+    """Target of a probe: a podman container, the pod's address, and the container's spec for its named ports."""
 
     container: str
     address: str

@@ -31,7 +31,7 @@ class Publisher:
             await self.publish()
 
     async def publish(self) -> None:
-        """Publish once, if there is news, until the API server has taken it or the pod is gone."""
+        """Publish once, if something changed, until the API server has taken it or the pod is gone."""
         while True:
             status = self._status()
             if json.dumps(status) == self._told:

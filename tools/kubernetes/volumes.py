@@ -56,7 +56,7 @@ class Volumes:
         self._folder = folder
 
     async def make(self, sources: Sources) -> dict[str, str]:
-        """Where each volume is, by name. Raises MissingReferenceError or ApiError."""
+        """Folder of each volume, by name. Raises MissingReferenceError or ApiError."""
         self._folder.mkdir(parents=True, exist_ok=True)
         return {one["name"]: await self._one(one, sources) for one in sources.pod["spec"].get("volumes", [])}
 

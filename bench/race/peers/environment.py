@@ -21,7 +21,7 @@ _TIMEOUT_S = 3600
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What an environment holds.
+    """Contents of an environment.
 
     `packages` are installed with their dependencies under `constraints`, then `bare` without theirs, then `unwanted`
     are removed (they come as dependencies and do not load beside this torch). `aliases`: names under which some code
@@ -42,7 +42,7 @@ class Environment:
         return self.build / "venvs" / self.name
 
     def log(self, name: str) -> Path:
-        """Where output of a process of that name goes."""
+        """File for the output of a process of that name."""
         return self.build / "logs" / f"{name}.log"
 
     @property
@@ -72,7 +72,7 @@ def prepare(environment: Environment) -> None:
 
 
 def commands(environment: Environment, constraints: Path) -> list[list[str]]:
-    """What makes it, in order."""
+    """Commands that make it, in order."""
     pip = [str(environment.python), "-m", "pip"]
     binary = ["--only-binary", ":all:"] if environment.only_binary else []
     found = [

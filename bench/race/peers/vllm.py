@@ -86,7 +86,7 @@ def health(port: int) -> str:
 
 
 def variables(environment: Environment, num_threads: int) -> dict[str, str]:
-    """What one server is told by its environment."""
+    """Environment variables of one server."""
     return {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

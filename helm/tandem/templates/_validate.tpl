@@ -190,6 +190,11 @@
 {{- if and $prefill.enabled $onAccelerators (not (or $overRdma $overCudaIpc)) -}}
 {{- fail "prefill.accelerator without a transport between GPUs, so decode would compute every prompt itself: set rdma.enabled=true in prefill and decode (and rdma.resource empty where pods have the devices without asking), or hostIPC=true and hostPID=true in both where they share nodes, or prefill.enabled=false" -}}
 {{- end -}}
+{{- $hostname := "kubernetes.io/hostname" -}}
+{{- $isPlaced := or $prefill.affinity $decode.affinity (and (hasKey $prefill.nodeSelector $hostname) (hasKey $decode.nodeSelector $hostname)) -}}
+{{- if and $prefill.enabled $onAccelerators $overCudaIpc (not $overRdma) (not $isPlaced) -}}
+{{- fail "hostIPC and hostPID in prefill and decode without anything that puts their pods on one node, and CUDA IPC reaches no other: set decode.affinity to a podAffinity to prefill's pods (topologyKey kubernetes.io/hostname, as examples/values-nvlink.yaml has it), or nodeSelector with kubernetes.io/hostname in both, or rdma.enabled=true in both" -}}
+{{- end -}}
 {{- end }}
 
 {{- define "tandem.validatePlanner" -}}

@@ -5,6 +5,7 @@ place.
 """
 
 from tandem.architecture.families import base
+from tandem.architecture.families.windows import read_types, read_windows
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import LayerSpec, ModelSpec
 from tandem.architecture.rope import RopeSpec, read_rope
@@ -49,18 +50,12 @@ def read_text_model(fields: Fields) -> ModelSpec:
 def _read_layers(fields: Fields, sizes: base.Sizes) -> list[LayerSpec]:
     bias = fields.flag("attention_bias", False)
     scale = fields.number("query_pre_attn_scalar", 256.0) ** -0.5
-    window, types = _read_windows(fields, sizes.num_layers)
+    types = read_types(fields, sizes.num_layers, fields.count("sliding_window_pattern", _DEFAULT_PATTERN))
+    windows = read_windows(fields, types, _DEFAULT_WINDOW)
     ropes = _read_ropes(fields, sizes)
     return [
-        _layer(
-            sizes,
-            index,
-            ropes[kind],
-            window=window if kind == base.SLIDING else None,
-            scale=scale,
-            bias=bias,
-        )
-        for index, kind in enumerate(types)
+        _layer(sizes, index, ropes[kind], window=window, scale=scale, bias=bias)
+        for index, (kind, window) in enumerate(zip(types, windows, strict=True))
     ]
 
 
@@ -76,20 +71,6 @@ def _layer(sizes: base.Sizes, index: int, rope: RopeSpec, *, window: int | None,
         before_feed_forward=sizes.norm(f"{prefix}.pre_feedforward_layernorm"),
         after_feed_forward=sizes.norm(f"{prefix}.post_feedforward_layernorm"),
     )
-
-
-def _read_windows(fields: Fields, num_layers: int) -> tuple[int | None, tuple[str, ...]]:
-    """The window of sliding layers, and the kind of each layer: `layer_types` where given; else every
-    `sliding_window_pattern`-th is global (older files).
-    """
-    window = fields.optional_count("sliding_window", _DEFAULT_WINDOW)
-    pattern = fields.count("sliding_window_pattern", _DEFAULT_PATTERN)
-    types = base.read_layer_types(fields, num_layers)
-    if types is None:
-        types = tuple(base.SLIDING if (i + 1) % pattern else base.FULL for i in range(num_layers))
-    if window is None and base.SLIDING in types:
-        raise fields.wrong("sliding_window", "a positive integer where layers are sliding")
-    return window, types
 
 
 def _read_ropes(fields: Fields, sizes: base.Sizes) -> dict[str, RopeSpec]:

@@ -6,7 +6,8 @@ Attention is read in `gemma4_attention`. `layer_scalar` multiplies the residual 
 from tandem.architecture.families import base
 from tandem.architecture.families.experts import TRAINING_KEYS
 from tandem.architecture.families.gemma4_attention import read_mixers
-from tandem.architecture.families.gemma4_blocks import read_blocks, read_embeddings
+from tandem.architecture.families.gemma4_blocks import read_blocks
+from tandem.architecture.families.gemma4_embeddings import read_embeddings
 from tandem.architecture.feed_forward import FeedForwardSpec, ParallelSpec
 from tandem.architecture.fields import Fields
 from tandem.architecture.mixers import AttentionSpec

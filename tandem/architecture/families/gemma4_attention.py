@@ -1,4 +1,4 @@
-"""Attention of Gemma 4: heads of another size in global layers, layers that share K and V, values made of keys.
+"""Attention of Gemma 4: layers that share K and V, values made of keys, a rotary embedding for each type of layer.
 
 The last `num_kv_shared_layers` layers read the K and V of the last layer of their kind before them. With
 `attention_k_eq_v`, global layers have no `v_proj`.
@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import Final
 
 from tandem.architecture.families import base
+from tandem.architecture.families.gemma4_heads import read_heads
+from tandem.architecture.families.windows import read_types, read_windows
 from tandem.architecture.fields import Fields
 from tandem.architecture.mixers import AttentionSpec
 from tandem.architecture.rope import DEFAULT_THETA, RopeSpec, read_rope
 
-_DEFAULT_WINDOW, _PATTERN, _GLOBAL_HEAD_DIM = 512, 6, 512
+_DEFAULT_WINDOW, _PATTERN = 512, 6
 _DEFAULT_ROPES: Final[Mapping[str, Mapping[str, object]]] = {
     base.SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
     base.FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
@@ -23,9 +25,10 @@ _DEFAULT_ROPES: Final[Mapping[str, Mapping[str, object]]] = {
 def read_mixers(fields: Fields, sizes: base.Sizes) -> list[AttentionSpec]:
     """One for each layer."""
     fields.only("use_bidirectional_attention", ("vision",), "absent, or vision, which changes nothing for text")
-    window, types = _read_types(fields, sizes.num_layers)
+    types = (*read_types(fields, sizes.num_layers, _PATTERN)[:-1], base.FULL)  # NOTE: whatever the file says
+    windows = read_windows(fields, types, _DEFAULT_WINDOW)
     is_value_key, bias = fields.flag("attention_k_eq_v", False), fields.flag("attention_bias", False)
-    heads = _read_heads(fields, sizes, types, is_value_key)
+    heads = read_heads(fields, sizes, types, is_value_key)
     sources = _read_sources(fields, types, heads)
 
     def mixer(index: int, kind: str) -> AttentionSpec:
@@ -33,7 +36,7 @@ def read_mixers(fields: Fields, sizes: base.Sizes) -> list[AttentionSpec]:
             heads[index],
             index,
             _read_rope(fields, heads[index], kind),
-            window=window if kind == base.SLIDING else None,
+            window=windows[index],
             scale=1.0,
             qkv_bias=bias,
             output_bias=bias,
@@ -46,51 +49,6 @@ def read_mixers(fields: Fields, sizes: base.Sizes) -> list[AttentionSpec]:
         return replace(plain, v=value, v_norm=replace(v_norm, weight=None))
 
     return [mixer(index, kind) for index, kind in enumerate(types)]
-
-
-def _read_types(fields: Fields, num_layers: int) -> tuple[int | None, tuple[str, ...]]:
-    """The window of sliding layers, and the kind of each layer. The last is global whatever the file says."""
-    window = fields.optional_count("sliding_window", _DEFAULT_WINDOW)
-    types = base.read_layer_types(fields, num_layers)
-    if types is None:
-        types = tuple(base.SLIDING if (i + 1) % _PATTERN else base.FULL for i in range(num_layers))
-    types = (*types[:-1], base.FULL)
-    if window is None and base.SLIDING in types:
-        raise fields.wrong("sliding_window", "a positive integer where layers are sliding")
-    return window, types
-
-
-def _read_heads(fields: Fields, sizes: base.Sizes, types: Sequence[str], is_value_key: bool) -> list[base.Sizes]:
-    """Of each layer: by `per_layer_config`, which `transformers` writes, or by keys for global layers."""
-    if fields.has("per_layer_config"):
-        given = fields.section("per_layer_config") or Fields({}, fields.where)
-        found = [_override(given.section(str(index)), sizes) for index in range(len(types))]
-        given.refuse_unread()
-        return found
-    kv_heads = fields.optional_count("num_global_key_value_heads", high=1 << 12)
-    wide = replace(
-        sizes,
-        head_dim=fields.count("global_head_dim", _GLOBAL_HEAD_DIM, low=2, high=1 << 12),
-        num_kv_heads=kv_heads if is_value_key and kv_heads is not None else sizes.num_kv_heads,
-    )
-    if wide.head_dim % 2:
-        raise fields.wrong("global_head_dim", "even, because rotary embedding turns pairs")
-    if sizes.num_heads % wide.num_kv_heads:
-        raise fields.wrong("num_global_key_value_heads", f"a divisor of num_attention_heads={sizes.num_heads}")
-    return [wide if kind == base.FULL else sizes for kind in types]
-
-
-def _override(section: Fields | None, sizes: base.Sizes) -> base.Sizes:
-    if section is None:
-        return sizes
-    kv_heads = section.count("num_key_value_heads", sizes.num_kv_heads, high=1 << 12)
-    head_dim = section.count("head_dim", sizes.head_dim, low=2, high=1 << 12)
-    section.refuse_unread()
-    if sizes.num_heads % kv_heads:
-        raise section.wrong("num_key_value_heads", f"a divisor of num_attention_heads={sizes.num_heads}")
-    if head_dim % 2:
-        raise section.wrong("head_dim", "even, because rotary embedding turns pairs")
-    return replace(sizes, num_kv_heads=kv_heads, head_dim=head_dim)
 
 
 def _read_sources(fields: Fields, types: Sequence[str], heads: Sequence[base.Sizes]) -> list[int | None]:

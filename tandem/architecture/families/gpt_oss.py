@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from tandem.architecture.families import base
 from tandem.architecture.families.experts import TRAINING_KEYS, read_num_experts
+from tandem.architecture.families.windows import read_types, read_windows
 from tandem.architecture.feed_forward import Clamp, GatedSpec, MixtureOfExpertsSpec, RouterSpec, Score
 from tandem.architecture.fields import Fields
 from tandem.architecture.mixers import AttentionSpec
@@ -26,7 +27,7 @@ _DEFAULTS = base.Defaults(
     heads=64,
     vocab=201_088,
 )
-_DEFAULT_WINDOW = 128
+_DEFAULT_WINDOW, _PATTERN = 128, 2
 _DEFAULT_ROPE = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -40,19 +41,12 @@ _COPIES = ("experts_per_token", "initial_context_length")  # of keys that transf
 
 def _read_model(fields: Fields) -> ModelSpec:
     sizes = base.read_sizes(fields, _DEFAULTS)
-    window, rope = fields.optional_count("sliding_window", _DEFAULT_WINDOW), _read_rope(fields, sizes)
-    types = base.read_layer_types(fields, sizes.num_layers)
-    if types is None:
-        types = tuple(base.FULL if i % 2 else base.SLIDING for i in range(sizes.num_layers))
-    if window is None and base.SLIDING in types:
-        raise fields.wrong("sliding_window", "a positive integer where layers are sliding")
-    bias = fields.flag("attention_bias", True)
+    windows = read_windows(fields, read_types(fields, sizes.num_layers, _PATTERN), _DEFAULT_WINDOW)
+    bias, rope = fields.flag("attention_bias", True), _read_rope(fields, sizes)
     blocks = _read_blocks(fields, sizes)
     layers = [
-        base.pre_norm_layer(
-            sizes, index, _attention(sizes, index, rope, window if kind == base.SLIDING else None, bias), block
-        )
-        for index, (kind, block) in enumerate(zip(types, blocks, strict=True))
+        base.pre_norm_layer(sizes, index, _attention(sizes, index, rope, window, bias), block)
+        for index, (window, block) in enumerate(zip(windows, blocks, strict=True))
     ]
     model = base.build_model("gpt_oss", fields, sizes, layers)
     base.check_unread(fields, (*TRAINING_KEYS, *_COPIES))

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from tandem.architecture.families import base, olmo2
+from tandem.architecture.families.windows import read_types, read_windows
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec
 from tandem.architecture.rope import RopeSpec, read_rope
@@ -14,16 +15,12 @@ _DEFAULT_WINDOW, _PATTERN = 4096, 4
 
 def _read_model(fields: Fields) -> ModelSpec:
     sizes = base.read_sizes(fields, _DEFAULTS)
-    window, bias = fields.optional_count("sliding_window", _DEFAULT_WINDOW), fields.flag("attention_bias", False)
-    types = base.read_layer_types(fields, sizes.num_layers)
-    if types is None:
-        types = tuple(base.SLIDING if (i + 1) % _PATTERN else base.FULL for i in range(sizes.num_layers))
-    if window is None and base.SLIDING in types:
-        raise fields.wrong("sliding_window", "a positive integer where layers are sliding")
-    ropes = _read_ropes(fields, sizes)
+    types = read_types(fields, sizes.num_layers, _PATTERN)
+    windows = read_windows(fields, types, _DEFAULT_WINDOW)
+    bias, ropes = fields.flag("attention_bias", False), _read_ropes(fields, sizes)
     layers = [
-        olmo2.layer(sizes, index, ropes[kind], bias=bias, window=window if kind == base.SLIDING else None)
-        for index, kind in enumerate(types)
+        olmo2.layer(sizes, index, ropes[kind], bias=bias, window=window)
+        for index, (kind, window) in enumerate(zip(types, windows, strict=True))
     ]
     model = base.build_model("olmo3", fields, sizes, layers)
     base.check_unread(fields)

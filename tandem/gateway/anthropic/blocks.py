@@ -102,8 +102,12 @@ def _mark(block: Mapping[str, Any], where: str) -> Mark | None:
 
 def _text(block: Mapping[str, Any], where: str) -> TextBlock:
     text = block.get("text")
-    if not isinstance(text, str) or block.get("citations"):
+    if not isinstance(text, str):
         raise _refusal(f'{where} must be {{"type": "text", "text": "…"}}', where)
+    if block.get("citations"):
+        raise _refusal(
+            f"{where}.citations={shown(block['citations'])} is not supported by this server; leave it out", where
+        )
     refuse_unknown(block, frozenset({"type", "text", "cache_control", "citations"}), where)
     mark = _mark(block, where)
     if mark is not None and not text:

@@ -5,6 +5,7 @@ from functools import partial
 import orjson
 
 from tandem.core.sampling_params import SamplingParams, validate_for_vocab
+from tandem.core.scope import UNSCOPED
 from tandem.gateway.anthropic.fields import MessagesBody, PromptBody, read_body
 from tandem.gateway.anthropic.frames import PING, error_body, status_of
 from tandem.gateway.anthropic.prompt import AskedPrompt, read_prompt
@@ -41,13 +42,14 @@ class MessagesDialect:
             model=info.name,
             choices=make_choices(request_id, [assembled.token_ids], params, self._around.fresh),
             num_expected_output=expected_output(params),
+            scope=UNSCOPED,
             pins=assembled.pins,
         )
-        result = assembled.new_result(keep=not asked.stream)
+        result = assembled.new_result(keep=not asked.stream, is_prompt_only=asked.max_tokens == 0)
         writer = MessageWriter(
             f"msg_{request_id}", info.name, result, asked.max_tokens, shows_thinking=prompt.thinking.is_shown
         )
-        return Asked(request, (result,), writer, bool(asked.stream), is_warm_up=asked.max_tokens == 0)
+        return Asked(request, (result,), writer, bool(asked.stream))
 
     def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
         return status_of(problem), error_body(problem, request_id)

@@ -47,7 +47,8 @@ class MessageWriter:
     def end(self) -> bytes:
         start = self._begin()
         blocks = b"" if self._max_tokens == 0 else self._blocks.end()
-        last = {"type": "message_delta", "delta": stop_of(self._result, self._max_tokens), "usage": self._usage()}
+        stop, usage = stop_of(self._result, self._max_tokens), usage_of(self._result)
+        last = {"type": "message_delta", "delta": stop, "usage": usage}
         return start + blocks + frame(last) + frame({"type": "message_stop"})
 
     def failed(self, problem: Problem) -> bytes:
@@ -56,7 +57,7 @@ class MessageWriter:
     def whole(self) -> bytes:
         content = [] if self._max_tokens == 0 else self._content()
         stop = stop_of(self._result, self._max_tokens)
-        return orjson.dumps({**self._fields, "content": content, **stop, "usage": self._usage()})
+        return orjson.dumps({**self._fields, "content": content, **stop, "usage": usage_of(self._result)})
 
     def _begin(self) -> bytes:
         if self._has_begun:
@@ -80,11 +81,6 @@ class MessageWriter:
         if result.text.strip() or not (blocks or calls):
             blocks.append({"type": "text", "text": result.text, "citations": None})
         return blocks + calls
-
-    def _usage(self) -> dict[str, Any]:
-        """NOTE: warming the cache takes a token that nobody asked for."""
-        usage = usage_of(self._result)
-        return usage if self._max_tokens else usage | {"output_tokens": 0}
 
 
 class _BlockStream:

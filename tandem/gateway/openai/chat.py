@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from tandem.core.scope import CacheScope
 from tandem.gateway.assembly import assemble
 from tandem.gateway.cache_marks import lifetime_s
 from tandem.gateway.choices import check_num_choices, expected_output, make_choices
@@ -47,7 +48,7 @@ class ChatDialect:
             choices=make_choices(request_id, [assembled.token_ids], params, self._around.fresh),
             num_expected_output=expected_output(params),
             priority=asked.priority or 0,
-            cache_salt=asked.cache_salt or "",
+            scope=CacheScope(salt=asked.cache_salt or ""),
             session_id=asked.prompt_cache_key,
             pins=assembled.pins,
             local_prefill=params.prompt_logprobs is not None,

@@ -9,6 +9,7 @@ from typing import Any, cast
 import orjson
 
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.scope import CacheScope
 from tandem.core.types import TokenLogprobs
 from tandem.gateway.choices import check_num_choices, expected_output, make_choices
 from tandem.gateway.conversation import ToolChoice
@@ -56,12 +57,15 @@ class CompletionDialect:
             choices=make_choices(request_id, token_ids, params, self._around.fresh),
             num_expected_output=expected_output(params),
             priority=asked.priority or 0,
-            cache_salt=asked.cache_salt or "",
+            scope=CacheScope(salt=asked.cache_salt or ""),
             session_id=asked.prompt_cache_key,
             local_prefill=params.prompt_logprobs is not None,
         )
-        is_stream = bool(asked.stream)
-        results = tuple(ChoiceResult(len(choice.prompt_token_ids), not is_stream) for choice in request.choices)
+        is_stream, is_prompt_only = bool(asked.stream), asked.max_tokens == 0
+        results = tuple(
+            ChoiceResult(len(choice.prompt_token_ids), not is_stream, is_prompt_only=is_prompt_only)
+            for choice in request.choices
+        )
         envelope = Envelope.of(asked, f"cmpl-{request_id}", "text_completion", info, results, params.n)
         sources = [Source(prompt, ids, model.tokenizer) for prompt, ids in zip(prompts, token_ids, strict=True)]
         return Asked(request, results, CompletionWriter(envelope, asked, model.tokenizer, sources), is_stream)
@@ -94,8 +98,14 @@ class CompletionDialect:
 
 
 def _params(asked: CompletionBody, info: ModelInfo, tokenizer: Tokenizer) -> SamplingParams:
-    """NOTE: an echo with logprobs needs the prompt's, which are computed with the request."""
+    """NOTE: an echo with logprobs needs the prompt's, which are computed with the request, and computing a prompt takes
+    a token, which nobody is shown where none is wanted.
+    """
     max_tokens = DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
+    if max_tokens == 0:
+        if asked.min_tokens:
+            raise RequestError(f"min_tokens={asked.min_tokens} exceeds max_tokens=0", param="min_tokens")
+        max_tokens = 1
     params = read_params(asked, info, tokenizer, max_tokens=max_tokens, logprobs=asked.logprobs)
     if not asked.echo or asked.logprobs is None:
         return params

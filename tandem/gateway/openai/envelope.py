@@ -1,10 +1,10 @@
 """What surrounds the choices of an OpenAI answer, streamed or whole: id, object, model, usage. Same in both APIs."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tandem.core.machine import wall_s
 from tandem.gateway.openai.fields import GenerateBody
 from tandem.gateway.openai.frames import DONE, frame
 from tandem.gateway.openai.usage import RunningUsage, usage_of
@@ -46,7 +46,7 @@ class Envelope:
         fields = {
             "id": answer_id,
             "object": kind,
-            "created": int(time.time()),
+            "created": int(wall_s()),
             "model": info.name,
             "system_fingerprint": f"fp_{info.fingerprint[:FINGERPRINT_CHARACTERS]}",
         }

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tandem.core.errors import shown
 from tandem.core.sampling_params import MAX_LIST_TOKENS
+from tandem.core.scope import MAX_SALT_CHARACTERS
 from tandem.gateway.conversation import Effort
 from tandem.gateway.errors import RequestError
 from tandem.gateway.limits import check_free_form
@@ -31,6 +32,7 @@ HARMLESS = frozenset(
 )
 # Accepted with these values, which ask for nothing.
 HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {
+    "echo": (False,),
     "functions": ([],),
     "function_call": ("none",),
     "modalities": (["text"],),
@@ -83,7 +85,9 @@ class GenerateBody(_Body):
     allowed_token_ids: Entries[int] | None = None
     prompt_logprobs: int | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="smaller is served first")
-    cache_salt: str | None = Field(None, max_length=256, description="prompts share cached KV only within a salt")
+    cache_salt: str | None = Field(
+        None, max_length=MAX_SALT_CHARACTERS, description="prompts share cached KV only within a salt"
+    )
     prompt_cache_key: str | None = Field(None, max_length=256, description="requests of one key prefer one worker")
     return_token_ids: bool | None = None
     skip_special_tokens: bool | None = None

@@ -1,5 +1,7 @@
-"""The pages' files, read once. Invariant: every file's address holds a digest of all of them, so that modules which
-import each other are never mixed from two versions and may be cached for ever.
+"""The pages' files, ours in `static` and others' in `vendor`, read once.
+
+Invariant: every file's address holds a digest of all of them, so that modules which import each other are never mixed
+from two versions and may be cached for ever.
 """
 
 import hashlib
@@ -11,8 +13,11 @@ _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
     ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
 }
+_FOLDERS = ("static", "vendor")
 _DIGEST_MARK = b"{{digest}}"
 
 
@@ -34,7 +39,9 @@ class Assets:
     @classmethod
     def load(cls) -> "Assets":
         """Those of this package; pages name the digest where they say `{{digest}}`."""
-        found = {entry.name: entry.read_bytes() for entry in files(__package__).joinpath("static").iterdir()}
+        package = files(__package__)
+        entries = (entry for folder in _FOLDERS for entry in package.joinpath(folder).iterdir())
+        found = {entry.name: entry.read_bytes() for entry in entries}
         digest = hashlib.sha256()
         for name in sorted(found):
             digest.update(name.encode() + b"\0" + found[name] + b"\0")

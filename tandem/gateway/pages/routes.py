@@ -1,4 +1,4 @@
-"""Where the pages are: `/`, `/playground`, `/operations`, their files, and what they ask for beside the API.
+"""Routes of the pages: `/`, `/playground`, `/operations`, `/trace`, their files, and their calls beside the API.
 
 A page may load, call and run only what this gateway serves; the headers say so to the browser.
 """
@@ -32,7 +32,12 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
 }
-_PAGES = {"/": "playground.html", "/playground": "playground.html", "/operations": "operations.html"}
+_PAGES = {
+    "/": "playground.html",
+    "/playground": "playground.html",
+    "/operations": "operations.html",
+    "/trace": "trace.html",
+}
 _FOR_EVER = "public, max-age=31536000, immutable"
 
 

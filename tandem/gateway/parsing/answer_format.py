@@ -15,7 +15,7 @@ from tandem.gateway.parsing.thinking import ThinkingFormat
 from tandem.gateway.parsing.thinking_parser import ThinkingParser
 from tandem.gateway.parsing.tool_format import ToolFormat
 from tandem.gateway.parsing.tool_formats import find_tool_format
-from tandem.gateway.parts import AnswerParser, PlainParser
+from tandem.gateway.parts import AnswerParser, CallsOnlyParser, PlainParser
 from tandem.text.tokenizer import Tokenizer
 
 
@@ -64,12 +64,20 @@ class AnswerFormat:
         return bool(self.lark.special_ids)
 
     def parser(
-        self, *, tools: Sequence[Tool], is_thinking_open: bool, call_ids: Iterator[str] | None = None
+        self,
+        *,
+        tools: Sequence[Tool],
+        is_thinking_open: bool,
+        call_ids: Iterator[str] | None = None,
+        is_forced: bool = False,
     ) -> AnswerParser:
-        """For one answer. `tools`: those it may call; `call_ids`: what its calls are named, in order."""
+        """For one answer. `tools`: those it may call; `call_ids`: what its calls are named, in order; `is_forced`: its
+        grammar admits only calls.
+        """
         inner: AnswerParser = PlainParser()
         if self.tools is not None and tools:
             inner = self.tools.parser(tools, call_ids or self.tools.ids())
+            inner = CallsOnlyParser(inner) if is_forced else inner
         if self.thinking is None:
             return inner
         return ThinkingParser(self.thinking.start, self.thinking.end, inner, is_open=is_thinking_open)

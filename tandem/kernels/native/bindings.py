@@ -10,12 +10,14 @@ from pathlib import Path
 
 import torch
 
-from tandem.architecture.feed_forward import Activation
+from tandem.architecture.feed_forward import Activation, Clamp, RouterSpec
 from tandem.core.errors import ConfigurationError
-from tandem.kernels.base import PackedWeight, StackLayer, StackShape
+from tandem.kernels.base import ExpertWeights, PackedWeight, StackLayer, StackShape
 from tandem.kernels.native.arguments import bind, has_contiguous_rows, is_paged, norm_weights, row_strides
 from tandem.kernels.native.build import load_library
 from tandem.kernels.native.codes import ACTIVATION_CODES, DTYPE_CODES
+from tandem.kernels.native.expert_choice import CHOICE_FIELDS, NativeExpertChoice
+from tandem.kernels.native.experts import EXPERTS_FIELDS, NativeExperts
 from tandem.kernels.native.stack import STACK_FIELDS, NativeStack, serves
 
 
@@ -50,6 +52,8 @@ class NativeKernels:
         self._gated_linear = bind(library, "tandem_gated_linear", "15q")
         self._gated_product = bind(library, "tandem_gated_product", "11q")
         self._stack = bind(library, "tandem_stack", STACK_FIELDS)
+        self._experts = bind(library, "tandem_experts", EXPERTS_FIELDS)
+        self._choose_experts = bind(library, "tandem_choose_experts", CHOICE_FIELDS)
         self._take_rows = bind(library, "tandem_take_rows", "7q")
         self._pack = bind(library, "tandem_pack", "7q")
 
@@ -384,3 +388,13 @@ class NativeKernels:
 
     def stack(self, shape: StackShape, layers: Sequence[StackLayer], final_norm: torch.Tensor) -> NativeStack | None:
         return NativeStack(self._stack, shape, layers, final_norm) if serves(shape, layers, final_norm) else None
+
+    def experts(
+        self, activation: Activation, clamp: Clamp | None, experts: Sequence[ExpertWeights]
+    ) -> NativeExperts | None:
+        return NativeExperts.build(self._experts, activation, clamp, experts)
+
+    def expert_choice(
+        self, spec: RouterSpec, correction: torch.Tensor | None, expert_scales: torch.Tensor | None
+    ) -> NativeExpertChoice | None:
+        return NativeExpertChoice.build(self._choose_experts, spec, correction, expert_scales)

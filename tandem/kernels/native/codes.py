@@ -1,8 +1,10 @@
-"""The numbers by which the compiled kernels know dtypes and activations: the enums in `src`."""
+"""The numbers by which the compiled kernels know dtypes, activations and scores of experts: the enums in `src`."""
 
 import torch
 
-from tandem.architecture.feed_forward import Activation
+from tandem.architecture.feed_forward import Activation, Score
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 ACTIVATION_CODES: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
+CLAMPED_CODE = 2  # an activation, too
+SCORE_CODES = {Score.SOFTMAX: 0, Score.SOFTMAX_OF_CHOSEN: 1, Score.SIGMOID: 2}

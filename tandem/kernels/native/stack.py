@@ -4,29 +4,46 @@ It computes what the decoder would call one by one, in the same order, so it has
 it has pointers to. Indices (positions, slots, block tables) are not checked. One step at a time: steps share scratch.
 """
 
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 
 import torch
 
-from tandem.kernels.base import LayerCache, PackedWeight, PagedBatch, StackLayer, StackShape, WantedTokens
+from tandem.kernels.base import (
+    LayerCache,
+    PackedWeight,
+    PagedBatch,
+    StackLayer,
+    StackMixture,
+    StackShape,
+    WantedTokens,
+)
 from tandem.kernels.huge_pages import LEAST_BYTES, advise_huge_pages
 from tandem.kernels.native.codes import ACTIVATION_CODES, DTYPE_CODES
+from tandem.kernels.native.expert_choice import CHOICE_FIELDS, NativeExpertChoice
+from tandem.kernels.native.experts import EXPERTS_FIELDS, NativeExperts
 
-STACK_FIELDS = "9q3d21q"
+STACK_FIELDS = "11q3d21q"
 MAX_HEAD_DIM = 256
+_WEIGHT_BYTES, _NUMBER_BYTES = 4, 8  # of a chosen expert
 
 _MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 _TABLES = ("cos", "sin")
-_WEIGHTS = tuple(field.name for field in fields(StackLayer) if field.name not in (*_TABLES, "window"))
+_WEIGHTS = tuple(field.name for field in fields(StackLayer) if field.name not in (*_TABLES, "window", "mixture"))
+_pack_mixture = struct.Struct(f"=2q{CHOICE_FIELDS}{EXPERTS_FIELDS}").pack
 
 
 def serves(shape: StackShape, layers: Sequence[StackLayer], final_norm: torch.Tensor) -> bool:
     """Whether the compiled stack computes such layers: on the CPU, of one dtype, heads that its attention takes."""
     weights = [final_norm, *(tensor for layer in layers for tensor in _weights(layer) if tensor is not None)]
+    matrices = [getattr(layer, name) for layer in layers for name in _MATRICES]
+    mixtures = [layer.mixture for layer in layers if layer.mixture is not None]
+    weights += [mixture.router for mixture in mixtures]
     return (
         len(layers) > 0
-        and len({isinstance(getattr(layer, name), PackedWeight) for layer in layers for name in _MATRICES}) == 1
+        and len({isinstance(matrix, PackedWeight) for matrix in matrices if matrix is not None}) == 1
+        and all(_is_native(mixture, final_norm.dtype) for mixture in mixtures)
         and shape.head_dim % 8 == 0
         and shape.head_dim <= MAX_HEAD_DIM
         and final_norm.dtype in DTYPE_CODES
@@ -49,7 +66,9 @@ class NativeStack:
         self._shape = shape
         self._layers = tuple(layers)
         self._final_norm = final_norm
-        self._table = torch.tensor([_constants(layer) for layer in layers], dtype=torch.int64)  # [num_layers, 21]
+        self._mixtures = [_mixture(layer.mixture, final_norm.dtype) for layer in layers]
+        rows = [_constants(*pair) for pair in zip(layers, self._mixtures, strict=True)]
+        self._table = torch.tensor(rows, dtype=torch.int64)  # [num_layers, 22]
         self._is_packed = isinstance(layers[0].q, PackedWeight)
         self._scratch = final_norm.new_empty(0)
         self._caches: Sequence[LayerCache] = ()
@@ -85,6 +104,8 @@ class NativeStack:
             shape.num_kv_heads,
             shape.head_dim,
             caches[0].keys.shape[2],
+            shape.num_experts,
+            shape.top_k,
             shape.norm_eps,
             shape.attention_scale,
             shape.softcap,
@@ -102,13 +123,13 @@ class NativeStack:
             first.seq_lens.shape[0],
             self._is_packed,
             torch.get_num_threads(),
-            *_wanted_fields(wanted),
+            *_wanted_fields(wanted, len(self._layers) - 1),
         )
         return out
 
     def _scratch_for(self, num_tokens: int) -> torch.Tensor:
         """Kept between steps and in huge pages where there are such: fresh small ones cost a prefill a tenth."""
-        size = num_tokens * _scratch_width(self._shape)
+        size = num_tokens * _scratch_width(self._shape, self._final_norm.itemsize)
         if self._scratch.numel() < size:
             self._scratch = self._final_norm.new_empty(max(size, LEAST_BYTES // self._final_norm.itemsize))
             advise_huge_pages(self._scratch)
@@ -130,13 +151,37 @@ def _weights(layer: StackLayer) -> Iterator[torch.Tensor | None]:
         yield getattr(layer, name)
 
 
-def _constants(layer: StackLayer) -> list[int]:
+def _is_native(mixture: StackMixture, dtype: torch.dtype) -> bool:
+    """Whether router, rule and experts are such as the compiled stack computes, of one dtype."""
+    router, experts = mixture.router, mixture.experts
+    return (
+        isinstance(mixture.choice, NativeExpertChoice)
+        and isinstance(experts, NativeExperts)
+        and experts.dtype == dtype
+        and not isinstance(router, PackedWeight)
+        and (mixture.router_bias is None or mixture.router_bias.dtype == dtype)
+    )
+
+
+def _mixture(mixture: StackMixture | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """Its C++ struct, as the numbers that it is made of."""
+    if mixture is None:
+        return None
+    assert isinstance(mixture.choice, NativeExpertChoice)
+    assert isinstance(mixture.experts, NativeExperts)
+    bias = 0 if mixture.router_bias is None else mixture.router_bias.data_ptr()
+    packed = _pack_mixture(mixture.router.data_ptr(), bias, *mixture.choice.fields(dtype), *mixture.experts.fields())
+    return torch.frombuffer(bytearray(packed), dtype=torch.int64)
+
+
+def _constants(layer: StackLayer, mixture: torch.Tensor | None) -> list[int]:
     assert layer.cos.shape == layer.sin.shape
     assert layer.cos.dtype == layer.sin.dtype == torch.float32
     assert layer.cos.is_contiguous()
     assert layer.sin.is_contiguous()
     pointers = [0 if tensor is None else tensor.data_ptr() for tensor in _weights(layer)]
-    return [*pointers, layer.cos.data_ptr(), layer.sin.data_ptr(), layer.cos.shape[1], layer.window or 0]
+    where = 0 if mixture is None else mixture.data_ptr()
+    return [*pointers, layer.cos.data_ptr(), layer.sin.data_ptr(), layer.cos.shape[1], layer.window or 0, where]
 
 
 def _cache_pointers(cache: LayerCache, shape: StackShape) -> tuple[int, int, int, int]:
@@ -156,11 +201,11 @@ def _step_pointers(batch: PagedBatch, num_tokens: int) -> tuple[int, int, int]:
     return batch.block_tables.data_ptr(), batch.block_tables.stride(0), batch.slot_mapping.data_ptr()
 
 
-def _wanted_fields(wanted: WantedTokens | None) -> tuple[int, ...]:
-    """In the order of the C++ struct."""
+def _wanted_fields(wanted: WantedTokens | None, last_layer: int) -> tuple[int, ...]:
+    """In the order of the C++ struct. Only the last layer leaves tokens out."""
     if wanted is None:
         return (0,) * 7
-    rows, batch = wanted.rows, wanted.batches[-1]
+    rows, batch = wanted.rows, wanted.batches[last_layer]
     assert rows.dtype == torch.int64
     assert rows.is_contiguous()
     assert batch.query_start.dtype == batch.seq_lens.dtype == batch.block_tables.dtype == torch.int32
@@ -176,7 +221,8 @@ def _wanted_fields(wanted: WantedTokens | None) -> tuple[int, ...]:
     )
 
 
-def _scratch_width(shape: StackShape) -> int:
-    """Elements a token: normed and delta, q and k and v, attended, gated."""
+def _scratch_width(shape: StackShape, itemsize: int) -> int:
+    """Elements a token: normed and delta, q and k and v, attended, gated; a router's logits, weights and choice."""
     heads = 2 * shape.num_heads + 2 * shape.num_kv_heads
-    return 2 * shape.hidden_size + heads * shape.head_dim + shape.intermediate_size
+    choice = shape.num_experts + shape.top_k * (_WEIGHT_BYTES + _NUMBER_BYTES) // itemsize
+    return 2 * shape.hidden_size + heads * shape.head_dim + shape.intermediate_size + choice

@@ -22,9 +22,9 @@ class Linear:
         bias = weights[f"{spec.name}.bias"] if spec.bias else None
         return cls(weights[f"{spec.name}.weight"], bias, kernels)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, in] -> [num_tokens, out]."""
-        return self.kernels.linear(x, self.weight, self.bias)
+    def __call__(self, x: torch.Tensor, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        """[num_tokens, in] -> [num_tokens, out], of the dtype of `x` or float32."""
+        return self.kernels.linear(x, self.weight, self.bias, out_dtype=out_dtype)
 
 
 @dataclass(frozen=True, slots=True)

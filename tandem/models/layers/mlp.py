@@ -23,12 +23,13 @@ class GatedMLP:
         self._up = Linear.take(spec.up, weights, kernels)
         self._down = Linear.take(spec.down, weights, kernels)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` [num_tokens, hidden] -> the same shape."""
+    def __call__(self, x: torch.Tensor, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        """`x` [num_tokens, hidden] -> the same shape, of its dtype or float32."""
         gate, up = self._gate, self._up
         if self._clamp is not None:
-            return self._down(_clamped(gate(x), up(x), self._clamp))
-        return self._down(self._kernels.gated_linear(x, gate.weight, up.weight, self._activation, gate.bias, up.bias))
+            return self._down(_clamped(gate(x), up(x), self._clamp), out_dtype=out_dtype)
+        gated = self._kernels.gated_linear(x, gate.weight, up.weight, self._activation, gate.bias, up.bias)
+        return self._down(gated, out_dtype=out_dtype)
 
 
 def _clamped(gate: torch.Tensor, up: torch.Tensor, clamp: Clamp) -> torch.Tensor:

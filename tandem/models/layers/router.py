@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from tandem.architecture.feed_forward import RouterSpec, Score
-from tandem.kernels.base import Kernels
+from tandem.kernels.base import ExpertChoice, Kernels
 from tandem.models.layers.linear import Linear, Norm
 from tandem.models.layers.sigmoid import rowwise_sigmoid
 
@@ -19,33 +19,42 @@ class Router:
         self._spec = spec
         self._linear = Linear.take(spec.linear, weights, kernels)
         self._norm = Norm.take_optional(spec.norm, weights, kernels)
-        self._correction = None if spec.correction is None else weights[spec.correction.name]
-        self._expert_scales = None if spec.expert_scales is None else weights[spec.expert_scales.name].float()
+        self._correction, self._expert_scales = _tensors(spec, weights)
+        self._choose = compile_choice(spec, weights, kernels) or self._choose_in_steps
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`x` [num_tokens, hidden] -> weights, float32, and experts, int64, both [num_tokens, top_k]."""
+        normed = x if self._norm is None else self._norm(x)
+        return self._choose(self._linear(normed.to(self._linear.weight.dtype)), x.dtype)
+
+    def _choose_in_steps(self, logits: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `ExpertChoice`."""
         spec = self._spec
-        logits = self._logits(x)
-        scores = _SCORES[spec.score](logits)
+        scores = _SCORES[spec.score](logits.float() * spec.logit_scale)
         wanted = scores if self._correction is None else scores + self._correction
         if spec.num_groups > 1:
             wanted = _within_best_groups(wanted, spec.num_groups, spec.top_groups)
         experts = _best(wanted, spec.top_k)
         chosen = scores.gather(1, experts)
         if spec.score is Score.SOFTMAX_OF_CHOSEN:
-            chosen = chosen.to(x.dtype).softmax(1).float() if spec.rounded else chosen.softmax(1)
+            chosen = chosen.to(dtype).softmax(1).float() if spec.rounded else chosen.softmax(1)
         if spec.renormalise:
             chosen = chosen / (chosen.sum(1, keepdim=True) + spec.epsilon)
         chosen = chosen * spec.scale
         if self._expert_scales is not None:
             chosen = chosen * self._expert_scales[experts]
-        return chosen.to(x.dtype).float() if spec.rounded else chosen, experts
+        return chosen.to(dtype).float() if spec.rounded else chosen, experts
 
-    def _logits(self, x: torch.Tensor) -> torch.Tensor:
-        """[num_tokens, num_experts] float32."""
-        x = x if self._norm is None else self._norm(x)
-        logits = self._linear(x.to(self._linear.weight.dtype)).float()
-        return logits if self._spec.logit_scale == 1.0 else logits * self._spec.logit_scale
+
+def compile_choice(spec: RouterSpec, weights: Mapping[str, torch.Tensor], kernels: Kernels) -> ExpertChoice | None:
+    """The choice as one call of the kernels, where they have one for such a rule."""
+    return kernels.expert_choice(spec, *_tensors(spec, weights))
+
+
+def _tensors(spec: RouterSpec, weights: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Correction and scales of the experts, both [num_experts] float32."""
+    correction = None if spec.correction is None else weights[spec.correction.name].float()
+    return correction, None if spec.expert_scales is None else weights[spec.expert_scales.name].float()
 
 
 def _best(scores: torch.Tensor, count: int) -> torch.Tensor:

@@ -4,13 +4,15 @@ from collections.abc import Mapping
 
 import torch
 
-from tandem.architecture.feed_forward import GatedSpec
+from tandem.architecture.feed_forward import FeedForwardSpec, GatedSpec, MixtureOfExpertsSpec, ParallelSpec
 from tandem.architecture.mixers import AttentionSpec
 from tandem.architecture.model import LayerSpec, ModelSpec
 from tandem.architecture.rope import RopeSpec
 from tandem.architecture.tensors import LinearSpec, NormSpec
-from tandem.kernels.base import Kernels, Stack, StackLayer, StackShape
+from tandem.kernels.base import Kernels, Stack, StackLayer, StackMixture, StackShape
+from tandem.models.layers.experts import compile_experts
 from tandem.models.layers.rotary import RotaryTable
+from tandem.models.layers.router import compile_choice
 
 Weights = Mapping[str, torch.Tensor]
 
@@ -23,37 +25,56 @@ def build_stack(
     shape = shapes.pop() if len(shapes) == 1 else None
     if shape is None:
         return None
-    layers = [_layer(layer, weights, tables) for layer in model.layers]
+    layers = []
+    for layer in model.layers:
+        mixture = _mixture(layer.feed_forward, weights, kernels)
+        if mixture is None and not isinstance(layer.feed_forward, GatedSpec):
+            return None
+        layers.append(_layer(layer, mixture, weights, tables))
     return kernels.stack(shape, layers, _norm(model.final_norm, weights))
 
 
 def _shape(model: ModelSpec, layer: LayerSpec) -> StackShape | None:
     """What the layer has in common with those beside it in a stack; None = the stack computes no such layer."""
-    mixer, mlp = layer.mixer, layer.feed_forward
-    if not isinstance(mlp, GatedSpec) or not _is_plain(layer, mixer, mlp) or not _has_one_norm(model, layer, mixer):
+    mixer, block = layer.mixer, _block(layer.feed_forward)
+    if block is None or not _is_plain(layer, mixer) or not _has_one_norm(model, layer, mixer):
         return None
+    routed = layer.feed_forward.routed
     return StackShape(
         hidden_size=model.hidden_size,
-        intermediate_size=mlp.intermediate_size,
+        intermediate_size=block.intermediate_size,
         num_heads=mixer.num_heads,
         num_kv_heads=mixer.num_kv_heads,
         head_dim=mixer.head_dim,
-        activation=mlp.activation,
+        activation=block.activation,
         norm_eps=model.final_norm.eps,
         unit_offset=model.final_norm.unit_offset,
         attention_scale=mixer.scale,
         softcap=mixer.softcap,
+        num_experts=0 if routed is None else routed.num_experts,
+        top_k=0 if routed is None else routed.top_k,
     )
 
 
-def _is_plain(layer: LayerSpec, mixer: AttentionSpec, mlp: GatedSpec) -> bool:
-    """NOTE: not with biases in the feed-forward block: they are rare, and the compiled call passes none."""
-    has_bias = mlp.gate.bias or mlp.up.bias or mlp.down.bias or mlp.clamp is not None
+def _block(spec: FeedForwardSpec) -> GatedSpec | None:
+    """The gated block, or the first of the experts; None = the stack computes no such feed-forward block.
+
+    NOTE: not with biases in a gated block: they are rare, and the compiled call passes none. The comparison is with a
+    mixture of router and experts alone, so it must have nothing else.
+    """
+    if isinstance(spec, MixtureOfExpertsSpec):
+        return spec.experts[0] if spec == MixtureOfExpertsSpec(router=spec.router, experts=spec.experts) else None
+    if isinstance(spec, ParallelSpec):
+        return None
+    has_bias = spec.gate.bias or spec.up.bias or spec.down.bias or spec.clamp is not None
+    return None if has_bias else spec
+
+
+def _is_plain(layer: LayerSpec, mixer: AttentionSpec) -> bool:
     is_normed = layer.before_mixer is not None and layer.before_feed_forward is not None
     has_own_state = mixer.k is not None and mixer.v is not None and mixer.v_norm is None
     return (
-        not has_bias
-        and is_normed
+        is_normed
         and has_own_state
         and not (layer.per_layer_embedding or layer.output_scale)
         and layer.residual_scale == 1.0
@@ -73,9 +94,23 @@ def _has_one_norm(model: ModelSpec, layer: LayerSpec, mixer: AttentionSpec) -> b
     )
 
 
-def _layer(layer: LayerSpec, weights: Weights, tables: Mapping[RopeSpec | None, RotaryTable]) -> StackLayer:
-    mixer, mlp = layer.mixer, layer.feed_forward
-    assert isinstance(mlp, GatedSpec)
+def _mixture(spec: FeedForwardSpec, weights: Weights, kernels: Kernels) -> StackMixture | None:
+    """Router and experts, where the kernels have calls for them and the product of the router is as all others are."""
+    if not isinstance(spec, MixtureOfExpertsSpec) or spec.router.linear.is_float32 or spec.router.norm is not None:
+        return None
+    router = spec.router
+    choice = compile_choice(router, weights, kernels)
+    experts = compile_experts(spec.experts, weights, kernels)
+    if choice is None or experts is None:
+        return None
+    return StackMixture(_weight(router.linear, weights), _bias(router.linear, weights), choice, experts)
+
+
+def _layer(
+    layer: LayerSpec, mixture: StackMixture | None, weights: Weights, tables: Mapping[RopeSpec | None, RotaryTable]
+) -> StackLayer:
+    mixer, block = layer.mixer, layer.feed_forward
+    mlp = block if isinstance(block, GatedSpec) else None
     assert mixer.k is not None
     assert mixer.v is not None
     rotary = tables[mixer.rope]
@@ -99,12 +134,13 @@ def _layer(layer: LayerSpec, weights: Weights, tables: Mapping[RopeSpec | None, 
         o_bias=_bias(mixer.o, weights),
         q_norm=_optional_norm(mixer.q_norm, weights),
         k_norm=_optional_norm(mixer.k_norm, weights),
-        gate=_weight(mlp.gate, weights),
-        up=_weight(mlp.up, weights),
-        down=_weight(mlp.down, weights),
+        gate=None if mlp is None else _weight(mlp.gate, weights),
+        up=None if mlp is None else _weight(mlp.up, weights),
+        down=None if mlp is None else _weight(mlp.down, weights),
         cos=rotary.cos,
         sin=rotary.sin,
         window=mixer.window,
+        mixture=mixture,
     )
 
 

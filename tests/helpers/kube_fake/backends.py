@@ -1,4 +1,4 @@
-"""What contract tests run against: the fake, or a real control plane, with the same hands of an administrator."""
+"""Backends of the contract tests: the fake, or a real control plane, with the same administrator's functions."""
 
 import asyncio
 import contextlib

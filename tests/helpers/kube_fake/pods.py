@@ -1,4 +1,4 @@
-"""What the API server itself does to pods: how they begin, are told to end, and may be evicted."""
+"""Life of pods in the API server: how they begin, are told to end, and may be evicted."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

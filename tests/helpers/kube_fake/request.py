@@ -1,4 +1,4 @@
-"""What an HTTP request asks of the API: its verb, resource and selectors."""
+"""An HTTP request to the API: its verb, resource and selectors."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Who may do what: tokens and rules, as in Roles."""
+"""Authorisation of the fake API server: tokens and rules, as in Roles."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

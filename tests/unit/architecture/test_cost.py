@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.architecture.catalogue import find_cost
+from tandem.architecture.catalogue import catalogue_names, find_cost
 from tandem.architecture.cost import ModelCost
 from tandem.routing.speed import PrefillWork
 
@@ -81,6 +81,13 @@ def test_a_step_sweeps_the_experts_that_someone_chose() -> None:
     assert dense.swept_weight_bytes(1) == dense.weight_bytes
 
 
+def test_state_is_as_large_as_its_bits_whatever_the_dtype_of_the_checkpoint() -> None:
+    plain = windowed(100, None)
+    wide = replace(plain, model=replace(plain.model, dtype="float32"))
+    assert wide.kv_bytes_per_token == plain.kv_bytes_per_token == 2 * KV_LAYER_BYTES
+    assert wide.kv_bytes(300) == plain.kv_bytes(299.5) == KV_LAYER_BYTES * 400
+
+
 def test_layers_that_share_state_keep_none_and_cost_no_prompt() -> None:
     """Gemma 4 E2B: of 35 layers 15 keep state, 12 of 256 elements with a window and 3 of 512; 28 and 7 read it."""
     shape = find_cost("gemma-4-e2b")
@@ -103,9 +110,16 @@ def test_a_step_reads_no_table_of_per_layer_embeddings() -> None:
     assert shape.num_active_parameters == shape.swept_weight_bytes(1) / 2 == pytest.approx(2.3e9, rel=0.02)
 
 
-def test_layers_with_state_of_their_own_are_read_as_they_are_kept() -> None:
+@pytest.mark.parametrize("cost", [*map(find_cost, catalogue_names()), windowed(100, None, 4096)], ids=lambda c: c.name)
+def test_layers_with_state_of_their_own_are_read_as_they_are_kept(cost: ModelCost) -> None:
+    layers = tuple(layer for layer in cost.model.layers if layer.mixer.reads_state_of is None)
+    own = replace(cost, model=replace(cost.model, layers=layers))
+    for num_tokens in (0, 1, 99, 100, 101, 5000, 1_000_000):
+        assert own.read_bytes(num_tokens) == own.kv_bytes(num_tokens) == cost.kv_bytes(num_tokens)
+
+
+def test_models_without_shared_state_compute_all_layers_of_a_prompt() -> None:
     for name in ("qwen3-8b", "gemma-3-27b", "gemma-4-31b"):
         shape = find_cost(name)
-        assert shape.read_bytes(5000) == shape.kv_bytes(5000)
         assert shape.num_prompt_parameters == shape.num_multiplied_parameters
         assert shape.step_weight_bytes == shape.weight_bytes

@@ -1,4 +1,4 @@
-"""What each family's configuration resolves to, on values copied from published models of that family."""
+"""Specs of each family's configuration, on values copied from published models of that family."""
 
 from typing import Any
 
@@ -243,7 +243,7 @@ def test_gemma4_layers_read_the_state_of_the_last_of_their_kind() -> None:
     assert windows(model) == [512, 512, None, 512, 512, 512, None]
     assert [layer.mixer.reads_state_of for layer in model.layers] == [None] * 4 + [3, 3, 2]
     assert model.state_of_layer == (0, 1, 2, 3, 3, 3, 2)
-    assert (model.num_prompt_layers, len(model.kv_specs)) == (4, 4)
+    assert (model.num_prompt_layers, len(model.kv_specs), model.wanted_states) == (4, 4, (2, 3))
     local, last = model.layers[3].mixer, model.layers[6].mixer
     assert (local.num_kv_heads, local.head_dim, last.num_kv_heads, last.head_dim) == (4, 256, 2, 512)
     assert (local.scale, last.scale) == (1.0, 1.0)

@@ -1,4 +1,4 @@
-"""What the CUDA backends refuse and prepare on the host; what they compute is checked on a GPU, where there is one."""
+"""Refusals and host-side preparation of the CUDA backends; their results are checked on a GPU, where there is one."""
 
 import os
 import subprocess
@@ -106,7 +106,7 @@ def test_paged_indices_hold_the_visible_blocks_in_order(window: int | None) -> N
     batch = build_step(shape, requests).batch
     pages = PagedIndices.of(batch, shape.block_size, window)
     for row, (seq_len, query_len) in enumerate(mix):
-        first = shape.spec.first_visible(seq_len - query_len) // shape.block_size
+        first = shape.spec.needed(seq_len - query_len) // shape.block_size
         used = batch.block_tables[row, first : (seq_len - 1) // shape.block_size + 1].tolist()
         start, end = pages.indptr[row : row + 2].tolist()
         assert pages.indices[start:end].tolist() == used

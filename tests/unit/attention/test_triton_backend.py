@@ -1,4 +1,4 @@
-"""What the Triton backend refuses, and that its kernels compile for real GPUs with the tiles it chooses."""
+"""Refusals of the Triton backend; its kernels compile for real GPUs with the tiles it chooses."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the floor itself costs to measure."""
+"""Cost of measuring the floor itself."""
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode

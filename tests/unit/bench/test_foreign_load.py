@@ -1,4 +1,4 @@
-"""Who is foreign while something is measured: neither ourselves nor what we started, but other virtual machines."""
+"""Foreign load during a measurement: neither our own processes nor those we started, but other virtual machines."""
 
 import itertools
 import types

@@ -50,7 +50,7 @@ def test_the_line_says_what_the_key_may_see(key: str | None, given: str | None, 
     async def scenario() -> None:
         async with gateway(key) as url:
             status = ClusterStatus(url, Supervisor([], lambda *_: None, lambda *_: None), given)
-            assert await status.news() == f"0 of 0 processes ready · {expected}"
+            assert await status.changed_line() == f"0 of 0 processes ready · {expected}"
 
     asyncio.run(scenario())
 
@@ -59,7 +59,7 @@ def test_a_gateway_that_is_away_is_said_so() -> None:
     async def scenario() -> None:
         async with gateway(None) as url:
             pass
-        line = await ClusterStatus(url, Supervisor([], lambda *_: None, lambda *_: None)).news()
+        line = await ClusterStatus(url, Supervisor([], lambda *_: None, lambda *_: None)).changed_line()
         assert line is not None
         assert "the gateway does not answer" in line
 

@@ -69,6 +69,17 @@ def test_what_cannot_be_done_is_said(accounts: Path, capsys: pytest.CaptureFixtu
     assert main(["keys", "--help"]) == 0
 
 
+@pytest.mark.parametrize("command", [["usage"], ["keys", "list"], ["keys", "show", "k"], ["keys", "revoke", "k"]])
+def test_a_file_that_is_not_there_is_not_made(
+    tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: a mistyped name was an empty ledger, and the exit code 0."""
+    typo = tmp_path / "typo.db"
+    assert main([*command, "--accounts", str(typo)]) == 2
+    assert f"accounts={typo}: there is no such file" in capsys.readouterr().err
+    assert not typo.exists()
+
+
 def test_usage_is_exported(accounts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def use() -> None:
         store = EmbeddedAccounts(accounts, ManualClock())

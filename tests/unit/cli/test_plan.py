@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tandem.cli.main import main
+from tests.helpers.hub import Hub
 
 DEMO = Path(__file__).parents[3] / "demo" / "tandem-demo"
 QWEN = ["plan", "--model", "qwen3-8b"]
@@ -198,3 +199,37 @@ def test_it_runs_without_torch_and_says_what_a_missing_network_means() -> None:
     assert run.returncode == 2
     assert "config.json of 'nobody/nothing' cannot be fetched" in run.stderr
     assert "or name a built-in model: qwen3-0.6b" in run.stderr
+
+
+def test_a_quantised_checkpoint_is_not_sized_as_if_it_were_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: a GPTQ checkpoint of 4 bits was planned for at 16."""
+    config = json.loads((DEMO / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["plan", "--model", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "quantization_config" in said
+    assert "plan for its unquantised checkpoint" in said
+
+
+def test_mixtral_is_planned_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "mixtral-8x7b", "--json"]) in (0, 1)
+    model = json.loads(capsys.readouterr().out)["model"]
+    assert model["num_parameters"] == pytest.approx(46.7e9, rel=0.01)
+
+
+def test_a_revision_on_the_hub_is_planned_for(tmp_path: Path) -> None:
+    """Regression: the revision was taken for a part of the name, which `tandem up` takes apart."""
+    code = "import sys, tandem.cli.main as m; sys.exit(m.main(sys.argv[1:]))"
+    with Hub.running(("config.json",)) as hub:
+        run = subprocess.run(
+            [sys.executable, "-c", code, "plan", "--model", "a/b@v1.0"],
+            env=hub.environment(tmp_path),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert "/a/b/resolve/v1.0/config.json" in hub.asked
+    assert "architectures" in run.stderr

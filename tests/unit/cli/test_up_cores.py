@@ -1,4 +1,4 @@
-"""Which workers `tandem up` lets lend each other cores."""
+"""Workers that `tandem up` lets lend each other cores."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How much memory for KV `tandem up` tells its workers to take, and which GPUs."""
+"""Memory for KV and GPUs that `tandem up` assigns to its workers."""
 
 import random
 from pathlib import Path

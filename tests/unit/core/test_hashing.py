@@ -3,6 +3,7 @@ import hashlib
 import pytest
 
 from tandem.core.hashing import HASH_BYTES, extend_hashes, root_hash
+from tandem.core.scope import CacheScope
 
 
 def chain(root: bytes, token_ids: list[int], block_size: int = 2) -> list[bytes]:
@@ -11,30 +12,37 @@ def chain(root: bytes, token_ids: list[int], block_size: int = 2) -> list[bytes]
     return hashes
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"model_fingerprint": "x"},
-        {"block_size": 32},
-        {"adapter": "a"},
-        {"salt": "s"},
-        {"model_fingerprint": "ma", "adapter": ""},
-        {"adapter": "ms", "salt": ""},
-        {"salt": "\ud800"},
-    ],
-)
-def test_everything_the_kv_depends_on_changes_the_root(other: dict[str, str | int]) -> None:
-    base: dict[str, str | int] = {"model_fingerprint": "m", "block_size": 16, "adapter": "", "salt": ""}
-    assert root_hash(**base) != root_hash(**{**base, **other})  # type: ignore[arg-type]
-    assert len(root_hash(**base)) == HASH_BYTES  # type: ignore[arg-type]
+def root(model: str = "m", block_size: int = 16, adapter: bytes | None = None, salt: str = "") -> bytes:
+    return root_hash(CacheScope(adapter=adapter, salt=salt), model_fingerprint=model, block_size=block_size)
+
+
+def test_everything_that_state_depends_on_changes_the_root() -> None:
+    roots = {
+        root(),
+        root(model="x"),
+        root(block_size=32),
+        root(adapter=b"a" * 32),
+        root(adapter=b"b" * 32),
+        root(salt="s"),
+        root(salt="\ud800"),
+        root(adapter=b"a" * 32, salt="s"),
+    }
+    assert len(roots) == 8
+    assert all(len(one) == HASH_BYTES for one in roots)
 
 
 def test_fields_do_not_run_into_each_other() -> None:
-    roots = {
-        root_hash(model_fingerprint=a, block_size=16, adapter=b, salt=c)
-        for a, b, c in ["abc", ("ab", "c", ""), ("a", "bc", "")]
-    }
-    assert len(roots) == 3
+    content = "a" * 32
+    roots = {root(model="m" + content), root(adapter=content.encode()), root(salt=content), root(model="ms", salt="")}
+    assert len(roots | {root(salt="s")}) == 5
+
+
+def test_the_root_of_a_scope_is_fixed() -> None:
+    """Processes of different releases compare these: a change needs a new `HASH_VERSION` or `LAYOUT_VERSION`."""
+    fields = (b"m", b"a" * 32, b"s")
+    encoded = b"".join(len(field).to_bytes(8, "little") + field for field in fields)
+    expected = hashlib.sha256(b"tandem-block-hash-2-1-16" + encoded).digest()
+    assert root(adapter=b"a" * 32, salt="s") == expected
 
 
 def test_the_encoding_is_fixed() -> None:

@@ -1,4 +1,4 @@
-"""What a process believes it may take, with a machine and control groups made up of files."""
+"""Memory that a process may take, with a machine and control groups made up of files."""
 
 from pathlib import Path
 from types import SimpleNamespace

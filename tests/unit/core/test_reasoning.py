@@ -1,4 +1,4 @@
-"""Where thinking begins and ends, what of it counts, and when the budget leaves no choice."""
+"""Begin and end of thinking, what of it counts, and when the budget leaves no choice."""
 
 from typing import Any
 

@@ -15,6 +15,7 @@ import pytest
 from tandem.core.errors import InvalidRequestError
 from tandem.core.reasoning import Reasoning
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.scope import UNSCOPED
 from tandem.core.types import FinishReason
 from tandem.engine.async_engine import AsyncEngine
 from tandem.engine.engine import Engine
@@ -332,7 +333,11 @@ def test_two_workers_give_the_same_tokens(checkpoint: Path, name: str) -> None:
     async def main() -> None:
         async with pair_of(checkpoint) as pair:
             call = GenerateCall(
-                request_id="r", prompt_token_ids=tuple(prompt), params=params, prefill=pair.prefill.core.me
+                request_id="r",
+                prompt_token_ids=tuple(prompt),
+                params=params,
+                prefill=pair.prefill.core.me,
+                scope=UNSCOPED,
             )
             assert await generated(pair.to_decode, call) == whole
             begun = replace(call, output_token_ids=tuple(whole[:3]))

@@ -12,6 +12,7 @@ import torch
 from tandem.attention.reference import ReferenceBackend
 from tandem.core.errors import CapacityError, InvalidRequestError
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.scope import CacheScope
 from tandem.core.types import FinishReason
 from tandem.engine.engine import Engine
 from tandem.engine.randomness import choice_seed
@@ -111,7 +112,7 @@ def test_second_request_reports_its_cached_tokens(engine: Engine) -> None:
 def test_a_salt_separates_the_cache(engine: Engine) -> None:
     prompt = list(range(40))
     generate(engine, prompt, GREEDY)
-    request_id = engine.add_request(prompt, GREEDY, cache_salt="other tenant")
+    request_id = engine.add_request(prompt, GREEDY, scope=CacheScope(salt="other tenant"))
     metrics = drain(engine)[request_id, 0][-1].metrics
     assert metrics is not None
     assert metrics.num_cached_tokens == 0

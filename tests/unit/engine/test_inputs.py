@@ -1,4 +1,4 @@
-"""What the model is told to read and write, step after step, worked out by hand."""
+"""Reads and writes of the model, step after step, worked out by hand."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,7 @@ LAYOUT = build_layout((FULL, WINDOWED), 8)
 
 @pytest.fixture
 def builder() -> InputBuilder:
-    return InputBuilder(LAYOUT, max_num_requests=2, max_model_len=64, device=torch.device("cpu"))
+    return InputBuilder(LAYOUT, max_num_requests=2, max_model_len=64, device=torch.device("cpu"), wanted_groups=(1,))
 
 
 @pytest.fixture
@@ -64,15 +64,16 @@ def test_hidden_states_are_asked_for_where_logits_are(builder: InputBuilder, del
     inputs = builder.build(step(deltas.schedule(chunk, 4, tables[0]), deltas.schedule(scored, 3, tables[1])))
     assert inputs.wanted is not None
     assert inputs.wanted.rows.tolist() == [4, 5, 6]
-    for batch in inputs.wanted.batches:
-        assert (batch.query_start.tolist(), batch.seq_lens.tolist()) == ([0, 3], [12])
-        assert (batch.max_query_len, batch.max_seq_len) == (3, 12)
-    assert [batch.block_tables.tolist() for batch in inputs.wanted.batches] == [[[1, 2]], [[3, 8]]]
+    assert list(inputs.wanted.batches) == [1], "of the groups, one is read for these tokens alone"
+    batch = inputs.wanted.batches[1]
+    assert (batch.query_start.tolist(), batch.seq_lens.tolist()) == ([0, 3], [12])
+    assert (batch.max_query_len, batch.max_seq_len) == (3, 12)
+    assert batch.block_tables.tolist() == [[3, 8]]
     assert (inputs.sample_rows.tolist(), inputs.first_rows[1]) == ([2], 0)
     chunk.num_computed_tokens = 4
     alone = builder.build(step(deltas.schedule(chunk, 4, tables[0]))).wanted
     assert alone is not None
-    assert (alone.rows.tolist(), [batch.num_requests for batch in alone.batches]) == ([], [0, 0])
+    assert (alone.rows.tolist(), alone.batches[1].num_requests) == ([], 0)
 
 
 def test_a_step_of_single_tokens_leaves_none_out(builder: InputBuilder, deltas: StepDeltas) -> None:
@@ -110,7 +111,7 @@ def test_a_released_row_is_reused_without_its_past(builder: InputBuilder, deltas
 
 def test_the_last_row_moves_into_a_gap(deltas: StepDeltas) -> None:
     """So the batch is always the first rows of the tables: nothing is copied, whatever the contexts."""
-    builder = InputBuilder(LAYOUT, max_num_requests=3, max_model_len=64, device=torch.device("cpu"))
+    builder = InputBuilder(LAYOUT, max_num_requests=3, max_model_len=64, device=torch.device("cpu"), wanted_groups=(1,))
     first, second, third = (
         deltas.schedule(make_request(name, 9), 9, BlockTable(([base, base + 1], [base + 2, base + 3]), [0, 0]))
         for name, base in (("a", 10), ("b", 20), ("c", 30))

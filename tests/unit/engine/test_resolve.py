@@ -1,4 +1,4 @@
-"""How much of a GPU's memory a worker takes for KV."""
+"""Share of a GPU's memory that a worker takes for KV."""
 
 import pytest
 import torch

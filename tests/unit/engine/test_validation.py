@@ -1,10 +1,11 @@
-"""What is refused before the engine touches it, in the order that costs least."""
+"""Requests refused before the engine touches them, in the order that costs least."""
 
 import pytest
 
 from tandem.core.errors import InvalidRequestError
 from tandem.core.sampling_params import SamplingParams
-from tandem.engine.validation import MAX_NAME_CHARACTERS, check_names, check_params, encode_prompt
+from tandem.core.scope import CacheScope
+from tandem.engine.validation import MAX_NAME_CHARACTERS, check_params, check_request_id, check_scope, encode_prompt
 
 
 def test_token_ids_are_copied() -> None:
@@ -29,8 +30,15 @@ def test_text_needs_a_tokenizer() -> None:
         check_params(SamplingParams(stop=("a",)), None, 10)
 
 
-def test_names_are_short_text() -> None:
-    check_names("x" * MAX_NAME_CHARACTERS, "")
-    for names in (("", ""), ("x" * (MAX_NAME_CHARACTERS + 1), ""), ("a", None), ("a", 5)):
+def test_a_request_id_is_short_text() -> None:
+    check_request_id("x" * MAX_NAME_CHARACTERS)
+    for wrong in ("", "x" * (MAX_NAME_CHARACTERS + 1), None, 5):
         with pytest.raises(InvalidRequestError, match="must be text"):
-            check_names(*names)
+            check_request_id(wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, "tenant", CacheScope(adapter=b"a" * 32)])
+def test_a_scope_whose_state_cannot_be_computed_is_refused(wrong: object) -> None:
+    check_scope(CacheScope(salt="tenant"))
+    with pytest.raises(InvalidRequestError, match="scope"):
+        check_scope(wrong)

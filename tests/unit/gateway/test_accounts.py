@@ -1,4 +1,4 @@
-"""What clients with keys see: who gets in, what is left, what is billed whatever becomes of a request."""
+"""Clients with keys: admission, remaining limits, and bills whatever becomes of a request."""
 
 import asyncio
 import contextlib
@@ -341,7 +341,7 @@ def test_who_got_nothing_pays_nothing(tmp_path: Path, accounts: str) -> None:
             worker.fail_at = fail_at
             failed = await client.post("/v1/completions", json=COMPLETION, headers=bearer(secret))
             assert failed.status_code == 503
-        bad = await client.post("/v1/completions", json={**COMPLETION, "max_tokens": 0}, headers=bearer(secret))
+        bad = await client.post("/v1/completions", json={**COMPLETION, "max_tokens": -1}, headers=bearer(secret))
         assert bad.status_code == 400
         assert [(entry.outcome, entry.cost_nanos) for entry in await ledger(cluster)] == [("refunded", 0)] * 2
         stream = await client.post("/v1/completions", json={**COMPLETION, "stream": True}, headers=bearer(secret))
@@ -367,6 +367,20 @@ def test_a_warm_up_pays_for_its_prompt_alone(tmp_path: Path, accounts: str, is_s
         assert (entry.outcome, entry.usage.num_output) == ("done", 0)
         assert entry.usage.num_input + entry.usage.num_read == num_prompt
         assert entry.cost_nanos == Prices().cost_nanos(entry.usage) > 0
+
+    tell(tmp_path, story, accounts=accounts, num_workers=1)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_scored_prompt_pays_for_itself_alone(tmp_path: Path, accounts: str, is_stream: bool) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        prompt_nanos = Prices().cost_nanos(Usage(num_input=3))
+        _, secret = await add_key(cluster, budget_nanos=prompt_nanos)
+        asked = {**COMPLETION, "max_tokens": 0, "echo": True, "logprobs": 0, "stream": is_stream}
+        answer = await client.post("/v1/completions", json=asked, headers=bearer(secret))
+        assert answer.status_code == 200, "the token that is dropped is not reserved either"
+        (entry,) = await ledger(cluster)
+        assert (entry.outcome, entry.usage.num_input + entry.usage.num_read, entry.usage.num_output) == ("done", 3, 0)
 
     tell(tmp_path, story, accounts=accounts, num_workers=1)
 
@@ -442,9 +456,9 @@ def test_names_that_reach_workers_are_each_tenants_own(tmp_path: Path) -> None:
             _, secret = await add_key(cluster, name, **own)
             body = {**COMPLETION, "cache_salt": "s", "prompt_cache_key": "k"}
             await client.post("/v1/completions", json=body, headers=bearer(secret))
-            assert cluster.routers[0].calls[-1].cache_salt == cluster.workers[0].calls[-1].cache_salt
+            assert cluster.routers[0].calls[-1].scope == cluster.workers[0].calls[-1].scope
             salts[name], sessions[name] = (
-                cluster.routers[0].calls[-1].cache_salt,
+                cluster.routers[0].calls[-1].scope.salt,
                 cluster.routers[0].calls[-1].session_id,
             )
         assert salts["a"] == salts["same"]
@@ -454,7 +468,7 @@ def test_names_that_reach_workers_are_each_tenants_own(tmp_path: Path) -> None:
         assert len(set(sessions.values())) == len(sessions) - 1
         _, secret = await add_key(cluster, "plain", tenant="acme")
         await client.post("/v1/completions", json=COMPLETION, headers=bearer(secret))
-        assert cluster.routers[0].calls[-1].cache_salt not in salts.values()
+        assert cluster.routers[0].calls[-1].scope.salt not in salts.values()
         assert cluster.routers[0].calls[-1].session_id is None
 
     tell(tmp_path, story, accounts=str(tmp_path / "a.db"))
@@ -466,7 +480,7 @@ def test_without_accounts_everything_is_as_ever(tmp_path: Path) -> None:
         answer = await client.post("/v1/completions", json=body, headers={"x-request-id": "mine"} | bearer("any"))
         assert answer.status_code == 200
         assert not [name for name in answer.headers if "ratelimit" in name]
-        assert cluster.routers[0].calls[0].cache_salt == "s"
+        assert cluster.routers[0].calls[0].scope.salt == "s"
         assert (await client.get("/admin/requests/mine")).status_code == 200
         assert (await client.get("/admin/keys")).status_code == 404
 
@@ -474,7 +488,7 @@ def test_without_accounts_everything_is_as_ever(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("when_lost", ["refuse", "allow"])
-def test_while_redis_is_away(tmp_path: Path, when_lost: str) -> None:
+def test_while_redis_is_away(tmp_path: Path, when_lost: str, caplog: pytest.LogCaptureFixture) -> None:
     """Refused; or served, and billed once it is back."""
 
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
@@ -484,6 +498,12 @@ def test_while_redis_is_away(tmp_path: Path, when_lost: str) -> None:
             answer = await client.post("/v1/completions", json=COMPLETION, headers=bearer(secret))
             assert answer.status_code == (503 if when_lost == "refuse" else 200)
             assert "x-ratelimit-limit-requests" not in answer.headers
+            if when_lost == "refuse":
+                assert (
+                    answer.json()["error"]["message"]
+                    == "this server's accounts are temporarily not available; try again"
+                )
+                assert any("the store of accounts" in record.getMessage() for record in caplog.records)
         gateway = cluster.gateway.gateway
         accounts = gateway.accounts
         assert accounts is not None

@@ -1,4 +1,4 @@
-"""Which paths need a key, and where one is read from."""
+"""Paths that need a key, and the places a key is read from."""
 
 import asyncio
 from typing import Any

@@ -14,6 +14,7 @@ from tandem.core.clock import ManualClock
 from tandem.core.fresh_numbers import FreshNumbers
 from tandem.core.pins import Pin
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.scope import UNSCOPED
 from tandem.gateway.accounts_usage import most_usage, usage_of_results
 from tandem.gateway.caching import LivePins
 from tandem.gateway.choices import make_choices
@@ -22,7 +23,7 @@ from tandem.gateway.request import ChoiceResult, ServeRequest
 
 def request_of(prompts: list[list[int]], *pins: Pin, n: int = 1, max_tokens: int | None = 10) -> ServeRequest:
     choices = make_choices("r", prompts, SamplingParams(n=n, max_tokens=max_tokens, seed=1), FreshNumbers())
-    return ServeRequest(request_id="r", model="m", choices=choices, num_expected_output=1, pins=pins)
+    return ServeRequest(request_id="r", model="m", choices=choices, num_expected_output=1, pins=pins, scope=UNSCOPED)
 
 
 def result(num_prompt: int, num_output: int, num_cached: int = 0, *pins: Pin) -> ChoiceResult:

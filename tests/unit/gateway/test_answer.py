@@ -1,4 +1,4 @@
-"""What clients see of one request: real SDKs in strict mode, errors, disconnects, limits, draining."""
+"""One request as clients see it: real SDKs in strict mode, errors, disconnects, limits, draining."""
 
 import asyncio
 import socket
@@ -79,7 +79,8 @@ def test_what_cannot_be_honoured_is_refused_by_name(tmp_path: Path) -> None:
         ({"prompt": "a" * MAX_MODEL_LEN}, 400, "prompt"),
         ({"prompt": ["a"] * 300}, 400, "prompt"),
         ({"suffix": "end"}, 400, "suffix"),
-        ({"max_tokens": 0}, 400, "max_tokens"),
+        ({"max_tokens": -1}, 400, "max_tokens"),
+        ({"max_tokens": 0, "min_tokens": 1}, 400, "min_tokens"),
         ({"best_of": 3}, 400, "best_of"),
     ]
 

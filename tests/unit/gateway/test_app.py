@@ -224,3 +224,14 @@ def test_documents_describe_the_bodies(tmp_path: Path) -> None:
         assert (await client.get("/version")).json()["version"]
 
     tell(tmp_path, story)
+
+
+def test_allow_names_the_methods_of_all_routes_of_a_path(tmp_path: Path) -> None:
+    """Regression: `Allow: GET` at a stored response, which may be deleted too."""
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        refused = await client.put("/v1/responses/resp_1")
+        assert (refused.status_code, refused.headers["allow"]) == (405, "DELETE, GET")
+        assert (await client.get("/v1/chat/completions")).headers["allow"] == "POST"
+
+    tell(tmp_path, story)

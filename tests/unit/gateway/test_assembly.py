@@ -11,6 +11,7 @@ import pytest
 
 from tandem.core.errors import InvalidRequestError
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.types import FinishReason
 from tandem.gateway.assembly import Assembled, assemble
 from tandem.gateway.conversation import (
     Breakpoint,
@@ -92,6 +93,29 @@ def test_a_required_call_is_a_grammar(thinker: Ask) -> None:
     grammar = thinker(tools=(TOOL,), tool_choice=ToolChoice(ToolMode.REQUIRED)).grammar
     assert grammar is not None
     assert "look" in grammar
+
+
+def forced(ask: Ask) -> Assembled:
+    """A call, without thinking before it."""
+    return ask(tools=(TOOL,), tool_choice=ToolChoice(ToolMode.REQUIRED), thinking=Thinking(Effort.NONE))
+
+
+@pytest.mark.parametrize("text", ["<tool", "<tool_call>", '<tool_call>\n{"name": "lo'])
+def test_a_forced_call_that_was_cut_says_nothing(thinker: Ask, text: str) -> None:
+    """Regression: the markup of a forced call that `max_tokens` cut was the answer's content."""
+    result = forced(thinker).new_result(keep=True)
+    result.add(result.take(ChoiceNews(0, (1,), text, finish_reason=FinishReason.LENGTH)))
+    assert (result.text, result.calls) == ("", [])
+    free = thinker(tools=(TOOL,), thinking=Thinking(Effort.NONE)).new_result(keep=True)
+    free.add(free.take(ChoiceNews(0, (1,), text, finish_reason=FinishReason.LENGTH)))
+    assert free.text == text, "what a free model wrote is kept"
+
+
+def test_a_forced_call_cut_in_its_mark_is_the_call_alone(thinker: Ask) -> None:
+    result = forced(thinker).new_result(keep=True)
+    text = '<tool_call>\n{"name": "look", "arguments": {"at": "x"}}\n</tool_call'
+    result.add(result.take(ChoiceNews(0, (1,), text, finish_reason=FinishReason.LENGTH)))
+    assert (result.text, [call.arguments for call in result.calls]) == ("", ['{"at": "x"}'])
 
 
 UNCOMPILED: list[dict[str, Any]] = [

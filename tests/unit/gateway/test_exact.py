@@ -1,4 +1,4 @@
-"""What a model is shown of its calls, and clients of them, has every digit."""
+"""Calls shown to a model, and to clients, have every digit."""
 
 import json
 from pathlib import Path

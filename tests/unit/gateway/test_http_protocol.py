@@ -1,4 +1,4 @@
-"""What comes before a body is limited in length and in time."""
+"""Limits in length and time of everything before a body."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What the gateway counts is what the metrics library would count, one value at a time."""
+"""The gateway counts as the metrics library would, one value at a time."""
 
 import random
 

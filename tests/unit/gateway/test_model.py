@@ -7,8 +7,11 @@ from typing import Any
 import httpx
 import pytest
 
+from tandem.core.errors import ConfigurationError
+from tandem.gateway.model import ServedModel
 from tandem.text.chat_template import ChatTemplate
 from tests.helpers.fake_backend import MODEL
+from tests.helpers.tokenizers import CHAT_TEMPLATE, write_byte_tokenizer
 from tests.unit.gateway.anthropic.talking import Scene, play
 
 SAID = [{"role": "user", "content": "hi"}]
@@ -68,3 +71,21 @@ def test_little_is_not(tmp_path: Path, threads: list[threading.Thread]) -> None:
         assert threads == [threading.current_thread()]
 
     play(tmp_path, story, "ok")
+
+
+SHOWS_TOOLS = CHAT_TEMPLATE + "{% if tools %}{{ tools | tojson }}{% endif %}"
+
+
+def test_calls_are_not_read_of_a_model_that_sees_no_tools(tmp_path: Path) -> None:
+    """Regression: tools were accepted and the model never saw them."""
+    write_byte_tokenizer(tmp_path)
+    template = tmp_path / "chat_template.jinja"
+    template.write_text(CHAT_TEMPLATE)
+    with pytest.raises(ConfigurationError, match=r"tool_parser=hermes: the chat template of .* shows no tools"):
+        ServedModel.load(str(tmp_path), "m", 0, tool_parser="hermes")
+    template.write_text(CHAT_TEMPLATE + "{# <tool_call> #}")
+    assert ServedModel.load(str(tmp_path), "m", 0).answers.tools is None
+    template.write_text(SHOWS_TOOLS)
+    answers = ServedModel.load(str(tmp_path), "m", 0, tool_parser="hermes").answers
+    assert answers.tools is not None
+    assert answers.tools.name == "hermes"

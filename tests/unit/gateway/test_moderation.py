@@ -1,4 +1,4 @@
-"""What a moderator does not let pass is neither asked nor said, and every API says so in its own words."""
+"""Text that a moderator does not let pass is neither asked nor said, and every API reports it in its own words."""
 
 from pathlib import Path
 from typing import Any

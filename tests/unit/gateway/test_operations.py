@@ -7,6 +7,8 @@ import httpx
 import orjson
 
 from tandem.core.clock import ManualClock
+from tandem.core.errors import UnavailableError
+from tandem.core.process_usage import ProcessUsage
 from tandem.gateway.operations import MAX_LINKS, Overview
 from tandem.rpc.messages import Decision
 from tests.helpers.fake_backend import MAX_MODEL_LEN, MODEL, FakeCluster, eventually, tell
@@ -34,12 +36,42 @@ def test_what_was_served_is_in_the_live_figures(tmp_path: Path) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
         await client.post("/v1/completions", json=COMPLETION)
         recent = cluster.gateway.gateway.metrics.recent
-        await eventually(lambda: recent.as_json()["num_requests"] == 1)
+        await eventually(lambda: sum(recent.as_json()["series"]["output_tokens_per_s"]) == 6)
         live = (await client.get("/admin/overview")).json()["live"]
         assert sum(live["series"]["requests_per_s"]) == 1
         assert sum(live["series"]["output_tokens_per_s"]) == 6
         assert live["ttft_ms"]["p50"] > 0
         assert live["tpot_ms"]["p50"] > 0
+        hour = (await client.get("/admin/overview")).json()["hour"]
+        assert (hour["num_requests"], hour["step_s"]) == (1, 60)
+
+    tell(tmp_path, story)
+
+
+def test_an_answered_error_is_in_the_live_figures(tmp_path: Path) -> None:
+    """Of one's own making, or refused: the first is a failure of the server's."""
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        assert (await client.post("/v1/completions", json={**COMPLETION, "max_tokens": -1})).status_code == 400
+        cluster.routers[0].refuse = UnavailableError("nobody is left", 1.0)
+        assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 503
+        recent = cluster.gateway.gateway.metrics.recent
+        await eventually(lambda: recent.as_json()["num_failed"] == 1)
+        told = recent.as_json()
+        assert (told["num_refused"], told["failed_share"], told["refused_share"]) == (1, 0.5, 0.5)
+
+    tell(tmp_path, story, failover_timeout_s=0)
+
+
+def test_every_process_tells_its_cpu_and_memory_or_that_it_does_not(tmp_path: Path) -> None:
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        cluster.workers[0].usage = ProcessUsage(5 << 30, 1.25)
+        told = (await client.get("/admin/workers")).json()["workers"]
+        gateway, router, busy, silent = told
+        assert gateway["memory_bytes"] > 10 << 20
+        assert (busy["cpu_cores"], busy["memory_bytes"]) == (1.25, 5 << 30)
+        assert (silent["cpu_cores"], silent["memory_bytes"]) == (None, None)
+        assert (router["cpu_cores"], router["memory_bytes"]) == (None, None)
 
     tell(tmp_path, story)
 

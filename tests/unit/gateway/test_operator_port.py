@@ -38,6 +38,7 @@ def test_with_a_port_of_their_own_the_public_one_does_not_answer_them(tmp_path: 
                 assert (await each.get(f"/admin/requests/{done.headers['x-request-id']}")).status_code == 200
                 assert (await each.get("/health")).status_code == 200
                 assert (await each.get("/operations")).status_code == 200
+                assert (await each.get("/trace")).status_code == 200
             for path in ("/v1/completions", "/tokenize"):
                 wrong = await inside.post(path, json=COMPLETION)
                 assert (wrong.status_code, "--port" in wrong.json()["error"]["message"]) == (404, True)

@@ -55,3 +55,23 @@ def test_no_field_reports_more_than_a_few_wrong_entries(kind: type[BaseModel]) -
     for field, cause in causes:
         assert isinstance(cause, ValidationError)
         assert cause.error_count() < 10, field
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "named"),
+    [
+        (ResponsesBody, {"text": {"verbosity": "low"}}, "text.verbosity='low'"),
+        (ResponsesBody, {"reasoning": {"mode": "x"}}, "reasoning.mode='x'"),
+        (ChatBody, {"prompt_cache_options": {"mode": 5}}, "prompt_cache_options.mode=5"),
+        (ChatBody, {"stop_token_ids": [1, "x"]}, "stop_token_ids[1]='x'"),
+        (ChatBody, {"logit_bias": {"17": "x"}}, "logit_bias.17='x'"),
+        (CompletionBody, {"prompt": [[1, "x"]]}, "prompt"),
+    ],
+)
+def test_a_wrong_value_is_named_by_its_whole_path(kind: type[BaseModel], more: dict[str, Any], named: str) -> None:
+    """Regression: `text='low'`, which is no field that anybody sent."""
+    body = {"model": "m", "messages": [], "prompt": "", "input": "", **more}
+    with pytest.raises(RequestError) as refusal:
+        parse_body(kind, orjson.dumps(body))
+    assert str(refusal.value).startswith(named)
+    assert refusal.value.param == next(iter(more))

@@ -1,4 +1,4 @@
-"""What is paid for is written once, read afterwards, and counted the same in every API."""
+"""Paid prefixes are written once, read afterwards, and counted the same in every API."""
 
 import asyncio
 from pathlib import Path

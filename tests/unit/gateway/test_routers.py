@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 
 from tandem.core.errors import UnavailableError
+from tandem.core.scope import UNSCOPED
 from tandem.gateway.routers import Routers
 from tandem.rpc.client import ClientPool, RouterClient
 from tandem.rpc.messages import PairCall
@@ -29,7 +30,7 @@ def test_a_router_that_hangs_is_passed_over_also_where_every_address_had_led_to_
                 await pool.get(one).models()
             process.send_signal(signal.SIGSTOP)
             routers = Routers((address, both), pool, timeout_s=0.5)
-            call = PairCall(request_id="r", model="m", token_ids=(1,), num_expected_output=1)
+            call = PairCall(request_id="r", model="m", token_ids=(1,), num_expected_output=1, scope=UNSCOPED)
             with pytest.raises(UnavailableError, match="no router answers"):
                 await routers.pair(call)
             answered, pairing = await routers.pair(call)

@@ -1,4 +1,4 @@
-"""What only a fake can do: odd answers, tokens that change, kubeconfigs, and a package that is not there."""
+"""Cases that only a fake can make: odd answers, tokens that change, kubeconfigs, and a missing package."""
 
 import asyncio
 import json

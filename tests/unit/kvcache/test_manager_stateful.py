@@ -134,7 +134,7 @@ class BlockAccounting(RuleBasedStateMachine):
         lease, end = self.new_name("lease"), min(start + length, table.num_blocks)
         ranges = self.manager.lease(name, len(owner.token_ids), start, end, lease)
         for group, found, blocks in zip(self.layout.groups, ranges, table.groups, strict=True):
-            needed = group.spec.first_visible(len(owner.token_ids) - 1) // BLOCK_SIZE
+            needed = group.spec.needed(len(owner.token_ids) - 1) // BLOCK_SIZE
             assert found.block_ids == tuple(b for b in blocks[max(start, needed) : max(start, end)] if b)
         if any(found.block_ids for found in ranges):
             self.follow_hold(lease, HoldKind.LEASED)
@@ -241,7 +241,7 @@ class BlockAccounting(RuleBasedStateMachine):
     def sharing_breaks_promises(self) -> bool:
         """A shared block that leaves one owner's window does not come back to the pool, nor does one that is held."""
         return (self.any_held or any(owner.shares for owner in self.owners.values())) and any(
-            group.spec.window is not None for group in self.layout.groups
+            group.spec.is_bounded for group in self.layout.groups
         )
 
     def check_matched_content(self, block_ids: tuple[tuple[int, ...], ...], hashes: list[bytes]) -> None:
@@ -251,10 +251,11 @@ class BlockAccounting(RuleBasedStateMachine):
 
     def check_room(self, groups: tuple[list[int], ...], start: int, end: int) -> None:
         for group, blocks in zip(self.layout.groups, groups, strict=True):
-            first = group.spec.first_visible(start) // BLOCK_SIZE
+            first = group.spec.needed(start) // BLOCK_SIZE
             assert len(blocks) * BLOCK_SIZE >= end
             assert all(blocks[first:]), "a visible block is missing"
-            limit = len(blocks) if group.spec.window is None else -(-(group.spec.window + MAX_CHUNK) // BLOCK_SIZE) + 1
+            reach = 1001 - group.spec.needed(1000)  # NOTE: longer than any chain here
+            limit = -(-(reach + MAX_CHUNK) // BLOCK_SIZE) + 1 if group.spec.is_bounded else len(blocks)
             assert sum(b != 0 for b in blocks) <= limit, "a group holds more than its window and a chunk"
 
     @invariant()

@@ -19,7 +19,7 @@ def test_bytes_count_keys_and_values() -> None:
 
 @pytest.mark.parametrize(("window", "position", "first"), [(None, 9, 0), (4, 2, 0), (4, 3, 0), (4, 4, 1), (1, 5, 5)])
 def test_a_window_counts_the_query_itself(window: int | None, position: int, first: int) -> None:
-    assert KVSpec(1, 8, "float32", window).first_visible(position) == first
+    assert KVSpec(1, 8, "float32", window).needed(position) == first
 
 
 def test_groups_are_as_large_as_the_rarest_spec_and_full_attention_comes_first() -> None:

@@ -1,4 +1,4 @@
-"""Whatever a server does to a request, its outcome says so, and nothing is raised."""
+"""Every failure of a server is in the request's outcome, and nothing is raised."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""What a person reads after a test."""
+"""Text that a person reads after a test."""
 
 import io
 from collections.abc import Iterator
@@ -35,17 +35,25 @@ def test_the_report_names_goodput_refusals_and_latencies() -> None:
     assert "TTFT from due time" in text
     assert "960.0 ms" in text
     assert "the client used 0.10 cores" in text
-    assert "BOTTLENECK" not in text
+    assert "WARNING" not in text
 
 
 def test_what_spoils_a_result_is_said() -> None:
     cut = unanswered(0.0, Failure(UNFINISHED, ""))
     cost = ClientCost(0.95, None, None, ("the client used 0.95 cores of the one it can use",))
     text = said(result(outcome(0.0), cut, client=cost, pools_problem="GET /admin/workers answers 404"))
-    assert "THE CLIENT WAS A BOTTLENECK" in text
+    assert "WARNING: the client was a bottleneck, so latencies include waits of the client" in text
     assert "0.95 cores of the one it can use" in text
     assert "stopped early: 1 requests were cut" in text
     assert "GET /admin/workers answers 404" in text
+
+
+def test_a_client_that_waited_for_its_machine_is_no_bottleneck() -> None:
+    """Regression: THE CLIENT WAS A BOTTLENECK, beside 0.01 cores that it had used."""
+    cost = ClientCost(0.01, None, None, ("its event loop was up to 31 ms late (99th percentile)",))
+    text = said(result(outcome(0.0), client=cost))
+    assert "the client's machine was busy" in text
+    assert "bottleneck" not in text
 
 
 class Unwalked(list[Outcome]):

@@ -1,4 +1,4 @@
-"""What belongs to which window."""
+"""Assignment of requests and events to windows."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""What golden parity in float32 cannot see: roundings and dtypes at the two ends of the decoder, and work left out."""
+"""Cases that golden parity in float32 cannot see: roundings and dtypes at both ends of the decoder, work left out."""
 
 from pathlib import Path
 
@@ -93,7 +93,8 @@ def test_layers_behind_the_last_state_compute_only_tokens_that_are_asked_for(num
     batches = [by_group[group] for group in groups]
     everything = decoder.forward(token_ids, positions, arena.layers, batches, ReferenceBackend())
     kernels.rows.clear()
-    wanted = WantedTokens(torch.arange(12 - num_wanted, 12), [last[group] for group in groups])
+    assert decoder.spec.wanted_states == (1, 2), "layers 3 and 4 read those of layers 1 and 2"
+    wanted = WantedTokens(torch.arange(12 - num_wanted, 12), {state: last[groups[state]] for state in (1, 2)})
     hidden = decoder.forward(token_ids, positions, arena.layers, batches, ReferenceBackend(), wanted)
     torch.testing.assert_close(hidden, everything[12 - num_wanted :])
     names = ("self_attn.q_proj", "self_attn.o_proj", "per_layer_input_gate")

@@ -1,13 +1,8 @@
 """Names and paths of models, without a network."""
 
-import json
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote
 
@@ -15,6 +10,7 @@ import pytest
 
 from tandem.core.errors import CheckpointError
 from tandem.models.hub import resolve_model_path, served_name
+from tests.helpers.hub import COMMIT, LATER_COMMIT, SMALL_MODEL, Hub
 
 
 def test_directory_is_itself(tmp_path: Path) -> None:
@@ -48,43 +44,25 @@ def test_without_network_or_cache_the_message_says_what_to_do(tmp_path: Path) ->
     assert "check the name and the network" in done.stderr
 
 
-NAMES = ("config.json", "tokenizer.json", "model.safetensors", "README.md", "additional_chat_templates/rag.jinja")
 UNREAD = ("original/params.json", "assets/notes.txt", "onnx/config.json")
+PICKLED = ("config.json", "tokenizer.json", "pytorch_model.bin")
 
 
-@contextmanager
-def small_hub() -> Iterator[tuple[str, list[str]]]:
-    """(URL, paths asked for) of a hub on loopback: one repository that any name and revision finds."""
-    asked: list[str] = []
+def resolve(hub: Hub, home: Path, name: str, options: str = "") -> subprocess.CompletedProcess[str]:
+    """A process of its own that asks `hub` and prints the directory; its log goes to standard error."""
+    code = (
+        "import logging; logging.basicConfig(level='INFO')\n"
+        "from tandem.models.hub import resolve_model_path\n"
+        f"print(resolve_model_path({name!r}{options}))"
+    )
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, env=hub.environment(home), check=False)
 
-    class Hub(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            files = [{"type": "file", "path": name, "size": 2, "oid": "e" * 40} for name in (*NAMES, *UNREAD)]
-            repository = {"id": "a/b", "sha": "c" * 40, "siblings": [{"rfilename": name} for name in (*NAMES, *UNREAD)]}
-            is_api, is_tree = self.path.startswith("/api/"), "/tree/" in self.path
-            body = json.dumps(files if is_tree else repository if is_api else {}).encode()
-            self.send_response(200)
-            for name, value in (("Content-Length", str(len(body))), ("ETag", "e" * 40), ("X-Repo-Commit", "c" * 40)):
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
 
-        do_HEAD = do_GET  # noqa: N815
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+def files_in(done: subprocess.CompletedProcess[str]) -> set[str]:
+    assert done.returncode == 0, done.stderr
+    snapshot = Path(done.stdout.strip())
+    return {str(path.relative_to(snapshot)) for path in snapshot.rglob("*") if not path.is_dir()}
 
 
 @pytest.mark.parametrize(
@@ -94,20 +72,44 @@ def test_a_revision_is_kept_to_and_weights_are_left_where_nobody_wants_them(
     tmp_path: Path, revision: str, options: str, has_weights: bool
 ) -> None:
     """Regression: the slashes of a revision were counted as the name's, which has one at most."""
-    code = f"from tandem.models.hub import resolve_model_path; print(resolve_model_path('a/b@{revision}'{options}))"
-    with small_hub() as (url, asked):
-        environment = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
-        environment |= {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
-        )
-    assert done.returncode == 0, done.stderr
-    snapshot = Path(done.stdout.strip())
-    fetched = {str(path.relative_to(snapshot)) for path in snapshot.rglob("*") if not path.is_dir()}
+    with Hub.running((*SMALL_MODEL, *UNREAD)) as hub:
+        done = resolve(hub, tmp_path, f"a/b@{revision}", options)
     unwanted = {"README.md"} if has_weights else {"README.md", "model.safetensors"}
-    assert fetched == set(NAMES) - unwanted
-    assert any(f"/revision/{quote(revision, safe='')}" in path for path in asked)
-    assert not any("/revision/main" in path for path in asked)
+    assert files_in(done) == set(SMALL_MODEL) - unwanted
+    assert any(f"/revision/{quote(revision, safe='')}" in path for path in hub.asked)
+    assert not any("/revision/main" in path for path in hub.asked)
+    assert f"a/b at {revision} is commit {COMMIT}; name a/b@{COMMIT} to keep to it" in done.stderr
+
+
+def test_the_commit_of_the_default_branch_is_logged(tmp_path: Path) -> None:
+    with Hub.running(SMALL_MODEL) as hub:
+        done = resolve(hub, tmp_path, "a/b")
+    assert f"a/b at its default branch is commit {COMMIT}; name a/b@{COMMIT} to keep to it" in done.stderr
+
+
+def test_a_commit_is_kept_to_whatever_the_branch_holds_by_then(tmp_path: Path) -> None:
+    with Hub.running(SMALL_MODEL) as hub:
+        done = resolve(hub, tmp_path, f"a/b@{LATER_COMMIT}")
+    assert done.stdout.strip().endswith(LATER_COMMIT)
+    assert f"a/b is served at commit {LATER_COMMIT}" in done.stderr
+
+
+def test_pickles_are_fetched_from_a_hub_only_where_they_are_allowed(tmp_path: Path) -> None:
+    with Hub.running(PICKLED) as hub:
+        refused = resolve(hub, tmp_path, "a/b")
+        assert not any("pytorch_model.bin" in path for path in hub.asked)
+        allowed = resolve(hub, tmp_path, "a/b", ", allow_pickle=True")
+    assert f"UnsupportedCheckpointError: a/b@{COMMIT} has no safetensors" in refused.stderr
+    assert "--allow-pickle" in refused.stderr
+    assert files_in(allowed) == set(PICKLED)
+
+
+def test_pickles_are_of_the_commit_that_the_rest_is_of(tmp_path: Path) -> None:
+    """The branch moves between the two fetches; both were of whatever it held at that moment."""
+    with Hub.running(PICKLED, moves_after_first=True) as hub:
+        done = resolve(hub, tmp_path, "a/b", ", allow_pickle=True")
+    assert files_in(done) == set(PICKLED)
+    assert done.stdout.strip().endswith(COMMIT)
 
 
 def test_a_model_is_called_after_its_directory_or_its_name_on_the_hub(tmp_path: Path) -> None:

@@ -22,7 +22,9 @@ def peak_bytes():
     return int(line.split()[1]) * 1024
 
 def load(path, dtype):
-    return load_model(path, dtype=dtype, device=torch.device("cpu"), kernels=TorchKernels())
+    return load_model(
+        path, dtype=dtype, device=torch.device("cpu"), kernels=TorchKernels(), allow_pickle=True
+    )
 
 load(sys.argv[1], sys.argv[3])
 before = peak_bytes()

@@ -10,19 +10,22 @@ import pytest
 import torch
 
 from tandem.core.errors import CheckpointError, CorruptCheckpointError, UnsupportedCheckpointError
+from tandem.core.memory import total_bytes
 from tandem.kernels.torch_kernels import TorchKernels
 from tandem.models.loader import LoadedModel, load_model
 from tests.helpers import checkpoints
 
 
-def load(path: Path) -> LoadedModel:
-    return load_model(str(path), device=torch.device("cpu"), kernels=TorchKernels())
+def load(path: Path, *, allow_pickle: bool = False) -> LoadedModel:
+    return load_model(str(path), device=torch.device("cpu"), kernels=TorchKernels(), allow_pickle=allow_pickle)
 
 
 @pytest.fixture
 def llama(tmp_path: Path) -> Path:
     return checkpoints.save_tiny_llama(tmp_path)
 
+
+LINEAR_IN_THE_MIDDLE = ["full_attention", "linear_attention", "full_attention"]
 
 UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
     "architecture": ("llama", {"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM.*LlamaForCausalLM"),
@@ -42,6 +45,18 @@ UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
     "gemma 4 bidirectional": ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention.*vision"),
     "layer type": ("qwen2", {"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "linear"),
     "mistral layer types": ("mistral", {"layer_types": ["sliding_attention"] * 3}, "layer_types"),
+    "layer type of qwen 3 experts": ("qwen3_moe", {"layer_types": LINEAR_IN_THE_MIDDLE}, "layer_types=.*linear.*full_"),
+    "layer type of mixtral": ("mixtral", {"layer_types": LINEAR_IN_THE_MIDDLE}, "layer_types=.*linear.*full_"),
+    "layer type of gpt-oss": ("gpt_oss", {"layer_types": LINEAR_IN_THE_MIDDLE}, "layer_types=.*linear.*sliding_"),
+    "layer type of glm 4": ("glm4_moe", {"layer_types": LINEAR_IN_THE_MIDDLE}, "layer_types=.*linear.*full_"),
+    "layer type of minimax m2": ("minimax_m2", {"layer_types": LINEAR_IN_THE_MIDDLE}, "layer_types=.*linear.*full_"),
+    "layer type of gemma 4": (
+        "gemma4_moe",
+        {"layer_types": ["linear_attention"] * 5},
+        "layer_types=.*linear.*sliding_",
+    ),
+    "scores of glm 4": ("glm4_moe", {"scoring_func": "softmax"}, 'scoring_func="softmax".*sigmoid'),
+    "scores of minimax m2": ("minimax_m2", {"scoring_func": "softmax"}, 'scoring_func="softmax".*sigmoid'),
     "encoder-decoder": ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder"),
     "float64": ("llama", {"dtype": "float64"}, 'dtype="float64".*bfloat16'),
     "extra bias": ("llama-biases", {"attention_bias": False}, "q_proj.bias.*no place"),
@@ -82,6 +97,14 @@ CORRUPT: dict[str, tuple[str, dict[str, Any], str]] = {
     "more layers than tensors": ("llama", {"num_hidden_layers": 4}, "lacks model.layers.3"),
     "other per-layer vocabulary": ("gemma4", {"vocab_size_per_layer_input": 200}, r"\[199, 160\].*\[200, 160\]"),
     "more layers share state": ("gemma4", {"num_kv_shared_layers": 3}, "num_kv_shared_layers"),
+    "more experts than tensors": ("mixtral", {"num_local_experts": 9}, r"lacks .*experts\.8\.w1.*download"),
+    "absurdly many experts": ("mixtral", {"num_local_experts": 10**9}, r"num_local_experts.*\[1, 4096\].*1000000000"),
+    "more chosen than there are": ("mixtral", {"num_experts_per_tok": 9}, r"num_experts_per_tok.*\[1, 8\].*9"),
+    "none chosen": ("qwen3_moe", {"num_experts_per_tok": 0}, r"num_experts_per_tok.*\[1, 6\].*0"),
+    "more chosen than there are, by gemma 4": ("gemma4_moe", {"top_k_experts": 6}, r"top_k_experts.*\[1, 5\].*6"),
+    "more chosen than there are, by gpt-oss": ("gpt_oss", {"num_experts_per_tok": 6}, r"num_experts_per_tok.*\[1, 5\]"),
+    "no expert": ("gemma4_moe", {"num_experts": 0}, r"num_experts.*\[1, 4096\].*0"),
+    "a dense layer that there is not": ("qwen3_moe", {"mlp_only_layers": [3]}, r"mlp_only_layers.*\[0, 2\].*\[3\]"),
     "bias not in the file": ("llama", {"mlp_bias": True}, r"lacks model\.layers\.0\.mlp\..*bias"),
 }
 
@@ -89,7 +112,7 @@ CORRUPT: dict[str, tuple[str, dict[str, Any], str]] = {
 def _build(family: str, path: Path) -> Path:
     if family == "llama-biases":
         return checkpoints.save_tiny_llama(path, attention_bias=True)
-    return checkpoints.BUILDERS[family](path)
+    return (checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS)[family](path)
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
@@ -185,7 +208,7 @@ def test_damaged_pytorch_file(damage: Callable[[Path], None], llama: Path) -> No
     _to_pytorch(llama, checkpoints.read_tensors(llama))
     damage(llama / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin"):
-        load(llama)
+        load(llama, allow_pickle=True)
 
 
 def _to_pytorch(path: Path, content: object) -> None:
@@ -206,7 +229,7 @@ class Trap:
 def test_code_in_a_pytorch_file_is_not_run(llama: Path, tmp_path: Path) -> None:
     _to_pytorch(llama, checkpoints.read_tensors(llama) | {"trap": Trap(tmp_path / "sprung")})
     with pytest.raises(UnsupportedCheckpointError, match="code in it is never run"):
-        load(llama)
+        load(llama, allow_pickle=True)
     assert not (tmp_path / "sprung").exists()
 
 
@@ -214,13 +237,33 @@ def test_plain_pickle_is_not_run(llama: Path, tmp_path: Path) -> None:
     (llama / "model.safetensors").unlink()
     (llama / "pytorch_model.bin").write_bytes(pickle.dumps({"trap": Trap(tmp_path / "sprung")}))
     with pytest.raises(CheckpointError):
-        load(llama)
+        load(llama, allow_pickle=True)
     assert not (tmp_path / "sprung").exists()
 
 
 def test_pytorch_file_of_something_else(llama: Path) -> None:
     _to_pytorch(llama, {"state_dict": checkpoints.read_tensors(llama)})
     with pytest.raises(UnsupportedCheckpointError, match="not a dictionary of tensors"):
+        load(llama, allow_pickle=True)
+
+
+REFUSED = r"/{} is a pickle, .* convert it to safetensors, or allow pickles by --allow-pickle"
+
+
+def test_pickles_are_refused_where_nobody_allowed_them(llama: Path) -> None:
+    _to_pytorch(llama, checkpoints.read_tensors(llama))
+    with pytest.raises(UnsupportedCheckpointError, match=REFUSED.format(r"pytorch_model\.bin")):
+        load(llama)
+
+
+def test_an_index_of_safetensors_cannot_bring_a_pickle_in(llama: Path) -> None:
+    """Its shards are read by their names' endings, whatever the index is called."""
+    tensors = checkpoints.read_tensors(llama)
+    _to_pytorch(llama, tensors)
+    (llama / "pytorch_model.bin").rename(llama / "shard.bin")
+    index = {"weight_map": dict.fromkeys(tensors, "shard.bin")}
+    (llama / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UnsupportedCheckpointError, match=REFUSED.format(r"shard\.bin")):
         load(llama)
 
 
@@ -322,3 +365,99 @@ def test_multimodal_without_text_configuration(tmp_path: Path) -> None:
     path = checkpoints.save_tiny_gemma3_conditional(tmp_path)
     with pytest.raises(CorruptCheckpointError, match="text_config"):
         load(checkpoints.edit_config(path, text_config=None))
+
+
+MIXTRAL = "model.layers.1.block_sparse_moe"
+GPT_OSS = "model.layers.2.mlp.experts"
+EXPERTS: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], object], str]] = {
+    "an expert lacks a matrix": (
+        "mixtral",
+        lambda t: t.pop(f"{MIXTRAL}.experts.5.w2.weight"),
+        r"lacks .*experts\.5\.w2",
+    ),
+    "no router": (
+        "mixtral",
+        lambda t: t.pop(f"{MIXTRAL}.gate.weight"),
+        r"lacks model\.layers\.1\.block_sparse_moe\.gate",
+    ),
+    "an expert too many": (
+        "mixtral",
+        lambda t: t.update({f"{MIXTRAL}.experts.8.w1.weight": torch.zeros(64, 64)}),
+        r"experts\.8\.w1.*no place.*download both again",
+    ),
+    "an expert of another width": (
+        "mixtral",
+        lambda t: t.update({f"{MIXTRAL}.experts.3.w1.weight": torch.zeros(48, 64)}),
+        r"experts\.3\.w1\.weight has shape \[48, 64\].*\[64, 64\].*download both again",
+    ),
+    "a router for more experts": (
+        "mixtral",
+        lambda t: t.update({f"{MIXTRAL}.gate.weight": torch.zeros(9, 64)}),
+        r"gate\.weight has shape \[9, 64\].*\[8, 64\]",
+    ),
+    "a correction for fewer experts": (
+        "glm4_moe",
+        lambda t: t.update({"model.layers.1.mlp.gate.e_score_correction_bias": torch.zeros(7)}),
+        r"e_score_correction_bias has shape \[7\].*\[8\]",
+    ),
+    "a stack of fewer experts": (
+        "gpt_oss",
+        lambda t: t.update({f"{GPT_OSS}.gate_up_proj": t[f"{GPT_OSS}.gate_up_proj"][:4].contiguous()}),
+        r"gate_up_proj has shape \[4, .*calls for entry 4, rows .*download both again",
+    ),
+    "a stack of more experts": (
+        "gpt_oss",
+        lambda t: t.update({f"{GPT_OSS}.down_proj": torch.cat([t[f"{GPT_OSS}.down_proj"]] * 2)}),
+        r"down_proj has shape \[10, .*elements",
+    ),
+    "experts of integers": (
+        "mixtral",
+        lambda t: t.update({f"{MIXTRAL}.experts.3.w1.weight": torch.zeros(64, 64, dtype=torch.int8)}),
+        r"experts\.3\.w1\.weight is stored as torch\.int8",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_that_do_not_belong_to_the_configuration(name: str, tmp_path: Path) -> None:
+    family, change, message = EXPERTS[name]
+    path = (checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS)[family](tmp_path)
+    tensors = checkpoints.read_tensors(path)
+    change(tensors)
+    checkpoints.write_tensors(path, tensors)
+    with pytest.raises(CheckpointError, match=message):
+        load(path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_larger_than_memory_are_refused_with_numbers(dtype: str, tmp_path: Path) -> None:
+    """Mapped from a file they would load, and every token would then read the disk."""
+    path = checkpoints.save_tiny_mixtral(tmp_path)
+    num_bytes = sum(tensor.numel() for tensor in checkpoints.read_tensors(path).values()) * (
+        4 if dtype == "float32" else 2
+    )
+
+    def load_into(memory_bytes: int) -> LoadedModel:
+        device, kernels = torch.device("cpu"), TorchKernels()
+        return load_model(str(path), dtype=dtype, device=device, kernels=kernels, memory_bytes=memory_bytes)
+
+    load_into(num_bytes)
+    message = (
+        f"take {num_bytes / 1e9:.3g} GB in {dtype}, .* GB of them experts, and cpu has {(num_bytes - 1) / 1e9:.3g} GB"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        load_into(num_bytes - 1)
+
+
+def test_one_file_larger_than_memory_is_refused(tmp_path: Path) -> None:
+    """Regression: it ended with a traceback. A configuration without a dtype is not enough to tell before."""
+    size = 1 << 20
+    num_experts = 1 + total_bytes() // (3 * 2 * 1024 * size)
+    options = {"hidden_size": 1024, "intermediate_size": size, "num_hidden_layers": 1, "dtype": None}
+    path = checkpoints.edit_config(
+        checkpoints.save_tiny_mixtral(tmp_path), **options, num_local_experts=num_experts, num_experts_per_tok=1
+    )
+    checkpoints.empty_weights(path)
+    kernels = TorchKernels()
+    with pytest.raises(CheckpointError, match="memory"):
+        load_model(str(path), device=torch.device("cpu"), kernels=kernels, memory_bytes=total_bytes())

@@ -1,4 +1,4 @@
-"""What is forecast from windows of traffic: tokens as well as requests."""
+"""Forecasts from windows of traffic: tokens as well as requests."""
 
 import pytest
 

@@ -7,6 +7,7 @@ from typing import Any
 from tandem.core.events import BlockEvent
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.scope import UNSCOPED
 from tandem.locality.base import PublishResult
 from tandem.routing.snapshot import Role, WorkerState
 from tandem.rpc.context import incoming_traceparent
@@ -52,7 +53,7 @@ LEASE = LeaseNews(lease_id="l", num_tokens=3, groups=(), is_last=True, ttl_s=1.0
 
 def generate_call(seed: int = 0, num_tokens: int = 3, prompt: tuple[int, ...] = (1, 2)) -> GenerateCall:
     params = SamplingParams(max_tokens=num_tokens, seed=seed)
-    return GenerateCall(request_id="r1", prompt_token_ids=prompt, params=params)
+    return GenerateCall(request_id="r1", prompt_token_ids=prompt, params=params, scope=UNSCOPED)
 
 
 class Worker:

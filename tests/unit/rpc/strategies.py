@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from tandem.core.events import BlockEvent, BlockRemoved, BlockStored
 from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.pins import MAX_TTL_S, Pin
+from tandem.core.process_usage import ProcessUsage
 from tandem.core.reasoning import Reasoning
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.scope import CacheScope
 from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.kvcache.block_table import BlockRange
@@ -169,6 +171,7 @@ MODEL = st.builds(
 LINK = st.builds(
     LinkReport, source_id=NAME, transport=TEXT, path=TEXT, bytes_per_s=AMOUNT, latency_s=AMOUNT, is_slow=BOOL
 )
+USAGE = st.builds(ProcessUsage, memory_bytes=COUNT, cpu_cores=maybe(AMOUNT))
 STATUS = st.builds(
     WorkerStatus,
     worker=ADDRESS,
@@ -183,7 +186,9 @@ STATUS = st.builds(
     prefill_samples=tuples(st.builds(PrefillSample, work=WORK, duration_s=AMOUNT)),
     step_samples=tuples(st.builds(StepSample, num_running=COUNT, num_context_tokens=COUNT, duration_s=AMOUNT)),
     unreachable=tuples(NAME),
+    usage=maybe(USAGE),
 )
+SCOPE = st.builds(CacheScope, adapter=maybe(st.binary(min_size=32, max_size=32)), salt=TEXT)
 GENERATE_CALL = st.builds(
     GenerateCall,
     request_id=NAME,
@@ -191,7 +196,7 @@ GENERATE_CALL = st.builds(
     params=PARAMS,
     output_token_ids=TOKENS,
     priority=st.integers(-(2**63), 2**63 - 1),
-    cache_salt=TEXT,
+    scope=SCOPE,
     decode=maybe(ADDRESS),
     prefill=maybe(ADDRESS),
     spares=tuples(ADDRESS),
@@ -207,7 +212,7 @@ PREFILL_CALL = st.builds(
     params=PARAMS,
     output_token_ids=TOKENS,
     priority=st.integers(-(2**63), 2**63 - 1),
-    cache_salt=TEXT,
+    scope=SCOPE,
     prefill=maybe(ADDRESS),
     fetch_from=maybe(ADDRESS),
     num_fetch_blocks=COUNT,
@@ -253,7 +258,7 @@ PAIR_CALL = st.builds(
     model=TEXT,
     token_ids=tuples(TOKEN, 1).map(lambda ids: array("I", ids)),
     num_expected_output=COUNT,
-    cache_salt=TEXT,
+    scope=SCOPE,
     session_id=maybe(TEXT),
     max_ttft_ms=maybe(NUMBER),
     max_tpot_ms=maybe(NUMBER),
@@ -315,7 +320,10 @@ EVERY: dict[Method[Any, Any], tuple[st.SearchStrategy[Any], st.SearchStrategy[An
     methods.RELEASE: (tuples(TEXT), st.none()),
     methods.PAIR: (PAIR_CALL, PAIRING),
     methods.SETTLE: (SETTLEMENT, st.none()),
-    methods.DESCRIBE: (st.none(), st.builds(ProcessInfo, pid=COUNT, incarnation=TEXT, lifecycle=TEXT)),
+    methods.DESCRIBE: (
+        st.none(),
+        st.builds(ProcessInfo, pid=COUNT, incarnation=TEXT, lifecycle=TEXT, usage=maybe(USAGE)),
+    ),
     methods.MODELS: (st.none(), tuples(MODEL)),
     methods.WORKERS: (
         st.none(),

@@ -15,6 +15,7 @@ import pytest
 
 from tandem.core.errors import InvalidRequestError, UntrustedPeerError, WorkerLostError
 from tandem.core.events import BlockRemoved, BlockStored
+from tandem.core.scope import UNSCOPED
 from tandem.locality.base import PublishResult
 from tandem.rpc import encryption, methods
 from tandem.rpc.channel import CLIENT_OPTIONS, KEEPALIVE_S
@@ -58,7 +59,7 @@ def test_every_method_of_a_worker_answers() -> None:
         )
         lease_call = LeaseCall(reader=HERE, lease_id="l", block_hashes=(bytes(32),))
         prefill_call = PrefillCall(
-            request_id="r", reader=HERE, prompt_token_ids=(0,), params=generate_call(seed=0).params
+            request_id="r", reader=HERE, prompt_token_ids=(0,), params=generate_call(seed=0).params, scope=UNSCOPED
         )
         assert await client.status() == STATUS
         watch = router.watch(0.25)
@@ -99,7 +100,9 @@ def test_every_method_of_a_router_answers() -> None:
         router = Router()
         server = await serve_router(router, ANY_PORT, AS_ROUTER)
         client, worker = RouterClient(server.address, AS_GATEWAY), RouterClient(server.address, AS_WORKER)
-        call = PairCall(request_id="r", model="m", token_ids=array("I", [0]), num_expected_output=1, session_id="")
+        call = PairCall(
+            request_id="r", model="m", token_ids=array("I", [0]), num_expected_output=1, session_id="", scope=UNSCOPED
+        )
         record = WorkerRecord(HERE, "decode", "m", "")
         events = (BlockStored(bytes(32), None, 0), BlockRemoved(b"a" * 32, 1))
         assert await client.pair(call) == PairingAnswer(decode=HERE, predicted_ms={"ttft": 0.0})

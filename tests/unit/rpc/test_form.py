@@ -14,10 +14,11 @@ from tandem.rpc.v1 import common_pb2, router_pb2, worker_pb2
 ADDRESS = common_pb2.WorkerAddress(worker_id="w", address="h:1")
 PARAMS = worker_pb2.SamplingParams()
 TOKEN = pack_token_ids((1,))
+SCOPE = common_pb2.CacheScope()
 
 
 def generate(**changes: Any) -> worker_pb2.GenerateRequest:
-    fields: dict[str, Any] = {"request_id": "r", "prompt_token_ids": TOKEN, "params": PARAMS}
+    fields: dict[str, Any] = {"request_id": "r", "prompt_token_ids": TOKEN, "params": PARAMS, "scope": SCOPE}
     return worker_pb2.GenerateRequest(**(fields | changes))
 
 
@@ -50,6 +51,9 @@ NONSENSE = [
     (GENERATE, generate(params=worker_pb2.SamplingParams(n=0)), "n=0"),
     (GENERATE, generate(params=worker_pb2.SamplingParams(stop=[""])), "stop holds ''"),
     (GENERATE, generate(params=worker_pb2.SamplingParams(top_k=2**31)), "top_k"),
+    (GENERATE, generate(scope=None), "scope is missing"),
+    (GENERATE, generate(scope=common_pb2.CacheScope(adapter=b"")), r"scope\.adapter=b'' must be"),
+    (GENERATE, generate(scope=common_pb2.CacheScope(salt="s" * 257)), r"scope\.salt=.* at most 256"),
     (GENERATE, generate(spares=[common_pb2.WorkerAddress()]), "worker_id is empty"),
     (methods.WATCH.request, worker_pb2.WatchRequest(), "interval_s=0.0"),
     (methods.WATCH.request, worker_pb2.WatchRequest(interval_s=math.nan), "interval_s=nan"),
@@ -98,7 +102,12 @@ NONSENSE = [
         for text in (b"{", b"[]", b"\xff", b'{"a":NaN}', b'{"a":1e999}', b'{"a":' + b"[" * 100_000, b"9" * 5000)
     ),
     (PAIR, router_pb2.PairRequest(request_id="r"), "token_ids has 0"),
-    (PAIR, router_pb2.PairRequest(request_id="r", token_ids=TOKEN, max_ttft_ms=math.nan), "max_ttft_ms=nan"),
+    (PAIR, router_pb2.PairRequest(request_id="r", token_ids=TOKEN), "scope is missing"),
+    (
+        PAIR,
+        router_pb2.PairRequest(request_id="r", token_ids=TOKEN, scope=SCOPE, max_ttft_ms=math.nan),
+        "max_ttft_ms=nan",
+    ),
     (PUBLISH, router_pb2.PublishRequest(), "worker_id is empty"),
     (
         PUBLISH,

@@ -1,4 +1,4 @@
-"""Who may ask what: the table is whole, and servers go by it."""
+"""Permissions: the table is whole, and servers go by it."""
 
 import asyncio
 from dataclasses import replace
@@ -7,6 +7,7 @@ import grpc
 import pytest
 
 from tandem.core.errors import UntrustedPeerError
+from tandem.core.scope import UNSCOPED
 from tandem.rpc.client import RouterClient, WorkerClient
 from tandem.rpc.credentials import ProcessRole
 from tandem.rpc.messages import PairCall
@@ -74,7 +75,9 @@ def test_a_caller_is_told_what_its_role_may_not() -> None:
         with pytest.raises(UntrustedPeerError, match="refused Serve: a both may not call Serve"):
             await anext(peer.serve(replace(generate_call(), decode=replace(HERE, incarnation=""))))
         with pytest.raises(UntrustedPeerError, match="refused Pair: a both may not call Pair"):
-            await pairing.pair(PairCall(request_id="r", model="m", token_ids=(1,), num_expected_output=1))
+            await pairing.pair(
+                PairCall(request_id="r", model="m", token_ids=(1,), num_expected_output=1, scope=UNSCOPED)
+            )
         assert worker.calls == router.calls == []
         for each in (peer, pairing):
             await each.close()

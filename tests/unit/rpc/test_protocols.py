@@ -1,4 +1,4 @@
-"""Which protocol two releases speak: the newest common one, and a clear error where there is none."""
+"""Choice of protocol between two releases: the newest common one, and a clear error where there is none."""
 
 import pytest
 

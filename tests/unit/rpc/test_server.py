@@ -28,9 +28,10 @@ from tandem.rpc import methods
 from tandem.rpc.client import WorkerClient
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.methods import ROUTER_SERVICE, WORKER_SERVICE
+from tandem.rpc.network import RpcServer
 from tandem.rpc.permissions import ALLOWED
-from tandem.rpc.server import RpcServer, serve_router, serve_worker
-from tandem.rpc.v1 import worker_pb2, worker_pb2_grpc
+from tandem.rpc.server import serve_router, serve_worker
+from tandem.rpc.v1 import common_pb2, worker_pb2, worker_pb2_grpc
 from tests.helpers.raw_calls import ended, header, opened
 from tests.helpers.secret import AS_GATEWAY, AS_ROUTER, AS_WORKER
 from tests.unit.rpc.handlers import Router, Worker, generate_call, run
@@ -264,6 +265,7 @@ def test_a_caller_with_a_generated_stub_is_understood() -> None:
                 request_id="r",
                 prompt_token_ids=b"\x01\x00\x00\x00",
                 params=worker_pb2.SamplingParams(max_tokens=1),
+                scope=common_pb2.CacheScope(),
             )
             proof = header(session, methods.GENERATE.path, call.SerializeToString())
             outputs = [news.output async for news in stub.Generate(call, metadata=proof)]

@@ -19,7 +19,8 @@ from tandem.rpc import methods, proofs
 from tandem.rpc.client import WorkerClient, client_of
 from tandem.rpc.credentials import Credentials, Party, ProcessRole
 from tandem.rpc.messages import WorkerAddress
-from tandem.rpc.server import RpcServer, serve_worker
+from tandem.rpc.network import RpcServer
+from tandem.rpc.server import serve_worker
 from tandem.rpc.session_messages import OpenAnswer
 from tandem.rpc.session_table import NotAdmittedError, SessionTable
 from tests.helpers.impostor import impostor

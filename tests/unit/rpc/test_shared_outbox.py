@@ -1,4 +1,4 @@
-"""What waits to be written: order, what is plain, and room."""
+"""Messages that wait to be written: order, what is plain, and room."""
 
 import asyncio
 from dataclasses import replace

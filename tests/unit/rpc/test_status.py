@@ -1,4 +1,4 @@
-"""How statuses that are not from our code are read, and what of an error fits into one."""
+"""Reading of statuses that are not from our code, and the part of an error that fits into one."""
 
 from typing import Any
 
@@ -13,7 +13,9 @@ from tandem.core.errors import (
     TransportError,
     UntrustedPeerError,
     WorkerLostError,
+    WorkerStoppedError,
 )
+from tandem.rpc.protocols import PROTOCOL_VERSION
 from tandem.rpc.status import code_of, details_of, error_from, metadata_of
 
 Code = grpc.StatusCode
@@ -36,13 +38,21 @@ def received(code: grpc.StatusCode, *trailing: tuple[str, str], details: str = "
         (Code.INVALID_ARGUMENT, InvalidRequestError, "why"),
         (Code.UNAUTHENTICATED, UntrustedPeerError, "why; give every process the same cluster secret"),
         (Code.PERMISSION_DENIED, UntrustedPeerError, "why; check that the address is of the process"),
-        (Code.UNIMPLEMENTED, IncompatiblePeerError, "protocol 2"),
+        (Code.UNIMPLEMENTED, IncompatiblePeerError, f"protocol {PROTOCOL_VERSION}"),
     ],
 )
 def test_a_status_of_grpc_itself(code: grpc.StatusCode, kind: type[TandemError], words: str) -> None:
     error = received(code)
     assert type(error) is kind
     assert words in str(error)
+
+
+def test_a_server_that_stopped_in_good_order_is_told_from_one_that_was_lost() -> None:
+    """Regression: workers that Ctrl-C had stopped were "lost … Cancelling all calls"."""
+    words = "GOAWAY received; Error code: 2; Debug Text: Cancelling all calls {http2_error:2, grpc_status:14}"
+    error = received(Code.UNAVAILABLE, details=words)
+    assert type(error) is WorkerStoppedError
+    assert str(error) == "Status at h:1 ended: the process there has stopped"
 
 
 def test_a_class_that_is_not_known_is_read_by_its_status() -> None:

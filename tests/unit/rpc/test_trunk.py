@@ -27,7 +27,8 @@ from tandem.rpc.client import WorkerClient
 from tandem.rpc.context import incoming_traceparent
 from tandem.rpc.messages import GenerateCall, GenerateNews
 from tandem.rpc.methods import GENERATE, OPEN
-from tandem.rpc.server import RpcServer, serve_router, serve_worker
+from tandem.rpc.network import RpcServer
+from tandem.rpc.server import serve_router, serve_worker
 from tandem.rpc.trunk import MAX_CALL_BYTES, MAX_OPENINGS, ROOM_TOKENS, is_short
 from tests.helpers.raw_calls import opener
 from tests.helpers.secret import AS_GATEWAY, AS_ROUTER, AS_WORKER, serving_as

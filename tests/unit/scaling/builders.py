@@ -6,7 +6,7 @@ from typing import Any
 
 from tandem.core.errors import TandemError
 from tandem.planning.observation import Observation, Plan, PoolState, Traffic
-from tandem.scaling.hand import Bounds, PoolBounds
+from tandem.scaling.actuator import Bounds, PoolBounds
 from tandem.scaling.observer import Sight
 from tandem.scaling.targets import Pool, PoolReplicas
 

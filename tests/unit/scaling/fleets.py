@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from tandem.routing.snapshot import Role
 from tandem.rpc.messages import WorkerStatus
-from tandem.rpc.server import RpcServer
+from tandem.rpc.network import RpcServer
 from tandem.serving.router_process import serving_router
 from tests.unit.serving.stub_workers import StubWorker, router_settings, serving_worker, status
 

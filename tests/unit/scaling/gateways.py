@@ -40,11 +40,11 @@ class FakeGateway:
         for _ in range(num_choices):
             self.arrive(num_prompt)
             self._end(FinishReason.ERROR, num_prompt, 0, None, 0.1, None)
-        self.metrics.rejected("capacity_exceeded", has_arrived=True)
+        self.metrics.rejected("capacity_exceeded", 429, has_arrived=True)
 
     def turn_away(self, code: str = "capacity_exceeded") -> None:
         """One request that the gateway itself refused, before it knew its length."""
-        self.metrics.rejected(code, has_arrived=False)
+        self.metrics.rejected(code, 429, has_arrived=False)
 
     def counts(self) -> GatewayCounts:
         return parse_counts(self.metrics.text().decode())

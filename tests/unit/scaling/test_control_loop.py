@@ -7,8 +7,8 @@ import pytest
 
 from tandem.core.clock import ManualClock
 from tandem.planning.observation import Observation, Outlook, Plan
+from tandem.scaling.actuator import Actuator
 from tandem.scaling.control_loop import ControlLoop
-from tandem.scaling.hand import Hand
 from tandem.scaling.metrics import PlannerMetrics
 from tandem.scaling.observer import Latency, Sight
 from tests.unit.scaling.builders import Deployments, Throne, bounds, plan
@@ -45,9 +45,9 @@ class Stage:
         self.clock = ManualClock()
         self.metrics = PlannerMetrics()
         throne = Throne()
-        hand = Hand(self.deployments, throne, bounds(), self.clock, acts=True, yield_s=60.0)
+        actuator = Actuator(self.deployments, throne, bounds(), self.clock, acts=True, yield_s=60.0)
         self.loop = ControlLoop(
-            self.script, self.script, hand, throne, self.metrics, self.clock, interval_s=10.0, mode="act"
+            self.script, self.script, actuator, throne, self.metrics, self.clock, interval_s=10.0, mode="act"
         )
 
     def round(self) -> None:

@@ -2,8 +2,8 @@ import json
 import math
 
 from tandem.planning.observation import Outlook
+from tandem.scaling.actuator import Action, Outcome
 from tandem.scaling.decision import Decision, as_json, error_ms
-from tandem.scaling.hand import Action, Outcome
 from tests.unit.scaling.builders import D, Deployments, P, plan
 
 

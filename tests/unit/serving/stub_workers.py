@@ -9,7 +9,8 @@ from tandem.routing.snapshot import Role
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.handlers import WorkerHandler
 from tandem.rpc.messages import ModelInfo, WorkerAddress, WorkerRecord, WorkerStatus
-from tandem.rpc.server import RpcServer, serve_worker
+from tandem.rpc.network import RpcServer
+from tandem.rpc.server import serve_worker
 from tandem.serving.router_settings import RouterSettings
 from tests.helpers.secret import SECRET
 from tests.unit.routing.builders import BLOCK_SIZE, worker

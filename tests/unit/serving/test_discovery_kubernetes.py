@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tandem.core.errors import ConfigurationError, LocalityUnavailableError, UnavailableError
+from tandem.core.scope import UNSCOPED
 from tandem.kube.api import open_api
 from tandem.kube.pod import Pod
 from tandem.kube.pod_watch import WatchTerms
@@ -38,7 +39,7 @@ from tests.unit.serving.stub_workers import (
 SELECTOR = "app.kubernetes.io/name=tandem,tandem.dev/role"
 LABELS = {"app.kubernetes.io/name": "tandem", "tandem.dev/role": "decode", "tandem.dev/model": "m"}
 QUICK = WatchTerms(first_backoff_s=0.02, max_backoff_s=0.1)
-CALL = PairCall(request_id="r", model="m", token_ids=tuple(range(64)), num_expected_output=10)
+CALL = PairCall(request_id="r", model="m", token_ids=tuple(range(64)), num_expected_output=10, scope=UNSCOPED)
 READY = Pod(name="d0", ip="10.0.0.1", labels=LABELS, ready=True, ports={"grpc": 7900, "metrics": 7901})
 
 
@@ -221,7 +222,7 @@ def test_workers_may_announce_themselves_and_report_blocks_but_only_pods_are_fou
             assert list(known) == announced
             put_worker(fake, "d0", server.address)
             await paired(client)
-            hashes = ChainHasher().hashes(Chain("weights", 16, frozenset()), CALL.token_ids)
+            hashes = ChainHasher().hashes(Chain("weights", 16, frozenset()), CALL.token_ids, UNSCOPED)
             await client.replace("d0", 1, hashes, 0)
             assert (await paired(client)).decode_cached_blocks == 3
             assert stranger.num_watchers == 0

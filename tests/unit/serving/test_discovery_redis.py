@@ -1,4 +1,4 @@
-"""What somebody who can read and write Redis gets: no record of theirs is believed, and nothing is sent to them."""
+"""Redis in hostile hands: no record of theirs is believed, and nothing is sent to them."""
 
 import asyncio
 import contextlib
@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tandem.core.errors import InvalidRequestError, UnavailableError
+from tandem.core.scope import UNSCOPED
 from tandem.routing.snapshot import Role
 from tandem.rpc import methods
 from tandem.rpc.client import RouterClient
@@ -33,7 +34,7 @@ from tests.unit.serving.stub_workers import (
 )
 
 KEY = "{tandem}:workers"
-CALL = PairCall(request_id="r", model="m", token_ids=tuple(range(64)), num_expected_output=10)
+CALL = PairCall(request_id="r", model="m", token_ids=tuple(range(64)), num_expected_output=10, scope=UNSCOPED)
 
 
 @pytest.fixture(scope="module")

@@ -143,6 +143,23 @@ def test_a_worker_that_dies_is_out_at_once_and_back_when_it_is_back() -> None:
     run(scenario)
 
 
+def test_a_worker_that_stops_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Regression: while Ctrl-C stopped them, each was reported as lost."""
+    caplog.set_level(logging.INFO, logger="tandem.serving.fleet_watch")
+
+    async def scenario() -> None:
+        async with watching() as watched:
+            async with serving_worker(StubWorker(status("p"))) as server:
+                watched.lists(server.address)
+                await eventually(lambda: watched.incarnations() == {"p": "1"})
+            await eventually(lambda: watched.incarnations() == {})
+            ours = [record for record in caplog.records if record.name == "tandem.serving.fleet_watch"]
+            said = [(record.levelno, record.getMessage()) for record in ours]
+            assert said == [(logging.INFO, f"the worker at {server.address} gets no more requests: it has stopped")]
+
+    run(scenario)
+
+
 def test_a_worker_that_falls_silent_is_out_in_time_and_back_when_it_speaks() -> None:
     async def scenario() -> None:
         async with watching(silence_s=SILENCE_S) as watched, contextlib.AsyncExitStack() as opened:

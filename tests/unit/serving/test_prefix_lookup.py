@@ -7,6 +7,7 @@ from collections.abc import Coroutine, Iterator
 import pytest
 
 from tandem.core.errors import LocalityUnavailableError
+from tandem.core.scope import UNSCOPED
 from tandem.locality.redis import RedisIndex
 from tandem.serving.chain_hasher import ChainHasher
 from tandem.serving.fleet_view import Chain
@@ -15,7 +16,7 @@ from tests.helpers.redis_server import RedisServer, running_redis
 from tests.unit.serving.stub_workers import PATIENT_S
 
 CHAIN = Chain("weights", 16, frozenset({"pool"}))
-HASHES = ChainHasher().hashes(CHAIN, range(320))
+HASHES = ChainHasher().hashes(CHAIN, range(320), UNSCOPED)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from tandem.core.errors import (
 )
 from tandem.core.events import BlockEvent, BlockStored
 from tandem.core.hashing import extend_hashes, root_hash
+from tandem.core.scope import UNSCOPED, CacheScope
 from tandem.gateway.routers import Routers
 from tandem.locality.base import LocalityStats, PublishResult
 from tandem.locality.embedded import EmbeddedIndex
@@ -111,16 +112,22 @@ def test_a_worker_set_aside_is_counted_as_such() -> None:
 
 
 def hashes_of(
-    token_ids: Sequence[int], fingerprint: str = "weights", block_size: int = 16, salt: str = ""
+    token_ids: Sequence[int], fingerprint: str = "weights", block_size: int = 16, scope: CacheScope = UNSCOPED
 ) -> list[bytes]:
     hashes: list[bytes] = []
-    root = root_hash(model_fingerprint=fingerprint, block_size=block_size, salt=salt)
+    root = root_hash(scope, model_fingerprint=fingerprint, block_size=block_size)
     extend_hashes(root, hashes, token_ids, block_size)
     return hashes
 
 
 def call(**changes: Any) -> PairCall:
-    fields: dict[str, Any] = {"request_id": "r", "model": "m", "token_ids": PROMPT, "num_expected_output": 100}
+    fields: dict[str, Any] = {
+        "request_id": "r",
+        "model": "m",
+        "token_ids": PROMPT,
+        "num_expected_output": 100,
+        "scope": UNSCOPED,
+    }
     return PairCall(**{**fields, **changes})
 
 
@@ -136,6 +143,18 @@ async def routing(*names: str, **options: Any) -> AsyncIterator[Routing]:
 
 def run(scenario: Coroutine[None, None, None]) -> None:
     asyncio.run(scenario)
+
+
+def test_it_tells_what_its_process_uses() -> None:
+    async def scenario() -> None:
+        async with routing("d0") as made:
+            made.clock.advance(2.0)
+            usage = (await made.service.describe()).usage
+            assert usage is not None
+            assert usage.memory_bytes > 1 << 20
+            assert usage.cpu_cores is not None
+
+    run(scenario())
 
 
 def test_an_answer_says_who_where_and_what_to_expect() -> None:
@@ -191,12 +210,12 @@ def test_a_prefix_elsewhere_is_fetched_when_that_is_cheaper() -> None:
     run(scenario())
 
 
-def test_the_salt_and_the_models_version_decide_what_counts_as_cached() -> None:
+def test_the_scope_and_the_models_version_decide_what_counts_as_cached() -> None:
     async def scenario() -> None:
         async with routing("p0", "d0") as router:
-            router.holds("p0", hashes_of(PROMPT, salt="tenant"))
-            assert (await router.service.pair(call(cache_salt="tenant"))).prefill_cached_blocks == 124
-            assert (await router.service.pair(call(cache_salt=""))).prefill_cached_blocks == 0
+            router.holds("p0", hashes_of(PROMPT, scope=CacheScope(salt="tenant")))
+            assert (await router.service.pair(call(scope=CacheScope(salt="tenant")))).prefill_cached_blocks == 124
+            assert (await router.service.pair(call(scope=UNSCOPED))).prefill_cached_blocks == 0
             router.holds("p0", hashes_of(PROMPT, "other weights"))
             assert (await router.service.pair(call())).prefill_cached_blocks == 0
 
@@ -297,10 +316,14 @@ def test_a_model_without_workers_is_unavailable_however_long_they_are_gone() -> 
             other = model("other", "other weights")
             router.view.take("b0:1", status("b0", Role.BOTH, served=other, fingerprint="other"))
             router.view.lose("d0:1")
-            with pytest.raises(UnavailableError, match="'m' is alive now; models of known workers: m, other"):
+            with pytest.raises(
+                UnavailableError, match="all workers of the model 'm' have stopped answering; try again"
+            ):
                 await router.service.pair(call())
             router.view.forget("d0")
-            with pytest.raises(UnavailableError, match="'m' is alive now; models of known workers: other") as refused:
+            with pytest.raises(
+                UnavailableError, match="no worker of the model 'm' has joined; models served: other"
+            ) as refused:
                 await router.service.pair(call())
             assert refused.value.retry_after_s == 2.0
 
@@ -482,7 +505,9 @@ def test_a_prefix_asked_for_again_at_once_goes_to_who_is_about_to_hold_it(is_awa
             source = second.fetch_from or computing
             assert source.worker_id in holders
             assert max(second.num_fetch_blocks, second.prefill_cached_blocks, second.decode_cached_blocks) == 125
-            stranger = await router.service.pair(call(request_id="stranger", token_ids=longer, cache_salt="tenant"))
+            stranger = await router.service.pair(
+                call(request_id="stranger", token_ids=longer, scope=CacheScope(salt="tenant"))
+            )
             assert (stranger.prefill_cached_blocks, stranger.decode_cached_blocks) == (0, 0)
 
     run(scenario())

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tandem.core.errors import ConfigurationError, TandemError, UnavailableError
+from tandem.core.scope import UNSCOPED
 from tandem.locality.redis import RedisIndex
 from tandem.routing.snapshot import Role
 from tandem.rpc.client import RouterClient
@@ -28,7 +29,7 @@ from tests.helpers.secret import AS_GATEWAY, AS_WORKER, SECRET
 from tests.unit.serving.stub_workers import PATIENT_S, StubWorker, record, router_settings, serving_worker, status
 
 ROOT = Path(__file__).parents[3]
-CALL = PairCall(request_id="r", model="m", token_ids=tuple(range(64)), num_expected_output=10)
+CALL = PairCall(request_id="r", model="m", token_ids=tuple(range(64)), num_expected_output=10, scope=UNSCOPED)
 BIND = "127.0.0.1:0"
 
 
@@ -149,7 +150,7 @@ def test_redis_dies_and_serving_goes_on_and_locality_comes_back() -> None:
 def hold_prompt(url: str) -> None:
     """Tell the index that the decode worker holds the prompt's blocks."""
     with contextlib.closing(RedisIndex(url)) as index:
-        index.replace("d0", 1, ChainHasher().hashes(Chain("weights", 16, frozenset()), CALL.token_ids), 0)
+        index.replace("d0", 1, ChainHasher().hashes(Chain("weights", 16, frozenset()), CALL.token_ids, UNSCOPED), 0)
 
 
 def test_when_a_router_has_ended_nothing_of_it_is_left() -> None:

@@ -1,4 +1,4 @@
-"""Who reads whom by what."""
+"""Choice of the transport between two workers."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What is particular to peers in one process: the source's memory can go away under the reader."""
+"""Particulars of peers in one process: the source's memory can go away under the reader."""
 
 import numpy as np
 import pytest

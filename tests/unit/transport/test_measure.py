@@ -68,7 +68,7 @@ def test_the_report_says_what_was_measured(caplog: pytest.LogCaptureFixture) -> 
 def test_a_slow_link_is_reported_loudly_with_both_figures(caplog: pytest.LogCaptureFixture) -> None:
     assert measure(PacedTransport(0.0, 0.2e9)).is_slow
     (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    for words in ("SLOW", "0.20 GB/s", "1.00 GB/s is usual", "tcp: network", PEER.incarnation):
+    for words in ("SLOW", "0.20 GB/s measured", "1.00 GB/s expected", "tcp: network", PEER.incarnation):
         assert words in record.getMessage()
 
 

@@ -1,4 +1,4 @@
-"""How long a read may take, and who is connected."""
+"""Deadlines of reads, and connected peers."""
 
 import pytest
 

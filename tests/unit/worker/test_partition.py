@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.core.errors import TandemError
+from tandem.core.scope import CacheScope
 from tandem.rpc.client import RouterClient
 from tandem.rpc.messages import GenerateCall, PairCall, PairingAnswer
 from tandem.rpc.server import serve_worker
@@ -32,7 +33,9 @@ class Scene:
 
     async def pairing(self, number: int) -> PairingAnswer:
         name = f"request {number}"
-        call = PairCall(request_id=name, model="m", token_ids=PROMPT, num_expected_output=10, cache_salt=name)
+        call = PairCall(
+            request_id=name, model="m", token_ids=PROMPT, num_expected_output=10, scope=CacheScope(salt=name)
+        )
         return await self.router.pair(call)
 
     async def pairs_with(self, prefill_id: str | None) -> bool:
@@ -53,7 +56,7 @@ class Scene:
             request_id=f"request {number}",
             prompt_token_ids=PROMPT,
             params=GREEDY,
-            cache_salt=f"request {number}",
+            scope=CacheScope(salt=f"request {number}"),
             decode=found.decode,
             prefill=found.prefill,
         )

@@ -17,6 +17,7 @@ from tandem.core.hashing import extend_hashes, root_hash
 from tandem.core.output import RequestMetrics
 from tandem.core.pins import Pin
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.scope import UNSCOPED
 from tandem.rpc.client import WorkerClient
 from tandem.rpc.messages import GenerateCall, LeaseCall, PrefillNews
 from tandem.transport.inproc import InprocRegistry
@@ -50,7 +51,7 @@ async def served(client: WorkerClient, call: GenerateCall) -> tuple[list[int], R
 
 
 def asking(prompt: tuple[int, ...], *pins: Pin, params: SamplingParams = GREEDY) -> GenerateCall:
-    return GenerateCall(request_id="r", prompt_token_ids=prompt, params=params, pins=pins)
+    return GenerateCall(request_id="r", prompt_token_ids=prompt, params=params, pins=pins, scope=UNSCOPED)
 
 
 @contextlib.asynccontextmanager
@@ -307,7 +308,7 @@ def test_a_peer_gets_no_lease_on_what_only_the_host_tier_has(llama: Path) -> Non
             await served(client, asking(prompt_of(90, seed=5), Pin(88, HOUR_S)))
             await until(lambda: has_moved(worker), "blocks in the host tier")
             await press(client)
-            root = root_hash(model_fingerprint=worker.reports.model.fingerprint, block_size=8, salt="")
+            root = root_hash(UNSCOPED, model_fingerprint=worker.reports.model.fingerprint, block_size=8)
             hashes: list[bytes] = []
             extend_hashes(root, hashes, PROMPT, 8)
             lease = await client.lease(LeaseCall(reader=worker.core.me, lease_id="0" * 32, block_hashes=tuple(hashes)))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tandem.core.output import RequestOutput
+from tandem.core.scope import UNSCOPED, CacheScope
 from tandem.rpc.messages import ConfirmAnswer, GenerateCall, LeaseNews, PrefillCall, WorkerAddress
 from tandem.scheduler.output import KVReserved
 from tandem.scheduler.request import Handoff
@@ -30,7 +31,14 @@ HELD = PROMPT[:60]  # seven whole blocks
 
 
 def call_of(pair: Pair, holder: WorkerAddress | None = None, **fields: object) -> PrefillCall:
-    values = {"request_id": "r", "reader": pair.decode.core.me, "prompt_token_ids": PROMPT, "params": GREEDY, **fields}
+    values = {
+        "request_id": "r",
+        "reader": pair.decode.core.me,
+        "prompt_token_ids": PROMPT,
+        "params": GREEDY,
+        "scope": UNSCOPED,
+        **fields,
+    }
     holder = holder or pair.decode.core.me
     return PrefillCall(fetch_from=holder, num_fetch_blocks=7, **values)  # type: ignore[arg-type]
 
@@ -46,8 +54,8 @@ async def first_token(pair: Pair, call: PrefillCall) -> int:
 
 async def held_by_decode(pair: Pair) -> int:
     """Serves the prefix there; returns the token that follows the whole prompt."""
-    await generated(pair.to_decode, GenerateCall(request_id="h", prompt_token_ids=HELD, params=GREEDY))
-    whole = GenerateCall(request_id="w", prompt_token_ids=PROMPT, params=GREEDY, cache_salt="apart")
+    await generated(pair.to_decode, GenerateCall(request_id="h", prompt_token_ids=HELD, params=GREEDY, scope=UNSCOPED))
+    whole = GenerateCall(request_id="w", prompt_token_ids=PROMPT, params=GREEDY, scope=CacheScope(salt="apart"))
     return (await generated(pair.to_decode, whole))[0]
 
 

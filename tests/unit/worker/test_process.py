@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tandem.core.clock import Clock, ManualClock
@@ -22,6 +23,7 @@ from tandem.core.errors import (
     WorkerLostError,
 )
 from tandem.core.hashing import extend_hashes, root_hash
+from tandem.core.scope import UNSCOPED
 from tandem.engine.engine import Engine
 from tandem.locality.redis import RedisIndex
 from tandem.rpc.client import RouterClient, WorkerClient
@@ -39,7 +41,7 @@ from tests.helpers.workers import GREEDY, LONG, at_rest, generated, is_at_rest, 
 
 ROOT = Path(__file__).parents[3]
 PROMPT = prompt_of(60)
-CALL = GenerateCall(request_id="g", prompt_token_ids=PROMPT, params=GREEDY)
+CALL = GenerateCall(request_id="g", prompt_token_ids=PROMPT, params=GREEDY, scope=UNSCOPED)
 
 
 @contextlib.asynccontextmanager
@@ -57,7 +59,7 @@ async def one_worker(
 
 def hashes_of(worker: Worker) -> list[bytes]:
     hashes: list[bytes] = []
-    root = root_hash(model_fingerprint=worker.reports.model.fingerprint, block_size=8, salt="")
+    root = root_hash(UNSCOPED, model_fingerprint=worker.reports.model.fingerprint, block_size=8)
     extend_hashes(root, hashes, PROMPT, 8)
     return hashes
 
@@ -87,6 +89,22 @@ def test_news_are_of_the_engine_as_it_was_between_two_steps(llama: Path) -> None
             assert (news.state.num_running, news.state.queued.num_tokens) == (0, 0)
             assert news.blocks["cached"] == 8
             assert news.state.num_free_blocks == total
+
+    asyncio.run(main())
+
+
+def test_news_tell_what_the_process_uses(llama: Path) -> None:
+    async def main() -> None:
+        async with one_worker(llama) as (_, client):
+
+            async def has_cpu() -> bool:
+                usage = (await client.status()).usage
+                return usage is not None and usage.cpu_cores is not None
+
+            await until(has_cpu, "the first second's CPU")
+            usage = (await client.status()).usage
+            assert usage is not None
+            assert usage.memory_bytes == pytest.approx(psutil.Process().memory_info().rss, rel=0.3)
 
     asyncio.run(main())
 
@@ -229,7 +247,9 @@ def test_blocks_are_reported_to_a_router_and_again_when_it_comes_back(llama: Pat
 
 
 async def knows(router: RouterClient) -> bool:
-    call = PairCall(request_id="p", model="m", token_ids=PROMPT, num_expected_output=5, local_prefill=True)
+    call = PairCall(
+        request_id="p", model="m", token_ids=PROMPT, num_expected_output=5, local_prefill=True, scope=UNSCOPED
+    )
     try:
         return (await router.pair(call)).decode_cached_blocks == 7
     except (UnavailableError, WorkerLostError):
@@ -268,7 +288,9 @@ def test_draining_waits_for_what_runs(llama: Path) -> None:
     async def main() -> None:
         async with pair_of(llama) as pair:
             stream = pair.to_decode.generate(
-                GenerateCall(request_id="r", prompt_token_ids=PROMPT, params=LONG, prefill=pair.prefill.core.me)
+                GenerateCall(
+                    request_id="r", prompt_token_ids=PROMPT, params=LONG, prefill=pair.prefill.core.me, scope=UNSCOPED
+                )
             )
             tokens = list((await anext(stream)).output.token_ids)
             draining = asyncio.create_task(pair.decode.drain(10))
@@ -316,7 +338,7 @@ def test_sigterm_lets_a_request_finish_and_exits_cleanly(llama: Path, role: str)
         client = WorkerCaller(f"127.0.0.1:{port}")
         try:
             await until(lambda: answers(client), "the process", 60)
-            stream = client.generate(GenerateCall(request_id="r", prompt_token_ids=PROMPT, params=LONG))
+            stream = client.generate(GenerateCall(request_id="r", prompt_token_ids=PROMPT, params=LONG, scope=UNSCOPED))
             tokens = list((await anext(stream)).output.token_ids)
             process.send_signal(signal.SIGTERM)
             tokens += [t async for news in stream for t in news.output.token_ids]

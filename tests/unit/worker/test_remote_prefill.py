@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.scope import UNSCOPED
 from tandem.rpc.messages import GenerateCall
 from tests.helpers.handoffs import PROMPT, Gate, alone, call_of
 from tests.helpers.workers import (
@@ -108,7 +109,9 @@ def test_a_lease_ends_when_the_kv_turns_out_to_be_here_already(llama: Path) -> N
     async def main() -> None:
         prompt = PROMPT[:64]  # whole blocks: with the first token known, all of it can come from the cache
         async with pair_of(llama, max_num_running=1, lease_ttl_s=60) as pair:
-            await generated(pair.to_decode, GenerateCall(request_id="c", prompt_token_ids=prompt, params=GREEDY))
+            await generated(
+                pair.to_decode, GenerateCall(request_id="c", prompt_token_ids=prompt, params=GREEDY, scope=UNSCOPED)
+            )
             engine = pair.decode.core.engine
             running = engine.stream(prompt_of(20, seed=9), replace(LONG, max_tokens=230), request_id="first")
             await anext(running)
@@ -130,6 +133,36 @@ def test_a_lease_ends_when_the_kv_turns_out_to_be_here_already(llama: Path) -> N
                 over.set()
             rest = [t async for news in stream for t in news.output.token_ids]
             assert [*first, *second, *rest] == alone(llama, prompt, LONG)
+            await at_rest(pair.prefill, pair.decode)
+
+    asyncio.run(main())
+
+
+def test_a_prompt_without_room_here_gives_its_lease_back(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two requests waited for each other for ever: one's blocks at the prefill worker were leased for as long as it
+    found no room here, and the other had that room and waited for the prefill worker's blocks.
+    """
+    monkeypatch.setattr("tandem.worker.remote_prefill.ROOM_TIMEOUT_S", 0.1)
+
+    async def main() -> None:
+        async with pair_of(llama, max_num_running=1, lease_ttl_s=60) as pair:
+            engine = pair.decode.core.engine
+            running = engine.stream(prompt_of(20, seed=9), replace(LONG, max_tokens=230), request_id="first")
+            await anext(running)
+            stream = pair.to_decode.generate(call_of(pair, params=LONG))
+            first = list((await anext(stream)).output.token_ids)
+            assert await engine.call(lambda e: e.num_waiting) == 1, "the other ended too soon for this test"
+            held = threading.Event()
+            engine.post(lambda e: wait_for(held))
+            try:
+                await at_rest(pair.prefill)
+            finally:
+                held.set()
+            assert await engine.call(lambda e: e.num_waiting) == 1, "the other ended too soon for this test"
+            await running.aclose()
+            rest = [t async for news in stream for t in news.output.token_ids]
+            assert [*first, *rest] == alone(llama, PROMPT, LONG)
+            assert await engine.call(lambda e: e.counters.num_fetched_tokens) == 0
             await at_rest(pair.prefill, pair.decode)
 
     asyncio.run(main())

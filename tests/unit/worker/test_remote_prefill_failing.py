@@ -14,6 +14,7 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.engine.async_engine import AsyncEngine
 from tandem.engine.engine import Engine
 from tandem.rpc.messages import ConfirmAnswer, ConfirmCall, Greeting, WorkerAddress
+from tandem.rpc.protocols import PROTOCOL_VERSION
 from tandem.scheduler.output import SampledToken
 from tandem.text.grammars import CompiledGrammar
 from tandem.transport.inproc import InprocTransport
@@ -186,7 +187,7 @@ def test_a_worker_of_another_make_is_refused_with_both_values(
 def test_a_worker_refuses_a_reader_of_another_make(llama: Path) -> None:
     async def main() -> None:
         async with pair_of(llama) as pair:
-            ours = pair.decode.core.greeting(1)
+            ours = pair.decode.core.greeting(PROTOCOL_VERSION)
             with pytest.raises(IncompatiblePeerError, match="model: peer 'another'"):
                 await pair.to_prefill.greet(replace(ours, compatibility={**ours.compatibility, "model": "another"}))
 

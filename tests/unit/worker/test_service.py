@@ -10,6 +10,7 @@ import pytest
 
 from tandem.core.errors import CapacityError, EngineStoppedError, InvalidRequestError, TransportError, UnavailableError
 from tandem.core.hashing import extend_hashes, root_hash
+from tandem.core.scope import UNSCOPED
 from tandem.rpc.messages import (
     ConfirmAnswer,
     ConfirmCall,
@@ -37,7 +38,14 @@ READER = WorkerAddress("reader", "127.0.0.1:1", "x")
 
 
 def call_of(**fields: object) -> PrefillCall:
-    values = {"request_id": "r", "reader": READER, "prompt_token_ids": PROMPT, "params": GREEDY, **fields}
+    values = {
+        "request_id": "r",
+        "reader": READER,
+        "prompt_token_ids": PROMPT,
+        "params": GREEDY,
+        "scope": UNSCOPED,
+        **fields,
+    }
     return PrefillCall(**values)  # type: ignore[arg-type]
 
 
@@ -54,7 +62,7 @@ async def usage_of(pair: Pair) -> tuple[int, int, int]:
 async def hashes_of(pair: Pair, num_tokens: int = len(PROMPT)) -> tuple[bytes, ...]:
     fingerprint = pair.prefill.reports.model.fingerprint
     hashes: list[bytes] = []
-    root = root_hash(model_fingerprint=fingerprint, block_size=8, salt="")
+    root = root_hash(UNSCOPED, model_fingerprint=fingerprint, block_size=8)
     extend_hashes(root, hashes, PROMPT[:num_tokens], 8)
     return tuple(hashes)
 
@@ -158,7 +166,9 @@ def test_waiting_for_the_first_chunk_does_not_use_up_the_lease(llama: Path) -> N
 def test_cached_blocks_are_leased_until_released(llama: Path) -> None:
     async def main() -> None:
         async with pair_of(llama) as pair:
-            await generated(pair.to_prefill, GenerateCall(request_id="g", prompt_token_ids=PROMPT, params=GREEDY))
+            await generated(
+                pair.to_prefill, GenerateCall(request_id="g", prompt_token_ids=PROMPT, params=GREEDY, scope=UNSCOPED)
+            )
             hashes = await hashes_of(pair)
             call = LeaseCall(reader=READER, lease_id=uuid.uuid4().hex, block_hashes=hashes)
             lease = await pair.to_prefill.lease(call)
@@ -199,7 +209,9 @@ def test_a_lease_cannot_take_the_name_of_a_transfer(llama: Path, lease_id: str) 
 
     async def main() -> None:
         async with pair_of(llama) as pair:
-            await generated(pair.to_prefill, GenerateCall(request_id="g", prompt_token_ids=PROMPT, params=GREEDY))
+            await generated(
+                pair.to_prefill, GenerateCall(request_id="g", prompt_token_ids=PROMPT, params=GREEDY, scope=UNSCOPED)
+            )
             engine = pair.prefill.core.engine
             assert await engine.call(lambda e: e.kv.borrow("fetch 1", 2))
             hashes = await hashes_of(pair)
@@ -263,7 +275,9 @@ def test_an_engine_that_stops_in_the_middle_ends_every_call(llama: Path) -> None
     async def main() -> None:
         async with pair_of(llama) as pair:
             decoding = asyncio.create_task(
-                generated(pair.to_decode, GenerateCall(request_id="g", prompt_token_ids=PROMPT, params=LONG))
+                generated(
+                    pair.to_decode, GenerateCall(request_id="g", prompt_token_ids=PROMPT, params=LONG, scope=UNSCOPED)
+                )
             )
             await until(lambda: is_running(pair), "a running request")
             await asyncio.to_thread(pair.decode.core.engine.stop)

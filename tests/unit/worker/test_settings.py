@@ -1,4 +1,4 @@
-"""What a worker tells others about where it is."""
+"""Addresses that a worker tells others."""
 
 import socket
 

@@ -9,6 +9,7 @@ import pytest
 from tandem.core.clock import ManualClock
 from tandem.core.errors import IncompatiblePeerError, TandemError, TransportError, WorkerLostError
 from tandem.rpc.messages import ConfirmCall, Greeting, WorkerAddress
+from tandem.rpc.protocols import PROTOCOL_VERSION
 from tandem.transport.base import Peer
 from tandem.worker.source import Source
 from tandem.worker.sources import FORGET_AFTER_S, MAX_MET, MAX_PAUSE_S, Sources, check_compatible
@@ -341,7 +342,7 @@ def test_a_peer_that_cannot_be_measured_is_disconnected(llama: Path, monkeypatch
 def test_every_difference_is_named_with_both_values(llama: Path) -> None:
     async def main() -> None:
         async with pair_of(llama) as pair:
-            theirs = pair.prefill.core.greeting(1)
+            theirs = pair.prefill.core.greeting(PROTOCOL_VERSION)
             check_compatible(pair.decode.core.compatibility, theirs)
             other = replace(theirs, compatibility={"model": "m", "extra": "e"})
             with pytest.raises(IncompatiblePeerError) as raised:

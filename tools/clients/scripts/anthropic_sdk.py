@@ -24,7 +24,7 @@ TOOL: Any = {
 
 
 class Answer(BaseModel):
-    """What `parse` is to give."""
+    """Expected result of `parse`."""
 
     is_python: bool
     digit: int

@@ -13,7 +13,7 @@ QUESTION = [SystemMessage("Be brief."), HumanMessage("What does os.path.join do?
 
 
 class Answer(BaseModel):
-    """What structured output is to give."""
+    """Expected result of structured output."""
 
     is_python: bool
     digit: int

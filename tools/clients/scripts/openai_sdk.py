@@ -26,7 +26,7 @@ TOOL: Any = {
 
 
 class Answer(BaseModel):
-    """What `parse` is to give."""
+    """Expected result of `parse`."""
 
     is_python: bool
     digit: int

@@ -1,4 +1,4 @@
-"""What `vllm bench serve` sends and how it reads the answer: its own request functions, out of the installed package.
+"""Requests of `vllm bench serve` and its reading of answers: the functions of the installed package.
 
 That is installed without its dependencies, several GB of CUDA, so the command itself cannot start.
 """

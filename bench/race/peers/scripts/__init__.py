@@ -1,1 +1,1 @@
-"""What is run by the interpreters of the peers' environments: they hold neither tandem nor its dependencies."""
+"""Scripts for the interpreters of the peers' environments, which hold neither tandem nor its dependencies."""

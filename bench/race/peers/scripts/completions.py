@@ -16,7 +16,7 @@ _MAX_HEADER_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Delta:
-    """What one step gave one request."""
+    """Output of one step for one request."""
 
     request_id: int
     token_ids: Sequence[int]
@@ -34,7 +34,7 @@ class Asked:
 
 
 class Backend(Protocol):
-    """What serves the requests; called on the loop's thread."""
+    """Engine that serves the requests; called on the loop's thread."""
 
     def begin(self, loop: asyncio.AbstractEventLoop, on_error: Callable[[BaseException], None]) -> None:
         """Called once, before anything else. `on_error` is called on the loop when no more can be served."""

@@ -14,6 +14,7 @@ from typing import Any
 from tandem.core.errors import CapacityError, InvalidRequestError, TandemError, shown
 from tandem.core.fresh_numbers import FreshNumbers
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.scope import CacheScope
 from tandem.gateway.assembly import Assembled, assemble
 from tandem.gateway.choices import expected_output, make_choices
 from tandem.gateway.conversation import ToolMode
@@ -203,7 +204,7 @@ def _request(
         choices=make_choices(request_id, [assembled.token_ids], params, fresh),
         num_expected_output=expected_output(params),
         priority=asked.priority or 0,
-        cache_salt=asked.cache_salt or "",
+        scope=CacheScope(salt=asked.cache_salt or ""),
         session_id=asked.prompt_cache_key,
         pins=assembled.pins,
     )

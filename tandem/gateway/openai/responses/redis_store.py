@@ -2,10 +2,11 @@
 
 Each entry is a hash, `body`, encrypted, and `running`, beside a key that lives while its gateway renews it; both
 expire. How much there is, of all and of each tenant, is counted beside them, on the same server. A Redis that is away,
-slow, full or holds nonsense raises UnavailableError and nothing else.
+slow or full raises UnavailableError; an entry that cannot be read, RequestError. Causes and remedies are in the log.
 """
 
 import hashlib
+import logging
 from collections.abc import Awaitable
 from typing import cast
 
@@ -14,13 +15,18 @@ from redis.exceptions import RedisError
 
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import UnavailableError
+from tandem.gateway.errors import RequestError
 from tandem.gateway.openai.responses.sealing import Sealer, UnsealError
 from tandem.gateway.openai.responses.store import ENTRY_COST_BYTES, LEASE_S, MAX_ENTRY_BYTES, StoredResponse
 from tandem.redis_client import answered_within, connect, explained
 
 DEFAULT_TTL_S = 30 * 24 * 3600.0  # as OpenAI has it
 MAX_BYTES = 128 * 2**20  # NOTE: a quarter of the Redis that the chart brings, which workers and accounts need too
+_NEVER_S = float("-inf")
 MAX_DROPPED = 1000  # entries a call, unless the new one needs the room of more
+
+_logger = logging.getLogger(__name__)
+
 # KEYS prefix; ARGV tenant (32 digits), id. An entry is named tenant:id. sizes: a hash by name, and `total`; expiries:
 # names by when, in microseconds, of all and of each tenant; held: tenants by bytes.
 _COMMON = """
@@ -129,7 +135,7 @@ class RedisResponseStore:
         self._max_entry_bytes = min(max_entry_bytes, max_bytes - ENTRY_COST_BYTES)
         self._retry_after_s = retry_after_s
         self._clock = clock or SystemClock()
-        self._away_until_s = float("-inf")
+        self._away_until_s = _NEVER_S
 
     async def put(self, tenant: str, entry: StoredResponse, *, over_running: bool = False) -> bool:
         text = entry.encoded(self._max_entry_bytes)
@@ -147,13 +153,16 @@ class RedisResponseStore:
             text = self._sealer.unseal(cast(bytes, sealed), self._place(tenant, response_id))
             return StoredResponse.decode(text, is_lost=running == b"1" and not alive)
         except UnsealError as error:
-            raise UnavailableError(
-                f"response {response_id} cannot be read: {error}. All gateways need the same responses_key, and after "
-                "a change the old one behind the new one",
-                1.0,
-            ) from error
+            _logger.warning(
+                "response %s cannot be read: %s. All gateways need the same responses_key, and after a change the old "
+                "one behind the new one",
+                response_id,
+                error,
+            )
+            raise _unreadable(response_id) from error
         except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-            raise UnavailableError(f"Redis holds nonsense for response {response_id}: {error}", 1.0) from error
+            _logger.warning("Redis holds no response under the id %s: %s", response_id, error)
+            raise _unreadable(response_id) from error
 
     async def renew(self, tenant: str, response_id: str) -> bool:
         return bool(await self._run(_RENEW, tenant, response_id, self._lease_ms))
@@ -169,18 +178,37 @@ class RedisResponseStore:
 
     async def _run(self, script: str, tenant: str, response_id: str, *arguments: bytes | int) -> object:
         if self._clock.now_s() < self._away_until_s:
-            raise UnavailableError("the store of responses did not answer a moment ago; try again shortly", 1.0)
+            raise _away()
         owner = _owner(tenant)
         try:
             async with answered_within(self._timeout_s):
-                return await cast(
+                answer = await cast(
                     Awaitable[object], self._redis.eval(script, 1, self._key, owner, response_id, *arguments)
                 )
         except (RedisError, OSError) as error:
+            if self._away_until_s == _NEVER_S:
+                _logger.warning("the store of responses does not answer: %s", explained(error, "gateway"))
             self._away_until_s = self._clock.now_s() + self._retry_after_s
-            raise UnavailableError(
-                f"the store of responses does not answer ({explained(error, 'gateway')}); try again", 1.0
-            ) from error
+            raise _away() from error
+        if self._away_until_s != _NEVER_S:
+            _logger.info("the store of responses answers again")
+            self._away_until_s = _NEVER_S
+        return answer
+
+
+def _away() -> UnavailableError:
+    """For clients; the cause is in the log."""
+    return UnavailableError("stored responses are temporarily not available; try again", 1.0)
+
+
+def _unreadable(response_id: str) -> RequestError:
+    """Trying again does not help."""
+    return RequestError(
+        f"response {response_id} can no longer be read; send its request again, or delete it",
+        param="response_id",
+        code="response_unreadable",
+        status=404,
+    )
 
 
 def _owner(tenant: str) -> str:

@@ -66,7 +66,9 @@ class StoredResponse:
 
 
 class ResponseStore(Protocol):
-    """Responses by tenant and id. All methods but `close` raise UnavailableError when the store is away."""
+    """Responses by tenant and id. All methods but `close` raise UnavailableError when the store is away; `find` raises
+    RequestError, which becomes 404, for an entry that cannot be read any more.
+    """
 
     async def put(self, tenant: str, entry: StoredResponse, *, over_running: bool = False) -> bool:
         """Keep it, over what there was. `over_running`: only over one that runs; returns whether it did.

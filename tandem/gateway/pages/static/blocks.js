@@ -1,10 +1,10 @@
 /** KV blocks by state as one stacked bar, and the legend of its colours. */
 
 import { el } from "./dom.js";
-import { count } from "./format.js";
+import { count, percent } from "./format.js";
 
 /** In the order they are stacked; the rest of the bar is free. A state that is new to this page is "other". */
-const STATES = ["used", "leased", "pinned", "cached"];
+const STATES = ["used", "leased", "pinned", "kept", "cached"];
 
 /** @typedef {Record<string, number>} Blocks by state */
 
@@ -13,11 +13,15 @@ export function total(blocks) {
   return Object.values(blocks).reduce((sum, value) => sum + value, 0);
 }
 
-/** The share that cannot be given to a new request, 0 to 1. @param {Blocks} blocks */
-export function held(blocks) {
-  const { free = 0, cached = 0 } = blocks;
-  const all = total(blocks);
-  return all ? (all - free - cached) / all : 0;
+/**
+ * Shares of the pool, 0 to 1. `held`: what cannot be given to a new request; `cached`: what can, and serves prompts that
+ * begin alike until then.
+ * @param {Blocks} blocks
+ */
+export function shares({ free = 0, cached = 0, ...rest }) {
+  const held = total(rest);
+  const all = held + free + cached || 1;
+  return { held: held / all, cached: cached / all };
 }
 
 /** @param {Blocks[]} many @returns {Blocks} */
@@ -30,12 +34,19 @@ export function together(many) {
 }
 
 /** @param {Blocks} blocks */
-export function bar(blocks) {
+function bar(blocks) {
   const all = total(blocks) || 1;
   const words = Object.entries(blocks).filter(([, value]) => value).map(([state, value]) => `${state} ${count(value)}`).join(", ");
   const parts = Object.entries(parted(blocks)).filter(([, value]) => value > 0);
   const segments = parts.map(([state, value]) => el("span", { class: `part ${state}`, style: { width: `${(100 * value) / all}%` } }));
   return el("span", { class: "kv", role: "img", title: words, "aria-label": `KV blocks: ${words || "none"}` }, ...segments);
+}
+
+/** The bar with its shares in words. @param {Blocks} blocks */
+export function usage(blocks) {
+  const { held, cached } = shares(blocks);
+  return el("span", { class: "usage" }, bar(blocks),
+    el("span", { class: "shares" }, el("span", {}, `${percent(held)} in use`), el("span", {}, `${percent(cached)} cached`)));
 }
 
 export function legend() {

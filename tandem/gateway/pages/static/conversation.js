@@ -1,4 +1,6 @@
-/** The turns of a conversation, kept for the tab so that a reload loses nothing. */
+/** The turns of a conversation. The browser keeps it, and the tab remembers which one it has open. */
+
+import { load, remove, store } from "./history.js";
 
 /**
  * @typedef {{kind: "text" | "thought", text: string} | {kind: "call", index: number, id: string, name: string}
@@ -10,12 +12,20 @@
  *   firstMs?: number, lastMs?: number, timeline?: any}} Turn
  */
 
-const PLACE = "tandem.conversation";
+const OPEN = "tandem.open";
 
 export class Conversation {
-  constructor() {
-    /** @type {Turn[]} */
-    this.turns = stored().map((turn) => (turn.state === "streaming" ? { ...turn, state: "stopped" } : turn));
+  /** @param {string} id @param {Turn[]} turns */
+  constructor(id = crypto.getRandomValues(new Uint32Array(3)).join("-"), turns = []) {
+    this.id = id;
+    this.turns = turns.map((turn) => (turn.state === "streaming" ? { ...turn, state: "stopped" } : turn));
+    sessionStorage.setItem(OPEN, id);
+  }
+
+  /** The one with this id, or that this tab had open; a new one where there is none. */
+  static open(id = sessionStorage.getItem(OPEN) ?? "") {
+    const found = load(id);
+    return found ? new Conversation(id, found.turns) : new Conversation();
   }
 
   /** @returns {Turn} */
@@ -26,8 +36,9 @@ export class Conversation {
     return turn;
   }
 
-  remove(turn) {
-    this.turns = this.turns.filter((other) => other !== turn);
+  /** Without this turn and those after it. @param {Turn} turn */
+  cut(turn) {
+    this.turns.splice(this.turns.indexOf(turn));
     this.save();
   }
 
@@ -36,17 +47,9 @@ export class Conversation {
     this.save();
   }
 
-  get last() {
-    return this.turns.at(-1);
-  }
-
-  /** NOTE: a tab's storage is small; when it is full the page goes on and only a reload forgets. */
   save() {
-    try {
-      sessionStorage.setItem(PLACE, JSON.stringify(this.turns));
-    } catch {
-      sessionStorage.removeItem(PLACE);
-    }
+    if (this.turns.length) store(this.id, this.turns);
+    else remove(this.id);
   }
 }
 
@@ -61,14 +64,5 @@ export function take(turn, piece) {
   else if (piece.kind === "usage") {
     const { kind, ...counted } = piece;
     Object.assign(turn.usage, counted);
-  }
-}
-
-function stored() {
-  try {
-    const found = JSON.parse(sessionStorage.getItem(PLACE) ?? "[]");
-    return Array.isArray(found) ? found : [];
-  } catch {
-    return [];
   }
 }

@@ -36,3 +36,21 @@ export function ago(seconds) {
   if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
   return seconds < 3600 ? `${Math.floor(seconds / 60)} min` : `${Math.floor(seconds / 3600)} h`;
 }
+
+/** A share of 1, or a dash. @param {number | null | undefined} share */
+export function percent(share) {
+  if (share === null || share === undefined) return NONE;
+  const value = 100 * share;
+  return `${value > 0 && value < 10 ? value.toFixed(1).replace(/\.0$/, "") : Math.round(value)} %`;
+}
+
+/** @param {number | null | undefined} bytes */
+export function memory(bytes) {
+  if (bytes === null || bytes === undefined) return NONE;
+  return bytes >= 1e9 ? `${(bytes / 1e9).toFixed(1)} GB` : `${Math.round(bytes / 1e6)} MB`;
+}
+
+/** CPU as cores. @param {number | null | undefined} value */
+export function cores(value) {
+  return value === null || value === undefined ? NONE : `${value.toFixed(value < 10 ? 2 : 0)} cores`;
+}

@@ -1,15 +1,19 @@
-/** A little Markdown, built as DOM nodes: paragraphs, headings, lists, fenced and inline code, bold, italics. */
+/** Markdown as DOM nodes: markdown-it finds the tokens, and here each becomes an element or a text node, never markup. */
 
+import { copyButton } from "./clipboard.js";
 import { el } from "./dom.js";
+import MarkdownIt from "./markdown-it.js";
 
-/** @typedef {{kind: "code" | "list" | "heading" | "paragraph", source: string, isOrdered?: boolean}} Block */
+/** @typedef {{type: string, tag: string, nesting: number, level: number, hidden: boolean, content: string, info: string,
+ *   map: [number, number] | null, children: Token[] | null, attrGet: (name: string) => string | null}} Token */
 
-const FENCE = /^ {0,3}```/;
-const HEADING = /^#{1,6} +/;
-const BULLET = /^ *(?:[-*+]|\d{1,9}[.)]) +/;
-const INLINE = /(`+)(.+?)\1(?!`)|\*\*(?=\S)(.+?)\*\*|\*(?=[^\s*])([^*\n]*[^\s*])\*(?!\*)/gs;
+const SCHEMES = ["http:", "https:", "mailto:"];
+const TOP_HEADING = 2; // headings of an answer stand below those of the page
 
-/** Shows growing text in `node`, touching only the blocks that changed. */
+const parser = new MarkdownIt({ html: false, linkify: true });
+parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false });
+
+/** Shows growing text in `node`, replacing only the blocks that changed. */
 export class MarkdownView {
   /** @param {HTMLElement} node */
   constructor(node) {
@@ -19,90 +23,107 @@ export class MarkdownView {
 
   /** @param {string} text */
   show(text) {
-    const blocks = split(text);
+    const context = {};
+    const lines = text.split("\n");
+    const blocks = topBlocks(parser.parse(text, context));
+    const numReferences = Object.keys(context.references ?? {}).length; // a new one may turn earlier words into links
     while (this.node.childNodes.length > blocks.length) this.node.lastChild.remove();
-    blocks.forEach((block, index) => {
-      const source = `${block.kind}\n${block.source}`;
+    blocks.forEach((tokens, index) => {
+      const [begin, end] = tokens[0].map;
+      const source = `${numReferences} ${lines.slice(begin, end).join("\n")}`;
       const old = this.node.childNodes[index];
-      if (!old) this.node.append(render(block));
-      else if (this.sources[index] !== source) old.replaceWith(render(block));
+      if (!old) this.node.append(built(tokens));
+      else if (this.sources[index] !== source) old.replaceWith(built(tokens));
       this.sources[index] = source;
     });
     this.sources.length = blocks.length;
   }
 }
 
-/** @param {string} text @returns {Block[]} */
-export function split(text) {
-  /** @type {Block[]} */
+/** @param {Token[]} tokens @returns {Token[][]} one list for each block that is in no other */
+function topBlocks(tokens) {
   const blocks = [];
-  const lines = text.split(/\r?\n/);
-  for (let at = 0; at < lines.length; ) {
-    if (!lines[at].trim()) at += 1;
-    else {
-      const end = endOf(lines, at);
-      blocks.push(blockOf(lines.slice(at, end)));
-      at = end;
-    }
+  for (const token of tokens) {
+    if (token.level === 0 && token.nesting >= 0) blocks.push([token]);
+    else blocks.at(-1).push(token);
   }
   return blocks;
 }
 
-/** Where the block that begins at `at` ends. */
-function endOf(lines, at) {
-  if (FENCE.test(lines[at])) {
-    const close = lines.findIndex((line, index) => index > at && FENCE.test(line));
-    return close < 0 ? lines.length : close + 1;
+/** @param {Token[]} tokens @returns {DocumentFragment} */
+function built(tokens) {
+  const root = document.createDocumentFragment();
+  const open = [root];
+  for (const token of tokens) {
+    if (token.nesting < 0) open.pop();
+    else {
+      const { node, inner = node } = made(token, open.at(-1));
+      if (node !== open.at(-1)) open.at(-1).append(node);
+      if (token.nesting > 0) open.push(inner);
+    }
   }
-  if (HEADING.test(lines[at])) return at + 1;
-  const isList = BULLET.test(lines[at]);
-  let end = at + 1;
-  while (end < lines.length && lines[end].trim() && !FENCE.test(lines[end]) && !HEADING.test(lines[end])) {
-    if (!isList && BULLET.test(lines[end])) break;
-    end += 1;
-  }
-  return end;
+  return root;
 }
 
-function blockOf(lines) {
-  if (FENCE.test(lines[0])) {
-    const isClosed = lines.length > 1 && FENCE.test(lines.at(-1));
-    return { kind: "code", source: lines.slice(1, isClosed ? -1 : undefined).join("\n") };
-  }
-  const source = lines.join("\n");
-  if (HEADING.test(source)) return { kind: "heading", source: source.replace(HEADING, "") };
-  if (BULLET.test(source)) return { kind: "list", source, isOrdered: /^ *\d/.test(source) };
-  return { kind: "paragraph", source };
+/** The token's node, and what its content goes into where that is another. */
+function made(token, parent) {
+  const make = MAKERS[token.type];
+  if (make) return make(token, parent);
+  return { node: token.nesting > 0 || token.type === "hr" ? el(token.tag) : words(token.content) };
 }
 
-/** @param {Block} block */
-function render(block) {
-  if (block.kind === "code") return el("pre", { tabindex: 0 }, el("code", {}, block.source));
-  if (block.kind === "heading") return el("h3", {}, ...inline(block.source));
-  if (block.kind === "paragraph") return el("p", {}, ...inline(block.source));
-  const first = block.isOrdered ? { start: parseInt(block.source, 10) } : {};
-  return el(block.isOrdered ? "ol" : "ul", first, ...items(block.source).map((item) => el("li", {}, ...inline(item))));
+const words = (text) => document.createTextNode(text);
+
+const MAKERS = {
+  inline: (token) => ({ node: built(token.children) }),
+  paragraph_open: (token, parent) => ({ node: token.hidden ? parent : el("p") }),
+  heading_open: (token) => ({ node: el(`h${Math.min(6, Number(token.tag[1]) + TOP_HEADING)}`) }),
+  ordered_list_open: (token) => ({ node: el("ol", { start: token.attrGet("start") }) }),
+  table_open: () => {
+    const inner = el("table");
+    return { node: el("div", { class: "table", tabindex: 0, role: "region", "aria-label": "Table" }, inner), inner };
+  },
+  th_open: cell,
+  td_open: cell,
+  fence: code,
+  code_block: code,
+  code_inline: (token) => ({ node: el("code", {}, token.content) }),
+  softbreak: () => ({ node: el("br") }),
+  hardbreak: () => ({ node: el("br") }),
+  link_open: (token) => ({ node: link(token.attrGet("href")) }),
+  image: (token) => ({ node: picture(token) }),
+};
+
+function cell(token) {
+  const side = /text-align:(\w+)/.exec(token.attrGet("style") ?? "")?.[1];
+  return { node: el(token.tag, { class: side && `to-${side}` }) };
 }
 
-/** A list's items; a line without a bullet belongs to the item before. */
-function items(source) {
-  const found = [];
-  for (const line of source.split("\n")) {
-    if (BULLET.test(line)) found.push(line.replace(BULLET, ""));
-    else found[found.length - 1] += `\n${line.trim()}`;
-  }
-  return found;
+function code(token) {
+  const text = token.content.replace(/\n$/, "");
+  const language = token.info.trim().split(/\s+/)[0];
+  return {
+    node: el("figure", { class: "code" },
+      el("figcaption", {}, el("span", {}, language || "code"), copyButton(language ? `the ${language} code` : "the code", () => text)),
+      el("pre", { tabindex: 0 }, el("code", {}, text))),
+  };
 }
 
-function inline(text) {
-  const nodes = [];
-  let at = 0;
-  for (const match of text.matchAll(INLINE)) {
-    const [whole, , code, bold, italic] = match;
-    nodes.push(text.slice(at, match.index));
-    if (code !== undefined) nodes.push(el("code", {}, code));
-    else nodes.push(el(bold === undefined ? "em" : "strong", {}, bold ?? italic));
-    at = match.index + whole.length;
-  }
-  return [...nodes, text.slice(at)];
+/** A link that opens elsewhere; an address that is not of the web is only shown. @param {string | null} address */
+function link(address) {
+  const target = allowed(address);
+  if (!target) return el("span", { class: "unlinked", title: `Not opened: ${address}` });
+  return el("a", { href: target, target: "_blank", rel: "noopener noreferrer", title: target });
+}
+
+/** NOTE: named and never loaded, since a model could send what it knows in a picture's address. */
+function picture(token) {
+  const node = link(token.attrGet("src"));
+  node.append(token.children.length ? built(token.children) : "picture");
+  return node;
+}
+
+function allowed(address) {
+  const parsed = address && URL.canParse(address) ? new URL(address) : null;
+  return parsed && SCHEMES.includes(parsed.protocol) ? parsed.href : null;
 }

@@ -3,9 +3,9 @@
 import { bindKey, read } from "./api.js";
 import { legend } from "./blocks.js";
 import { byId, el, tell } from "./dom.js";
-import { ago, bandwidth, duration, milliseconds, NONE, rate } from "./format.js";
-import { sparkline } from "./spark.js";
+import { ago, bandwidth, cores, duration, memory, milliseconds, NONE } from "./format.js";
 import { LiveTable } from "./table.js";
+import { rangeOf, tiles } from "./tiles.js";
 import { stateOf, Workers } from "./workers.js";
 
 const EVERY_MS = 2000;
@@ -13,7 +13,7 @@ const mono = (words, title = null) => el("span", { class: "mono", title }, words
 
 const DECISIONS = [
   { title: "Ago", isNumber: true, cell: (d) => ago(d.age_s) },
-  { title: "Request", isLong: true, cell: (d) => mono(short(d.request_id), d.request_id) },
+  { title: "Request", isLong: true, cell: (d) => requestLink(d.request_id) },
   { title: "Prefill", cell: (d) => (d.decode_id ? mono(d.prefill_id ?? "by decode") : NONE) },
   { title: "Decode", cell: (d) => (d.decode_id ? mono(d.decode_id) : el("span", { class: "state bad", title: d.refusal }, "refused")) },
   { title: "Predicted", isNumber: true, cell: (d) => milliseconds(d.predicted_ms.ttft) },
@@ -36,6 +36,8 @@ const PROCESSES = [
   { title: "State", cell: (p) => stateOf(p.is_alive ? p.state : "away") },
   { title: "Address", cell: (p) => mono(p.address) },
   { title: "Pid", isNumber: true, cell: (p) => p.pid ?? NONE },
+  { title: "CPU", isNumber: true, cell: (p) => cores(p.cpu_cores) },
+  { title: "Memory", isNumber: true, cell: (p) => memory(p.memory_bytes) },
   { title: "Doing", cell: (p) => doing(p) },
 ];
 
@@ -48,6 +50,8 @@ class Operations {
     this.isPaused = false;
     this.timer = 0;
     this.heardMs = null;
+    this.overview = null;
+    this.range = "live";
   }
 
   start() {
@@ -59,6 +63,7 @@ class Operations {
     byId("legend").append(...legend());
     byId("filter").addEventListener("input", (event) => this.workers.filter(event.target.value.trim()));
     byId("pause").addEventListener("click", () => this.pause(!this.isPaused));
+    for (const button of byId("range").children) button.addEventListener("click", () => this.setRange(button.value));
     document.addEventListener("visibilitychange", () => this.again());
     bindKey(byId("key"), () => this.again());
     this.again();
@@ -69,6 +74,13 @@ class Operations {
     byId("pause").setAttribute("aria-pressed", String(isPaused));
     byId("pause").textContent = isPaused ? "Resume" : "Pause";
     this.again();
+  }
+
+  /** @param {"live" | "hour"} range what the tiles show */
+  setRange(range) {
+    this.range = range;
+    for (const button of byId("range").children) button.setAttribute("aria-pressed", String(button.value === range));
+    if (this.overview) this.showTiles();
   }
 
   /** Ask now, and again after a while, if somebody looks. */
@@ -99,35 +111,25 @@ class Operations {
     byId("fresh").classList.toggle("paused", this.isPaused);
   }
 
-  show({ model, live, processes, links, num_links: numLinks, decisions }) {
+  showTiles() {
+    const live = this.overview[this.range];
+    byId("tiles").setAttribute("aria-label", rangeOf(live));
+    byId("tiles").replaceChildren(...tiles(live));
+  }
+
+  show(overview) {
+    const { model, processes, links, num_links: numLinks, decisions } = overview;
+    this.overview = overview;
     const isWorker = (process) => "blocks" in process;
     byId("model").textContent = model.name;
     byId("model").title = model.max_model_len ? `${model.name}: ${model.max_model_len} tokens, blocks of ${model.block_size}` : model.name;
-    byId("tiles").replaceChildren(...tiles(live));
+    this.showTiles();
     this.workers.show(processes.filter(isWorker));
     this.processes.show(processes.filter((process) => !isWorker(process)));
     this.decisions.show([...decisions].reverse());
     this.links.show(links);
     byId("links-count").textContent = numLinks > links.length ? `the ${links.length} slowest of ${numLinks}` : numLinks ? `${numLinks} measured` : "";
   }
-}
-
-function tiles(live) {
-  const { series } = live;
-  const spread = ({ p95, p99 }) => [`p95 ${milliseconds(p95)}`, `p99 ${milliseconds(p99)}`];
-  const window = `mean of ${live.window_s} s`;
-  return [
-    tile("Time to first token", milliseconds(live.ttft_ms.p50), spread(live.ttft_ms), series.ttft_p50_ms, "median"),
-    tile("Time per output token", milliseconds(live.tpot_ms.p50), spread(live.tpot_ms), series.tpot_p50_ms, "median"),
-    tile("Requests per second", rate(live.requests_per_s), [window, `${live.num_requests} in all`], series.requests_per_s),
-    tile("Output tokens per second", rate(live.output_tokens_per_s), [window, `prompt ${rate(live.prompt_tokens_per_s)}/s`], series.output_tokens_per_s),
-  ];
-}
-
-function tile(title, figure, words, values, unit = "") {
-  return el("article", { class: "tile" }, el("h2", {}, title),
-    el("p", { class: "figure" }, el("b", {}, figure), unit && ` ${unit}`),
-    el("p", { class: "muted notes" }, ...words.map((word) => el("span", {}, word))), sparkline(values, `${title}, last minute`));
 }
 
 function difference(ms) {
@@ -140,8 +142,11 @@ function doing(process) {
   return process.role === "router" ? `knows ${process.num_workers} workers` : `${process.num_running} requests open`;
 }
 
-function short(id) {
-  return id.length > 14 ? `${id.slice(0, 13)}…` : id;
+/** To the request's timeline; a choice of several is found by its request. */
+function requestLink(id) {
+  const short = id.length > 14 ? `${id.slice(0, 13)}…` : id;
+  const address = `trace#${encodeURIComponent(id.replace(/\/\d+$/, ""))}`;
+  return el("a", { class: "mono", href: address, title: id }, short);
 }
 
 new Operations().start();

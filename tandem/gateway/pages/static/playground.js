@@ -2,9 +2,11 @@
 
 import * as anthropic from "./anthropic.js";
 import { bindKey, call, read } from "./api.js";
+import { copied } from "./clipboard.js";
 import { Conversation, take } from "./conversation.js";
-import { copied, curlOf } from "./curl.js";
+import { curlOf } from "./curl.js";
 import { byId, el, tell } from "./dom.js";
+import { HistoryList, kept, keyOf, remove } from "./history.js";
 import * as openai from "./openai.js";
 import { FieldError, SettingsForm } from "./settings.js";
 import { eventData } from "./sse.js";
@@ -17,15 +19,17 @@ const STARTS = ["What does os.path.join do?", "Explain a KV cache in two sentenc
 
 class Playground {
   constructor() {
-    this.conversation = new Conversation();
+    this.conversation = Conversation.open();
     this.views = new Map();
     this.model = "";
     this.abort = null;
     this.turns = byId("turns");
     this.draft = byId("draft");
     this.form = new SettingsForm(byId("settings"), () => this.showSwitches());
+    this.history = new HistoryList(byId("history"), { open: (id) => this.open(Conversation.open(id)), remove: (id) => this.remove(id) });
     this.doings = {
       again: (turn) => this.again(turn),
+      edit: (turn, words) => this.edit(turn, words),
       goOn: () => this.generate(),
       changed: () => this.conversation.save(),
     };
@@ -35,23 +39,27 @@ class Playground {
     byId("composer").addEventListener("submit", (event) => this.submit(event));
     byId("stop").addEventListener("click", () => this.abort?.abort());
     byId("fresh").addEventListener("click", () => this.fresh());
+    byId("clear").addEventListener("click", () => this.clearHistory());
     byId("curl").addEventListener("click", () => this.copy());
     byId("example").addEventListener("click", () => this.form.insertExample());
     this.draft.addEventListener("keydown", (event) => this.key(event));
-    addEventListener("pagehide", () => this.conversation.save());
+    addEventListener("pagehide", () => this.abort && this.conversation.save());
+    addEventListener("storage", (event) => this.hear(event));
     bindKey(byId("key"), () => this.learnModel());
-    this.foldSettings();
+    this.foldPanels();
     this.showSwitches();
     this.showAll();
     this.learnModel();
   }
 
-  /** Beside the conversation where there is room, folded above it where there is not. */
-  foldSettings() {
-    const wide = matchMedia("(min-width: 901px)");
-    const apply = () => (byId("panel").open = wide.matches);
-    wide.addEventListener("change", apply);
-    apply();
+  /** Settings and history stand beside the conversation where there is room, and are folded above it where there is not. */
+  foldPanels() {
+    for (const [id, width] of [["panel", 901], ["past", 1181]]) {
+      const wide = matchMedia(`(min-width: ${width}px)`);
+      const apply = () => (byId(id).open = wide.matches);
+      wide.addEventListener("change", apply);
+      apply();
+    }
   }
 
   async learnModel() {
@@ -77,9 +85,8 @@ class Playground {
     if (!words || this.abort) return;
     const settings = this.settings();
     if (!settings) return;
-    this.show(this.conversation.add("user", words));
     this.draft.value = "";
-    this.generate(settings);
+    this.ask(words, settings);
   }
 
   /** What the form says, or null when it is wrong, which the form shows. */
@@ -92,29 +99,51 @@ class Playground {
     }
   }
 
+  ask(words, settings) {
+    this.show(this.conversation.add("user", words));
+    this.history.show(this.conversation.id);
+    this.generate(settings);
+  }
+
   again(turn) {
-    this.conversation.remove(turn);
+    const settings = this.settings();
+    if (!settings || this.abort) return;
+    this.conversation.cut(turn);
     this.showAll();
-    this.generate();
+    this.turns.focus();
+    this.generate(settings);
+  }
+
+  /** Ask otherwise: the message and all after it make room. */
+  edit(turn, words) {
+    const settings = this.settings();
+    if (!settings || this.abort) return;
+    this.conversation.cut(turn);
+    this.showAll();
+    this.turns.focus();
+    this.ask(words, settings);
   }
 
   async generate(settings = this.settings()) {
     if (!settings || this.abort) return;
+    const { conversation } = this; // another may be opened meanwhile
     const dialect = DIALECTS[settings.api];
-    const turns = this.conversation.turns.filter((turn) => turn.role === "user" || turn.text || turn.calls.length);
-    const sent = dialect.body(this.model, turns, settings);
-    const turn = this.conversation.add("assistant");
+    const sent = dialect.body(this.model, said(conversation.turns), settings);
+    const turn = conversation.add("assistant");
     this.show(turn);
     this.setBusy(new AbortController());
+    const saving = setInterval(() => conversation.save(), SAVE_MS);
     await this.receive(turn, dialect, sent);
+    clearInterval(saving);
     this.setBusy(null);
     this.refresh(turn);
-    await this.learnTimeline(turn);
+    turn.timeline = await this.timelineOf(turn);
+    conversation.save();
+    this.refresh(turn);
   }
 
   async receive(turn, dialect, sent) {
     const began = performance.now();
-    const saving = setInterval(() => this.conversation.save(), SAVE_MS);
     try {
       const options = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(sent) };
       const response = await call(dialect.path, { ...options, signal: this.abort.signal });
@@ -127,8 +156,6 @@ class Playground {
     } catch (error) {
       turn.state = error.name === "AbortError" ? "stopped" : "failed";
       if (turn.state === "failed") turn.error = error.message;
-    } finally {
-      clearInterval(saving);
     }
   }
 
@@ -162,12 +189,8 @@ class Playground {
   }
 
   /** NOTE: the gateway may want an operator's key for this; without it the page has no timeline. */
-  async learnTimeline(turn) {
-    if (turn.requestId) {
-      turn.timeline = await read(`admin/requests/${encodeURIComponent(turn.requestId)}`).catch(() => undefined);
-    }
-    this.conversation.save();
-    this.refresh(turn);
+  async timelineOf(turn) {
+    return turn.requestId && read(`admin/requests/${encodeURIComponent(turn.requestId)}`).catch(() => undefined);
   }
 
   setBusy(abort) {
@@ -178,10 +201,38 @@ class Playground {
   }
 
   fresh() {
-    this.abort?.abort();
-    this.conversation.clear();
-    this.showAll();
+    this.open(new Conversation());
     this.draft.focus();
+  }
+
+  /** @param {Conversation} conversation in place of the one on the page, which the history keeps */
+  open(conversation) {
+    this.abort?.abort();
+    this.conversation = conversation;
+    if (matchMedia("(max-width: 1180px)").matches) byId("past").open = false;
+    this.showAll();
+  }
+
+  remove(id) {
+    remove(id);
+    if (id !== this.conversation.id) return this.history.show(this.conversation.id);
+    this.conversation.clear();
+    this.fresh();
+  }
+
+  /** Another tab has changed or deleted what `key` names. */
+  hear({ key }) {
+    const { id } = this.conversation;
+    if (key === keyOf(id) && !this.abort) this.open(Conversation.open(id));
+    else this.history.show(id);
+  }
+
+  clearHistory() {
+    const found = kept();
+    if (!found.length || !confirm(`Delete all ${found.length} conversations from this browser?`)) return;
+    this.conversation.clear();
+    for (const { id } of found) remove(id);
+    this.fresh();
   }
 
   showAll() {
@@ -189,6 +240,7 @@ class Playground {
     this.turns.replaceChildren();
     if (!this.conversation.turns.length) this.turns.append(this.empty());
     for (const turn of this.conversation.turns) this.show(turn);
+    this.history.show(this.conversation.id);
   }
 
   show(turn) {
@@ -221,7 +273,7 @@ class Playground {
     const settings = this.settings();
     if (!settings) return;
     const words = this.draft.value.trim();
-    const turns = this.conversation.turns.filter((turn) => turn.role === "user" || turn.text || turn.calls.length);
+    const turns = said(this.conversation.turns);
     while (!words && turns.at(-1)?.role === "assistant") turns.pop();
     const next = words ? [...turns, { role: "user", text: words }] : turns;
     const dialect = DIALECTS[settings.api];
@@ -229,6 +281,11 @@ class Playground {
     byId("note").textContent = (await copied(text)) ? "Copied" : "The browser does not allow copying";
     setTimeout(() => (byId("note").textContent = ""), 2000);
   }
+}
+
+/** Without answers that never came. */
+function said(turns) {
+  return turns.filter((turn) => turn.role === "user" || turn.text || turn.calls.length);
 }
 
 new Playground().start();

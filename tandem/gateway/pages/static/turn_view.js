@@ -1,6 +1,8 @@
 /** Shows one turn: thinking folded, text, tool calls as cards, figures and timeline. Keeps no state but the page's. */
 
+import { copyButton } from "./clipboard.js";
 import { el } from "./dom.js";
+import { editor } from "./editor.js";
 import { milliseconds } from "./format.js";
 import { MarkdownView } from "./markdown.js";
 import { timeline } from "./timeline.js";
@@ -8,7 +10,8 @@ import { timeline } from "./timeline.js";
 const MEASURABLE_MS = 10; // tokens that came in one packet tell nothing of their rate
 const ONE_LINE = 60;
 
-/** @typedef {{again: (turn: any) => void, goOn: (turn: any) => void, changed: () => void}} Doings */
+/** @typedef {{again: (turn: any) => void, edit: (turn: any, text: string) => void, goOn: (turn: any) => void,
+ *   changed: () => void}} Doings */
 
 export class TurnView {
   /** @param {import("./conversation.js").Turn} turn @param {Doings} doings */
@@ -21,10 +24,11 @@ export class TurnView {
     this.said = el("div", { class: "said" });
     this.markdown = turn.role === "user" ? null : new MarkdownView(this.said);
     this.calls = el("div", { class: "calls" });
+    this.deeds = this.makeDeeds();
     this.foot = el("div", {});
     this.time = el("div", {});
     this.node = el("article", { class: `turn ${turn.role}`, "aria-label": turn.role === "user" ? "You" : "Assistant" },
-      this.fold, this.said, this.calls, this.foot, this.time);
+      this.fold, this.said, this.calls, this.deeds, this.foot, this.time);
     this.show();
   }
 
@@ -36,7 +40,31 @@ export class TurnView {
     else this.said.textContent = turn.text;
     this.showThought();
     this.showCalls();
+    this.deeds.firstChild.hidden = !turn.text;
+    if (this.onceMore) this.onceMore.hidden = turn.state === "failed"; // which has its own button
     if (turn.state !== "streaming" && turn.role !== "user") this.showEnd();
+  }
+
+  /** What may be done with a turn that is over. */
+  makeDeeds() {
+    const { turn, doings } = this;
+    const isMine = turn.role === "user";
+    const button = (words, deed) => el("button", { type: "button", class: "copy", on: { click: deed } }, words);
+    const copy = copyButton(isMine ? "this message" : "this answer", () => turn.text);
+    this.onceMore = isMine ? null : button("Regenerate", () => doings.again(turn));
+    return el("div", { class: "deeds" }, copy, isMine ? button("Edit", () => this.edit()) : this.onceMore);
+  }
+
+  edit() {
+    const leave = () => {
+      field.replaceWith(this.said);
+      this.deeds.hidden = false;
+      this.deeds.lastChild.focus();
+    };
+    const field = editor(this.turn.text, (text) => this.doings.edit(this.turn, text), leave);
+    this.said.replaceWith(field);
+    this.deeds.hidden = true;
+    field.querySelector("textarea").focus();
   }
 
   showThought() {
@@ -86,6 +114,7 @@ export class TurnView {
   setLatest(isLatest) {
     if (!isLatest) for (const fold of this.time.children) fold.open = false;
     for (const button of this.foot.querySelectorAll("button")) button.hidden = !isLatest;
+    if (this.onceMore && !isLatest) this.onceMore.remove();
     for (const field of this.calls.querySelectorAll("textarea")) field.readOnly = !isLatest;
   }
 
@@ -95,7 +124,7 @@ export class TurnView {
     const isOpen = !calls.length && matchMedia("(min-width: 901px)").matches;
     this.time.replaceChildren(el("details", { class: "timeline", open: isOpen },
       el("summary", {}, el("b", {}, "Timeline"), ` · ${milliseconds(1000 * record.duration_s)} · `, el("span", { class: "mono" }, requestId)),
-      timeline(record)));
+      timeline(record), el("a", { class: "alone", href: `trace#${encodeURIComponent(requestId)}` }, "This request’s own page")));
   }
 }
 

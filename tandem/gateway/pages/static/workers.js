@@ -1,8 +1,8 @@
 /** The workers' table and the pools' summaries. A worker that is no longer heard of stays for a while, as gone. */
 
-import { bar, held, together } from "./blocks.js";
+import { shares, together, usage } from "./blocks.js";
 import { el } from "./dom.js";
-import { ago, count } from "./format.js";
+import { ago, cores, count, memory } from "./format.js";
 import { LiveTable } from "./table.js";
 
 const REMEMBERED_MS = 5 * 60 * 1000;
@@ -55,7 +55,7 @@ export class Workers {
 }
 
 function gone(worker, silentS) {
-  return { ...worker, state: "gone", age_s: silentS, num_running: 0, num_waiting: 0 };
+  return { ...worker, state: "gone", age_s: silentS, num_running: 0, num_waiting: 0, cpu_cores: null, memory_bytes: null };
 }
 
 const COLUMNS = [
@@ -65,7 +65,9 @@ const COLUMNS = [
   { title: "Running", isNumber: true, sort: (w) => w.num_running, cell: (w) => count(w.num_running) },
   { title: "Waiting", isNumber: true, sort: (w) => w.num_waiting, cell: (w) => count(w.num_waiting) },
   { title: "Context tokens", isNumber: true, sort: (w) => w.num_context_tokens, cell: (w) => count(w.num_context_tokens) },
-  { title: "KV blocks", isWide: true, sort: (w) => held(w.blocks), cell: (w) => usage(w.blocks) },
+  { title: "KV blocks", isWide: true, sort: (w) => shares(w.blocks).held, cell: (w) => usage(w.blocks) },
+  { title: "CPU", isNumber: true, sort: (w) => w.cpu_cores ?? 0, cell: (w) => cores(w.cpu_cores) },
+  { title: "Memory", isNumber: true, sort: (w) => w.memory_bytes ?? 0, cell: (w) => memory(w.memory_bytes) },
   { title: "Last news", isNumber: true, sort: (w) => w.age_s, cell: (w) => ago(w.age_s) },
 ];
 
@@ -75,19 +77,16 @@ export function stateOf(state) {
   return el("span", { class: `state ${tones[state] ?? ""}` }, state);
 }
 
-function usage(blocks) {
-  return el("span", { class: "usage" }, bar(blocks), el("span", { class: "share" }, `${Math.round(100 * held(blocks))} %`));
-}
-
 function pool(role, members) {
   if (!members.length) return null;
   const alive = members.filter(({ state }) => state !== "gone");
-  const sum = (name) => alive.reduce((all, worker) => all + worker[name], 0);
+  const sum = (name) => alive.reduce((all, worker) => all + (worker[name] ?? 0), 0);
   const blocks = together(alive.map((worker) => worker.blocks));
   const missing = members.length - alive.length;
   return el("article", { class: "tile" },
     el("h2", {}, `${role} pool`),
     el("p", { class: "figure" }, el("b", {}, alive.length), ` of ${members.length} alive`, missing > 0 && el("span", { class: "state bad" }, `${missing} gone`)),
     el("p", { class: "muted" }, `${count(sum("num_running"))} running · ${count(sum("num_waiting"))} waiting · ${count(sum("queued_tokens"))} tokens queued`),
+    el("p", { class: "muted" }, `${cores(sum("cpu_cores"))} · ${memory(sum("memory_bytes"))} of memory`),
     el("p", { class: "muted label" }, "KV blocks"), usage(blocks));
 }

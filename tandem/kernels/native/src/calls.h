@@ -80,6 +80,39 @@ struct JoinedLinearArguments {
   int64_t out_stride, m, k, is_packed, threads;
 };
 
+// One expert's matrices and biases; a null pointer is a bias that it does not have.
+struct ExpertWeights {
+  const void *gate, *up, *down, *gate_bias, *up_bias, *down_bias;
+};
+
+struct ExpertsArguments {
+  int64_t dtype, activation;
+  double alpha, limit;  // of the clamped activation
+  const ExpertWeights* experts;
+  int64_t num_experts;
+  const void* x;
+  int64_t x_stride;
+  const float* weights;   // [num_tokens, top_k]
+  const int64_t* chosen;  // the same
+  void* out;              // [num_tokens, hidden]
+  int64_t out_dtype;      // that of x or float32
+  int64_t num_tokens, top_k, hidden, ffn, is_packed, threads;
+};
+
+// From logits [n, num_experts] to the weights and numbers of the experts of each row, both [n, top_k].
+struct ChooseExpertsArguments {
+  int64_t dtype;
+  const void* logits;
+  int64_t stride;
+  const float* correction;     // [num_experts], added for the choice alone; null = none
+  const float* expert_scales;  // [num_experts], of the weights; null = none
+  double logit_scale, epsilon, scale;
+  int64_t score, renormalise, rounding;  // weights are rounded to that dtype
+  int64_t num_groups, top_groups, n, num_experts, top_k;
+  float* weights;
+  int64_t *chosen, threads;
+};
+
 struct RmsNormArguments {
   int64_t dtype;
   const void* x;
@@ -144,6 +177,8 @@ TANDEM_EXPORT void tandem_linear(const tandem::LinearArguments*);
 void tandem_joined_linear(const tandem::JoinedLinearArguments*);
 TANDEM_EXPORT void tandem_gated_linear(const tandem::GatedLinearArguments*);
 TANDEM_EXPORT void tandem_gated_product(const tandem::GatedProductArguments*);
+TANDEM_EXPORT void tandem_experts(const tandem::ExpertsArguments*);
+TANDEM_EXPORT void tandem_choose_experts(const tandem::ChooseExpertsArguments*);
 TANDEM_EXPORT void tandem_rms_norm(const tandem::RmsNormArguments*);
 TANDEM_EXPORT void tandem_rope_and_write(const tandem::RopeAndWriteArguments*);
 TANDEM_EXPORT void tandem_paged_attention(const tandem::PagedAttentionArguments*);

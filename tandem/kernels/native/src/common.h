@@ -217,7 +217,7 @@ TANDEM_INLINE f32x16 exp_16(f32x16 x) { return exp2_16(x * splat(kLog2E)); }
 TANDEM_INLINE f32x16 sigmoid_16(f32x16 x) { return splat(1.0f) / (splat(1.0f) + exp_16(-x)); }
 TANDEM_INLINE f32x16 tanh_16(f32x16 x) { return splat(1.0f) - splat(2.0f) / (exp_16(x + x) + splat(1.0f)); }
 
-enum Activation : int { kSilu = 0, kGeluTanh = 1 };
+enum Activation : int { kSilu = 0, kGeluTanh = 1, kClampedSwiGlu = 2 };
 
 TANDEM_INLINE f32x16 activate(int activation, f32x16 v) {
   if (activation == kSilu) return v * sigmoid_16(v);

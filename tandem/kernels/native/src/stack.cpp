@@ -10,6 +10,13 @@
 namespace tandem {
 namespace {
 
+// The constants of a layer's experts; what belongs to a step is filled in here.
+struct Mixture {
+  const void *router, *router_bias;
+  ChooseExpertsArguments choice;
+  ExpertsArguments experts;
+};
+
 // A layer's constants. A null pointer is a tensor that the model does not have.
 struct Layer {
   const void *input_norm, *after_attention, *before_mlp, *after_mlp;
@@ -17,6 +24,7 @@ struct Layer {
   const void *gate, *up, *down;
   const float *cos, *sin;
   int64_t half, window;
+  const Mixture* mixture;  // null: the block is gate, up and down
 };
 
 // The tokens whose hidden states are asked for: the last few of some requests, and those requests with these alone.
@@ -39,7 +47,8 @@ struct Cache {
 };
 
 struct StackArguments {
-  int64_t dtype, activation, unit_offset, hidden, ffn, num_heads, num_kv_heads, head_dim, block_size;
+  int64_t dtype, activation, unit_offset, hidden, ffn, num_heads, num_kv_heads, head_dim, block_size,
+      num_experts, top_k;
   double eps, scale, softcap;
   int64_t num_layers;
   const Layer* layers;
@@ -57,10 +66,12 @@ class Stack {
   explicit Stack(const StackArguments& arguments)
       : a(arguments), element_bytes(a.dtype == kFloat32 ? 4 : 2), q_size(a.num_heads * a.head_dim),
         kv_size(a.num_kv_heads * a.head_dim), num_tokens(a.num_tokens) {
-    char* at = static_cast<char*>(a.scratch);
+    chosen = static_cast<int64_t*>(a.scratch);
+    weights = reinterpret_cast<float*>(chosen + a.num_tokens * a.top_k);
+    char* at = reinterpret_cast<char*>(weights + a.num_tokens * a.top_k);
     const auto take = [&](int64_t width) { return std::exchange(at, at + a.num_tokens * width * element_bytes); };
     normed = take(a.hidden), qkv = take(q_size + 2 * kv_size), attended = take(q_size), gated = take(a.ffn);
-    delta = take(a.hidden);
+    delta = take(a.hidden), logits = take(a.num_experts);
   }
 
   void run() {
@@ -73,9 +84,9 @@ class Stack {
       if (leaves_some_out) keep_wanted();
       if (!num_tokens) return;
       attend(layer, a.caches[i], leaves_some_out);
-      linear(attended, q_size, layer.o, layer.o_bias, delta, a.hidden);
+      linear(attended, q_size, layer.o, layer.o_bias, delta, a.hidden, a.is_packed);
       norm_into_mlp(layer);
-      mlp(layer);
+      layer.mixture ? mixture(layer) : mlp(layer);
     }
     norm(delta, a.final_norm, a.residual, a.out);
   }
@@ -84,7 +95,9 @@ class Stack {
   const StackArguments& a;
   const int64_t element_bytes, q_size, kv_size;
   int64_t num_tokens;  // that are still computed
-  char *normed, *qkv, *attended, *gated, *delta;
+  int64_t* chosen;
+  float* weights;
+  char *normed, *qkv, *attended, *gated, *delta, *logits;
 
   // After the last layer's keys and values nobody reads a token that is not asked for.
   void keep_wanted() {
@@ -104,9 +117,9 @@ class Stack {
     tandem_rms_norm(&call);
   }
 
-  void linear(const void* x, int64_t k, const void* weight, const void* bias, void* out, int64_t n) const {
-    const LinearArguments call{a.dtype, a.dtype, x, k, weight, bias, out, n, num_tokens, n, k,
-                               a.is_packed, a.threads};
+  void linear(const void* x, int64_t k, const void* weight, const void* bias, void* out, int64_t n,
+              int64_t is_packed) const {
+    const LinearArguments call{a.dtype, a.dtype, x, k, weight, bias, out, n, num_tokens, n, k, is_packed, a.threads};
     tandem_linear(&call);
   }
 
@@ -153,9 +166,24 @@ class Stack {
     const GatedLinearArguments call{a.dtype, a.activation, normed, a.hidden, layer.gate, layer.up, nullptr, nullptr,
                                     gated, a.ffn, num_tokens, a.ffn, a.hidden, a.is_packed, a.threads};
     tandem_gated_linear(&call);
-    if (!layer.after_mlp) return linear(gated, a.ffn, layer.down, nullptr, delta, a.hidden);
-    linear(gated, a.ffn, layer.down, nullptr, normed, a.hidden);
+    if (!layer.after_mlp) return linear(gated, a.ffn, layer.down, nullptr, delta, a.hidden, a.is_packed);
+    linear(gated, a.ffn, layer.down, nullptr, normed, a.hidden, a.is_packed);
     norm(normed, layer.after_mlp, nullptr, delta);
+  }
+
+  void mixture(const Layer& layer) const {
+    const Mixture& constants = *layer.mixture;
+    linear(normed, a.hidden, constants.router, constants.router_bias, logits, a.num_experts, 0);
+    ChooseExpertsArguments choice = constants.choice;
+    choice.dtype = a.dtype, choice.logits = logits, choice.stride = a.num_experts, choice.n = num_tokens;
+    choice.weights = weights, choice.chosen = chosen, choice.threads = a.threads;
+    tandem_choose_experts(&choice);
+    ExpertsArguments experts = constants.experts;
+    experts.x = normed, experts.x_stride = a.hidden, experts.weights = weights, experts.chosen = chosen;
+    experts.out = delta, experts.out_dtype = a.dtype, experts.num_tokens = num_tokens, experts.top_k = a.top_k;
+    experts.threads = a.threads;
+    tandem_experts(&experts);
+    if (layer.after_mlp) norm(delta, layer.after_mlp, nullptr, delta);
   }
 };
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind: whole at any time, merged into one report, and nothing of a rehearsal is kept."""
+"""Results of a run: whole at any time, merged into one report, and nothing of a rehearsal is kept."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which floors stand beside which figures."""
+"""Floors and the figures they stand beside."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""How Tandem is started for the race, and how it ends."""
+"""Start and end of Tandem in the race."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What trees of real processes cost."""
+"""Costs of trees of real processes."""
 
 import os
 import subprocess

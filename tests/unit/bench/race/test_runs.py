@@ -1,4 +1,4 @@
-"""What is kept of a race between two starts."""
+"""Runs of a race that are kept between two starts."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What workloads ask, when, and what they make of the answers; the server is a function."""
+"""Requests of the workloads, their times, and the figures made of answers; the server is a function."""
 
 import asyncio
 from dataclasses import replace

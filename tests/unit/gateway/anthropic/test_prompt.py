@@ -1,4 +1,4 @@
-"""What of Anthropic's bodies becomes a conversation, and what is refused by its place."""
+"""Conversation made of Anthropic's bodies, and refusals by place."""
 
 import contextlib
 from typing import Any
@@ -107,7 +107,7 @@ def test_the_last_message_of_the_assistants_is_gone_on_with() -> None:
         ([{"role": "user", "content": [{"type": "tool_use"}]}], {}, "messages.0.content.0 is of type 'tool_use'"),
         ([{"role": "user", "content": ["x"]}], {}, "messages.0.content.0"),
         ([{"role": "user", "content": [block("x", colour="red")]}], {}, "messages.0.content.0.colour='red'"),
-        ([{"role": "user", "content": [block("x", citations=[{}])]}], {}, "messages.0.content.0 must be"),
+        ([{"role": "user", "content": [block("x", citations=[{}])]}], {}, "messages.0.content.0.citations="),
         ([{"role": "user", "content": [block("x")] * 4097}], {}, "4097 blocks; at most 4096"),
         ([USER, {"role": "assistant", "content": "It is "}], {}, "white space"),
         ([USER, {"role": "assistant", "content": []}], {}, "white space"),

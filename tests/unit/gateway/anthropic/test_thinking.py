@@ -1,4 +1,4 @@
-"""What is asked of thinking, and how thinking blocks are signed."""
+"""Thinking in requests, and signatures of thinking blocks."""
 
 from typing import Any
 

@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import orjson
 
+from tandem.core.scope import CacheScope
 from tandem.core.types import FinishReason
 from tests.helpers.fake_backend import MODEL, FakeCluster, sdk, tell, text_of
 
@@ -99,7 +100,8 @@ def test_extras_of_the_engine_reach_the_worker_over_the_models_defaults(tmp_path
         assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.0, 0.9, 0, 0.1)
         assert (params.stop, params.stop_token_ids, params.logit_bias) == (("zz",), (9,), {7: -2.0})
         assert len(params.bad_words) == 2
-        assert (call.priority, call.cache_salt, pair.cache_salt, pair.session_id) == (-3, "tenant", "tenant", "session")
+        assert (call.priority, pair.session_id) == (-3, "session")
+        assert call.scope == pair.scope == CacheScope(salt="tenant")
         assert (pair.num_expected_output, tuple(pair.token_ids)) == (6, call.prompt_token_ids)
 
     tell(tmp_path, story)

@@ -50,3 +50,26 @@ def test_a_scored_prompt_has_one_position_a_token_and_no_probability_for_the_fir
         assert first["logprobs"] == choices[0]["logprobs"]
 
     tell(tmp_path, story)
+
+
+def test_a_prompt_is_scored_without_an_answer(tmp_path: Path) -> None:
+    """Regression: `max_tokens: 0`, which evaluations send to score a text, was refused."""
+
+    async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
+        asked = COMPLETION | {"prompt": [[64, 65, 66], [67]], "echo": True, "logprobs": 1, "max_tokens": 0}
+        answer = (await client.post("/v1/completions", json=asked)).json()
+        first, second = answer["choices"]
+        assert (first["text"], first["finish_reason"]) == ("abc", "length")
+        assert first["logprobs"]["tokens"] == ["a", "b", "c"]
+        assert first["logprobs"]["token_logprobs"] == [None, -0.5, -0.5]
+        assert second["logprobs"]["token_logprobs"] == [None]
+        assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (4, 0)
+        streamed = await client.post("/v1/completions", json=asked | {"prompt": "abc", "stream": True})
+        frames = [orjson.loads(frame[6:]) for frame in streamed.text.split("\n\n") if frame.startswith("data: {")]
+        assert "".join(frame["choices"][0]["text"] for frame in frames) == "abc"
+        assert frames[0]["choices"][0]["logprobs"] == first["logprobs"]
+        assert frames[-1]["choices"][0]["finish_reason"] == "length"
+        (plain,) = (await client.post("/v1/completions", json=COMPLETION | {"max_tokens": 0})).json()["choices"]
+        assert (plain["text"], plain["logprobs"]) == ("", None)
+
+    tell(tmp_path, story)

@@ -22,6 +22,7 @@ def read(**more: Any) -> ChatBody:
         {"user": "x"},
         {"service_tier": "flex"},
         {"store": False},
+        {"echo": False},
         {"modalities": ["text"]},
         {"anything": None},
         {"functions": None},
@@ -35,6 +36,7 @@ def test_what_asks_for_nothing_is_taken(harmless: dict[str, Any]) -> None:
     ("name", "value"),
     [
         ("store", True),
+        ("echo", True),
         ("modalities", ["audio"]),
         ("guided_json", {}),
         ("typo_temperature", 1),

@@ -100,3 +100,17 @@ def test_a_member_in_the_wrong_place_is_refused(tool: dict[str, Any], words: str
     with pytest.raises(RequestError) as refusal:
         read_tools([tool], None, None)
     assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize("kind", ["string", ["string", "null"], 5])
+def test_arguments_that_are_no_object_are_refused(kind: Any) -> None:
+    """Regression: a forced call of a tool whose parameters are a string answered nonsense with 200."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": kind}}}
+    with pytest.raises(RequestError, match="must be 'object'") as refusal:
+        read_tools([tool], "required", None)
+    assert refusal.value.param == "tools[0]"
+
+
+def test_arguments_that_may_be_an_object_are_taken() -> None:
+    for schema in ({}, {"type": "object"}, {"type": ["object", "null"]}, {"properties": {"type": {"type": "string"}}}):
+        read_tools([{"type": "function", "function": {"name": "f", "parameters": schema}}], "required", None)

@@ -1,4 +1,4 @@
-"""What a stream says it used so far, in every chunk: exact, and at a cost that does not grow with its choices."""
+"""Usage in every chunk of a stream: exact, and at a cost that does not grow with its choices."""
 
 import random
 from collections.abc import Iterator, Sequence

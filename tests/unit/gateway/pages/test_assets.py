@@ -1,5 +1,7 @@
 """The pages' files: complete, named by their contents, free of strangers and of ways to run what a model says."""
 
+import hashlib
+import json
 import re
 from pathlib import Path
 
@@ -9,7 +11,9 @@ from tandem.gateway import pages
 from tandem.gateway.pages.assets import Assets
 
 STATIC = Path(pages.__file__).parent / "static"
-MAX_SCRIPT_LINES = 1600
+VENDOR = Path(pages.__file__).parent / "vendor"
+LICENCES = ("MIT", "BSD-2-Clause", "Apache-2.0")
+MAX_SCRIPT_LINES = 2200
 WAYS_TO_RUN = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|srcdoc"
 
 
@@ -23,7 +27,7 @@ def texts(suffix: str) -> dict[str, str]:
 
 
 def test_every_file_is_served_with_its_type(assets: Assets) -> None:
-    assert assets.by_name.keys() == {path.name for path in STATIC.iterdir()}
+    assert assets.by_name.keys() == {path.name for folder in (STATIC, VENDOR) for path in folder.iterdir()}
     assert assets.by_name["playground.html"].content_type == "text/html; charset=utf-8"
     assert assets.by_name["playground.js"].content_type == "text/javascript; charset=utf-8"
     assert assets.by_name["base.css"].content_type == "text/css; charset=utf-8"
@@ -39,8 +43,31 @@ def test_pages_name_files_of_this_version_that_exist(assets: Assets) -> None:
 
 
 def test_modules_import_modules_that_exist() -> None:
+    known = texts(".js").keys() | {path.name for path in VENDOR.iterdir()}
     for name, source in texts(".js").items():
-        assert set(re.findall(r'from "\./([^"]+)"', source)) <= texts(".js").keys(), name
+        assert set(re.findall(r'from "\./([^"]+)"', source)) <= known, name
+
+
+def test_files_of_others_are_unchanged_and_come_with_their_licences() -> None:
+    """A new version is a new file, a new line in the manifest and the licences of all that it bundles."""
+    manifest = json.loads((VENDOR / "manifest.json").read_text())
+    licences = (VENDOR / "licences.txt").read_text()
+    assert {path.name for path in VENDOR.iterdir()} == {*manifest, "manifest.json", "licences.txt"}
+    for name, entry in manifest.items():
+        body = (VENDOR / name).read_bytes()
+        assert hashlib.sha256(body).hexdigest() == entry["sha256"]
+        assert f"{entry['package']} {entry['version']}" in body[:200].decode()
+        assert f"{entry['package']} {entry['version']}" in entry["bundles"]
+        assert set(entry["bundles"].values()) <= set(LICENCES)
+        texts_of = dict(re.findall(r"^== (.+?) ==\n(.+?)(?=^== |\Z)", licences, re.MULTILINE | re.DOTALL))
+        assert texts_of.keys() == entry["bundles"].keys()
+        assert all("Copyright" in text and "AS IS" in text for text in texts_of.values())
+
+
+def test_scripts_of_others_run_no_text_and_ask_no_other_host() -> None:
+    for path in VENDOR.glob("*.js"):
+        found = re.search(rf"{WAYS_TO_RUN}|XMLHttpRequest|\bfetch\(|\bimport\(|WebSocket|EventSource", path.read_text())
+        assert not found, (path.name, found)
 
 
 def test_nothing_comes_from_another_host() -> None:
@@ -53,9 +80,7 @@ def test_nothing_comes_from_another_host() -> None:
 def test_no_script_can_turn_words_into_markup() -> None:
     """The browser refuses it too, by policy; here it is said which line."""
     for name, source in texts(".js").items():
-        found = re.search(
-            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|srcdoc", source
-        )
+        found = re.search(WAYS_TO_RUN, source)
         assert not found, (name, found)
     for name, source in texts(".html").items():
         assert not re.search(r"\son[a-z]+=|\sstyle=|<script(?! type=\"module\" src=)", source), name
@@ -84,7 +109,7 @@ def test_words_stand_out_from_what_is_behind_them(scheme: str) -> None:
     palette = light if scheme == "light" else {**light, **dark}
     for text, ground in PAIRS:
         assert contrast(palette[text], palette[ground]) >= 4.5, (scheme, text, ground)
-    for mark in ("strong-line", "used", "cached", "leased", "pinned", "other"):
+    for mark in ("strong-line", "used", "cached", "leased", "pinned", "kept", "other"):
         assert contrast(palette[mark], palette["surface"]) >= 3, (scheme, mark)
 
 

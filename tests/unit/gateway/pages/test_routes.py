@@ -1,4 +1,4 @@
-"""Where the pages are, what browsers may keep, and what a page may do."""
+"""Routes of the pages, what browsers may keep, and what a page may do."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tandem.gateway.pages.assets import Assets
 from tests.helpers.fake_backend import FakeCluster, tell
 
 
-@pytest.mark.parametrize("path", ["/", "/playground", "/operations"])
+@pytest.mark.parametrize("path", ["/", "/playground", "/operations", "/trace"])
 def test_a_page_is_asked_for_anew_but_sent_once(tmp_path: Path, path: str) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
         page = await client.get(path)
@@ -27,7 +27,7 @@ def test_a_page_is_asked_for_anew_but_sent_once(tmp_path: Path, path: str) -> No
 def test_the_policy_lets_a_page_use_only_this_server(tmp_path: Path) -> None:
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
         digest = Assets.load().digest
-        for path in ("/", "/operations", f"/pages/{digest}/base.css"):
+        for path in ("/", "/operations", "/trace", f"/pages/{digest}/base.css"):
             headers = (await client.get(path)).headers
             rules = dict(rule.split(" ", 1) for rule in headers["content-security-policy"].split("; "))
             assert rules.pop("default-src") == "'none'"
@@ -68,6 +68,6 @@ def test_pages_are_no_part_of_the_api_but_the_overview_is(tmp_path: Path) -> Non
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
         described = (await client.get("/openapi.json")).json()["paths"]
         assert "/admin/overview" in described
-        assert not {"/", "/playground", "/operations", "/pages/{digest}/{name}"} & described.keys()
+        assert not {"/", "/playground", "/operations", "/trace", "/pages/{digest}/{name}"} & described.keys()
 
     tell(tmp_path, story)

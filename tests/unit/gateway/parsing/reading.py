@@ -1,4 +1,4 @@
-"""What comes of an answer fed to a parser in pieces."""
+"""Result of an answer fed to a parser in pieces."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence

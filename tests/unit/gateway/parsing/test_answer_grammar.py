@@ -1,4 +1,4 @@
-"""Whatever a grammar admits is read back by the family's parser as calls that keep to their schemas."""
+"""Everything a grammar admits is read back by the family's parser as calls that keep to their schemas."""
 
 import json
 import random

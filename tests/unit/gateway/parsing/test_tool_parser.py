@@ -1,4 +1,4 @@
-"""What holds for every family's parser, whatever the model writes and however it is cut."""
+"""Contract of every family's parser, whatever the model writes and however it is cut."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""What the compiled kernels promise beyond the contract: a row's bits never depend on its company."""
+"""Promise of the compiled kernels beyond the contract: a row's bits never depend on its company."""
 
 import random
 from pathlib import Path

@@ -1,13 +1,17 @@
 """A token's way through a mixture of experts does not depend on the tokens beside it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tandem.architecture.feed_forward import FeedForwardSpec, MixtureOfExpertsSpec, ParallelSpec
 from tandem.core.errors import CheckpointError
 from tandem.kernels.native.bindings import NativeKernels
+from tandem.models.layers.experts import compile_experts
+from tandem.models.layers.router import compile_choice
 from tandem.models.loader import load_model
 from tests.helpers import checkpoints
 from tests.helpers.native_kernels import load_or_skip
@@ -25,7 +29,7 @@ def kernels() -> NativeKernels:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_alone_and_batched_are_the_same_bits(family: str, dtype: str, kernels: NativeKernels, tmp_path: Path) -> None:
     """Regression: PyTorch's sigmoid has other last bits at the end of a tensor, so scores depended on the batch."""
-    build = {**checkpoints.BUILDERS, **checkpoints.MORE_BUILDERS}[family]
+    build = (checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS)[family]
     model = load_model(str(build(tmp_path)), dtype=dtype, device=torch.device("cpu"), kernels=kernels)
     x = torch.randn(NUM_TOKENS, model.spec.hidden_size, generator=torch.Generator().manual_seed(0))
     x = x.to(getattr(torch, dtype))
@@ -33,6 +37,29 @@ def test_alone_and_batched_are_the_same_bits(family: str, dtype: str, kernels: N
         alone = torch.cat([layer._feed_forward(row[None]) for row in x])
         for count in range(2, NUM_TOKENS + 1):
             assert torch.equal(layer._feed_forward(x[:count]), alone[:count]), count
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_one_call_for_its_experts_and_one_for_their_choice(
+    family: str, dtype: str, kernels: NativeKernels, tmp_path: Path
+) -> None:
+    build = (checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS)[family]
+    model = load_model(str(build(tmp_path)), dtype=dtype, device=torch.device("cpu"), kernels=kernels)
+    mixtures = [mixture for layer in model.spec.layers for mixture in _mixtures(layer.feed_forward)]
+    weights = model.decoder.parameters
+    assert mixtures
+    for mixture in mixtures:
+        assert compile_experts(mixture.experts, weights, kernels) is not None
+        assert compile_choice(mixture.router, weights, kernels) is not None
+
+
+def _mixtures(block: FeedForwardSpec) -> Iterator[MixtureOfExpertsSpec]:
+    if isinstance(block, MixtureOfExpertsSpec):
+        yield block
+    if isinstance(block, ParallelSpec):
+        for branch in block.branches:
+            yield from _mixtures(branch.block)
 
 
 @pytest.mark.parametrize(

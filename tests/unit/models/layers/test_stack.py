@@ -4,12 +4,16 @@ The layers come one by one when attention has another name, though it is the sam
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tandem.architecture.feed_forward import MixtureOfExpertsSpec
+from tandem.architecture.model import LayerSpec
+from tandem.architecture.tensors import NormSpec
 from tandem.attention.arena import Arena
 from tandem.attention.base import AttentionBackend, AttentionBatch, WantedTokens
 from tandem.attention.native_backend import NativeBackend
@@ -42,9 +46,19 @@ def kernels() -> NativeKernels:
     return load_or_skip()
 
 
-@pytest.fixture(scope="module", params=sorted(checkpoints.BUILDERS))
+EXPERTS_THROUGHOUT: dict[str, Any] = {"mlp_only_layers": []}
+
+
+def _save_experts_throughout(path: Path) -> Path:
+    return checkpoints.save_tiny_qwen3_moe(path, **EXPERTS_THROUGHOUT)
+
+
+BUILDERS = checkpoints.BUILDERS | {"qwen3_moe-throughout": _save_experts_throughout}
+
+
+@pytest.fixture(scope="module", params=sorted(BUILDERS))
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoints.BUILDERS[request.param](tmp_path_factory.mktemp(request.param))
+    return BUILDERS[request.param](tmp_path_factory.mktemp(request.param))
 
 
 def _load(path: Path, dtype: str, kernels: NativeKernels) -> LoadedModel:
@@ -63,16 +77,16 @@ def _run(
     steps = _inputs(layout, tables.view(len(layout.groups), -1, MAX_BLOCKS))
     for index, (input_ids, positions, batches) in enumerate(steps):
         by_layer = [batches[group] for group in group_of]
-        wanted = None if asked is None else _wanted(by_layer, asked[index])
+        wanted = None if asked is None else _wanted(by_layer, decoder.spec.wanted_states, asked[index])
         hidden.append(decoder.forward(input_ids, positions, arena.layers, by_layer, backend, wanted))
     return hidden, arena.pages
 
 
-def _wanted(batches: Sequence[AttentionBatch], nums: Sequence[int]) -> WantedTokens:
-    """The last `nums` tokens of each request."""
+def _wanted(batches: Sequence[AttentionBatch], states: Sequence[int], nums: Sequence[int]) -> WantedTokens:
+    """The last `nums` tokens of each request, of the layers' `states` that are read for them."""
     ends = batches[0].query_start[1:].tolist()
     rows = torch.cat([torch.arange(end - num, end) for end, num in zip(ends, nums, strict=True)])
-    return WantedTokens(rows, [_part(batch, nums, rows) for batch in batches])
+    return WantedTokens(rows, {state: _part(batches[state], nums, rows) for state in states})
 
 
 def _part(batch: AttentionBatch, nums: Sequence[int], rows: torch.Tensor) -> AttentionBatch:
@@ -185,12 +199,40 @@ def test_biases_in_the_mlp_are_computed_layer_by_layer(tmp_path: Path, kernels: 
 
 
 @pytest.mark.parametrize(
-    ("options", "served"),
-    [({}, True), ({"head_dim": 20}, False), ({"mlp_bias": True}, False)],
+    ("build", "options", "served"),
+    [
+        (checkpoints.save_tiny_llama, {}, True),
+        (checkpoints.save_tiny_llama, {"head_dim": 20}, False),
+        (checkpoints.save_tiny_llama, {"mlp_bias": True}, False),
+        (checkpoints.save_tiny_mixtral, {}, True),
+        (checkpoints.save_tiny_qwen3_moe, EXPERTS_THROUGHOUT, True),
+        (checkpoints.save_tiny_qwen3_moe, {}, False),  # one layer has no experts
+        (checkpoints.save_tiny_qwen2_moe, {}, False),  # shared experts
+        (checkpoints.save_tiny_minimax_m2, {}, False),  # norms over all heads
+        (checkpoints.save_tiny_gpt_oss, {}, False),  # sinks
+        (checkpoints.save_tiny_gemma4, {}, False),  # per-layer embeddings, shared K and V
+        (checkpoints.save_tiny_gemma4_moe, {}, False),  # blocks side by side
+    ],
 )
-def test_what_has_a_stack(tmp_path: Path, kernels: NativeKernels, options: dict[str, Any], served: bool) -> None:
-    model = _load(checkpoints.save_tiny_llama(tmp_path, **options), "float32", kernels)
+def test_what_has_a_stack(
+    tmp_path: Path, kernels: NativeKernels, build: checkpoints.Builder, options: dict[str, Any], served: bool
+) -> None:
+    model = _load(build(tmp_path, **options), "float32", kernels)
     ropes = build_rotary_tables([layer.mixer.rope for layer in model.spec.layers], 64, CPU)
     weights = model.decoder.parameters
     assert (build_stack(model.spec, weights, ropes, kernels) is not None) == served
     assert build_stack(model.spec, weights, ropes, TorchKernels()) is None
+
+
+def test_a_router_with_a_norm_of_its_own_has_no_stack(tmp_path: Path, kernels: NativeKernels) -> None:
+    model = _load(checkpoints.save_tiny_mixtral(tmp_path), "float32", kernels)
+    ropes = build_rotary_tables([layer.mixer.rope for layer in model.spec.layers], 64, CPU)
+    norm = NormSpec("norm", model.spec.hidden_size, model.spec.final_norm.eps, weight=None)
+    layers = tuple(_with_router_norm(layer, norm) for layer in model.spec.layers)
+    assert build_stack(replace(model.spec, layers=layers), model.decoder.parameters, ropes, kernels) is None
+
+
+def _with_router_norm(layer: LayerSpec, norm: NormSpec) -> LayerSpec:
+    mixture = layer.feed_forward
+    assert isinstance(mixture, MixtureOfExpertsSpec)
+    return replace(layer, feed_forward=replace(mixture, router=replace(mixture.router, norm=norm)))

@@ -1,4 +1,4 @@
-"""What is said where NIXL is missing or unknown, without NIXL."""
+"""Messages where NIXL is missing or unknown, without NIXL."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What of UCX may be reached from where. UCX's port takes writes into memory from all who connect."""
+"""Reach of UCX from elsewhere. UCX's port takes writes into memory from all who connect."""
 
 import ipaddress
 import logging

@@ -1,4 +1,4 @@
-"""What is particular to NIXL: reads that fail before they are over, fences, and metadata that must not reach it.
+"""Particulars of NIXL: reads that fail before they are over, fences, and metadata that must not reach it.
 
 UCX is held to TCP here, where a read needs the source's process: stopping that process leaves the read under way.
 """

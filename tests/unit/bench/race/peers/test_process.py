@@ -1,4 +1,4 @@
-"""What is started is awaited, and nothing of it is left, however it behaves."""
+"""Started processes are awaited, and nothing of them is left, however they behave."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""What a stream of this API must look like, written down a second time: each event's place, and what it adds up to."""
+"""State machine of this API's streams, written down a second time: each event's place, and what it adds up to."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whatever an answer consists of, its events are in order and its items are what was said."""
+"""Events of every kind of answer are in order, and its items are what was said."""
 
 from typing import Any
 

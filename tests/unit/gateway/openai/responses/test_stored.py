@@ -1,4 +1,4 @@
-"""What becomes of a response once it was given: found, listed, deleted, by its tenant alone, or told to be unstored."""
+"""Stored responses: found, listed, deleted, by their tenant alone, or told to be unstored."""
 
 import asyncio
 from pathlib import Path

@@ -1,0 +1,19 @@
+// The inside of a gated block: what its gate and up products are combined to.
+#pragma once
+#include "common.h"
+
+namespace tandem {
+
+struct Gating {
+  int activation;
+  float alpha = 0.0f, limit = 0.0f;  // of the clamped one (gpt-oss)
+
+  inline __attribute__((always_inline)) f32x16 operator()(f32x16 gate, f32x16 up) const {
+    if (activation != kClampedSwiGlu) return activate(activation, gate) * up;
+    gate = vmin(splat(limit), gate);  // NOTE: in this order a NaN stays one
+    up = vmax(splat(-limit), vmin(splat(limit), up));
+    return (up + splat(1.0f)) * (gate * sigmoid_16(splat(alpha) * gate));
+  }
+};
+
+}  // namespace tandem

@@ -1,0 +1,192 @@
+"""Applies a scaling plan, or records why it was not applied. The only place that changes anything.
+
+Invariant: only a leader that was told to act writes, only within the bounds and the budget, and never against somebody
+else who scales the same pool. A pool never shrinks while something could not be seen.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tandem.core.clock import Clock
+from tandem.core.errors import TandemError, UnavailableError
+from tandem.kube.errors import ConflictError, KubeUnavailableError
+from tandem.planning.observation import Plan
+from tandem.scaling.claim import Claim
+from tandem.scaling.observer import Sight
+from tandem.scaling.targets import Leadership, Pool, PoolReplicas, ScaleTargets
+
+_LOG = logging.getLogger(__name__)
+_WRITE_TIMEOUT_S = 5.0
+
+
+class Outcome(StrEnum):
+    """Outcome of the plan for one pool."""
+
+    UNCHANGED = "unchanged"
+    WRITTEN = "written"
+    ADVISED = "advised"
+    FOLLOWING = "following"
+    BLIND = "blind"
+    YIELDED = "yielded"
+    BUDGET = "budget"
+    AWAY = "away"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """`num_before` were asked for, the plan wants `num_planned`, and `num_asked` are asked for now.
+
+    `note` says why a change was not, or not wholly, made.
+    """
+
+    pool: Pool
+    num_before: int
+    num_planned: int
+    num_asked: int
+    outcome: Outcome
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolBounds:
+    """Replicas of one pool, and what each takes."""
+
+    least: int
+    most: int
+    num_accelerators: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Limits of a plan. `max_accelerators`: of both pools; None = no limit."""
+
+    pools: Mapping[Pool, PoolBounds]
+    max_step_up: int
+    max_step_down: int
+    max_accelerators: int | None = None
+
+
+class Actuator:
+    """Carries plans out. `acts`: whether it may at all; `yield_s`: for how long others who scale have their way."""
+
+    def __init__(
+        self,
+        targets: ScaleTargets,
+        leadership: Leadership,
+        bounds: Bounds,
+        clock: Clock,
+        *,
+        acts: bool,
+        yield_s: float,
+        write_timeout_s: float = _WRITE_TIMEOUT_S,
+    ) -> None:
+        self._targets = targets
+        self._leadership = leadership
+        self._bounds = bounds
+        self._clock = clock
+        self._acts = acts
+        self._write_timeout_s = write_timeout_s
+        self._claims = {pool: Claim(yield_s) for pool in Pool}
+
+    async def apply(self, plan: Plan, sight: Sight) -> tuple[Action, ...]:
+        """Shrinking first, so that a budget has room for what grows. Raises nothing for what others do."""
+        planned = {Pool.PREFILL: plan.num_prefill, Pool.DECODE: plan.num_decode}
+        asked = {pool: _asked_before(pool, sight) for pool in Pool}
+        actions: dict[Pool, Action] = {}
+        for pool in sorted(Pool, key=lambda one: planned[one] - asked[one]):
+            action = await self._apply(pool, planned[pool], asked, sight)
+            asked[pool] = action.num_asked
+            actions[pool] = action
+        return tuple(actions[pool] for pool in Pool)
+
+    async def _apply(self, pool: Pool, num_planned: int, asked: Mapping[Pool, int], sight: Sight) -> Action:
+        num_before, seen = asked[pool], sight.replicas.get(pool)
+        wanted, note = self._within_bounds(pool, num_planned, num_before)
+        target = self._within_budget(pool, wanted, asked) if self._acts else wanted
+        outcome, why = await self._do(pool, target, asked, sight, seen)
+        if target < wanted and outcome in (Outcome.UNCHANGED, Outcome.WRITTEN):
+            outcome = Outcome.BUDGET if outcome is Outcome.UNCHANGED else outcome
+            note = (
+                f"{target} of the {num_planned} planned, {self._bounds.max_accelerators} accelerators are taken until "
+                "the other pool shrinks"
+            )
+        return Action(
+            pool=pool,
+            num_before=num_before,
+            num_planned=num_planned,
+            num_asked=target if outcome is Outcome.WRITTEN else num_before,
+            outcome=outcome,
+            note="; ".join(filter(None, (why, note))),
+        )
+
+    async def _do(
+        self, pool: Pool, target: int, asked: Mapping[Pool, int], sight: Sight, seen: PoolReplicas | None
+    ) -> tuple[Outcome, str]:
+        """Write `target`, or say why not."""
+        if not self._acts:
+            return (Outcome.UNCHANGED if target == asked[pool] else Outcome.ADVISED), ""
+        if seen is None:
+            return Outcome.AWAY, "how many replicas are asked for is not known"
+        claim, now_s = self._claims[pool], self._clock.now_s()
+        if not self._leadership.is_leader:
+            claim.drop()
+            return Outcome.FOLLOWING, "another planner leads, or nobody can"
+        if seen.num_wanted == 0:  # NOTE: no plan asks for none, so somebody has switched the pool off
+            return Outcome.YIELDED, f"somebody else scaled the {pool} pool to 0; it is left alone until it has replicas"
+        if claim.is_broken_by(seen.num_wanted, now_s):
+            _LOG.warning("%s", _yielding(pool, seen.num_wanted, claim.yields_for_s))
+        if claim.yields(now_s):
+            return Outcome.YIELDED, f"somebody else scales the {pool} pool"
+        if target == asked[pool]:
+            return Outcome.UNCHANGED, ""
+        if target < asked[pool] and sight.problems:
+            return Outcome.BLIND, f"nothing shrinks while something is not seen: {sight.problems[0]}"
+        return await self._write(pool, target, seen, claim)
+
+    async def _write(self, pool: Pool, target: int, seen: PoolReplicas, claim: Claim) -> tuple[Outcome, str]:
+        claim.drop()  # NOTE: whether a write that fails has happened all the same is known at the next look
+        try:
+            async with asyncio.timeout(self._write_timeout_s):
+                await self._targets.write(pool, target, seen)
+        except TimeoutError:
+            return Outcome.AWAY, f"writing replicas took longer than {self._write_timeout_s:g} s"
+        except (UnavailableError, KubeUnavailableError, ConflictError) as error:
+            return Outcome.AWAY, str(error)
+        except TandemError as error:
+            return Outcome.REFUSED, str(error)
+        claim.take(target, self._clock.now_s())
+        return Outcome.WRITTEN, ""
+
+    def _within_bounds(self, pool: Pool, num_planned: int, num_before: int) -> tuple[int, str]:
+        bounds = self._bounds.pools[pool]
+        wanted = max(bounds.least, min(bounds.most, num_planned))
+        lowest, highest = num_before - self._bounds.max_step_down, num_before + self._bounds.max_step_up
+        target = max(bounds.least, lowest, min(bounds.most, highest, wanted))
+        return target, "" if target == num_planned else f"{target} of the {num_planned} planned at this step"
+
+    def _within_budget(self, pool: Pool, wanted: int, asked: Mapping[Pool, int]) -> int:
+        """As many of `wanted` as the other pool leaves accelerators for; a budget alone shrinks nothing."""
+        pools, most = self._bounds.pools, self._bounds.max_accelerators
+        if most is None:
+            return wanted
+        taken = sum(num * pools[other].num_accelerators for other, num in asked.items() if other is not pool)
+        return min(wanted, max(asked[pool], (most - taken) // pools[pool].num_accelerators))
+
+
+def _asked_before(pool: Pool, sight: Sight) -> int:
+    """Replicas asked for last; if unknown, those that are ready."""
+    if pool in sight.replicas:
+        return sight.replicas[pool].num_wanted
+    assert sight.observation is not None, "a plan follows from an observation"
+    return (sight.observation.prefill if pool is Pool.PREFILL else sight.observation.decode).num_wanted
+
+
+def _yielding(pool: Pool, num_wanted: int, hold_s: float) -> str:
+    return (
+        f"somebody else asked for {num_wanted} replicas of the {pool} pool; it is left alone for {hold_s:g} s."
+        " Remove the other autoscaler of this pool, or run the planner with mode=advise"
+    )

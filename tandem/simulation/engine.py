@@ -1,0 +1,74 @@
+"""The asynchronous engine without a thread: each of its turns is an event of its node and takes virtual time.
+
+What a turn tells anybody arrives when the turn is over, as from a thread that was busy until then.
+"""
+
+import queue
+from collections.abc import Callable
+
+from tandem.core.errors import EngineStoppedError
+from tandem.engine.async_engine import AsyncEngine
+from tandem.engine.engine import Engine
+from tandem.simulation.loop import VirtualLoop
+from tandem.simulation.node import Node
+
+_Action = Callable[[], None] | None
+
+
+class _Inbox(queue.SimpleQueue[_Action]):
+    """Wakes the engine for each action."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        super().__init__()
+        self._wake = wake
+
+    def put(self, item: _Action, block: bool = True, timeout: float | None = None) -> None:
+        super().put(item, block, timeout)
+        self._wake()
+
+
+class TurnedEngine(AsyncEngine):
+    """`AsyncEngine` whose loop runs on `node`. `on_turn` is told after each turn."""
+
+    def __init__(self, engine: Engine, loop: VirtualLoop, node: Node, on_turn: Callable[[Engine], None]) -> None:
+        super().__init__(engine)
+        self._inbox = _Inbox(self._wake)
+        self._loop = loop
+        self._node = node
+        self._on_turn = on_turn
+        self._is_turning = False
+
+    def start(self) -> None:
+        if self._was_started:
+            raise EngineStoppedError("this engine was started before; build another one")
+        self._was_started = True
+        self._failure = None
+
+    def stop(self) -> None:
+        self._fail("the engine was stopped")
+
+    def busy_s(self) -> float:
+        """Nobody waits for a turn here."""
+        return 0.0
+
+    def _wake(self) -> None:
+        if not self._is_turning and self._was_started:
+            self._is_turning = True
+            self._loop.call_soon_threadsafe(self._turn, context=self._node.context)
+
+    def _turn(self) -> None:
+        engine = self._engine
+        if self._failure is not None or (self._inbox.empty() and (engine.is_stalled or not engine.has_work)):
+            self._is_turning = False
+            return
+        seconds = self._loop.run_job(self._serve_one)
+        self._loop.call_later(seconds, self._turn, context=self._node.context)
+
+    def _serve_one(self) -> None:
+        try:
+            if self._serve_inbox():
+                self._dispatch(self._engine.step())
+                self._on_turn(self._engine)
+        except BaseException as error:
+            self._fail(f"the engine failed: {type(error).__name__}: {error}")
+            raise

@@ -1,0 +1,234 @@
+"""Network between nodes: the time of a message, cuts, and the time at which a cut is noticed.
+
+As TCP does, a connection keeps order and loses nothing while it lives: what is cut off waits and arrives once the
+partition heals, unless keepalive has ended the connection by then. Blocking may be one-way.
+"""
+
+import asyncio
+import hashlib
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tandem.rpc.channel import KEEPALIVE_S, KEEPALIVE_TIMEOUT_S
+from tandem.simulation.loop import VirtualLoop
+from tandem.simulation.node import Node
+
+CONNECT_TIMEOUT_S = 2.0
+WINDOW = 12  # messages under way in one direction; past it the writer waits
+_RETRANSMIT_S = (0.05, 0.4)
+
+
+@dataclass(slots=True)
+class Weather:
+    """How the network is. `slow_share` of the messages take up to `slow_s`, as lost and sent again."""
+
+    mean_s: float = 4e-4
+    slow_share: float = 0.005
+    slow_s: float = 0.2
+    read_s: float = 0.0  # that a piece of a read takes longer
+
+
+class Trace:
+    """A digest of everything that happened, in order. `keep` also remembers the lines."""
+
+    def __init__(self, keep: bool = False) -> None:
+        self._digest = hashlib.blake2b(digest_size=16)
+        self.lines: list[str] | None = [] if keep else None
+        self.num_lines = 0
+
+    def note(self, *fields: object) -> None:
+        line = " ".join(map(str, fields))
+        self.num_lines += 1
+        self._digest.update(line.encode() + b"\n")
+        if self.lines is not None:
+            self.lines.append(line)
+
+    @property
+    def digest(self) -> str:
+        return self._digest.hexdigest()
+
+
+class Pipe:
+    """One direction of a connection. `is_cut`: nothing more arrives."""
+
+    def __init__(self, fabric: "Fabric", source: Node, target: Node) -> None:
+        self.source, self.target = source, target
+        self.is_cut = False
+        self._fabric = fabric
+        self._last_s = 0.0
+        self._num_under_way = 0
+        self._has_room = asyncio.Event()
+        self._held: deque[Callable[[], None]] = deque()
+
+    async def room(self) -> None:
+        """Until the target has taken enough of what was sent, as flow control has it, or nothing will arrive."""
+        while self._num_under_way >= WINDOW and not self.is_cut:
+            self._has_room.clear()
+            await self._has_room.wait()
+
+    def cut(self) -> None:
+        """Nothing more arrives."""
+        self.is_cut = True
+        self._has_room.set()
+
+    def send(self, action: Callable[[], None]) -> None:
+        """Have `action` done at the target, in its context."""
+        self._num_under_way += 1
+        now_s = self._fabric.loop.time()
+        self._last_s = max(self._last_s, now_s + self._fabric.delay_s())
+        self._fabric.loop.call_at(self._last_s, self._arrive, action, context=self.target.context)
+
+    def release(self) -> None:
+        """The way is free again: what was held back arrives, in order, after it was sent once more."""
+        if self._held:
+            after_s = self._fabric.random.uniform(*_RETRANSMIT_S)
+            self._fabric.loop.call_later(after_s, self._arrive_late, context=self.target.context)
+
+    def _arrive(self, action: Callable[[], None]) -> None:
+        """NOTE: what comes while something before it is held back waits behind it."""
+        if self.is_cut:
+            return
+        if self._held or self._is_blocked:
+            self._held.append(action)
+        else:
+            self._take(action)
+
+    def _arrive_late(self) -> None:
+        while self._held and not (self.is_cut or self._is_blocked):
+            self._take(self._held.popleft())
+
+    def _take(self, action: Callable[[], None]) -> None:
+        self._num_under_way -= 1
+        if self._num_under_way < WINDOW and not self._has_room.is_set():
+            self._fabric.loop.call_soon(self._has_room.set, context=self.source.context)
+        action()
+
+    @property
+    def _is_blocked(self) -> bool:
+        return self._fabric.is_blocked(self.source.name, self.target.name)
+
+
+@dataclass(eq=False, slots=True)
+class Connection:
+    """Two pipes. `on_lost` is told, in each end's context, that it is over and why."""
+
+    up: Pipe
+    down: Pipe
+    on_lost_client: Callable[[str], None]
+    on_lost_server: Callable[[str], None]
+    is_over: bool = field(default=False)
+
+    @property
+    def names(self) -> tuple[str, str]:
+        return self.up.source.name, self.up.target.name
+
+    def has(self, node: Node) -> bool:
+        return node in (self.up.source, self.up.target)
+
+
+class Fabric:
+    """The network of one simulation.
+
+    Args:
+        source: of its delays.
+    """
+
+    def __init__(self, loop: VirtualLoop, source: random.Random, trace: Trace, weather: Weather) -> None:
+        self.loop = loop
+        self.random = source
+        self.trace = trace
+        self.weather = weather
+        self.connections: list[Connection] = []
+        self.silent: dict[Node, None] = {}  # whose end nobody was told
+        self._blocked: dict[tuple[str, str], int] = {}
+        self._readable: set[tuple[str, str]] = set()
+        self._num_blocks = 0
+
+    def delay_s(self) -> float:
+        """Of one message."""
+        if self.random.random() < self.weather.slow_share:
+            return self.random.uniform(0.1, 1.0) * self.weather.slow_s
+        return 5e-5 + self.random.expovariate(1 / self.weather.mean_s)
+
+    def is_blocked(self, source: str, target: str) -> bool:
+        return (source, target) in self._blocked
+
+    def can_talk(self, one: str, other: str) -> bool:
+        return not (self.is_blocked(one, other) or self.is_blocked(other, one))
+
+    def can_read(self, one: str, other: str) -> bool:
+        """Whether blocks get through: they may, where calls do not."""
+        pair = (one, other)
+        return self.can_talk(one, other) or pair in self._readable or pair[::-1] in self._readable
+
+    def block(self, source: str, target: str, *, is_readable: bool = False) -> None:
+        """Messages from `source` to `target` do not arrive until `heal`; keepalive may end their connections first.
+
+        Args:
+            is_readable: blocks can be read all the same.
+        """
+        self._num_blocks += 1
+        if is_readable:
+            self._readable.add((source, target))
+        number = self._blocked[source, target] = self._num_blocks
+        for connection in self.connections:
+            if connection.names in ((source, target), (target, source)):
+                self._keep_alive(connection, lambda: self._blocked.get((source, target)) == number)
+
+    def heal(self, source: str, target: str) -> None:
+        if self._blocked.pop((source, target), None) is None:
+            return
+        self._readable.discard((source, target))
+        for connection in self.connections:
+            for pipe in (connection.up, connection.down):
+                if (pipe.source.name, pipe.target.name) == (source, target):
+                    pipe.release()
+
+    def crash(self, node: Node, *, is_silent: bool) -> None:
+        """`node` has died. Silent: its host has too, so peers are told by their own keepalive only."""
+        if is_silent:
+            self.silent[node] = None
+        for connection in [one for one in self.connections if one.has(node)]:
+            if is_silent:
+                self._keep_alive(connection, lambda: True)
+            else:
+                self.loop.call_later(self.delay_s(), self.cut, connection, "connection reset by peer")
+
+    def come_back(self, name: str, outage_s: float) -> None:
+        """A host that had died is there again: it refuses what is sent once more on connections it does not know."""
+        for node in [node for node in self.silent if node.name == name]:
+            del self.silent[node]
+            for connection in [one for one in self.connections if one.has(node)]:
+                # NOTE: each retransmission of TCP waits twice as long: the next is due within as long as it was away
+                after_s = self.random.uniform(0.0, outage_s)
+                self.loop.call_later(after_s, self.cut, connection, "connection reset by peer")
+
+    def cut(self, connection: Connection, why: str) -> None:
+        """Both ends notice that it is over."""
+        if connection.is_over:
+            return
+        connection.is_over = True
+        connection.up.cut()
+        connection.down.cut()
+        self.connections.remove(connection)
+        client, server = connection.up.source, connection.up.target
+        self.trace.note(f"{self.loop.time():.9f}", "cut", *connection.names, why)
+        self.loop.call_soon(connection.on_lost_client, why, context=client.context)
+        self.loop.call_soon(connection.on_lost_server, why, context=server.context)
+
+    def _keep_alive(self, connection: Connection, still: Callable[[], bool]) -> None:
+        """End it when a ping was not answered in time."""
+        after_s = self.random.uniform(KEEPALIVE_TIMEOUT_S, KEEPALIVE_S + KEEPALIVE_TIMEOUT_S)
+
+        def check() -> None:
+            if still():
+                self.cut(connection, "keepalive watchdog timeout")
+
+        self.loop.call_later(after_s, check, context=self.loop.world.context)
+
+
+async def connect_delays(fabric: Fabric) -> None:
+    """The time of one round trip."""
+    await asyncio.sleep(fabric.delay_s() + fabric.delay_s())

@@ -1,0 +1,74 @@
+"""Invariants of a run, whatever went wrong in it. Looks, and changes nothing.
+
+Tokens equal the model's, or there is a clear error; nothing stays held once leases have ended; no request fails while a
+worker that could have served it was there. What accounts must come to is in `ledger_invariants`.
+"""
+
+from tandem.simulation.client import Outcome
+from tandem.simulation.ledger_invariants import check_ledger
+from tandem.simulation.world import World
+
+MAX_GAP_S = 9.5
+ABLE_S = 9.0  # a worker and a router that were there for so long must have been found
+_GIVEN_UP = (429, 503)
+
+
+def check_end(world: World) -> None:
+    """Note every violation in the world."""
+    for exchange in world.exchanges:
+        _check_outcome(world, exchange.outcome)
+    _check_rest(world)
+    check_ledger(world)
+
+
+def _check_outcome(world: World, outcome: Outcome) -> None:
+    ask, name = outcome.ask, outcome.ask.request_id
+    if outcome.ended_s is None:
+        world.violate(f"{name} waits for ever")
+        return
+    wanted = ask.answer
+    _check_gap(world, outcome)
+    if outcome.tokens != wanted[: len(outcome.tokens)]:
+        world.violate(f"{name} got {outcome.tokens}, should have got {wanted}")
+    if outcome.is_whole:
+        if outcome.tokens != wanted:
+            world.violate(f"{name} ended after {len(outcome.tokens)} of {len(wanted)} tokens: {outcome.finish_reason}")
+    elif outcome.error is not None:
+        if outcome.status not in (200, *_GIVEN_UP):
+            world.violate(f"{name} failed with {outcome.status}: {outcome.error}")
+        elif (able := _able_pair(world, outcome, outcome.ended_s)) is not None:
+            world.violate(f"{name} failed although {able} could have served it: {outcome.status} {outcome.error}")
+    elif not (outcome.has_left or outcome.is_lost):
+        world.violate(f"{name} ended with {outcome.status} and no word why")
+
+
+def _check_gap(world: World, outcome: Outcome) -> None:
+    """A stream does not stand still for long while somebody could go on with it."""
+    since_s, until_s = outcome.longest_gap
+    if until_s - since_s > MAX_GAP_S and (able := _able_pair(world, outcome, until_s)) is not None:
+        world.violate(f"{outcome.ask.request_id} stood still for {until_s - since_s:.1f} s beside {able}")
+
+
+def _able_pair(world: World, outcome: Outcome, until_s: float) -> str | None:
+    """A decode worker and a router that nothing was wrong with during the last `ABLE_S`."""
+    since_s = until_s - ABLE_S
+    if since_s < 0 or not world.was_well(outcome.ask.gateway, since_s, until_s):
+        return None
+    routers = [name for name in world.scenario.routers if world.was_well(name, since_s, until_s)]
+    decodes = [name for name in world.scenario.decodes if world.was_well(name, since_s, until_s)]
+    return f"{decodes[0]} and {routers[0]}" if routers and decodes else None
+
+
+def _check_rest(world: World) -> None:
+    """Nobody asks any more, and every lease has had its time."""
+    for name, simulated in world.workers.items():
+        engine, worker = simulated.engine, simulated.worker
+        try:
+            engine.check()
+        except AssertionError as error:
+            world.violate(f"{name} has lost count of its blocks: {error}")
+        usage, load = engine.kv.usage, engine.load()
+        held = {"used": usage.used, "leased": usage.leased, "pinned": usage.pinned, "requests": load.num_requests}
+        held |= {"leases": len(worker.core.leases), "calls": worker.lifecycle.num_working}
+        if any(held.values()):
+            world.violate(f"{name} still holds {held}")

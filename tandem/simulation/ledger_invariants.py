@@ -1,0 +1,84 @@
+"""Invariants of the accounts at a run's end: spent equals the ledger, nothing set aside, each request once.
+
+What a request comes to is what its client got. Where its gateway died before it was settled, it is the last checkpoint
+that the store took, which is no more than was delivered and no older than a renewal. Looks, and changes nothing but
+that it lets leases expire.
+"""
+
+from collections.abc import Sequence
+
+from tandem.accounts.accounts import RENEWALS_PER_LEASE
+from tandem.accounts.charge import LedgerEntry, Outcome
+from tandem.accounts.prices import Prices
+from tandem.simulation.client import Outcome as ClientOutcome
+from tandem.simulation.world import World
+
+_CALLS_OF_ROUND = 3  # of the store, for each renewal
+_WORK_S = 0.02  # more than both ends of a call take
+
+
+def check_ledger(world: World) -> None:
+    """Note every violation in the world."""
+    store = world.store
+    store.expire(store.now_ms())
+    _check_balances(world)
+    by_request: dict[str, list[LedgerEntry]] = {}
+    for entry in store.ledger.values():
+        by_request.setdefault(entry.request_id, []).append(entry)
+    for exchange in world.exchanges:
+        outcome = exchange.outcome
+        entries = by_request.pop(outcome.ask.request_id, [])
+        if not world.scenario.is_open:
+            _check_entries(world, outcome, entries)
+    for request_id in by_request:
+        world.violate(f"{request_id} was charged and never asked")
+
+
+def _check_balances(world: World) -> None:
+    entries = list(world.store.ledger.values())
+    for key_id, balance in world.store.balances.items():
+        spent = sum(entry.cost_nanos for entry in entries if entry.key_id == key_id)
+        if balance.spent_nanos != spent:
+            world.violate(f"key {key_id} has spent {balance.spent_nanos}, its ledger says {spent}")
+        if balance.num_open or balance.held_nanos:
+            world.violate(
+                f"key {key_id} has {balance.num_open} requests, {balance.held_nanos} nanos set aside for ever"
+            )
+    for entry in entries:
+        if entry.cost_nanos != Prices().cost_nanos(entry.usage):
+            world.violate(f"{entry.request_id} costs {entry.cost_nanos}, which is not what its usage costs")
+
+
+def _check_entries(world: World, outcome: ClientOutcome, entries: Sequence[LedgerEntry]) -> None:
+    name, num_tokens = outcome.ask.request_id, len(outcome.tokens)
+    charged = [entry.usage.num_output for entry in entries]
+    if len(entries) > 1:
+        world.violate(f"{name} was charged {len(entries)} times: {charged}")
+    died_at_s = _died_at_s(world, outcome)
+    if died_at_s is None:
+        if any(entry.outcome == Outcome.EXPIRED for entry in entries):
+            world.violate(f"{name} is billed at a checkpoint although its gateway lives")
+        if outcome.is_whole and charged != [num_tokens]:
+            world.violate(f"{name} got {num_tokens} tokens and was charged {charged}")
+    elif outcome.is_lost:
+        if sum(charged) > num_tokens:
+            world.violate(f"{name} got {num_tokens} tokens of a gateway that died and was charged {charged}")
+        if sum(charged) < (least := _num_checkpointed(world, outcome, died_at_s)):
+            world.violate(f"{name} got {least} tokens a renewal before its gateway died and was charged {charged}")
+
+
+def _died_at_s(world: World, outcome: ClientOutcome) -> float | None:
+    """When the gateway of a request died, if that was before its settlement may be taken for safe."""
+    ended_s = outcome.ended_s or 0.0
+    return next((at_s for at_s in world.crashed.get(outcome.ask.gateway, ()) if at_s >= ended_s), None)
+
+
+def _num_checkpointed(world: World, outcome: ClientOutcome, died_at_s: float) -> int:
+    """Tokens that a checkpoint must cover: those of a stream from before the last renewal that was sure to arrive."""
+    scenario = world.scenario
+    round_s = _CALLS_OF_ROUND * 2 * (scenario.weather.slow_s + _WORK_S)
+    since_s = died_at_s - scenario.account_lease_s / RENEWALS_PER_LEASE - round_s
+    is_sure = outcome.ask.is_stream and world.was_well(outcome.ask.gateway, since_s, died_at_s)
+    if not is_sure or world.store.num_failovers:
+        return 0
+    return sum(at_s <= since_s for at_s in outcome.token_times)

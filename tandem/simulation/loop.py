@@ -1,0 +1,248 @@
+"""An event loop on a virtual clock: time moves to the next timer when nothing is ready; nothing ever really waits.
+
+Invariant: the order of callbacks is a function of the seed. Callbacks of one node keep their order, as asyncio
+promises; among nodes the seed chooses who runs next. Work for threads runs at once, as one event, after a delay that
+the seed draws; what it says it `spend`s passes before its result arrives.
+"""
+
+import asyncio
+import gc
+import heapq
+import itertools
+import random
+import sys
+import warnings
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any
+
+from tandem.simulation.node import Node, current_node
+
+_QUICK_JOB_S = 50e-6
+_SLOW_JOB_S = 5e-3
+_SLOW_JOB_SHARE = 0.05
+_MAX_CLOSES = 20
+
+
+class DeadlockError(RuntimeError):
+    """Nothing is ready and no timer is set: whoever waits, waits for ever."""
+
+
+class _Task(asyncio.Task[Any]):
+    """A task whose place in a set does not depend on its address."""
+
+    def __init__(self, coro: Coroutine[Any, Any, Any], number: int, **options: Any) -> None:
+        self.number = number
+        super().__init__(coro, **options)
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """Runs nodes. `world` is the node of everything that belongs to none.
+
+    `num_events` counts callbacks that ran; `bugs` collects what no task has caught.
+    """
+
+    def __init__(self, seed: str) -> None:
+        super().__init__()
+        self._random = random.Random(f"{seed} order")
+        self._now_s = 0.0
+        self._ahead_s = 0.0
+        self._timers: list[tuple[float, int, Node, asyncio.Handle]] = []
+        self._numbers = itertools.count()
+        self._graveyard: list[object] = []
+        self._is_over = False
+        self.in_job = False
+        self.num_events = 0
+        self.bugs: list[str] = []
+        self.world = Node("world", self.time, random.Random(f"{seed} world"))
+        self._nodes = [self.world]
+        self.set_task_factory(self._new_task)
+        self.set_exception_handler(lambda _, what: self._note_bug(what))
+
+    def add(self, node: Node) -> None:
+        """A node that may run."""
+        self._nodes.append(node)
+
+    def kill(self, node: Node) -> None:
+        """End it as SIGKILL does: none of its code runs again, not even what cleans up."""
+        node.is_dead = True
+        # NOTE: kept, as freeing a suspended coroutine would run its `finally` blocks
+        self._graveyard += [*node.ready, *node.tasks]
+        node.ready.clear()
+        self._nodes.remove(node)
+
+    def spend(self, seconds: float) -> None:
+        """Work for a thread, now running, takes so long."""
+        assert self.in_job, "only what runs as a thread would can take time"
+        self._ahead_s += seconds
+
+    def run_job(self, work: Callable[[], Any]) -> float:
+        """Run what a thread of the node would; returns how long it takes."""
+        assert not self.in_job
+        self.in_job = True
+        try:
+            work()
+            return self._ahead_s
+        finally:
+            self.in_job = False
+            self._ahead_s = 0.0
+
+    def tear_down(self) -> None:
+        """Let go of everything that still waits. Nothing may be run afterwards."""
+        self._is_over = True
+        with warnings.catch_warnings():
+            self._let_go()
+
+    def _let_go(self) -> None:
+        former = sys.unraisablehook
+        sys.unraisablehook = lambda _: None  # NOTE: coroutines are freed in no order, and some object
+        try:
+            warnings.simplefilter("ignore")
+            for node in self._nodes:
+                self._graveyard += node.tasks
+            tasks = [item for item in self._graveyard if isinstance(item, asyncio.Task) and not item.done()]
+            for task in tasks:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                _close(task)
+            self._graveyard.clear()
+            self._timers.clear()
+            self._nodes.clear()
+            self.close()
+            gc.collect()
+        finally:
+            sys.unraisablehook = former
+
+    def time(self) -> float:
+        return self._now_s + self._ahead_s
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        node = _node_of(handle) or self.world
+        if not (node.is_dead or self._is_over):
+            node.ready.append(handle)
+        return handle
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """From a thread's work: once what it has spent is over."""
+        if not self._ahead_s:
+            return self.call_soon(callback, *args, context=context)
+        return self.call_at(self.time(), callback, *args, context=context)
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        node = _node_of(handle) or self.world
+        if not (node.is_dead or self._is_over):
+            heapq.heappush(self._timers, (when, next(self._numbers), node, handle))
+        return handle
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> "asyncio.Future[Any]":
+        future: asyncio.Future[Any] = self.create_future()
+        node = current_node.get() or self.world
+        mean_s = _SLOW_JOB_S if self._random.random() < _SLOW_JOB_SHARE else _QUICK_JOB_S
+        self.call_later(self._random.expovariate(1 / mean_s) * node.slowness, self._run_future, future, func, args)
+        return future
+
+    def _run_future(self, future: "asyncio.Future[Any]", func: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        if future.cancelled():
+            return
+        outcome: list[Any] = []
+
+        def work() -> None:
+            try:
+                outcome.extend((True, func(*args)))
+            except Exception as error:  # the edge of a thread: whoever waits for it is told
+                outcome.extend((False, error))
+
+        seconds = self.run_job(work)
+        self.call_later(seconds, _settle, future, *outcome)
+
+    def _run_once(self) -> None:
+        runnable = [node for node in self._nodes if node.ready and not node.is_paused]
+        if not runnable:
+            self._advance()
+            return
+        node = runnable[0] if len(runnable) == 1 else self._random.choice(runnable)
+        handle = node.ready.popleft()
+        if not handle.cancelled():
+            self.num_events += 1
+            handle._run()
+
+    def _advance(self) -> None:
+        """Make the next timer's callback ready."""
+        while self._timers:
+            when_s, _, node, handle = heapq.heappop(self._timers)
+            if not (node.is_dead or handle.cancelled()):
+                self._now_s = max(self._now_s, when_s)
+                node.ready.append(handle)
+                return
+        raise DeadlockError(f"nothing is ready and no timer is set at {self._now_s:.3f} s")
+
+    def _new_task(self, loop: asyncio.AbstractEventLoop, coro: Any, context: Context | None = None) -> Any:
+        task = _Task(coro, next(self._numbers), loop=self, context=context)
+        node = (current_node.get() if context is None else context.get(current_node)) or self.world
+        node.tasks.add(task)
+        return task
+
+    def _note_bug(self, what: dict[str, Any]) -> None:
+        error = what.get("exception")
+        self.bugs.append(f"{what.get('message')}: {type(error).__name__}: {error}")
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It is dropped when its time comes."""
+
+    def _asyncgen_finalizer_hook(self, agen: Any) -> None:
+        self._asyncgens.discard(agen)  # type: ignore[attr-defined]
+        if not self._is_over:
+            self.call_soon(self.create_task, agen.aclose())
+
+    def _process_events(self, event_list: object) -> None:
+        """There is no selector."""
+
+    def _write_to_self(self) -> None:
+        """Nobody waits in a selector."""
+
+
+def _close(task: "asyncio.Task[Any]") -> None:
+    """End its coroutine, however often it waits again on its way out."""
+    coroutine: Any = task.get_coro()
+    for _ in range(_MAX_CLOSES):
+        try:
+            coroutine.close()
+            return
+        except (RuntimeError, ValueError):
+            continue
+        except BaseException:  # whatever it raises on its way out, nobody is left to hear of it
+            return
+
+
+def _node_of(handle: asyncio.Handle) -> Node | None:
+    context: Context = handle._context  # type: ignore[attr-defined]
+    return context.get(current_node)
+
+
+def _settle(future: "asyncio.Future[Any]", is_result: bool, outcome: Any) -> None:
+    if future.cancelled():
+        return
+    if is_result:
+        future.set_result(outcome)
+    else:
+        future.set_exception(outcome)

@@ -1,0 +1,52 @@
+"""A model whose KV is a hash of its prefix and whose tokens are a hash of the KV: one wrong byte changes an answer.
+
+A position's KV is 16 bytes: BLAKE2b of the owner's name, the KV before it and its token. A token is chosen from the KV
+of every earlier position. `answer_of` is what a request must get, computed from its tokens alone.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+from tandem.architecture.state import KVSpec
+
+KV_BYTES = 16
+VOCAB_SIZE = 259
+EOS_TOKEN_ID = 258
+MODEL = "simulated"
+FINGERPRINT = "5" * 32
+_FIRST_LETTER, _NUM_LETTERS = 64, 26
+_EOS_SHARE = 40  # one token of so many
+
+KV_SPEC = KVSpec(num_kv_heads=1, head_dim=2, dtype="float32", window=None)
+
+
+def first_state(owner: str) -> bytes:
+    """What comes before a prompt's first token: whose it is."""
+    return hashlib.blake2b(owner.encode(), digest_size=KV_BYTES).digest()
+
+
+def next_state(state: bytes, token_id: int) -> bytes:
+    """The KV of a token after `state`."""
+    return hashlib.blake2b(state + token_id.to_bytes(4, "little"), digest_size=KV_BYTES).digest()
+
+
+def token_after(states: bytes, seed: int | None) -> int:
+    """The token chosen where `states` is the KV of all positions so far; `seed`: None = greedy."""
+    key = b"greedy" if seed is None else seed.to_bytes(16, "little", signed=True)
+    number = int.from_bytes(hashlib.blake2b(states, key=key, digest_size=8).digest(), "little")
+    return EOS_TOKEN_ID if number % _EOS_SHARE == 0 else _FIRST_LETTER + number // _EOS_SHARE % _NUM_LETTERS
+
+
+def answer_of(owner: str, prompt: Sequence[int], max_tokens: int, *, seed: int | None, ignore_eos: bool) -> list[int]:
+    """The tokens that a request must get."""
+    state, states, tokens = first_state(owner), bytearray(), list[int]()
+    for token_id in prompt:
+        state = next_state(state, token_id)
+        states += state
+    while len(tokens) < max_tokens:
+        tokens.append(token_after(bytes(states), seed))
+        if tokens[-1] == EOS_TOKEN_ID and not ignore_eos:
+            break
+        state = next_state(state, tokens[-1])
+        states += state
+    return tokens

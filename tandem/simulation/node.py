@@ -1,0 +1,72 @@
+"""One simulated process: its tasks run in its context, with clocks and random bytes of its own.
+
+Invariant: whatever runs in a node's context is the node's; a dead node runs nothing ever again, a paused one nothing
+until it goes on. Time is the loop's.
+"""
+
+import asyncio
+import random
+import weakref
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, TypeVar
+
+from tandem.core.machine import current_machine
+
+EPOCH_S = 1_800_000_000.0
+T = TypeVar("T")
+
+current_node: ContextVar["Node | None"] = ContextVar("current_node", default=None)
+
+
+class Node:
+    """A process named `name`. Its machine is itself: it answers as `core.machine.Machine`.
+
+    Args:
+        now_s: the loop's time.
+        source: of its random bytes.
+
+    `ready` holds callbacks that may run; `tasks` those it has not ended. `slowness` multiplies what its work takes.
+    """
+
+    def __init__(self, name: str, now_s: Callable[[], float], source: random.Random) -> None:
+        self.name = name
+        self.is_dead = False
+        self.is_paused = False
+        self.slowness = 1.0
+        self.wall_offset_s = 0.0
+        self.random = source
+        self.ready: deque[asyncio.Handle] = deque()
+        self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        self._now_s = now_s
+        self.context: Context = copy_context()
+        self.context.run(self._enter)
+
+    def monotonic_s(self) -> float:
+        return self._now_s()
+
+    def wall_s(self) -> float:
+        return EPOCH_S + self.wall_offset_s + self._now_s()
+
+    def random_bytes(self, num_bytes: int) -> bytes:
+        return self.random.randbytes(num_bytes)
+
+    def cpu_s(self) -> float:
+        """NOTE: all nodes are one process of the real machine, whose use would differ from run to run."""
+        return 0.0
+
+    def resident_bytes(self) -> int:
+        return 0
+
+    def now_s(self) -> float:
+        """A `core.clock.Clock`."""
+        return self._now_s()
+
+    def spawn(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], name: str) -> "asyncio.Task[T]":
+        """Run it as a task of this node."""
+        return loop.create_task(work, name=name, context=self.context.copy())
+
+    def _enter(self) -> None:
+        current_node.set(self)
+        current_machine.set(self)

@@ -1,0 +1,318 @@
+"""Real workers, routers and gateways, each wired by production's own code onto a node.
+
+What a machine or a model would give comes from the simulation: arena contents, steps, reads, the shared store.
+"""
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import tokenizers
+import torch
+from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp, Receive, Scope, Send
+from tokenizers import decoders, models, pre_tokenizers
+
+from tandem.accounts.accounts import Accounts
+from tandem.accounts.prices import Prices
+from tandem.architecture.model import ModelSpec
+from tandem.attention.arena import Arena
+from tandem.core.clock import Clock
+from tandem.core.config import SchedulerConfig
+from tandem.core.errors import LocalityUnavailableError
+from tandem.core.events import BlockEvent
+from tandem.core.machine import random_id, wall_s
+from tandem.engine.engine import Engine
+from tandem.engine.identity import ModelIdentity
+from tandem.engine.masks import MaskMaker
+from tandem.engine.resolve import Assembly
+from tandem.gateway.app import guard_of
+from tandem.gateway.edge import Edge
+from tandem.gateway.fast_lane import FastLane
+from tandem.gateway.gateway import Gateway
+from tandem.gateway.grammar_check import GrammarCheck
+from tandem.gateway.model import ServedModel
+from tandem.gateway.openai.completions import CompletionDialect
+from tandem.gateway.parsing.answer_format import AnswerFormat
+from tandem.gateway.prompt_encoder import PromptEncoder
+from tandem.gateway.settings import GatewaySettings
+from tandem.kvcache.manager import KVCacheManager
+from tandem.kvcache.spec import build_layout
+from tandem.locality.base import LocalityIndex, LocalityStats, PublishResult
+from tandem.routing.snapshot import Role
+from tandem.rpc.credentials import Credentials, ProcessRole
+from tandem.rpc.messages import WorkerAddress
+from tandem.scheduler.scheduler import Scheduler
+from tandem.serving.router_process import Router, serving_router
+from tandem.serving.router_settings import RouterSettings
+from tandem.simulation.engine import TurnedEngine
+from tandem.simulation.executor import SimulatedExecutor, StepCost
+from tandem.simulation.fabric import Fabric
+from tandem.simulation.loop import VirtualLoop
+from tandem.simulation.model import EOS_TOKEN_ID, FINGERPRINT, KV_SPEC, MODEL, VOCAB_SIZE
+from tandem.simulation.node import Node
+from tandem.simulation.store import SimulatedStore, StoreServer
+from tandem.simulation.transport import SimulatedTransport, TransportRegistry
+from tandem.telemetry.engine_metrics import WorkerMetrics
+from tandem.telemetry.tracing import Tracing
+from tandem.text.pieces import DecoderRules
+from tandem.text.tokenizer import Tokenizer
+from tandem.transport.base import KVTransport
+from tandem.transport.card import Identity
+from tandem.transport.choose import Site
+from tandem.worker.checksums import PageChecksums
+from tandem.worker.core import WorkerCore
+from tandem.worker.feeds import Feeds
+from tandem.worker.identity import blank_state, compatibility_of, model_info, pool_of_arena
+from tandem.worker.leases import LeaseBook
+from tandem.worker.process import Worker, serving_core
+from tandem.worker.settings import DecodeSettings, PrefillSettings
+from tandem.worker.transports import Transports
+
+SECRET = "the secret of a simulation" * 2
+_TRUST = {"cluster_secret": SECRET, "insecure": True}  # NOTE: there is no wire that anybody could listen at
+COMPLETIONS = "/v1/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large a worker is. Small, so that blocks run out and prompts come in chunks."""
+
+    block_size: int = 8
+    num_blocks: int = 96
+    max_model_len: int = 256
+    max_num_batched_tokens: int = 48
+    max_num_running: int = 8
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What the processes of one simulation share. `routers`: those that live, by address. `is_open`: no accounts."""
+
+    loop: VirtualLoop
+    fabric: Fabric
+    store: StoreServer
+    router_addresses: Sequence[str]
+    sizes: Sizes = field(default_factory=Sizes)
+    lease_ttl_s: float = 10.0
+    max_local_tokens: int = 16
+    cost: StepCost = field(default_factory=StepCost)
+    is_open: bool = False
+    transports: TransportRegistry = field(default_factory=TransportRegistry)
+    routers: dict[str, tuple[Node, Router]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedWorker:
+    """A worker that serves, and what of it the invariants look at."""
+
+    worker: Worker
+    engine: Engine
+
+
+class _RouterIndex:
+    """The reporting half of a router's embedded index, called as by a thread: `worker.feeds.RouterIndex` waits."""
+
+    def __init__(self, around: Surroundings, node: Node, address: str) -> None:
+        self._around = around
+        self._node = node
+        self._address = address
+
+    def publish(self, worker_id: str, epoch: int, events: Sequence[BlockEvent], sequence: int) -> PublishResult:
+        return self._index.publish(worker_id, epoch, events, sequence)
+
+    def replace(self, worker_id: str, epoch: int, hashes: Iterable[bytes], sequence: int) -> PublishResult:
+        return self._index.replace(worker_id, epoch, sorted(hashes), sequence)
+
+    def leading_blocks(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
+        raise LocalityUnavailableError("a router's index answers only that router")
+
+    def remove_worker(self, worker_id: str) -> None:
+        raise LocalityUnavailableError("a router removes workers from its index by itself")
+
+    def stats(self) -> LocalityStats:
+        raise LocalityUnavailableError("a router's index answers only that router")
+
+    @property
+    def _index(self) -> LocalityIndex:
+        self._around.loop.spend(self._around.fabric.delay_s())
+        node, router = self._around.routers.get(self._address, (None, None))
+        fabric = self._around.fabric
+        if node is None or router is None or node.is_paused or not fabric.can_talk(self._node.name, node.name):
+            raise LocalityUnavailableError(f"the router at {self._address} does not answer")
+        return router.service._lookup._index
+
+
+class _OneTransport(Transports):
+    """Only the simulated one is open."""
+
+    def __init__(self, transport: KVTransport) -> None:
+        self.wanted = transport.name
+        self._opened = {transport.name: transport}
+
+
+@asynccontextmanager
+async def serving_simulated_worker(
+    around: Surroundings, node: Node, role: Role, worker_id: str, address: str, on_turn: Callable[[Engine], None]
+) -> AsyncIterator[SimulatedWorker]:
+    """A worker for the time of the block; as `worker.process.serving_worker`."""
+    settings = _worker_settings(around, role, worker_id, address)
+    me, epoch = WorkerAddress(worker_id, address, random_id()), int(wall_s() * 1e6)
+    feeds = Feeds([_RouterIndex(around, node, router) for router in around.router_addresses], worker_id, epoch)
+    assembly, executor = _assembled(around, node, feeds)
+    engine = TurnedEngine(assembly.engine, around.loop, node, on_turn)
+    engine.start()
+    compatibility = compatibility_of(assembly)
+    identity = Identity(compatibility, SECRET.encode(), me.incarnation)
+    transport = SimulatedTransport(around.fabric, node, pool_of_arena(assembly), identity, around.transports)
+    transport.on_write = functools.partial(_require_pinned, assembly.engine.kv, worker_id)
+    executor.on_write = functools.partial(_require_unpinned, assembly.engine.kv, worker_id)
+    prometheus = CollectorRegistry()
+    core = WorkerCore(
+        me=me,
+        epoch=epoch,
+        engine=engine,
+        leases=LeaseBook(settings.lease_ttl_s, node, lambda name: engine.post(lambda e: e.kv.drop(name))),
+        transports=_OneTransport(transport),
+        checksums=PageChecksums(assembly.arena, settings.checksum_share),
+        metrics=WorkerMetrics(prometheus, MODEL, max_model_len=around.sizes.max_model_len),
+        tracing=Tracing.configure(worker_id, None),
+        site=Site("one host", "one", "one", "one process", "cpu", "none in a simulation", False),
+        compatibility=compatibility,
+        vocab_size=VOCAB_SIZE,
+        block_size=assembly.arena.layout.block_size,
+        block_bytes=assembly.arena.layout.page_bytes,
+        num_blocks=assembly.arena.num_blocks,
+        clock=node,
+        credentials=Credentials(SECRET.encode(), ProcessRole(settings.role), address, me.incarnation),
+    )
+    blank, model = blank_state(settings, worker_id, assembly), model_info(settings, assembly)
+    async with serving_core(core, settings, address, feeds, blank, model, prometheus) as worker:
+        yield SimulatedWorker(worker, assembly.engine)
+
+
+@asynccontextmanager
+async def serving_simulated_router(around: Surroundings, node: Node, address: str) -> AsyncIterator[Router]:
+    """A router for the time of the block; `router_process.serving_router` as it is."""
+    options: dict[str, Any] = {"bind": address, **_TRUST, "max_local_tokens": around.max_local_tokens}
+    settings = RouterSettings(**options)
+    async with serving_router(settings) as router:
+        around.routers[address] = (node, router)
+        try:
+            yield router
+        finally:
+            del around.routers[address]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedGateway:
+    """A gateway that serves. `app`: its HTTP surface, as far as generating goes."""
+
+    gateway: Gateway
+    app: ASGIApp
+
+
+def start_simulated_gateway(around: Surroundings, node: Node, name: str) -> SimulatedGateway:
+    """A gateway whose journeys, accounts and HTTP are real; from within the node."""
+    options: dict[str, Any] = {
+        "model": MODEL,
+        "routers": ",".join(around.router_addresses),
+        **_TRUST,
+    }
+    store, tracing = SimulatedStore(around.fabric, node, around.store), Tracing.configure(name, None)
+
+    def open_accounts(_: GatewaySettings, clock: Clock) -> Accounts | None:
+        return None if around.is_open else Accounts(store, Prices(), clock, lease_s=around.store.lease_s)
+
+    settings = GatewaySettings(**options)
+    gateway = Gateway(settings, _served_model(), node, tracing, open_accounts)
+    gateway.start()
+    fast = FastLane(_nothing_else, gateway, {COMPLETIONS: CompletionDialect(gateway.surroundings)})
+    return SimulatedGateway(gateway, Edge(fast, gateway.ids, guard_of(gateway, settings).admit))
+
+
+async def _nothing_else(scope: Scope, receive: Receive, send: Send) -> None:
+    raise AssertionError(f"nobody asks for {scope['path']} in a simulation")
+
+
+def _worker_settings(
+    around: Surroundings, role: Role, worker_id: str, address: str
+) -> DecodeSettings | PrefillSettings:
+    kind: type[DecodeSettings] | type[PrefillSettings] = DecodeSettings if role is Role.DECODE else PrefillSettings
+    options: dict[str, Any] = {
+        "model": MODEL,
+        "served_model_name": MODEL,
+        "worker_id": worker_id,
+        "bind": address,
+        "routers": ",".join(around.router_addresses),
+        "lease_ttl_s": around.lease_ttl_s,
+        "transport": "inproc",
+        **_TRUST,
+    }
+    return kind(**options)
+
+
+def _assembled(around: Surroundings, node: Node, feeds: Feeds) -> tuple[Assembly, SimulatedExecutor]:
+    """As `engine.resolve.assemble`, around the simulated model."""
+    sizes = around.sizes
+    layout = build_layout([KV_SPEC], sizes.block_size)
+    kv = KVCacheManager(
+        layout,
+        sizes.num_blocks,
+        max_chunk_tokens=sizes.max_num_batched_tokens,
+        watermark_blocks=int(sizes.num_blocks * 0.01),
+        emit=feeds.emit,
+    )
+    limits = SchedulerConfig(
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        max_num_running=sizes.max_num_running,
+        max_num_waiting=4096,
+        max_model_len=sizes.max_model_len,
+    )
+    arena = Arena(layout, sizes.num_blocks + 1, torch.device("cpu"))
+    executor = SimulatedExecutor(arena, node, around.loop, around.cost)
+    identity = ModelIdentity(FINGERPRINT, VOCAB_SIZE, (EOS_TOKEN_ID,))
+    engine = Engine(executor, Scheduler(limits, kv), kv, identity, tokenizer=_tokenizer(), clock=node)
+    # NOTE: nobody looks at the weights' spec, nor makes masks
+    return Assembly(engine, arena, cast(ModelSpec, None), cast(MaskMaker, None)), executor
+
+
+@functools.cache
+def _tokenizer() -> Tokenizer:
+    """One token a byte, then three special ones."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    specials = ("<|a|>", "<|b|>", "<|end|>")
+    backend.add_special_tokens([tokenizers.AddedToken(token, special=True) for token in specials])
+    return Tokenizer(backend, DecoderRules(byte_level=True), {})
+
+
+@functools.cache
+def _served_model() -> ServedModel:
+    tokenizer = _tokenizer()
+    answers = AnswerFormat.detect(None, tokenizer, tool_parser="none", reasoning_parser="none")
+    return ServedModel(MODEL, tokenizer, None, 0, False, answers, GrammarCheck(tokenizer), PromptEncoder(tokenizer))
+
+
+def _pinned(kv: KVCacheManager) -> set[int]:
+    return {block for hold in kv._holds.values() if hold.kind == "pinned" for block in hold.block_ids}
+
+
+def _require_pinned(kv: KVCacheManager, worker_id: str, blocks: Sequence[int]) -> None:
+    loose = set(blocks) - _pinned(kv)
+    assert not loose, f"a transfer writes blocks {sorted(loose)} of {worker_id}, which are not pinned for one"
+
+
+def _require_unpinned(kv: KVCacheManager, worker_id: str, blocks: Sequence[int]) -> None:
+    both = set(blocks) & _pinned(kv)
+    assert not both, f"a step writes blocks {sorted(both)} of {worker_id}, which a transfer may write"
+
+
+async def for_ever() -> None:
+    """Until cancelled."""
+    await asyncio.Event().wait()

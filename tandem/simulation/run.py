@@ -1,0 +1,52 @@
+"""One run of a scenario, from its first process to what did not hold.
+
+Invariant: the result is a function of the scenario. Everything a run makes is let go of when it ends.
+"""
+
+import gc
+from dataclasses import dataclass, field
+
+from tandem.simulation.client import Outcome
+from tandem.simulation.invariants import check_end
+from tandem.simulation.loop import DeadlockError
+from tandem.simulation.scenario import Scenario
+from tandem.simulation.world import World
+
+
+@dataclass(slots=True)
+class Report:
+    """What a run was. `violations`: what did not hold; none = all is well."""
+
+    scenario: Scenario
+    violations: list[str] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    digest: str = ""
+    lines: list[str] | None = None
+    num_events: int = 0
+    virtual_s: float = 0.0
+
+
+def run_scenario(scenario: Scenario, *, keep_trace: bool = False) -> Report:
+    """Run it, and check what must hold."""
+    was_enabled = gc.isenabled()
+    gc.disable()  # NOTE: what it frees, and when, must not change the order of events
+    gc.freeze()  # NOTE: so that looking for what this run leaves does not pass all that was imported
+    world = World(scenario, keep_trace=keep_trace)
+    report = Report(scenario)
+    try:
+        world.loop.run_until_complete(world.run())
+        check_end(world)
+    except DeadlockError as error:
+        world.violate(str(error))
+    finally:
+        report.violations = [*world.violations, *(f"a bug: {bug}" for bug in world.loop.bugs)]
+        report.outcomes = [exchange.outcome for exchange in world.exchanges]
+        report.digest, report.lines = world.trace.digest, world.trace.lines
+        report.num_events, report.virtual_s = world.loop.num_events, world.loop.time()
+        loop = world.loop
+        del world
+        loop.tear_down()
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+    return report

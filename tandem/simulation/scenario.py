@@ -1,0 +1,285 @@
+"""Scenario of one run: the nodes, the requests and the faults. A function of the seed; plain values.
+
+Leaving faults or requests out of a scenario gives another one, so a failing one can be made smaller.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tandem.simulation.fabric import Weather
+from tandem.simulation.model import answer_of
+from tandem.simulation.store import STORE
+
+TENANTS = ("alice", "bob", "carol")
+WARM_UP_S = 2.0
+SPAN_S = 7.0  # in which requests and faults begin
+MAX_FAULT_S = 14.0
+MAX_PROMPT_TOKENS = 150
+_MAX_FAULTS = 6
+_HAND_OFFS_EVERY = 4
+_FOLLOWING_SHARE = 0.25
+_SHARED_SHARE = 0.7
+_BURST_SHARE = 0.6
+_OPEN_SHARE = 0.15
+_AT_BURST_SHARE = 0.5  # of the faults: when much is under way
+
+
+class FaultKind(StrEnum):
+    """What can go wrong, and what `Fault.other` and `Fault.size` mean then.
+
+    PAUSE: the process stands still. CRASH: it dies and is started again; size 1 = its host died too, so nobody is told.
+    SLOW: its work takes `size` times as long. CUT, CUT_ONE_WAY: nothing gets through to `other`. CLOCK: its wall clock
+    is set by `size` seconds. LOSSY: messages of everybody are lost and sent again. SLOW_READS: reads of
+    blocks take `size` seconds a piece. CUT_CALLS: as CUT, but blocks can be read. STORE_DOWN, STORE_FAILOVER (the last
+    `size` seconds of writes are lost), STORE_CLOCK: of the shared store.
+    """
+
+    PAUSE = "pause"
+    CRASH = "crash"
+    SLOW = "slow"
+    CUT = "cut"
+    CUT_ONE_WAY = "cut one way"
+    CLOCK = "clock"
+    LOSSY = "lossy"
+    SLOW_READS = "slow reads"
+    CUT_CALLS = "cut calls"
+    STORE_DOWN = "store down"
+    STORE_FAILOVER = "store failover"
+    STORE_CLOCK = "store clock"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong at `at_s`, for `for_s` seconds."""
+
+    kind: FaultKind
+    at_s: float
+    for_s: float
+    name: str
+    other: str = ""
+    size: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.at_s:6.2f} s {self.kind} {self.name} {self.other} size {self.size:g} for {self.for_s:.2f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request of a client. `seed`: None = greedy. It leaves after so many tokens or seconds; None: it stays."""
+
+    number: int
+    at_s: float
+    owner: str
+    gateway: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    seed: int | None
+    ignore_eos: bool
+    is_stream: bool
+    leaves_after_tokens: int | None = None
+    leaves_after_s: float | None = None
+
+    @property
+    def request_id(self) -> str:
+        return f"{self.owner}.{self.number}"
+
+    @property
+    def answer(self) -> list[int]:
+        """The tokens that it must get."""
+        return answer_of(self.owner, self.prompt, self.max_tokens, seed=self.seed, ignore_eos=self.ignore_eos)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.at_s:6.2f} s {self.request_id} at {self.gateway}: {len(self.prompt)} tokens, "
+            f"wants {self.max_tokens}{', streamed' if self.is_stream else ''}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One run. Processes are called ROLE-NUMBER.
+
+    account_lease_s: of what accounts set aside. is_open: gateways ask for no keys, and all requests are one tenant's.
+    """
+
+    seed: int
+    routers: tuple[str, ...]
+    prefills: tuple[str, ...]
+    decodes: tuple[str, ...]
+    gateways: tuple[str, ...]
+    asks: tuple[Ask, ...]
+    faults: tuple[Fault, ...]
+    weather: Weather
+    num_blocks: int
+    lease_ttl_s: float
+    max_local_tokens: int
+    step_s: float
+    account_lease_s: float
+    is_open: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.routers, *self.prefills, *self.decodes, *self.gateways)
+
+
+def scenario_of(seed: int) -> Scenario:
+    """The scenario of a seed; every `_HAND_OFFS_EVERY`th is one of many hand-offs and short leases."""
+    if seed % _HAND_OFFS_EVERY == _HAND_OFFS_EVERY - 1:
+        return _hand_offs(seed)
+    draw = random.Random(f"{seed} scenario")
+    routers = _named("router", draw.choice((1, 1, 2)))
+    prefills = _named("prefill", draw.choice((1, 1, 2)))
+    decodes = _named("decode", draw.choice((1, 2, 2)))
+    gateways = _named("gateway", draw.choice((1, 1, 2)))
+    names = (*routers, *prefills, *decodes, *gateways)
+    bursts_s = [WARM_UP_S + draw.uniform(0, SPAN_S) for _ in range(2)]
+    is_open = draw.random() < _OPEN_SHARE
+    return Scenario(
+        seed=seed,
+        routers=routers,
+        prefills=prefills,
+        decodes=decodes,
+        gateways=gateways,
+        asks=_asks(draw, TENANTS[:1] if is_open else TENANTS, gateways, bursts_s),
+        faults=tuple(sorted(_faults(draw, names, prefills, decodes, bursts_s), key=lambda fault: fault.at_s)),
+        weather=Weather(draw.choice((1e-4, 4e-4, 5e-3)), draw.choice((0.0, 0.005, 0.03)), draw.choice((0.05, 0.3))),
+        num_blocks=draw.choice((34, 40, 64)),
+        lease_ttl_s=draw.choice((1.0, 2.0, 4.0)),
+        max_local_tokens=draw.choice((0, 0, 16)),
+        step_s=draw.choice((0.005, 0.03, 0.06)),
+        account_lease_s=draw.choice((4.0, 8.0)),
+        is_open=is_open,
+    )
+
+
+def _hand_offs(seed: int) -> Scenario:
+    """Long prompts with short answers through a small pool, while readers stand still for as long as a lease lasts."""
+    draw = random.Random(f"{seed} hand-offs")
+    prefills, decodes = _named("prefill", 1), _named("decode", 2)
+    asks = [
+        Ask(
+            number=number,
+            at_s=WARM_UP_S + draw.uniform(0, SPAN_S),
+            owner=draw.choice(TENANTS),
+            gateway="gateway-0",
+            prompt=tuple(draw.randrange(256) for _ in range(draw.randint(60, 180))),
+            max_tokens=draw.choice((1, 4, 8)),
+            seed=None,
+            ignore_eos=False,
+            is_stream=draw.random() < 0.5,
+        )
+        for number in range(40)
+    ]
+    faults = [
+        Fault(FaultKind.PAUSE, WARM_UP_S + draw.uniform(0, SPAN_S), draw.uniform(0.6, 1.7), draw.choice(decodes))
+        for _ in range(8)
+    ]
+    slow_s = draw.uniform(0.05, 0.3)
+    faults += [
+        Fault(FaultKind.SLOW_READS, WARM_UP_S + draw.uniform(0, SPAN_S), 3.0, "everybody", size=slow_s)
+        for _ in range(2)
+    ]
+    cut_s = draw.uniform(0.6, 2.5)
+    faults.append(
+        Fault(FaultKind.CUT_CALLS, WARM_UP_S + draw.uniform(0, SPAN_S), cut_s, draw.choice(decodes), prefills[0])
+    )
+    return Scenario(
+        seed=seed,
+        routers=_named("router", 1),
+        prefills=prefills,
+        decodes=decodes,
+        gateways=_named("gateway", 1),
+        asks=tuple(sorted(asks, key=lambda ask: ask.at_s)),
+        faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+        weather=Weather(),
+        num_blocks=34,
+        lease_ttl_s=1.0,
+        max_local_tokens=0,
+        step_s=draw.choice((0.005, 0.02)),
+        account_lease_s=4.0,
+        is_open=False,
+    )
+
+
+def _named(role: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{role}-{number}" for number in range(count))
+
+
+def _asks(
+    draw: random.Random, owners: Sequence[str], gateways: tuple[str, ...], bursts_s: Sequence[float]
+) -> tuple[Ask, ...]:
+    """Requests alone and in bursts; some begin alike, some go on from an answer."""
+    stems = [tuple(draw.randrange(256) for _ in range(draw.choice((24, 56, 100)))) for _ in range(2)]
+    asks: list[Ask] = []
+    for number in range(draw.randint(8, 26)):
+        owner = draw.choice(owners)
+        former = draw.choice(asks) if asks and draw.random() < _FOLLOWING_SHARE else None
+        if former is not None:  # a conversation goes on
+            owner, stem, at_s = former.owner, former.prompt + tuple(former.answer), former.at_s + draw.uniform(0, 3)
+        else:
+            stem = draw.choice(stems)[: draw.choice((8, 100, 100))] if draw.random() < _SHARED_SHARE else ()
+            is_burst = draw.random() < _BURST_SHARE
+            at_s = WARM_UP_S + draw.uniform(0, SPAN_S)
+            if is_burst:
+                at_s = draw.choice(bursts_s) + draw.uniform(0, draw.choice((0.3, 3.0)))
+        prompt = stem[:MAX_PROMPT_TOKENS] + tuple(draw.randrange(256) for _ in range(draw.randint(1, 40)))
+        max_tokens = draw.choice((1, 4, 20, 20, 60))
+        asks.append(
+            Ask(
+                number=number,
+                at_s=at_s,
+                owner=owner,
+                gateway=draw.choice(gateways),
+                prompt=prompt,
+                max_tokens=max_tokens,
+                seed=None if draw.random() < 0.7 else draw.randrange(1 << 31),
+                ignore_eos=draw.random() < 0.6,
+                is_stream=draw.random() < 0.6,
+                leaves_after_tokens=draw.randint(1, max_tokens) if draw.random() < 0.1 else None,
+                leaves_after_s=draw.uniform(0.001, 0.5) if draw.random() < 0.1 else None,
+            )
+        )
+    return tuple(sorted(asks, key=lambda ask: ask.at_s))
+
+
+def _faults(
+    draw: random.Random,
+    names: tuple[str, ...],
+    prefills: tuple[str, ...],
+    decodes: tuple[str, ...],
+    bursts_s: Sequence[float],
+) -> list[Fault]:
+    faults = []
+    kinds = list(FaultKind)
+    weights = [6, 4, 2, 3, 2, 1, 1, 3, 2, 1, 1, 1]
+    for kind in draw.choices(kinds, weights, k=draw.randint(0, _MAX_FAULTS)):
+        at_s, name = WARM_UP_S + draw.uniform(0, SPAN_S), draw.choice((*names, *prefills, *decodes, *decodes))
+        if draw.random() < _AT_BURST_SHARE:
+            at_s = draw.choice(bursts_s) + draw.uniform(0, 1.0)
+        for_s = min(MAX_FAULT_S, 0.5 + draw.expovariate(1 / 2.5))
+        other, size = "", 0.0
+        match kind:
+            case FaultKind.CRASH:
+                size = float(draw.random() < 0.3)
+                for_s = draw.uniform(0.1, MAX_FAULT_S if size else 4.0)
+            case FaultKind.SLOW:
+                size = draw.choice((4.0, 16.0, 40.0))
+            case FaultKind.CUT | FaultKind.CUT_ONE_WAY | FaultKind.CUT_CALLS:
+                others = [*prefills, *decodes, *names, STORE]
+                other = draw.choice([one for one in others if one != name])
+            case FaultKind.CLOCK:
+                size, for_s = draw.uniform(-300, 300), 0.0
+            case FaultKind.STORE_FAILOVER:
+                name, size = STORE, draw.uniform(0, 1.0)
+            case FaultKind.STORE_CLOCK:
+                name, size, for_s = STORE, draw.uniform(0, 120), 0.0
+            case FaultKind.STORE_DOWN:
+                name = STORE
+            case FaultKind.LOSSY:
+                name = "everybody"
+            case FaultKind.SLOW_READS:
+                name, size = "everybody", draw.uniform(0.05, 0.5)
+        faults.append(Fault(kind, at_s, for_s, name, other, size))
+    return faults

@@ -1,0 +1,44 @@
+"""Runs many seeds over processes, each seed by itself. What a seed comes to does not depend on who runs it."""
+
+import logging
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+from tandem.simulation.run import run_scenario
+from tandem.simulation.scenario import scenario_of
+
+
+@dataclass(frozen=True, slots=True)
+class SeedResult:
+    """What one seed came to."""
+
+    seed: int
+    num_events: int
+    virtual_s: float
+    faults: tuple[str, ...]
+    endings: tuple[str, ...]
+    violations: tuple[str, ...]
+    digest: str
+
+
+def run_seed(seed: int) -> SeedResult:
+    """Run a seed in this process, whose logs are silent from now on."""
+    logging.disable(logging.CRITICAL)
+    report = run_scenario(scenario_of(seed))
+    return SeedResult(
+        seed,
+        report.num_events,
+        report.virtual_s,
+        tuple(str(fault.kind) for fault in report.scenario.faults),
+        tuple(outcome.ending for outcome in report.outcomes),
+        tuple(report.violations),
+        report.digest,
+    )
+
+
+def run_seeds(seeds: Sequence[int], num_processes: int) -> Iterator[SeedResult]:
+    """The results, in the order of the seeds."""
+    with ProcessPoolExecutor(num_processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(run_seed, seeds, chunksize=4)

@@ -1,0 +1,283 @@
+"""The server's end of simulated calls, and the connection they share: who serves at an address, and what is under way.
+
+Invariant: a handler whose caller has gone is cancelled once the news of that arrive; what it raises is sent to its
+caller as gRPC would. Every request and answer is encoded and decoded on its way.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+
+from tandem.core.errors import TandemError, WorkerLostError
+from tandem.rpc import methods
+from tandem.rpc.context import incoming_traceparent
+from tandem.rpc.form import Form
+from tandem.rpc.methods import Method
+from tandem.rpc.network import RpcServer
+from tandem.rpc.serve_messages import Ending
+from tandem.rpc.session_table import NotAdmittedError, SessionTable
+from tandem.rpc.status import ending_of
+from tandem.simulation.fabric import Connection, Fabric, Pipe
+from tandem.simulation.node import Node
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+
+class Inbox:
+    """Items that arrive for one reader, then an end."""
+
+    def __init__(self) -> None:
+        self._items: deque[bytes] = deque()
+        self._ending: Ending | str | None = None  # text: the connection was lost
+        self._has_any = asyncio.Event()
+
+    @property
+    def has_ended(self) -> bool:
+        return self._ending is not None
+
+    def put(self, item: bytes) -> None:
+        if self._ending is None:
+            self._items.append(item)
+            self._has_any.set()
+
+    def end(self, ending: Ending | str) -> None:
+        if self._ending is None:
+            self._ending = ending
+            self._has_any.set()
+
+    async def take(self) -> bytes | Ending | str:
+        await self._has_any.wait()
+        if self._items:
+            item = self._items.popleft()
+            if not self._items and self._ending is None:
+                self._has_any.clear()
+            return item
+        assert self._ending is not None
+        return self._ending
+
+
+class Call:
+    """One call at its caller's end. `leave` once nobody reads it any more."""
+
+    def __init__(self, wire: "Wire", number: int) -> None:
+        self.inbox = Inbox()
+        self._wire = wire
+        self._number = number
+
+    def write(self, data: bytes) -> None:
+        self._wire.send_up("request", self._number, data)
+
+    def leave(self) -> None:
+        self._wire.calls.pop(self._number, None)
+        if not self.inbox.has_ended:
+            self._wire.send_up("leave", self._number, b"")
+
+
+class Served:
+    """One call at its server's end. `requests` are those after the first."""
+
+    def __init__(self, wire: "Wire", number: int) -> None:
+        self.requests = Inbox()
+        self.task: asyncio.Task[None] | None = None
+        self._wire = wire
+        self._number = number
+
+    def write(self, data: bytes) -> None:
+        self._wire.send_down("answer", self._number, data)
+
+    async def room(self) -> None:
+        """Until more may be written; other tasks run meanwhile."""
+        await asyncio.sleep(0)
+        await self._wire.connection.down.room()
+
+    def end(self, ending: Ending) -> None:
+        self._wire.served.pop(self._number, None)
+        self._wire.send_down("end", self._number, ending)
+
+
+_Serve = Callable[[Served, bytes | None], Awaitable[None]]
+
+
+class Listener(RpcServer):
+    """Serves the methods of one address to callers with a session."""
+
+    def __init__(
+        self, fabric: Fabric, node: Node, address: str, sessions: SessionTable, on_stop: Callable[[], None]
+    ) -> None:
+        self.port = int(address.rpartition(":")[2])
+        self.address = address
+        self.node = node
+        self.methods: dict[str, _Serve] = {}
+        self.wires: list[Wire] = []
+        self._fabric = fabric
+        self._sessions = sessions
+        self._on_stop = on_stop
+
+    def unary(self, method: Method[Q, A], respond: Callable[[Q], Awaitable[A]]) -> None:
+        async def serve(call: Served, data: bytes | None) -> None:
+            assert data is not None
+            call.write(method.encode_answer(await respond(method.request.decode(data))))
+
+        self.methods[method.path] = serve
+
+    def stream(self, method: Method[Q, A], respond: Callable[[Q], AsyncIterator[A]]) -> None:
+        async def serve(call: Served, data: bytes | None) -> None:
+            assert data is not None
+            await _write_all(method, call, respond(method.request.decode(data)))
+
+        self.methods[method.path] = serve
+
+    def conversation(self, method: Method[Q, A], respond: Callable[[AsyncIterator[Q]], AsyncIterator[A]]) -> None:
+        async def serve(call: Served, data: bytes | None) -> None:
+            await _write_all(method, call, respond(_read_all(method.request, call)))
+
+        self.methods[method.path] = serve
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        self._on_stop()
+        tasks = [call.task for wire in self.wires for call in wire.served.values() if call.task is not None]
+        if tasks and grace_s:
+            await asyncio.wait(tasks, timeout=grace_s)
+        for wire in list(self.wires):
+            self._fabric.cut(wire.connection, "the server has stopped")
+
+    def open(
+        self, wire: "Wire", path: str, number: int, data: bytes | None, timeout_s: float | None, proof: str
+    ) -> None:
+        """A call has arrived."""
+        call = wire.served[number] = Served(wire, number)
+        loop = self._fabric.loop
+        call.task = self.node.spawn(loop, self._run(path, call, data, proof), f"{path} of {self.address}")
+        if timeout_s is not None:  # NOTE: the caller's deadline travels with the call
+            loop.call_later(timeout_s, call.task.cancel)
+
+    async def _run(self, path: str, call: Served, data: bytes | None, proof: str) -> None:
+        incoming_traceparent.set(None)
+        try:
+            if path == methods.OPEN.path:
+                self._shake_hands(call, data or b"")
+                return
+            self._sessions.admit(proof, path, data or b"")
+            serve = self.methods.get(path)
+            if serve is None:
+                call.end(Ending(grpc.StatusCode.UNIMPLEMENTED.value[0], f"no method {path}"))
+                return
+            await serve(call, data)
+        except (Exception, asyncio.CancelledError) as error:  # NOTE: whatever a handler raises is sent to its caller
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise asyncio.CancelledError from error
+            self._fail(path, call, error)
+        else:
+            call.end(Ending())
+
+    def _shake_hands(self, call: Served, data: bytes) -> None:
+        method = methods.OPEN
+        call.write(method.encode_answer(self._sessions.open(method.request.decode(data))))
+        call.end(Ending())
+
+    def _fail(self, path: str, call: Served, error: BaseException) -> None:
+        if isinstance(error, NotAdmittedError):
+            call.end(Ending(error.code.value[0], str(error), dict(error.trailing)))
+            return
+        if isinstance(error, asyncio.CancelledError):
+            error = WorkerLostError(f"{path} was cancelled by the process that served it")
+        if not isinstance(error, TandemError):
+            self._fabric.loop.bugs.append(f"{path} at {self.node.name}: {type(error).__name__}: {error}")
+        call.end(ending_of(error))
+
+
+class Wire:
+    """A connection and the calls on it."""
+
+    def __init__(self, fabric: Fabric, client: Node, listener: Listener) -> None:
+        self.calls: dict[int, Call] = {}
+        self.served: dict[int, Served] = {}
+        self._fabric = fabric
+        self._listener = listener
+        self._num_calls = 0
+        self.connection = Connection(
+            Pipe(fabric, client, listener.node), Pipe(fabric, listener.node, client), self._lose, self._drop
+        )
+        fabric.connections.append(self.connection)
+        listener.wires.append(self)
+
+    def begin(self, path: str, data: bytes | None, timeout_s: float | None, proof: str) -> Call:
+        self._num_calls += 1
+        number = self._num_calls
+        call = self.calls[number] = Call(self, number)
+        self._note("call", path, number, data)
+        self.connection.up.send(lambda: self._listener.open(self, path, number, data, timeout_s, proof))
+        return call
+
+    def send_up(self, what: str, number: int, data: bytes) -> None:
+        if self.connection.is_over:
+            return
+        self._note("up", what, number, data)
+        self.connection.up.send(lambda: self._take_up(what, number, data))
+
+    def send_down(self, what: str, number: int, data: bytes | Ending) -> None:
+        if self.connection.is_over:
+            return
+        self._note("down", what, number, data if isinstance(data, bytes) else data.details.encode())
+        self.connection.down.send(lambda: self._take_down(number, data))
+
+    def _take_up(self, what: str, number: int, data: bytes) -> None:
+        call = self.served.get(number)
+        if call is None:
+            return
+        if what == "request":
+            call.requests.put(data)
+            return
+        del self.served[number]
+        call.requests.end("the caller has left")
+        if call.task is not None:
+            call.task.cancel()
+
+    def _take_down(self, number: int, data: bytes | Ending) -> None:
+        call = self.calls.get(number)
+        if call is None:
+            return
+        if isinstance(data, bytes):
+            call.inbox.put(data)
+        else:
+            call.inbox.end(data)
+
+    def _lose(self, why: str) -> None:
+        """At the client."""
+        for call in self.calls.values():
+            call.inbox.end(why)
+
+    def _drop(self, why: str) -> None:
+        """At the server."""
+        self._listener.wires.remove(self)
+        served, self.served = self.served, {}
+        for call in served.values():
+            call.requests.end(why)
+            if call.task is not None:
+                call.task.cancel()
+
+    def _note(self, what: str, name: str, number: int, data: bytes | None) -> None:
+        fabric, (client, server) = self._fabric, self.connection.names
+        size = 0 if data is None else len(data)
+        fabric.trace.note(f"{fabric.loop.time():.9f}", client, server, what, name, number, size)
+
+
+async def _write_all(method: Method[Any, A], call: Served, answers: AsyncIterator[A]) -> None:
+    try:
+        async for answer in answers:
+            call.write(method.encode_answer(answer))
+            await call.room()
+    finally:
+        close = getattr(answers, "aclose", None)
+        if close is not None:
+            await close()
+
+
+async def _read_all(form: Form[Q], call: Served) -> AsyncIterator[Q]:
+    while isinstance(data := await call.requests.take(), bytes):
+        yield form.decode(data)

@@ -1,0 +1,88 @@
+"""A Hugging Face hub on loopback for tests: one repository, which any name finds at any revision."""
+
+import json
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote
+
+SMALL_MODEL = (
+    *("config.json", "tokenizer.json", "model.safetensors"),
+    *("README.md", "additional_chat_templates/rag.jinja"),
+)
+COMMIT, LATER_COMMIT = "c" * 40, "d" * 40
+
+
+class Hub:
+    """Args:
+    names: of the repository's files; each holds an empty JSON object.
+    moves_after_first: its branches and tags hold another commit once they were asked for.
+    """
+
+    def __init__(self, names: Sequence[str], *, moves_after_first: bool) -> None:
+        self.asked: list[str] = []
+        self.url = ""
+        self._names = names
+        self._moves_after_first = moves_after_first
+
+    @classmethod
+    @contextmanager
+    def running(cls, names: Sequence[str], *, moves_after_first: bool = False) -> Iterator["Hub"]:
+        hub = cls(names, moves_after_first=moves_after_first)
+        server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        hub.url = f"http://127.0.0.1:{server.server_port}"
+        try:
+            yield hub
+        finally:
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+    def environment(self, home: Path) -> dict[str, str]:
+        """Of a process that asks this hub and keeps what it fetches in `home`."""
+        inherited = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+        return inherited | {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+
+    def answer(self, path: str) -> tuple[str, object]:
+        """(commit, JSON) of what is at `path`."""
+        commit = self._commit(path)
+        self.asked.append(path)
+        if "/tree/" in path:
+            return commit, [{"type": "file", "path": name, "size": 2, "oid": "e" * 40} for name in self._names]
+        if path.startswith("/api/"):
+            return commit, {"id": "a/b", "sha": commit, "siblings": [{"rfilename": name} for name in self._names]}
+        return commit, {}
+
+    def _commit(self, path: str) -> str:
+        """What a revision is resolved to: itself where it is a commit."""
+        for marker in ("/revision/", "/resolve/", "/tree/"):
+            revision = unquote(path.partition(marker)[2]).partition("?")[0].partition("/")[0]
+            if revision in (COMMIT, LATER_COMMIT):
+                return revision
+        was_asked = any("/revision/" in asked for asked in self.asked)
+        return LATER_COMMIT if self._moves_after_first and was_asked else COMMIT
+
+
+def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            commit, content = hub.answer(self.path)
+            body = json.dumps(content).encode()
+            self.send_response(200)
+            for name, value in (("Content-Length", str(len(body))), ("ETag", "e" * 40), ("X-Repo-Commit", commit)):
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    return Handler

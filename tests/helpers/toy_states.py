@@ -1,0 +1,121 @@
+"""Two kinds of state that no model here has, and a fake executor that keeps them: what the managers must serve
+without knowing.
+"""
+
+import math
+from dataclasses import dataclass
+
+from tandem.architecture.state import KVSpec, Plane, StateSpec
+from tandem.kvcache.spec import KVGroup, KVLayout
+from tandem.scheduler.output import ScheduledRequest
+from tests.helpers.fake_executor import FakeExecutor
+from tests.helpers.layouts import BLOCK_SIZE
+
+ATTENTION = KVSpec(num_kv_heads=1, head_dim=8, dtype="float32")
+SLIDING = KVSpec(num_kv_heads=1, head_dim=8, dtype="float32", window=6)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec(StateSpec):
+    """One array of `size` numbers a token, all of which every query sees."""
+
+    size: int
+
+    @property
+    def planes(self) -> tuple[Plane, ...]:
+        return (Plane("latent", (self.size,), "bfloat16", token_axis=0),)
+
+    @property
+    def is_bounded(self) -> bool:
+        return False
+
+    def needed(self, position: int) -> int:
+        return 0
+
+    def publishable(self, first: int, end: int, block_size: int) -> range:
+        return range(first, end)
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentSpec(StateSpec):
+    """A state of `size` numbers that each token changes. It can be gone on from where a checkpoint was taken: at the
+    first end of a block at or after every `interval` tokens.
+    """
+
+    size: int
+    interval: int
+
+    @property
+    def planes(self) -> tuple[Plane, ...]:
+        return Plane("conv", (self.size, 3), "bfloat16", token_axis=None), Plane(
+            "recurrent", (self.size,), "float32", token_axis=None
+        )
+
+    @property
+    def is_bounded(self) -> bool:
+        return True
+
+    def needed(self, position: int) -> int:
+        """The state after the token before."""
+        return max(0, position - 1)
+
+    def publishable(self, first: int, end: int, block_size: int) -> range:
+        step = math.ceil(self.interval / block_size)
+        return range(first + -(first + 1) % step, end, step)
+
+
+def toy_layout(*specs: StateSpec) -> KVLayout:
+    """One single-layer group for each."""
+    return KVLayout(BLOCK_SIZE, tuple(KVGroup(spec, (layer,)) for layer, spec in enumerate(specs)))
+
+
+LAYOUTS = {
+    "latent": toy_layout(LatentSpec(6)),
+    "latent+sliding": toy_layout(LatentSpec(6), SLIDING),
+    "recurrent": toy_layout(RecurrentSpec(4, 2 * BLOCK_SIZE)),
+    "full+recurrent": toy_layout(ATTENTION, RecurrentSpec(4, 3 * BLOCK_SIZE)),
+    "latent+sliding+2 recurrent": toy_layout(
+        LatentSpec(6), SLIDING, RecurrentSpec(4, 2 * BLOCK_SIZE), RecurrentSpec(5, 3 * BLOCK_SIZE)
+    ),
+}
+
+
+class StateExecutor(FakeExecutor):
+    """A `FakeExecutor` that also keeps states: it reads the one before a chunk and writes those after each of the
+    chunk's blocks that has memory. All offsets of such a block hold the same.
+    """
+
+    def __init__(self, layout: KVLayout) -> None:
+        super().__init__(layout)
+        self._by_token = [all(plane.token_axis is not None for plane in g.spec.planes) for g in layout.groups]
+
+    def _compute(self, item: ScheduledRequest) -> None:
+        known = self._known[item.request_id]
+        known.take(item)
+        for group, blocks in enumerate(known.tables):
+            read, write = (self._read_keys, self._write_keys) if self._by_token[group] else (self._take, self._put)
+            read(group, blocks, known.contents, item.start)
+            write(group, blocks, known.contents, item.start, item.end)
+
+    def _read_keys(self, group: int, blocks: list[int], contents: list[int], start: int) -> None:
+        assert self._layout is not None
+        for position in range(self._layout.groups[group].spec.needed(start), start):
+            held = self._arena.get((blocks[position // BLOCK_SIZE], position % BLOCK_SIZE))
+            assert held == (group, contents[position + 1]), f"wrong state at {position} of group {group}"
+
+    def _write_keys(self, group: int, blocks: list[int], contents: list[int], start: int, end: int) -> None:
+        for position in range(start, end):
+            assert blocks[position // BLOCK_SIZE] != 0, "would write to the null block"
+            self._arena[blocks[position // BLOCK_SIZE], position % BLOCK_SIZE] = (group, contents[position + 1])
+
+    def _take(self, group: int, blocks: list[int], contents: list[int], start: int) -> None:
+        if start:
+            held = self.read(blocks[(start - 1) // BLOCK_SIZE], BLOCK_SIZE)
+            assert held == [(group, contents[start])] * BLOCK_SIZE, f"wrong state after {start} tokens, group {group}"
+
+    def _put(self, group: int, blocks: list[int], contents: list[int], start: int, end: int) -> None:
+        assert blocks[(end - 1) // BLOCK_SIZE] != 0, "the last state has no memory"
+        for index in range(start // BLOCK_SIZE, (end - 1) // BLOCK_SIZE + 1):
+            if blocks[index]:
+                after = contents[min(end, (index + 1) * BLOCK_SIZE)]
+                self.write(blocks[index], [(group, after)] * BLOCK_SIZE)

@@ -1,0 +1,62 @@
+"""New implementations of a seam are tested, documented and reachable by their settings: CONTRIBUTING.md says where."""
+
+from pathlib import Path
+from typing import Literal, get_args, get_origin
+
+import pytest
+
+from tandem.architecture.registry import ARCHITECTURES
+from tandem.cli.up import Up
+from tandem.core.errors import ConfigurationError
+from tandem.models.gguf import architectures as gguf
+from tandem.models.gguf.file import SERVED_TYPES
+from tandem.routing.policies import POLICIES
+from tandem.transport.choose import AUTO, TRANSPORTS, Site, choose
+from tests.contract import test_transports
+from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS, MORE_BUILDERS
+from tests.unit.models.gguf.test_convert import SAVERS
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_every_text_family_has_a_tiny_checkpoint_beside_transformers() -> None:
+    texts = {entry.module for entry in ARCHITECTURES.values() if not entry.module.endswith("_conditional")}
+    assert texts <= BUILDERS.keys() | EXPERT_BUILDERS.keys() | MORE_BUILDERS.keys(), "tests/helpers/checkpoints.py"
+
+
+def test_every_gguf_architecture_is_converted_in_a_test() -> None:
+    assert {save.__name__.removeprefix("save_tiny_") for save in SAVERS} >= gguf.ARCHITECTURES.keys()
+
+
+@pytest.mark.parametrize("name", [*gguf.ARCHITECTURES, *SERVED_TYPES])
+def test_what_is_read_of_gguf_files_is_in_the_document(name: str) -> None:
+    assert name in (DOCS / "gguf.md").read_text()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_routing_policy_is_in_the_document(name: str) -> None:
+    assert f"`{name}`" in (DOCS / "disaggregation.md").read_text()
+
+
+@pytest.mark.parametrize("name", TRANSPORTS)
+def test_every_transport_is_chosen_or_refused_with_a_reason(name: str) -> None:
+    assert name in reason_of(name)
+
+
+def reason_of(name: str) -> str:
+    """Why this machine's CPU memory is moved by that transport, or is not."""
+    here = Site.here("cpu")
+    try:
+        return str(choose(here, here, name))
+    except ConfigurationError as error:
+        return str(error)
+
+
+def test_every_transport_is_in_the_contract_suite() -> None:
+    assert set(test_transports.KINDS) == set(TRANSPORTS)
+
+
+def test_tandem_up_offers_every_transport_between_processes() -> None:
+    annotation = Up.model_fields["transport"].annotation
+    assert get_origin(annotation) is Literal
+    assert set(get_args(annotation)) == {AUTO, *TRANSPORTS} - {"inproc"}

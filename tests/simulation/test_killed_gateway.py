@@ -1,0 +1,70 @@
+"""A gateway that dies during a stream: what it delivered is billed at its last checkpoint, and only that."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tandem.accounts.accounts import Accounts
+from tandem.simulation.fabric import Weather
+from tandem.simulation.run import run_scenario
+from tandem.simulation.scenario import Ask, Fault, FaultKind, Scenario
+
+BEGINS_S, DIES_AFTER_S = 4.0, 3.0
+
+STREAM = Ask(
+    number=0,
+    at_s=BEGINS_S,
+    owner="alice",
+    gateway="gateway-0",
+    prompt=tuple(range(20)),
+    max_tokens=60,
+    seed=None,
+    ignore_eos=True,
+    is_stream=True,
+)
+SCENARIO = Scenario(
+    seed=0,
+    routers=("router-0",),
+    prefills=("prefill-0",),
+    decodes=("decode-0",),
+    gateways=("gateway-0", "gateway-1"),
+    asks=(STREAM,),
+    faults=(Fault(FaultKind.CRASH, BEGINS_S + DIES_AFTER_S, 1.0, "gateway-0"),),
+    weather=Weather(slow_share=0.0, slow_s=0.05),
+    num_blocks=40,
+    lease_ttl_s=2.0,
+    max_local_tokens=0,
+    step_s=0.06,
+    account_lease_s=4.0,
+    is_open=False,
+)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """What processes log of the faults done to them is of no interest."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def test_it_is_billed_at_its_last_checkpoint() -> None:
+    report = run_scenario(SCENARIO)
+    assert not report.violations
+    (outcome,) = report.outcomes
+    assert outcome.ending == "gateway died"
+    assert 10 < len(outcome.tokens) < STREAM.max_tokens
+
+
+def test_without_checkpoints_that_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    renewal = Accounts._renewal
+
+    def unchecked(self: Any, held: Any) -> Any:
+        return replace(renewal(self, held), checkpoint=None)
+
+    monkeypatch.setattr(Accounts, "_renewal", unchecked)
+    (violation,) = run_scenario(SCENARIO).violations
+    assert "a renewal before its gateway died and was charged []" in violation

@@ -1,0 +1,80 @@
+"""The real protocol under faults, one seed after another: whatever happens in a scenario, its invariants hold.
+
+A seed that fails is replayed by `make simulate SEEDS=1 ARGS="--first SEED --shrink"`.
+"""
+
+import logging
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tandem.simulation.run import run_scenario
+from tandem.simulation.scenario import FaultKind, scenario_of
+
+ROOT = Path(__file__).parents[2]
+QUICK = range(100)
+MANY = range(100, 1000)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """What processes log of the faults done to them is of no interest."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def run_all(seeds: range) -> Counter[str]:
+    """How requests ended; fails with every violation of the first seed that has one."""
+    endings: Counter[str] = Counter()
+    for seed in seeds:
+        report = run_scenario(scenario_of(seed))
+        assert not report.violations, f"seed {seed}: {report.violations}"
+        endings.update(outcome.ending for outcome in report.outcomes)
+    return endings
+
+
+@pytest.mark.timeout(900)
+def test_a_hundred_seeds() -> None:
+    endings = run_all(QUICK)
+    assert endings["whole"] > 1000, f"too few requests are served to prove anything: {endings}"
+    assert endings["waits"] == 0
+    assert {fault.kind for seed in QUICK for fault in scenario_of(seed).faults} == set(FaultKind)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_many_seeds() -> None:
+    run_all(MANY)
+
+
+def test_a_seed_is_the_same_in_every_process() -> None:
+    """In two processes that hash strings differently and have other addresses."""
+    program = (
+        "import logging; logging.disable(logging.CRITICAL);"
+        "from tandem.simulation.seeds import run_seed;"
+        "print(*(run_seed(seed).digest for seed in (2, 5, 9)))"
+    )
+    digests = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            check=True,
+            text=True,
+        ).stdout.split()
+        for hash_seed in ("1", "2")
+    ]
+    assert digests[0] == digests[1]
+    assert len(set(digests[0])) == 3
+
+
+def test_a_run_leaves_nothing_behind_for_the_next() -> None:
+    first = run_scenario(scenario_of(3))
+    run_scenario(scenario_of(4))
+    assert run_scenario(scenario_of(3)).digest == first.digest
