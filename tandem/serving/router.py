@@ -261,6 +261,6 @@ def _error_of(refusal: Refusal, model: str) -> TandemError:
     if refusal.reason is RefusalReason.TOO_LONG:
         return InvalidRequestError(message)
     if refusal.reason is RefusalReason.NO_WORKER:
-        return UnavailableError(f"no worker for model {shown(model)} is alive and may be chosen", refusal.retry_after_s)
+        return UnavailableError(f"no running worker takes requests for model {shown(model)} now", refusal.retry_after_s)
     kind = NoRoomError if refusal.reason is RefusalReason.NO_BLOCKS else CapacityError
     return kind(message, refusal.retry_after_s)

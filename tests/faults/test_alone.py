@@ -62,7 +62,7 @@ def test_without_its_only_decode_worker_a_stream_ends_with_an_error(
         since_s = strike(small_scene, "decode-0", signal)
         target.answer.wait(timeout_s=MAX_WAIT_S)
         assert target.answer.error is not None
-        assert "no worker for model" in target.answer.error
+        assert "no running worker takes requests for model" in target.answer.error
         assert target.answer.token_ids == told.token_ids[: len(target.answer.token_ids)]
         silence_s = target.answer.longest_silence_s(since_s)
     refused = small_scene.finished(short)
