@@ -18,9 +18,10 @@ import transformers
 
 from bench.load import prioritise
 from bench.report import Report, Row
-from tandem.compute.backends import create_backend
 from tandem.compute.choose import choose_kernels
+from tandem.compute.native.attention import NativeBackend
 from tandem.compute.native.build import default_cache_dir
+from tandem.compute.torch.attention import ReferenceBackend
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import TokenLogprobs
@@ -81,7 +82,7 @@ def tandem_logits(directory: Path, token_ids: list[int], dtype: str, *, native: 
     packed_dir = default_cache_dir() / "weights" if native else None
     kernels = choose_kernels(_CPU, native)
     model = load_model(str(directory), dtype=dtype, device=_CPU, kernels=kernels, packed_dir=packed_dir)
-    backend = create_backend("native" if native else "reference", _CPU)
+    backend = NativeBackend(_CPU) if native else ReferenceBackend(_CPU)
     with torch.inference_mode():
         return Stepper(model.decoder, backend, len(token_ids), block_size=16).step(token_ids)
 

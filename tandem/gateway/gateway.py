@@ -33,7 +33,7 @@ from tandem.gateway.settler import Settler
 from tandem.gateway.stalls import StallWatch
 from tandem.gateway.waiting_line import WaitingLine
 from tandem.rpc.client import ClientPool, RouterClient, WorkerClient
-from tandem.rpc.credentials import Credentials, ProcessRole
+from tandem.rpc.credentials import ProcessRole
 from tandem.telemetry.tracing import Tracing
 
 _logger = logging.getLogger(__name__)
@@ -51,7 +51,9 @@ class Gateway:
         open_accounts: Callable[[GatewaySettings, Clock], Accounts | None] = open_accounts,
     ) -> None:
         self.incarnation, trace = random_bytes(8).hex(), tracing.metadata
-        credentials = Credentials(settings.secret, ProcessRole.GATEWAY, incarnation=self.incarnation)
+        credentials = settings.credentials(
+            settings.secret, ProcessRole.GATEWAY, settings.router_addresses, incarnation=self.incarnation
+        )
         self._workers = ClientPool(partial(WorkerClient, credentials=credentials, metadata_source=trace))
         self._router_clients = ClientPool(partial(RouterClient, credentials=credentials, metadata_source=trace))
         self.routers = Routers(settings.router_addresses, self._router_clients, settings.router_timeout_s)

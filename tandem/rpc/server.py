@@ -7,7 +7,7 @@ goes away the handler is cancelled, and its generator closed, before anything el
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Generic, NoReturn, Protocol, TypeVar
@@ -19,6 +19,7 @@ from tandem.rpc import methods
 from tandem.rpc.channel import SERVER_OPTIONS
 from tandem.rpc.context import incoming_traceparent
 from tandem.rpc.credentials import Credentials
+from tandem.rpc.encryption import add_port, check_caller
 from tandem.rpc.handlers import RouterHandler, WorkerHandler
 from tandem.rpc.methods import Method
 from tandem.rpc.network import MethodTable, RpcServer, current_network
@@ -44,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 class _Context(Protocol):
     """What we use of `grpc.aio.ServicerContext`."""
+
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]: ...
 
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...] | None: ...
 
@@ -130,7 +133,7 @@ async def _serve(name: str, fill: Callable[[MethodTable], None], bind: str, cred
     for each, handlers in ((name, service.handlers), (methods.SESSION_SERVICE, opener.handlers)):
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(each, handlers),))
     try:
-        port = server.add_insecure_port(bind)
+        port = add_port(server, bind, credentials.tls)
     except RuntimeError as error:
         raise ConfigurationError(
             f"cannot listen on {bind}: it is taken or not an address of this machine; choose another"
@@ -139,6 +142,7 @@ async def _serve(name: str, fill: Callable[[MethodTable], None], bind: str, cred
     if not credentials.address:
         credentials = replace(credentials, address=running.address)
     service.sessions = opener.sessions = SessionTable(credentials)
+    opener.credentials = credentials
     await server.start()
     return running
 
@@ -147,6 +151,7 @@ class _Service:
     """The methods of one service, each wrapped in the same edge."""
 
     sessions: SessionTable
+    credentials: Credentials
 
     def __init__(self) -> None:
         self._complaints = _Complaints()
@@ -159,7 +164,9 @@ class _Service:
         async def serve(data: bytes, context: _Context) -> bytes:
             call = _Call(method, context, self._complaints)
             try:
-                return method.encode_answer(self.sessions.open(call.read(data)))
+                asked = call.read(data)
+                check_caller(context, asked.party.role, self.credentials)
+                return method.encode_answer(self.sessions.open(asked))
             except (Exception, asyncio.CancelledError) as error:  # NOTE: as below
                 await call.fail(error)
 

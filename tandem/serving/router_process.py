@@ -100,7 +100,8 @@ async def serving_router(settings: RouterSettings) -> AsyncIterator[RouterProces
         ConfigurationError: a setting cannot be honoured, or an address cannot be listened at.
     """
     clock, metrics = SystemClock(), RouterMetrics()
-    credentials = Credentials(settings.secret, ProcessRole.ROUTER)
+    spoken_with = (settings.bind, *settings.worker_addresses)
+    credentials = settings.credentials(settings.secret, ProcessRole.ROUTER, spoken_with)
     async with contextlib.AsyncExitStack() as opened:
         calibration = Calibration(_FIRST_SPEED)
         fleet = Fleet(settings.limits(), Links(_FIRST_LINK), calibration.speed)

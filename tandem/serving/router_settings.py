@@ -9,10 +9,11 @@ from tandem.core.errors import ConfigurationError
 from tandem.locality.base import DEFAULT_MAX_BLOCK_REPLICAS, MIN_BLOCK_REPLICAS
 from tandem.routing.admission import AdmissionLimits
 from tandem.routing.policies import POLICIES
-from tandem.serving.settings import Settings, required_secret
+from tandem.serving.peer_settings import PeerSettings
+from tandem.serving.settings import required_secret
 
 
-class RouterSettings(Settings, cli_prog_name="python -m services.router"):
+class RouterSettings(PeerSettings, cli_prog_name="python -m services.router"):
     """Pairs each request with a prefill and a decode worker. No token passes through it; any number may run."""
 
     bind: str = Field("127.0.0.1:7800", description="host:port to listen on; port 0 = any free one")

@@ -73,6 +73,7 @@ from tandem.worker.settings import DecodeSettings, PrefillSettings
 from tandem.worker.transports import Transports
 
 SECRET = "the secret of a simulation" * 2
+_TRUST = {"cluster_secret": SECRET, "insecure": True}  # NOTE: there is no wire that anybody could listen at
 COMPLETIONS = "/v1/completions"
 
 
@@ -203,7 +204,7 @@ async def serving_simulated_router(
     around: SimulatedSurroundings, node: Node, address: str
 ) -> AsyncIterator[RouterProcess]:
     """A router for the time of the block; `router_process.serving_router` as it is."""
-    options: dict[str, Any] = {"bind": address, "cluster_secret": SECRET, "max_local_tokens": around.max_local_tokens}
+    options: dict[str, Any] = {"bind": address, **_TRUST, "max_local_tokens": around.max_local_tokens}
     settings = RouterSettings(**options)
     async with serving_router(settings) as router:
         around.routers[address] = (node, router)
@@ -226,7 +227,7 @@ def start_simulated_gateway(around: SimulatedSurroundings, node: Node, name: str
     options: dict[str, Any] = {
         "model": MODEL,
         "routers": ",".join(around.router_addresses),
-        "cluster_secret": SECRET,
+        **_TRUST,
     }
     store, tracing = SimulatedStore(around.fabric, node, around.store), Tracing.configure(name, None)
 
@@ -256,7 +257,7 @@ def _worker_settings(
         "routers": ",".join(around.router_addresses),
         "lease_ttl_s": around.lease_ttl_s,
         "transport": "inproc",
-        "cluster_secret": SECRET,
+        **_TRUST,
     }
     return kind(**options)
 

@@ -38,6 +38,7 @@ from tandem.telemetry.engine_metrics import WorkerMetrics
 from tandem.telemetry.log import configure_logging
 from tandem.telemetry.metrics_server import serve_metrics
 from tandem.telemetry.tracing import Tracing
+from tandem.tls.files import TlsFiles
 from tandem.transport.card import Identity
 from tandem.transport.choose import Site
 from tandem.transport.inproc import InprocRegistry
@@ -139,7 +140,8 @@ async def serving_worker(
         secret, incarnation = settings.secret, random_id()
         worker_id, bind = settings.worker_id or f"{settings.role}-{incarnation[:8]}", _with_port(settings)
         me = WorkerAddress(worker_id, settings.advertised(bind), incarnation)
-        credentials = Credentials(secret, ProcessRole(settings.role), me.address, incarnation)
+        role, spoken_with = ProcessRole(settings.role), (bind, *settings.router_addresses)
+        credentials = settings.credentials(secret, role, spoken_with, address=me.address, incarnation=incarnation)
         feeds = await _open_feeds(settings, me, epoch, credentials, opened)
         assembly = await asyncio.to_thread(assemble, settings.engine_config(), clock=clock, emit=feeds.emit)
         engine = AsyncEngine(assembly.engine)
@@ -151,7 +153,9 @@ async def serving_worker(
         compatibility = compatibility_of(assembly)
         identity = Identity(compatibility, secret, incarnation)
         site = Site.here(device_name(assembly))
-        transports = await asyncio.to_thread(_open_transports, settings, assembly, identity, site, registry)
+        transports = await asyncio.to_thread(
+            _open_transports, settings, assembly, identity, site, registry, credentials.tls
+        )
         opened.push_async_callback(asyncio.to_thread, transports.close)
         prometheus = CollectorRegistry()
         tracing = Tracing.configure(me.worker_id, settings.otlp_endpoint)
@@ -250,7 +254,12 @@ async def _open_feeds(
 
 
 def _open_transports(
-    settings: WorkerSettings, assembly: Assembly, identity: Identity, site: Site, registry: InprocRegistry | None
+    settings: WorkerSettings,
+    assembly: Assembly,
+    identity: Identity,
+    site: Site,
+    registry: InprocRegistry | None,
+    tls: TlsFiles | None,
 ) -> Transports:
     advertised = None if settings.advertise is None else settings.advertise.rpartition(":")[0].strip("[]")
     return Transports(
@@ -261,6 +270,7 @@ def _open_transports(
         advertise_host=advertised,
         kv_port=settings.kv_port,
         registry=registry,
+        tls=tls,
         has_rdma=site.has_rdma,
     )
 

@@ -52,10 +52,11 @@ OWNED = {
     "host metrics_port",
     "load": "url api_key",
 }
-_OWNED_BY_ALL = "cluster_secret log_level log_format otlp_endpoint"
+_OWNED_BY_ALL = "cluster_secret tls_dir insecure log_level log_format otlp_endpoint"
 _DRAWN = (
     (re.compile(r"checksum/config: \S+"), "checksum/config: drawn"),
     (re.compile(r"(cluster-secret|redis(?:-gateway|-accounts)?-password|responses-key): [\w+/=]{40,}"), r"\1: drawn"),
+    (re.compile(r"(tls\.crt|tls\.key|ca\.crt): [\w+/=]{40,}"), r"\1: drawn"),
 )
 
 Object = dict[str, Any]

@@ -14,6 +14,7 @@ from tandem.worker.settings import WorkerSettings
 NOT_OF_USERS = {
     *("bind", "advertise", "worker_id", "routers", "workers", "metrics_port", "core_board", "kv_port"),
     *("discovery", "kubernetes_namespace", "kubernetes_selector"),
+    *("tls_dir", "insecure"),
 }
 
 

@@ -94,7 +94,7 @@ def test_a_connection_that_was_cut_while_idle_costs_no_hand_off(llama: Path, exp
             assert await generated(pair.to_decode, call_of(pair)) == expected
             transport = pair.prefill.core.transports.get("tcp")
             assert isinstance(transport, TcpTransport)
-            for connection in list(transport._server._connections):
+            for connection in list(transport._server._connections.values()):
                 connection.shutdown(socket.SHUT_RDWR)
             before = await pair.decode.core.engine.call(lambda engine: engine.counters.num_fetched_tokens)
             assert await generated(pair.to_decode, call_of(pair, salt="cut")) == expected
