@@ -1,4 +1,4 @@
-"""What TLS between processes costs: time and processor time of a call, and of bytes over the tcp transport.
+"""The cost of TLS between processes: time and processor time of a call, and of bytes over the tcp transport.
 
     python -m bench.tls [--rounds 150] [--calls 10] [--mib 32] [--save]
 

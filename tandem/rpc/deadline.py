@@ -1,4 +1,4 @@
-"""When a call must have ended, its handshake included."""
+"""The deadline of a call, its handshake included."""
 
 import asyncio
 

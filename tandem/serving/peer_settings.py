@@ -1,4 +1,4 @@
-"""How a process proves itself to others of its deployment, and whether what they say is encrypted."""
+"""Settings by which a process proves itself to others of its deployment and encrypts what they say."""
 
 import logging
 from collections.abc import Iterable
