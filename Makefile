@@ -30,7 +30,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "installing the $$(grep -c '==' constraints.txt) packages of constraints.txt into $(VENV): minutes, and some 3 GB, the first time"
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@echo "compiling the CPU kernels: up to a minute"
-	@$(BIN)/python -m tandem.kernels.native.build || echo "the compiled CPU kernels cannot be built here; PyTorch computes instead"
+	@$(BIN)/python -m tandem.compute.native.build || echo "the compiled CPU kernels cannot be built here; PyTorch computes instead"
 	@touch $@
 
 run: setup ## serve SmolLM2-135M-Instruct, or MODEL, over HTTP: [MODEL=DIR or FILE.gguf] [PREFILL=1] [DECODE=1] [PORT=8000] [REDIS=redis://HOST]

@@ -30,11 +30,11 @@ from tandem.cli.service_settings import ServiceSettings, variables
 from tandem.cli.trace import checked_key
 from tandem.cli.unknown_variables import unknown_variables
 from tandem.cli.warm_up import warm_up
+from tandem.compute.native.build import build
+from tandem.compute.native.core_board import CoreBoard
 from tandem.core.addresses import is_loopback
 from tandem.core.errors import CheckpointError, ConfigurationError
 from tandem.core.memory import default_cpu_kv_bytes
-from tandem.kernels.native.build import build
-from tandem.kernels.native.core_board import CoreBoard
 from tandem.models.default_model import NAME as DEFAULT_MODEL
 from tandem.models.hub import resolve_model_path, served_name
 from tandem.serving.cores import parse_cpus, share_cores

@@ -19,7 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from tandem.accounts.accounts import Accounts
 from tandem.accounts.prices import Prices
 from tandem.architecture.model import ModelSpec
-from tandem.attention.arena import Arena
+from tandem.compute.arena import Arena
 from tandem.core.clock import Clock
 from tandem.core.config import SchedulerConfig
 from tandem.core.errors import LocalityUnavailableError

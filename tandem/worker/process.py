@@ -17,13 +17,13 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
+from tandem.compute.native.core_board import MissingBoardError
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import ConfigurationError, LocalityUnavailableError, TandemError
 from tandem.core.machine import random_id, wall_s
 from tandem.engine.async_engine import AsyncEngine
 from tandem.engine.engine import Engine
 from tandem.engine.resolve import Assembly, assemble
-from tandem.kernels.native.core_board import MissingBoardError
 from tandem.locality.base import LocalityIndex
 from tandem.locality.redis import RedisIndex
 from tandem.routing.snapshot import WorkerState

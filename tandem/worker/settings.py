@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
+from tandem.compute.native.core_board import CoreBoard
 from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError
-from tandem.kernels.native.core_board import CoreBoard
 from tandem.models.hub import served_name
 from tandem.routing.snapshot import Role
 from tandem.serving.settings import EngineSettings, required_secret

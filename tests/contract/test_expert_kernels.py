@@ -10,9 +10,9 @@ import torch.nn.functional as F
 
 from tandem.architecture.feed_forward import Activation, Clamp, GatedSpec, RouterSpec, Score
 from tandem.architecture.tensors import LinearSpec, TensorSpec
-from tandem.kernels.base import Experts, ExpertWeights, PackedWeight
-from tandem.kernels.native.bindings import NativeKernels
-from tandem.kernels.torch_kernels import TorchKernels
+from tandem.compute.native.bindings import NativeKernels
+from tandem.compute.ops import Experts, ExpertWeights, PackedWeight
+from tandem.compute.torch.kernels import TorchKernels
 from tandem.models.layers.experts import ExpertsInTurn
 from tandem.models.layers.router import Router
 from tests.helpers.native_kernels import ARCHITECTURES, load_or_skip

@@ -9,7 +9,7 @@ import torch
 
 from tandem.architecture.feed_forward import GatedSpec, MixtureOfExpertsSpec
 from tandem.architecture.tensors import LinearSpec
-from tandem.kernels.base import Experts, ExpertWeights, Kernels
+from tandem.compute.ops import Experts, ExpertWeights, Kernels
 from tandem.models.layers.linear import Linear, Norm
 from tandem.models.layers.mlp import GatedMLP
 from tandem.models.layers.router import Router

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from tandem.architecture.feed_forward import RouterSpec, Score
-from tandem.kernels.base import ExpertChoice, Kernels
+from tandem.compute.ops import ExpertChoice, Kernels
 from tandem.models.layers.linear import Linear, Norm
 from tandem.models.layers.sigmoid import rowwise_sigmoid
 

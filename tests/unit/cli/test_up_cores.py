@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tandem.cli.up import Up
-from tandem.kernels.native.core_board import CoreBoard
+from tandem.compute.native.core_board import CoreBoard
 
 
 def lending(tmp_path: Path, **settings: object) -> str | None:
