@@ -29,7 +29,7 @@ FLAGS: Mapping[str, Sequence[str]] = {
 }
 NAMES = ("gateway", "router-0", "prefill-0", "decode-0")
 QUESTIONS = [asked_of(seed, 100, 12) for seed in (1, 2, 3)]
-LONG = asked_of(4, 100, 1500)
+LONG = asked_of(4, 100, 800)
 WHILE_REPLACED_S = 2 * START_TIMEOUT_S
 
 
