@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import tandem
-from tandem.accounts.charge import Charge, ChargeSettlement, LedgerEntry, Renewal
+from tandem.accounts import charge as charges
+from tandem.accounts.charge import Charge, LedgerEntry, Renewal
 from tandem.accounts.embedded import EmbeddedAccounts
 from tandem.accounts.journal import Journal
 from tandem.accounts.key import AccountKey, KeyLimits
@@ -21,10 +22,14 @@ from tandem.accounts.ledger_query import LedgerQuery
 from tandem.accounts.redis_store import RedisAccounts
 from tandem.accounts.usage import Usage
 from tandem.core.clock import SystemClock
+from tandem.gateway.openai.responses import sealing
 from tandem.gateway.openai.responses.redis_store import RedisResponseStore
-from tandem.gateway.openai.responses.sealing import ResponseSealer
 from tandem.gateway.openai.responses.store import StoredResponse
 from tandem.gateway.pin_book_redis import RedisPinBook
+
+# NOTE: by what both releases call them
+ChargeSettlement: Any = getattr(charges, "ChargeSettlement", None) or getattr(charges, "Settlement")  # noqa: B009
+ResponseSealer: Any = getattr(sealing, "ResponseSealer", None) or getattr(sealing, "Sealer")  # noqa: B009
 
 LIMITS = KeyLimits(
     requests_per_minute=100,
@@ -49,7 +54,7 @@ PIN = b"p" * 16
 TIMEOUT_S = 10.0
 
 
-def settlement_of(charge: Charge) -> ChargeSettlement:
+def settlement_of(charge: Charge) -> Any:
     entry = LedgerEntry(charge.charge_id, "r", KEY.key_id, KEY.tenant, "m", 86_400_000, MOST, 777, "done")
     return ChargeSettlement(entry, KEY.limits.rates, charge.amounts, True, (1, 100, 20))
 
