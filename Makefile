@@ -98,7 +98,7 @@ sbom: setup $(SUPPLY)/.ready ## software bill of materials of the virtual enviro
 image-digests: setup ## digests of the base images, from their registries into docker/base-images.env
 	@$(BIN)/python -m tools.supply.image_digests
 
-bench: setup ## BENCH=engine (default), gateway, constraints, disaggregation, transfer, pairing, locality, routing, planner or cancel_recovery; ARGS=--save keeps the JSON
+bench: setup ## BENCH=engine (default), gateway, constraints, disaggregation, transfer, pairing, locality, routing, planner, cancel_recovery or dtypes; ARGS=--save keeps the JSON
 	$(BIN)/python -m bench.$(BENCH) $(ARGS)
 
 simulate: setup ## the protocol on a virtual clock, with faults by seed: [SEEDS=1000] [ARGS="--first 7 --seeds 1 --shrink"]

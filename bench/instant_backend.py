@@ -37,6 +37,7 @@ from tandem.rpc.server import serve_router, serve_worker
 MAX_MODEL_LEN = 32768
 VOCAB_SIZE = 4096
 SECRET = b"shared with the gateway"
+HANGING_TOKEN = 4000  # a prompt that begins with it gets one word, then nothing until its caller goes
 AS_GATEWAY, AS_ROUTER, AS_WORKER = (
     Credentials(SECRET, role) for role in (ProcessRole.GATEWAY, ProcessRole.ROUTER, ProcessRole.BOTH)
 )
@@ -115,6 +116,8 @@ class InstantWorker(_Rest):
                 metrics=RequestMetrics(0.0, 0.0, 0.0, 0.0, len(call.prompt_token_ids), end, 0, 0) if is_last else None,
             )
             yield GenerateNews(output)
+            if call.prompt_token_ids[0] == HANGING_TOKEN:
+                await asyncio.Event().wait()
 
 
 class HangingWorker(InstantWorker):

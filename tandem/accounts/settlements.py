@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from dataclasses import dataclass, field
 
-from tandem.accounts.charge import Settlement
+from tandem.accounts.charge import ChargeSettlement
 from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.journal import Journal
 from tandem.accounts.store import Till
@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Item:
-    settlement: Settlement
+    settlement: ChargeSettlement
     has_it: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -37,7 +37,7 @@ class Settlements:
         self._till = till
         self._journal = journal
         self._clock = clock or SystemClock()
-        self._taken: deque[tuple[float, Settlement]] = deque(maxlen=MAX_TOLD_AGAIN)
+        self._taken: deque[tuple[float, ChargeSettlement]] = deque(maxlen=MAX_TOLD_AGAIN)
         self._waiting: deque[_Item] = deque()
         self._unkept: dict[_Item, None] = {}  # what neither the store nor the journal has, in order
         self._num_sending = 0
@@ -54,6 +54,11 @@ class Settlements:
     def num_waiting(self) -> int:
         """Not taken by the store yet."""
         return len(self._waiting) + self._num_sending
+
+    @property
+    def num_taken(self) -> int:
+        """That it can be told again."""
+        return len(self._taken)
 
     @property
     def is_full(self) -> bool:
@@ -83,7 +88,7 @@ class Settlements:
         if self._journal is not None and self._unkept and not await self._write(self._journal):
             _logger.error("%d settlements are lost: the journal cannot be written", len(self._unkept))
 
-    def add(self, settlement: Settlement) -> asyncio.Event:
+    def add(self, settlement: ChargeSettlement) -> asyncio.Event:
         """What is set once the store has it."""
         item = _Item(settlement)
         self._unkept[item] = None
@@ -94,12 +99,18 @@ class Settlements:
 
     def tell_again(self) -> int:
         """Tell the store what it has taken lately; how many those are. What it still has it ignores."""
-        oldest_s = self._clock.now_s() - TOLD_AGAIN_S
-        settlements = [settlement for taken_s, settlement in self._taken if taken_s >= oldest_s]
+        self.forget_taken(may_be_lost=True)
+        settlements = [settlement for _, settlement in self._taken]
         self._taken.clear()
         for settlement in settlements:
             self.add(settlement)
         return len(settlements)
+
+    def forget_taken(self, *, may_be_lost: bool) -> None:
+        """What the store took longer ago than is told again; all, unless it may lose what it took."""
+        oldest_s = self._clock.now_s() - TOLD_AGAIN_S
+        while self._taken and (not may_be_lost or self._taken[0][0] < oldest_s):
+            self._taken.popleft()
 
     def _queue(self, item: _Item) -> None:
         self._waiting.append(item)
@@ -134,7 +145,7 @@ class Settlements:
             self._keep()
         return is_taken
 
-    async def _tell(self, settlement: Settlement) -> bool:
+    async def _tell(self, settlement: ChargeSettlement) -> bool:
         try:
             await self._till.settle(settlement)
         except AccountsUnavailableError as error:

@@ -1,4 +1,6 @@
-"""The latest requests and where their time went, for operators. Invariant: bounded; the oldest is forgotten first.
+"""The latest requests and where their time went, for operators.
+
+Invariant: bounded, in number and in what they hold; the oldest is forgotten first.
 
 Holds figures and worker ids, never prompts or answers.
 """
@@ -17,6 +19,14 @@ from tandem.gateway.request import ChoiceEnd
 PROCESS = "gateway"
 DEFAULT_SIZE = 1000
 MAX_STAGES = 512
+MAX_PARTS = 50_000  # stages and ends of choices in all records; each takes half a kilobyte
+
+
+@dataclass(slots=True)
+class _Count:
+    """Of the parts that records hold together."""
+
+    num_parts: int = 0
 
 
 @dataclass(slots=True)
@@ -39,6 +49,7 @@ class RequestRecord:
     _began_s: float = field(init=False)
     _own: list[Stage] = field(default_factory=list)
     _workers: dict[int, list[Stage]] = field(default_factory=dict)
+    _count: _Count = field(default_factory=_Count)
 
     def __post_init__(self) -> None:
         self._began_s = self.clock.now_s()
@@ -47,6 +58,7 @@ class RequestRecord:
         """A stage in this process."""
         if len(self._own) < MAX_STAGES:
             self._own.append(stage)
+            self._count.num_parts += 1
 
     def close(self, state: str, error: str | None = None) -> None:
         """It has ended; the first word on how counts."""
@@ -57,13 +69,27 @@ class RequestRecord:
     def add_early(self, index: int, stages: Sequence[Stage]) -> None:
         """What a worker says of a choice before its end."""
         known = self._workers.setdefault(index, [])
-        known.extend(stages[: MAX_STAGES - len(known)])
+        before = len(known)
+        known.extend(stages[: MAX_STAGES - before])
+        self._count.num_parts += len(known) - before
 
     def end_choice(self, end: ChoiceEnd) -> None:
         """A choice has ended; its whole timeline replaces what came early."""
+        before = self.num_parts
         self.ends[end.index] = end
         if end.stages:
             self._workers[end.index] = list(end.stages[:MAX_STAGES])
+        self._count.num_parts += self.num_parts - before
+
+    @property
+    def num_parts(self) -> int:
+        """Stages and ends that it holds."""
+        return len(self._own) + len(self.ends) + sum(map(len, self._workers.values()))
+
+    def detach(self) -> None:
+        """It counts no more, whatever is added to it."""
+        self._count.num_parts -= self.num_parts
+        self._count = _Count()
 
     def stages(self) -> list[Stage]:
         """Everything known, in the order it began; workers' stages of several choices say whose they are."""
@@ -118,14 +144,16 @@ class RequestHistory:
     def __init__(self, size: int = DEFAULT_SIZE, clock: Clock | None = None) -> None:
         self._size = size
         self._clock = clock or SystemClock()
+        self._count = _Count()
         self._records: OrderedDict[str, RequestRecord] = OrderedDict()
         self._by_answer: dict[str, RequestRecord] = {}
 
     def open(self, request_id: str, model: str, started_s: float) -> RequestRecord:
         """A new record; one of the same id that has ended is forgotten."""
         self._forget(request_id)
-        record = self._records[request_id] = RequestRecord(request_id, model, started_s, self._clock)
-        if len(self._records) > self._size:
+        record = RequestRecord(request_id, model, started_s, self._clock, _count=self._count)
+        self._records[request_id] = record
+        while len(self._records) > self._size or (self._count.num_parts > MAX_PARTS and len(self._records) > 1):
             self._forget(next(iter(self._records)))
         return record
 
@@ -140,6 +168,8 @@ class RequestHistory:
 
     def _forget(self, request_id: str) -> None:
         record = self._records.pop(request_id, None)
+        if record is not None:
+            record.detach()
         if record is not None and record.answer_id is not None:
             del self._by_answer[record.answer_id]
 

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from tandem.core.clock import SystemClock
 from tandem.core.errors import ConfigurationError
+from tandem.core.heap import bound_heap
 from tandem.gateway.app import build_apps
 from tandem.gateway.gateway import Gateway
 from tandem.gateway.http_protocol import LAST_WORDS_S, LimitedHttpProtocol
@@ -90,6 +91,7 @@ class RunningGateway:
 
 def run_gateway(settings: GatewaySettings) -> int:
     """Serve until SIGTERM or SIGINT; the exit code."""
+    bound_heap()
     configure_logging(settings.log_level, settings.log_format, "gateway")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:

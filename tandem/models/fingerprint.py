@@ -1,6 +1,6 @@
 """What two workers compare before one trusts the other's KV: a digest of configuration, dtype and weights.
 
-It covers every number that shapes the result, the format of every weight, and of every tensor its name, shape, stored
+It covers every number that shapes the result, the format of coded weights, and of every tensor its name, shape, stored
 dtype and three samples of its bytes (first, middle, last 4 KiB): milliseconds for any size. Equal fingerprints mean the
 same KV unless someone edits weights between the samples; it guards against mistakes, not against forgery.
 """
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from tandem.architecture.model import ModelSpec
+from tandem.architecture.model import EMBEDDING, HEAD, ModelSpec
 from tandem.models.checkpoint import Checkpoint
 from tandem.models.load_plan import LoadPlan
 from tandem.models.weights import Sources
@@ -27,9 +27,12 @@ def compute_fingerprint(checkpoint: Checkpoint, plan: LoadPlan, sources: Sources
     shaping = replace(model, fingerprint="", eos_token_ids=(), bos_token_id=None, max_position_embeddings=0)
     digest = hashlib.sha256(repr(shaping).encode())
     for weight, weight_format in plan.weights:
-        digest.update(f"\0{weight.name}\0{weight_format.name}".encode())
+        if weight_format.wants(weight) != (weight,):  # NOTE: one that is its own tensor is covered by that
+            digest.update(f"\0{weight.name}\0{weight_format.name}".encode())
     parameters: dict[str, str] = {}  # of each stored tensor, the first that is made of it
     for name in sorted(sources):
+        if name == HEAD and sources[name] == sources.get(EMBEDDING):
+            continue  # NOTE: tied, it is the embedding
         parameters.setdefault(sources[name].tensor, name)
     for stored, name in parameters.items():
         tensor = checkpoint.tensor(stored)

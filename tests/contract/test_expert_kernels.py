@@ -14,7 +14,7 @@ from tandem.compute.native.bindings import NativeKernels
 from tandem.compute.ops import Experts, ExpertWeights, Matrix, Order
 from tandem.compute.torch.kernels import TorchKernels
 from tandem.models.layers.experts import ExpertsInTurn
-from tandem.models.layers.router import Router
+from tandem.models.layers.router import ExpertRouter
 from tests.helpers.native_kernels import ARCHITECTURES, load_or_skip
 from tests.helpers.parameters import dense_parameters
 
@@ -208,7 +208,7 @@ RULES: dict[str, dict[str, Any]] = {
 NUM_EXPERTS, TOP_K = 72, 5
 
 
-def make_router(kernels: NativeKernels | TorchKernels, rule: dict[str, Any], dtype: torch.dtype) -> Router:
+def make_router(kernels: NativeKernels | TorchKernels, rule: dict[str, Any], dtype: torch.dtype) -> ExpertRouter:
     options = dict(rule)
     correction = TensorSpec("correction", (NUM_EXPERTS,)) if options.pop("is_corrected", False) else None
     scales = TensorSpec("scales", (NUM_EXPERTS,)) if options.pop("is_scaled", False) else None
@@ -224,7 +224,7 @@ def make_router(kernels: NativeKernels | TorchKernels, rule: dict[str, Any], dty
         "correction": normal(1, NUM_EXPERTS),
         "scales": normal(4, NUM_EXPERTS, dtype=dtype),
     }
-    return Router(spec, dense_parameters(weights, kernels), kernels)
+    return ExpertRouter(spec, dense_parameters(weights, kernels), kernels)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -12,7 +12,7 @@ from tandem.compute.ops import Experts, Kernels
 from tandem.compute.weights.base import ExpertLinears
 from tandem.models.layers.mlp import GatedMLP
 from tandem.models.layers.norm import Norm
-from tandem.models.layers.router import Router
+from tandem.models.layers.router import ExpertRouter
 from tandem.models.layers.sigmoid import rowwise_sigmoid
 from tandem.models.parameters import Parameters
 
@@ -26,7 +26,7 @@ class MixtureOfExperts:
     graph_safe = False
 
     def __init__(self, spec: MixtureOfExpertsSpec, parameters: Parameters, kernels: Kernels) -> None:
-        self._router = Router(spec.router, parameters, kernels)
+        self._router = ExpertRouter(spec.router, parameters, kernels)
         self._before_experts = Norm.take_optional(spec.before_experts, parameters, kernels)
         self._experts = compile_experts(spec.experts, parameters) or ExpertsInTurn(spec.experts, parameters, kernels)
         self._shared = None if spec.shared is None else GatedMLP(spec.shared, parameters, kernels)

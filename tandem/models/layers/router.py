@@ -13,7 +13,7 @@ from tandem.models.parameters import Parameters
 _BEST_OF_GROUP = 2  # a group's score is the sum of so many of its experts'
 
 
-class Router:
+class ExpertRouter:
     """Computes a `RouterSpec` with the tensors that it names."""
 
     def __init__(self, spec: RouterSpec, parameters: Parameters, kernels: Kernels) -> None:

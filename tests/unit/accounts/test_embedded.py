@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tandem.accounts.charge import Charge, LedgerEntry, Settlement
+from tandem.accounts.accounts import Accounts
+from tandem.accounts.charge import Charge, ChargeSettlement, LedgerEntry
 from tandem.accounts.embedded import EmbeddedAccounts
 from tandem.accounts.errors import BudgetExhaustedError
 from tandem.accounts.key import AccountKey, KeyLimits
 from tandem.accounts.ledger_query import LedgerQuery
 from tandem.accounts.open import open_store
+from tandem.accounts.prices import Prices
 from tandem.accounts.redis_store import RedisAccounts
 from tandem.accounts.store import Spending
 from tandem.accounts.usage import Usage
@@ -26,9 +28,9 @@ ROOT = Path(__file__).parents[3]
 KEY = AccountKey(key_id="k", digest="d", name="a", tenant="t", limits=KeyLimits(budget_nanos=1000))
 
 
-def settlement(charge_id: str, cost_nanos: int) -> Settlement:
+def settlement(charge_id: str, cost_nanos: int) -> ChargeSettlement:
     entry = LedgerEntry(charge_id, "r", KEY.key_id, KEY.tenant, "m", 0, Usage(1), cost_nanos, "done")
-    return Settlement(entry, KEY.limits.rates, (1, 0, 0), True, (1, 0, 0))
+    return ChargeSettlement(entry, KEY.limits.rates, (1, 0, 0), True, (1, 0, 0))
 
 
 def test_what_was_spent_outlives_the_process(tmp_path: Path) -> None:
@@ -127,3 +129,16 @@ def test_which_store_is_meant(tmp_path: Path) -> None:
     assert (tmp_path / "b.db").exists()
     with pytest.raises(ConfigurationError):
         open_store("redis://localhost:no", ManualClock())
+
+
+def test_a_store_that_is_this_process_is_never_told_again(tmp_path: Path) -> None:
+    async def run() -> None:
+        store, clock = EmbeddedAccounts(tmp_path / "a.db", ManualClock()), ManualClock()
+        accounts = Accounts(store, Prices(), clock)
+        accounts.start()
+        await asyncio.wait_for(accounts.settlements.add(settlement("1", 800)).wait(), 10)
+        await accounts.renew()
+        assert accounts.settlements.num_taken == 0
+        await accounts.close()
+
+    asyncio.run(run())

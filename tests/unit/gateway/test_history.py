@@ -67,6 +67,29 @@ def test_the_first_word_on_its_end_counts_and_stages_are_bounded() -> None:
     assert len(record.stages()) == 2 * MAX_STAGES
 
 
+def test_what_records_hold_is_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.gateway.history.MAX_PARTS", 100)
+    history, stage = RequestHistory(), Stage("x", "d", 1.0, 0.0)
+    for number in range(10):
+        record = history.open(f"wide {number}", "m", 1.0)
+        for index in range(16):
+            record.add_early(index, [stage])
+            record.end_choice(end(index, stage, stage))
+        assert record.num_parts == 48
+    kept = [number for number in range(10) if history.find(f"wide {number}") is not None]
+    assert kept == [7, 8, 9], "two were kept beside the latest when that was opened"
+    forgotten = history.find("wide 8")
+    assert forgotten is not None
+    for number in range(99):
+        history.open(f"narrow {number}", "m", 1.0).add(stage)
+    assert history.find("wide 8") is None
+    assert history.find("narrow 0") is not None
+    for _ in range(9):
+        forgotten.add(stage)
+    history.open("next", "m", 1.0)
+    assert history.find("narrow 0") is not None, "what is added to a forgotten one does not count"
+
+
 def test_a_wall_clock_set_back_spoils_no_duration(monkeypatch: pytest.MonkeyPatch) -> None:
     wall_s, clock = 1e9, ManualClock()
     monkeypatch.setattr(time, "time", lambda: wall_s)

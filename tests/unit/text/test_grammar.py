@@ -182,7 +182,7 @@ def test_what_no_answer_could_match_is_refused_when_it_is_compiled(
     grammars: Grammars, schema: Any, message: str
 ) -> None:
     with pytest.raises(InvalidRequestError, match=message):
-        grammars.check(schema_grammar(schema))
+        grammars.compiled(schema_grammar(schema))
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_a_pattern_excludes_what_is_written_with_an_escape(
 @pytest.mark.parametrize("pattern", ["[", "a[^", '^[^"', r"\p", r"\p{", "[[a]"])
 def test_a_broken_pattern_is_refused(grammars: Grammars, pattern: str) -> None:
     with pytest.raises(InvalidRequestError, match="regex parse error"):
-        grammars.check(schema_grammar({"type": "string", "pattern": pattern}))
+        grammars.compiled(schema_grammar({"type": "string", "pattern": pattern}))
 
 
 def test_depth_is_limited_before_anything_recurses() -> None:
@@ -233,10 +233,10 @@ def test_deepest_and_most_references_compile(grammars: Grammars) -> None:
     schema: Any = {"type": "boolean"}
     for _ in range(MAX_SCHEMA_DEPTH // 2 - 2):
         schema = {"items": schema, "type": "array"}
-    grammars.check(schema_grammar(schema))
+    grammars.compiled(schema_grammar(schema))
     names = [f"d{index}" for index in range(MAX_SCHEMA_REFERENCES)]
     chain = {name: {"properties": {"a": {"$ref": f"#/$defs/{after}"}}} for name, after in pairwise(names)}
-    grammars.check(schema_grammar({"$defs": {**chain, names[-1]: {"type": "string"}}, "$ref": "#/$defs/d0"}))
+    grammars.compiled(schema_grammar({"$defs": {**chain, names[-1]: {"type": "string"}}, "$ref": "#/$defs/d0"}))
     longer = {**chain, names[-1]: {"$ref": "#/$defs/more"}, "more": True}
     with pytest.raises(InvalidRequestError, match=f"at most {MAX_SCHEMA_REFERENCES}"):
         schema_grammar({"$defs": longer, "$ref": "#/$defs/d0"})
@@ -288,7 +288,7 @@ def test_a_lark_grammar(grammars: Grammars, tokenizer: Tokenizer) -> None:
 )
 def test_lark_that_cannot_be_honoured_is_refused(grammars: Grammars, source: str, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
-        grammars.check(lark_grammar(source))
+        grammars.compiled(lark_grammar(source))
 
 
 def test_a_grammar_may_speak_of_temperatures(grammars: Grammars, tokenizer: Tokenizer) -> None:
@@ -329,7 +329,7 @@ def test_options_past_the_comparison_are_left_to_the_compiler(grammars: Grammars
         "prefixItems": [*[{"oneOf": [{"$ref": "#/$defs/large"}]}] * 4, {"oneOf": two}],
     }
     with pytest.raises(InvalidRequestError, match="use anyOf"):
-        grammars.check(schema_grammar(schema))
+        grammars.compiled(schema_grammar(schema))
 
 
 @pytest.mark.parametrize(

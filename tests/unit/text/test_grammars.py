@@ -107,7 +107,7 @@ def test_special_tokens_come_only_where_they_are_named(plain: Grammars) -> None:
     assert allowed_ids(plain, matcher) == {257}
     assert matcher.consume([257])
     with pytest.raises(InvalidRequestError, match="no_such"):
-        plain.check(lark_grammar("start: <|no_such|>\n"))
+        plain.compiled(lark_grammar("start: <|no_such|>\n"))
     text = plain.matcher(regex_grammar(r"<\|im_start\|>"))
     assert 257 not in allowed_ids(plain, text)
 
@@ -152,9 +152,9 @@ def test_a_hostile_grammar_is_refused_and_the_next_one_served(plain: Grammars, g
     started_s = time.process_time()
     for _ in range(2):
         with pytest.raises(InvalidRequestError, match="cannot be enforced"):
-            plain.check(grammar)
+            plain.compiled(grammar)
     assert time.process_time() - started_s < 1.0, "it took this process's time"
-    plain.check(regex_grammar("a"))
+    plain.compiled(regex_grammar("a"))
 
 
 @pytest.mark.parametrize("size", [1, 2**18], ids=["small", "larger than a pipe"])
@@ -167,8 +167,8 @@ def test_a_trial_that_gets_no_time_says_nothing_of_its_grammar(
     with monkeypatch.context() as short:
         short.setattr(grammar_sandbox, "_TIMEOUT_S", 0.2)
         with pytest.raises(CapacityError, match=r"no answer in 0\.2 s"):
-            grammars.check(grammar)
-    grammars.check(grammar)
+            grammars.compiled(grammar)
+    grammars.compiled(grammar)
     grammars.close()
 
 
@@ -185,8 +185,8 @@ def test_a_trial_that_was_killed_says_nothing_of_its_grammar(tmp_path: Path, mon
     with monkeypatch.context() as killing:
         killing.setattr(grammar_sandbox, "_tell", tell_and_kill)
         with pytest.raises(CapacityError, match="ended with status -9"):
-            grammars.check(regex_grammar("b"))
-    grammars.check(regex_grammar("b"))
+            grammars.compiled(regex_grammar("b"))
+    grammars.compiled(regex_grammar("b"))
     grammars.close()
 
 
@@ -194,7 +194,7 @@ def _with_trial(path: Path) -> tuple[Grammars, int]:
     """And the id of its process."""
     before = _children()
     grammars = Grammars(Tokenizer.load(write_byte_tokenizer(path)), NUM_TOKENS)
-    grammars.check(regex_grammar("a"))
+    grammars.compiled(regex_grammar("a"))
     (pid,) = _children() - before
     return grammars, int(pid)
 
@@ -215,7 +215,7 @@ def test_the_cache_is_bounded_and_what_it_forgot_is_compiled_again(tmp_path: Pat
     grammars = Grammars(Tokenizer.load(write_byte_tokenizer(tmp_path)), NUM_TOKENS)
     texts = [choice_grammar([f"item {index}"]) for index in range(MAX_CACHED + 3)]
     for text in texts:
-        grammars.check(text)
+        grammars.compiled(text)
     assert [grammars.known(text) is not None for text in texts].count(True) == MAX_CACHED
     assert grammars.known(texts[0]) is None
     grammars.matcher(texts[0])
@@ -227,7 +227,7 @@ def test_a_grammar_is_not_forgotten_while_it_is_held(tmp_path: Path, monkeypatch
     monkeypatch.setattr("tandem.text.grammars.MAX_CACHED", 1)
     grammars = Grammars(Tokenizer.load(write_byte_tokenizer(tmp_path)), NUM_TOKENS)
     held = grammars.compiled(regex_grammar("a"))
-    grammars.check(regex_grammar("b"))
+    grammars.compiled(regex_grammar("b"))
     assert grammars.known(regex_grammar("a")) is held
     assert grammars.compiled(regex_grammar("a")) is held
     del held
@@ -236,7 +236,7 @@ def test_a_grammar_is_not_forgotten_while_it_is_held(tmp_path: Path, monkeypatch
 
 
 def test_what_is_known_to_be_wrong_is_refused_at_once(plain: Grammars) -> None:
-    for refuses in (plain.check, plain.known):
+    for refuses in (plain.compiled, plain.known):
         with pytest.raises(InvalidRequestError, match="cannot be enforced"):
             refuses("[]")
 
@@ -261,11 +261,11 @@ def test_threads_ask_at_once(tmp_path: Path) -> None:
 def test_no_process_is_left_behind(tmp_path: Path) -> None:
     before = _children()
     grammars = Grammars(Tokenizer.load(write_byte_tokenizer(tmp_path)), NUM_TOKENS)
-    grammars.check(regex_grammar("a"))
+    grammars.compiled(regex_grammar("a"))
     assert len(_children() - before) == 1
     grammars.close()
     assert _children() <= before
-    grammars.check(regex_grammar("b"))
+    grammars.compiled(regex_grammar("b"))
     assert len(_children() - before) == 1
     del grammars
     gc.collect()

@@ -1,0 +1,21 @@
+"""Settings of the C library's heap for a process that serves many requests from several threads.
+
+By default glibc gives threads up to eight arenas a core, and once a large buffer was freed takes others of that size
+from an arena, too, where small ones that live on keep the pages of large ones from going back to the system.
+"""
+
+import ctypes
+
+MAX_ARENAS = 2
+LARGE_BYTES = 128 * 1024  # buffers of this size and larger are pages of their own, returned when freed
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of malloc.h
+
+
+def bound_heap() -> bool:
+    """Bound what freed buffers keep. Call before there are threads. False: this C library has no such settings."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    settings = ((_M_ARENA_MAX, MAX_ARENAS), (_M_MMAP_THRESHOLD, LARGE_BYTES), (_M_TRIM_THRESHOLD, LARGE_BYTES))
+    taken = [mallopt(name, value) == 1 for name, value in settings]
+    return all(taken)

@@ -1,0 +1,67 @@
+"""The bounded heap, in a process of its own: its settings cannot be taken back."""
+
+import ctypes
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tandem.core.heap import MAX_ARENAS, bound_heap
+
+_STORY = """
+import ctypes, sys, threading
+from tandem.core.heap import bound_heap
+
+if sys.argv[1] == "bounded":
+    assert bound_heap()
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+library.malloc.argtypes = library.free.argtypes = (ctypes.c_size_t,)
+library.fopen.restype = ctypes.c_void_p
+everybody = threading.Barrier(16)
+
+def use():
+    library.malloc(1000)
+    everybody.wait()
+
+threads = [threading.Thread(target=use) for _ in range(16)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+library.free(library.malloc(8 << 20))
+large = []
+for _ in range(100):
+    large.append(library.malloc(1 << 20))
+    library.malloc(4096)
+for address in large:
+    library.free(address)
+file = ctypes.c_void_p(library.fopen(sys.argv[2].encode(), b"w"))
+library.malloc_info(0, file)
+library.fclose(file)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="these are settings of glibc")
+@pytest.mark.parametrize("is_bounded", [True, False])
+def test_few_arenas_and_large_buffers_go_back_though_small_ones_between_them_stay(
+    tmp_path: Path, is_bounded: bool
+) -> None:
+    said = tmp_path / "heap.xml"
+    mode = "bounded" if is_bounded else "default"
+    subprocess.run([sys.executable, "-c", _STORY, mode, str(said)], check=True, timeout=60)
+    info = said.read_text()
+    num_arenas, held = info.count("<heap nr="), int(info.rpartition('<system type="current" size="')[2].split('"')[0])
+    if is_bounded:
+        assert num_arenas <= MAX_ARENAS
+        assert held < 20e6
+    else:
+        assert num_arenas > MAX_ARENAS, "the default shows what is bounded"
+        assert held > 100e6
+
+
+def test_a_library_without_the_settings_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
+    assert not bound_heap()
