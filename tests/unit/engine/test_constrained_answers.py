@@ -164,7 +164,7 @@ def test_a_request_that_waits_for_a_long_step_is_not_compiled_again(
     monkeypatch.setattr("tandem.text.grammars.MAX_CACHED", 1)
     engine = tiny_engine(checkpoint)
     assert engine.grammars is not None
-    take, check, fault = engine.add_request, engine.grammars.check, GrammarSandbox.fault
+    take, check, fault = engine.add_request, engine.grammars.compiled, GrammarSandbox.fault
     tried: list[str] = []
 
     def fault_of(sandbox: GrammarSandbox, grammar: str) -> str | None:

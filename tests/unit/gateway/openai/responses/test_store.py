@@ -403,7 +403,7 @@ def test_keys_that_are_none_are_refused(keys: list[bytes], said: str) -> None:
 
 
 def test_an_entry_takes_no_more_memory_than_its_text() -> None:
-    """Regression: each kept the buffer of 16 KiB and more in which it was encoded, so the bound was passed many times."""
+    """Regression: each kept the buffer of 16 KiB and more in which it was encoded, several times what was counted."""
     entry = StoredResponse({"id": new_response_id(), "status": "completed", "output": ["x" * 2000]}, [])
     tracemalloc.start()
     try:
