@@ -30,7 +30,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "installing the $$(grep -c '==' constraints.txt) packages of constraints.txt into $(VENV): minutes, and some 3 GB, the first time"
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@echo "compiling the CPU kernels: up to a minute"
-	@$(BIN)/python -m tandem.kernels.native.build || echo "the compiled CPU kernels cannot be built here; PyTorch computes instead"
+	@$(BIN)/python -m tandem.compute.native.build || echo "the compiled CPU kernels cannot be built here; PyTorch computes instead"
 	@touch $@
 
 run: setup ## serve SmolLM2-135M-Instruct, or MODEL, over HTTP: [MODEL=DIR or FILE.gguf] [PREFILL=1] [DECODE=1] [PORT=8000] [REDIS=redis://HOST]
@@ -98,7 +98,7 @@ sbom: setup $(SUPPLY)/.ready ## software bill of materials of the virtual enviro
 image-digests: setup ## digests of the base images, from their registries into docker/base-images.env
 	@$(BIN)/python -m tools.supply.image_digests
 
-bench: setup ## BENCH=engine (default), gateway, constraints, disaggregation, transfer, pairing, locality, routing, planner or cancel_recovery; ARGS=--save keeps the JSON
+bench: setup ## BENCH=engine (default), gateway, constraints, disaggregation, transfer, pairing, locality, routing, planner, cancel_recovery or dtypes; ARGS=--save keeps the JSON
 	$(BIN)/python -m bench.$(BENCH) $(ARGS)
 
 simulate: setup ## the protocol on a virtual clock, with faults by seed: [SEEDS=1000] [ARGS="--first 7 --seeds 1 --shrink"]

@@ -33,7 +33,7 @@ ANSWER = PairingAnswer(decode=WorkerAddress("d0", "127.0.0.1:1"))
 PROMPTS = (64, 2048, 32768)  # tokens
 
 
-class _Router:
+class ImmediateRouter:
     """Answers `pair` at once; nothing else is asked."""
 
     async def pair(self, call: PairCall) -> PairingAnswer:
@@ -50,7 +50,7 @@ Ask = Callable[[PairCall], Awaitable[PairingAnswer]]
 
 @asynccontextmanager
 async def proven() -> AsyncIterator[Ask]:
-    server = await serve_router(_Router(), "127.0.0.1:0", AS_ROUTER)
+    server = await serve_router(ImmediateRouter(), "127.0.0.1:0", AS_ROUTER)
     client = RouterClient(server.address, AS_GATEWAY)
     try:
         yield client.pair

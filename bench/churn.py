@@ -27,7 +27,7 @@ from tandem.core.events import BlockRemoved, BlockStored
 from tandem.core.scope import UNSCOPED
 from tandem.locality.base import PublishResult
 from tandem.locality.embedded import EmbeddedIndex
-from tandem.routing.admission import Limits
+from tandem.routing.admission import AdmissionLimits
 from tandem.routing.calibration import Calibration
 from tandem.routing.fleet import Fleet
 from tandem.routing.pairing import Pairer
@@ -67,7 +67,7 @@ class Churn:
         self._random, self._clock = random.Random(1), ManualClock()
         self.index = EmbeddedIndex(max(4096, 3 * num_workers * HELD_BLOCKS))
         calibration = Calibration(SPEED)
-        self._fleet = Fleet(Limits(), Links(LinkState(1e9, 0.2)), calibration.speed)
+        self._fleet = Fleet(AdmissionLimits(), Links(LinkState(1e9, 0.2)), calibration.speed)
         self.view = FleetView(self._fleet, calibration, self._clock)
         self._lookup = PrefixLookup(self.index, is_remote=False)
         watch = FleetWatch([], partial(client_of, credentials=AS_ROUTER), self.view, self._lookup.remove_worker)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from tandem.kernels.huge_pages import advise_huge_pages
+from tandem.compute.huge_pages import advise_huge_pages
 
 READ_BYTES = 1 << 30
 MATMUL_SIZE = 2048

@@ -27,9 +27,11 @@ from bench.report import Report, Row
 from tandem.architecture.model import ModelSpec
 from tandem.architecture.state import KVSpec
 from tandem.architecture.tensors import NormSpec
-from tandem.attention.arena import Arena, LayerKV
-from tandem.attention.base import AttentionBackend, AttentionBatch, WantedTokens
-from tandem.attention.registry import choose_backend
+from tandem.compute.arena import Arena, LayerKV
+from tandem.compute.attention import AttentionBackend
+from tandem.compute.backends import choose_backend
+from tandem.compute.native.sampling import load_draws
+from tandem.compute.step import AttentionBatch, WantedTokens
 from tandem.core.config import EngineConfig, SchedulerConfig
 from tandem.core.events import BlockEvent
 from tandem.core.sampling_params import SamplingParams
@@ -38,7 +40,6 @@ from tandem.engine.executor import Executor, StepHandle
 from tandem.engine.identity import ModelIdentity
 from tandem.engine.resolve import build_engine
 from tandem.engine.runner import ModelRunner
-from tandem.kernels.native.sampling import load_draws
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.spec import build_layout
 from tandem.models.decoder import Decoder

@@ -17,16 +17,16 @@ from pathlib import Path
 
 from bench.report import Report, Row
 from tandem.architecture.catalogue import find_cost
-from tandem.planning.capacity import DecodeCapacity, Load, PrefillCapacity
+from tandem.planning.capacity import DecodeCapacity, OfferedLoad, PrefillCapacity
 from tandem.planning.hardware import ACCELERATORS
 from tandem.planning.observation import ScalingPolicy
 from tandem.planning.planner import SloPlanner
-from tandem.planning.planner_settings import PlannerSettings
+from tandem.planning.planner_settings import PlannerConfig
 from tandem.planning.pools import Prospect
 from tandem.planning.roofline import Roofline
 from tandem.planning.rules import FixedPools, QueueRule, UtilisationRule
 from tandem.planning.two_loop_rule import TwoLoopRule
-from tandem.routing.admission import Limits
+from tandem.routing.admission import AdmissionLimits
 from tandem.sim.cluster import Cluster
 from tandem.sim.result import PoolSizes, SimResult
 from tandem.sim.setting import SimSetting
@@ -60,8 +60,8 @@ class Scenario:
         return self.trace.stem + (f", tide {self.tide:g}" if self.tide else "")
 
     @property
-    def planner(self) -> PlannerSettings:
-        return PlannerSettings(
+    def planner(self) -> PlannerConfig:
+        return PlannerConfig(
             ttft_ms=1000 * self.slo.ttft_s,
             tpot_ms=1000 * self.slo.tpot_s,
             share=self.target,
@@ -85,7 +85,7 @@ class Scenario:
             startup_s=startup_s,
             interval_s=interval_s,
             report_s=_REPORT_S,
-            limits=Limits(fresh_s=1.5 * _REPORT_S, dead_s=4 * _REPORT_S),
+            limits=AdmissionLimits(fresh_s=1.5 * _REPORT_S, dead_s=4 * _REPORT_S),
         )
 
     def requests(self) -> list[TraceRequest]:
@@ -98,7 +98,7 @@ class Scenario:
         """Pools that the mean demand needs; the search begins there."""
         requests = self.requests()
         num_prompt = sum(request.num_prompt_tokens for request in requests) / len(requests)
-        load = Load(
+        load = OfferedLoad(
             requests_per_s=len(requests) / requests[-1].arrival_s,
             num_prompt_tokens=num_prompt,
             num_missing_tokens=0.7 * num_prompt if requests[0].block_ids else num_prompt,
@@ -129,7 +129,7 @@ class Contestant:
 
     name: str
     interval_s: float
-    make: Callable[[PlannerSettings], ScalingPolicy]
+    make: Callable[[PlannerConfig], ScalingPolicy]
 
 
 CONTESTANTS = (

@@ -12,10 +12,10 @@ from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import ConfigurationError
 from tandem.core.scope import UNSCOPED
 from tandem.locality.base import LocalityIndex
-from tandem.routing.admission import Limits
+from tandem.routing.admission import AdmissionLimits
 from tandem.routing.calibration import Calibration
 from tandem.routing.fleet import Fleet
-from tandem.routing.pairing import Outcome, Pairer
+from tandem.routing.pairing import MeasuredTimes, Pairer
 from tandem.routing.policies import PredictedCost
 from tandem.routing.snapshot import Links, LinkState, RequestShape, Role, WorkerState
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, PrefillWork, Speed
@@ -63,7 +63,7 @@ class RouterFleet:
         self.size = size
         self._index, self._random, self._clock = index, random.Random(1), clock or SystemClock()
         calibration = Calibration(SPEED)
-        limits = Limits(fresh_s=FOREVER_S, dead_s=FOREVER_S, forget_s=FOREVER_S)
+        limits = AdmissionLimits(fresh_s=FOREVER_S, dead_s=FOREVER_S, forget_s=FOREVER_S)
         self._fleet = Fleet(limits, Links(LinkState(1e9, 0.2)), calibration.speed)
         self._view = FleetView(self._fleet, calibration, self._clock, dead_s=FOREVER_S)
         self._hasher, self._stranger = ChainHasher(), ChainHasher(max_stretches=1)
@@ -183,7 +183,7 @@ class RouterFleet:
         for part, (began_s, ended_s) in zip(names, pairwise(times_s), strict=True):
             parts[part].append(ended_s - began_s)
         for request_id in (f"decided {number}", f"{number}"):
-            self._pairer.settle(request_id, Outcome())
+            self._pairer.settle(request_id, MeasuredTimes())
 
     def _call(self, request_id: str) -> PairCall:
         tokens = self._prompts[int(request_id) % NUM_PROMPTS]

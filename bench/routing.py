@@ -17,9 +17,9 @@ from pathlib import Path
 
 from bench.load import ForeignLoad, prioritise
 from bench.report import Report, Row
-from tandem.routing.admission import Limits
+from tandem.routing.admission import AdmissionLimits
 from tandem.routing.fleet import Fleet
-from tandem.routing.pairing import Outcome, Pairer, Pairing
+from tandem.routing.pairing import MeasuredTimes, Pairer, Pairing
 from tandem.routing.peers import CacheAware, DynamoLinear, DynamoProduct, WeightedScores
 from tandem.routing.policies import LeastLoaded, PredictedCost, PrefixOnly, Random, RoundRobin, RoutingPolicy
 from tandem.routing.snapshot import Links, LinkState, RequestShape, Role, WorkerState
@@ -183,7 +183,7 @@ class Replay:
     """One policy, one trace."""
 
     def __init__(self, setting: Setting, knowledge: Knowledge, policy: RoutingPolicy, seed: int) -> None:
-        limits = Limits(
+        limits = AdmissionLimits(
             fresh_s=FOREVER_S, dead_s=FOREVER_S, forget_s=FOREVER_S, settle_s=0.0, max_ttft_ms=1e12, max_local_tokens=0
         )
         speed = setting.speed
@@ -210,7 +210,7 @@ class Replay:
             assert answer.prefill_id is not None
             self._serve(request, answer, self._workers[answer.prefill_id])
             if not self._knowledge.counts_in_flight:
-                self._pairer.settle(str(number), Outcome())
+                self._pairer.settle(str(number), MeasuredTimes())
 
     def _shape(self, request_id: str, request: TraceRequest, now_s: float) -> RequestShape:
         delay_s = self._knowledge.index_delay_s
@@ -287,7 +287,7 @@ def _time_decisions(num_workers: int, num_decisions: int) -> list[float]:
         request = RequestShape(
             request_id=str(number), num_tokens=12_000, num_expected_output=300, leading_blocks=leading
         )
-        pairer.settle(str(number - 16), Outcome())
+        pairer.settle(str(number - 16), MeasuredTimes())
         started_s = time.perf_counter()
         answer = pairer.pair(request, 0.01)
         samples.append(time.perf_counter() - started_s)
@@ -297,7 +297,7 @@ def _time_decisions(num_workers: int, num_decisions: int) -> list[float]:
 
 def _busy_fleet(num_workers: int, source: random.Random) -> Pairer:
     speed = Speed(PrefillSpeed(5, 0.05, 1e-6), DecodeSpeed(8, 0.05, 5e-5))
-    fleet = Fleet(Limits(), Links(LinkState(20e9, 0.5)), lambda kind: speed)
+    fleet = Fleet(AdmissionLimits(), Links(LinkState(20e9, 0.5)), lambda kind: speed)
     for i in range(num_workers):
         fleet.report(
             WorkerState(

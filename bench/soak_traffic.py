@@ -199,13 +199,12 @@ class Traffic:
     # ---- requests that are refused
 
     async def _bad_field(self) -> None:
-        wrong: tuple[dict[str, object], ...] = (
+        kinds: tuple[dict[str, object], ...] = (
             {"temperature": "hot"}, {"messages": 7}, {"max_tokens": -1}, {"n": 10**6}, {"model": f"m{self._number}"},
             {"messages": []}, {f"unknown_{self._number}": 1}, {"tools": [{}]}, {"top_p": 9}, {"stop": [1]},
         )  # fmt: skip
-        answer = await self._ask(
-            self._client(), "POST", "/v1/chat/completions", self._chat_body() | self._random.choice(wrong)
-        )
+        wrong = self._random.choice(kinds)
+        answer = await self._ask(self._client(), "POST", "/v1/chat/completions", self._chat_body() | wrong)
         self._expect("bad field", answer, 200, 400, 404, 422)
 
     async def _bad_json(self) -> None:

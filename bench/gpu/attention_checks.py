@@ -15,15 +15,16 @@ from bench.gpu.floors import wall_s
 from bench.gpu.results import Check, SectionResults
 from bench.gpu.setting import Setting
 from bench.report import Row
-from tandem.attention.arena import Arena
-from tandem.attention.base import AttentionBackend, AttentionBatch
-from tandem.attention.flashinfer_backend import FlashInferBackend
-from tandem.attention.reference import ReferenceBackend
-from tandem.attention.triton_backend import TritonBackend
-from tandem.attention.varlen_backend import VarlenBackend
+from tandem.compute.arena import Arena
+from tandem.compute.attention import AttentionBackend
+from tandem.compute.cuda.flashinfer_backend import FlashInferBackend
+from tandem.compute.cuda.triton_backend import TritonBackend
+from tandem.compute.cuda.varlen_backend import VarlenBackend
+from tandem.compute.step import AttentionBatch
+from tandem.compute.torch.attention import ReferenceBackend
+from tandem.compute.torch.kernels import TorchKernels
 from tandem.engine.graphs import DecodeGraphs, padded_sizes
 from tandem.engine.inputs import ModelInputs
-from tandem.kernels.torch_kernels import TorchKernels
 from tandem.kvcache.spec import build_layout
 from tests.helpers.attention_cases import RequestCase, Shape, Step, build_step, oracle, random_request
 
@@ -81,7 +82,8 @@ def describe(shape: Shape) -> str:
 
 
 def attend(backend: AttentionBackend, step: Step) -> torch.Tensor:
-    return backend.attend(step.queries, step.kv, step.batch, step.params)
+    batch = backend.prepare(step.batch, step.kv, {step.params})
+    return backend.attend(step.queries, step.kv, batch, step.params)
 
 
 def check(setting: Setting, backend: AttentionBackend, shape: Shape) -> Check:
@@ -143,7 +145,8 @@ def check_graphs(setting: Setting, backend: AttentionBackend, shape: Shape) -> C
     make_finite(step)
 
     def forward(input_ids: torch.Tensor, positions: torch.Tensor, batches: Sequence[AttentionBatch]) -> torch.Tensor:
-        return backend.attend(queries[: input_ids.shape[0]], step.kv, batches[0], step.params)
+        batch = backend.prepare(batches[0], step.kv, {step.params})
+        return backend.attend(queries[: input_ids.shape[0]], step.kv, batch, step.params)
 
     graphs = DecodeGraphs(
         forward,
@@ -161,7 +164,7 @@ def check_graphs(setting: Setting, backend: AttentionBackend, shape: Shape) -> C
         queries.zero_()[:count] = step.queries[:count]
         rows = torch.arange(count, device=device)
         hidden = graphs.run(ModelInputs(rows, rows, (batch,), rows))
-        expected = backend.attend(step.queries[:count], step.kv, batch, step.params)
+        expected = attend(backend, replace(step, queries=step.queries[:count], batch=batch))
         same &= hidden is not None and torch.equal(hidden, expected)
     return Check(f"{backend.name} in graphs", describe(shape), same, "bit-identical" if same else "DIFFERS")
 
@@ -201,7 +204,7 @@ def check_far_blocks(setting: Setting, backend: AttentionBackend, shape: Shape) 
         max_query_len=1,
         max_seq_len=seq_len,
     )
-    out = backend.attend(request.queries.to(device, dtype), kv, batch, shape.params)
+    out = attend(backend, Step(request.queries.to(device, dtype), kv, batch, shape.params))
     max_error = (out.double() - oracle(shape, request).to(device)).abs().max().item()
     case = f"{num_blocks} blocks of {layout.page_bytes} bytes"
     passed = max_error <= TOLERANCE[shape.dtype]
@@ -217,5 +220,7 @@ def time_backend(setting: Setting, results: SectionResults, backend: AttentionBa
     }
     for case, requests in cases.items():
         step = build_step(shape, requests, device=str(device))
-        samples = wall_s(partial(attend, backend, step), device, setting.pick(50, 1), warm_up=setting.pick(5, 0))
+        prepared = backend.prepare(step.batch, step.kv, {step.params})
+        layer = partial(backend.attend, step.queries, step.kv, prepared, step.params)
+        samples = wall_s(layer, device, setting.pick(50, 1), warm_up=setting.pick(5, 0))
         results.row(Row(f"one layer, {case}", backend.name, "attention", statistics.median(samples) * 1e6, "us"))

@@ -20,7 +20,8 @@ from bench.gpu.results import Check, SectionResults
 from bench.gpu.setting import Setting
 from bench.gpu.stack import Limits, Stack, build, end, fill_with_noise, serve, start_decodes
 from bench.report import Row
-from tandem.attention.registry import PREFERENCE, choose_backend, create_backend
+from tandem.architecture.state import KVSpec
+from tandem.compute.backends import BACKENDS, choose_backend
 from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError
 from tandem.kvcache.spec import build_layout
@@ -54,10 +55,10 @@ def run(setting: Setting, results: SectionResults, name: str) -> None:
 def graph_safe_backend(model: RandomModel, device: torch.device) -> str | None:
     """The first in order of preference that serves the model here and can be captured."""
     layout = build_layout(model.spec.kv_specs, EngineConfig(model="").block_size)
-    for name in PREFERENCE[device.type]:
-        if create_backend(name, device).graph_safe:
+    for entry in BACKENDS[KVSpec][device.type]:
+        if entry.create(device).graph_safe:
             with suppress(ConfigurationError):
-                return choose_backend(name, device, layout, model.spec.attention_softcap).name
+                return choose_backend(entry.name, device, layout, model.spec.attention_softcap).name
     return None
 
 

@@ -10,7 +10,7 @@ from bench.gpu.results import Check, SectionResults
 from bench.gpu.setting import Setting
 from bench.report import Row
 from tandem.architecture.state import KVSpec
-from tandem.attention.arena import Arena
+from tandem.compute.arena import Arena
 from tandem.kvcache.spec import build_layout
 from tandem.kvcache.tiers import HostRead
 from tandem.worker.host_tier import HostPages

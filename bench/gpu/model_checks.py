@@ -14,9 +14,9 @@ from bench.gpu.models import RandomModel, fields_of, random_parameters, spec_of
 from bench.gpu.results import Check, SectionResults
 from bench.gpu.setting import Setting
 from bench.gpu.stack import Limits, Stack, build, serve
+from tandem.compute.torch.kernels import TorchKernels
 from tandem.core.errors import ConfigurationError
 from tandem.core.sampling_params import SamplingParams
-from tandem.kernels.torch_kernels import TorchKernels
 
 CPU = Setting(is_dry=True)
 SMALL = {

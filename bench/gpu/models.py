@@ -10,7 +10,7 @@ from bench.gpu.setting import Setting
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import EMBEDDING, ModelSpec, limit_length
 from tandem.architecture.registry import find_family
-from tandem.attention.arena import TORCH_DTYPES
+from tandem.compute.arena import TORCH_DTYPES
 
 SEED = 0
 WEIGHT_SCALE = 0.02

@@ -10,9 +10,11 @@ import torch
 
 from bench.gpu.models import RandomModel
 from bench.gpu.setting import Setting
-from tandem.attention.arena import TORCH_DTYPES, Arena
-from tandem.attention.base import AttentionBackend, AttentionBatch, WantedTokens
-from tandem.attention.registry import choose_backend
+from tandem.compute.arena import TORCH_DTYPES, Arena
+from tandem.compute.attention import AttentionBackend
+from tandem.compute.backends import choose_backend
+from tandem.compute.choose import choose_kernels
+from tandem.compute.step import AttentionBatch, WantedTokens
 from tandem.core.config import EngineConfig, SchedulerConfig
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
@@ -21,7 +23,6 @@ from tandem.engine.graphs import DecodeGraphs, padded_sizes
 from tandem.engine.identity import ModelIdentity
 from tandem.engine.resolve import EngineSizes, default_kv_cache_bytes, resolve_sizes
 from tandem.engine.runner import ModelRunner
-from tandem.kernels.choose import choose_kernels
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.spec import build_layout
 from tandem.models.decoder import Decoder

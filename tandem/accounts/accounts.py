@@ -8,14 +8,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tandem.accounts.charge import Charge, LedgerEntry, Outcome, Renewal, Settlement
+from tandem.accounts.charge import Charge, ChargeOutcome, ChargeSettlement, LedgerEntry, Renewal
 from tandem.accounts.errors import AccountsUnavailableError, KeyRefusedError
 from tandem.accounts.journal import Journal
 from tandem.accounts.key import AccountKey, key_id_of
 from tandem.accounts.key_cache import REFRESH_S, KeyCache
 from tandem.accounts.prices import Prices
 from tandem.accounts.settlements import Settlements
-from tandem.accounts.standing import Standing
+from tandem.accounts.standing import RateLimitState
 from tandem.accounts.store import LEASE_S, AccountStore
 from tandem.accounts.usage import Usage
 from tandem.core.clock import Clock
@@ -38,7 +38,7 @@ class Held:
     request_id: str
     model: str
     delivered: Callable[[], Usage] = Usage
-    standing: Standing | None = None
+    standing: RateLimitState | None = None
     is_settled: bool = False
 
 
@@ -128,25 +128,25 @@ class Accounts:
             if self._may_be_lost:
                 return
             if error.may_have_happened:
-                self.settle(held, Usage(), Outcome.REFUNDED)
+                self.settle(held, Usage(), ChargeOutcome.REFUNDED)
             self._forget(held)
             raise
         except TandemError:  # NOTE: refused; there is nothing to settle
             self._forget(held)
             raise
 
-    def settle(self, held: Held, usage: Usage, outcome: Outcome) -> asyncio.Event | None:
+    def settle(self, held: Held, usage: Usage, outcome: ChargeOutcome) -> asyncio.Event | None:
         """Put it into the ledger and give back the rest. What is set once the store has it; None: it was settled."""
         if held.is_settled:
             return None
         self._forget(held)
         charge = held.charge
-        used = (int(outcome is not Outcome.REFUNDED), usage.num_rated_input, usage.num_output)
+        used = (int(outcome is not ChargeOutcome.REFUNDED), usage.num_rated_input, usage.num_output)
         is_granted = held.standing is not None
         entry = self._entry(held, usage, outcome)
-        return self.settlements.add(Settlement(entry, charge.key.limits.rates, charge.amounts, is_granted, used))
+        return self.settlements.add(ChargeSettlement(entry, charge.key.limits.rates, charge.amounts, is_granted, used))
 
-    async def settle_and_wait(self, held: Held, usage: Usage, outcome: Outcome) -> None:
+    async def settle_and_wait(self, held: Held, usage: Usage, outcome: ChargeOutcome) -> None:
         """As `settle`; returns when the store has it, so that the next request finds what is left, or is slow."""
         has_it = self.settle(held, usage, outcome)
         if has_it is not None and not has_it.is_set():
@@ -190,10 +190,10 @@ class Accounts:
 
     def _renewal(self, held: Held) -> Renewal:
         usage = held.delivered()
-        checkpoint = None if usage == Usage() else self._entry(held, usage, Outcome.EXPIRED)
+        checkpoint = None if usage == Usage() else self._entry(held, usage, ChargeOutcome.EXPIRED)
         return Renewal(held.charge, held.standing is not None, checkpoint)
 
-    def _entry(self, held: Held, usage: Usage, outcome: Outcome) -> LedgerEntry:
+    def _entry(self, held: Held, usage: Usage, outcome: ChargeOutcome) -> LedgerEntry:
         charge, key = held.charge, held.charge.key
         return LedgerEntry(
             charge.charge_id,

@@ -7,9 +7,9 @@ scripts in `redis_scripts` do the same. Times are given, in milliseconds of one 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandem.accounts.charge import Amounts, Charge, Settlement
+from tandem.accounts.charge import Amounts, Charge, ChargeSettlement
 from tandem.accounts.refusals import BUDGET, CONCURRENCY, RATES, refusal
-from tandem.accounts.standing import PARTS_PER_TOKEN, Standing
+from tandem.accounts.standing import PARTS_PER_TOKEN, RateLimitState
 
 Rates = tuple[int | None, int | None, int | None]
 
@@ -41,17 +41,19 @@ class Balance:
         """Whether it is set aside."""
         return charge_id in self._open
 
-    def reserve(self, charge: Charge, now_ms: int, lease_ms: int) -> Standing:
+    def reserve(self, charge: Charge, now_ms: int, lease_ms: int) -> RateLimitState:
         """Raises as `Till.reserve`; then nothing was taken."""
         self._advance(now_ms)
         if why := self._missing(charge):
-            raise refusal(why[0], charge, why[1], self._left_nanos(charge), Standing.of(self._rates, self._levels))
+            raise refusal(
+                why[0], charge, why[1], self._left_nanos(charge), RateLimitState.of(self._rates, self._levels)
+            )
         for index in self._limited():
             self._levels[index] -= charge.amounts[index] * PARTS_PER_TOKEN
         self._hold(charge, now_ms + lease_ms)
-        return Standing.of(self._rates, self._levels)
+        return RateLimitState.of(self._rates, self._levels)
 
-    def settle(self, settlement: Settlement, now_ms: int) -> None:
+    def settle(self, settlement: ChargeSettlement, now_ms: int) -> None:
         """Once for each charge. A rate that was overdrawn stops at zero."""
         self._advance(now_ms)
         held = self._open.pop(settlement.entry.charge_id, None)

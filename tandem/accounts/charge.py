@@ -7,11 +7,12 @@ from typing import Any
 
 from tandem.accounts.key import AccountKey
 from tandem.accounts.usage import Usage
+from tandem.core.known_fields import known_fields
 
 Amounts = tuple[int, int, int]  # requests, input tokens, output tokens
 
 
-class Outcome(StrEnum):
+class ChargeOutcome(StrEnum):
     """How a charged request ended. REFUNDED: nobody got anything of it. EXPIRED: its gateway was not heard of any more,
     and its last checkpoint is billed.
     """
@@ -67,11 +68,11 @@ class LedgerEntry:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "LedgerEntry":
         """Raises KeyError or TypeError where it is something else."""
-        return cls(**{**value, "usage": Usage(**value["usage"])})
+        return cls(**{**known_fields(cls, value), "usage": Usage(**known_fields(Usage, value["usage"]))})
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
+class ChargeSettlement:
     """What becomes of a charge.
 
     Args:
@@ -91,7 +92,7 @@ class Settlement:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "Settlement":
+    def from_json(cls, value: dict[str, Any]) -> "ChargeSettlement":
         """Raises KeyError or TypeError where it is something else."""
         rates, reserved, used = (tuple(value[name]) for name in ("rates", "reserved", "used"))
         return cls(LedgerEntry.from_json(value["entry"]), rates, reserved, bool(value["is_granted"]), used)

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TextIO
 
 from tandem.accounts.balance import Balance, Rates
-from tandem.accounts.charge import Charge, LedgerEntry, Outcome, Renewal, Settlement, Total
+from tandem.accounts.charge import Charge, ChargeOutcome, ChargeSettlement, LedgerEntry, Renewal, Total
 from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.key import AccountKey
 from tandem.accounts.ledger_file import LedgerFile
 from tandem.accounts.ledger_query import MAX_ENTRIES, LedgerQuery
 from tandem.accounts.refusals import revoked
-from tandem.accounts.standing import Standing
+from tandem.accounts.standing import RateLimitState
 from tandem.accounts.store import LEASE_S, Spending
 from tandem.core.clock import Clock
 from tandem.core.errors import ConfigurationError
@@ -93,7 +93,7 @@ class EmbeddedAccounts:
             await asyncio.to_thread(self._file.put_key, key.revoked(now_s))
         return key is not None
 
-    async def reserve(self, charge: Charge) -> Standing:
+    async def reserve(self, charge: Charge) -> RateLimitState:
         if charge.key.key_id in self._revoked:
             raise revoked()
         if len(self._unwritten) >= MAX_UNWRITTEN:
@@ -102,13 +102,13 @@ class EmbeddedAccounts:
         balance = self._balance(charge.key.key_id, charge.key.limits.rates, now_ms)
         return balance.reserve(charge, now_ms, self._lease_ms)
 
-    async def settle(self, settlement: Settlement) -> None:
+    async def settle(self, settlement: ChargeSettlement) -> None:
         entry, now_ms = settlement.entry, self._now_ms()
         if entry.charge_id in self._settled:
             return
         balance = self._balance(entry.key_id, settlement.rates, now_ms)
         billed = None if balance.has(entry.charge_id) else self._file.entry(entry.charge_id)
-        if billed is not None and billed.outcome != Outcome.EXPIRED:
+        if billed is not None and billed.outcome != ChargeOutcome.EXPIRED:
             return
         self._settled[entry.charge_id] = None
         if len(self._settled) > _REMEMBERED:

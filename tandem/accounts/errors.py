@@ -10,7 +10,7 @@ UnavailableError
 └── AccountsUnavailableError the store of accounts does not answer (503)
 """
 
-from tandem.accounts.standing import Standing
+from tandem.accounts.standing import RateLimitState
 from tandem.core.errors import CapacityError, InvalidRequestError, UnavailableError
 
 
@@ -25,7 +25,7 @@ class NotAllowedError(InvalidRequestError):
 class BudgetExhaustedError(InvalidRequestError):
     """What the request could cost is more than is left; waiting does not help."""
 
-    def __init__(self, message: str, standing: Standing | None = None) -> None:
+    def __init__(self, message: str, standing: RateLimitState | None = None) -> None:
         super().__init__(message)
         self.standing = standing
 
@@ -33,7 +33,7 @@ class BudgetExhaustedError(InvalidRequestError):
 class LimitExceededError(CapacityError):
     """A rate or the concurrency of the key is used up. `limit`: the name of the one that was hit."""
 
-    def __init__(self, message: str, retry_after_s: float, limit: str, standing: Standing | None = None) -> None:
+    def __init__(self, message: str, retry_after_s: float, limit: str, standing: RateLimitState | None = None) -> None:
         super().__init__(message, retry_after_s)
         self.limit = limit
         self.standing = standing

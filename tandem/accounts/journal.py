@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tandem.accounts.charge import Settlement
+from tandem.accounts.charge import ChargeSettlement
 from tandem.core.errors import ConfigurationError
 
 _logger = logging.getLogger(__name__)
@@ -25,17 +25,17 @@ class Journal:
         except OSError as error:
             raise ConfigurationError(f"accounts_journal={str(path)!r} cannot be written: {error}") from error
 
-    def read(self) -> list[Settlement]:
+    def read(self) -> list[ChargeSettlement]:
         """What an earlier process left; a line that it did not finish is left out."""
-        found: list[Settlement] = []
+        found: list[ChargeSettlement] = []
         for line in self._path.read_text().splitlines():
             try:
-                found.append(Settlement.from_json(json.loads(line)))
+                found.append(ChargeSettlement.from_json(json.loads(line)))
             except (ValueError, KeyError, TypeError):
                 _logger.warning("a line of the journal %s is no settlement and is left out", self._path)
         return found
 
-    def add(self, settlements: Sequence[Settlement]) -> None:
+    def add(self, settlements: Sequence[ChargeSettlement]) -> None:
         """They are on the disk when this returns. From any thread, one at a time."""
         with self._path.open("ab+") as file:
             if file.tell():

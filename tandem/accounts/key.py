@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tandem.core.errors import InvalidRequestError, shown
+from tandem.core.known_fields import known_fields
 
 PREFIX = "sk-tandem-"
 MAX_PER_MINUTE = 10**9
@@ -98,7 +99,8 @@ class AccountKey:
     @classmethod
     def from_json(cls, value: dict[str, Any], digest: str) -> "AccountKey":
         """What `as_json` made; raises KeyError or TypeError for anything else."""
-        own = {**value, "models": tuple(value["models"]), "limits": KeyLimits(**value["limits"])}
+        limits = KeyLimits(**known_fields(KeyLimits, value["limits"]))
+        own = {**known_fields(cls, value), "models": tuple(value["models"]), "limits": limits}
         return cls(**own, digest=digest)
 
 

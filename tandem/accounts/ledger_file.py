@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tandem.accounts.charge import LedgerEntry, Outcome, Total
+from tandem.accounts.charge import ChargeOutcome, LedgerEntry, Total
 from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.key import AccountKey
 from tandem.accounts.key_cache import MAX_KEYS
@@ -37,8 +37,12 @@ CREATE TABLE IF NOT EXISTS totals (
   num_written_1h INTEGER, num_read INTEGER, num_output INTEGER, cost_nanos INTEGER,
   PRIMARY KEY (day, key_id, tenant, model)) WITHOUT ROWID;
 """
-_ADD_TOTAL = """
-INSERT INTO totals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+_TOTAL_COLUMNS = (
+    "day, key_id, tenant, model, num_requests, num_input, num_written_5m, num_written_1h, num_read, num_output, "
+    "cost_nanos"
+)
+_ADD_TOTAL = f"""
+INSERT INTO totals ({_TOTAL_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET
 num_requests = num_requests + excluded.num_requests, num_input = num_input + excluded.num_input,
 num_written_5m = num_written_5m + excluded.num_written_5m, num_written_1h = num_written_1h + excluded.num_written_1h,
@@ -76,7 +80,8 @@ class LedgerFile:
         """A new one, or in place of what it was."""
         with self._changing() as run:
             run.execute(
-                "INSERT INTO keys VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value",
+                "INSERT INTO keys (key_id, digest, value) VALUES (?, ?, ?) "
+                "ON CONFLICT DO UPDATE SET value = excluded.value",
                 (key.key_id, key.digest, json.dumps(key.as_json())),
             )
 
@@ -105,7 +110,7 @@ class LedgerFile:
         rows = [(entry.charge_id, json.dumps(entry.as_json()), entry.charge_id) for entry in checkpoints]
         with self._changing() as run:
             run.executemany(
-                "INSERT OR REPLACE INTO checkpoints SELECT ?, ? WHERE NOT EXISTS "
+                "INSERT OR REPLACE INTO checkpoints (charge_id, value) SELECT ?, ? WHERE NOT EXISTS "
                 "(SELECT 1 FROM ledger WHERE charge_id = ?)",
                 rows,
             )
@@ -143,7 +148,7 @@ class LedgerFile:
         return [LedgerEntry.from_json(json.loads(value)) for (value,) in reversed(rows)]
 
     def totals(self, since_day: str | None, until_day: str | None) -> list[Total]:
-        sql = "SELECT * FROM totals WHERE day >= ? AND day <= ? ORDER BY day, key_id, tenant, model"
+        sql = f"SELECT {_TOTAL_COLUMNS} FROM totals WHERE day >= ? AND day <= ? ORDER BY day, key_id, tenant, model"
         with self._reading() as run:
             rows = run.execute(sql, (since_day or "", until_day or "~")).fetchall()
         return [_total(*row) for row in rows]
@@ -195,7 +200,7 @@ def _add(run: sqlite3.Connection, entry: LedgerEntry) -> None:
     run.execute("DELETE FROM checkpoints WHERE charge_id = ?", (entry.charge_id,))
     former = _entry(run, entry.charge_id)
     if former is not None:
-        if former.outcome != Outcome.EXPIRED or entry.outcome == Outcome.EXPIRED:
+        if former.outcome != ChargeOutcome.EXPIRED or entry.outcome == ChargeOutcome.EXPIRED:
             return
         run.execute("DELETE FROM ledger WHERE charge_id = ?", (entry.charge_id,))
         _count(run, former, -1)
@@ -209,7 +214,7 @@ def _add(run: sqlite3.Connection, entry: LedgerEntry) -> None:
 def _count(run: sqlite3.Connection, entry: LedgerEntry, sign: int) -> None:
     """Add an entry to what its key spent and to its totals, or take it off."""
     run.execute(
-        "INSERT INTO spent VALUES (?, ?) ON CONFLICT DO UPDATE SET nanos = nanos + excluded.nanos",
+        "INSERT INTO spent (key_id, nanos) VALUES (?, ?) ON CONFLICT DO UPDATE SET nanos = nanos + excluded.nanos",
         (entry.key_id, sign * entry.cost_nanos),
     )
     usage = entry.usage

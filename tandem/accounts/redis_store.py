@@ -14,14 +14,14 @@ from typing import Any, cast
 
 from redis.exceptions import NoPermissionError, RedisError
 
-from tandem.accounts.charge import Charge, LedgerEntry, Renewal, Settlement, Total
+from tandem.accounts.charge import Charge, ChargeSettlement, LedgerEntry, Renewal, Total
 from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.key import AccountKey
 from tandem.accounts.key_cache import MAX_KEYS
 from tandem.accounts.ledger_query import MAX_ENTRIES, LedgerQuery
 from tandem.accounts.redis_scripts import EXPIRE, OVERDUE, RENEW, RESERVE, SETTLE, SPENDING
 from tandem.accounts.refusals import refusal
-from tandem.accounts.standing import Standing
+from tandem.accounts.standing import RateLimitState
 from tandem.accounts.store import KEPT_DAYS, LEASE_S, Spending
 from tandem.accounts.usage import Usage
 from tandem.core.clock import Clock
@@ -102,7 +102,7 @@ class RedisAccounts:
             await self.add_key(key.revoked(now_s))
         return key is not None
 
-    async def reserve(self, charge: Charge) -> Standing:
+    async def reserve(self, charge: Charge) -> RateLimitState:
         key = charge.key
         limits = key.limits
         names = [*self._names(key.key_id), self._name(f"settled:{charge.charge_id}"), self._name("revoked")]
@@ -113,14 +113,14 @@ class RedisAccounts:
             *map(_or_empty, limits.rates),
         )
         why, wait_ms, left, *levels = await self._ask(lambda: self._reserve(names, asked))
-        standing = Standing.of(limits.rates, [int(level) for level in levels])
+        standing = RateLimitState.of(limits.rates, [int(level) for level in levels])
         if why == b"settled":
             raise AccountsUnavailableError("this request was given up before the store of accounts heard of it", 1.0)
         if why != b"ok":
             raise refusal(why.decode(), charge, float(wait_ms), int(left), standing)
         return standing
 
-    async def settle(self, settlement: Settlement) -> None:
+    async def settle(self, settlement: ChargeSettlement) -> None:
         entry = settlement.entry
         asked = (
             *(self._now(), entry.charge_id, self._bill(entry), int(settlement.is_granted)),

@@ -3,7 +3,7 @@
 from tandem.accounts.charge import Charge
 from tandem.accounts.errors import BudgetExhaustedError, KeyRefusedError, LimitExceededError
 from tandem.accounts.money import format_nanos
-from tandem.accounts.standing import Standing
+from tandem.accounts.standing import RateLimitState
 from tandem.core.errors import TandemError
 
 REVOKED, BUDGET, CONCURRENCY = "revoked", "budget", "concurrency"
@@ -16,7 +16,7 @@ def revoked() -> KeyRefusedError:
     return KeyRefusedError("this API key was revoked; ask for another one")
 
 
-def refusal(why: str, charge: Charge, wait_ms: float, left_nanos: int, standing: Standing) -> TandemError:
+def refusal(why: str, charge: Charge, wait_ms: float, left_nanos: int, standing: RateLimitState) -> TandemError:
     """The error for a charge that could not be set aside.
 
     Args:

@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from dataclasses import dataclass, field
 
-from tandem.accounts.charge import Settlement
+from tandem.accounts.charge import ChargeSettlement
 from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.journal import Journal
 from tandem.accounts.store import Till
@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Item:
-    settlement: Settlement
+    settlement: ChargeSettlement
     has_it: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -37,7 +37,7 @@ class Settlements:
         self._till = till
         self._journal = journal
         self._clock = clock or SystemClock()
-        self._taken: deque[tuple[float, Settlement]] = deque(maxlen=MAX_TOLD_AGAIN)
+        self._taken: deque[tuple[float, ChargeSettlement]] = deque(maxlen=MAX_TOLD_AGAIN)
         self._waiting: deque[_Item] = deque()
         self._unkept: dict[_Item, None] = {}  # what neither the store nor the journal has, in order
         self._num_sending = 0
@@ -88,7 +88,7 @@ class Settlements:
         if self._journal is not None and self._unkept and not await self._write(self._journal):
             _logger.error("%d settlements are lost: the journal cannot be written", len(self._unkept))
 
-    def add(self, settlement: Settlement) -> asyncio.Event:
+    def add(self, settlement: ChargeSettlement) -> asyncio.Event:
         """What is set once the store has it."""
         item = _Item(settlement)
         self._unkept[item] = None
@@ -145,7 +145,7 @@ class Settlements:
             self._keep()
         return is_taken
 
-    async def _tell(self, settlement: Settlement) -> bool:
+    async def _tell(self, settlement: ChargeSettlement) -> bool:
         try:
             await self._till.settle(settlement)
         except AccountsUnavailableError as error:

@@ -7,7 +7,7 @@ PARTS_PER_TOKEN = 60_000  # a bucket counts in these: one limit's worth of a mil
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class RateLimitWindow:
     """One rate. `reset_s`: until all of it is there again."""
 
     limit: int
@@ -16,27 +16,27 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RateLimitState:
     """After a request was reserved, or refused. None: that one is not limited."""
 
-    requests: Window | None = None
-    input_tokens: Window | None = None
-    output_tokens: Window | None = None
+    requests: RateLimitWindow | None = None
+    input_tokens: RateLimitWindow | None = None
+    output_tokens: RateLimitWindow | None = None
 
     @property
-    def tokens(self) -> Window | None:
+    def tokens(self) -> RateLimitWindow | None:
         """Of the two token rates the one of which less is left."""
         found = [window for window in (self.input_tokens, self.output_tokens) if window is not None]
         return min(found, key=lambda window: window.remaining, default=None)
 
     @classmethod
-    def of(cls, rates: Sequence[int | None], levels: Sequence[int]) -> "Standing":
+    def of(cls, rates: Sequence[int | None], levels: Sequence[int]) -> "RateLimitState":
         """`levels`: what each bucket holds, in parts of a token; those of limits that are None do not matter."""
         return cls(*map(_window, rates, levels))
 
 
-def _window(limit: int | None, level: int) -> Window | None:
+def _window(limit: int | None, level: int) -> RateLimitWindow | None:
     if limit is None:
         return None
     missing = limit * PARTS_PER_TOKEN - level
-    return Window(limit, level // PARTS_PER_TOKEN, missing / limit / 1000)
+    return RateLimitWindow(limit, level // PARTS_PER_TOKEN, missing / limit / 1000)

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tandem.accounts.charge import Charge, LedgerEntry, Renewal, Settlement, Total
+from tandem.accounts.charge import Charge, ChargeSettlement, LedgerEntry, Renewal, Total
 from tandem.accounts.key import AccountKey
 from tandem.accounts.ledger_query import LedgerQuery
-from tandem.accounts.standing import Standing
+from tandem.accounts.standing import RateLimitState
 
 LEASE_S = 60.0  # what a lost gateway set aside comes back after this, less its checkpoints
 KEPT_DAYS = 400  # of totals
@@ -48,7 +48,7 @@ class KeyStore(Protocol):
 class Till(Protocol):
     """Reserve and settle, each at once or not at all."""
 
-    async def reserve(self, charge: Charge) -> Standing:
+    async def reserve(self, charge: Charge) -> RateLimitState:
         """Set it aside.
 
         Raises:
@@ -57,7 +57,7 @@ class Till(Protocol):
         """
         ...
 
-    async def settle(self, settlement: Settlement) -> None:
+    async def settle(self, settlement: ChargeSettlement) -> None:
         """Put it into the ledger and give back what was not used; does nothing when it was done before. An entry of a
         checkpoint that was billed meanwhile is replaced.
         """

@@ -21,7 +21,7 @@ from tandem.text.chat_template import ChatTemplate
 Message = dict[str, str]
 
 
-class Chat(EngineSettings, SamplingSettings, cli_prog_name="tandem chat"):
+class ChatCommand(EngineSettings, SamplingSettings, cli_prog_name="tandem chat"):
     """Talk with a model. /new starts over, /quit or Ctrl-D ends."""
 
     system: str | None = Field(None, description="system message; omitted: the template's")

@@ -65,7 +65,7 @@ class _Request:
     params: SamplingParams
 
 
-class Generate(EngineSettings, SamplingSettings, cli_prog_name="tandem generate"):
+class GenerateCommand(EngineSettings, SamplingSettings, cli_prog_name="tandem generate"):
     """Answer prompts. Several --prompt flags, or the lines of --file, are served together as one batch."""
 
     prompt: list[str] = Field([], description="text to continue; repeatable")

@@ -35,7 +35,7 @@ _LOG_COLUMNS = 120
 _NO_MATPLOTLIB = "pictures need matplotlib, which is not here: pip install 'tandem[load]'; the JSON holds all figures"
 
 
-class Load(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD_"):
+class LoadCommand(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD_"):
     """Send requests to a gateway and report what its users would have seen.
 
     Closed loop: --concurrency clients, each asking again after its answer. Open loop: --rate requests a second,
@@ -113,7 +113,7 @@ class Load(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD_"):
         return value
 
     @model_validator(mode="after")
-    def _check_mode(self) -> "Load":
+    def _check_mode(self) -> "LoadCommand":
         if self.rate is not None and self.trace is not None:
             raise ValueError("--rate and --trace are two loads; a trace has its own arrivals (see --time-scale)")
         if self.honour_retry_after and (self.rate is not None or self.trace is not None):

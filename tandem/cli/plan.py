@@ -22,7 +22,7 @@ from tandem.loadtest.text_lengths import parse_lengths
 from tandem.planning.hardware import find_accelerator, find_link
 from tandem.planning.profile import Profile, draw_profile, sample_profile
 from tandem.planning.roofline import TYPICAL, Assumptions, Roofline
-from tandem.planning.sizing import Goals, Site
+from tandem.planning.sizing import DeploymentSite, Goals
 from tandem.planning.study import Study, study
 from tandem.serving.settings import Settings
 from tandem.workload.trace import TraceRequest, read_trace
@@ -31,7 +31,7 @@ _CANNOT_BE_MET = 1
 _DEFAULT_RATE = 1.0
 
 
-class Plan(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN_", cli_shortcuts={"as-json": "json"}):
+class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN_", cli_shortcuts={"as-json": "json"}):
     """Say how many prefill and decode workers a workload needs, what its users would get, and what it costs.
 
     Times are predicted from data sheets and the shares of them that are usually reached (--mfu, --mbu): replace these
@@ -105,7 +105,7 @@ class Plan(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN_", cli
         decode = self._roofline(
             model, self.decode_hardware or self.hardware, self.decode_accelerators or self.accelerators
         )
-        site = Site(
+        site = DeploymentSite(
             prefill=prefill,
             decode=decode,
             link=find_link(self.link),

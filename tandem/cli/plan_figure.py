@@ -4,7 +4,7 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
-from tandem.cli.plan_picture import Mark
+from tandem.cli.plan_picture import PlotPoint
 from tandem.core.errors import ConfigurationError, shown
 from tandem.planning.roofline import Roofline
 
@@ -23,7 +23,7 @@ def check_figure(path: Path) -> None:
         raise ConfigurationError("--figure needs matplotlib, which is not here: pip install 'tandem[load]'")
 
 
-def save_roofline(path: Path, title: str, roofs: Sequence[tuple[str, Roofline]], marks: Sequence[Mark]) -> None:
+def save_roofline(path: Path, title: str, roofs: Sequence[tuple[str, Roofline]], marks: Sequence[PlotPoint]) -> None:
     """Draw to `path`; the same plan gives the same bytes.
 
     Raises:
@@ -54,7 +54,7 @@ def save_roofline(path: Path, title: str, roofs: Sequence[tuple[str, Roofline]],
         ) from error
 
 
-def _intensities(roof: Roofline, marks: Sequence[Mark]) -> list[float]:
+def _intensities(roof: Roofline, marks: Sequence[PlotPoint]) -> list[float]:
     """Both ends and the corner: on logarithmic axes a roof is two straight lines."""
     ridge = roof.hardware.ridge
     found = [mark.point.intensity for mark in marks]

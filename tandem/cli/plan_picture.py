@@ -13,7 +13,7 @@ _BELOW_RIDGE, _ABOVE_RIDGE = 300.0, 100.0
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class PlotPoint:
     """A point, the character that stands for it, and what the legend says."""
 
     point: Point
@@ -41,7 +41,7 @@ class _Axes:
         return float(10 ** (self.left + (column + 0.5) / _COLUMNS * (self.right - self.left)))
 
 
-def draw_roofline(roofs: Sequence[tuple[str, Roofline]], marks: Sequence[Mark]) -> list[str]:
+def draw_roofline(roofs: Sequence[tuple[str, Roofline]], marks: Sequence[PlotPoint]) -> list[str]:
     """Lines of text. The first roof is drawn with lines, a second one with dots."""
     axes = _axes([roof for _, roof in roofs], marks)
     grid = [[" "] * _COLUMNS for _ in range(_ROWS)]
@@ -53,7 +53,7 @@ def draw_roofline(roofs: Sequence[tuple[str, Roofline]], marks: Sequence[Mark]) 
     return [*lines, *_bottom(axes), *_legend(roofs, marks)]
 
 
-def _axes(roofs: Sequence[Roofline], marks: Sequence[Mark]) -> _Axes:
+def _axes(roofs: Sequence[Roofline], marks: Sequence[PlotPoint]) -> _Axes:
     ridges = [roof.hardware.ridge for roof in roofs]
     intensities = [mark.point.intensity for mark in marks]
     left = math.log10(min(*intensities, min(ridges) / _BELOW_RIDGE) / 1.5)
@@ -93,7 +93,7 @@ def _bottom(axes: _Axes) -> list[str]:
     return [f"{indent}└{''.join(rule)}", f"{indent} {''.join(words).rstrip()}  FLOP per byte"]
 
 
-def _legend(roofs: Sequence[tuple[str, Roofline]], marks: Sequence[Mark]) -> list[str]:
+def _legend(roofs: Sequence[tuple[str, Roofline]], marks: Sequence[PlotPoint]) -> list[str]:
     indent = " " * (_LABEL_COLUMNS + 2)
     lines = [
         f"{indent}{'·' if index else '─'} {words}: {_si(roof.flops)}FLOP/s, {_si(roof.bytes_per_s)}B/s, ridge at "

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from tandem.cli.plan_picture import Mark, draw_roofline
+from tandem.cli.plan_picture import PlotPoint, draw_roofline
 from tandem.planning.roofline import Roofline
-from tandem.planning.sizing import Pool, Sizing
-from tandem.planning.study import Choice, Study
+from tandem.planning.sizing import SizedPool, Sizing
+from tandem.planning.study import SizedDeployment, Study
 from tandem.planning.worker_facts import decode_point, prefill_point
 
 WIDTH = 120
@@ -39,21 +39,21 @@ def roofs(study: Study) -> Sequence[tuple[str, Roofline]]:
     return named if _is_same(prefill, decode) else [*named, (_hardware(decode), decode)]
 
 
-def marks(study: Study) -> Sequence[Mark]:
+def marks(study: Study) -> Sequence[PlotPoint]:
     """The mean prompt, one request that decodes, and the batch that is expected."""
     site, running = study.site, max(1.0, study.peak.apart.num_running)
     prompt, context = site.profile.mean_prompt, site.profile.mean_context
     found = [
-        Mark(
+        PlotPoint(
             prefill_point(site.prefill, prompt, site.profile.cached(prompt)),
             "P",
             f"prefill of the mean prompt, {prompt:,.0f} tokens",
         ),
-        Mark(decode_point(site.decode, 1, context), "d", f"decode of one request, context of {context:,.0f}"),
+        PlotPoint(decode_point(site.decode, 1, context), "d", f"decode of one request, context of {context:,.0f}"),
     ]
     if math.isfinite(running) and running >= 1.5:
         found.append(
-            Mark(decode_point(site.decode, running, context), "D", f"decode of {running:,.0f} requests at once")
+            PlotPoint(decode_point(site.decode, running, context), "D", f"decode of {running:,.0f} requests at once")
         )
     return found
 
@@ -83,7 +83,7 @@ def _apart_words(sizing: Sizing) -> str:
     )
 
 
-def _together_words(choice: Choice) -> str:
+def _together_words(choice: SizedDeployment) -> str:
     apart, together = choice.apart, choice.together
     if together.problems:
         return f"workers that do both cannot meet it: {together.problems[0]}"
@@ -188,7 +188,7 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _link(study: Study, pool: Pool) -> str:
+def _link(study: Study, pool: SizedPool) -> str:
     usable = study.site.link.usable_bytes_per_s
     return f"{pool.link_use * usable / 1e9:.2f} of {usable / 1e9:.1f} GB/s" if pool.link_use else "none"
 
@@ -197,7 +197,7 @@ def _usd(sizing: Sizing, num_tokens: float) -> str:
     return f"${sizing.usd_per_million(num_tokens):,.2f}"
 
 
-def _together(choice: Choice) -> str:
+def _together(choice: SizedDeployment) -> str:
     return f"both on {_hardware(choice.together_roofline)}"
 
 

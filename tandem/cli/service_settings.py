@@ -25,6 +25,7 @@ _DECIDED_BY_UP = frozenset(
     {
         *("advertise", "bind", "core_board", "kv_port", "metrics_port", "routers", "worker_id", "workers"),
         *("discovery", "kubernetes_namespace", "kubernetes_selector"),
+        *("insecure", "tls_dir"),
     }
 )
 

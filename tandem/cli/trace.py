@@ -33,7 +33,7 @@ _SUMMARY = {
 }
 
 
-class Trace(Settings, cli_prog_name="tandem trace"):
+class TraceCommand(Settings, cli_prog_name="tandem trace"):
     """Show where the time of a recent request went: queue, pairing, prefill, transfers, first token, decode."""
 
     request_id: CliPositionalArg[str] = Field(description="what the answer's x-request-id header said")

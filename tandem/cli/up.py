@@ -30,11 +30,11 @@ from tandem.cli.service_settings import ServiceSettings, variables
 from tandem.cli.trace import checked_key
 from tandem.cli.unknown_variables import unknown_variables
 from tandem.cli.warm_up import warm_up
+from tandem.compute.native.build import build
+from tandem.compute.native.core_board import CoreBoard
 from tandem.core.addresses import is_loopback
 from tandem.core.errors import CheckpointError, ConfigurationError
 from tandem.core.memory import default_cpu_kv_bytes
-from tandem.kernels.native.build import build
-from tandem.kernels.native.core_board import CoreBoard
 from tandem.models.default_model import NAME as DEFAULT_MODEL
 from tandem.models.hub import resolve_model_path, served_name
 from tandem.serving.cores import parse_cpus, share_cores
@@ -45,16 +45,19 @@ from tandem.serving.settings import MAKE_SECRET, Address, EngineSettings, check_
 from tandem.serving.supervisor import Supervisor
 from tandem.serving.topology import LOOPBACK, Topology
 from tandem.text.chat_template import ChatTemplate
+from tandem.tls.authority import Authority
+from tandem.tls.identity import CertifiedRole
 
 _SECRET_BYTES = 32
 _OWN_PORTS = 2  # of each router and worker: gRPC and metrics
 _DEFAULT_MODEL_KV_BYTES = 1 << 30  # of each worker: 46,000 tokens; more takes seconds longer to be had
 _WAITING_LINE_S = 5.0  # time between lines about what is waited for
 _DEMO = Path(__file__).parents[2] / "demo" / "tandem-demo"  # NOTE: only a checkout of the repository has it
+_OF_DEPLOYMENTS = ("tls_dir", "insecure")
 _DECIDED_HERE = {"model", "num_threads", "device", "gpu_memory_utilization"}
 
 
-class Up(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
+class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
     """Serve a model with separate prefill and decode workers, a router and a gateway, all on this machine.
 
     Every flag is a TANDEM_* variable too, as TANDEM_MAX_MODEL_LEN of --max-model-len.
@@ -82,6 +85,9 @@ class Up(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
     )
     served_model_name: str | None = Field(None, description="what clients ask for; omitted: the directory's name")
     cpus: str = Field("auto", description="cores for the workers as 0-3,8; auto: all of ours; any: confine nobody")
+    tls: bool = Field(
+        False, description="encrypt what the processes say to each other, by certificates made for this run; slower"
+    )
     lend_cores: bool = Field(True, description="workers may use the cores of those that are idle; not with cpus=any")
     log_dir: Path | None = Field(None, description="directory of one log file a process; omitted: standard error")
     status_interval_s: float = Field(10.0, gt=0, description="time between two lines about health and rates, seconds")
@@ -104,7 +110,7 @@ class Up(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
                 path = self._model_path(output)
                 topology = self.topology(path, random.SystemRandom())
                 self._check(path, topology)
-            topology = self.lending(topology, Path(scratch) / "cores")
+            topology = self.lending(self.certified(topology, Path(scratch) / "tls"), Path(scratch) / "cores")
             return asyncio.run(self._serve(topology, output, ChatTemplate.find(path) is not None, key))
 
     def _model_path(self, output: ProcessOutput) -> Path:
@@ -157,8 +163,22 @@ class Up(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
             node="" if self.redis is None else f"{socket.gethostname()}-{port}",
             worker_flags=(*self._engine_flags(), *(() if gpus else self._cpu_flags())),
             env=variables(self, _OWN),
-            without_env=frozenset(f"TANDEM_{name.upper()}" for name in type(self).model_fields),
+            without_env=frozenset(f"TANDEM_{name.upper()}" for name in (*type(self).model_fields, *_OF_DEPLOYMENTS)),
         )
+
+    def certified(self, topology: Topology, directory: Path) -> Topology:
+        """The same cluster, with certificates of a CA that is made here and forgotten, in `directory`; if asked for."""
+        if not self.tls:
+            return topology
+        if self.redis is not None:
+            raise ConfigurationError(
+                "--tls makes certificates that no other run accepts, and --redis shares workers with other runs; leave "
+                "one of them out"
+            )
+        authority = Authority("up")
+        for role in CertifiedRole:
+            authority.write(directory / role, role)
+        return replace(topology, tls_dir=directory)
 
     def lending(self, topology: Topology, path: Path) -> Topology:
         """The same cluster, whose workers lend each other cores by the file `path`, which is written; if they may."""
@@ -293,7 +313,7 @@ def _curl(url: str, model: str, has_chat: bool, needs_key: bool) -> str:
 
 
 # Settings that the processes get by flags or in the secret part of their environment.
-_OWN = frozenset(EngineSettings.model_fields) | frozenset(Up.__annotations__)
+_OWN = frozenset(EngineSettings.model_fields) | frozenset(UpCommand.__annotations__)
 
 
 def _own_cpus() -> Sequence[int]:

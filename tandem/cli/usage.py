@@ -13,7 +13,7 @@ from tandem.core.clock import SystemClock
 from tandem.serving.settings import Settings
 
 
-class Usage(Settings, cli_prog_name="tandem usage"):
+class UsageCommand(Settings, cli_prog_name="tandem usage"):
     """Export the usage and cost of keys: each request, or totals with --by. Amounts are exact."""
 
     accounts: SecretStr = Field(description="where the ledger is, as the gateway's --accounts: redis:// URL or a file")

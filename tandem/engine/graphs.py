@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tandem.attention.base import AttentionBatch
+from tandem.compute.step import AttentionBatch
 from tandem.engine.current_device import current_device
 from tandem.engine.inputs import ModelInputs
 

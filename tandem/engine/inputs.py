@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tandem.attention.base import AttentionBatch, WantedTokens
+from tandem.compute.step import AttentionBatch, WantedTokens
 from tandem.kvcache.prefix import NULL_BLOCK
 from tandem.kvcache.spec import KVLayout
 from tandem.scheduler.output import NewBlocks, ScheduledRequest, SchedulerOutput

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from tandem.architecture.model import ModelSpec
-from tandem.attention.arena import Arena
-from tandem.attention.registry import choose_backend
+from tandem.compute.arena import Arena
+from tandem.compute.backends import choose_backend
+from tandem.compute.choose import choose_kernels
+from tandem.compute.native.bindings import NativeKernels
+from tandem.compute.native.build import default_cache_dir
+from tandem.compute.native.sampling import load_draws
 from tandem.core.clock import Clock
 from tandem.core.config import EngineConfig, SchedulerConfig
 from tandem.core.errors import ConfigurationError
@@ -18,10 +22,6 @@ from tandem.engine.engine import Engine
 from tandem.engine.identity import ModelIdentity
 from tandem.engine.masks import MaskMaker
 from tandem.engine.runner import ModelRunner
-from tandem.kernels.choose import choose_kernels
-from tandem.kernels.native.bindings import NativeKernels
-from tandem.kernels.native.build import default_cache_dir
-from tandem.kernels.native.sampling import load_draws
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.spec import KVLayout, build_layout
 from tandem.models.loader import LoadedModel, load_model, resolve_model_path

@@ -9,8 +9,10 @@ from dataclasses import replace
 import torch
 
 from tandem.architecture.model import ModelSpec
-from tandem.attention.arena import Arena
-from tandem.attention.base import AttentionBackend, AttentionBatch, WantedTokens
+from tandem.compute.arena import Arena
+from tandem.compute.attention import AttentionBackend
+from tandem.compute.native.sampling import NativeDraws
+from tandem.compute.step import AttentionBatch, WantedTokens
 from tandem.core.types import TokenLogprobs
 from tandem.engine.constraint import constraints_of
 from tandem.engine.current_device import current_device
@@ -20,7 +22,6 @@ from tandem.engine.inputs import InputBuilder, ModelInputs
 from tandem.engine.logits import SamplingState
 from tandem.engine.masks import MaskMaker
 from tandem.engine.sampler import Sampler
-from tandem.kernels.native.sampling import NativeDraws
 from tandem.kvcache.spec import KVLayout
 from tandem.models.decoder import Decoder
 from tandem.scheduler.output import ExecutorOutput, NewRequest, SampledToken, ScheduledRequest, SchedulerOutput

@@ -2,7 +2,7 @@
 
 Invariant: a row's token depends on its own logits, options, history, seed and position only; on a CPU every row is
 computed by itself, so alone and batched agree bit for bit. A row that cannot be sampled fails alone, as an answer.
-The compiled draw (`tandem.kernels.native.sampling`), where there is one, means the same as the PyTorch draws here.
+The compiled draw (`tandem.compute.native.sampling`), where there is one, means the same as the PyTorch draws here.
 
 Tokens are in order of descending probability, ties by token id. Top-k keeps exactly k tokens of that order; top-p
 (Holtzman et al. 2020) the shortest prefix of what is left whose share is at least p; min-p (Nguyen et al. 2024)
@@ -17,12 +17,12 @@ from enum import Enum, auto
 
 import torch
 
+from tandem.compute.native.sampling import NativeDraws
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import TokenLogprobs
 from tandem.engine.candidates import top_candidates
 from tandem.engine.logits import SamplingState
 from tandem.engine.randomness import following, inverse_cdf, uniform
-from tandem.kernels.native.sampling import NativeDraws
 from tandem.scheduler.output import SampledToken
 
 _SMALLEST_TEMPERATURE = 1e-30  # keeps (logit - peak) / temperature inside float32

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from starlette.types import Scope
 
 from tandem.accounts.accounts import Accounts, Held
-from tandem.accounts.charge import Outcome
+from tandem.accounts.charge import ChargeOutcome
 from tandem.accounts.errors import NotAllowedError
 from tandem.accounts.key import AccountKey
 from tandem.accounts.usage import Usage
@@ -99,7 +99,7 @@ class Bill:
     async def settle(self) -> None:
         """It ended well. Returns when the caller's next request finds what is left."""
         if self._held is not None and self.caller.accounts is not None:
-            await self.caller.accounts.settle_and_wait(self._held, self._usage(), Outcome.DONE)
+            await self.caller.accounts.settle_and_wait(self._held, self._usage(), ChargeOutcome.DONE)
 
     def close(self, ends: Mapping[int, ChoiceEnd], *, is_abort: bool, was_heard: bool) -> None:
         """It did not end well, or was settled already. A client that got nothing for its request pays nothing.
@@ -112,7 +112,9 @@ class Bill:
         if self._held is None or self.caller.accounts is None:
             return
         usage = self._usage(ends) if is_abort or was_heard else Usage()
-        outcome = Outcome.ABORTED if is_abort else Outcome.FAILED if usage != Usage() else Outcome.REFUNDED
+        outcome = (
+            ChargeOutcome.ABORTED if is_abort else ChargeOutcome.FAILED if usage != Usage() else ChargeOutcome.REFUNDED
+        )
         self.caller.accounts.settle(self._held, usage, outcome)
 
     def _usage(self, ends: Mapping[int, ChoiceEnd] = MappingProxyType({})) -> Usage:

@@ -12,7 +12,7 @@ from tandem.accounts.errors import (
     LimitExceededError,
     NotAllowedError,
 )
-from tandem.accounts.standing import Standing, Window
+from tandem.accounts.standing import RateLimitState, RateLimitWindow
 from tandem.gateway.errors import MAX_RETRY_AFTER_S, Problem, problem_of
 
 _NEVER = {"x-should-retry": "false"}  # NOTE: or the SDKs ask again at once
@@ -50,7 +50,9 @@ def refusal_headers(error: BaseException, *, is_anthropic: bool, now: datetime |
     return {}
 
 
-def limit_headers(standing: Standing | None, *, is_anthropic: bool, now: datetime | None = None) -> Mapping[str, str]:
+def limit_headers(
+    standing: RateLimitState | None, *, is_anthropic: bool, now: datetime | None = None
+) -> Mapping[str, str]:
     """What is left of the key's rates; nothing of those that have no limit."""
     if standing is None:
         return {}
@@ -69,7 +71,7 @@ def limit_headers(standing: Standing | None, *, is_anthropic: bool, now: datetim
     return headers
 
 
-def _openai(name: str, window: Window) -> Mapping[str, str]:
+def _openai(name: str, window: RateLimitWindow) -> Mapping[str, str]:
     return {
         f"x-ratelimit-limit-{name}": str(window.limit),
         f"x-ratelimit-remaining-{name}": str(window.remaining),
@@ -77,7 +79,7 @@ def _openai(name: str, window: Window) -> Mapping[str, str]:
     }
 
 
-def _anthropic(name: str, window: Window, now: datetime) -> Mapping[str, str]:
+def _anthropic(name: str, window: RateLimitWindow, now: datetime) -> Mapping[str, str]:
     # NOTE: whole seconds, rounded up, so that the limit is there when a client believes it
     reset = (now + timedelta(seconds=math.ceil(window.reset_s))).replace(microsecond=0)
     return {

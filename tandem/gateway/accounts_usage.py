@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from tandem.accounts.usage import Usage
 from tandem.gateway.cache_marks import SHORT_S
-from tandem.gateway.request import Choice, ChoiceResult, ServeRequest
+from tandem.gateway.request import ChoiceRequest, ChoiceResult, ServeRequest
 
 
 def usage_of_results(
@@ -51,12 +51,12 @@ def most_usage(request: ServeRequest, max_model_len: int | None) -> Usage:
     return total
 
 
-def _longest(choice: Choice, max_model_len: int | None) -> int:
+def _longest(choice: ChoiceRequest, max_model_len: int | None) -> int:
     bounds = (choice.params.max_tokens, max_model_len and max_model_len - len(choice.prompt_token_ids))
     return max(0, min((bound for bound in bounds if bound is not None), default=0))
 
 
-def _by_prompt(choices: Sequence[Choice]) -> Iterator[list[int]]:
+def _by_prompt(choices: Sequence[ChoiceRequest]) -> Iterator[list[int]]:
     """Indexes of the choices of each prompt. NOTE: the choices of one prompt are neighbours and share its tuple."""
     indexes: list[int] = []
     for index, choice in enumerate(choices):

@@ -24,7 +24,7 @@ from tandem.gateway.gateway import Gateway
 from tandem.gateway.hearing import Hearing
 from tandem.gateway.history import RequestRecord
 from tandem.gateway.http_protocol import give_up_unread, ping_half_closed
-from tandem.gateway.pace import Pace
+from tandem.gateway.pace import StreamPacer
 from tandem.gateway.pin_book import PromptPins
 from tandem.gateway.server_timing import server_timing
 from tandem.gateway.serving import ServeStream
@@ -42,7 +42,7 @@ _STREAM_HEADERS = {
 _logger = logging.getLogger(__name__)
 
 
-class Answer(Response):
+class EndpointResponse(Response):
     """What an endpoint returns: it reads the body itself and serves it when called. `body`: one that was read before.
 
     NOTE: a `Response`, because that is what the web framework passes the connection to.
@@ -181,7 +181,7 @@ class _Exchange:
 
     async def _stream(self, stream: ServeStream, hearing: Hearing, asked: Asked, record: RequestRecord) -> None:
         """NOTE: headers wait for the first news, so that whatever fails before it has a status."""
-        pace = Pace(self._gateway.clock)
+        pace = StreamPacer(self._gateway.clock)
         while not hearing.is_over and (batch := await stream.take(pace)):
             updates = await hearing.take(batch)
             await self._note_pins(asked)

@@ -21,9 +21,9 @@ from tandem.gateway.accounts import caller_of
 from tandem.gateway.accounts_guard import Guard
 from tandem.gateway.accounts_routes import add_account_routes
 from tandem.gateway.admin import find_request, list_decisions, list_processes
-from tandem.gateway.answer import JSON, Answer
+from tandem.gateway.answer import JSON, EndpointResponse
 from tandem.gateway.anthropic.dialect import MessagesDialect, count_tokens
-from tandem.gateway.anthropic.fields import MessagesBody, PromptBody
+from tandem.gateway.anthropic.fields import MessagesBody, MessagesPromptBody
 from tandem.gateway.body import ClientLeftError
 from tandem.gateway.browser_rules import BrowserRules
 from tandem.gateway.cross_origin import CrossOrigin
@@ -99,11 +99,11 @@ def _add_generating(
 ) -> None:
     @app.post(path, openapi_extra=body_schema(body), name=dialect.kind, tags=[tag])
     async def generate() -> Response:
-        return Answer(gateway, dialect)
+        return EndpointResponse(gateway, dialect)
 
 
 def _add_count(app: FastAPI, gateway: Gateway) -> None:
-    @app.post("/v1/messages/count_tokens", openapi_extra=body_schema(PromptBody), tags=["Anthropic"])
+    @app.post("/v1/messages/count_tokens", openapi_extra=body_schema(MessagesPromptBody), tags=["Anthropic"])
     async def count(request: Request) -> Response:
         """Tokens that a message's prompt would have."""
         try:

@@ -14,7 +14,7 @@ from tandem.core.pins import Pin
 from tandem.core.reasoning import Reasoning, ReasoningState
 from tandem.core.sampling_params import SamplingParams
 from tandem.gateway.conversation import Breakpoint, Conversation, Effort, Tool, ToolChoice, ToolMode
-from tandem.gateway.dialect import Surroundings
+from tandem.gateway.dialect import DialectContext
 from tandem.gateway.errors import RequestError
 from tandem.gateway.marks import MarkedConversation
 from tandem.gateway.model import ServedModel
@@ -77,7 +77,7 @@ class Assembled:
 
 
 async def assemble(
-    conversation: Conversation, around: Surroundings, info: ModelInfo, *, is_only_counted: bool = False
+    conversation: Conversation, around: DialectContext, info: ModelInfo, *, is_only_counted: bool = False
 ) -> Assembled:
     """Render, encode and constrain. `is_only_counted`: longer ones than the context are taken, too.
 

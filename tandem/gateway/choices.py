@@ -11,23 +11,23 @@ from tandem.core.fresh_numbers import FreshNumbers
 from tandem.core.randomness import choice_seed
 from tandem.core.sampling_params import SamplingParams
 from tandem.gateway.errors import RequestError
-from tandem.gateway.request import Choice
+from tandem.gateway.request import ChoiceRequest
 
 EXPECTED_OUTPUT_TOKENS = 256  # of an answer whose length nobody knows
 
 
 def make_choices(
     request_id: str, prompts: Sequence[Sequence[int]], params: SamplingParams, fresh: FreshNumbers
-) -> tuple[Choice, ...]:
+) -> tuple[ChoiceRequest, ...]:
     """`params.n` answers to each prompt. A request without a seed gets one nobody can foresee."""
     seed = fresh.bits(63) if params.seed is None else params.seed
     each = [replace(params, n=1, seed=choice_seed(seed, index)) for index in range(params.n)]
     is_single = len(prompts) * params.n == 1
-    choices: list[Choice] = []
+    choices: list[ChoiceRequest] = []
     for token_ids in map(tuple, prompts):
         for own in each:
             index = len(choices)
-            choices.append(Choice(index, request_id if is_single else f"{request_id}/{index}", token_ids, own))
+            choices.append(ChoiceRequest(index, request_id if is_single else f"{request_id}/{index}", token_ids, own))
     return tuple(choices)
 
 

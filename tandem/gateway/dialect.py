@@ -57,7 +57,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """What one request may ask for."""
 
     max_choices: int
@@ -65,12 +65,12 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class DialectContext:
     """What a dialect may look at."""
 
     model: ServedModel
     directory: ModelDirectory
-    limits: Limits
+    limits: RequestLimits
     fresh: FreshNumbers = field(default_factory=FreshNumbers)
     off_loop: OffLoop = field(default_factory=OffLoop)
 

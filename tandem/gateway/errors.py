@@ -12,6 +12,7 @@ from http import HTTPStatus
 from tandem.core.errors import (
     CapacityError,
     EngineStoppedError,
+    IncompatibleProtocolError,
     InvalidRequestError,
     TandemError,
     UnavailableError,
@@ -22,6 +23,10 @@ MAX_RETRY_AFTER_S = 120  # clients give up at once when told to wait longer
 _MISCONFIGURED = (
     "this cluster is wrongly configured: its processes refuse each other, so it cannot serve the request; try another "
     "server, or again once its operators, who find the cause in its logs, have mended it"
+)
+_RELEASES_APART = (
+    "this cluster runs releases of Tandem that cannot work together, so it cannot serve the request; try again when "
+    "its operators, who find which they are in its logs, have finished or taken back their update"
 )
 _NAMED_FIELD = re.compile(r"([a-z][a-z_]*)(?:=|\[| (?:names|holds|has|is|entry|key)\b)")
 
@@ -69,6 +74,9 @@ def problem_of(error: BaseException) -> Problem:
     if isinstance(error, UntrustedPeerError):  # NOTE: the message is the operator's
         code, wait_s = "cluster_misconfigured", _seconds(error.retry_after_s)
         return Problem(503, "service_unavailable_error", code, _MISCONFIGURED, None, wait_s)
+    if isinstance(error, IncompatibleProtocolError):  # NOTE: as above
+        code, wait_s = "incompatible_releases", _seconds(error.retry_after_s)
+        return Problem(503, "service_unavailable_error", code, _RELEASES_APART, None, wait_s)
     if isinstance(error, UnavailableError):
         return Problem(503, "service_unavailable_error", "unavailable", str(error), None, _seconds(error.retry_after_s))
     if isinstance(error, EngineStoppedError):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tandem.gateway.answer import Answer
+from tandem.gateway.answer import EndpointResponse
 from tandem.gateway.dialect import Dialect
 from tandem.gateway.gateway import Gateway
 
@@ -26,4 +26,4 @@ class FastLane:
         if dialect is None:
             await self._app(scope, receive, send)
         else:
-            await Answer(self._gateway, dialect)(scope, receive, send)
+            await EndpointResponse(self._gateway, dialect)(scope, receive, send)

@@ -13,10 +13,10 @@ from tandem.gateway.accounts_open import open_accounts
 from tandem.gateway.admission import Admission
 from tandem.gateway.body import Bodies
 from tandem.gateway.caching import LivePins
-from tandem.gateway.dialect import Asked, Limits, Surroundings
+from tandem.gateway.dialect import Asked, DialectContext, RequestLimits
 from tandem.gateway.directory import ModelDirectory
 from tandem.gateway.history import RequestHistory, RequestRecord
-from tandem.gateway.journey import Ways
+from tandem.gateway.journey import JourneyContext
 from tandem.gateway.metrics import GatewayMetrics
 from tandem.gateway.model import ServedModel
 from tandem.gateway.moderation.choose import choose_moderator
@@ -33,7 +33,7 @@ from tandem.gateway.settler import Settler
 from tandem.gateway.stalls import StallWatch
 from tandem.gateway.waiting_line import WaitingLine
 from tandem.rpc.client import ClientPool, RouterClient, WorkerClient
-from tandem.rpc.credentials import Credentials, ProcessRole
+from tandem.rpc.credentials import ProcessRole
 from tandem.telemetry.tracing import Tracing
 
 _logger = logging.getLogger(__name__)
@@ -51,7 +51,9 @@ class Gateway:
         open_accounts: Callable[[GatewaySettings, Clock], Accounts | None] = open_accounts,
     ) -> None:
         self.incarnation, trace = random_bytes(8).hex(), tracing.metadata
-        credentials = Credentials(settings.secret, ProcessRole.GATEWAY, incarnation=self.incarnation)
+        credentials = settings.credentials(
+            settings.secret, ProcessRole.GATEWAY, settings.router_addresses, incarnation=self.incarnation
+        )
         self._workers = ClientPool(partial(WorkerClient, credentials=credentials, metadata_source=trace))
         self._router_clients = ClientPool(partial(RouterClient, credentials=credentials, metadata_source=trace))
         self.routers = Routers(settings.router_addresses, self._router_clients, settings.router_timeout_s)
@@ -76,9 +78,9 @@ class Gateway:
         self.metrics = GatewayMetrics(model.name)
         self.directory = ModelDirectory(self.routers, model.name)
         self.outages = OutageLines(settings.failover_timeout_s, self.metrics.waiting)
-        limits = Limits(settings.max_choices, settings.max_messages)
-        self.surroundings = Surroundings(model, self.directory, limits)
-        self._ways = Ways(
+        limits = RequestLimits(settings.max_choices, settings.max_messages)
+        self.surroundings = DialectContext(model, self.directory, limits)
+        self._ways = JourneyContext(
             self.routers,
             self._workers,
             self._stalls,

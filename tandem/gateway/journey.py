@@ -14,6 +14,7 @@ from tandem.core.clock import Clock
 from tandem.core.errors import (
     CapacityError,
     EngineStoppedError,
+    IncompatibleProtocolError,
     TandemError,
     UnavailableError,
     UntrustedPeerError,
@@ -26,7 +27,7 @@ from tandem.gateway.history import RequestRecord
 from tandem.gateway.metrics import GatewayMetrics
 from tandem.gateway.news_queue import NewsQueue
 from tandem.gateway.outage_lines import OutageLines
-from tandem.gateway.request import Choice, ChoiceEnd, ChoiceNews, ServeRequest
+from tandem.gateway.request import ChoiceEnd, ChoiceNews, ChoiceRequest, ServeRequest
 from tandem.gateway.routers import Routers
 from tandem.gateway.stalls import StallWatch
 from tandem.gateway.waiting_line import Refusal, WaitingLine
@@ -37,7 +38,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class JourneyContext:
     """What a journey needs of the gateway it starts from."""
 
     routers: Routers
@@ -54,7 +55,12 @@ class Journey:
     """Serves `choice` of `request`; `run` once, from its own task."""
 
     def __init__(
-        self, ways: Ways, request: ServeRequest, choice: Choice, record: RequestRecord, queue: NewsQueue
+        self,
+        ways: JourneyContext,
+        request: ServeRequest,
+        choice: ChoiceRequest,
+        record: RequestRecord,
+        queue: NewsQueue,
     ) -> None:
         self._ways = ways
         self._request = request
@@ -190,9 +196,10 @@ class Journey:
         )
 
     def _refusal(self, error: TandemError) -> TandemError:
-        """NOTE: when all that was found was full or untrusted, that is the answer, not that nobody else is there."""
+        """NOTE: when all that was found was full or refused us, that is the answer, not that nobody else is there."""
         _, failure = self._failed[-1]
-        return failure if isinstance(failure, CapacityError | UntrustedPeerError) else error
+        kept = CapacityError | UntrustedPeerError | IncompatibleProtocolError
+        return failure if isinstance(failure, kept) else error
 
     async def _follow(self, pairing: PairingAnswer) -> None:
         """Take a worker's news until it ends the stream; WorkerLostError when it dies, stalls or stops early."""

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tandem.gateway.pace import Pace
+from tandem.gateway.pace import StreamPacer
 from tandem.gateway.request import ChoiceNews
 
 MAX_NEWS = 2048
@@ -30,7 +30,7 @@ class NewsQueue:
         self._error = self._error or error
         self._has_news.set()
 
-    async def take(self, pace: Pace | None = None) -> list[ChoiceNews]:
+    async def take(self, pace: StreamPacer | None = None) -> list[ChoiceNews]:
         """All there is, news of one choice that comes in a row as one; raises what `fail` was given."""
         await self._has_news.wait()
         if pace is not None and self._error is None:

@@ -50,7 +50,7 @@ _SECURITY: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SuccessResponse:
     """What success looks like.
 
     Args:
@@ -68,8 +68,8 @@ class Answer:
     also: tuple[str, ...] = ()
 
 
-_ANSWERS: Mapping[tuple[str, str], Answer] = {
-    ("post", "/v1/chat/completions"): Answer(
+_ANSWERS: Mapping[tuple[str, str], SuccessResponse] = {
+    ("post", "/v1/chat/completions"): SuccessResponse(
         "The answer, or its stream.",
         "ChatCompletion",
         "ChatCompletionChunk",
@@ -77,54 +77,54 @@ _ANSWERS: Mapping[tuple[str, str], Answer] = {
         "ends with an event that holds an `error`.",
         is_done_said=True,
     ),
-    ("post", "/v1/completions"): Answer(
+    ("post", "/v1/completions"): SuccessResponse(
         "The continuations, or their stream.",
         "Completion",
         "Completion",
         "Chunks, then `data: [DONE]`. A stream that breaks ends with an event that holds an `error`.",
         is_done_said=True,
     ),
-    ("post", "/v1/responses"): Answer(
+    ("post", "/v1/responses"): SuccessResponse(
         "The response, or its stream.",
         "Response",
         "ResponseEvent",
         "`response.created`, `response.in_progress`, the events of each output item, then `response.completed`, "
         "`response.incomplete` or `response.failed`. Each event has its name in an `event:` line too.",
     ),
-    ("post", "/v1/messages"): Answer(
+    ("post", "/v1/messages"): SuccessResponse(
         "The message, or its stream.",
         "Message",
         "MessageEvent",
         "`message_start`, the start, deltas and stop of each block, `message_delta`, `message_stop`. Each event has "
         "its name in an `event:` line too. A stream that breaks ends with `error`.",
     ),
-    ("get", "/v1/responses/{response_id}"): Answer(
+    ("get", "/v1/responses/{response_id}"): SuccessResponse(
         "The stored response.", "Response", "ResponseEvent", "With `stream=true`: as its stream told it."
     ),
-    ("post", "/v1/responses/{response_id}/cancel"): Answer("The response, stopped.", "Response"),
-    ("delete", "/v1/responses/{response_id}"): Answer("It is forgotten.", "ResponseDeleted"),
-    ("get", "/v1/responses/{response_id}/input_items"): Answer("What the model was shown.", "ResponseItems"),
-    ("post", "/v1/responses/input_tokens"): Answer("How many tokens its prompt has.", "TokenCount"),
-    ("post", "/v1/messages/count_tokens"): Answer("How many tokens the prompt has.", "TokenCount"),
-    ("get", "/v1/models"): Answer("The models, as both SDKs read them.", "ModelList"),
-    ("get", "/v1/models/{model_id}"): Answer("One model.", "Model"),
-    ("post", "/tokenize"): Answer("The token ids.", "Tokens"),
-    ("post", "/detokenize"): Answer("The text.", "Text"),
-    ("get", "/tokenizer_info"): Answer("The tokenizer and chat template.", "TokenizerInfo"),
-    ("get", "/health"): Answer("It lives.", "Status"),
-    ("get", "/ping"): Answer("It lives.", "Alive"),
-    ("post", "/ping"): Answer("It lives.", "Alive"),
-    ("get", "/admin/overview"): Answer("Pools, links and rates.", "Overview"),
-    ("get", "/ready"): Answer("It can serve.", "Ready"),
-    ("get", "/version"): Answer("Its version.", "Version"),
-    ("get", "/admin/workers"): Answer("Every process.", "Workers"),
-    ("get", "/admin/decisions"): Answer("The pairings.", "Decisions"),
-    ("post", "/admin/keys"): Answer("The key, with its secret.", "NewAccountKey", status="201"),
-    ("get", "/admin/keys"): Answer("All keys.", "AccountKeys"),
-    ("get", "/admin/keys/{key_id}"): Answer("The key.", "AccountKey"),
-    ("delete", "/admin/keys/{key_id}"): Answer("It is refused from now on.", "Revoked"),
-    ("get", "/admin/usage"): Answer("Requests, or totals.", "Usage", also=("text/csv",)),
-    ("get", "/admin/requests/{request_id}"): Answer("The request's stages.", "Timeline"),
+    ("post", "/v1/responses/{response_id}/cancel"): SuccessResponse("The response, stopped.", "Response"),
+    ("delete", "/v1/responses/{response_id}"): SuccessResponse("It is forgotten.", "ResponseDeleted"),
+    ("get", "/v1/responses/{response_id}/input_items"): SuccessResponse("What the model was shown.", "ResponseItems"),
+    ("post", "/v1/responses/input_tokens"): SuccessResponse("How many tokens its prompt has.", "TokenCount"),
+    ("post", "/v1/messages/count_tokens"): SuccessResponse("How many tokens the prompt has.", "TokenCount"),
+    ("get", "/v1/models"): SuccessResponse("The models, as both SDKs read them.", "ModelList"),
+    ("get", "/v1/models/{model_id}"): SuccessResponse("One model.", "Model"),
+    ("post", "/tokenize"): SuccessResponse("The token ids.", "Tokens"),
+    ("post", "/detokenize"): SuccessResponse("The text.", "Text"),
+    ("get", "/tokenizer_info"): SuccessResponse("The tokenizer and chat template.", "TokenizerInfo"),
+    ("get", "/health"): SuccessResponse("It lives.", "Status"),
+    ("get", "/ping"): SuccessResponse("It lives.", "Alive"),
+    ("post", "/ping"): SuccessResponse("It lives.", "Alive"),
+    ("get", "/admin/overview"): SuccessResponse("Pools, links and rates.", "Overview"),
+    ("get", "/ready"): SuccessResponse("It can serve.", "Ready"),
+    ("get", "/version"): SuccessResponse("Its version.", "Version"),
+    ("get", "/admin/workers"): SuccessResponse("Every process.", "Workers"),
+    ("get", "/admin/decisions"): SuccessResponse("The pairings.", "Decisions"),
+    ("post", "/admin/keys"): SuccessResponse("The key, with its secret.", "NewAccountKey", status="201"),
+    ("get", "/admin/keys"): SuccessResponse("All keys.", "AccountKeys"),
+    ("get", "/admin/keys/{key_id}"): SuccessResponse("The key.", "AccountKey"),
+    ("delete", "/admin/keys/{key_id}"): SuccessResponse("It is refused from now on.", "Revoked"),
+    ("get", "/admin/usage"): SuccessResponse("Requests, or totals.", "Usage", also=("text/csv",)),
+    ("get", "/admin/requests/{request_id}"): SuccessResponse("The request's stages.", "Timeline"),
 }
 
 _PARTS = {"anyOf": [{"type": "string"}, many(thing({"type": {"type": "string"}})), {"type": "null"}]}
@@ -206,7 +206,7 @@ def _responses(method: str, path: str, told: Mapping[str, Any]) -> dict[str, Any
     return good | _errors(path)
 
 
-def _content(answer: Answer, error: str) -> dict[str, Any]:
+def _content(answer: SuccessResponse, error: str) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if answer.schema is not None:
         content[JSON] = {"schema": ref(answer.schema)}
@@ -215,7 +215,7 @@ def _content(answer: Answer, error: str) -> dict[str, Any]:
     return content | {media: {"schema": {"type": "string"}} for media in answer.also}
 
 
-def _event(answer: Answer, error: str) -> Schema:
+def _event(answer: SuccessResponse, error: str) -> Schema:
     """One event of a stream. NOTE: OpenAPI 3.1 has the schema of an event stream stand for each of its events."""
     assert answer.event is not None
     json = {"contentMediaType": JSON, "contentSchema": {"anyOf": [ref(answer.event), ref(error)]}}

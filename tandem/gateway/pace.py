@@ -7,7 +7,7 @@ from tandem.core.clock import Clock
 FLUSH_S = 0.004
 
 
-class Pace:
+class StreamPacer:
     """Of one stream. A stream slower than one token in `FLUSH_S` is never held up."""
 
     def __init__(self, clock: Clock, flush_s: float = FLUSH_S) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.core.clock import Clock, SystemClock
-from tandem.gateway.traffic import Traffic, step_of
+from tandem.gateway.traffic import TrafficCounts, step_of
 
 NUM_SECONDS = 60
 NUM_MINUTES = 60
@@ -31,7 +31,7 @@ class _Span:
     """A second or a minute. `number`: how many came before it, by the clock."""
 
     number: int
-    traffic: Traffic
+    traffic: TrafficCounts
 
 
 class Recent:
@@ -81,48 +81,48 @@ class Recent:
         end = math.floor(self._clock.now_s())
         known = {span.number: span.traffic for span in self._seconds}
         numbers = range(max(end - NUM_SECONDS, self._started), end)
-        return _told([known.get(number) or Traffic(1.0) for number in numbers], 1)
+        return _told([known.get(number) or TrafficCounts(1.0) for number in numbers], 1)
 
     def hour_as_json(self) -> Mapping[str, Any]:
         """The minutes of the last hour; the running one has the seconds that are over."""
         self._now()
         return _told(list(self._past_minutes()), MINUTE_S)
 
-    def _past_minutes(self) -> Iterator[Traffic]:
+    def _past_minutes(self) -> Iterator[TrafficCounts]:
         end = math.floor(self._clock.now_s())
         known = {span.number: span.traffic for span in self._minutes}
         last = (end - 1) // MINUTE_S  # NOTE: of the last second that is over
         for number in range(max(last - NUM_MINUTES + 1, self._started // MINUTE_S), last + 1):
             begin_s = max(number * MINUTE_S, self._started)
-            minute = Traffic(float(min(number * MINUTE_S + MINUTE_S, end) - begin_s))
+            minute = TrafficCounts(float(min(number * MINUTE_S + MINUTE_S, end) - begin_s))
             if number in known:
                 minute.add(known[number])
             if minute.seconds:
                 yield minute
 
-    def _now(self) -> Traffic:
+    def _now(self) -> TrafficCounts:
         """Of the running second."""
         number = math.floor(self._clock.now_s())
         if not self._seconds or self._seconds[-1].number != number:
             if self._seconds:
                 self._add_to_minute(self._seconds[-1])
-            self._seconds.append(_Span(number, Traffic(1.0)))
+            self._seconds.append(_Span(number, TrafficCounts(1.0)))
         return self._seconds[-1].traffic
 
     def _add_to_minute(self, second: _Span) -> None:
         """NOTE: a minute's length follows from the clock, since quiet seconds are never added."""
         number = second.number // MINUTE_S
         if not self._minutes or self._minutes[-1].number != number:
-            self._minutes.append(_Span(number, Traffic()))
+            self._minutes.append(_Span(number, TrafficCounts()))
         minute = self._minutes[-1].traffic
         seconds = minute.seconds
         minute.add(second.traffic)
         minute.seconds = seconds
 
 
-def _told(spans: Sequence[Traffic], step_s: int) -> Mapping[str, Any]:
+def _told(spans: Sequence[TrafficCounts], step_s: int) -> Mapping[str, Any]:
     """Figures of all spans, and series of one value a span, oldest first."""
-    total = Traffic.sum(spans)
+    total = TrafficCounts.sum(spans)
     each = [span.figures() for span in spans]
     return {
         "window_s": round(total.seconds),

@@ -15,7 +15,7 @@ from tandem.gateway.parts import AnswerParser, CallArguments, CallBegun, Part, P
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChoiceRequest:
     """One answer to one prompt. `params`: `n` is 1 and `seed` is set, so that any worker draws the same tokens."""
 
     index: int
@@ -38,7 +38,7 @@ class ServeRequest:
 
     request_id: str
     model: str
-    choices: tuple[Choice, ...]
+    choices: tuple[ChoiceRequest, ...]
     num_expected_output: int
     scope: CacheScope
     priority: int = 0

@@ -9,7 +9,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tandem.core.errors import TandemError, UnavailableError, UntrustedPeerError, WorkerLostError
+from tandem.core.errors import (
+    IncompatibleProtocolError,
+    TandemError,
+    UnavailableError,
+    UntrustedPeerError,
+    WorkerLostError,
+)
 from tandem.rpc.client import ClientPool, RouterClient
 from tandem.rpc.messages import Decision, ModelInfo, PairCall, PairingAnswer, ProcessInfo, Settlement, WorkerListing
 
@@ -39,7 +45,7 @@ class Routers:
         self._pool = pool
         self._timeout_s = timeout_s
         self._current = 0
-        self._untrusted: set[str] = set()
+        self._refusing: set[str] = set()
 
     async def pair(self, call: PairCall) -> tuple[str, PairingAnswer]:
         """Who serves these tokens, and the address of the router that said so.
@@ -98,7 +104,7 @@ class Routers:
                 self._note_refusal(address, error)
             else:
                 self._prefer(address)
-                self._untrusted.discard(address)
+                self._refusing.discard(address)
                 return address, answer
         raise without_worker or UnavailableError(f"no router answers: {'; '.join(away)}", 1.0)
 
@@ -107,8 +113,8 @@ class Routers:
 
     def _note_refusal(self, address: str, error: UnavailableError) -> None:
         """An operator must act where two processes do not accept each other, and is told once, not by each request."""
-        if isinstance(error, UntrustedPeerError) and address not in self._untrusted:
-            self._untrusted.add(address)
+        if isinstance(error, UntrustedPeerError | IncompatibleProtocolError) and address not in self._refusing:
+            self._refusing.add(address)
             _logger.error("router %s cannot be used until this is mended: %s", address, error)
 
     def _prefer(self, address: str) -> None:

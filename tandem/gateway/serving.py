@@ -9,9 +9,9 @@ from types import TracebackType
 
 from tandem.core.errors import UnavailableError
 from tandem.gateway.history import RequestRecord
-from tandem.gateway.journey import Journey, Ways
+from tandem.gateway.journey import Journey, JourneyContext
 from tandem.gateway.news_queue import NewsQueue
-from tandem.gateway.pace import Pace
+from tandem.gateway.pace import StreamPacer
 from tandem.gateway.request import ChoiceNews, ServeRequest
 from tandem.gateway.settler import Settler
 
@@ -23,7 +23,7 @@ class ServeStream:
 
     def __init__(
         self,
-        ways: Ways,
+        ways: JourneyContext,
         settler: Settler,
         open_streams: "set[ServeStream]",
         request: ServeRequest,
@@ -50,7 +50,7 @@ class ServeStream:
             task.add_done_callback(self._note_failure)
         return self
 
-    async def take(self, pace: Pace | None = None) -> Sequence[ChoiceNews]:
+    async def take(self, pace: StreamPacer | None = None) -> Sequence[ChoiceNews]:
         """What is new; empty when every choice has ended. `pace`: how often it may be.
 
         Raises:

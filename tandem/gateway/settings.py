@@ -9,13 +9,14 @@ from pydantic import Field, SecretStr, field_validator
 
 from tandem.accounts.store import LEASE_S
 from tandem.gateway.body import BodyLimits
-from tandem.serving.settings import Address, Settings, required_secret
+from tandem.serving.peer_settings import PeerSettings
+from tandem.serving.settings import Address, required_secret
 
 _HOST = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@*\s]+")
 
 
-class GatewaySettings(Settings, cli_prog_name="python -m services.gateway"):
+class GatewaySettings(PeerSettings, cli_prog_name="python -m services.gateway"):
     """HTTP in, router and decode workers behind: the process that clients talk to. Computes nothing itself."""
 
     host: str = Field("127.0.0.1", description="address to listen on")

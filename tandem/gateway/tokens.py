@@ -19,7 +19,7 @@ from tandem.gateway.answer import JSON
 from tandem.gateway.assembly import assemble
 from tandem.gateway.body import ClientLeftError
 from tandem.gateway.conversation import Conversation
-from tandem.gateway.dialect import Surroundings
+from tandem.gateway.dialect import DialectContext
 from tandem.gateway.errors import RequestError
 from tandem.gateway.gateway import Gateway
 from tandem.gateway.model import ServedModel
@@ -36,7 +36,7 @@ _CLIENT_LEFT = 499
 _HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {"continue_final_message": (False,), "mm_processor_kwargs": ({},)}
 _CHAT_ONLY = ("add_generation_prompt", "chat_template_kwargs", "tools")
 
-Reader = Callable[[bytes, Surroundings], Awaitable[bytes]]
+Reader = Callable[[bytes, DialectContext], Awaitable[bytes]]
 
 
 class _Body(BaseModel):
@@ -90,7 +90,7 @@ def add_tokens(app: FastAPI, gateway: Gateway) -> None:
     app.post("/ping", tags=["operations"], name="ping_by_post")(ping)
 
 
-async def tokenize(body: bytes, around: Surroundings) -> bytes:
+async def tokenize(body: bytes, around: DialectContext) -> bytes:
     """The answer of `/tokenize`. What is longer than the context is counted, too.
 
     Raises:
@@ -114,7 +114,7 @@ async def tokenize(body: bytes, around: Surroundings) -> bytes:
     return await _off_loop(len(token_ids), answered)
 
 
-async def detokenize(body: bytes, around: Surroundings) -> bytes:
+async def detokenize(body: bytes, around: DialectContext) -> bytes:
     """The answer of `/detokenize`; raises as `tokenize`."""
     asked = await around.off_loop.run(len(body), partial(_read, DetokenizeBody, body, around.model))
     info = await around.directory.info()
@@ -179,7 +179,7 @@ async def _of_prompt(asked: TokenizeBody, text: str, model: ServedModel, info: M
     return await model.encoder.encode(text, info.max_model_len, add_special_tokens=is_special, is_only_counted=True)
 
 
-async def _of_chat(asked: TokenizeBody, around: Surroundings, info: ModelInfo) -> list[int]:
+async def _of_chat(asked: TokenizeBody, around: DialectContext, info: ModelInfo) -> list[int]:
     tools, choice = read_tools(asked.tools, None, None)
     conversation = Conversation(
         messages=MessageReader().read(asked.messages or (), around.limits.max_messages),

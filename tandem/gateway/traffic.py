@@ -16,7 +16,7 @@ _SHARES = (50, 95, 99)
 
 
 @dataclass(slots=True)
-class Traffic:
+class TrafficCounts:
     """Counts of one span of time. `seconds`: its length.
 
     Args:
@@ -40,14 +40,14 @@ class Traffic:
     first_token: Counter[int] = field(default_factory=Counter)
     per_token: Counter[int] = field(default_factory=Counter)
 
-    def add(self, other: "Traffic") -> None:
+    def add(self, other: "TrafficCounts") -> None:
         """`other` happened as well."""
         for each in fields(self):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
             setattr(self, each.name, mine + theirs)
 
     @classmethod
-    def sum(cls, many: Iterable["Traffic"]) -> "Traffic":
+    def sum(cls, many: Iterable["TrafficCounts"]) -> "TrafficCounts":
         """All of them as one."""
         total = cls()
         for each in many:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from tandem.core.errors import ConfigurationError, shown
 from tandem.kube import read
 from tandem.kube.access import Access
-from tandem.kube.call import Call
+from tandem.kube.call import KubeCall
 from tandem.kube.errors import BadAnswerError, ExpiredError, RefusedError, error_of
 from tandem.kube.lease import Lease, lease_body, lease_of
 from tandem.kube.pod import Pod, PodEvent, PodList, pod_of, version_of
@@ -25,12 +25,12 @@ _GRACE_S = 10.0
 _KINDS = {"ADDED": "added", "MODIFIED": "modified", "DELETED": "deleted"}
 
 
-class Wire(Protocol):
+class KubeTransport(Protocol):
     """HTTP to an API server; raises only `KubeError` and `ConfigurationError`."""
 
     async def ask(
         self,
-        call: Call,
+        call: KubeCall,
         *,
         query: Sequence[tuple[str, str]] = (),
         body: Mapping[str, Any] | None = None,
@@ -38,7 +38,7 @@ class Wire(Protocol):
     ) -> Mapping[str, Any]: ...
 
     def follow(
-        self, call: Call, *, query: Sequence[tuple[str, str]], silence_s: float
+        self, call: KubeCall, *, query: Sequence[tuple[str, str]], silence_s: float
     ) -> AsyncGenerator[Mapping[str, Any], None]: ...
 
     async def close(self) -> None: ...
@@ -61,14 +61,14 @@ class KubeApi:
         page: pods are listed in portions of so many.
     """
 
-    def __init__(self, wire: Wire, namespace: str, *, page: int = _PAGE) -> None:
+    def __init__(self, wire: KubeTransport, namespace: str, *, page: int = _PAGE) -> None:
         self._wire = wire
         self._page = page
         self.namespace = namespace
 
     async def list_pods(self, selector: str) -> PodList:
         """All pods that `selector` chooses, as in `kubectl get -l`, as they are now."""
-        call = Call("list", "pods", self.namespace)
+        call = KubeCall("list", "pods", self.namespace)
         query = [("labelSelector", selector), ("limit", str(self._page))]
         try:
             return await self._listed(call, query)
@@ -84,7 +84,7 @@ class KubeApi:
             ExpiredError: the server has forgotten `resource_version`; list again.
         """
         assert resource_version, "a watch without a version would begin anywhere"
-        call = Call("watch", "pods", self.namespace)
+        call = KubeCall("watch", "pods", self.namespace)
         query = [
             ("watch", "true"),
             ("labelSelector", selector),
@@ -97,7 +97,7 @@ class KubeApi:
                 yield _understood(call, _event_of, (call, event))
 
     async def get_pod(self, name: str) -> Pod:
-        return await self._ask(Call("get", "pods", self.namespace, name), pod_of)
+        return await self._ask(KubeCall("get", "pods", self.namespace, name), pod_of)
 
     async def evict_pod(self, name: str) -> None:
         """Ask a pod to end, with its own grace period.
@@ -105,7 +105,7 @@ class KubeApi:
         Raises:
             EvictionBlockedError: a PodDisruptionBudget forbids it now.
         """
-        call = Call("create", "pods/eviction", self.namespace, name)
+        call = KubeCall("create", "pods/eviction", self.namespace, name)
         body = {"kind": "Eviction", "metadata": {"name": name, "namespace": self.namespace}}
         try:
             await self._wire.ask(call, body={"apiVersion": "policy/v1", **body})
@@ -113,7 +113,7 @@ class KubeApi:
             await self._wire.ask(call, body={"apiVersion": "policy/v1beta1", **body})
 
     async def read_scale(self, deployment: str) -> Scale:
-        return await self._ask(Call("get", "deployments/scale", self.namespace, deployment, "apps"), _scale_of)
+        return await self._ask(KubeCall("get", "deployments/scale", self.namespace, deployment, "apps"), _scale_of)
 
     async def write_scale(self, deployment: str, num_replicas: int, resource_version: str = "") -> Scale:
         """Want so many replicas.
@@ -124,7 +124,7 @@ class KubeApi:
         Raises:
             ConflictError: it is no longer at `resource_version`.
         """
-        call = Call("patch", "deployments/scale", self.namespace, deployment, "apps")
+        call = KubeCall("patch", "deployments/scale", self.namespace, deployment, "apps")
         meta = {"metadata": {"resourceVersion": resource_version}} if resource_version else {}
         return await self._ask(call, _scale_of, {**meta, "spec": {"replicas": num_replicas}}, _MERGE)
 
@@ -143,19 +143,19 @@ class KubeApi:
     async def close(self) -> None:
         await self._wire.close()
 
-    def _lease_call(self, verb: str, name: str) -> Call:
-        return Call(verb, "leases", self.namespace, name, "coordination.k8s.io")
+    def _lease_call(self, verb: str, name: str) -> KubeCall:
+        return KubeCall(verb, "leases", self.namespace, name, "coordination.k8s.io")
 
     async def _ask(
         self,
-        call: Call,
+        call: KubeCall,
         parse: Callable[[Mapping[str, Any]], _T],
         body: Mapping[str, Any] | None = None,
         content_type: str = "",
     ) -> _T:
         return _understood(call, parse, (await self._wire.ask(call, body=body, content_type=content_type),))
 
-    async def _listed(self, call: Call, query: Sequence[tuple[str, str]]) -> PodList:
+    async def _listed(self, call: KubeCall, query: Sequence[tuple[str, str]]) -> PodList:
         pods: list[Pod] = []
         following = ""
         while True:
@@ -173,15 +173,15 @@ def open_api(access: Access, namespace: str = "", *, timeout_s: float = 10.0) ->
         ConfigurationError: the `kubernetes` package is not installed, or the kubeconfig is wrong.
     """
     try:
-        from tandem.kube.connection import Connection, namespace_of
+        from tandem.kube.connection import KubeConnection, namespace_of
     except ImportError as error:
         raise ConfigurationError(
             f"the Kubernetes API needs a package that is not installed ({error}); run: pip install 'tandem[kubernetes]'"
         ) from error
-    return KubeApi(Connection(access, timeout_s=timeout_s), namespace or namespace_of(access) or "default")
+    return KubeApi(KubeConnection(access, timeout_s=timeout_s), namespace or namespace_of(access) or "default")
 
 
-def _understood(call: Call, parse: Callable[..., _T], arguments: tuple[Any, ...]) -> _T:
+def _understood(call: KubeCall, parse: Callable[..., _T], arguments: tuple[Any, ...]) -> _T:
     try:
         return parse(*arguments)
     except ValueError as error:
@@ -196,7 +196,7 @@ def _page_of(page: Mapping[str, Any]) -> tuple[list[Pod], str, str]:
     return [pod_of(item) for item in read.items(page, "items")], following, version_of(page)
 
 
-def _event_of(call: Call, event: Mapping[str, Any]) -> PodEvent:
+def _event_of(call: KubeCall, event: Mapping[str, Any]) -> PodEvent:
     kind, found = read.text(event, "type", None), read.mapping(event, "object")
     if kind == "ERROR":  # NOTE: so a watch says 410, inside an answer that began with 200
         raise error_of(call, read.number(found, "code", 500), found)

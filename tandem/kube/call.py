@@ -7,7 +7,7 @@ _METHODS = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "upda
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class KubeCall:
     """`resource` is as in a Role: "pods", "deployments/scale"; `group` "" is the core API; `name` "" is all of them."""
 
     verb: str

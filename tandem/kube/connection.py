@@ -17,7 +17,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from tandem.core.errors import ConfigurationError, shown
 from tandem.kube.access import Access
-from tandem.kube.call import Call
+from tandem.kube.call import KubeCall
 from tandem.kube.errors import BadAnswerError, KubeError, KubeUnavailableError, UnauthorizedError, error_of
 
 Query = Sequence[tuple[str, str]]
@@ -31,8 +31,8 @@ _MAX_ERROR_BYTES = 1 << 20
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, _config.ConfigException, _yaml.YAMLError)
 
 
-class Connection:
-    """A `Wire`: opened by its first call, in the event loop that closes it.
+class KubeConnection:
+    """A `KubeTransport`: opened by its first call, in the event loop that closes it.
 
     Args:
         timeout_s: from asking to the end of the answer; for a watch, to its beginning.
@@ -45,7 +45,7 @@ class Connection:
         self._client: Any = None
 
     async def ask(
-        self, call: Call, *, query: Query = (), body: Mapping[str, Any] | None = None, content_type: str = ""
+        self, call: KubeCall, *, query: Query = (), body: Mapping[str, Any] | None = None, content_type: str = ""
     ) -> Mapping[str, Any]:
         with _named_failures(call, self._timeout_s):
             async with asyncio.timeout(self._timeout_s):
@@ -57,7 +57,9 @@ class Connection:
         _require_success(call, response, data)
         return _object(call, data)
 
-    async def follow(self, call: Call, *, query: Query, silence_s: float) -> AsyncGenerator[Mapping[str, Any], None]:
+    async def follow(
+        self, call: KubeCall, *, query: Query, silence_s: float
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
         timeout = aiohttp.ClientTimeout(total=None, sock_read=silence_s)
         with _named_failures(call, self._timeout_s):
             async with asyncio.timeout(self._timeout_s):
@@ -80,7 +82,7 @@ class Connection:
 
     async def _send(
         self,
-        call: Call,
+        call: KubeCall,
         query: Query,
         body: Mapping[str, Any] | None,
         content_type: str,
@@ -162,7 +164,7 @@ def _readable(access: Access) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _named_failures(call: Call, timeout_s: float) -> Iterator[None]:
+def _named_failures(call: KubeCall, timeout_s: float) -> Iterator[None]:
     """What goes wrong below HTTP, as a `KubeError`."""
     try:
         yield
@@ -181,7 +183,7 @@ def _named_failures(call: Call, timeout_s: float) -> Iterator[None]:
         ) from error
 
 
-async def _read(response: aiohttp.ClientResponse, call: Call, max_bytes: int) -> bytes:
+async def _read(response: aiohttp.ClientResponse, call: KubeCall, max_bytes: int) -> bytes:
     data = bytearray()
     async for chunk in response.content.iter_any():
         data += chunk
@@ -190,7 +192,7 @@ async def _read(response: aiohttp.ClientResponse, call: Call, max_bytes: int) ->
     return bytes(data)
 
 
-def _require_success(call: Call, response: aiohttp.ClientResponse, data: bytes) -> None:
+def _require_success(call: KubeCall, response: aiohttp.ClientResponse, data: bytes) -> None:
     if response.status < 300:
         return
     after = response.headers.get("Retry-After", "")
@@ -202,7 +204,7 @@ def _require_success(call: Call, response: aiohttp.ClientResponse, data: bytes) 
     raise error_of(call, response.status, said, float(after) if after.isdecimal() else None)
 
 
-def _object(call: Call, data: bytes) -> Mapping[str, Any]:
+def _object(call: KubeCall, data: bytes) -> Mapping[str, Any]:
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:

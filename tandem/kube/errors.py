@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tandem.core.errors import TandemError, shown
-from tandem.kube.call import Call
+from tandem.kube.call import KubeCall
 
 _BUDGET = "disruption budget"
 
@@ -25,7 +25,7 @@ _BUDGET = "disruption budget"
 class KubeError(TandemError):
     """A call to the Kubernetes API that failed."""
 
-    def __init__(self, call: Call, reason: str, retry_after_s: float | None = None) -> None:
+    def __init__(self, call: KubeCall, reason: str, retry_after_s: float | None = None) -> None:
         super().__init__(f"Kubernetes: {call}: {reason}")
         self.call = call
         self.retry_after_s = retry_after_s
@@ -74,7 +74,7 @@ _KINDS: Mapping[int, tuple[type[KubeError], str]] = {
 }
 
 
-def error_of(call: Call, code: int, status: Mapping[str, Any], retry_after_s: float | None = None) -> KubeError:
+def error_of(call: KubeCall, code: int, status: Mapping[str, Any], retry_after_s: float | None = None) -> KubeError:
     """The error for an HTTP status of 400 or more.
 
     Args:
@@ -95,7 +95,7 @@ def error_of(call: Call, code: int, status: Mapping[str, Any], retry_after_s: fl
     return kind(call, f"{said}; {remedy}", retry_after_s)
 
 
-def _missing_rule(call: Call) -> str:
+def _missing_rule(call: KubeCall) -> str:
     verbs = "get, list, watch" if call.verb in ("list", "watch") else call.verb
     named = f" (resourceNames, where given, with {call.name!r})" if call.name and call.verb != "create" else ""
     return (

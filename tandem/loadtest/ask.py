@@ -10,7 +10,7 @@ PATH = "/v1/completions"
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class LoadRequest:
     """One request. `turn`: its place in its conversation, from 0."""
 
     prompt: Tokens
@@ -35,5 +35,5 @@ class BodyWriter:
         }
         self._start = orjson.dumps(fixed)[:-1] + b',"max_tokens":'
 
-    def body(self, ask: Ask) -> bytes:
+    def body(self, ask: LoadRequest) -> bytes:
         return b'%s%d,"prompt":[%s]}' % (self._start, ask.num_output_tokens, ask.prompt.text)

@@ -11,7 +11,7 @@ import httptools
 from tandem.loadtest.failure import CUT, MALFORMED, ExchangeError
 
 
-class Receiver(Protocol):
+class ResponseReceiver(Protocol):
     """Takes an answer as it comes. What it raises ends the exchange."""
 
     def head(self, status: int, headers: dict[bytes, bytes]) -> None: ...
@@ -19,13 +19,13 @@ class Receiver(Protocol):
     def body(self, chunk: bytes) -> None: ...
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """A socket and the exchange that is under way on it."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._receiver: Receiver | None = None
+        self._receiver: ResponseReceiver | None = None
         self._done: asyncio.Future[None] | None = None
         self._status = 0
         self._headers: dict[bytes, bytes] = {}
@@ -33,7 +33,7 @@ class Connection(asyncio.Protocol):
         self._has_length = False
         self.is_open = False
 
-    async def exchange(self, request: bytes, receiver: Receiver) -> None:
+    async def exchange(self, request: bytes, receiver: ResponseReceiver) -> None:
         """Send a request and give its answer to `receiver`.
 
         Raises:

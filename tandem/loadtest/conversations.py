@@ -8,17 +8,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from tandem.loadtest.ask import Ask
+from tandem.loadtest.ask import LoadRequest
 from tandem.loadtest.plan import LoadPlan
 from tandem.loadtest.token_text import Tokens, TokenSource
 from tandem.workload.arrivals import spread_in_ticks
 from tandem.workload.trace import MOONCAKE_BLOCK_SIZE, TraceRequest, read_trace
 
 
-class Conversation(Protocol):
+class RequestSequence(Protocol):
     """Requests that follow from one another."""
 
-    def next_ask(self, answer: Sequence[int]) -> Ask | None:
+    def next_ask(self, answer: Sequence[int]) -> LoadRequest | None:
         """The next request, given the answer to the last one (empty before the first); None: it is over."""
         ...
 
@@ -36,13 +36,13 @@ class Talk:
         self._turn = 0
         self._history = Tokens()
 
-    def next_ask(self, answer: Sequence[int]) -> Ask | None:
+    def next_ask(self, answer: Sequence[int]) -> LoadRequest | None:
         """A conversation that outgrows the model's context ends."""
         if self._turn == self._num_turns:
             return None
         said = Tokens(b",".join(b"%d" % token_id for token_id in answer), len(answer))
         prompt = self._history + said + self._new()
-        ask = Ask(prompt, self._plan.output_lengths.draw(self._random), self._turn)
+        ask = LoadRequest(prompt, self._plan.output_lengths.draw(self._random), self._turn)
         if self._turn and self._max_model_len and prompt.count + ask.num_output_tokens > self._max_model_len:
             return None
         self._history = prompt
@@ -67,11 +67,11 @@ class Recorded:
     """
 
     def __init__(self, request: TraceRequest, tokens: TokenSource, number: int, scale: float) -> None:
-        self._ask: Ask | None = Ask(
+        self._ask: LoadRequest | None = LoadRequest(
             _prompt(request, tokens, number, scale), max(1, round(request.num_output_tokens * scale))
         )
 
-    def next_ask(self, answer: Sequence[int]) -> Ask | None:
+    def next_ask(self, answer: Sequence[int]) -> LoadRequest | None:
         ask, self._ask = self._ask, None
         return ask
 

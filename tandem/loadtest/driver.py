@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from tandem.core.errors import InvalidRequestError
-from tandem.loadtest.ask import Ask
-from tandem.loadtest.conversations import Conversation
-from tandem.loadtest.endpoint import Answered, Endpoint
+from tandem.loadtest.ask import LoadRequest
+from tandem.loadtest.conversations import RequestSequence
+from tandem.loadtest.endpoint import Answered, GatewayEndpoint
 from tandem.loadtest.failure import CLIENT_LIMIT, Failure
-from tandem.loadtest.outcome import Outcome
+from tandem.loadtest.outcome import RequestOutcome
 from tandem.loadtest.plan import LoadPlan
 from tandem.workload.arrivals import ClosedLoop
 
@@ -29,7 +29,7 @@ class Arrival:
     """A conversation that begins at a time, in seconds after the first request may be sent."""
 
     at_s: float
-    conversation: Conversation
+    conversation: RequestSequence
 
 
 class Driver(ABC):
@@ -39,9 +39,9 @@ class Driver(ABC):
     has_lasted: requests were sent for the whole of the plan's duration. trace_problem: why no more of it could be read.
     """
 
-    def __init__(self, plan: LoadPlan, endpoint: Endpoint) -> None:
+    def __init__(self, plan: LoadPlan, endpoint: GatewayEndpoint) -> None:
         self.plan = plan
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[RequestOutcome] = []
         self.num_failed = 0
         self.num_open = 0
         self.num_sent = 0
@@ -99,7 +99,7 @@ class Driver(ABC):
         self._num_counted += due_s >= 0
         self.num_sent += 1
 
-    async def _send(self, ask: Ask, due_s: float) -> Answered:
+    async def _send(self, ask: LoadRequest, due_s: float) -> Answered:
         """`_count` came first."""
         if self.num_open >= self.plan.max_open:
             return self._not_sent(ask, due_s)
@@ -110,10 +110,10 @@ class Driver(ABC):
             self.num_open -= 1
         return self._kept(answered)
 
-    def _not_sent(self, ask: Ask, due_s: float) -> Answered:
+    def _not_sent(self, ask: LoadRequest, due_s: float) -> Answered:
         now_s = self._endpoint.now_s()
         failure = Failure(CLIENT_LIMIT, f"{self.num_open} requests were open at once; see --max-open")
-        outcome = Outcome(due_s, now_s, now_s, ask.prompt.count, turn=ask.turn, failure=failure)
+        outcome = RequestOutcome(due_s, now_s, now_s, ask.prompt.count, turn=ask.turn, failure=failure)
         return self._kept(Answered(outcome, []))
 
     def _kept(self, answered: Answered) -> Answered:
@@ -129,9 +129,9 @@ class ClosedDriver(Driver):
         make: the conversation of a number.
     """
 
-    def __init__(self, plan: LoadPlan, endpoint: Endpoint, make: Callable[[int], Conversation]) -> None:
+    def __init__(self, plan: LoadPlan, endpoint: GatewayEndpoint, make: Callable[[int], RequestSequence]) -> None:
         super().__init__(plan, endpoint)
-        self._conversations: Iterator[Conversation] = map(make, iter(range(1 << 62)))
+        self._conversations: Iterator[RequestSequence] = map(make, iter(range(1 << 62)))
 
     async def _feed(self, group: asyncio.TaskGroup) -> None:
         for number in range(self.plan.arrivals.concurrency):
@@ -175,7 +175,7 @@ class OpenDriver(Driver):
         arrivals: in the order of their times.
     """
 
-    def __init__(self, plan: LoadPlan, endpoint: Endpoint, arrivals: Iterable[Arrival]) -> None:
+    def __init__(self, plan: LoadPlan, endpoint: GatewayEndpoint, arrivals: Iterable[Arrival]) -> None:
         super().__init__(plan, endpoint)
         self._arrivals = arrivals
 
@@ -193,11 +193,11 @@ class OpenDriver(Driver):
             self._count(due_s)
             group.create_task(self._converse(arrival.conversation, ask, due_s))
 
-    async def _converse(self, conversation: Conversation, first: Ask, due_s: float) -> None:
+    async def _converse(self, conversation: RequestSequence, first: LoadRequest, due_s: float) -> None:
         source = random.Random(f"{self.plan.seed}/open/{due_s}")
         pauses = ClosedLoop(1, self.plan.arrivals.think_time_s, source)
         pauses.next_arrival_s()  # NOTE: nobody thinks before the first
-        ask: Ask | None = first
+        ask: LoadRequest | None = first
         while ask is not None:
             answered = await self._send(ask, due_s)
             if answered.outcome.failure is not None:

@@ -12,10 +12,10 @@ from typing import Any
 from tandem.core.clock import Clock
 from tandem.core.errors import ConfigurationError, UnavailableError
 from tandem.loadtest.answer import AnswerReader
-from tandem.loadtest.ask import PATH, Ask, BodyWriter
+from tandem.loadtest.ask import PATH, BodyWriter, LoadRequest
 from tandem.loadtest.failure import SHORT, UNFINISHED, ExchangeError, Failure
 from tandem.loadtest.http_client import HttpClient
-from tandem.loadtest.outcome import Outcome
+from tandem.loadtest.outcome import RequestOutcome
 from tandem.loadtest.plan import LoadPlan
 
 _POLL_S = 0.25
@@ -35,11 +35,11 @@ class ServerFacts:
 class Answered:
     """An outcome, and the answer's token ids where the server told them: the next turn begins with those."""
 
-    outcome: Outcome
+    outcome: RequestOutcome
     token_ids: list[int]
 
 
-class Endpoint:
+class GatewayEndpoint:
     """One gateway. `start` counts as zero in outcomes; `begin` sets it."""
 
     def __init__(self, plan: LoadPlan, clock: Clock) -> None:
@@ -76,7 +76,7 @@ class Endpoint:
     def now_s(self) -> float:
         return self._clock.now_s() - self._zero_s
 
-    async def ask(self, ask: Ask, due_s: float) -> Answered:
+    async def ask(self, ask: LoadRequest, due_s: float) -> Answered:
         """Send it now and read the answer to its end."""
         assert self._writer is not None, "open it first"
         reader = AnswerReader(self._clock)
@@ -93,7 +93,7 @@ class Endpoint:
             return self._answered(ask, reader, due_s, sent_s, Failure(UNFINISHED, "the test was stopped"))
         return self._answered(ask, reader, due_s, sent_s, failure)
 
-    def _judged(self, ask: Ask, reader: AnswerReader) -> Failure | None:
+    def _judged(self, ask: LoadRequest, reader: AnswerReader) -> Failure | None:
         """An answer that says it is whole may still be too short."""
         num_tokens = _num_output(reader)
         if not reader.arrivals:
@@ -103,10 +103,10 @@ class Endpoint:
         return None
 
     def _answered(
-        self, ask: Ask, reader: AnswerReader, due_s: float, sent_s: float, failure: Failure | None
+        self, ask: LoadRequest, reader: AnswerReader, due_s: float, sent_s: float, failure: Failure | None
     ) -> Answered:
         details = reader.usage.get("prompt_tokens_details")
-        outcome = Outcome(
+        outcome = RequestOutcome(
             due_s=due_s,
             sent_s=sent_s,
             ended_s=self.now_s(),

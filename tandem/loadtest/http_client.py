@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from tandem.core.clock import Clock
 from tandem.core.errors import ConfigurationError, shown, without_password
-from tandem.loadtest.connection import Connection, Receiver
+from tandem.loadtest.connection import HttpConnection, ResponseReceiver
 from tandem.loadtest.failure import CONNECT, MALFORMED, TIMEOUT, ExchangeError
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -52,8 +52,8 @@ class HttpClient:
         self._host, self._port, self._prefix, scheme = _parts(url)
         self._ssl = ssl.create_default_context() if scheme == "https" else None
         self._clock = clock
-        self._idle: deque[tuple[float, Connection]] = deque()
-        self._open: set[Connection] = set()
+        self._idle: deque[tuple[float, HttpConnection]] = deque()
+        self._open: set[HttpConnection] = set()
         name = f"[{self._host}]" if ":" in self._host else self._host
         said = {"host": name if self._port == _DEFAULT_PORTS[scheme] else f"{name}:{self._port}", **headers}
         self._headers = _header_lines(said)
@@ -64,7 +64,7 @@ class HttpClient:
         await self.exchange("GET", path, b"", answer, timeout_s)
         return answer
 
-    async def exchange(self, method: str, path: str, body: bytes, receiver: Receiver, timeout_s: float) -> None:
+    async def exchange(self, method: str, path: str, body: bytes, receiver: ResponseReceiver, timeout_s: float) -> None:
         """Send a request and give its answer to `receiver`; leaving early closes its connection.
 
         Raises:
@@ -90,7 +90,7 @@ class HttpClient:
         self._idle.clear()
         await asyncio.sleep(0)  # NOTE: an aborted transport closes its socket in the next turn of the loop
 
-    def _free_connection(self) -> Connection | None:
+    def _free_connection(self) -> HttpConnection | None:
         """The one used last; those idle for long are closed."""
         while self._idle and self._idle[0][0] < self._clock.now_s() - _MAX_IDLE_S:
             self._idle.popleft()[1].close()
@@ -100,10 +100,10 @@ class HttpClient:
                 return connection
         return None
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> HttpConnection:
         loop = asyncio.get_running_loop()
         try:
-            _, connection = await loop.create_connection(Connection, self._host, self._port, ssl=self._ssl)
+            _, connection = await loop.create_connection(HttpConnection, self._host, self._port, ssl=self._ssl)
         except OSError as error:
             raise ExchangeError(CONNECT, f"{self._host}:{self._port}: {error}") from error
         return connection

@@ -15,7 +15,7 @@ from tandem.core.errors import ConfigurationError, UnavailableError
 from tandem.loadtest.client_cost import CostMeter
 from tandem.loadtest.conversations import Recorded, Talk, recorded_requests
 from tandem.loadtest.driver import Arrival, ClosedDriver, Driver, OpenDriver
-from tandem.loadtest.endpoint import Endpoint, ServerFacts
+from tandem.loadtest.endpoint import GatewayEndpoint, ServerFacts
 from tandem.loadtest.plan import LoadPlan
 from tandem.loadtest.pool_watch import PoolWatch
 from tandem.loadtest.result import LoadResult, sum_up
@@ -30,7 +30,7 @@ class Progress:
     """Progress of a running test, for display."""
 
     driver: Driver
-    endpoint: Endpoint
+    endpoint: GatewayEndpoint
     pools: PoolWatch
     server: ServerFacts
 
@@ -52,7 +52,7 @@ async def run_load_test(
         ConfigurationError: a setting cannot be honoured.
         InvalidRequestError: the trace cannot be read from its start; a later line ends the test, with a result.
     """
-    endpoint = Endpoint(plan, clock)
+    endpoint = GatewayEndpoint(plan, clock)
     try:
         facts = await _opened(endpoint, stop)
         driver = make_driver(plan, endpoint, facts)
@@ -80,7 +80,7 @@ async def run_load_test(
     )
 
 
-async def _opened(endpoint: Endpoint, stop: asyncio.Event) -> ServerFacts:
+async def _opened(endpoint: GatewayEndpoint, stop: asyncio.Event) -> ServerFacts:
     """Unless it is stopped first."""
     opening = asyncio.create_task(endpoint.open(), name="open")
     stopped = asyncio.create_task(stop.wait(), name="stop")
@@ -95,7 +95,7 @@ async def _opened(endpoint: Endpoint, stop: asyncio.Event) -> ServerFacts:
         await asyncio.gather(opening, stopped, return_exceptions=True)
 
 
-def make_driver(plan: LoadPlan, endpoint: Endpoint, facts: ServerFacts) -> Driver:
+def make_driver(plan: LoadPlan, endpoint: GatewayEndpoint, facts: ServerFacts) -> Driver:
     """Sender of the plan's requests."""
     tokens = TokenSource(*plan.token_ids, plan.seed)
 

@@ -12,7 +12,7 @@ from tandem.workload.slo import Served
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RequestOutcome:
     """One request. `failure` is None: it was answered.
 
     event_times_s, event_tokens: of each event that held tokens. NOTE: as arrays they take twelve bytes an event, and a

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.loadtest.endpoint import Endpoint
+from tandem.loadtest.endpoint import GatewayEndpoint
 from tandem.loadtest.failure import ExchangeError
 
 ROLES = ("prefill", "decode", "both")
@@ -33,7 +33,7 @@ class PoolSample:
 class PoolWatch:
     """`samples`, in the order of their times; `problem`: why there are none."""
 
-    def __init__(self, endpoint: Endpoint, interval_s: float) -> None:
+    def __init__(self, endpoint: GatewayEndpoint, interval_s: float) -> None:
         self.samples: list[PoolSample] = []
         self.problem: str | None = None
         self._endpoint = endpoint

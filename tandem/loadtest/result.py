@@ -12,9 +12,9 @@ from typing import Any
 
 from tandem.loadtest.client_cost import ClientCost
 from tandem.loadtest.endpoint import ServerFacts
-from tandem.loadtest.outcome import Outcome
+from tandem.loadtest.outcome import RequestOutcome
 from tandem.loadtest.pool_watch import PoolSample
-from tandem.loadtest.windows import Window, windows
+from tandem.loadtest.windows import ReportWindow, windows
 from tandem.workload.slo import Percentiles, Slo, SloReport, ordered_percentiles, slo_report
 
 FORMAT = 1
@@ -57,7 +57,7 @@ class LoadResult:
     latencies: Mapping[str, Percentiles | None]
     quantiles: Mapping[str, Sequence[float]]
     window_s: float
-    windows: Sequence[Window]
+    windows: Sequence[ReportWindow]
     pools: Sequence[PoolSample]
     pools_problem: str | None
     client: ClientCost
@@ -77,7 +77,7 @@ class LoadResult:
 
 
 def sum_up(
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[RequestOutcome],
     *,
     slo: Slo,
     least_duration_s: float,
@@ -120,13 +120,13 @@ def sum_up(
     )
 
 
-def _report(counted: Sequence[Outcome], slo: Slo, duration_s: float, *, from_send: bool) -> SloReport | None:
+def _report(counted: Sequence[RequestOutcome], slo: Slo, duration_s: float, *, from_send: bool) -> SloReport | None:
     if not counted or not duration_s:
         return None
     return slo_report([outcome.served(from_send=from_send) for outcome in counted], slo, duration_s)
 
 
-def _measures(counted: Sequence[Outcome]) -> Iterator[tuple[str, Sequence[float]]]:
+def _measures(counted: Sequence[RequestOutcome]) -> Iterator[tuple[str, Sequence[float]]]:
     """Those of requests that were answered, in rising order."""
     answered = [outcome for outcome in counted if outcome.failure is None]
     due = [outcome.served() for outcome in answered]
@@ -138,7 +138,7 @@ def _measures(counted: Sequence[Outcome]) -> Iterator[tuple[str, Sequence[float]
     yield "e2e_s", sorted(outcome.e2e_s for outcome in answered if outcome.e2e_s is not None)
 
 
-def _ordered_gaps_s(answered: Sequence[Outcome]) -> Sequence[float]:
+def _ordered_gaps_s(answered: Sequence[RequestOutcome]) -> Sequence[float]:
     """NOTE: an array, sorted where it is: there is one for each token of a test, and a list takes six times as much."""
     import numpy as np  # NOTE: only here: a client that starts and sends does without
 
@@ -149,7 +149,7 @@ def _ordered_gaps_s(answered: Sequence[Outcome]) -> Sequence[float]:
     return gaps_s
 
 
-def _failures(counted: Sequence[Outcome]) -> list[FailureKind]:
+def _failures(counted: Sequence[RequestOutcome]) -> list[FailureKind]:
     """The most frequent first."""
     failed = [outcome.failure for outcome in counted if outcome.failure is not None]
     kinds = Counter((failure.kind, failure.is_refusal) for failure in failed)

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandem.loadtest.outcome import Outcome
+from tandem.loadtest.outcome import RequestOutcome
 from tandem.workload.slo import Percentiles, percentiles
 
 MAX_WINDOWS = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ReportWindow:
     """From `at_s`, for a width that all share. `num_open`: at its end. None: nobody to measure."""
 
     at_s: float
@@ -31,7 +31,7 @@ class Window:
     tpot_p99_s: float | None
 
 
-def windows(outcomes: Sequence[Outcome], width_s: float, duration_s: float) -> tuple[float, list[Window]]:
+def windows(outcomes: Sequence[RequestOutcome], width_s: float, duration_s: float) -> tuple[float, list[ReportWindow]]:
     """The width, which grows with long tests, and the windows from zero to `duration_s`.
 
     Requests of the warm-up load the server too: their tokens and ends are in, their latencies are not.
@@ -45,10 +45,10 @@ def windows(outcomes: Sequence[Outcome], width_s: float, duration_s: float) -> t
 class _Tally:
     """Everything sorted into windows once."""
 
-    def __init__(self, outcomes: Sequence[Outcome], width_s: float) -> None:
+    def __init__(self, outcomes: Sequence[RequestOutcome], width_s: float) -> None:
         self._width_s = width_s
-        self._due: dict[int, list[Outcome]] = {}
-        self._ended: dict[int, list[Outcome]] = {}
+        self._due: dict[int, list[RequestOutcome]] = {}
+        self._ended: dict[int, list[RequestOutcome]] = {}
         self._tokens: Counter[int] = Counter()
         self._opened: Counter[int] = Counter()
         for outcome in outcomes:
@@ -60,16 +60,16 @@ class _Tally:
                 self._tokens[self._index(at_s)] += num_tokens
         self._num_open = sum(change for index, change in self._opened.items() if index < 0)
 
-    def window(self, index: int) -> Window:
+    def window(self, index: int) -> ReportWindow:
         """In the order of their indices, each once."""
         due = self._due.get(index, [])
         ended = [outcome for outcome in self._ended.get(index, []) if not outcome.is_unfinished]
         refused = [outcome for outcome in ended if outcome.failure is not None and outcome.failure.is_refusal]
         completed = sum(outcome.failure is None for outcome in ended)
         self._num_open += self._opened[index]
-        ttft = percentiles([one.ttft_s for one in map(Outcome.served, due) if one.ttft_s is not None])
-        tpot = percentiles([one.tpot_s for one in map(Outcome.served, due) if one.tpot_s is not None])
-        return Window(
+        ttft = percentiles([one.ttft_s for one in map(RequestOutcome.served, due) if one.ttft_s is not None])
+        tpot = percentiles([one.tpot_s for one in map(RequestOutcome.served, due) if one.tpot_s is not None])
+        return ReportWindow(
             at_s=round(index * self._width_s, 6),
             num_due=len(due),
             num_completed=completed,

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from tandem.architecture.fields import Fields, read_json_object
+from tandem.compute.huge_pages import cache_in_huge_pages
 from tandem.core.errors import CheckpointError, CorruptCheckpointError
-from tandem.kernels.huge_pages import cache_in_huge_pages
 from tandem.models.pickles import pickle_refused
 from tandem.models.weight_files import SafetensorsFile, TorchFile, WeightFile
 

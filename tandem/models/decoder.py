@@ -5,15 +5,16 @@ names equal those of the specs. It must never learn a family's name.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from tandem.architecture.model import EMBEDDING, HEAD, LayerSpec, ModelSpec
 from tandem.architecture.rope import RopeSpec
-from tandem.attention.arena import LayerKV
-from tandem.attention.base import AttentionBackend, AttentionBatch, WantedTokens
-from tandem.kernels.base import Kernels
+from tandem.compute.arena import LayerKV
+from tandem.compute.attention import AttentionBackend, prepare_by_state
+from tandem.compute.ops import Kernels
+from tandem.compute.step import AttentionBatch, WantedTokens
 from tandem.models.layers.attention import Attention
 from tandem.models.layers.feed_forward import build_feed_forward
 from tandem.models.layers.linear import Norm
@@ -27,7 +28,7 @@ from tandem.models.layers.stack import build_stack
 class StepTokens:
     """The tokens that layers compute, requests concatenated.
 
-    `batches`: by state, of those that these layers read; those of a group share the object. `embeddings`: what the
+    `batches`: by state, of those that these layers read, as the backend prepared them. `embeddings`: what the
     model begins with, where layers ask for it.
     """
 
@@ -50,7 +51,8 @@ class StepTokens:
 class DecoderLayer:
     """Computes a `LayerSpec`. Everything but the residual stream is local to a call.
 
-    `state`: the layer's index among those that keep state, or of the one whose state it reads.
+    `state`: the layer's index among those that keep state, or of the one whose state it reads. `attention`: what it
+    asks of a backend.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class DecoderLayer:
         kernels: Kernels,
     ) -> None:
         self._kernels = kernels
-        self._state = state
+        self.state = state
         self._mixer = Attention(spec.mixer, weights, tables[spec.mixer.rope], kernels)
         self._feed_forward = build_feed_forward(spec.feed_forward, weights, kernels)
         self._before_mixer = Norm.take_optional(spec.before_mixer, weights, kernels)
@@ -73,6 +75,7 @@ class DecoderLayer:
         embedding = spec.per_layer_embedding
         self._embedding = None if embedding is None else PerLayerEmbedding(embedding, weights, kernels)
         self._output_scale = None if spec.output_scale is None else float(weights[spec.output_scale.name])
+        self.attention = self._mixer.params
         self.graph_safe = self._feed_forward.graph_safe
 
     def forward(
@@ -90,12 +93,12 @@ class DecoderLayer:
         `x`: the output of the layer before, still to be added; None = there is none. NOTE: `residual` is updated in
         place.
         """
-        kv_here, batch = kv[self._state], tokens.batches[self._state]
+        kv_here, batch = kv[self.state], tokens.batches[self.state]
         queries = self._mixer.write(add_and_norm(self._before_mixer, residual, x), tokens.positions, kv_here, batch)
         if wanted is not None:
             take, tokens = self._kernels.take_rows, tokens.only(wanted, self._kernels)
             queries = take(queries.flatten(1), wanted.rows).view(-1, *queries.shape[1:])
-            residual, batch = take(residual, wanted.rows), tokens.batches[self._state]
+            residual, batch = take(residual, wanted.rows), tokens.batches[self.state]
         if not len(residual):
             return residual, None, tokens
         mixed = self._finish(self._after_mixer, self._mixer.attend(queries, kv_here, batch, backend))
@@ -149,6 +152,9 @@ class Decoder:
             DecoderLayer(layer, state, weights, tables, kernels)
             for layer, state in zip(spec.layers, spec.state_of_layer, strict=True)
         )
+        self._readers = tuple(
+            {layer.attention for layer in self._layers if layer.state == state} for state in range(len(spec.kv_specs))
+        )
         self._num_prompt_layers = spec.num_prompt_layers
         self._keeps_embeddings = any(layer.per_layer_embedding is not None for layer in spec.layers)
         self._stack = build_stack(spec, weights, tables, kernels)
@@ -175,7 +181,10 @@ class Decoder:
         if self._stack is not None and backend.name == self._stack.attention:
             return self._stack.forward(residual, positions, kv, batches, wanted)
         embeddings = residual.clone() if self._keeps_embeddings else None
-        tokens = StepTokens(input_ids, positions, dict(enumerate(batches)), embeddings)
+        prepared = prepare_by_state(backend, dict(enumerate(batches)), kv, self._readers)
+        tokens = StepTokens(input_ids, positions, prepared, embeddings)
+        if wanted is not None:
+            wanted = replace(wanted, batches=prepare_by_state(backend, wanted.batches, kv, self._readers))
         x: torch.Tensor | None = None
         for index, layer in enumerate(self._layers, 1):
             asked = wanted if index == self._num_prompt_layers else None

@@ -11,8 +11,8 @@ from pathlib import Path
 import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+from tandem.compute.native.build import default_cache_dir
 from tandem.core.errors import CheckpointError, UnsupportedCheckpointError
-from tandem.kernels.native.build import default_cache_dir
 from tandem.models.default_model import NAME, fetch_default_model
 from tandem.models.pickles import ALLOW
 

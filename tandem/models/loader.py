@@ -14,9 +14,9 @@ from tandem.architecture.fields import Fields, read_json_object
 from tandem.architecture.model import ModelSpec, limit_length
 from tandem.architecture.registry import find_family, refuse_formats
 from tandem.architecture.tensors import TensorSpec
-from tandem.attention.arena import TORCH_DTYPES
+from tandem.compute.arena import TORCH_DTYPES
+from tandem.compute.ops import Kernels
 from tandem.core.errors import CheckpointError, ConfigurationError, CorruptCheckpointError
-from tandem.kernels.base import Kernels
 from tandem.models.checkpoint import Checkpoint, open_checkpoint
 from tandem.models.decoder import Decoder
 from tandem.models.fingerprint import compute_fingerprint

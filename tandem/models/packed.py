@@ -23,10 +23,10 @@ from safetensors import SafetensorError, safe_open
 
 from tandem.architecture.model import EMBEDDING, HEAD, ModelSpec
 from tandem.architecture.tensors import TensorSpec
-from tandem.attention.arena import TORCH_DTYPES
+from tandem.compute.arena import TORCH_DTYPES
+from tandem.compute.huge_pages import advise_huge_pages, cache_in_huge_pages
+from tandem.compute.ops import Kernels, PackedWeight
 from tandem.core.errors import CheckpointError
-from tandem.kernels.base import Kernels, PackedWeight
-from tandem.kernels.huge_pages import advise_huge_pages, cache_in_huge_pages
 from tandem.models.checkpoint import Checkpoint
 from tandem.models.file_lock import locked
 from tandem.models.safetensors_header import safetensors_header

@@ -12,8 +12,8 @@ import torch
 
 from tandem.architecture.model import EMBEDDING, HEAD, ModelSpec
 from tandem.architecture.tensors import Source
+from tandem.compute.huge_pages import advise_huge_pages
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
-from tandem.kernels.huge_pages import advise_huge_pages
 from tandem.models.checkpoint import Checkpoint
 
 _PIECE_BYTES = 4 << 20

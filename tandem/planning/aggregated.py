@@ -15,7 +15,7 @@ from tandem.planning.needs import Need, Needs, largest_need
 from tandem.planning.prefill_queue import PrefillQueue, prompt_queue
 from tandem.planning.profile import Profile
 from tandem.planning.roofline import Roofline
-from tandem.planning.sizing import Goals, Latency, Pool, Sizing
+from tandem.planning.sizing import Goals, PredictedLatency, SizedPool, Sizing
 
 
 def size_aggregated(roofline: Roofline, profile: Profile, goals: Goals, rate_per_s: float) -> Sizing:
@@ -40,8 +40,8 @@ class AggregatedSizing:
             rate_per_s=self.rate_per_s,
             prefill=self._pool(num, limit),
             decode=None,
-            ttft=Latency(mean_ms=queue.mean_ttft_ms(num), high_ms=queue.ttft_at(num, self.goals.share)),
-            tpot=Latency(mean_ms=self._batch(num).step_ms(running), high_ms=self._tpot_ms(num)),
+            ttft=PredictedLatency(mean_ms=queue.mean_ttft_ms(num), high_ms=queue.ttft_at(num, self.goals.share)),
+            tpot=PredictedLatency(mean_ms=self._batch(num).step_ms(running), high_ms=self._tpot_ms(num)),
             num_running=running,
             longest_gap_ms=self._gap_ms(num),
             problems=list(dict.fromkeys([*ttft_problems, *tpot_problems, *unmet])),
@@ -70,9 +70,9 @@ class AggregatedSizing:
             needs["TPOT"] = lambda num: self._tpot_ms(num) <= goals.tpot_ms
         return needs
 
-    def _pool(self, num: int, limit: str) -> Pool:
+    def _pool(self, num: int, limit: str) -> SizedPool:
         num_accelerators = num * self.roofline.num_accelerators
-        return Pool(
+        return SizedPool(
             num_workers=num,
             num_accelerators=num_accelerators,
             limit=limit,

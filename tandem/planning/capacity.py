@@ -13,7 +13,7 @@ from tandem.routing.speed import DecodeSpeed, PrefillSpeed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class OfferedLoad:
     """Mean demand: requests a second, and the tokens of one request.
 
     num_missing_tokens: of the prompt, those that no cache has. num_context_tokens: of a request that decodes, in the
@@ -44,13 +44,13 @@ class PrefillCapacity:
     variation: float
     share: float
 
-    def service_ms(self, load: Load) -> float:
+    def service_ms(self, load: OfferedLoad) -> float:
         """Mean time of a prompt. Long prompts weigh more than their number: attention is quadratic."""
         missing, cached = load.num_missing_tokens, load.num_prompt_tokens - load.num_missing_tokens
         pairs = missing * (cached + missing * (1 + self.variation**2) / 2)
         return self.speed.ms_per_request + self.speed.ms_per_token * missing + self.speed.ms_per_pair * pairs
 
-    def offered(self, load: Load) -> float:
+    def offered(self, load: OfferedLoad) -> float:
         """Workers kept busy."""
         return load.requests_per_s * self.service_ms(load) / 1000
 
@@ -110,7 +110,7 @@ class DecodeCapacity:
     variation: float
     share: float
 
-    def batch(self, num_workers: int, load: Load, prefill_s: float = 0.0) -> Batch:
+    def batch(self, num_workers: int, load: OfferedLoad, prefill_s: float = 0.0) -> Batch:
         """The steady state of Little's law: requests running = arrivals x answer's length x step's time.
 
         A request's steps are as long as those that it finds make them, and itself.

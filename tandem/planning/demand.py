@@ -7,8 +7,8 @@ prompts come in bursts that a mean length would hide.
 import math
 from dataclasses import dataclass
 
-from tandem.planning.capacity import Load
-from tandem.planning.forecast import Expected, Forecast, ForecastSettings
+from tandem.planning.capacity import OfferedLoad
+from tandem.planning.forecast import ExpectedDemand, Forecast, ForecastSettings
 from tandem.planning.observation import Traffic
 
 _UNKNOWN_OUTPUT = 256.0
@@ -41,7 +41,7 @@ class Demand:
         self._output = _Mean()
         self._squares = _Mean()
         self._measured = _Mean()
-        self._known: dict[float, tuple[Expected, Expected]] = {}
+        self._known: dict[float, tuple[ExpectedDemand, ExpectedDemand]] = {}
 
     def observe(self, traffic: Traffic, now_s: float) -> None:
         if traffic.duration_s <= 0:
@@ -59,17 +59,17 @@ class Demand:
         self._requests.observe(now_s, traffic.duration_s, traffic.num_requests / traffic.duration_s)
         self._missing.observe(now_s, traffic.duration_s, num_missing / traffic.duration_s)
 
-    def now(self) -> Load:
+    def now(self) -> OfferedLoad:
         """The last minute's."""
         requests, missing = self._expect(0.0)
         return self._load(requests.level, missing.level)
 
-    def arriving(self, horizon_s: float) -> Load:
+    def arriving(self, horizon_s: float) -> OfferedLoad:
         """If all goes on as it does."""
         requests, missing = self._expect(horizon_s)
         return self._load(requests.mean, missing.mean)
 
-    def at_most(self, horizon_s: float) -> Load:
+    def at_most(self, horizon_s: float) -> OfferedLoad:
         """Demand that the pools must bear until then."""
         requests, missing = self._expect(horizon_s)
         return self._load(requests.upper, missing.upper)
@@ -79,7 +79,7 @@ class Demand:
         mean = self._measured.value(0.0)
         return math.sqrt(max(0.0, self._squares.value(0.0) / mean**2 - 1)) if mean > 0 else unknown
 
-    def _expect(self, horizon_s: float) -> tuple[Expected, Expected]:
+    def _expect(self, horizon_s: float) -> tuple[ExpectedDemand, ExpectedDemand]:
         """Of requests and of tokens to compute; each horizon is worked out once a window."""
         found = self._known.get(horizon_s)
         if found is None:
@@ -91,7 +91,7 @@ class Demand:
         requests, missing = self._expect(0.0)
         return missing.level / requests.level if requests.level > 0 else 0.0
 
-    def _load(self, requests_per_s: float, missing_per_s: float) -> Load:
+    def _load(self, requests_per_s: float, missing_per_s: float) -> OfferedLoad:
         """Prompts as long as their tokens make them, but no longer than they are, be it in the last minutes or now.
 
         NOTE: two margins of which that of the requests is next to nothing would make prompts of any length.
@@ -100,7 +100,7 @@ class Demand:
         mean = max(0.0, prompt - self._cached.value(0.0))
         longest = max(prompt, self._missing_of_one(), 1.0)
         missing = min(longest, missing_per_s / requests_per_s) if requests_per_s > 0 else mean
-        return Load(
+        return OfferedLoad(
             requests_per_s=requests_per_s,
             num_prompt_tokens=max(prompt, missing),
             num_missing_tokens=missing,

@@ -39,7 +39,7 @@ class ForecastSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedDemand:
     """Demand now, what it will be at the horizon if all goes on as it does, and what it may be at most until then."""
 
     level: float
@@ -78,13 +78,13 @@ class Forecast:
         while self._samples[0].at_s < at_s - self._settings.memory_s:
             self._samples.popleft()
 
-    def expect(self, horizon_s: float) -> Expected:
+    def expect(self, horizon_s: float) -> ExpectedDemand:
         """Zero while nothing was observed."""
         if not self._samples:
-            return Expected(0.0, 0.0, 0.0)
+            return ExpectedDemand(0.0, 0.0, 0.0)
         now = replace(self._samples[-1], level=self._level())
         mean = now.mean(horizon_s)
-        return Expected(now.level, mean, mean + self._margin(horizon_s, mean))
+        return ExpectedDemand(now.level, mean, mean + self._margin(horizon_s, mean))
 
     def _level(self) -> float:
         """The mean of the last minute, or of the last seconds after a jump up."""

@@ -39,7 +39,7 @@ class Accelerator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class NetworkLink:
     """Link that carries KV from a prefill worker's node to a decode worker's.
 
     Args:
@@ -96,8 +96,8 @@ ACCELERATORS: Sequence[Accelerator] = tuple(
 )
 
 # Line rates: NVLink of H100, one way; InfiniBand NDR and HDR, RoCE; Ethernet with TCP, where copies cost more.
-LINKS: Sequence[Link] = tuple(
-    Link(name=name, bytes_per_s=gigabits / 8 * _G, share=share, latency_ms=latency_ms)
+LINKS: Sequence[NetworkLink] = tuple(
+    NetworkLink(name=name, bytes_per_s=gigabits / 8 * _G, share=share, latency_ms=latency_ms)
     for name, gigabits, share, latency_ms in (
         ("nvlink", 3600.0, 0.8, 0.1),
         ("rdma-400g", 400.0, 0.75, 0.3),
@@ -129,7 +129,7 @@ def find_accelerator(spec: str) -> Accelerator:
     return _find(spec, ACCELERATORS, _ACCELERATOR_KEYS, "hardware")
 
 
-def find_link(spec: str) -> Link:
+def find_link(spec: str) -> NetworkLink:
     """`rdma-400g`, or one with values of your own: `tcp-25g,share=0.6`.
 
     Raises:
@@ -141,7 +141,7 @@ def find_link(spec: str) -> Link:
     return link
 
 
-_Item = TypeVar("_Item", Accelerator, Link)
+_Item = TypeVar("_Item", Accelerator, NetworkLink)
 
 
 def _find(spec: str, items: Sequence[_Item], keys: dict[str, tuple[str, float]], kind: str) -> _Item:

@@ -23,7 +23,7 @@ class _Seen:
     queued_ms: float
 
 
-class Pace:
+class SpeedCorrection:
     """`prefill`: work done in a unit of time over what the speed says; below 1 is slower."""
 
     def __init__(self, warmup_s: float) -> None:

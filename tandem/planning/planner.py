@@ -8,11 +8,11 @@ load settles. Deterministic: it reads no clock, and remembers only what it was t
 from collections import deque
 from dataclasses import dataclass, replace
 
-from tandem.planning.capacity import DecodeCapacity, Load, PrefillCapacity
+from tandem.planning.capacity import DecodeCapacity, OfferedLoad, PrefillCapacity
 from tandem.planning.demand import Demand
 from tandem.planning.observation import Observation, Plan, PoolState
-from tandem.planning.pace import Pace
-from tandem.planning.planner_settings import PlannerSettings
+from tandem.planning.pace import SpeedCorrection
+from tandem.planning.planner_settings import PlannerConfig
 from tandem.planning.pools import Prospect
 from tandem.planning.reasons import Change, explain, warn
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, Speed
@@ -69,13 +69,13 @@ class SloPlanner:
     """A `ScalingPolicy`. `prior` prices the workers of a pool whose speed nobody has measured yet."""
 
     def __init__(
-        self, settings: PlannerSettings, prior_prefill: Speed | None = None, prior_decode: Speed | None = None
+        self, settings: PlannerConfig, prior_prefill: Speed | None = None, prior_decode: Speed | None = None
     ) -> None:
         self._settings = settings
         self._prior_prefill = prior_prefill
         self._prior_decode = prior_decode or prior_prefill
         self._demand = Demand(settings.forecast)
-        self._pace = Pace(settings.warmup_s)
+        self._pace = SpeedCorrection(settings.warmup_s)
         self._prefill = Holding(settings.hold_s)
         self._decode = Holding(settings.hold_s)
 
@@ -173,7 +173,7 @@ class SloPlanner:
         )
 
 
-def _heavier(prefill: Prospect, decode: Prospect) -> Load:
+def _heavier(prefill: Prospect, decode: Prospect) -> OfferedLoad:
     """Of the two horizons' loads."""
     return prefill.load if prefill.load.requests_per_s >= decode.load.requests_per_s else decode.load
 

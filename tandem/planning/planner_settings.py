@@ -7,7 +7,7 @@ from tandem.planning.forecast import ForecastSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannerSettings:
+class PlannerConfig:
     """Latencies in milliseconds, times in seconds.
 
     Args:

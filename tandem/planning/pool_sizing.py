@@ -14,10 +14,10 @@ from tandem.planning.feasibility import misfits, tpot_problem, ttft_problem
 from tandem.planning.needs import Need, Needs, largest_need
 from tandem.planning.prefill_queue import PrefillQueue, prompt_queue
 from tandem.planning.roofline import Roofline
-from tandem.planning.sizing import Latency, Pool, Site, Sizing
+from tandem.planning.sizing import DeploymentSite, PredictedLatency, SizedPool, Sizing
 
 
-def size_pools(site: Site, rate_per_s: float) -> Sizing:
+def size_pools(site: DeploymentSite, rate_per_s: float) -> Sizing:
     """The fewest workers of each pool; where an objective cannot be met, enough to keep up, and the reason."""
     return PoolSizing(site, rate_per_s).sizing()
 
@@ -26,7 +26,7 @@ def size_pools(site: Site, rate_per_s: float) -> Sizing:
 class PoolSizing:
     """One site at one rate."""
 
-    site: Site
+    site: DeploymentSite
     rate_per_s: float
 
     def sizing(self) -> Sizing:
@@ -47,10 +47,10 @@ class PoolSizing:
             decode=self._pool(
                 self.site.decode, num_decode, decode_limit, time_use=None, kv_use=self._kv_use(num_decode)
             ),
-            ttft=Latency(
+            ttft=PredictedLatency(
                 mean_ms=self._queue.mean_ttft_ms(num_prefill), high_ms=self._queue.ttft_at(num_prefill, share)
             ),
-            tpot=Latency(mean_ms=batch.step_ms(running) + self._exposed_ms, high_ms=self._tpot_ms(num_decode)),
+            tpot=PredictedLatency(mean_ms=batch.step_ms(running) + self._exposed_ms, high_ms=self._tpot_ms(num_decode)),
             num_running=running,
             longest_gap_ms=max(batch.step_ms(crowd), self.site.hand_off(self._long_prompt).exposed_ms),
             problems=[*self._problems[0], *self._problems[1], *unmet, *unmet_too],
@@ -92,9 +92,9 @@ class PoolSizing:
 
     def _pool(
         self, roofline: Roofline, num_workers: int, limit: str, *, time_use: float | None, kv_use: float | None
-    ) -> Pool:
+    ) -> SizedPool:
         num_accelerators = num_workers * roofline.num_accelerators
-        return Pool(
+        return SizedPool(
             num_workers=num_workers,
             num_accelerators=num_accelerators,
             limit=limit,

@@ -8,9 +8,9 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from tandem.planning.capacity import Batch, DecodeCapacity, Load, PrefillCapacity
+from tandem.planning.capacity import Batch, DecodeCapacity, OfferedLoad, PrefillCapacity
 from tandem.planning.observation import Outlook
-from tandem.planning.planner_settings import PlannerSettings
+from tandem.planning.planner_settings import PlannerConfig
 
 _LEAST_WAIT_SHARE = 0.25  # NOTE: where a long prompt alone takes the whole objective, waits are still kept short
 
@@ -24,8 +24,8 @@ class Prospect:
     backlog_ms: prompt work that will wait already when a change takes effect, of the whole pool.
     """
 
-    settings: PlannerSettings
-    load: Load
+    settings: PlannerConfig
+    load: OfferedLoad
     prefill: PrefillCapacity
     decode: DecodeCapacity
     pace: float = 1.0
@@ -105,7 +105,7 @@ class Prospect:
         pairs = _pairs(settings, max_accelerators)
         return min(pairs, key=lambda pair: (self.strain(*pair), settings.accelerators(*pair), pair))
 
-    def at(self, load: Load, backlog_ms: float | None = None) -> "Prospect":
+    def at(self, load: OfferedLoad, backlog_ms: float | None = None) -> "Prospect":
         """The same pools at another demand."""
         return replace(self, load=load, backlog_ms=self.backlog_ms if backlog_ms is None else backlog_ms)
 
@@ -138,7 +138,7 @@ def _fewest(suffices: Callable[[int], bool], least: int, most: int) -> int:
     return least
 
 
-def _pairs(settings: PlannerSettings, max_accelerators: int) -> Iterable[tuple[int, int]]:
+def _pairs(settings: PlannerConfig, max_accelerators: int) -> Iterable[tuple[int, int]]:
     """Every size of prefill with the largest decode pool that is left; a smaller one is never less strained."""
     for num_prefill in range(settings.min_prefill, settings.max_prefill + 1):
         left = max_accelerators - num_prefill * settings.prefill_accelerators

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandem.planning.capacity import Load
+from tandem.planning.capacity import OfferedLoad
 from tandem.planning.observation import Outlook
 from tandem.planning.pools import Prospect
 
@@ -20,7 +20,7 @@ class Change:
     had: tuple[int, int]
     wanted: tuple[int, int]
     given: tuple[int, int]
-    load: Load
+    load: OfferedLoad
     prospect: Prospect
     horizon_s: float
     before: Outlook

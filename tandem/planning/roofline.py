@@ -7,7 +7,7 @@ floor that physics sets. Source: Williams, Waterman and Patterson, "Roofline" (2
 from dataclasses import dataclass
 
 from tandem.architecture.cost import ModelCost
-from tandem.planning.hardware import Accelerator, Link
+from tandem.planning.hardware import Accelerator, NetworkLink
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, Speed
 
 _NUM_RUNNING_OF_LINE = 256.0
@@ -51,7 +51,7 @@ IDEAL = Assumptions(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandOff:
+class HandOffEstimate:
     """One prompt's KV on its way: how much, for how long, and the part that prefill does not hide."""
 
     num_bytes: float
@@ -150,7 +150,9 @@ class Roofline:
             low, high = (middle, high) if self.step_ms(middle, context_tokens) <= tpot_ms else (low, middle - 1)
         return low
 
-    def hand_off(self, num_tokens: float, num_cached_tokens: float, link: Link, chunk_tokens: float) -> HandOff:
+    def hand_off(
+        self, num_tokens: float, num_cached_tokens: float, link: NetworkLink, chunk_tokens: float
+    ) -> HandOffEstimate:
         """One prompt's KV over `link` to a worker that holds none of it: each chunk moves while the next is computed.
 
         Blocks that prefill had cached move from the start. What is left when prefill ends is exposed: the last chunk,
@@ -163,7 +165,7 @@ class Roofline:
         hidden_ms = self.prefill_ms(num_tokens, num_cached_tokens)
         if not num_cached_tokens:
             hidden_ms -= self.prefill_ms(last_tokens)
-        return HandOff(num_bytes=num_bytes, ms=ms, exposed_ms=min(ms, max(last_ms, ms - hidden_ms)))
+        return HandOffEstimate(num_bytes=num_bytes, ms=ms, exposed_ms=min(ms, max(last_ms, ms - hidden_ms)))
 
     @property
     def speed(self) -> Speed:

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from tandem.planning.observation import Observation, Plan, PoolState
-from tandem.planning.planner_settings import PlannerSettings
+from tandem.planning.planner_settings import PlannerConfig
 from tandem.routing.speed import PrefillWork
 
 
@@ -31,7 +31,7 @@ class UtilisationRule:
     """
 
     def __init__(
-        self, settings: PlannerSettings, target: float = 0.7, stabilisation_s: float = 300.0, tolerance: float = 0.1
+        self, settings: PlannerConfig, target: float = 0.7, stabilisation_s: float = 300.0, tolerance: float = 0.1
     ) -> None:
         self._settings = settings
         self._target = target
@@ -66,7 +66,7 @@ class QueueRule:
     With nothing waiting it wants the minimum, 300 s later.
     """
 
-    def __init__(self, settings: PlannerSettings, target: float = 5.0, stabilisation_s: float = 300.0) -> None:
+    def __init__(self, settings: PlannerConfig, target: float = 5.0, stabilisation_s: float = 300.0) -> None:
         self._settings = settings
         self._target = target
         self._prefill = _Stabilised(stabilisation_s)

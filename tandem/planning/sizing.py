@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.core.errors import ConfigurationError
-from tandem.planning.hardware import Link
+from tandem.planning.hardware import NetworkLink
 from tandem.planning.profile import Profile
-from tandem.planning.roofline import HandOff, Roofline
+from tandem.planning.roofline import HandOffEstimate, Roofline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +44,16 @@ class Goals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class DeploymentSite:
     """Two kinds of workers, what lies between them, and what is asked of them."""
 
     prefill: Roofline
     decode: Roofline
-    link: Link
+    link: NetworkLink
     profile: Profile
     goals: Goals
 
-    def hand_off(self, num_prompt_tokens: float) -> HandOff:
+    def hand_off(self, num_prompt_tokens: float) -> HandOffEstimate:
         """Of one such prompt."""
         cached = self.profile.cached(num_prompt_tokens)
         return self.prefill.hand_off(num_prompt_tokens, cached, self.link, self.goals.chunk_tokens)
@@ -65,7 +65,7 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class SizedPool:
     """Workers of one kind, and why so many. Uses are shares: of the time by prompts, of KV when there are many
     requests, of the link's usable rate. None: not what this pool is short of.
     """
@@ -80,7 +80,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Latency:
+class PredictedLatency:
     """Of all requests: the mean, and what the objective's share of them stays within. Milliseconds."""
 
     mean_ms: float
@@ -98,16 +98,16 @@ class Sizing:
     """
 
     rate_per_s: float
-    prefill: Pool
-    decode: Pool | None
-    ttft: Latency
-    tpot: Latency
+    prefill: SizedPool
+    decode: SizedPool | None
+    ttft: PredictedLatency
+    tpot: PredictedLatency
     num_running: float
     longest_gap_ms: float
     problems: Sequence[str]
 
     @property
-    def pools(self) -> Sequence[Pool]:
+    def pools(self) -> Sequence[SizedPool]:
         return (self.prefill,) if self.decode is None else (self.prefill, self.decode)
 
     @property

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from tandem.core.errors import ConfigurationError
 from tandem.planning.aggregated import size_aggregated
 from tandem.planning.pool_sizing import size_pools
-from tandem.planning.roofline import HandOff, Roofline
-from tandem.planning.sizing import Site, Sizing
+from tandem.planning.roofline import HandOffEstimate, Roofline
+from tandem.planning.sizing import DeploymentSite, Sizing
 from tandem.planning.worker_facts import WorkerFacts, worker_facts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class SizedDeployment:
     """Pools for one rate. `together`: workers that do both instead, of the cheaper of the two kinds."""
 
     apart: Sizing
@@ -24,14 +24,14 @@ class Choice:
 class Study:
     """One site. `choices` are in the order of the rates; the hand-off is of the longest prompt that goals speak of."""
 
-    site: Site
+    site: DeploymentSite
     prefill: WorkerFacts
     decode: WorkerFacts
-    hand_off: HandOff
-    choices: Sequence[Choice]
+    hand_off: HandOffEstimate
+    choices: Sequence[SizedDeployment]
 
     @property
-    def peak(self) -> Choice:
+    def peak(self) -> SizedDeployment:
         """That of the highest rate."""
         return max(self.choices, key=lambda choice: choice.apart.rate_per_s)
 
@@ -45,7 +45,7 @@ class Study:
         )
 
 
-def study(site: Site, rates_per_s: Sequence[float]) -> Study:
+def study(site: DeploymentSite, rates_per_s: Sequence[float]) -> Study:
     """Plan for each of the rates.
 
     Raises:
@@ -62,8 +62,8 @@ def study(site: Site, rates_per_s: Sequence[float]) -> Study:
     )
 
 
-def _choose(site: Site, rate_per_s: float) -> Choice:
+def _choose(site: DeploymentSite, rate_per_s: float) -> SizedDeployment:
     kinds = [site.prefill] if site.decode == site.prefill else [site.prefill, site.decode]
     together = [(size_aggregated(kind, site.profile, site.goals, rate_per_s), kind) for kind in kinds]
     sizing, kind = min(together, key=lambda pair: (len(pair[0].problems), pair[0].usd_per_hour))
-    return Choice(apart=size_pools(site, rate_per_s), together=sizing, together_roofline=kind)
+    return SizedDeployment(apart=size_pools(site, rate_per_s), together=sizing, together_roofline=kind)

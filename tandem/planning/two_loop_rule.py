@@ -6,7 +6,7 @@ from tandem.planning.capacity import DecodeCapacity
 from tandem.planning.demand import Demand
 from tandem.planning.forecast import ForecastSettings
 from tandem.planning.observation import Observation, Plan, PoolState
-from tandem.planning.planner_settings import PlannerSettings
+from tandem.planning.planner_settings import PlannerConfig
 from tandem.routing.speed import PrefillWork, Speed
 
 
@@ -19,7 +19,7 @@ class TwoLoopRule:
     """
 
     def __init__(
-        self, settings: PlannerSettings, slow_s: float = 180.0, quick_s: float = 5.0, safety: float = 0.8
+        self, settings: PlannerConfig, slow_s: float = 180.0, quick_s: float = 5.0, safety: float = 0.8
     ) -> None:
         self._settings = settings
         self._slow_s = slow_s

@@ -9,13 +9,13 @@ from enum import StrEnum
 
 from tandem.core.errors import ConfigurationError
 from tandem.routing.snapshot import RequestShape
-from tandem.routing.standing import Candidates, Standing, num_blocks_of, num_cached_blocks, num_cached_tokens
+from tandem.routing.standing import Candidates, WorkerSnapshot, num_blocks_of, num_cached_blocks, num_cached_tokens
 
 _MIN_RETRY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class AdmissionLimits:
     """What the router tolerates. Times in seconds except where named otherwise.
 
     fresh_s: up to this age a report is taken at its word; older ones cost their extra age.
@@ -61,7 +61,7 @@ class Refusal:
     message: str
 
 
-def num_lacking_blocks(request: RequestShape, standing: Standing) -> int:
+def num_lacking_blocks(request: RequestShape, standing: WorkerSnapshot) -> int:
     """Blocks that a decode worker needs for the prompt it lacks and the output it may expect."""
     num_tokens = request.num_tokens + request.num_expected_output
     return num_blocks_of(num_tokens, standing.worker.block_size) - num_cached_blocks(request, standing.worker)
@@ -80,7 +80,7 @@ def refuse_long(request: RequestShape) -> Refusal:
     return Refusal(RefusalReason.TOO_LONG, None, message)
 
 
-def refuse_full(request: RequestShape, decodes: Iterable[Standing]) -> Refusal:
+def refuse_full(request: RequestShape, decodes: Iterable[WorkerSnapshot]) -> Refusal:
     """All memory is taken: ask again when the first worker is expected to have freed enough."""
     retry_after_s = min(_until_room_s(request, decode) for decode in decodes)
     return Refusal(RefusalReason.NO_BLOCKS, max(_MIN_RETRY_S, retry_after_s), "every decode worker's KV cache is full")
@@ -101,7 +101,7 @@ def refuse_late(request: RequestShape, candidates: Candidates) -> Refusal:
     return Refusal(RefusalReason.QUEUE, max(_MIN_RETRY_S, excess_s), message)
 
 
-def _until_room_s(request: RequestShape, decode: Standing) -> float:
+def _until_room_s(request: RequestShape, decode: WorkerSnapshot) -> float:
     """Running requests are half done on average and free their blocks one after another."""
     if decode.num_running == 0:
         return 0.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tandem.routing.snapshot import Links, LinkState, RequestShape
 from tandem.routing.speed import DecodeSpeed
-from tandem.routing.standing import Choice, Standing, num_blocks_of, num_cached_blocks, num_cached_tokens
+from tandem.routing.standing import Placement, WorkerSnapshot, num_blocks_of, num_cached_blocks, num_cached_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Prediction:
         return self.ttft_ms + self.transfer_ms + self.decode_ms + self.slowdown_ms + self.staleness_ms
 
 
-def predict(request: RequestShape, choice: Choice, links: Links, now_s: float) -> Prediction:
+def predict(request: RequestShape, choice: Placement, links: Links, now_s: float) -> Prediction:
     """Price one choice."""
     worker = choice.prefill or choice.decode
     queue_ms = worker.wait_ms(now_s)
@@ -61,13 +61,15 @@ def predict(request: RequestShape, choice: Choice, links: Links, now_s: float) -
     return Prediction(queue_ms, fetch_ms, prefill_ms, transfer_ms, own_ms, slowdown_ms, staleness_ms)
 
 
-def full_fetch_ms(request: RequestShape, worker: Standing, holder: Standing, link: LinkState) -> float:
+def full_fetch_ms(request: RequestShape, worker: WorkerSnapshot, holder: WorkerSnapshot, link: LinkState) -> float:
     """Fetching what `holder` has of the prefix and `worker` lacks. It goes on while the worker's queue drains."""
     num_blocks = num_cached_blocks(request, holder.worker) - num_cached_blocks(request, worker.worker)
     return link.ms(num_blocks * worker.worker.block_bytes)
 
 
-def exposed_ms(request: RequestShape, prefill: Standing, decode: Standing, link: LinkState, prefill_ms: float) -> float:
+def exposed_ms(
+    request: RequestShape, prefill: WorkerSnapshot, decode: WorkerSnapshot, link: LinkState, prefill_ms: float
+) -> float:
     """The hand-off's time after prefill ends: the last chunk, or more where the link is slower than prefill."""
     block_size = decode.worker.block_size
     num_lacking = num_blocks_of(request.num_tokens, block_size) - num_cached_blocks(request, decode.worker)
@@ -76,7 +78,7 @@ def exposed_ms(request: RequestShape, prefill: Standing, decode: Standing, link:
     return max(link.ms(num_last * num_bytes), link.ms(num_lacking * num_bytes) - prefill_ms)
 
 
-def decoding_ms(request: RequestShape, decode: Standing) -> tuple[float, float]:
+def decoding_ms(request: RequestShape, decode: WorkerSnapshot) -> tuple[float, float]:
     """(The request's own decoding in the batch it joins, what joining takes from that batch).
 
     Steps get longer for everybody there while the request runs, and a TPOT objective may be missed by all.
@@ -95,7 +97,7 @@ def step_parts_ms(request: RequestShape, speed: DecodeSpeed) -> tuple[float, flo
     return context_ms, speed.ms_per_request + context_ms
 
 
-def stall_ms(decode: Standing, prefill_ms: float) -> float:
+def stall_ms(decode: WorkerSnapshot, prefill_ms: float) -> float:
     """What a prompt computed beside a decode batch takes from each request in it; a step's overhead they pay anyway.
     Requests that wait for their KV are not in it yet.
     """

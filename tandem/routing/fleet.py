@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tandem.routing.admission import Limits, num_lacking_blocks
+from tandem.routing.admission import AdmissionLimits, num_lacking_blocks
 from tandem.routing.lineup import Lineup
 from tandem.routing.outliers import IN_SERVICE
 from tandem.routing.pricing import wait_ms
 from tandem.routing.roster import Roster
 from tandem.routing.snapshot import Links, RequestShape, Role, WorkerState
 from tandem.routing.speed import NO_WORK, PrefillWork, Speed
-from tandem.routing.standing import Candidates, Choice, Standing, num_blocks_of, num_cached_tokens
+from tandem.routing.standing import Candidates, Placement, WorkerSnapshot, num_blocks_of, num_cached_tokens
 
 _FIRST_TURNS = 1 << 52  # NOTE: first turns are random and below all later ones, so replicas do not move in step
 
@@ -35,15 +35,15 @@ class _Delta:
     num_awaiting_kv: int = 0
 
 
-class Pool:
+class WorkerPool:
     """Workers of one fingerprint: only they may exchange blocks."""
 
     def __init__(self, links: Links) -> None:
         self.prefill = Roster(links)
         self.decode = Roster(links)
-        self.everyone: dict[str, Standing] = {}
+        self.everyone: dict[str, WorkerSnapshot] = {}
 
-    def put(self, standing: Standing) -> None:
+    def put(self, standing: WorkerSnapshot) -> None:
         worker = standing.worker
         self.everyone[worker.worker_id] = standing
         _keep(self.prefill, standing, worker.role is not Role.DECODE and not worker.draining)
@@ -62,12 +62,12 @@ class Pool:
 class Fleet:
     """Snapshots in, candidates out. `speed_of`: a kind's calibrated speed; `seed` sets the first order of turns."""
 
-    def __init__(self, limits: Limits, links: Links, speed_of: Callable[[str], Speed], seed: int = 0) -> None:
+    def __init__(self, limits: AdmissionLimits, links: Links, speed_of: Callable[[str], Speed], seed: int = 0) -> None:
         self.limits = limits
         self.links = links
         self._speed_of = speed_of
         self._random = random.Random(seed)
-        self._pools: dict[str, Pool] = {}
+        self._pools: dict[str, WorkerPool] = {}
         self._pool_of: dict[str, str] = {}
         self._deltas: dict[str, dict[str, _Delta]] = {}
         self._next_turn = 0
@@ -100,19 +100,19 @@ class Fleet:
         if not pool.everyone:
             del self._pools[fingerprint]
 
-    def standing(self, worker_id: str) -> Standing | None:
+    def standing(self, worker_id: str) -> WorkerSnapshot | None:
         fingerprint = self._pool_of.get(worker_id)
         return None if fingerprint is None else self._pools[fingerprint].everyone[worker_id]
 
     def num_workers(self) -> int:
         return len(self._pool_of)
 
-    def pools(self, request: RequestShape) -> Iterable[Pool]:
+    def pools(self, request: RequestShape) -> Iterable[WorkerPool]:
         """Where the request may be served."""
         wanted = request.fingerprints
         return [pool for fingerprint, pool in self._pools.items() if wanted is None or fingerprint in wanted]
 
-    def candidates(self, request: RequestShape, pool: Pool, now_s: float) -> Candidates:
+    def candidates(self, request: RequestShape, pool: WorkerPool, now_s: float) -> Candidates:
         """Who may be chosen, except for what decode workers have room for at the moment."""
         self._sweep(now_s)
         self._refresh_links()
@@ -162,7 +162,7 @@ class Fleet:
             lineup = lineup.without(columns.num_total_blocks < num_blocks)
         return _without_aside(lineup.without_ids(request.excluded), now_s)
 
-    def _decodes(self, request: RequestShape, pool: Pool) -> Roster:
+    def _decodes(self, request: RequestShape, pool: WorkerPool) -> Roster:
         if request.decode_id is None:
             return pool.decode
         pinned = pool.everyone.get(request.decode_id)
@@ -185,7 +185,7 @@ class Fleet:
             for standing in [s for s in pool.everyone.values() if s.reported_at_s < oldest_s]:
                 self.remove(standing.worker_id)
 
-    def sent(self, request: RequestShape, choice: Choice, now_s: float) -> None:
+    def sent(self, request: RequestShape, choice: Placement, now_s: float) -> None:
         """Count a request at the workers it goes to until their reports do."""
         first = choice.prefill or choice.decode
         source = choice.holder or first
@@ -211,7 +211,7 @@ class Fleet:
                 assert standing is not None
                 self._put(standing.worker, standing.turn, standing.aside_until_s)
 
-    def _add(self, standing: Standing, request_id: str, delta: _Delta) -> None:
+    def _add(self, standing: WorkerSnapshot, request_id: str, delta: _Delta) -> None:
         worker = standing.worker
         self._deltas[worker.worker_id][request_id] = delta
         self._next_turn += 1
@@ -222,7 +222,7 @@ class Fleet:
         standing = standing_of(state, speed, deltas, self.limits.fresh_s, turn, aside_until_s)
         pool = self._pools.get(state.fingerprint)
         if pool is None:
-            pool = self._pools[state.fingerprint] = Pool(self.links)
+            pool = self._pools[state.fingerprint] = WorkerPool(self.links)
         pool.put(standing)
 
 
@@ -233,9 +233,9 @@ def standing_of(
     fresh_s: float = 0.75,
     turn: int = 0,
     aside_until_s: float = IN_SERVICE,
-) -> Standing:
+) -> WorkerSnapshot:
     """A report with what was sent since, in the order it was sent."""
-    standing = Standing(
+    standing = WorkerSnapshot(
         worker=state,
         speed=speed,
         worker_id=state.worker_id,
@@ -257,13 +257,13 @@ def standing_of(
     return standing
 
 
-def _with_delta(standing: Standing, delta: _Delta, turn: int) -> Standing:
+def _with_delta(standing: WorkerSnapshot, delta: _Delta, turn: int) -> WorkerSnapshot:
     """`standing` with one request more."""
     speed = standing.speed
     num_running = standing.num_running + delta.num_running
     num_context_tokens = standing.num_context_tokens + delta.num_context_tokens
     work_ms = speed.prefill.ms(delta.work)
-    return Standing(  # NOTE: `dataclasses.replace` would take five times as long, twice in each decision
+    return WorkerSnapshot(  # NOTE: `dataclasses.replace` would take five times as long, twice in each decision
         worker=standing.worker,
         speed=speed,
         worker_id=standing.worker_id,
@@ -292,7 +292,7 @@ def _without_aside(lineup: Lineup, now_s: float) -> Lineup:
     return others if others else lineup
 
 
-def _keep(part: Roster, standing: Standing, wanted: bool) -> None:
+def _keep(part: Roster, standing: WorkerSnapshot, wanted: bool) -> None:
     if wanted:
         part.put(standing)
     else:

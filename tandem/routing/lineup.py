@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from tandem.routing.roster import Columns, Floats, Roster
 from tandem.routing.snapshot import Links, RequestShape
-from tandem.routing.standing import Standing
+from tandem.routing.standing import WorkerSnapshot
 
 Mask = NDArray[np.bool_]
 Rows = NDArray[np.intp]
 
 
-class Lineup(Sequence[Standing]):
+class Lineup(Sequence[WorkerSnapshot]):
     """The roster's workers without the barred ones, in no order that means anything."""
 
     def __init__(self, roster: Roster, barred: Mask | None = None) -> None:
@@ -25,7 +25,7 @@ class Lineup(Sequence[Standing]):
         self._barred = barred
 
     @staticmethod
-    def of(standings: Sequence[Standing], links: Links) -> "Lineup":
+    def of(standings: Sequence[WorkerSnapshot], links: Links) -> "Lineup":
         """These; the same object if they are one already."""
         return standings if isinstance(standings, Lineup) else Lineup(Roster.of(standings, links))
 
@@ -43,17 +43,17 @@ class Lineup(Sequence[Standing]):
     def __len__(self) -> int:
         return len(self.roster) - (0 if self._barred is None else int(np.count_nonzero(self._barred)))
 
-    def __iter__(self) -> Iterator[Standing]:
+    def __iter__(self) -> Iterator[WorkerSnapshot]:
         standings = self.roster.standings
         if self._barred is None:
             return iter(standings)
         return (standings[row] for row in np.flatnonzero(~self._barred))
 
     @overload
-    def __getitem__(self, key: int) -> Standing: ...
+    def __getitem__(self, key: int) -> WorkerSnapshot: ...
     @overload
-    def __getitem__(self, key: slice) -> Sequence[Standing]: ...
-    def __getitem__(self, key: int | slice) -> Standing | Sequence[Standing]:
+    def __getitem__(self, key: slice) -> Sequence[WorkerSnapshot]: ...
+    def __getitem__(self, key: int | slice) -> WorkerSnapshot | Sequence[WorkerSnapshot]:
         return list(self)[key]
 
     def without(self, barred: Mask) -> "Lineup":

@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from tandem.core.errors import ConfigurationError, InvalidRequestError, shown
 from tandem.routing.least_squares import Vector
-from tandem.routing.pace import Pace
+from tandem.routing.pace import PaceRounds
 from tandem.routing.snapshot import WorkerState
 from tandem.routing.speed import Speed
 
@@ -24,7 +24,7 @@ IN_SERVICE = float("-inf")
 _Peers = tuple[str, str, str]  # fingerprint, kind, role
 
 
-class Stage(StrEnum):
+class MeasuredStage(StrEnum):
     """What a measurement is of; the two have speeds of their own."""
 
     PREFILL = "prefill"
@@ -64,7 +64,7 @@ class OutlierSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class OutlierVerdict:
     """until_s: nothing is sent before, then one request at a time; `IN_SERVICE`: as to any other. slowness: times the
     peers' median when it was last set aside.
     """
@@ -85,11 +85,13 @@ class _Worker:
 
     peers: _Peers
     is_present: bool = True
-    paces: dict[Stage, Pace] = field(default_factory=lambda: {stage: Pace() for stage in Stage})
-    verdict: Verdict = Verdict()
+    paces: dict[MeasuredStage, PaceRounds] = field(
+        default_factory=lambda: {stage: PaceRounds() for stage in MeasuredStage}
+    )
+    verdict: OutlierVerdict = OutlierVerdict()
     aside_s: float = 0.0
     returned_at_s: float = float("-inf")
-    slow_stage: Stage | None = None
+    slow_stage: MeasuredStage | None = None
     num_well: int = 0
 
 
@@ -111,9 +113,11 @@ class Outliers:
         self._settings = settings or OutlierSettings()
         self._workers: dict[str, _Worker] = {}
         self._present: dict[_Peers, set[str]] = {}
-        self._medians: dict[tuple[_Peers, Stage], _Median] = {}
+        self._medians: dict[tuple[_Peers, MeasuredStage], _Median] = {}
 
-    def observe(self, state: WorkerState, stage: Stage, features: Vector, measured_ms: float, now_s: float) -> None:
+    def observe(
+        self, state: WorkerState, stage: MeasuredStage, features: Vector, measured_ms: float, now_s: float
+    ) -> None:
         """Count a measurement, with `features` as for the stage's `Fit`; one of a worker that is set aside does not
         count before it may be probed.
 
@@ -128,7 +132,7 @@ class Outliers:
         if worker.verdict.until_s <= now_s:
             worker.paces[stage].observe(features, measured_ms, now_s)
 
-    def judge(self, state: WorkerState, now_s: float) -> Verdict:
+    def judge(self, state: WorkerState, now_s: float) -> OutlierVerdict:
         """The verdict on a worker that has just reported."""
         worker = self._known(state)
         for stage, pace in worker.paces.items():
@@ -137,10 +141,10 @@ class Outliers:
                 self._weigh(worker, stage, ratio / self._median(worker.peers, stage, now_s), now_s)
         return worker.verdict
 
-    def verdict(self, worker_id: str) -> Verdict:
+    def verdict(self, worker_id: str) -> OutlierVerdict:
         """The last one; in service where nothing is known."""
         worker = self._workers.get(worker_id)
-        return Verdict() if worker is None else worker.verdict
+        return OutlierVerdict() if worker is None else worker.verdict
 
     def leave(self, worker_id: str) -> None:
         """A worker is away: it is nobody's peer until it reports again; what was found of it is kept."""
@@ -151,7 +155,7 @@ class Outliers:
             present.discard(worker_id)
             if not present:
                 del self._present[worker.peers]
-                for stage in Stage:
+                for stage in MeasuredStage:
                     self._medians.pop((worker.peers, stage), None)
 
     def forget(self, worker_id: str) -> None:
@@ -171,7 +175,7 @@ class Outliers:
         self._present.setdefault(peers, set()).add(state.worker_id)
         return worker
 
-    def _weigh(self, worker: _Worker, stage: Stage, slowness: float, now_s: float) -> None:
+    def _weigh(self, worker: _Worker, stage: MeasuredStage, slowness: float, now_s: float) -> None:
         """What one closed round changes. NOTE: rounds of the other stage say nothing of the one that was slow."""
         is_slow, pace = slowness >= self._settings.factor, worker.paces[stage]
         pace.num_slow = pace.num_slow + 1 if is_slow else 0
@@ -181,15 +185,15 @@ class Outliers:
             if pace.num_slow >= self._settings.num_probes:
                 self._set_aside(worker, stage, slowness, now_s)
             elif worker.num_well >= self._settings.num_rounds:
-                worker.verdict, worker.returned_at_s = Verdict(), now_s
+                worker.verdict, worker.returned_at_s = OutlierVerdict(), now_s
         elif pace.num_slow >= self._settings.num_rounds and self._may_lose_one(worker.peers):
             self._set_aside(worker, stage, slowness, now_s)
 
-    def _set_aside(self, worker: _Worker, stage: Stage, slowness: float, now_s: float) -> None:
+    def _set_aside(self, worker: _Worker, stage: MeasuredStage, slowness: float, now_s: float) -> None:
         settings = self._settings
         is_calm = not worker.verdict.is_aside and now_s - worker.returned_at_s > settings.calm * worker.aside_s
         worker.aside_s = settings.first_s if is_calm else min(2 * worker.aside_s, settings.longest_s)
-        worker.verdict, worker.slow_stage, worker.num_well = Verdict(now_s + worker.aside_s, slowness), stage, 0
+        worker.verdict, worker.slow_stage, worker.num_well = OutlierVerdict(now_s + worker.aside_s, slowness), stage, 0
         for pace in worker.paces.values():
             pace.num_slow = 0
             pace.discard_round()
@@ -199,7 +203,7 @@ class Outliers:
         num_aside = sum(worker.verdict.is_aside for worker in self._peers(peers))
         return num_aside + 1 <= len(self._present[peers]) // 2
 
-    def _median(self, peers: _Peers, stage: Stage, now_s: float) -> float:
+    def _median(self, peers: _Peers, stage: MeasuredStage, now_s: float) -> float:
         """The lower median of the peers' last rounds, this worker's own included; looked up once in a round's time."""
         known = self._medians.get((peers, stage))
         if known is None or not 0 <= now_s - known.at_s < self._settings.round_s / 2:
@@ -216,7 +220,7 @@ class Outliers:
         return (self._workers[worker_id] for worker_id in self._present[peers])
 
 
-def _coefficients(speed: Speed, stage: Stage) -> Vector:
-    if stage is Stage.PREFILL:
+def _coefficients(speed: Speed, stage: MeasuredStage) -> Vector:
+    if stage is MeasuredStage.PREFILL:
         return speed.prefill.ms_per_request, speed.prefill.ms_per_token, speed.prefill.ms_per_pair
     return speed.decode.ms_per_step, speed.decode.ms_per_request, speed.decode.ms_per_context_token

@@ -32,7 +32,7 @@ class Round:
 
 
 @dataclass(slots=True)
-class Pace:
+class PaceRounds:
     """last: the last round that was closed, at `closed_at_s`. num_slow: slow rounds in a row."""
 
     last: Round = Round()

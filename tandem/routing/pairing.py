@@ -16,7 +16,7 @@ from tandem.routing.lineup import Lineup
 from tandem.routing.policies import RoutingPolicy
 from tandem.routing.search import cheapest
 from tandem.routing.snapshot import Links, RequestShape
-from tandem.routing.standing import Candidates, Choice, num_blocks_of, num_cached_tokens
+from tandem.routing.standing import Candidates, Placement, num_blocks_of, num_cached_tokens
 
 DEFAULT_MAX_RECORDS = 4096
 
@@ -32,7 +32,7 @@ class Pairing:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class MeasuredTimes:
     """What was measured. None: that stage was not reached."""
 
     queue_ms: float | None = None
@@ -49,7 +49,7 @@ class DecisionRecord:
     decided_at_s: float
     policy: str
     answer: Pairing | Refusal
-    outcome: Outcome | None = None
+    outcome: MeasuredTimes | None = None
 
     @property
     def ttft_error_ms(self) -> float | None:
@@ -85,7 +85,7 @@ class Pairer:
             self._records.popitem(last=False)
         return answer
 
-    def settle(self, request_id: str, outcome: Outcome) -> DecisionRecord | None:
+    def settle(self, request_id: str, outcome: MeasuredTimes) -> DecisionRecord | None:
         """Record what became of a request and stop counting it. None: its record is gone, or never was."""
         self._stop_counting(request_id)
         record = self._records.get(request_id)
@@ -125,8 +125,8 @@ class Pairer:
         self.fleet.sent(request, choice, roomy[0].now_s)
         return _pairing(choice, predicted)
 
-    def _cheapest(self, request: RequestShape, roomy: Sequence[Candidates]) -> tuple[Choice, Prediction] | None:
-        best: tuple[Choice, Prediction] | None = None
+    def _cheapest(self, request: RequestShape, roomy: Sequence[Candidates]) -> tuple[Placement, Prediction] | None:
+        best: tuple[Placement, Prediction] | None = None
         for candidates in roomy:
             choice = self._policy.choose(request, candidates)
             if choice is None or _is_cut(choice, candidates.links):
@@ -164,12 +164,12 @@ def with_room(request: RequestShape, candidates: Candidates) -> Candidates:
     return replace(candidates, decode=lineup.without(num_free < num_blocks - lineup.cached_blocks(request)))
 
 
-def _is_cut(choice: Choice, links: Links) -> bool:
+def _is_cut(choice: Placement, links: Links) -> bool:
     """Whether its hand-off would not get through; most policies look at workers only."""
     return choice.prefill is not None and choice.prefill.worker_id in links.cut_into(choice.decode.worker_id)
 
 
-def _pairing(choice: Choice, predicted: Prediction) -> Pairing:
+def _pairing(choice: Placement, predicted: Prediction) -> Pairing:
     return Pairing(
         prefill_id=None if choice.prefill is None else choice.prefill.worker_id,
         decode_id=choice.decode.worker_id,

@@ -6,7 +6,7 @@ class says how it was read.
 
 from tandem.routing.policies import decode_load, in_time, least, pair_of
 from tandem.routing.snapshot import RequestShape
-from tandem.routing.standing import Candidates, Choice, Standing, num_cached_tokens
+from tandem.routing.standing import Candidates, Placement, WorkerSnapshot, num_cached_tokens
 
 
 class DynamoLinear:
@@ -17,8 +17,8 @@ class DynamoLinear:
 
     name = "dynamo linear"
 
-    def choose(self, request: RequestShape, candidates: Candidates) -> Choice | None:
-        def cost(standing: Standing) -> float:
+    def choose(self, request: RequestShape, candidates: Candidates) -> Placement | None:
+        def cost(standing: WorkerSnapshot) -> float:
             return standing.queued.num_tokens + standing.num_context_tokens + _incoming(request, standing)
 
         prefill = least(in_time(request, candidates), cost)
@@ -30,8 +30,8 @@ class DynamoProduct:
 
     name = "lmetric"
 
-    def choose(self, request: RequestShape, candidates: Candidates) -> Choice | None:
-        def cost(standing: Standing) -> float:
+    def choose(self, request: RequestShape, candidates: Candidates) -> Placement | None:
+        def cost(standing: WorkerSnapshot) -> float:
             num_left = standing.queued.num_tokens + _incoming(request, standing)
             return num_left * (standing.num_context_tokens / standing.worker.block_size + 1)
 
@@ -46,13 +46,13 @@ class WeightedScores:
         self.name = f"llm-d {prefix:g}/{free:g}/{queue:g}"
         self._weights = (prefix, free, queue)
 
-    def choose(self, request: RequestShape, candidates: Candidates) -> Choice | None:
+    def choose(self, request: RequestShape, candidates: Candidates) -> Placement | None:
         standings = in_time(request, candidates)
         lengths = [standing.queued.num_requests for standing in standings]
         shortest, spread = min(lengths, default=0.0), max(lengths, default=0.0) - min(lengths, default=0.0)
         prefix_weight, free_weight, queue_weight = self._weights
 
-        def negated(standing: Standing) -> float:
+        def negated(standing: WorkerSnapshot) -> float:
             cached = num_cached_tokens(request, standing.worker) / request.num_tokens
             free = standing.num_free_blocks / standing.num_total_blocks
             short = 1.0 - (standing.queued.num_requests - shortest) / spread if spread else 1.0
@@ -72,7 +72,7 @@ class CacheAware:
     def __init__(self, threshold: float = 0.5, absolute: float = 32, relative: float = 1.1) -> None:
         self._threshold, self._absolute, self._relative = threshold, absolute, relative
 
-    def choose(self, request: RequestShape, candidates: Candidates) -> Choice | None:
+    def choose(self, request: RequestShape, candidates: Candidates) -> Placement | None:
         standings = in_time(request, candidates)
         loads = [standing.queued.num_requests for standing in standings]
         longest = least(standings, lambda standing: -num_cached_tokens(request, standing.worker))
@@ -85,5 +85,5 @@ class CacheAware:
         return pair_of(request, candidates, longest, decode_load)
 
 
-def _incoming(request: RequestShape, standing: Standing) -> float:
+def _incoming(request: RequestShape, standing: WorkerSnapshot) -> float:
     return request.num_tokens - num_cached_tokens(request, standing.worker)

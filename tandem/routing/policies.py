@@ -13,7 +13,7 @@ from typing import Protocol
 from tandem.core.errors import ConfigurationError, shown
 from tandem.routing.search import DEFAULT_FETCH_SOURCES, cheapest
 from tandem.routing.snapshot import RequestShape
-from tandem.routing.standing import Candidates, Choice, Standing, num_cached_tokens
+from tandem.routing.standing import Candidates, Placement, WorkerSnapshot, num_cached_tokens
 
 MAX_SESSIONS = 65_536
 
@@ -24,7 +24,7 @@ class RoutingPolicy(Protocol):
     @property
     def name(self) -> str: ...
 
-    def choose(self, request: RequestShape, candidates: Candidates) -> Choice | None:
+    def choose(self, request: RequestShape, candidates: Candidates) -> Placement | None:
         """A choice among `candidates`. Called for every request, by one thread; may keep state of bounded size."""
         ...
 
@@ -37,7 +37,7 @@ class PredictedCost:
     def __init__(self, num_fetch_sources: int = DEFAULT_FETCH_SOURCES) -> None:
         self._num_fetch_sources = num_fetch_sources
 
-    def choose(self, request: RequestShape, candidates: Candidates) -> Choice | None:
+    def choose(self, request: RequestShape, candidates: Candidates) -> Placement | None:
         return cheapest(request, candidates, self._num_fetch_sources)
 
 
@@ -46,7 +46,7 @@ class RoundRobin:
 
     name = "round robin"
 
-    def choose(self, request: RequestShape, candidates: Candidates) -> Choice | None:
+    def choose(self, request: RequestShape, candidates: Candidates) -> Placement | None:
         return _by_score(request, candidates, lambda standing: 0.0, lambda standing: 0.0)
 
 
@@ -58,7 +58,7 @@ class Random:
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
 
-    def choose(self, request: RequestShape, candidates: Candidates) -> Choice | None:
+    def choose(self, request: RequestShape, candidates: Candidates) -> Placement | None:
         return _by_score(
             request, candidates, lambda standing: self._random.random(), lambda standing: self._random.random()
         )
@@ -69,7 +69,7 @@ class LeastLoaded:
 
     name = "least loaded"
 
-    def choose(self, request: RequestShape, candidates: Candidates) -> Choice | None:
+    def choose(self, request: RequestShape, candidates: Candidates) -> Placement | None:
         return _by_score(request, candidates, prefill_load, decode_load)
 
 
@@ -78,8 +78,8 @@ class PrefixOnly:
 
     name = "prefix only"
 
-    def choose(self, request: RequestShape, candidates: Candidates) -> Choice | None:
-        def longest(standing: Standing) -> float:
+    def choose(self, request: RequestShape, candidates: Candidates) -> Placement | None:
+        def longest(standing: WorkerSnapshot) -> float:
             return -num_cached_tokens(request, standing.worker)
 
         return _by_score(request, candidates, longest, longest)
@@ -94,7 +94,7 @@ class SessionSticky:
         self._max_sessions = max_sessions
         self._homes: OrderedDict[str, tuple[str, str]] = OrderedDict()
 
-    def choose(self, request: RequestShape, candidates: Candidates) -> Choice | None:
+    def choose(self, request: RequestShape, candidates: Candidates) -> Placement | None:
         prefill_id, decode_id = self._homes.get(request.session_id or "", ("", ""))
         choice = _by_score(
             request,
@@ -110,7 +110,7 @@ class SessionSticky:
         """Sessions remembered."""
         return len(self._homes)
 
-    def _remember(self, session_id: str, choice: Choice, former_prefill_id: str) -> None:
+    def _remember(self, session_id: str, choice: Placement, former_prefill_id: str) -> None:
         prefill_id = choice.prefill.worker_id if choice.prefill is not None else former_prefill_id
         self._homes[session_id] = (prefill_id, choice.decode.worker_id)
         self._homes.move_to_end(session_id)
@@ -136,7 +136,7 @@ def policy_named(name: str) -> RoutingPolicy:
         raise ConfigurationError(f"routing policy {shown(name)} is unknown; use one of {', '.join(POLICIES)}") from None
 
 
-def in_time(request: RequestShape, candidates: Candidates) -> Sequence[Standing]:
+def in_time(request: RequestShape, candidates: Candidates) -> Sequence[WorkerSnapshot]:
     """The prefill workers whose first token is predicted within the limit; decode workers where no other prefills."""
     computing = candidates.prefill or candidates.decode
     if candidates.max_ttft_ms == float("inf"):
@@ -150,38 +150,41 @@ def in_time(request: RequestShape, candidates: Candidates) -> Sequence[Standing]
     ]
 
 
-def least(standings: Iterable[Standing], score: Callable[[Standing], float]) -> Standing | None:
+def least(standings: Iterable[WorkerSnapshot], score: Callable[[WorkerSnapshot], float]) -> WorkerSnapshot | None:
     """The lowest score; among equals, chosen longest ago."""
     return min(standings, key=lambda standing: (score(standing), standing.turn), default=None)
 
 
-def prefill_load(standing: Standing) -> float:
+def prefill_load(standing: WorkerSnapshot) -> float:
     return standing.queued.num_tokens
 
 
-def decode_load(standing: Standing) -> float:
+def decode_load(standing: WorkerSnapshot) -> float:
     return standing.num_running
 
 
 def pair_of(
-    request: RequestShape, candidates: Candidates, prefill: Standing | None, score: Callable[[Standing], float]
-) -> Choice | None:
+    request: RequestShape,
+    candidates: Candidates,
+    prefill: WorkerSnapshot | None,
+    score: Callable[[WorkerSnapshot], float],
+) -> Placement | None:
     """`prefill` with the other worker that scores least for decode, which serves alone where no other prefills."""
     if not candidates.prefill:
         alone = least(in_time(request, candidates), score)
-        return None if alone is None else Choice(None, alone)
+        return None if alone is None else Placement(None, alone)
     if prefill is None:
         return None
     others = (s for s in candidates.decode if s.worker_id != prefill.worker_id)
     decode = least(others, score)
-    return None if decode is None else Choice(prefill, decode)
+    return None if decode is None else Placement(prefill, decode)
 
 
 def _by_score(
     request: RequestShape,
     candidates: Candidates,
-    prefill_score: Callable[[Standing], float],
-    decode_score: Callable[[Standing], float],
-) -> Choice | None:
+    prefill_score: Callable[[WorkerSnapshot], float],
+    decode_score: Callable[[WorkerSnapshot], float],
+) -> Placement | None:
     prefill = least(in_time(request, candidates), prefill_score)
     return pair_of(request, candidates, prefill, decode_score)

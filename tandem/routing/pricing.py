@@ -11,24 +11,24 @@ import numpy as np
 from tandem.routing.lineup import Lineup
 from tandem.routing.roster import Columns, Floats, Roster
 from tandem.routing.snapshot import Links, LinkState, RequestShape
-from tandem.routing.standing import Standing, num_blocks_of, num_cached_blocks
+from tandem.routing.standing import WorkerSnapshot, num_blocks_of, num_cached_blocks
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class PrefixOptions:
     """The ways to the first token: what is missing is computed, or some of it fetched from a holder before.
 
     holders: of each way; None computes. ttft_ms [num_ways, num_workers]: mistrust of old reports included; infinite
     where it is not to be had. prefill_ms [num_ways, num_workers]: its last part, during which the hand-off goes on.
     """
 
-    holders: Sequence[Standing | None]
+    holders: Sequence[WorkerSnapshot | None]
     ttft_ms: Floats
     prefill_ms: Floats
 
 
 def wait_ms(columns: Columns, now_s: float) -> Floats:
-    """`Standing.wait_ms` of each."""
+    """`WorkerSnapshot.wait_ms` of each."""
     return np.maximum(0.0, 1000.0 * (columns.free_at_s - now_s))
 
 
@@ -46,18 +46,18 @@ def decode_ms(request: RequestShape, lineup: Lineup, now_s: float) -> Floats:
 def ways_of(
     request: RequestShape,
     lineup: Lineup,
-    sources: Sequence[Standing],
+    sources: Sequence[WorkerSnapshot],
     links: Links,
     now_s: float,
     max_ttft_ms: float,
-) -> Ways:
+) -> PrefixOptions:
     """All ways of all prefill workers; those whose first token comes later than `max_ttft_ms` are not to be had."""
     columns, held_blocks = lineup.columns, lineup.cached_blocks(request)
     queue_ms, computing_ms = (
         wait_ms(columns, now_s),
         _prompt_ms(columns, request.num_tokens, held_blocks * lineup.block_size),
     )
-    holders: list[Standing | None] = [None]
+    holders: list[WorkerSnapshot | None] = [None]
     ttfts_ms, prefills_ms = [queue_ms + computing_ms], [computing_ms]
     for source in sources:
         num_blocks = num_cached_blocks(request, source.worker)
@@ -72,10 +72,10 @@ def ways_of(
         holders.append(source)
     ttft_ms = np.array(ttfts_ms)
     ttft_ms[ttft_ms > max_ttft_ms] = np.inf
-    return Ways(holders, lineup.forbid(ttft_ms + _staleness_ms(columns, now_s)), np.array(prefills_ms))
+    return PrefixOptions(holders, lineup.forbid(ttft_ms + _staleness_ms(columns, now_s)), np.array(prefills_ms))
 
 
-class HandOff:
+class HandOffCosts:
     """What decode costs and what it lacks, for `exposed_ms` added to it.
 
     costs_ms: `decode_ms` of those who are still to be considered.
@@ -86,7 +86,7 @@ class HandOff:
         self._num_lacking = num_blocks_of(request.num_tokens, decodes.block_size) - held_blocks
         self.costs_ms = costs_ms
 
-    def least_ms(self, ways: Ways, least_chunk_blocks: float) -> Floats:
+    def least_ms(self, ways: PrefixOptions, least_chunk_blocks: float) -> Floats:
         """The least cost of every decode worker, each over its best link, whatever the way."""
         columns = self._decodes.columns
         block_ms = 1000.0 * columns.block_bytes / columns.best_bytes_per_s
@@ -95,7 +95,7 @@ class HandOff:
         least_ms: Floats = np.maximum(last_ms, whole_ms)
         return self.costs_ms + columns.best_latency_ms + least_ms
 
-    def into(self, row: int, prefills: Lineup, ways: Ways, links: Links) -> Floats:
+    def into(self, row: int, prefills: Lineup, ways: PrefixOptions, links: Links) -> Floats:
         """[num_ways, num_prefills]: the whole cost of choices with one decode worker."""
         decode, num_lacking = self._decodes.roster.standings[row], self._num_lacking[row]
         byte_ms, latency_ms = _link_columns(prefills.roster, links.into(decode.worker_id), links.default)
@@ -104,7 +104,7 @@ class HandOff:
         exposed_ms = latency_ms + np.maximum(last_ms, block_ms * num_lacking - ways.prefill_ms)
         return _without(prefills, decode, exposed_ms + ways.ttft_ms + self.costs_ms[row])
 
-    def out_of(self, row: int, prefills: Lineup, ways: Ways, links: Links) -> Floats:
+    def out_of(self, row: int, prefills: Lineup, ways: PrefixOptions, links: Links) -> Floats:
         """[num_ways, num_decodes]: the whole cost of choices with one prefill worker."""
         prefill, num_lacking = prefills.roster.standings[row], self._num_lacking
         byte_ms, latency_ms = _link_columns(self._decodes.roster, links.out_of(prefill.worker_id), links.default)
@@ -127,7 +127,7 @@ def local_ms(
 
 
 def _staleness_ms(columns: Columns, now_s: float) -> Floats | float:
-    """`Standing.staleness_ms` of each; 0 when all reports are young."""
+    """`WorkerSnapshot.staleness_ms` of each; 0 when all reports are young."""
     if now_s <= columns.stale_from_s.min(initial=np.inf):
         return 0.0
     return np.maximum(0.0, 1000.0 * (now_s - columns.stale_from_s))
@@ -152,7 +152,7 @@ def _link_columns(
     return roster.scattered(byte_times, byte_ms), roster.scattered(latencies, default.latency_ms)
 
 
-def _without(lineup: Lineup, standing: Standing, costs_ms: Floats) -> Floats:
+def _without(lineup: Lineup, standing: WorkerSnapshot, costs_ms: Floats) -> Floats:
     """Nobody hands anything over to itself."""
     row = lineup.roster.row_of(standing.worker_id)
     if row is not None:

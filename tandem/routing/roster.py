@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.routing.snapshot import Links, LinkState, Role
-from tandem.routing.standing import Standing, num_blocks_of
+from tandem.routing.standing import WorkerSnapshot, num_blocks_of
 
 Floats = NDArray[np.float64]
 
@@ -22,7 +22,7 @@ _FIRST_CAPACITY = 16
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What a decision weighs, one entry a worker; to be read only. Names as in `Standing` and `WorkerState`.
+    """What a decision weighs, one entry a worker; to be read only. Names as in `WorkerSnapshot` and `WorkerState`.
 
     does_both: 1 where the role is both. chunk_blocks: what one prefill step computes at most. prefill_*, decode_*: the
     calibrated speed. best_*: what no link into the worker beats.
@@ -55,13 +55,13 @@ class Roster:
 
     def __init__(self, links: Links) -> None:
         self._links = links
-        self.standings: list[Standing] = []
+        self.standings: list[WorkerSnapshot] = []
         self._row_of: dict[str, int] = {}
         self._cells = [array("d", bytes(8 * _FIRST_CAPACITY)) for _ in fields(Columns)]
         self._show()
 
     @staticmethod
-    def of(standings: Iterable[Standing], links: Links) -> "Roster":
+    def of(standings: Iterable[WorkerSnapshot], links: Links) -> "Roster":
         """A roster of these alone."""
         roster = Roster(links)
         for standing in standings:
@@ -74,7 +74,7 @@ class Roster:
     def row_of(self, worker_id: str) -> int | None:
         return self._row_of.get(worker_id)
 
-    def put(self, standing: Standing) -> None:
+    def put(self, standing: WorkerSnapshot) -> None:
         """Add a worker, or replace what is known of it."""
         row = self._row_of.get(standing.worker_id)
         if row is not None:
@@ -115,7 +115,7 @@ class Roster:
         column[rows] = np.fromiter(values.values(), np.float64, num_values)
         return column[:num_rows]
 
-    def _write(self, row: int, standing: Standing) -> None:
+    def _write(self, row: int, standing: WorkerSnapshot) -> None:
         best = self._links.best_into.get(standing.worker_id, self._links.default)
         for cells, value in zip(self._cells, _values(standing, best), strict=True):
             cells[row] = value
@@ -126,7 +126,7 @@ class Roster:
         self.columns = Columns(*(np.frombuffer(cells, np.float64, num_rows) for cells in self._cells))
 
 
-def _values(standing: Standing, best: LinkState) -> tuple[float, ...]:
+def _values(standing: WorkerSnapshot, best: LinkState) -> tuple[float, ...]:
     """A worker's row, in the order of `Columns`."""
     worker, prefill, decode = standing.worker, standing.speed.prefill, standing.speed.decode
     return (

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tandem.routing.lineup import Lineup
-from tandem.routing.pricing import HandOff, Ways, decode_ms, local_ms, ways_of
+from tandem.routing.pricing import HandOffCosts, PrefixOptions, decode_ms, local_ms, ways_of
 from tandem.routing.roster import Floats
 from tandem.routing.snapshot import RequestShape
-from tandem.routing.standing import Candidates, Choice, Standing
+from tandem.routing.standing import Candidates, Placement, WorkerSnapshot
 
 DEFAULT_FETCH_SOURCES = 4
 SHORT_TOKENS = 32  # NOTE: two blocks; a step that reads all weights for its streams hardly grows by them
@@ -24,7 +24,7 @@ _ROUNDING = 1 - 1e-12  # NOTE: bounds add up in another order than costs
 
 def cheapest(
     request: RequestShape, candidates: Candidates, num_fetch_sources: int = DEFAULT_FETCH_SOURCES
-) -> Choice | None:
+) -> Placement | None:
     """The admissible choice of least predicted cost, or None when the limits forbid every one.
 
     A prefix may be fetched from the `num_fetch_sources` workers that hold most of it. A prompt of at most
@@ -44,10 +44,10 @@ class _Search:
         self._decodes = Lineup.of(candidates.decode, candidates.links)
         self._held_blocks = self._decodes.cached_blocks(request)
         self._decode_ms = decode_ms(request, self._decodes, candidates.now_s)
-        self._best: Choice | None = None
+        self._best: Placement | None = None
         self._best_ms = float("inf")
 
-    def run(self) -> Choice | None:
+    def run(self) -> Placement | None:
         is_short = self._request.num_tokens <= SHORT_TOKENS
         if not is_short:
             self._try_pairs()
@@ -64,7 +64,7 @@ class _Search:
         request, found = self._request, self._candidates
         sources = _fetch_sources(request, found, self._num_fetch_sources)
         ways = ways_of(request, self._prefills, sources, found.links, found.now_s, found.max_ttft_ms)
-        hand_off = HandOff(request, self._decodes, self._held_blocks, self._decode_ms.copy())
+        hand_off = HandOffCosts(request, self._decodes, self._held_blocks, self._decode_ms.copy())
         least_chunk_blocks = self._prefills.columns.chunk_blocks.min()
         for visit in range(_MAX_VISITS):
             bounds_ms = hand_off.least_ms(ways, least_chunk_blocks)
@@ -76,25 +76,25 @@ class _Search:
             else:
                 self._visit_prefill(self._prefills.first(ways.ttft_ms.min(axis=0)), ways, hand_off)
 
-    def _visit_decode(self, row: int, ways: Ways, hand_off: HandOff) -> None:
+    def _visit_decode(self, row: int, ways: PrefixOptions, hand_off: HandOffCosts) -> None:
         totals_ms = hand_off.into(row, self._prefills, ways, self._candidates.links)
         prefill = self._prefills.first(totals_ms.min(axis=0))
         self._keep(totals_ms[:, prefill], prefill, row, ways)
         hand_off.costs_ms[row] = np.inf
 
-    def _visit_prefill(self, row: int, ways: Ways, hand_off: HandOff) -> None:
+    def _visit_prefill(self, row: int, ways: PrefixOptions, hand_off: HandOffCosts) -> None:
         totals_ms = hand_off.out_of(row, self._prefills, ways, self._candidates.links)
         decode = self._decodes.first(totals_ms.min(axis=0))
         self._keep(totals_ms[:, decode], row, decode, ways)
         ways.ttft_ms[:, row] = np.inf
 
-    def _keep(self, totals_ms: Floats, prefill: int, decode: int, ways: Ways) -> None:
+    def _keep(self, totals_ms: Floats, prefill: int, decode: int, ways: PrefixOptions) -> None:
         """Take a pair's best way if it beats the best choice."""
         way = int(totals_ms.argmin())
         if totals_ms[way] < self._best_ms * _ROUNDING:
             self._best_ms = float(totals_ms[way])
             standings = self._prefills.roster.standings[prefill], self._decodes.roster.standings[decode]
-            self._best = Choice(*standings, ways.holders[way])
+            self._best = Placement(*standings, ways.holders[way])
 
     def _try_local(self, max_tokens: int) -> None:
         """Let decode compute the prompt: what it lacks must be short, unless that is its role too."""
@@ -107,10 +107,10 @@ class _Search:
         total_ms[forbidden | (ttft_ms > candidates.max_ttft_ms)] = np.inf
         row = lineup.first(total_ms)
         if total_ms[row] < self._best_ms * _ROUNDING:
-            self._best_ms, self._best = float(total_ms[row]), Choice(None, lineup.roster.standings[row])
+            self._best_ms, self._best = float(total_ms[row]), Placement(None, lineup.roster.standings[row])
 
 
-def _fetch_sources(request: RequestShape, candidates: Candidates, num_sources: int) -> list[Standing]:
+def _fetch_sources(request: RequestShape, candidates: Candidates, num_sources: int) -> list[WorkerSnapshot]:
     """Those that hold most of the prefix."""
     holders, oldest_s = candidates.holders, candidates.oldest_s
     if num_sources < 1 or not request.leading_blocks:

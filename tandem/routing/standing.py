@@ -12,7 +12,7 @@ from tandem.routing.speed import PrefillWork, Speed
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class WorkerSnapshot:
     """One worker, as far as the router knows.
 
     worker_id, reported_at_s, num_total_blocks: the worker's, at hand for a decision's inner loops.
@@ -51,12 +51,12 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Placement:
     """Who serves a request. `prefill` None: decode computes the prompt. `holder`: prefill fetches the prefix there."""
 
-    prefill: Standing | None
-    decode: Standing
-    holder: Standing | None = None
+    prefill: WorkerSnapshot | None
+    decode: WorkerSnapshot
+    holder: WorkerSnapshot | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +67,9 @@ class Candidates:
     max_ttft_ms: a choice predicted to take longer is refused. max_local_tokens: what decode may prefill itself.
     """
 
-    prefill: Sequence[Standing]
-    decode: Sequence[Standing]
-    holders: Mapping[str, Standing] = field(default_factory=dict)
+    prefill: Sequence[WorkerSnapshot]
+    decode: Sequence[WorkerSnapshot]
+    holders: Mapping[str, WorkerSnapshot] = field(default_factory=dict)
     links: Links
     now_s: float
     oldest_s: float = float("-inf")

@@ -24,6 +24,7 @@ _LIFECYCLES = Names(
         "draining": pb.LIFECYCLE_DRAINING,
         "stopped": pb.LIFECYCLE_STOPPED,
     },
+    newer="draining",  # NOTE: what it runs goes on, and it is given nothing new
 )
 
 

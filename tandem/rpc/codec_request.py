@@ -24,6 +24,7 @@ _FINISH_REASONS = Names(
         FinishReason.ERROR: pb.FINISH_REASON_ERROR,
         FinishReason.CONTENT_FILTER: pb.FINISH_REASON_CONTENT_FILTER,
     },
+    newer=FinishReason.STOP,
 )
 _SCALARS = (
     *("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p"),
@@ -227,15 +228,13 @@ def take_stage(message: pb.Stage) -> Stage:
         message.process,
         finite("start_s", message.start_s),
         finite("duration_s", message.duration_s),
-        {name: _take_attribute(name, value) for name, value in message.attributes.items()},
+        {name: _take_attribute(name, value) for name, value in message.attributes.items() if value.WhichOneof("value")},
     )
 
 
 def _take_attribute(name: str, message: pb.Attribute) -> str | int | float:
-    field = message.WhichOneof("value")
-    if field is None:
-        raise InvalidRequestError(f"attribute {name!r} of a stage has no value")
-    return finite(name, message.number) if field == "number" else getattr(message, field)
+    """NOTE: a value of a kind that only newer releases know looks as if there were none, and is left out."""
+    return finite(name, message.number) if message.HasField("number") else getattr(message, message.WhichOneof("value"))
 
 
 def put_generate_news(news: GenerateNews) -> pb.GenerateResponse:

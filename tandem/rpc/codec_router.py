@@ -55,6 +55,7 @@ _RESULTS = Names(
         PublishResult.RESYNC: pb.PUBLISH_RESULT_RESYNC,
         PublishResult.STALE: pb.PUBLISH_RESULT_STALE,
     },
+    newer=PublishResult.RESYNC,
 )
 
 
@@ -206,7 +207,8 @@ def put_listings(listings: Sequence[WorkerListing]) -> pb.WorkersResponse:
 
 
 def take_listings(message: pb.WorkersResponse) -> Sequence[WorkerListing]:
-    return tuple(map(_take_listing, message.workers))
+    """NOTE: workers of a role that only newer releases know are nothing to this one."""
+    return tuple(_take_listing(one) for one in message.workers if ROLES.knows(one.status.state.role))
 
 
 def put_num_latest(num_latest: int) -> pb.DecisionsRequest:
@@ -284,7 +286,8 @@ def put_records(records: Sequence[WorkerRecord]) -> pb.RegisterResponse:
 
 
 def take_records(message: pb.RegisterResponse) -> Sequence[WorkerRecord]:
-    return tuple(map(_take_record, message.records))
+    """NOTE: as above."""
+    return tuple(_take_record(one) for one in message.records if ROLES.knows(one.role))
 
 
 def put_unregister(record: WorkerRecord) -> pb.UnregisterRequest:

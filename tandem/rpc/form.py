@@ -57,12 +57,18 @@ class Form(Generic[T]):
 
 
 class Names(Generic[T, W]):
-    """An enum: our word for each of the wire's numbers."""
+    """An enum: our word for each of the wire's numbers.
 
-    def __init__(self, field: str, numbers: Mapping[T, W]) -> None:
+    Args:
+        newer: how a number that only a newer release can have sent is read; left out, it is refused as any other.
+    """
+
+    def __init__(self, field: str, numbers: Mapping[T, W], *, newer: T | None = None) -> None:
         self._field = field
         self._numbers = dict(numbers)
         self._words: dict[int, T] = {number: word for word, number in numbers.items()}
+        self._newest = max(self._words)
+        self._newer = newer
 
     def number(self, word: T) -> W:
         """As sent."""
@@ -70,9 +76,14 @@ class Names(Generic[T, W]):
             raise InvalidRequestError(f"{self._field}={shown(word)} is unknown; use one of {list(self._numbers)}")
         return self._numbers[word]
 
+    def knows(self, number: int) -> bool:
+        return number in self._words
+
     def word(self, number: int) -> T:
         """As understood."""
         if number not in self._words:
+            if self._newer is not None and number > self._newest:
+                return self._newer
             raise InvalidRequestError(f"{self._field}={number} is unknown; this side knows {sorted(self._words)}")
         return self._words[number]
 

@@ -6,8 +6,9 @@ neighbouring releases work together during a rolling update.
 
 from tandem.core.errors import IncompatibleProtocolError
 
-PROTOCOL_VERSION = 2  # NOTE: 1 sent a token with every call and had no handshake; it is not spoken any more
+PROTOCOL_VERSION = 2
 OLDEST_PROTOCOL = 2
+WITHOUT_SESSIONS = 1  # NOTE: it sent a token with every call and had no handshake, so it is not spoken any more
 
 SPOKEN = (OLDEST_PROTOCOL, PROTOCOL_VERSION)
 

@@ -6,7 +6,8 @@ goes away the handler is cancelled, and its generator closed, before anything el
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Generic, NoReturn, Protocol, TypeVar
@@ -18,6 +19,7 @@ from tandem.rpc import methods
 from tandem.rpc.channel import SERVER_OPTIONS
 from tandem.rpc.context import incoming_traceparent
 from tandem.rpc.credentials import Credentials
+from tandem.rpc.encryption import add_port, check_caller
 from tandem.rpc.handlers import RouterHandler, WorkerHandler
 from tandem.rpc.methods import Method
 from tandem.rpc.network import MethodTable, RpcServer, current_network
@@ -37,11 +39,14 @@ from tandem.rpc.status import (
 
 Q = TypeVar("Q")
 A = TypeVar("A")
+_COMPLAINT_INTERVAL_S = 60.0  # NOTE: who is refused calls again every second, or at each request
 logger = logging.getLogger(__name__)
 
 
 class _Context(Protocol):
     """What we use of `grpc.aio.ServicerContext`."""
+
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]: ...
 
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...] | None: ...
 
@@ -50,6 +55,8 @@ class _Context(Protocol):
     async def write(self, message: bytes) -> None: ...
 
     def cancelled(self) -> bool: ...
+
+    def peer(self) -> str: ...
 
     async def abort(self, code: grpc.StatusCode, details: str, trailing_metadata: object) -> NoReturn: ...
 
@@ -126,7 +133,7 @@ async def _serve(name: str, fill: Callable[[MethodTable], None], bind: str, cred
     for each, handlers in ((name, service.handlers), (methods.SESSION_SERVICE, opener.handlers)):
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(each, handlers),))
     try:
-        port = server.add_insecure_port(bind)
+        port = add_port(server, bind, credentials.tls)
     except RuntimeError as error:
         raise ConfigurationError(
             f"cannot listen on {bind}: it is taken or not an address of this machine; choose another"
@@ -135,6 +142,7 @@ async def _serve(name: str, fill: Callable[[MethodTable], None], bind: str, cred
     if not credentials.address:
         credentials = replace(credentials, address=running.address)
     service.sessions = opener.sessions = SessionTable(credentials)
+    opener.credentials = credentials
     await server.start()
     return running
 
@@ -143,8 +151,10 @@ class _Service:
     """The methods of one service, each wrapped in the same edge."""
 
     sessions: SessionTable
+    credentials: Credentials
 
     def __init__(self) -> None:
+        self._complaints = _Complaints()
         self.handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
 
     def open(self) -> None:
@@ -152,9 +162,11 @@ class _Service:
         method: Method[OpenCall, OpenAnswer] = methods.OPEN
 
         async def serve(data: bytes, context: _Context) -> bytes:
-            call = _Call(method, context)
+            call = _Call(method, context, self._complaints)
             try:
-                return method.encode_answer(self.sessions.open(call.read(data)))
+                asked = call.read(data)
+                check_caller(context, asked.party.role, self.credentials)
+                return method.encode_answer(self.sessions.open(asked))
             except (Exception, asyncio.CancelledError) as error:  # NOTE: as below
                 await call.fail(error)
 
@@ -164,7 +176,7 @@ class _Service:
         """Answer `method` by `respond`."""
 
         async def serve(data: bytes, context: _Context) -> bytes:
-            call = _Call(method, context)
+            call = _Call(method, context, self._complaints)
             try:
                 self._admit(method, data, context)
                 return method.encode_answer(await respond(call.read(data)))
@@ -180,7 +192,7 @@ class _Service:
         """Answer `method` by all that `respond` yields."""
 
         async def serve(data: bytes, context: _Context) -> None:
-            call = _Call(method, context)
+            call = _Call(method, context, self._complaints)
             try:
                 self._admit(method, data, context)
                 await _write_all(method, respond(call.read(data)), context)
@@ -193,7 +205,7 @@ class _Service:
         """Answer all requests of a caller by all that `respond` yields."""
 
         async def serve(data: AsyncIterator[bytes], context: _Context) -> None:
-            call = _Call(method, context)
+            call = _Call(method, context, self._complaints)
             try:
                 self._admit(method, b"", context)
                 await context.send_initial_metadata((ADMITTED,))
@@ -216,12 +228,25 @@ class _Service:
         incoming_traceparent.set(traceparent if isinstance(traceparent, str) else None)
 
 
+class _Complaints:
+    """Tells the log of callers that speak none of our protocols, of one of them a minute."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    def note(self, caller: str, error: IncompatibleProtocolError) -> None:
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + _COMPLAINT_INTERVAL_S
+            logger.error("a process at %s is refused until this is mended: %s", caller, error)
+
+
 class _Call(Generic[Q, A]):
     """One call: reads its request, and ends it when something was raised."""
 
-    def __init__(self, method: Method[Q, A], context: _Context) -> None:
+    def __init__(self, method: Method[Q, A], context: _Context, complaints: _Complaints) -> None:
         self._method = method
         self._context = context
+        self._complaints = complaints
         self._request_id = "-"
 
     def read(self, data: bytes) -> Q:
@@ -242,6 +267,8 @@ class _Call(Generic[Q, A]):
             error = WorkerLostError(f"{self._method.name} was cancelled by the process that served it")
         if isinstance(error, NotAdmittedError):
             await self._context.abort(error.code, str(error), error.trailing)
+        if isinstance(error, IncompatibleProtocolError):
+            self._complaints.note(self._context.peer(), error)
         code = code_of(error)
         if code is grpc.StatusCode.INTERNAL:
             logger.error("%s failed; request %s", self._method.name, self._request_id, exc_info=error)

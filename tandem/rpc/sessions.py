@@ -12,7 +12,7 @@ import grpc
 from tandem.core.errors import IncompatibleProtocolError, InvalidRequestError, WorkerLostError
 from tandem.rpc import methods
 from tandem.rpc.credentials import Credentials
-from tandem.rpc.protocols import PROTOCOL_VERSION, SPOKEN, described
+from tandem.rpc.protocols import SPOKEN, WITHOUT_SESSIONS, described
 from tandem.rpc.session import Expected, Handshake, Session, check_incarnation
 
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -80,8 +80,8 @@ class Sessions:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 raise IncompatibleProtocolError(
-                    f"{self._address} opens no session: it speaks a protocol below {PROTOCOL_VERSION} or is not of "
-                    f"Tandem; this process speaks {described(SPOKEN)}. Run releases that are at most one apart"
+                    f"{self._address} opens no session: it speaks protocol {WITHOUT_SESSIONS} or is not of Tandem; "
+                    f"this process speaks {described(SPOKEN)}. Run releases of Tandem that are at most one apart"
                 ) from error
             raise
         self._session = handshake.session(answer)

@@ -38,6 +38,10 @@ TRACE_KEY = "traceparent"
 _CLASS_KEY = "tandem-error"
 _RETRY_KEY = "tandem-retry-after-s"
 _MAX_DETAIL_BYTES = 2000
+_MAX_REASON = 400
+# Words of gRPC, which has no code for what ends a connection.
+_REFUSED_TLS = ("handshake failed", "Hostname Verification Check failed", "verification check failed")
+_CUT_OFF = ("failed to connect", "Socket closed")  # NOTE: not reset or refused, as by a process that has died
 _STOPPING = "Cancelling all calls"  # gRPC's words when a server of its own is stopped
 
 _CODES: dict[type[TandemError], grpc.StatusCode] = {
@@ -142,6 +146,16 @@ def _foreign(code: grpc.StatusCode, details: str, address: str, method: str, tim
         )
     if code is grpc.StatusCode.UNAVAILABLE and _STOPPING in details:
         return WorkerStoppedError(f"{where} ended: the process there has stopped")
+    if any(sign in details for sign in _REFUSED_TLS):
+        return UntrustedPeerError(
+            f"TLS with {address} failed: {details[:_MAX_REASON]}; give every process of the deployment certificates of "
+            "its own role, signed by a CA in the others' ca.crt, or none to all"
+        )
+    if all(sign in details for sign in _CUT_OFF):
+        return UntrustedPeerError(
+            f"{address} closed the connection while it was made: its log says why. It may not accept this process's "
+            "certificate, or only one of the two uses TLS"
+        )
     return WorkerLostError(f"{where} was lost ({code.name}): {details}")
 
 

@@ -22,7 +22,7 @@ _LOG = logging.getLogger(__name__)
 _WRITE_TIMEOUT_S = 5.0
 
 
-class Outcome(StrEnum):
+class ScalingOutcome(StrEnum):
     """Outcome of the plan for one pool."""
 
     UNCHANGED = "unchanged"
@@ -47,7 +47,7 @@ class Action:
     num_before: int
     num_planned: int
     num_asked: int
-    outcome: Outcome
+    outcome: ScalingOutcome
     note: str = ""
 
 
@@ -108,8 +108,8 @@ class Actuator:
         wanted, note = self._within_bounds(pool, num_planned, num_before)
         target = self._within_budget(pool, wanted, asked) if self._acts else wanted
         outcome, why = await self._do(pool, target, asked, sight, seen)
-        if target < wanted and outcome in (Outcome.UNCHANGED, Outcome.WRITTEN):
-            outcome = Outcome.BUDGET if outcome is Outcome.UNCHANGED else outcome
+        if target < wanted and outcome in (ScalingOutcome.UNCHANGED, ScalingOutcome.WRITTEN):
+            outcome = ScalingOutcome.BUDGET if outcome is ScalingOutcome.UNCHANGED else outcome
             note = (
                 f"{target} of the {num_planned} planned, {self._bounds.max_accelerators} accelerators are taken until "
                 "the other pool shrinks"
@@ -118,48 +118,51 @@ class Actuator:
             pool=pool,
             num_before=num_before,
             num_planned=num_planned,
-            num_asked=target if outcome is Outcome.WRITTEN else num_before,
+            num_asked=target if outcome is ScalingOutcome.WRITTEN else num_before,
             outcome=outcome,
             note="; ".join(filter(None, (why, note))),
         )
 
     async def _do(
         self, pool: Pool, target: int, asked: Mapping[Pool, int], sight: Sight, seen: PoolReplicas | None
-    ) -> tuple[Outcome, str]:
+    ) -> tuple[ScalingOutcome, str]:
         """Write `target`, or say why not."""
         if not self._acts:
-            return (Outcome.UNCHANGED if target == asked[pool] else Outcome.ADVISED), ""
+            return (ScalingOutcome.UNCHANGED if target == asked[pool] else ScalingOutcome.ADVISED), ""
         if seen is None:
-            return Outcome.AWAY, "how many replicas are asked for is not known"
+            return ScalingOutcome.AWAY, "how many replicas are asked for is not known"
         claim, now_s = self._claims[pool], self._clock.now_s()
         if not self._leadership.is_leader:
             claim.drop()
-            return Outcome.FOLLOWING, "another planner leads, or nobody can"
+            return ScalingOutcome.FOLLOWING, "another planner leads, or nobody can"
         if seen.num_wanted == 0:  # NOTE: no plan asks for none, so somebody has switched the pool off
-            return Outcome.YIELDED, f"somebody else scaled the {pool} pool to 0; it is left alone until it has replicas"
+            return (
+                ScalingOutcome.YIELDED,
+                f"somebody else scaled the {pool} pool to 0; it is left alone until it has replicas",
+            )
         if claim.is_broken_by(seen.num_wanted, now_s):
             _LOG.warning("%s", _yielding(pool, seen.num_wanted, claim.yields_for_s))
         if claim.yields(now_s):
-            return Outcome.YIELDED, f"somebody else scales the {pool} pool"
+            return ScalingOutcome.YIELDED, f"somebody else scales the {pool} pool"
         if target == asked[pool]:
-            return Outcome.UNCHANGED, ""
+            return ScalingOutcome.UNCHANGED, ""
         if target < asked[pool] and sight.problems:
-            return Outcome.BLIND, f"nothing shrinks while something is not seen: {sight.problems[0]}"
+            return ScalingOutcome.BLIND, f"nothing shrinks while something is not seen: {sight.problems[0]}"
         return await self._write(pool, target, seen, claim)
 
-    async def _write(self, pool: Pool, target: int, seen: PoolReplicas, claim: Claim) -> tuple[Outcome, str]:
+    async def _write(self, pool: Pool, target: int, seen: PoolReplicas, claim: Claim) -> tuple[ScalingOutcome, str]:
         claim.drop()  # NOTE: whether a write that fails has happened all the same is known at the next look
         try:
             async with asyncio.timeout(self._write_timeout_s):
                 await self._targets.write(pool, target, seen)
         except TimeoutError:
-            return Outcome.AWAY, f"writing replicas took longer than {self._write_timeout_s:g} s"
+            return ScalingOutcome.AWAY, f"writing replicas took longer than {self._write_timeout_s:g} s"
         except (UnavailableError, KubeUnavailableError, ConflictError) as error:
-            return Outcome.AWAY, str(error)
+            return ScalingOutcome.AWAY, str(error)
         except TandemError as error:
-            return Outcome.REFUSED, str(error)
+            return ScalingOutcome.REFUSED, str(error)
         claim.take(target, self._clock.now_s())
-        return Outcome.WRITTEN, ""
+        return ScalingOutcome.WRITTEN, ""
 
     def _within_bounds(self, pool: Pool, num_planned: int, num_before: int) -> tuple[int, str]:
         bounds = self._bounds.pools[pool]

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from tandem.core.clock import Clock
 from tandem.planning.observation import Plan, ScalingPolicy
 from tandem.scaling.actuator import Actuator
-from tandem.scaling.decision import Decision, as_json, error_ms
+from tandem.scaling.decision import ScalingDecision, as_json, error_ms
 from tandem.scaling.metrics import PlannerMetrics
 from tandem.scaling.observer import Sight
 from tandem.scaling.targets import Leadership
@@ -54,7 +54,7 @@ class ControlLoop:
         self._said: tuple[object, ...] = ()
         self._problems: frozenset[str] = frozenset()
         self.sight: Sight | None = None
-        self.last: Decision | None = None
+        self.last: ScalingDecision | None = None
 
     async def run(self) -> None:
         """Round after round until cancelled, each beginning an interval after the one before began."""
@@ -63,7 +63,7 @@ class ControlLoop:
             await self.round()
             await asyncio.sleep(max(0.1 * self._interval_s, self._interval_s - (self._clock.now_s() - began_s)))
 
-    async def round(self) -> Decision | None:
+    async def round(self) -> ScalingDecision | None:
         """One round; None when too little was seen to plan with."""
         sight = self.sight = await self._observer.look()
         self._metrics.saw(sight, self._leadership.is_leader)
@@ -99,10 +99,10 @@ class ControlLoop:
             said |= _page_of(last)
         return said
 
-    async def _decide(self, sight: Sight, plan: Plan) -> Decision:
+    async def _decide(self, sight: Sight, plan: Plan) -> ScalingDecision:
         before = None if self.last is None else self.last.plan.now
         actions = await self._actuator.apply(plan, sight)
-        decision = Decision(
+        decision = ScalingDecision(
             sight=sight,
             plan=plan,
             actions=actions,
@@ -115,7 +115,7 @@ class ControlLoop:
         self._tell(decision)
         return decision
 
-    def _tell(self, decision: Decision) -> None:
+    def _tell(self, decision: ScalingDecision) -> None:
         """One line a decision; at info when it is another one than before."""
         plan = decision.plan
         said = (*((one.num_before, one.num_planned, one.outcome) for one in decision.actions), *plan.warnings)
@@ -140,7 +140,7 @@ class ControlLoop:
         self._problems = now
 
 
-def _page_of(decision: Decision) -> Mapping[str, Any]:
+def _page_of(decision: ScalingDecision) -> Mapping[str, Any]:
     sight = decision.sight
     return {
         "at_s": sight.at_s,

@@ -13,7 +13,7 @@ from tandem.scaling.observer import Sight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class ScalingDecision:
     """`ttft_error_ms`, `tpot_error_ms`: measured now minus what the plan before expected; None = one is missing."""
 
     sight: Sight

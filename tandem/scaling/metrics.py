@@ -6,8 +6,8 @@ Invariant: labels take few values; what others can invent is never one.
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from tandem.planning.observation import Outlook
-from tandem.scaling.decision import Decision
-from tandem.scaling.observer import Latency, Sight
+from tandem.scaling.decision import ScalingDecision
+from tandem.scaling.observer import MeasuredLatency, Sight
 
 _LATENCIES = ("ttft", "tpot")
 
@@ -68,7 +68,7 @@ class PlannerMetrics:
             if state.startup_s is not None:
                 self._startup_s.labels(pool).set(state.startup_s)
 
-    def decided(self, decision: Decision) -> None:
+    def decided(self, decision: ScalingDecision) -> None:
         """One plan and what became of it."""
         plan = decision.plan
         for action in decision.actions:
@@ -85,7 +85,7 @@ class PlannerMetrics:
             if error_ms is not None:
                 self._error.labels(name).set(error_ms)
 
-    def _show_latency(self, name: str, latency: Latency) -> None:
+    def _show_latency(self, name: str, latency: MeasuredLatency) -> None:
         """NOTE: a window without any keeps the last: silence is no improvement."""
         if latency.share_ms is not None:
             self._measured.labels(name).set(latency.share_ms)

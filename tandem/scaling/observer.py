@@ -15,14 +15,14 @@ from tandem.scaling.distribution import Distribution
 from tandem.scaling.scrape import GatewayScraper
 from tandem.scaling.startups import Startups
 from tandem.scaling.targets import Pool, PoolReplicas, ScaleTargets
-from tandem.scaling.traffic import TrafficMeter, Window
+from tandem.scaling.traffic import TrafficMeter, TrafficWindow
 from tandem.scaling.workers import PoolLoad, WorkerWatch
 
 _READ_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Latency:
+class MeasuredLatency:
     """Milliseconds of a window: the mean, and what the objective's share of the requests did not exceed."""
 
     mean_ms: float | None = None
@@ -45,8 +45,8 @@ class Sight:
     observation: Observation | None
     replicas: Mapping[Pool, PoolReplicas]
     problems: tuple[str, ...] = ()
-    ttft: Latency = Latency()
-    tpot: Latency = Latency()
+    ttft: MeasuredLatency = MeasuredLatency()
+    tpot: MeasuredLatency = MeasuredLatency()
 
 
 class Observer:
@@ -96,7 +96,7 @@ class Observer:
         sight = Sight(at_s=wall_s, observation=None, replicas=replicas, problems=tuple(problems))
         return sight if window is None else self._with_window(sight, now_s, window, pools)
 
-    def _with_window(self, sight: Sight, now_s: float, window: Window, pools: Mapping[Pool, PoolState]) -> Sight:
+    def _with_window(self, sight: Sight, now_s: float, window: TrafficWindow, pools: Mapping[Pool, PoolState]) -> Sight:
         ttft, tpot = self._latency(window.ttft), self._latency(window.tpot)
         sight = replace(sight, ttft=ttft, tpot=tpot)
         if not all(state.num_ready for state in pools.values()):
@@ -143,9 +143,9 @@ class Observer:
             startup_s=self._startups[pool].typical_s,
         )
 
-    def _latency(self, seconds: Distribution) -> Latency:
+    def _latency(self, seconds: Distribution) -> MeasuredLatency:
         mean_s, share_s = seconds.mean, seconds.quantile(self._share)
-        return Latency(
+        return MeasuredLatency(
             mean_ms=None if mean_s is None else 1000 * mean_s, share_ms=None if share_s is None else 1000 * share_s
         )
 

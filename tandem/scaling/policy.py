@@ -10,7 +10,7 @@ from tandem.core.errors import ConfigurationError, shown
 from tandem.planning.hardware import find_accelerator
 from tandem.planning.observation import ScalingPolicy
 from tandem.planning.planner import SloPlanner
-from tandem.planning.planner_settings import PlannerSettings as Objectives
+from tandem.planning.planner_settings import PlannerConfig
 from tandem.planning.roofline import worker_speed
 from tandem.routing.speed import Speed
 from tandem.scaling.actuator import Bounds, PoolBounds
@@ -21,7 +21,7 @@ from tandem.scaling.targets import Pool
 def policy_of(settings: PlannerSettings) -> ScalingPolicy:
     """The policy that decides."""
     return SloPlanner(
-        Objectives(
+        PlannerConfig(
             ttft_ms=settings.ttft_ms,
             tpot_ms=settings.tpot_ms,
             share=settings.slo_share,

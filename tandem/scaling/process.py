@@ -20,7 +20,7 @@ from tandem.kube.api import KubeApi, open_api
 from tandem.kube.candidate import LeaseTerms
 from tandem.kube.leader import LeaderElection, own_identity
 from tandem.planning.observation import ScalingPolicy
-from tandem.rpc.credentials import Credentials, ProcessRole
+from tandem.rpc.credentials import ProcessRole
 from tandem.scaling.actuator import Actuator
 from tandem.scaling.control_loop import ControlLoop
 from tandem.scaling.kubernetes import GatewayPods, KubernetesTargets, PoolName
@@ -87,7 +87,7 @@ async def running_planner(
     async with contextlib.AsyncExitStack() as opened:
         api = _open_api(settings, access, opened)
         targets, leadership = _targets(settings, api), _leadership(settings, api)
-        credentials = Credentials(settings.secret, ProcessRole.PLANNER)
+        credentials = settings.credentials(settings.secret, ProcessRole.PLANNER, settings.router_addresses)
         workers = WorkerWatch(
             ListedWorkers(settings.router_addresses, credentials, settings.served_model_name),
             clock,

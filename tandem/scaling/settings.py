@@ -6,10 +6,11 @@ from typing import Literal
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from tandem.core.errors import ConfigurationError
-from tandem.serving.settings import Settings, required_secret
+from tandem.serving.peer_settings import PeerSettings
+from tandem.serving.settings import required_secret
 
 
-class PlannerSettings(Settings, cli_prog_name="python -m services.planner"):
+class PlannerSettings(PeerSettings, cli_prog_name="python -m services.planner"):
     """Watches prefill and decode workers, and says how many replicas of each pool are wanted, or sees to it."""
 
     mode: Literal["advise", "act"] = Field(

@@ -17,7 +17,7 @@ _CLOCK_TOLERANCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TrafficWindow:
     """Counts of all gateways in a time. `ttft` and `tpot` are of what reached its first token or its end in it."""
 
     traffic: Traffic
@@ -40,7 +40,7 @@ class TrafficMeter:
         self._last_s: float | None = None
         self._cached_share = 0.0
 
-    def take(self, now_s: float, wall_s: float, counts: Mapping[str, GatewayCounts]) -> Window | None:
+    def take(self, now_s: float, wall_s: float, counts: Mapping[str, GatewayCounts]) -> TrafficWindow | None:
         """Counts since the last observation.
 
         Args:
@@ -79,7 +79,7 @@ class TrafficMeter:
         return growth.scaled(min(1.0, (now_s - last_s) / (now_s - seen.now_s)))
 
 
-def _window(duration_s: float, counts: GatewayCounts, cached_share: float) -> Window:
+def _window(duration_s: float, counts: GatewayCounts, cached_share: float) -> TrafficWindow:
     num_requests = counts.num_arrivals + counts.num_turned_away
     num_tokens = counts.num_arrived_tokens
     if counts.num_arrivals:
@@ -93,4 +93,4 @@ def _window(duration_s: float, counts: GatewayCounts, cached_share: float) -> Wi
         num_finished=round(counts.num_ended),
         num_output_tokens=round(counts.num_output_tokens),
     )
-    return Window(traffic, counts.ttft, counts.tpot)
+    return TrafficWindow(traffic, counts.ttft, counts.tpot)

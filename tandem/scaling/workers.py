@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tandem.core.clock import Clock
-from tandem.routing.admission import Limits
+from tandem.routing.admission import AdmissionLimits
 from tandem.routing.calibration import Calibration
 from tandem.routing.fleet import Fleet
 from tandem.routing.snapshot import Links, LinkState, Role
@@ -67,7 +67,7 @@ class WorkerWatch:
         self._listed = listed
         self._priors = dict(priors or {})
         self._calibration = Calibration(_FIRST_SPEED)
-        fleet = Fleet(Limits(), Links(_LINK), self._calibration.speed)
+        fleet = Fleet(AdmissionLimits(), Links(_LINK), self._calibration.speed)
         self._view = FleetView(fleet, self._calibration, clock, dead_s=_SILENCE_S)
         samples = WarmSamples(clock, warmup_s)
         connect = partial(_connect, credentials, samples)

@@ -192,20 +192,6 @@ class StaticDiscovery:
         """Nothing is open."""
 
 
-def open_discovery(redis: str | None, routers: Sequence[str], credentials: Credentials) -> Discovery:
-    """For a worker: Redis when there is a URL, else the routers. Imports only what is chosen.
-
-    Raises:
-        ConfigurationError: the URL is not understood.
-        InvalidRequestError: neither is given.
-    """
-    if redis:
-        from tandem.serving.discovery_redis import RedisDiscovery
-
-        return RedisDiscovery(redis, credentials)
-    return RouterDiscovery(routers, credentials)
-
-
 def check_record(record: WorkerRecord) -> None:
     """Refuse what cannot be a worker's record.
 

@@ -19,7 +19,7 @@ from tandem.redis_client import answered_within, connect, explained
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.messages import WorkerAddress, WorkerRecord
 from tandem.serving.discovery import MAX_WORKERS, TTL_S, check_record
-from tandem.serving.seals import Sealer
+from tandem.serving.seals import RecordSealer
 
 _LOG = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class RedisDiscovery:
         on_refused: Callable[[], None] | None = None,
     ) -> None:
         self._key = prefix
-        self._sealer = Sealer(credentials, "worker")
+        self._sealer = RecordSealer(credentials, "worker")
         self._on_refused = on_refused
         self._ttl_ms = max(1, round(ttl_s * 1000))
         self._timeout_s = timeout_s

@@ -14,7 +14,7 @@ from tandem.core.clock import Clock
 from tandem.core.errors import CapacityError, InvalidRequestError, shown
 from tandem.routing.calibration import Calibration
 from tandem.routing.fleet import Fleet
-from tandem.routing.outliers import Outliers, OutlierSettings, Stage, Verdict
+from tandem.routing.outliers import MeasuredStage, Outliers, OutlierSettings, OutlierVerdict
 from tandem.routing.snapshot import LinkState, Role
 from tandem.rpc.messages import LinkReport, ModelInfo, WorkerAddress, WorkerListing, WorkerStatus
 
@@ -212,7 +212,7 @@ class FleetView:
         self._calibration.forget(worker_id)
         self._outliers.forget(worker_id)
 
-    def _learn(self, status: WorkerStatus) -> Verdict:
+    def _learn(self, status: WorkerStatus) -> OutlierVerdict:
         """Compare with the peers, and calibrate; a measurement that is none is left out."""
         worker_id, before = status.worker.worker_id, self._outliers.verdict(status.worker.worker_id)
         try:
@@ -231,10 +231,10 @@ class FleetView:
         for sample in status.prefill_samples:
             work = sample.work
             features = (work.num_requests, work.num_tokens, work.num_pairs)
-            observe(Stage.PREFILL, features, 1000 * sample.duration_s, now_s)
+            observe(MeasuredStage.PREFILL, features, 1000 * sample.duration_s, now_s)
         for step in status.step_samples:
             features = (1.0, step.num_running, step.num_context_tokens)
-            observe(Stage.DECODE, features, 1000 * step.duration_s, now_s)
+            observe(MeasuredStage.DECODE, features, 1000 * step.duration_s, now_s)
 
     def _calibrate(self, status: WorkerStatus) -> None:
         worker_id, kind = status.worker.worker_id, status.state.kind
@@ -269,11 +269,11 @@ def _identity(status: WorkerStatus) -> tuple[object, ...]:
     return (status.worker, status.lifecycle, status.state.fingerprint, model.name, model.fingerprint, model.block_size)
 
 
-def _slowness(verdict: Verdict) -> float | None:
+def _slowness(verdict: OutlierVerdict) -> float | None:
     return verdict.slowness if verdict.is_aside else None
 
 
-def _log_verdict(worker_id: str, verdict: Verdict, now_s: float) -> None:
+def _log_verdict(worker_id: str, verdict: OutlierVerdict, now_s: float) -> None:
     if verdict.is_aside:
         _LOG.warning(
             "worker %s is set aside for %.0f s: it takes %.1f times as long as its peers",

@@ -14,14 +14,14 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProbeResponse:
     """What came back."""
 
     status: int
     body: bytes
 
 
-async def get(url: str, timeout_s: float, api_key: str | None = None) -> Answer:
+async def get(url: str, timeout_s: float, api_key: str | None = None) -> ProbeResponse:
     """Fetch `url`. `api_key`: of a gateway with accounts, printable ASCII.
 
     Raises:
@@ -61,8 +61,8 @@ async def _exchange(host: str, port: int, is_secure: bool, request: bytes) -> by
         writer.transport.abort()
 
 
-def _parsed(answer: bytes) -> Answer:
+def _parsed(answer: bytes) -> ProbeResponse:
     head, _, body = answer.partition(b"\r\n\r\n")
     if not head.startswith(b"HTTP/1."):
         raise ValueError("the answer is no HTTP")
-    return Answer(int(head.split(b" ", 2)[1]), body)
+    return ProbeResponse(int(head.split(b" ", 2)[1]), body)

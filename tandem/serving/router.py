@@ -24,7 +24,7 @@ from tandem.core.process_usage import UsageMeter
 from tandem.locality.base import PublishResult
 from tandem.routing.admission import Refusal, RefusalReason
 from tandem.routing.cost import Prediction
-from tandem.routing.pairing import DecisionRecord, Outcome, Pairer, Pairing
+from tandem.routing.pairing import DecisionRecord, MeasuredTimes, Pairer, Pairing
 from tandem.routing.snapshot import RequestShape
 from tandem.routing.standing import num_cached_blocks
 from tandem.rpc.messages import (
@@ -101,7 +101,7 @@ class RouterService:
         return self._answer(shape, answer, policy, duration_s)
 
     async def settle(self, settlement: Settlement) -> None:
-        outcome = Outcome(
+        outcome = MeasuredTimes(
             queue_ms=settlement.queue_ms,
             prefill_ms=settlement.prefill_ms,
             ttft_ms=settlement.ttft_ms,

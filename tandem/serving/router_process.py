@@ -48,7 +48,7 @@ _MAX_YOUNG_OBJECTS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Router:
+class RouterProcess:
     """A router that serves. `metrics_port` is None when there is no metrics server; `tasks` never end on their own."""
 
     service: RouterService
@@ -93,14 +93,15 @@ async def _stop_when(stopped: asyncio.Event) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving_router(settings: RouterSettings) -> AsyncIterator[Router]:
+async def serving_router(settings: RouterSettings) -> AsyncIterator[RouterProcess]:
     """Serve for the time of the block.
 
     Raises:
         ConfigurationError: a setting cannot be honoured, or an address cannot be listened at.
     """
     clock, metrics = SystemClock(), RouterMetrics()
-    credentials = Credentials(settings.secret, ProcessRole.ROUTER)
+    spoken_with = (settings.bind, *settings.worker_addresses)
+    credentials = settings.credentials(settings.secret, ProcessRole.ROUTER, spoken_with)
     async with contextlib.AsyncExitStack() as opened:
         calibration = Calibration(_FIRST_SPEED)
         fleet = Fleet(settings.limits(), Links(_FIRST_LINK), calibration.speed)
@@ -117,7 +118,7 @@ async def serving_router(settings: RouterSettings) -> AsyncIterator[Router]:
         port = await _open_metrics(settings, metrics, view, opened)
         server = await serve_router(service, settings.bind, credentials)
         opened.push_async_callback(server.stop, settings.grace_s)
-        yield Router(service, server.address, port, tasks)
+        yield RouterProcess(service, server.address, port, tasks)
 
 
 async def _show(metrics: RouterMetrics, view: FleetView, lookup: PrefixLookup) -> None:

@@ -7,12 +7,13 @@ from pydantic import Field, SecretStr, field_validator
 
 from tandem.core.errors import ConfigurationError
 from tandem.locality.base import DEFAULT_MAX_BLOCK_REPLICAS, MIN_BLOCK_REPLICAS
-from tandem.routing.admission import Limits
+from tandem.routing.admission import AdmissionLimits
 from tandem.routing.policies import POLICIES
-from tandem.serving.settings import Settings, required_secret
+from tandem.serving.peer_settings import PeerSettings
+from tandem.serving.settings import required_secret
 
 
-class RouterSettings(Settings, cli_prog_name="python -m services.router"):
+class RouterSettings(PeerSettings, cli_prog_name="python -m services.router"):
     """Pairs each request with a prefill and a decode worker. No token passes through it; any number may run."""
 
     bind: str = Field("127.0.0.1:7800", description="host:port to listen on; port 0 = any free one")
@@ -117,9 +118,9 @@ class RouterSettings(Settings, cli_prog_name="python -m services.router"):
         """The cluster's secret; raises as `required_secret`."""
         return required_secret(self.cluster_secret, f"bind={self.bind!r}")
 
-    def limits(self) -> Limits:
+    def limits(self) -> AdmissionLimits:
         """What routing tolerates."""
-        return Limits(
+        return AdmissionLimits(
             fresh_s=min(self.dead_after_s, max(0.75, 0.375 * self.dead_after_s)),
             dead_s=self.dead_after_s,
             max_ttft_ms=1000 * self.max_ttft_s,

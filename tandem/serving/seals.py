@@ -13,7 +13,7 @@ _PURPOSE = "record seal"
 _SEAL_BYTES = 32
 
 
-class Sealer:
+class RecordSealer:
     """Seals and opens records of one kind, as "worker"; a record of another kind does not open."""
 
     def __init__(self, credentials: Credentials, kind: str) -> None:

@@ -6,7 +6,9 @@ The one place that knows the command lines of the services, so that `tandem up` 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from tandem.rpc.credentials import certified_role
 from tandem.serving.cores import Share
 from tandem.serving.gpus import GpuShare
 from tandem.serving.process_spec import ProcessSpec
@@ -34,6 +36,7 @@ class Topology:
         shares: of the machine's cores, one a worker, prefill first.
         gpus: the same of its GPUs; empty = workers have none, or choose themselves.
         node: makes worker ids unique among machines that share a Redis; "" = not needed.
+        tls_dir: has a directory of certificates for each role, named after it; None = calls are plain text.
         core_board: file by which workers lend each other cores; None = they do not.
         worker_flags: for every worker, besides what follows from the above.
         flags: more of them, by process name or role.
@@ -57,6 +60,7 @@ class Topology:
     redis: str | None = None
     transport: str = "auto"
     node: str = ""
+    tls_dir: Path | None = None
     core_board: str | None = None
     worker_flags: tuple[str, ...] = ()
     flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -139,7 +143,7 @@ class Topology:
         return ProcessSpec(
             name=name,
             argv=(sys.executable, "-m", f"services.{role}", *flags, *more),
-            env={**threads, **quiet, **self._secret_env(), **self.env},
+            env={**threads, **quiet, **self._secret_env(), **self._tls_env(role), **self.env},
             without_env=self.without_env,
             ready_url=ready_url,
             tier=_TIERS[role],
@@ -156,6 +160,9 @@ class Topology:
         """What must not be a flag, since everybody on the machine may read command lines: the URL has a password."""
         redis = {} if self.redis is None else {"TANDEM_REDIS": self.redis}
         return {"TANDEM_CLUSTER_SECRET": self.cluster_secret, **redis}
+
+    def _tls_env(self, role: str) -> Mapping[str, str]:
+        return {} if self.tls_dir is None else {"TANDEM_TLS_DIR": str(self.tls_dir / certified_role(role))}
 
 
 def _reached_at(host: str) -> str:

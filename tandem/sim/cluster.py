@@ -10,15 +10,15 @@ from functools import partial
 from tandem.planning.observation import ScalingPolicy
 from tandem.routing.admission import Refusal
 from tandem.routing.fleet import Fleet
-from tandem.routing.pairing import Outcome, Pairer, Pairing
+from tandem.routing.pairing import MeasuredTimes, Pairer, Pairing
 from tandem.routing.policies import PredictedCost
 from tandem.routing.snapshot import Links, RequestShape
 from tandem.routing.standing import num_blocks_of
 from tandem.sim.decode_worker import DecodeWorker
-from tandem.sim.events import Events
-from tandem.sim.observer import Observer
+from tandem.sim.events import EventQueue
+from tandem.sim.observer import SimulatedObserver
 from tandem.sim.prefill_worker import PrefillWorker
-from tandem.sim.replicas import Replica, ReplicaPool
+from tandem.sim.replicas import ReplicaPool, SimulatedReplica
 from tandem.sim.reports import decode_report, prefill_report
 from tandem.sim.request import SimRequest
 from tandem.sim.result import PoolSizes, SimResult
@@ -34,7 +34,7 @@ class Cluster:
     def __init__(self, setting: SimSetting, policy: ScalingPolicy) -> None:
         self._setting = setting
         self._policy = policy
-        self._events = Events()
+        self._events = EventQueue()
         speeds = {"prefill": setting.prefill, "decode": setting.decode}
         self._pairer = Pairer(Fleet(setting.limits, Links(setting.link), speeds.__getitem__), PredictedCost())
         self._prefill = ReplicaPool(
@@ -43,7 +43,7 @@ class Cluster:
         self._decode = ReplicaPool(
             "d", self._events, setting.startup_s, self._make_decode, lambda w: w.num_accepted, self._decode_changed
         )
-        self._observer = Observer(setting, self._prefill, self._decode)
+        self._observer = SimulatedObserver(setting, self._prefill, self._decode)
         self._wanted = (setting.num_prefill, setting.num_decode)
         self._requests: list[SimRequest] = []
         self._sizes: list[PoolSizes] = []
@@ -171,7 +171,7 @@ class Cluster:
         self._num_outputs += 1
         self._num_open -= 1
         self._observer.ended(request)
-        self._pairer.settle(request.request_id, Outcome())
+        self._pairer.settle(request.request_id, MeasuredTimes())
 
     def _plan(self) -> None:
         observation = self._observer.observe(self._events.now_s, self._wanted)
@@ -221,13 +221,13 @@ class Cluster:
         num_blocks = setting.decode_kv_tokens // setting.block_size
         return DecodeWorker(self._events, setting.decode, num_blocks, setting.max_running, self._ended)
 
-    def _prefill_changed(self, replica: Replica[PrefillWorker]) -> None:
+    def _prefill_changed(self, replica: SimulatedReplica[PrefillWorker]) -> None:
         if replica.gone_s is None and replica.ready:
             self._pairer.fleet.report(prefill_report(replica, self._setting, self._events.now_s))
         else:
             self._pairer.fleet.remove(replica.replica_id)
 
-    def _decode_changed(self, replica: Replica[DecodeWorker]) -> None:
+    def _decode_changed(self, replica: SimulatedReplica[DecodeWorker]) -> None:
         if replica.gone_s is None and replica.ready:
             self._pairer.fleet.report(decode_report(replica, self._setting, self._events.now_s))
         else:

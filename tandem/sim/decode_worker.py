@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from tandem.routing.speed import Speed
-from tandem.sim.events import Events
+from tandem.sim.events import EventQueue
 from tandem.sim.request import SimRequest
 
 Done = Callable[[SimRequest], None]
@@ -20,7 +20,7 @@ Done = Callable[[SimRequest], None]
 class DecodeWorker:
     """`ended` is called with each request that has all its tokens."""
 
-    def __init__(self, events: Events, speed: Speed, num_blocks: int, max_running: int, ended: Done) -> None:
+    def __init__(self, events: EventQueue, speed: Speed, num_blocks: int, max_running: int, ended: Done) -> None:
         self.num_blocks = num_blocks
         self.num_reserved_blocks = 0
         self.num_accepted = 0

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Callable
 
 
-class Events:
+class EventQueue:
     """A clock that jumps from event to event; nothing waits for real."""
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ class _Window:
     tpots_s: list[float] = field(default_factory=list)
 
 
-class Observer:
+class SimulatedObserver:
     """Counts what passes; `observe` closes the window."""
 
     def __init__(

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.routing.speed import NO_WORK, PrefillSpeed, PrefillWork
-from tandem.sim.events import Events
-from tandem.sim.prefix_cache import PrefixCache
+from tandem.sim.events import EventQueue
+from tandem.sim.prefix_cache import SimulatedPrefixCache
 from tandem.sim.request import SimRequest
 
 Done = Callable[[SimRequest, float], None]
@@ -30,8 +30,8 @@ class _Job:
 class PrefillWorker:
     """`done(request, service_s)` is called when a prompt's first token is there."""
 
-    def __init__(self, events: Events, speed: PrefillSpeed, num_blocks: int, block_size: int) -> None:
-        self.cache = PrefixCache(num_blocks)
+    def __init__(self, events: EventQueue, speed: PrefillSpeed, num_blocks: int, block_size: int) -> None:
+        self.cache = SimulatedPrefixCache(num_blocks)
         self.num_pulls = 0
         self.busy_s = 0.0
         self._events = events

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 
-class PrefixCache:
+class SimulatedPrefixCache:
     """At most `num_blocks` blocks."""
 
     def __init__(self, num_blocks: int) -> None:

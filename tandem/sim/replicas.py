@@ -7,21 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from tandem.sim.events import Events
+from tandem.sim.events import EventQueue
 
 
-class Worker(Protocol):
+class DrainableWorker(Protocol):
     """What a pool must know of a worker."""
 
     @property
     def idle(self) -> bool: ...
 
 
-W = TypeVar("W", bound=Worker)
+W = TypeVar("W", bound=DrainableWorker)
 
 
 @dataclass(slots=True, eq=False)
-class Replica(Generic[W]):
+class SimulatedReplica(Generic[W]):
     """Accelerators are taken from `asked_s` until `gone_s`."""
 
     replica_id: str
@@ -37,19 +37,19 @@ class ReplicaPool(Generic[W]):
     """Args: `make` a worker; `load` says whose drain costs least; `changed` hears of each new state of a replica."""
 
     name: str
-    events: Events
+    events: EventQueue
     startup_s: float
     make: Callable[[], W]
     load: Callable[[W], float]
-    changed: Callable[[Replica[W]], None]
-    alive: dict[str, Replica[W]] = field(default_factory=dict)
-    past: list[Replica[W]] = field(default_factory=list)
+    changed: Callable[[SimulatedReplica[W]], None]
+    alive: dict[str, SimulatedReplica[W]] = field(default_factory=dict)
+    past: list[SimulatedReplica[W]] = field(default_factory=list)
 
-    def staying(self) -> Sequence[Replica[W]]:
+    def staying(self) -> Sequence[SimulatedReplica[W]]:
         """Ready or starting, oldest first."""
         return [replica for replica in self.alive.values() if not replica.draining]
 
-    def ready(self) -> Sequence[Replica[W]]:
+    def ready(self) -> Sequence[SimulatedReplica[W]]:
         """Those that take work."""
         return [replica for replica in self.alive.values() if replica.ready and not replica.draining]
 
@@ -68,7 +68,7 @@ class ReplicaPool(Generic[W]):
         self.sweep()
 
     def start(self, startup_s: float) -> None:
-        replica = Replica(f"{self.name}{len(self.alive) + len(self.past)}", self.make(), self.events.now_s)
+        replica = SimulatedReplica(f"{self.name}{len(self.alive) + len(self.past)}", self.make(), self.events.now_s)
         self.alive[replica.replica_id] = replica
         if startup_s > 0:
             self.events.at(self.events.now_s + startup_s, lambda: self._became_ready(replica))
@@ -88,10 +88,10 @@ class ReplicaPool(Generic[W]):
         everyone = (*self.past, *self.alive.values())
         return sum((now_s if r.gone_s is None else r.gone_s) - r.asked_s for r in everyone)
 
-    def _became_ready(self, replica: Replica[W]) -> None:
+    def _became_ready(self, replica: SimulatedReplica[W]) -> None:
         if replica.gone_s is None and not replica.draining:
             replica.ready = True
             self.changed(replica)
 
-    def _reluctance(self, replica: Replica[W]) -> tuple[bool, float, float]:
+    def _reluctance(self, replica: SimulatedReplica[W]) -> tuple[bool, float, float]:
         return replica.ready, self.load(replica.worker), -replica.asked_s

@@ -3,13 +3,13 @@
 from tandem.routing.snapshot import Role, WorkerState
 from tandem.sim.decode_worker import DecodeWorker
 from tandem.sim.prefill_worker import PrefillWorker
-from tandem.sim.replicas import Replica
+from tandem.sim.replicas import SimulatedReplica
 from tandem.sim.setting import SimSetting
 
 _FINGERPRINT = "model"
 
 
-def prefill_report(replica: Replica[PrefillWorker], setting: SimSetting, now_s: float) -> WorkerState:
+def prefill_report(replica: SimulatedReplica[PrefillWorker], setting: SimSetting, now_s: float) -> WorkerState:
     """All of its KV counts as free: what prefixes take can be given up."""
     worker, num_blocks = replica.worker, setting.prefill_kv_tokens // setting.block_size
     return WorkerState(
@@ -30,7 +30,7 @@ def prefill_report(replica: Replica[PrefillWorker], setting: SimSetting, now_s: 
     )
 
 
-def decode_report(replica: Replica[DecodeWorker], setting: SimSetting, now_s: float) -> WorkerState:
+def decode_report(replica: SimulatedReplica[DecodeWorker], setting: SimSetting, now_s: float) -> WorkerState:
     """Blocks are promised to a request for its whole length."""
     worker = replica.worker
     return WorkerState(

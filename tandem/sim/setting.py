@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from tandem.core.errors import ConfigurationError
-from tandem.routing.admission import Limits
+from tandem.routing.admission import AdmissionLimits
 from tandem.routing.snapshot import LinkState
 from tandem.routing.speed import Speed
 
@@ -35,7 +35,7 @@ class SimSetting:
     chunk_tokens: int = 8192
     max_running: int = 256
     link: LinkState = field(default_factory=lambda: LinkState(25e9, 1.0))
-    limits: Limits = field(default_factory=Limits)
+    limits: AdmissionLimits = field(default_factory=AdmissionLimits)
     num_prefill: int = 1
     num_decode: int = 1
     startup_s: float = 0.0

@@ -13,14 +13,14 @@ from starlette.types import Message, Scope
 
 from tandem.simulation.model import MODEL
 from tandem.simulation.processes import COMPLETIONS
-from tandem.simulation.scenario import Ask
+from tandem.simulation.scenario import ClientRequest
 
 _EVENT = b"data: "
 _DONE = b"[DONE]"
 
 
 @dataclass(slots=True)
-class Outcome:
+class ClientOutcome:
     """What a client got.
 
     error: the error event of a stream, or the body of a refusal. has_left: it left before the end. is_lost: its gateway
@@ -28,7 +28,7 @@ class Outcome:
     of `tokens` came.
     """
 
-    ask: Ask
+    ask: ClientRequest
     status: int | None = None
     tokens: list[int] = field(default_factory=list)
     token_times: list[float] = field(default_factory=list)
@@ -60,8 +60,8 @@ class Outcome:
 class Exchange:
     """One request at one gateway; its `receive` and `send` are those of ASGI."""
 
-    def __init__(self, ask: Ask, secret: str, loop: asyncio.AbstractEventLoop) -> None:
-        self.outcome = Outcome(ask, began_s=loop.time())
+    def __init__(self, ask: ClientRequest, secret: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.outcome = ClientOutcome(ask, began_s=loop.time())
         self.ended = asyncio.Event()
         self._loop = loop
         self._left = asyncio.Event()
@@ -146,7 +146,7 @@ class Exchange:
         self.ended.set()
 
 
-def _body_of(ask: Ask) -> dict[str, Any]:
+def _body_of(ask: ClientRequest) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": MODEL,
         "prompt": list(ask.prompt),

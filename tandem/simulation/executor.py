@@ -7,7 +7,7 @@ write, and a transfer writes none that is not pinned for one.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tandem.attention.arena import Arena
+from tandem.compute.arena import Arena
 from tandem.engine.executor import FinishedStep
 from tandem.scheduler.output import ExecutorOutput, NewRequest, SampledToken, ScheduledRequest, SchedulerOutput
 from tandem.simulation.loop import VirtualLoop

@@ -30,7 +30,7 @@ class Weather:
     read_s: float = 0.0  # that a piece of a read takes longer
 
 
-class Trace:
+class EventTrace:
     """A digest of everything that happened, in order. `keep` also remembers the lines."""
 
     def __init__(self, keep: bool = False) -> None:
@@ -111,7 +111,7 @@ class Pipe:
 
 
 @dataclass(eq=False, slots=True)
-class Connection:
+class SimulatedConnection:
     """Two pipes. `on_lost` is told, in each end's context, that it is over and why."""
 
     up: Pipe
@@ -135,12 +135,12 @@ class Fabric:
         source: of its delays.
     """
 
-    def __init__(self, loop: VirtualLoop, source: random.Random, trace: Trace, weather: Weather) -> None:
+    def __init__(self, loop: VirtualLoop, source: random.Random, trace: EventTrace, weather: Weather) -> None:
         self.loop = loop
         self.random = source
         self.trace = trace
         self.weather = weather
-        self.connections: list[Connection] = []
+        self.connections: list[SimulatedConnection] = []
         self.silent: dict[Node, None] = {}  # whose end nobody was told
         self._blocked: dict[tuple[str, str], int] = {}
         self._readable: set[tuple[str, str]] = set()
@@ -205,7 +205,7 @@ class Fabric:
                 after_s = self.random.uniform(0.0, outage_s)
                 self.loop.call_later(after_s, self.cut, connection, "connection reset by peer")
 
-    def cut(self, connection: Connection, why: str) -> None:
+    def cut(self, connection: SimulatedConnection, why: str) -> None:
         """Both ends notice that it is over."""
         if connection.is_over:
             return
@@ -218,7 +218,7 @@ class Fabric:
         self.loop.call_soon(connection.on_lost_client, why, context=client.context)
         self.loop.call_soon(connection.on_lost_server, why, context=server.context)
 
-    def _keep_alive(self, connection: Connection, still: Callable[[], bool]) -> None:
+    def _keep_alive(self, connection: SimulatedConnection, still: Callable[[], bool]) -> None:
         """End it when a ping was not answered in time."""
         after_s = self.random.uniform(KEEPALIVE_TIMEOUT_S, KEEPALIVE_S + KEEPALIVE_TIMEOUT_S)
 

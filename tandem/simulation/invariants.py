@@ -4,7 +4,7 @@ Tokens equal the model's, or there is a clear error; nothing stays held once lea
 worker that could have served it was there. What accounts must come to is in `ledger_invariants`.
 """
 
-from tandem.simulation.client import Outcome
+from tandem.simulation.client import ClientOutcome
 from tandem.simulation.ledger_invariants import check_ledger
 from tandem.simulation.world import World
 
@@ -21,7 +21,7 @@ def check_end(world: World) -> None:
     check_ledger(world)
 
 
-def _check_outcome(world: World, outcome: Outcome) -> None:
+def _check_outcome(world: World, outcome: ClientOutcome) -> None:
     ask, name = outcome.ask, outcome.ask.request_id
     if outcome.ended_s is None:
         world.violate(f"{name} waits for ever")
@@ -42,14 +42,14 @@ def _check_outcome(world: World, outcome: Outcome) -> None:
         world.violate(f"{name} ended with {outcome.status} and no word why")
 
 
-def _check_gap(world: World, outcome: Outcome) -> None:
+def _check_gap(world: World, outcome: ClientOutcome) -> None:
     """A stream does not stand still for long while somebody could go on with it."""
     since_s, until_s = outcome.longest_gap
     if until_s - since_s > MAX_GAP_S and (able := _able_pair(world, outcome, until_s)) is not None:
         world.violate(f"{outcome.ask.request_id} stood still for {until_s - since_s:.1f} s beside {able}")
 
 
-def _able_pair(world: World, outcome: Outcome, until_s: float) -> str | None:
+def _able_pair(world: World, outcome: ClientOutcome, until_s: float) -> str | None:
     """A decode worker and a router that nothing was wrong with during the last `ABLE_S`."""
     since_s = until_s - ABLE_S
     if since_s < 0 or not world.was_well(outcome.ask.gateway, since_s, until_s):

@@ -8,9 +8,9 @@ that it lets leases expire.
 from collections.abc import Sequence
 
 from tandem.accounts.accounts import RENEWALS_PER_LEASE
-from tandem.accounts.charge import LedgerEntry, Outcome
+from tandem.accounts.charge import ChargeOutcome, LedgerEntry
 from tandem.accounts.prices import Prices
-from tandem.simulation.client import Outcome as ClientOutcome
+from tandem.simulation.client import ClientOutcome
 from tandem.simulation.world import World
 
 _CALLS_OF_ROUND = 3  # of the store, for each renewal
@@ -56,7 +56,7 @@ def _check_entries(world: World, outcome: ClientOutcome, entries: Sequence[Ledge
         world.violate(f"{name} was charged {len(entries)} times: {charged}")
     died_at_s = _died_at_s(world, outcome)
     if died_at_s is None:
-        if any(entry.outcome == Outcome.EXPIRED for entry in entries):
+        if any(entry.outcome == ChargeOutcome.EXPIRED for entry in entries):
             world.violate(f"{name} is billed at a checkpoint although its gateway lives")
         if outcome.is_whole and charged != [num_tokens]:
             world.violate(f"{name} got {num_tokens} tokens and was charged {charged}")

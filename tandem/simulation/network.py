@@ -24,7 +24,7 @@ from tandem.rpc.sessions import HANDSHAKE_TIMEOUT_S
 from tandem.rpc.status import error_of_ending
 from tandem.simulation.fabric import CONNECT_TIMEOUT_S, Fabric, connect_delays
 from tandem.simulation.node import Node
-from tandem.simulation.wire import Call, Listener, Wire
+from tandem.simulation.wire import ClientCall, MultiplexedConnection, SimulatedServer
 
 _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 1.0
@@ -37,7 +37,7 @@ class SimulatedNetwork:
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
-        self.listeners: dict[str, Listener] = {}
+        self.listeners: dict[str, SimulatedServer] = {}
         self.gone: dict[str, Node] = {}  # who listened there and died silently
 
     def of(self, node: Node) -> "NodeNetwork":
@@ -70,7 +70,9 @@ class NodeNetwork:
             raise ConfigurationError(f"cannot listen on {bind}: it is taken; choose another")
         self._network.gone.pop(bind, None)
         sessions = SessionTable(replace(credentials, address=credentials.address or bind))
-        listener = Listener(self._network.fabric, self._node, bind, sessions, partial(listeners.__delitem__, bind))
+        listener = SimulatedServer(
+            self._network.fabric, self._node, bind, sessions, partial(listeners.__delitem__, bind)
+        )
         fill(listener)
         listeners[bind] = listener
         return listener
@@ -99,9 +101,9 @@ class SimulatedLine:
         self._credentials = credentials
         self._expected = expected
         self._metadata_source = metadata_source
-        self._wire: Wire | None = None
+        self._wire: MultiplexedConnection | None = None
         self._session: Session | None = None
-        self._connecting: asyncio.Task[Wire | None] | None = None
+        self._connecting: asyncio.Task[MultiplexedConnection | None] | None = None
         self._backoff_s = _FIRST_BACKOFF_S
         self._retry_at_s = 0.0
         self._failure = ""
@@ -111,7 +113,7 @@ class SimulatedLine:
         data = method.request.encode(request)
         self._require_open(method)
         self.num_calls += 1
-        call: Call | None = None
+        call: ClientCall | None = None
         try:
             async with asyncio.timeout(timeout_s):
                 call = await self._begin(method, data, timeout_s, "")
@@ -135,7 +137,7 @@ class SimulatedLine:
         data = method.request.encode(request)
         self._require_open(method)
         self.num_calls += 1
-        call: Call | None = None
+        call: ClientCall | None = None
         try:
             call = await self._begin(method, data, None, incarnation)
             async for answer in self._answers(method, call):
@@ -180,23 +182,23 @@ class SimulatedLine:
     def own_metadata(self) -> Sequence[tuple[str, str]]:
         return () if self._metadata_source is None else self._metadata_source()
 
-    async def _answers(self, method: Method[Any, A], call: Call) -> AsyncGenerator[A, None]:
+    async def _answers(self, method: Method[Any, A], call: ClientCall) -> AsyncGenerator[A, None]:
         while isinstance(answer := await call.inbox.take(), bytes):
             yield self._read(method.answer, answer)
         if answer != Ending():
             raise self._error_of(method, answer)
 
-    async def _send_all(self, method: Method[Q, Any], call: Call, requests: AsyncIterator[Q]) -> None:
+    async def _send_all(self, method: Method[Q, Any], call: ClientCall, requests: AsyncIterator[Q]) -> None:
         async for request in requests:
             call.write(method.request.encode(request))
 
     async def _begin(
         self, method: Method[Any, Any], data: bytes | None, timeout_s: float | None, incarnation: str
-    ) -> Call:
+    ) -> ClientCall:
         wire, session = await self._connected(method, incarnation)
         return wire.begin(method.path, data, timeout_s, session.signed(method.path, data or b""))
 
-    async def _connected(self, method: Method[Any, Any], incarnation: str) -> tuple[Wire, Session]:
+    async def _connected(self, method: Method[Any, Any], incarnation: str) -> tuple[MultiplexedConnection, Session]:
         """Raises AnotherIncarnationError unless the process there is that one ("" = any)."""
         if self._wire is None or self._wire.connection.is_over:
             self._wire = None
@@ -218,7 +220,7 @@ class SimulatedLine:
         if self._wire is None:
             raise self._lost(method, self._failure)
 
-    async def _reach(self) -> Wire | None:
+    async def _reach(self) -> MultiplexedConnection | None:
         """None: it failed, and `_failure` says why."""
         try:
             return await self._handshake(await self._dial())
@@ -230,7 +232,7 @@ class SimulatedLine:
         finally:
             self._connecting = None
 
-    async def _handshake(self, wire: Wire) -> Wire:
+    async def _handshake(self, wire: MultiplexedConnection) -> MultiplexedConnection:
         """As `rpc.sessions`.
 
         Raises:
@@ -257,7 +259,7 @@ class SimulatedLine:
             raise ConnectionError(answer)
         raise self._error_of(method, answer)
 
-    async def _dial(self) -> Wire:
+    async def _dial(self) -> MultiplexedConnection:
         """Raises OSError: there is nobody, or no answer within `CONNECT_TIMEOUT_S`."""
         loop, network = asyncio.get_running_loop(), self._network
         ends_s = loop.time() + CONNECT_TIMEOUT_S
@@ -270,7 +272,7 @@ class SimulatedLine:
                 raise ConnectionRefusedError("connection refused")
             if can_talk and listener is not None and not host.is_paused:
                 self._backoff_s = _FIRST_BACKOFF_S
-                return Wire(network.fabric, self._node, listener)
+                return MultiplexedConnection(network.fabric, self._node, listener)
             await asyncio.sleep(0.5)
         raise ConnectionError("connecting timed out")
 
@@ -297,7 +299,7 @@ class SimulatedLine:
         return WorkerLostError(f"{method.name} at {self.address} was lost (UNAVAILABLE): {why}")
 
 
-def _take_error(task: "asyncio.Task[Wire | None]") -> None:
+def _take_error(task: "asyncio.Task[MultiplexedConnection | None]") -> None:
     """NOTE: those who waited may have gone; then nobody else would take it."""
     if not task.cancelled():
         task.exception()

@@ -19,7 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from tandem.accounts.accounts import Accounts
 from tandem.accounts.prices import Prices
 from tandem.architecture.model import ModelSpec
-from tandem.attention.arena import Arena
+from tandem.compute.arena import Arena
 from tandem.core.clock import Clock
 from tandem.core.config import SchedulerConfig
 from tandem.core.errors import LocalityUnavailableError
@@ -46,7 +46,7 @@ from tandem.routing.snapshot import Role
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import WorkerAddress
 from tandem.scheduler.scheduler import Scheduler
-from tandem.serving.router_process import Router, serving_router
+from tandem.serving.router_process import RouterProcess, serving_router
 from tandem.serving.router_settings import RouterSettings
 from tandem.simulation.engine import TurnedEngine
 from tandem.simulation.executor import SimulatedExecutor, StepCost
@@ -68,16 +68,17 @@ from tandem.worker.core import WorkerCore
 from tandem.worker.feeds import Feeds
 from tandem.worker.identity import blank_state, compatibility_of, model_info, pool_of_arena
 from tandem.worker.leases import LeaseBook
-from tandem.worker.process import Worker, serving_core
+from tandem.worker.process import WorkerProcess, serving_core
 from tandem.worker.settings import DecodeSettings, PrefillSettings
 from tandem.worker.transports import Transports
 
 SECRET = "the secret of a simulation" * 2
+_TRUST = {"cluster_secret": SECRET, "insecure": True}  # NOTE: there is no wire that anybody could listen at
 COMPLETIONS = "/v1/completions"
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class WorkerSizes:
     """How large a worker is. Small, so that blocks run out and prompts come in chunks."""
 
     block_size: int = 8
@@ -88,34 +89,34 @@ class Sizes:
 
 
 @dataclass(slots=True)
-class Surroundings:
+class SimulatedSurroundings:
     """What the processes of one simulation share. `routers`: those that live, by address. `is_open`: no accounts."""
 
     loop: VirtualLoop
     fabric: Fabric
     store: StoreServer
     router_addresses: Sequence[str]
-    sizes: Sizes = field(default_factory=Sizes)
+    sizes: WorkerSizes = field(default_factory=WorkerSizes)
     lease_ttl_s: float = 10.0
     max_local_tokens: int = 16
     cost: StepCost = field(default_factory=StepCost)
     is_open: bool = False
     transports: TransportRegistry = field(default_factory=TransportRegistry)
-    routers: dict[str, tuple[Node, Router]] = field(default_factory=dict)
+    routers: dict[str, tuple[Node, RouterProcess]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedWorker:
     """A worker that serves, and what of it the invariants look at."""
 
-    worker: Worker
+    worker: WorkerProcess
     engine: Engine
 
 
 class _RouterIndex:
     """The reporting half of a router's embedded index, called as by a thread: `worker.feeds.RouterIndex` waits."""
 
-    def __init__(self, around: Surroundings, node: Node, address: str) -> None:
+    def __init__(self, around: SimulatedSurroundings, node: Node, address: str) -> None:
         self._around = around
         self._node = node
         self._address = address
@@ -155,7 +156,12 @@ class _OneTransport(Transports):
 
 @asynccontextmanager
 async def serving_simulated_worker(
-    around: Surroundings, node: Node, role: Role, worker_id: str, address: str, on_turn: Callable[[Engine], None]
+    around: SimulatedSurroundings,
+    node: Node,
+    role: Role,
+    worker_id: str,
+    address: str,
+    on_turn: Callable[[Engine], None],
 ) -> AsyncIterator[SimulatedWorker]:
     """A worker for the time of the block; as `worker.process.serving_worker`."""
     settings = _worker_settings(around, role, worker_id, address)
@@ -194,9 +200,11 @@ async def serving_simulated_worker(
 
 
 @asynccontextmanager
-async def serving_simulated_router(around: Surroundings, node: Node, address: str) -> AsyncIterator[Router]:
+async def serving_simulated_router(
+    around: SimulatedSurroundings, node: Node, address: str
+) -> AsyncIterator[RouterProcess]:
     """A router for the time of the block; `router_process.serving_router` as it is."""
-    options: dict[str, Any] = {"bind": address, "cluster_secret": SECRET, "max_local_tokens": around.max_local_tokens}
+    options: dict[str, Any] = {"bind": address, **_TRUST, "max_local_tokens": around.max_local_tokens}
     settings = RouterSettings(**options)
     async with serving_router(settings) as router:
         around.routers[address] = (node, router)
@@ -214,12 +222,12 @@ class SimulatedGateway:
     app: ASGIApp
 
 
-def start_simulated_gateway(around: Surroundings, node: Node, name: str) -> SimulatedGateway:
+def start_simulated_gateway(around: SimulatedSurroundings, node: Node, name: str) -> SimulatedGateway:
     """A gateway whose journeys, accounts and HTTP are real; from within the node."""
     options: dict[str, Any] = {
         "model": MODEL,
         "routers": ",".join(around.router_addresses),
-        "cluster_secret": SECRET,
+        **_TRUST,
     }
     store, tracing = SimulatedStore(around.fabric, node, around.store), Tracing.configure(name, None)
 
@@ -238,7 +246,7 @@ async def _nothing_else(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def _worker_settings(
-    around: Surroundings, role: Role, worker_id: str, address: str
+    around: SimulatedSurroundings, role: Role, worker_id: str, address: str
 ) -> DecodeSettings | PrefillSettings:
     kind: type[DecodeSettings] | type[PrefillSettings] = DecodeSettings if role is Role.DECODE else PrefillSettings
     options: dict[str, Any] = {
@@ -249,12 +257,12 @@ def _worker_settings(
         "routers": ",".join(around.router_addresses),
         "lease_ttl_s": around.lease_ttl_s,
         "transport": "inproc",
-        "cluster_secret": SECRET,
+        **_TRUST,
     }
     return kind(**options)
 
 
-def _assembled(around: Surroundings, node: Node, feeds: Feeds) -> tuple[Assembly, SimulatedExecutor]:
+def _assembled(around: SimulatedSurroundings, node: Node, feeds: Feeds) -> tuple[Assembly, SimulatedExecutor]:
     """As `engine.resolve.assemble`, around the simulated model."""
     sizes = around.sizes
     layout = build_layout([KV_SPEC], sizes.block_size)

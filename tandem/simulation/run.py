@@ -6,7 +6,7 @@ Invariant: the result is a function of the scenario. Everything a run makes is l
 import gc
 from dataclasses import dataclass, field
 
-from tandem.simulation.client import Outcome
+from tandem.simulation.client import ClientOutcome
 from tandem.simulation.invariants import check_end
 from tandem.simulation.loop import DeadlockError
 from tandem.simulation.scenario import Scenario
@@ -19,7 +19,7 @@ class Report:
 
     scenario: Scenario
     violations: list[str] = field(default_factory=list)
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[ClientOutcome] = field(default_factory=list)
     digest: str = ""
     lines: list[str] | None = None
     num_events: int = 0

@@ -66,7 +66,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ClientRequest:
     """One request of a client. `seed`: None = greedy. It leaves after so many tokens or seconds; None: it stays."""
 
     number: int
@@ -109,7 +109,7 @@ class Scenario:
     prefills: tuple[str, ...]
     decodes: tuple[str, ...]
     gateways: tuple[str, ...]
-    asks: tuple[Ask, ...]
+    asks: tuple[ClientRequest, ...]
     faults: tuple[Fault, ...]
     weather: Weather
     num_blocks: int
@@ -159,7 +159,7 @@ def _hand_offs(seed: int) -> Scenario:
     draw = random.Random(f"{seed} hand-offs")
     prefills, decodes = _named("prefill", 1), _named("decode", 2)
     asks = [
-        Ask(
+        ClientRequest(
             number=number,
             at_s=WARM_UP_S + draw.uniform(0, SPAN_S),
             owner=draw.choice(TENANTS),
@@ -209,10 +209,10 @@ def _named(role: str, count: int) -> tuple[str, ...]:
 
 def _asks(
     draw: random.Random, owners: Sequence[str], gateways: tuple[str, ...], bursts_s: Sequence[float]
-) -> tuple[Ask, ...]:
+) -> tuple[ClientRequest, ...]:
     """Requests alone and in bursts; some begin alike, some go on from an answer."""
     stems = [tuple(draw.randrange(256) for _ in range(draw.choice((24, 56, 100)))) for _ in range(2)]
-    asks: list[Ask] = []
+    asks: list[ClientRequest] = []
     for number in range(draw.randint(8, 26)):
         owner = draw.choice(owners)
         former = draw.choice(asks) if asks and draw.random() < _FOLLOWING_SHARE else None
@@ -227,7 +227,7 @@ def _asks(
         prompt = stem[:MAX_PROMPT_TOKENS] + tuple(draw.randrange(256) for _ in range(draw.randint(1, 40)))
         max_tokens = draw.choice((1, 4, 20, 20, 60))
         asks.append(
-            Ask(
+            ClientRequest(
                 number=number,
                 at_s=at_s,
                 owner=owner,

@@ -10,12 +10,12 @@ from functools import partial
 from typing import TypeVar
 
 from tandem.accounts.balance import Balance, Rates
-from tandem.accounts.charge import Charge, LedgerEntry, Outcome, Renewal, Settlement, Total
+from tandem.accounts.charge import Charge, ChargeOutcome, ChargeSettlement, LedgerEntry, Renewal, Total
 from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.key import AccountKey
 from tandem.accounts.ledger_query import LedgerQuery
 from tandem.accounts.refusals import revoked
-from tandem.accounts.standing import Standing
+from tandem.accounts.standing import RateLimitState
 from tandem.accounts.store import LEASE_S, Spending
 from tandem.simulation.fabric import Fabric
 from tandem.simulation.node import Node
@@ -47,7 +47,7 @@ class StoreServer:
     def now_ms(self) -> int:
         return int((self.node.now_s() + self.clock_offset_s) * 1000)
 
-    def reserve(self, charge: Charge, now_ms: int) -> Standing:
+    def reserve(self, charge: Charge, now_ms: int) -> RateLimitState:
         key = self.keys.get(charge.key.key_id)
         if key is None or not key.is_live:
             raise revoked()
@@ -57,7 +57,7 @@ class StoreServer:
         self._expire(charge.key.key_id, now_ms)
         return balance.reserve(charge, now_ms, self._lease_ms)
 
-    def settle(self, settlement: Settlement, now_ms: int) -> None:
+    def settle(self, settlement: ChargeSettlement, now_ms: int) -> None:
         entry = settlement.entry
         if not self._unbill(entry.charge_id):
             return
@@ -114,7 +114,7 @@ class StoreServer:
         entry = self.ledger.get(charge_id)
         if entry is None:
             return True
-        if entry.outcome != Outcome.EXPIRED:
+        if entry.outcome != ChargeOutcome.EXPIRED:
             return False
         del self.ledger[charge_id]
         self.balances[entry.key_id].spent_nanos -= entry.cost_nanos
@@ -158,10 +158,10 @@ class SimulatedStore:
     async def revoke_key(self, key_id: str, now_s: int) -> bool:
         raise NotImplementedError("no key is revoked in a simulation")
 
-    async def reserve(self, charge: Charge) -> Standing:
+    async def reserve(self, charge: Charge) -> RateLimitState:
         return await self._write(partial(self._server.reserve, charge))
 
-    async def settle(self, settlement: Settlement) -> None:
+    async def settle(self, settlement: ChargeSettlement) -> None:
         await self._write(partial(self._server.settle, settlement))
 
     async def renew(self, renewals: Sequence[Renewal]) -> None:

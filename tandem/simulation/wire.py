@@ -20,7 +20,7 @@ from tandem.rpc.network import RpcServer
 from tandem.rpc.serve_messages import Ending
 from tandem.rpc.session_table import NotAdmittedError, SessionTable
 from tandem.rpc.status import ending_of
-from tandem.simulation.fabric import Connection, Fabric, Pipe
+from tandem.simulation.fabric import Fabric, Pipe, SimulatedConnection
 from tandem.simulation.node import Node
 
 Q = TypeVar("Q")
@@ -60,10 +60,10 @@ class Inbox:
         return self._ending
 
 
-class Call:
+class ClientCall:
     """One call at its caller's end. `leave` once nobody reads it any more."""
 
-    def __init__(self, wire: "Wire", number: int) -> None:
+    def __init__(self, wire: "MultiplexedConnection", number: int) -> None:
         self.inbox = Inbox()
         self._wire = wire
         self._number = number
@@ -77,10 +77,10 @@ class Call:
             self._wire.send_up("leave", self._number, b"")
 
 
-class Served:
+class ServerCall:
     """One call at its server's end. `requests` are those after the first."""
 
-    def __init__(self, wire: "Wire", number: int) -> None:
+    def __init__(self, wire: "MultiplexedConnection", number: int) -> None:
         self.requests = Inbox()
         self.task: asyncio.Task[None] | None = None
         self._wire = wire
@@ -99,10 +99,10 @@ class Served:
         self._wire.send_down("end", self._number, ending)
 
 
-_Serve = Callable[[Served, bytes | None], Awaitable[None]]
+_Serve = Callable[[ServerCall, bytes | None], Awaitable[None]]
 
 
-class Listener(RpcServer):
+class SimulatedServer(RpcServer):
     """Serves the methods of one address to callers with a session."""
 
     def __init__(
@@ -112,27 +112,27 @@ class Listener(RpcServer):
         self.address = address
         self.node = node
         self.methods: dict[str, _Serve] = {}
-        self.wires: list[Wire] = []
+        self.wires: list[MultiplexedConnection] = []
         self._fabric = fabric
         self._sessions = sessions
         self._on_stop = on_stop
 
     def unary(self, method: Method[Q, A], respond: Callable[[Q], Awaitable[A]]) -> None:
-        async def serve(call: Served, data: bytes | None) -> None:
+        async def serve(call: ServerCall, data: bytes | None) -> None:
             assert data is not None
             call.write(method.encode_answer(await respond(method.request.decode(data))))
 
         self.methods[method.path] = serve
 
     def stream(self, method: Method[Q, A], respond: Callable[[Q], AsyncIterator[A]]) -> None:
-        async def serve(call: Served, data: bytes | None) -> None:
+        async def serve(call: ServerCall, data: bytes | None) -> None:
             assert data is not None
             await _write_all(method, call, respond(method.request.decode(data)))
 
         self.methods[method.path] = serve
 
     def conversation(self, method: Method[Q, A], respond: Callable[[AsyncIterator[Q]], AsyncIterator[A]]) -> None:
-        async def serve(call: Served, data: bytes | None) -> None:
+        async def serve(call: ServerCall, data: bytes | None) -> None:
             await _write_all(method, call, respond(_read_all(method.request, call)))
 
         self.methods[method.path] = serve
@@ -146,16 +146,22 @@ class Listener(RpcServer):
             self._fabric.cut(wire.connection, "the server has stopped")
 
     def open(
-        self, wire: "Wire", path: str, number: int, data: bytes | None, timeout_s: float | None, proof: str
+        self,
+        wire: "MultiplexedConnection",
+        path: str,
+        number: int,
+        data: bytes | None,
+        timeout_s: float | None,
+        proof: str,
     ) -> None:
         """A call has arrived."""
-        call = wire.served[number] = Served(wire, number)
+        call = wire.served[number] = ServerCall(wire, number)
         loop = self._fabric.loop
         call.task = self.node.spawn(loop, self._run(path, call, data, proof), f"{path} of {self.address}")
         if timeout_s is not None:  # NOTE: the caller's deadline travels with the call
             loop.call_later(timeout_s, call.task.cancel)
 
-    async def _run(self, path: str, call: Served, data: bytes | None, proof: str) -> None:
+    async def _run(self, path: str, call: ServerCall, data: bytes | None, proof: str) -> None:
         incoming_traceparent.set(None)
         try:
             if path == methods.OPEN.path:
@@ -175,12 +181,12 @@ class Listener(RpcServer):
         else:
             call.end(Ending())
 
-    def _shake_hands(self, call: Served, data: bytes) -> None:
+    def _shake_hands(self, call: ServerCall, data: bytes) -> None:
         method = methods.OPEN
         call.write(method.encode_answer(self._sessions.open(method.request.decode(data))))
         call.end(Ending())
 
-    def _fail(self, path: str, call: Served, error: BaseException) -> None:
+    def _fail(self, path: str, call: ServerCall, error: BaseException) -> None:
         if isinstance(error, NotAdmittedError):
             call.end(Ending(error.code.value[0], str(error), dict(error.trailing)))
             return
@@ -191,25 +197,25 @@ class Listener(RpcServer):
         call.end(ending_of(error))
 
 
-class Wire:
+class MultiplexedConnection:
     """A connection and the calls on it."""
 
-    def __init__(self, fabric: Fabric, client: Node, listener: Listener) -> None:
-        self.calls: dict[int, Call] = {}
-        self.served: dict[int, Served] = {}
+    def __init__(self, fabric: Fabric, client: Node, listener: SimulatedServer) -> None:
+        self.calls: dict[int, ClientCall] = {}
+        self.served: dict[int, ServerCall] = {}
         self._fabric = fabric
         self._listener = listener
         self._num_calls = 0
-        self.connection = Connection(
+        self.connection = SimulatedConnection(
             Pipe(fabric, client, listener.node), Pipe(fabric, listener.node, client), self._lose, self._drop
         )
         fabric.connections.append(self.connection)
         listener.wires.append(self)
 
-    def begin(self, path: str, data: bytes | None, timeout_s: float | None, proof: str) -> Call:
+    def begin(self, path: str, data: bytes | None, timeout_s: float | None, proof: str) -> ClientCall:
         self._num_calls += 1
         number = self._num_calls
-        call = self.calls[number] = Call(self, number)
+        call = self.calls[number] = ClientCall(self, number)
         self._note("call", path, number, data)
         self.connection.up.send(lambda: self._listener.open(self, path, number, data, timeout_s, proof))
         return call
@@ -267,7 +273,7 @@ class Wire:
         fabric.trace.note(f"{fabric.loop.time():.9f}", client, server, what, name, number, size)
 
 
-async def _write_all(method: Method[Any, A], call: Served, answers: AsyncIterator[A]) -> None:
+async def _write_all(method: Method[Any, A], call: ServerCall, answers: AsyncIterator[A]) -> None:
     try:
         async for answer in answers:
             call.write(method.encode_answer(answer))
@@ -278,6 +284,6 @@ async def _write_all(method: Method[Any, A], call: Served, answers: AsyncIterato
             await close()
 
 
-async def _read_all(form: Form[Q], call: Served) -> AsyncIterator[Q]:
+async def _read_all(form: Form[Q], call: ServerCall) -> AsyncIterator[Q]:
     while isinstance(data := await call.requests.take(), bytes):
         yield form.decode(data)

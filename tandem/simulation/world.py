@@ -14,21 +14,21 @@ from tandem.routing.snapshot import Role
 from tandem.rpc.network import current_network
 from tandem.simulation.client import Exchange
 from tandem.simulation.executor import StepCost
-from tandem.simulation.fabric import Fabric, Trace, Weather
+from tandem.simulation.fabric import EventTrace, Fabric, Weather
 from tandem.simulation.loop import VirtualLoop
 from tandem.simulation.network import SimulatedNetwork
 from tandem.simulation.node import Node
 from tandem.simulation.processes import (
     SimulatedGateway,
+    SimulatedSurroundings,
     SimulatedWorker,
-    Sizes,
-    Surroundings,
+    WorkerSizes,
     for_ever,
     serving_simulated_router,
     serving_simulated_worker,
     start_simulated_gateway,
 )
-from tandem.simulation.scenario import TENANTS, WARM_UP_S, Ask, Fault, FaultKind, Scenario
+from tandem.simulation.scenario import TENANTS, WARM_UP_S, ClientRequest, Fault, FaultKind, Scenario
 from tandem.simulation.store import STORE, StoreServer
 
 PATIENCE_S = 75.0  # after the last fault is over and the last request was made; past it a request waits for ever
@@ -37,7 +37,7 @@ _CHECK_EVERY = 16  # turns of an engine
 
 
 @dataclass(slots=True)
-class Span:
+class FaultInterval:
     """When something was not as it should be; `until_s` is None while it lasts."""
 
     name: str
@@ -53,17 +53,17 @@ class World:
         self.scenario = scenario
         seed = str(scenario.seed)
         self.loop = VirtualLoop(seed)
-        self.trace = Trace(keep_trace)
+        self.trace = EventTrace(keep_trace)
         weather = Weather(scenario.weather.mean_s, scenario.weather.slow_share, scenario.weather.slow_s)
         self.fabric = Fabric(self.loop, random.Random(f"{seed} fabric"), self.trace, weather)
         self.network = SimulatedNetwork(self.fabric)
         self.store = StoreServer(self.loop.world, [_key_of(owner) for owner in TENANTS], scenario.account_lease_s)
-        self.around = Surroundings(
+        self.around = SimulatedSurroundings(
             self.loop,
             self.fabric,
             self.store,
             [self.address_of(name) for name in scenario.routers],
-            Sizes(num_blocks=scenario.num_blocks),
+            WorkerSizes(num_blocks=scenario.num_blocks),
             scenario.lease_ttl_s,
             scenario.max_local_tokens,
             StepCost(scenario.step_s),
@@ -74,7 +74,7 @@ class World:
         self.gateways: dict[str, SimulatedGateway] = {}
         self.exchanges: list[Exchange] = []
         self.crashed: dict[str, list[float]] = {}
-        self.spans: list[Span] = []
+        self.spans: list[FaultInterval] = []
         self.violations: list[str] = []
         self._num_started = 0
         self._num_turns = 0
@@ -157,7 +157,7 @@ class World:
         if self._num_turns % _CHECK_EVERY == 0:
             engine.check()
 
-    async def _ask(self, ask: Ask) -> None:
+    async def _ask(self, ask: ClientRequest) -> None:
         await asyncio.sleep(ask.at_s - self.loop.time())
         exchange = Exchange(ask, _secret_of(ask.owner), self.loop)
         self.exchanges.append(exchange)
@@ -177,7 +177,7 @@ class World:
         self.trace.note(f"{self.loop.time():.9f}", "fault", fault)
         undo = self._begun(fault)
         if undo is not None:
-            span = Span(fault.name, fault.other, self.loop.time())
+            span = FaultInterval(fault.name, fault.other, self.loop.time())
             self.spans.append(span)
 
             def end() -> None:

@@ -30,7 +30,7 @@ class _Link(Protocol):
     def bytes_per_s(self) -> float: ...
 
 
-class Status(Protocol):
+class ExportedStatus(Protocol):
     """The part of `rpc.messages.WorkerStatus` that is exported; that room lies above this one."""
 
     @property
@@ -113,7 +113,7 @@ class WorkerMetrics:
         )
         self._reasons: set[str] = set()
 
-    def observe_status(self, status: Status) -> None:
+    def observe_status(self, status: ExportedStatus) -> None:
         """Take a worker's update; what it no longer names is no longer exported."""
         state = status.state
         self._running.set(max(0, state.num_running - status.num_waiting))

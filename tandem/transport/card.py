@@ -5,6 +5,7 @@ before any of it is used: some metadata is read by native code that damaged byte
 """
 
 import base64
+import dataclasses
 import hashlib
 import hmac
 import json
@@ -95,7 +96,9 @@ def unseal(sealed: bytes, identity: Identity) -> Card:
 
 
 def _parse(fields: dict[str, Any]) -> Card:
-    return Card(**fields | {"metadata": base64.b64decode(fields["metadata"], validate=True)})
+    """NOTE: a newer release may say more."""
+    known = {each.name: fields[each.name] for each in dataclasses.fields(Card)}
+    return Card(**known | {"metadata": base64.b64decode(fields["metadata"], validate=True)})
 
 
 def accept(sealed: bytes, transport: str, identity: Identity, pool: MemoryPool) -> Card:

@@ -81,7 +81,7 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TransportChoice:
     """A transport by name, what will carry the bytes, and why."""
 
     name: str
@@ -89,7 +89,7 @@ class Choice:
     reason: str
 
 
-def choose(local: Site, remote: Site, override: str = AUTO) -> Choice:
+def choose(local: Site, remote: Site, override: str = AUTO) -> TransportChoice:
     """The fastest transport that is safe for this pair.
 
     Args:
@@ -104,37 +104,37 @@ def choose(local: Site, remote: Site, override: str = AUTO) -> Choice:
     candidates = {name: rule(local, remote) for name, rule in rules.items()}
     if override != AUTO:
         chosen = candidates[override]
-        if isinstance(chosen, Choice):
-            return Choice(chosen.name, chosen.path, f"set by hand; {chosen.reason}")
+        if isinstance(chosen, TransportChoice):
+            return TransportChoice(chosen.name, chosen.path, f"set by hand; {chosen.reason}")
         if override == "nixl" and not (local.nixl or remote.nixl):
-            return Choice("nixl", LinkPath.UNKNOWN_NIXL, f"set by hand, although {chosen}")
+            return TransportChoice("nixl", LinkPath.UNKNOWN_NIXL, f"set by hand, although {chosen}")
         raise ConfigurationError(f"transport={override} cannot serve this pair: {chosen}")
     for candidate in candidates.values():
-        if isinstance(candidate, Choice):
+        if isinstance(candidate, TransportChoice):
             refused = [why for why in candidates.values() if isinstance(why, str)]
-            return Choice(candidate.name, candidate.path, "; ".join([candidate.reason, *refused]))
+            return TransportChoice(candidate.name, candidate.path, "; ".join([candidate.reason, *refused]))
     raise ConfigurationError(f"no transport can serve this pair: {'; '.join(map(str, candidates.values()))}")
 
 
-def _inproc(local: Site, remote: Site) -> Choice | str:
+def _inproc(local: Site, remote: Site) -> TransportChoice | str:
     if (local.host, local.pid_namespace, local.process) != (remote.host, remote.pid_namespace, remote.process):
         return "no inproc: two processes"
     if not _both_cpu(local, remote):
         return f"no inproc: it copies cpu memory, not {local.device} and {remote.device}"
-    return Choice("inproc", LinkPath.INPROC, "one process")
+    return TransportChoice("inproc", LinkPath.INPROC, "one process")
 
 
-def _cma(local: Site, remote: Site) -> Choice | str:
+def _cma(local: Site, remote: Site) -> TransportChoice | str:
     if not _both_cpu(local, remote):
         return f"no cma: it copies cpu memory, not {local.device} and {remote.device}"
     if local.host != remote.host:
         return "no cma: two hosts"
     if not _may_read(local, remote):
         return "no cma: one host, but other users or pid namespaces, so no process may read another's memory"
-    return Choice("cma", LinkPath.CMA, "one host, processes that may read each other's memory")
+    return TransportChoice("cma", LinkPath.CMA, "one host, processes that may read each other's memory")
 
 
-def _nixl(local: Site, remote: Site) -> Choice | str:
+def _nixl(local: Site, remote: Site) -> TransportChoice | str:
     for side, site in (("here", local), ("at the peer", remote)):
         if site.nixl:
             return f"no nixl: {side}, {site.nixl}"
@@ -143,20 +143,20 @@ def _nixl(local: Site, remote: Site) -> Choice | str:
     if local.host == remote.host:
         if _may_read(local, remote):
             path = LinkPath.NIXL_CMA if _both_cpu(local, remote) else LinkPath.CUDA_IPC
-            return Choice("nixl", path, "one host, processes that may read each other's memory")
+            return TransportChoice("nixl", path, "one host, processes that may read each other's memory")
         if not (local.has_rdma and remote.has_rdma):
             return "no nixl: one host, but other users or pid namespaces, so no process may read another's memory"
     if local.has_rdma and remote.has_rdma:
-        return Choice("nixl", LinkPath.RDMA, "both sides have RDMA devices")
+        return TransportChoice("nixl", LinkPath.RDMA, "both sides have RDMA devices")
     return "no nixl: two hosts without RDMA devices on both, where its reads would be emulated over TCP"
 
 
-def _tcp(local: Site, remote: Site) -> Choice | str:
+def _tcp(local: Site, remote: Site) -> TransportChoice | str:
     if not _both_cpu(local, remote):
         return f"no tcp: it sends cpu memory, not {local.device} and {remote.device}"
     if local.host == remote.host:
-        return Choice("tcp", LinkPath.LOOPBACK, "one host")
-    return Choice("tcp", LinkPath.NETWORK, "two hosts")
+        return TransportChoice("tcp", LinkPath.LOOPBACK, "one host")
+    return TransportChoice("tcp", LinkPath.NETWORK, "two hosts")
 
 
 def _may_read(local: Site, remote: Site) -> bool:

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class LinkReport:
+class LinkMeasurement:
     """One link, measured: GB/s (1e9 bytes) of its best read, seconds of a median single block."""
 
     path: LinkPath
@@ -53,7 +53,7 @@ def measure_link(
     path: LinkPath,
     expected_gb_per_s: float | None = None,
     on_transfer: Callable[[Transfer], None] = lambda _: None,
-) -> LinkReport:
+) -> LinkMeasurement:
     """Read `remote_blocks` into `local_blocks` a few times, and warn when that is far slower than `path` should be.
 
     Takes milliseconds on a good link, at most the deadlines of 16 reads on a bad one. A link is called slow only where
@@ -80,12 +80,12 @@ def measure_link(
     expected = EXPECTED_GB_PER_S[path] if expected_gb_per_s is None else expected_gb_per_s
     rate = num_bytes / best_s / 1e9
     is_slow = num_bytes >= MEASURABLE_BYTES and rate < SLOW_SHARE * expected
-    report = LinkReport(path, rate, statistics.median(singles), expected, is_slow)
+    report = LinkMeasurement(path, rate, statistics.median(singles), expected, is_slow)
     _log(peer, report)
     return report
 
 
-def _log(peer: Peer, report: LinkReport) -> None:
+def _log(peer: Peer, report: LinkMeasurement) -> None:
     log = logger.warning if report.is_slow else logger.info
     log(
         "KV transfers from incarnation %s by %s: %.2f GB/s measured, %.2f GB/s expected, %.0f us a block%s",

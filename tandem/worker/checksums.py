@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tandem.attention.arena import Arena
+from tandem.compute.arena import Arena
 
 
 class PageChecksums:

@@ -18,7 +18,7 @@ from tandem.transport.transfer import Transfer, TransferState
 from tandem.worker.core import WorkerCore
 from tandem.worker.host_tier import HostCopier
 from tandem.worker.pins import Pins
-from tandem.worker.source import Source
+from tandem.worker.source import KVSource
 
 CONFIRM_TIMEOUT_S = 3.0
 FORMER_OVER_S = 1.0
@@ -52,7 +52,7 @@ class Fetch:
     def is_complete(self) -> bool:
         return not self._wanted
 
-    async def pull(self, source: Source, lease: LeaseNews) -> None:
+    async def pull(self, source: KVSource, lease: LeaseNews) -> None:
         """Read what these leased blocks have of what is still missing.
 
         Raises:
@@ -94,7 +94,9 @@ class Fetch:
         """No further pull will begin. Once."""
         self._pins.close()
 
-    async def _read(self, source: Source, lease_id: str, entries: list[_Entry], offered: Mapping[_Entry, int]) -> None:
+    async def _read(
+        self, source: KVSource, lease_id: str, entries: list[_Entry], offered: Mapping[_Entry, int]
+    ) -> None:
         remote = [offered[entry] for entry in entries]
         local = [self._wanted[entry] for entry in entries]
         await self._former_over(entries)
@@ -109,7 +111,7 @@ class Fetch:
         self._core.metrics.observe_transfer(transfer.num_bytes, read_s)
         self._note(source, transfer.num_bytes, len(entries), started_s, read_s, self._core.clock.now_s() - began_s)
 
-    async def _moved(self, source: Source, entries: list[_Entry], remote: list[int], local: list[int]) -> Transfer:
+    async def _moved(self, source: KVSource, entries: list[_Entry], remote: list[int], local: list[int]) -> Transfer:
         """NOTE: only a read finds out, at once, that a connection was cut while idle; the next one makes another."""
         began_s = self._core.clock.now_s()
         transfer = self._begun(source, entries, remote, local)
@@ -124,7 +126,7 @@ class Fetch:
             await _done(transfer)
         return transfer
 
-    def _begun(self, source: Source, entries: list[_Entry], remote: list[int], local: list[int]) -> Transfer:
+    def _begun(self, source: KVSource, entries: list[_Entry], remote: list[int], local: list[int]) -> Transfer:
         transfer = source.read(remote, local)
         self._pins.add(transfer)
         self._writers.update(dict.fromkeys(entries, transfer))
@@ -139,7 +141,7 @@ class Fetch:
             except TimeoutError:
                 raise TransportError("an earlier read that failed may still write to the same blocks") from None
 
-    async def _confirm(self, source: Source, lease_id: str, remote: list[int], local: list[int]) -> None:
+    async def _confirm(self, source: KVSource, lease_id: str, remote: list[int], local: list[int]) -> None:
         """Ask, after the read, whether the lease was valid, and compare checksums of a sample."""
         sample = self._core.checksums.sample(len(remote))
         call = ConfirmCall(lease_id=lease_id, checksum_block_ids=tuple(remote[i] for i in sample))
@@ -154,7 +156,7 @@ class Fetch:
             raise TransportError(f"blocks read from worker {name} are damaged: checksums {answer.checksums} and {ours}")
 
     def _note(
-        self, source: Source, num_bytes: int, num_blocks: int, started_s: float, read_s: float, whole_s: float
+        self, source: KVSource, num_bytes: int, num_blocks: int, started_s: float, read_s: float, whole_s: float
     ) -> None:
         attributes: dict[str, str | int | float] = {
             "source": source.worker.worker_id,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tandem.attention.arena import Arena
+from tandem.compute.arena import Arena
 from tandem.core.clock import Clock
 from tandem.core.errors import ConfigurationError, TransportError
 from tandem.engine.engine import Engine

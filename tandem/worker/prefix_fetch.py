@@ -14,7 +14,7 @@ from tandem.rpc.messages import LeaseCall, WorkerAddress
 from tandem.scheduler.output import KVReserved
 from tandem.worker.core import WorkerCore
 from tandem.worker.fetch import Fetch
-from tandem.worker.source import Source
+from tandem.worker.source import KVSource
 from tandem.worker.sources import Sources
 
 LEASE_TIMEOUT_S = 3.0
@@ -65,7 +65,7 @@ class PrefixFetch:
             peer = "the host tier" if holder is None else f"worker {holder.worker_id}"
             logger.info("request %s: no prefix from %s: %s", self._engine_id, peer, error)
 
-    async def _get_from(self, source: Source, hashes: tuple[bytes, ...]) -> None:
+    async def _get_from(self, source: KVSource, hashes: tuple[bytes, ...]) -> None:
         lease_id = random_id()
         call = LeaseCall(reader=self._core.me, lease_id=lease_id, block_hashes=hashes)
         source.keep(lease_id)

@@ -17,26 +17,28 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
+from tandem.compute.native.core_board import MissingBoardError
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import ConfigurationError, LocalityUnavailableError, TandemError
 from tandem.core.machine import random_id, wall_s
 from tandem.engine.async_engine import AsyncEngine
 from tandem.engine.engine import Engine
 from tandem.engine.resolve import Assembly, assemble
-from tandem.kernels.native.core_board import MissingBoardError
 from tandem.locality.base import LocalityIndex
 from tandem.locality.redis import RedisIndex
 from tandem.routing.snapshot import WorkerState
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import ModelInfo, WorkerAddress, WorkerRecord
 from tandem.rpc.server import serve_worker
-from tandem.serving.discovery import ANNOUNCE_INTERVAL_S, Discovery, StaticDiscovery, look_interval_s, open_discovery
+from tandem.serving.discovery import ANNOUNCE_INTERVAL_S, Discovery, StaticDiscovery, look_interval_s
+from tandem.serving.discovery_choice import open_discovery
 from tandem.serving.ports import free_ports
 from tandem.serving.signals import exit_when_told
 from tandem.telemetry.engine_metrics import WorkerMetrics
 from tandem.telemetry.log import configure_logging
 from tandem.telemetry.metrics_server import serve_metrics
 from tandem.telemetry.tracing import Tracing
+from tandem.tls.files import TlsFiles
 from tandem.transport.card import Identity
 from tandem.transport.choose import Site
 from tandem.transport.inproc import InprocRegistry
@@ -62,7 +64,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class WorkerProcess:
     """A worker that serves. `metrics_port` is None when there is no metrics server."""
 
     core: WorkerCore
@@ -122,7 +124,7 @@ def _share_cores(settings: WorkerSettings, engine: Engine, thread: AsyncEngine) 
 @contextlib.asynccontextmanager
 async def serving_worker(
     settings: WorkerSettings, registry: InprocRegistry | None = None, clock: Clock | None = None
-) -> AsyncIterator[Worker]:
+) -> AsyncIterator[WorkerProcess]:
     """Serve for the time of the block.
 
     Args:
@@ -138,7 +140,8 @@ async def serving_worker(
         secret, incarnation = settings.secret, random_id()
         worker_id, bind = settings.worker_id or f"{settings.role}-{incarnation[:8]}", _with_port(settings)
         me = WorkerAddress(worker_id, settings.advertised(bind), incarnation)
-        credentials = Credentials(secret, ProcessRole(settings.role), me.address, incarnation)
+        role, spoken_with = ProcessRole(settings.role), (bind, *settings.router_addresses)
+        credentials = settings.credentials(secret, role, spoken_with, address=me.address, incarnation=incarnation)
         feeds = await _open_feeds(settings, me, epoch, credentials, opened)
         assembly = await asyncio.to_thread(assemble, settings.engine_config(), clock=clock, emit=feeds.emit)
         engine = AsyncEngine(assembly.engine)
@@ -150,7 +153,9 @@ async def serving_worker(
         compatibility = compatibility_of(assembly)
         identity = Identity(compatibility, secret, incarnation)
         site = Site.here(device_name(assembly))
-        transports = await asyncio.to_thread(_open_transports, settings, assembly, identity, site, registry)
+        transports = await asyncio.to_thread(
+            _open_transports, settings, assembly, identity, site, registry, credentials.tls
+        )
         opened.push_async_callback(asyncio.to_thread, transports.close)
         prometheus = CollectorRegistry()
         tracing = Tracing.configure(me.worker_id, settings.otlp_endpoint)
@@ -187,7 +192,7 @@ async def serving_core(
     blank: WorkerState,
     model: ModelInfo,
     prometheus: CollectorRegistry,
-) -> AsyncIterator[Worker]:
+) -> AsyncIterator[WorkerProcess]:
     """Serve an engine that runs: answer calls at `bind`, report, expire leases, be announced; as `serving_worker`.
 
     Args:
@@ -216,7 +221,7 @@ async def serving_core(
             opened.callback(tasks.create_task(work).cancel)
         lifecycle.ready()
         opened.push_async_callback(_withdraw, discovery, record)
-        yield Worker(core, lifecycle, reports, metrics_port)
+        yield WorkerProcess(core, lifecycle, reports, metrics_port)
 
 
 def _with_port(settings: WorkerSettings) -> str:
@@ -249,7 +254,12 @@ async def _open_feeds(
 
 
 def _open_transports(
-    settings: WorkerSettings, assembly: Assembly, identity: Identity, site: Site, registry: InprocRegistry | None
+    settings: WorkerSettings,
+    assembly: Assembly,
+    identity: Identity,
+    site: Site,
+    registry: InprocRegistry | None,
+    tls: TlsFiles | None,
 ) -> Transports:
     advertised = None if settings.advertise is None else settings.advertise.rpartition(":")[0].strip("[]")
     return Transports(
@@ -260,6 +270,7 @@ def _open_transports(
         advertise_host=advertised,
         kv_port=settings.kv_port,
         registry=registry,
+        tls=tls,
         has_rdma=site.has_rdma,
     )
 

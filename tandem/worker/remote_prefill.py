@@ -21,7 +21,7 @@ from tandem.rpc.messages import GenerateCall, LeaseNews, PrefillCall, PrefillNew
 from tandem.scheduler.output import KVReserved, SampledToken
 from tandem.worker.core import WorkerCore
 from tandem.worker.fetch import Fetch
-from tandem.worker.source import Source
+from tandem.worker.source import KVSource
 from tandem.worker.sources import Sources
 from tandem.worker.tasks import ended
 
@@ -119,7 +119,7 @@ class RemotePrefill:
             raise TransportError(f"worker {prefill.worker_id} leased less than the request needs")
 
     async def _follow(
-        self, stream: AsyncIterator[PrefillNews], source: Source, lease_id: str, pulls: list[asyncio.Task[None]]
+        self, stream: AsyncIterator[PrefillNews], source: KVSource, lease_id: str, pulls: list[asyncio.Task[None]]
     ) -> None:
         """Take the news as they come and pull what they lease, to their end or until a pull fails."""
         with suppress(TimeoutError):
@@ -155,7 +155,7 @@ class RemotePrefill:
     def _is_complete(self) -> bool:
         return self._fetch.done() and self._fetch.result().is_complete
 
-    async def _pull(self, source: Source, lease: LeaseNews) -> None:
+    async def _pull(self, source: KVSource, lease: LeaseNews) -> None:
         fetch = await asyncio.shield(self._fetch)
         await fetch.pull(source, lease)
         self._core.engine.kv_coming(self._engine_id, fetch.num_arrived_tokens)

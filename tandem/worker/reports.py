@@ -23,10 +23,10 @@ BLOCK_STATES = ("free", "cached", "used", "leased", "pinned", "kept")
 
 
 @dataclass(eq=False, slots=True)
-class Receiver:
+class ReportSubscriber:
     """One who watches, and what was measured since they were last told."""
 
-    report: Callable[["Receiver"], WorkerStatus]
+    report: Callable[["ReportSubscriber"], WorkerStatus]
     samples: deque[StepStats] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
 
     def latest(self) -> WorkerStatus:
@@ -63,7 +63,7 @@ class Reports:
         self._load: EngineLoad | None = None
         self._asked_at_s, self._taken_at_s = 0.0, 0.0
         self.kept = KeptUsage()
-        self._receivers: set[Receiver] = set()
+        self._receivers: set[ReportSubscriber] = set()
 
     async def refresh(self) -> None:
         """Take the engine's figures when it is next between two steps; they include what it was asked before now."""
@@ -73,19 +73,19 @@ class Reports:
         for receiver in self._receivers:
             receiver.samples.extend(steps)
 
-    def subscribe(self) -> Receiver:
-        receiver = Receiver(self._status)
+    def subscribe(self) -> ReportSubscriber:
+        receiver = ReportSubscriber(self._status)
         self._receivers.add(receiver)
         return receiver
 
-    def unsubscribe(self, receiver: Receiver) -> None:
+    def unsubscribe(self, receiver: ReportSubscriber) -> None:
         self._receivers.discard(receiver)
 
     def latest(self) -> WorkerStatus:
         """News without samples."""
         return self._status(None)
 
-    def _status(self, receiver: Receiver | None) -> WorkerStatus:
+    def _status(self, receiver: ReportSubscriber | None) -> WorkerStatus:
         load = self._load
         status = WorkerStatus(
             worker=self._core.me,

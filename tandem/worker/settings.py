@@ -10,11 +10,12 @@ from pathlib import Path
 import psutil
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
+from tandem.compute.native.core_board import CoreBoard
 from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError
-from tandem.kernels.native.core_board import CoreBoard
 from tandem.models.hub import served_name
 from tandem.routing.snapshot import Role
+from tandem.serving.peer_settings import PeerSettings
 from tandem.serving.settings import EngineSettings, required_secret
 
 AUTO = "auto"
@@ -36,7 +37,7 @@ def _own_addresses() -> list[str]:
     return [entry.address for entries in interfaces for entry in entries if entry.family in _IP_FAMILIES]
 
 
-class WorkerSettings(EngineSettings):
+class WorkerSettings(EngineSettings, PeerSettings):
     """One prefill or decode worker: an engine, its KV blocks, and the transports that move them."""
 
     bind: str = Field("127.0.0.1:0", description="host:port for calls; port 0 = any free one; private networks only")

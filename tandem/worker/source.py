@@ -22,7 +22,7 @@ PING_TIMEOUT_S = 1.5
 logger = logging.getLogger(__name__)
 
 
-class Source:
+class KVSource:
     """A connection to one incarnation of a peer. While somebody uses it, it is asked twice a second whether it lives,
     which also renews the leases it gave us.
     """

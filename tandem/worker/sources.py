@@ -23,11 +23,11 @@ from tandem.rpc.client import WorkerClient
 from tandem.rpc.messages import Greeting, LinkReport, WorkerAddress
 from tandem.rpc.protocols import PROTOCOL_VERSION
 from tandem.transport.base import KVTransport, Peer
-from tandem.transport.choose import AUTO, Choice, Site, choose
+from tandem.transport.choose import AUTO, Site, TransportChoice, choose
 from tandem.transport.measure import measure_link
 from tandem.worker.core import WorkerCore
 from tandem.worker.pins import Pins
-from tandem.worker.source import Source
+from tandem.worker.source import KVSource
 
 GREETING_TIMEOUT_S = 2.0
 FORGET_AFTER_S = 300.0  # of not being listed nor used; discovery may be away for a while
@@ -56,9 +56,9 @@ class Sources:
 
     def __init__(self, core: WorkerCore) -> None:
         self._core = core
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, KVSource] = {}
         self._unlisted_s: dict[str, float] = {}
-        self._connecting: dict[WorkerAddress, asyncio.Task[Source]] = {}
+        self._connecting: dict[WorkerAddress, asyncio.Task[KVSource]] = {}
         self._refusals: dict[str, _Refusal] = {}
         self._numbers = count(1)
 
@@ -76,7 +76,7 @@ class Sources:
         found.update(worker_id for worker_id, refusal in self._refusals.items() if not refusal.is_there)
         return tuple(sorted(found)[:MAX_UNREACHABLE])
 
-    async def connect(self, worker: WorkerAddress) -> Source:
+    async def connect(self, worker: WorkerAddress) -> KVSource:
         """The connection to this incarnation, made when there is none.
 
         Raises:
@@ -148,7 +148,7 @@ class Sources:
 
     async def _forget(self, listed: Set[str]) -> None:
         """Close connections to who is not listed: at once where lost, else when nobody has used them for long."""
-        now_s, gone = self._core.clock.now_s(), list[Source]()
+        now_s, gone = self._core.clock.now_s(), list[KVSource]()
         for worker_id, source in list(self._sources.items()):
             since_s = self._unlisted_s.setdefault(worker_id, now_s)
             if source.is_lost and worker_id not in listed:
@@ -160,7 +160,7 @@ class Sources:
         self._unlisted_s = {key: since_s for key, since_s in self._unlisted_s.items() if key in self._sources}
         await asyncio.gather(*(source.close() for source in gone))
 
-    async def _connect(self, worker: WorkerAddress) -> Source:
+    async def _connect(self, worker: WorkerAddress) -> KVSource:
         try:
             source = await self._connected(worker)
         except TandemError as error:
@@ -169,7 +169,7 @@ class Sources:
         self._refusals.pop(worker.worker_id, None)
         return source
 
-    async def _connected(self, worker: WorkerAddress) -> Source:
+    async def _connected(self, worker: WorkerAddress) -> KVSource:
         client = WorkerClient(worker.address, self._core.credentials, metadata_source=self._core.tracing.metadata)
         try:
             theirs = await client.greet(await asyncio.to_thread(self._greeting), timeout_s=GREETING_TIMEOUT_S)
@@ -195,7 +195,7 @@ class Sources:
             )
         check_compatible(self._core.compatibility, theirs)
 
-    async def _open(self, client: WorkerClient, theirs: Greeting) -> Source:
+    async def _open(self, client: WorkerClient, theirs: Greeting) -> KVSource:
         """Connect by the chosen transport; by tcp where another was our own choice and does not get through."""
         site = Site.from_fields(theirs.site)
         choice = choose(self._core.site, site, self._core.transports.wanted)
@@ -208,7 +208,7 @@ class Sources:
             choice = choose(self._core.site, site, "tcp")
             transport, peer = await self._reach(choice, theirs)
         logger.info("worker %s is read by %s (%s)", theirs.worker.worker_id, choice.path, choice.reason)
-        source = Source(theirs.worker, client, transport, peer)
+        source = KVSource(theirs.worker, client, transport, peer)
         try:
             await self._measure(source, choice)
         except BaseException:  # NOTE: cancelled too, its threads and sockets must go
@@ -216,7 +216,7 @@ class Sources:
             raise
         return source
 
-    async def _reach(self, choice: Choice, theirs: Greeting) -> tuple[KVTransport, Peer]:
+    async def _reach(self, choice: TransportChoice, theirs: Greeting) -> tuple[KVTransport, Peer]:
         transport = self._core.transports.get(choice.name)
         card = theirs.cards.get(choice.name)
         if card is None:
@@ -225,7 +225,7 @@ class Sources:
             )
         return transport, await asyncio.to_thread(transport.connect, card)
 
-    async def _measure(self, source: Source, choice: Choice) -> None:
+    async def _measure(self, source: KVSource, choice: TransportChoice) -> None:
         """Time a few reads into blocks borrowed for that; without it where there are none to spare."""
         name = f"measuring {source.worker.worker_id} {next(self._numbers)}"
         most = -(-self._core.num_blocks // MEASURED_SHARE)  # NOTE: or a small pool would look full to routers meanwhile

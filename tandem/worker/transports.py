@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from tandem.core.errors import ConfigurationError, TransportError
+from tandem.tls.files import TlsFiles
 from tandem.transport.base import KVTransport, MemoryPool
 from tandem.transport.card import Identity
 from tandem.transport.choose import AUTO, TRANSPORTS
@@ -23,6 +24,7 @@ class Transports:
         advertise_host: what peers connect to, when `bind_host` is a wildcard.
         kv_port: where the tcp transport listens; 0 = any free port. One that is named has to be free.
         registry: of the transports of this process; None = no inproc.
+        tls: this worker's certificate, for the tcp transport; None = plain.
         has_rdma: whether this host has RDMA devices. Without them nixl is opened for GPU memory only, or if wanted.
 
     Raises:
@@ -39,6 +41,7 @@ class Transports:
         advertise_host: str | None = None,
         kv_port: int = 0,
         registry: InprocRegistry | None = None,
+        tls: TlsFiles | None = None,
         has_rdma: bool = False,
     ) -> None:
         if wanted not in (AUTO, *TRANSPORTS):
@@ -49,7 +52,7 @@ class Transports:
             "inproc": lambda: _inproc(pool, identity, registry),
             "cma": lambda: _cma(pool, identity),
             "nixl": lambda: _nixl(pool, identity, bind_host),
-            "tcp": lambda: _tcp(pool, identity, bind_host, kv_port, advertise_host),
+            "tcp": lambda: _tcp(pool, identity, bind_host, kv_port, advertise_host, tls),
         }
         useful = {"inproc": registry is not None, "nixl": has_rdma or not pool.is_cpu}
         self.wanted = wanted
@@ -121,7 +124,9 @@ def _nixl(pool: MemoryPool, identity: Identity, bind_host: str) -> KVTransport:
     return NixlTransport(pool, identity, bind_host)
 
 
-def _tcp(pool: MemoryPool, identity: Identity, bind_host: str, port: int, advertise_host: str | None) -> KVTransport:
+def _tcp(
+    pool: MemoryPool, identity: Identity, bind_host: str, port: int, advertise_host: str | None, tls: TlsFiles | None
+) -> KVTransport:
     from tandem.transport.tcp.transport import TcpConfig, TcpTransport
 
-    return TcpTransport(pool, identity, TcpConfig(bind_host, port, advertise_host))
+    return TcpTransport(pool, identity, TcpConfig(bind_host, port, advertise_host, tls=tls))

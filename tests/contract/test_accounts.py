@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tandem.accounts.charge import Charge, LedgerEntry, Outcome, Renewal, Settlement, Total
+from tandem.accounts.charge import Charge, ChargeOutcome, ChargeSettlement, LedgerEntry, Renewal, Total
 from tandem.accounts.embedded import EmbeddedAccounts
 from tandem.accounts.errors import (
     AccountsUnavailableError,
@@ -25,7 +25,7 @@ from tandem.accounts.key import AccountKey, KeyLimits, new_key
 from tandem.accounts.ledger_query import LedgerQuery
 from tandem.accounts.prices import Prices
 from tandem.accounts.redis_store import RedisAccounts
-from tandem.accounts.standing import Standing
+from tandem.accounts.standing import RateLimitState
 from tandem.accounts.store import AccountStore, Spending
 from tandem.accounts.usage import Usage
 from tandem.core.clock import ManualClock
@@ -58,7 +58,9 @@ class Bench:
         most = Usage(num_input=num_input, num_output=num_output)
         return Charge.of(f"c{self.num_charges}", key, most, PRICES.cost_nanos(most))
 
-    async def reserve(self, key: AccountKey, num_input: int = 10, num_output: int = 20) -> tuple[Charge, Standing]:
+    async def reserve(
+        self, key: AccountKey, num_input: int = 10, num_output: int = 20
+    ) -> tuple[Charge, RateLimitState]:
         charge = self.charge(key, num_input, num_output)
         return charge, await self.store.reserve(charge)
 
@@ -70,9 +72,9 @@ class Bench:
 
 def settlement_of(
     charge: Charge, usage: Usage, at_ms: int = 0, *, is_granted: bool = True, is_refund: bool = False
-) -> Settlement:
+) -> ChargeSettlement:
     key = charge.key
-    outcome = Outcome.REFUNDED if is_refund else Outcome.DONE
+    outcome = ChargeOutcome.REFUNDED if is_refund else ChargeOutcome.DONE
     entry = LedgerEntry(
         charge.charge_id,
         f"request-{charge.charge_id}",
@@ -85,7 +87,7 @@ def settlement_of(
         outcome.value,
     )
     used = (int(not is_refund), usage.num_rated_input, usage.num_output)
-    return Settlement(entry, key.limits.rates, charge.amounts, is_granted, used)
+    return ChargeSettlement(entry, key.limits.rates, charge.amounts, is_granted, used)
 
 
 def key_with(**limits: Any) -> AccountKey:
@@ -350,7 +352,7 @@ def renewal(charge: Charge, usage: Usage | None = None, at_ms: int = 0) -> Renew
     if usage is None:
         return Renewal(charge, is_granted=True)
     entry = settlement_of(charge, usage, at_ms).entry
-    return Renewal(charge, is_granted=True, checkpoint=replace(entry, outcome=Outcome.EXPIRED.value))
+    return Renewal(charge, is_granted=True, checkpoint=replace(entry, outcome=ChargeOutcome.EXPIRED.value))
 
 
 async def assert_ledger(bench: Bench, key: AccountKey, *expected: tuple[str, str, Usage], num_open: int = 0) -> None:
@@ -582,7 +584,7 @@ class Oracle:
         self.open[charge.charge_id] = (charge, self.at_ms + round(LEASE_S * 1000))
         return None
 
-    def settle(self, settlement: Settlement) -> None:
+    def settle(self, settlement: ChargeSettlement) -> None:
         name = settlement.entry.charge_id
         if name in self.settled:
             return
@@ -609,7 +611,7 @@ def test_any_order_of_anything_is_as_the_rules_say(tell: Tell, seed: int) -> Non
         )
         oracle = Oracle(key.limits, round(bench.clock.now_s() * 1000))
         granted: list[Charge] = []
-        told: list[Settlement] = []
+        told: list[ChargeSettlement] = []
         for _ in range(400):
             bench.clock.advance(draw.choice([0, 0, 0.25, 1.5, 4]))
             oracle.move(round(bench.clock.now_s() * 1000))

@@ -14,17 +14,19 @@ import torch
 import torch.nn.functional as F
 
 from tandem.architecture.state import KVSpec
-from tandem.attention.arena import LayerKV
-from tandem.attention.base import AttentionBackend, AttentionBatch, AttentionParams
-from tandem.attention.registry import PREFERENCE, create_backend
+from tandem.compute.arena import LayerKV
+from tandem.compute.attention import AttentionBackend, AttentionParams
+from tandem.compute.backends import BACKENDS
+from tandem.compute.step import AttentionBatch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 RELATIVE = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
 
-@pytest.fixture(scope="module", params=PREFERENCE["cpu"])
+@pytest.fixture(scope="module", params=BACKENDS[KVSpec]["cpu"], ids=lambda entry: entry.name)
 def backend(request: pytest.FixtureRequest) -> AttentionBackend:
-    return create_backend(request.param, torch.device("cpu"))
+    created: AttentionBackend = request.param.create(torch.device("cpu"))
+    return created
 
 
 def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -165,5 +167,6 @@ def attend(
     if (reason := backend.refuses(spec, block_size, softcap, sinks=sinks)) is not None:
         pytest.skip(f"{backend.name} refuses: {reason}")
     heads = sinks_of(step.queries.shape[1]) if sinks else None
-    params = AttentionParams(head_dim**-0.5, window or None, softcap, heads)
-    return backend.attend(step.queries, step.kv, step.batch, params)
+    params = AttentionParams(step.queries.shape[1], head_dim**-0.5, window or None, softcap, heads)
+    batch = backend.prepare(step.batch, step.kv, {params})
+    return backend.attend(step.queries, step.kv, batch, params)

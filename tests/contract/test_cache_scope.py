@@ -19,13 +19,13 @@ from tandem.core.scope import ADAPTER_BYTES, MAX_SALT_CHARACTERS, CacheScope
 from tandem.engine.engine import Engine
 from tandem.engine.resolve import build_engine
 from tandem.gateway.pin_book import PromptPins
-from tandem.gateway.request import Choice, ServeRequest
+from tandem.gateway.request import ChoiceRequest, ServeRequest
 from tandem.rpc.codec_router import put_pair_call, take_pair_call
 from tandem.rpc.codec_worker import put_generate_call, put_prefill_call, take_generate_call, take_prefill_call
 from tandem.rpc.messages import GenerateCall, ModelInfo, PairCall, PrefillCall, WorkerAddress
 from tandem.serving.chain_hasher import ChainHasher
 from tandem.serving.fleet_view import Chain
-from tandem.worker.process import Worker
+from tandem.worker.process import WorkerProcess
 from tests.helpers.checkpoints import BUILDERS
 from tests.helpers.engines import TINY, drain
 from tests.helpers.tokenizers import write_byte_tokenizer
@@ -66,7 +66,7 @@ def by_the_pin_book(scope: CacheScope, tokens: Sequence[int]) -> list[bytes]:
     request = ServeRequest(
         request_id="r",
         model="m",
-        choices=(Choice(0, "r", tuple(tokens), PARAMS),),
+        choices=(ChoiceRequest(0, "r", tuple(tokens), PARAMS),),
         num_expected_output=1,
         scope=scope,
         pins=(Pin(len(tokens), 60.0),),
@@ -148,7 +148,7 @@ def test_an_engine_names_them_so_too(llama: Path) -> None:
         assert stored == named(scope, PROMPT, engine.model.fingerprint)
 
 
-async def num_held(worker: Worker, scope: CacheScope, tokens: Sequence[int] = PROMPT) -> int:
+async def num_held(worker: WorkerProcess, scope: CacheScope, tokens: Sequence[int] = PROMPT) -> int:
     """Blocks that a peer would be lent under this scope."""
     chain = named(scope, tokens, worker.reports.model.fingerprint)
 

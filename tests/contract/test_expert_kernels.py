@@ -10,11 +10,11 @@ import torch.nn.functional as F
 
 from tandem.architecture.feed_forward import Activation, Clamp, GatedSpec, RouterSpec, Score
 from tandem.architecture.tensors import LinearSpec, TensorSpec
-from tandem.kernels.base import Experts, ExpertWeights, PackedWeight
-from tandem.kernels.native.bindings import NativeKernels
-from tandem.kernels.torch_kernels import TorchKernels
+from tandem.compute.native.bindings import NativeKernels
+from tandem.compute.ops import Experts, ExpertWeights, PackedWeight
+from tandem.compute.torch.kernels import TorchKernels
 from tandem.models.layers.experts import ExpertsInTurn
-from tandem.models.layers.router import Router
+from tandem.models.layers.router import ExpertRouter
 from tests.helpers.native_kernels import ARCHITECTURES, load_or_skip
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -206,7 +206,7 @@ RULES: dict[str, dict[str, Any]] = {
 NUM_EXPERTS, TOP_K = 72, 5
 
 
-def make_router(kernels: NativeKernels | TorchKernels, rule: dict[str, Any], dtype: torch.dtype) -> Router:
+def make_router(kernels: NativeKernels | TorchKernels, rule: dict[str, Any], dtype: torch.dtype) -> ExpertRouter:
     options = dict(rule)
     correction = TensorSpec("correction", (NUM_EXPERTS,)) if options.pop("is_corrected", False) else None
     scales = TensorSpec("scales", (NUM_EXPERTS,)) if options.pop("is_scaled", False) else None
@@ -222,7 +222,7 @@ def make_router(kernels: NativeKernels | TorchKernels, rule: dict[str, Any], dty
         "correction": normal(1, NUM_EXPERTS),
         "scales": normal(4, NUM_EXPERTS, dtype=dtype),
     }
-    return Router(spec, weights, kernels)
+    return ExpertRouter(spec, weights, kernels)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

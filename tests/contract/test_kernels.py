@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from tandem.architecture.feed_forward import Activation
-from tandem.kernels.native.bindings import NativeKernels
-from tandem.kernels.torch_kernels import TorchKernels
+from tandem.compute.native.bindings import NativeKernels
+from tandem.compute.torch.kernels import TorchKernels
 from tests.helpers.native_kernels import ARCHITECTURES, load_or_skip
 
 Implementation = NativeKernels | TorchKernels

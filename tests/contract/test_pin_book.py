@@ -14,7 +14,7 @@ from tandem.core.scope import CacheScope
 from tandem.gateway.caching import LivePins
 from tandem.gateway.pin_book import MemoryPinBook, PinBook, PromptPins
 from tandem.gateway.pin_book_redis import RedisPinBook
-from tandem.gateway.request import Choice, ServeRequest
+from tandem.gateway.request import ChoiceRequest, ServeRequest
 from tandem.rpc.messages import ModelInfo
 from tests.helpers.redis_server import RedisServer, running_redis
 
@@ -76,7 +76,7 @@ def tell(request: pytest.FixtureRequest) -> Callable[[Story], None]:
 
 def prompt(num_tokens: int, *pins: Pin, salt: str = "", first: int = 7) -> ServeRequest:
     tokens = (first, *range(1, num_tokens))
-    choice = Choice(0, "r", tokens, SamplingParams(seed=1))
+    choice = ChoiceRequest(0, "r", tokens, SamplingParams(seed=1))
     return ServeRequest(
         request_id="r", model="m", choices=(choice,), num_expected_output=1, pins=pins, scope=CacheScope(salt=salt)
     )

@@ -10,7 +10,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError
 
-from tandem.accounts.charge import Charge, LedgerEntry, Outcome, Renewal, Settlement
+from tandem.accounts.charge import Charge, ChargeOutcome, ChargeSettlement, LedgerEntry, Renewal
 from tandem.accounts.key import AccountKey, KeyLimits, new_key
 from tandem.accounts.ledger_query import LedgerQuery
 from tandem.accounts.redis_store import RedisAccounts
@@ -20,7 +20,7 @@ from tandem.core.errors import TandemError
 from tandem.core.events import BlockRemoved, BlockStored
 from tandem.gateway.openai.responses.ids import new_response_id
 from tandem.gateway.openai.responses.redis_store import RedisResponseStore
-from tandem.gateway.openai.responses.sealing import Sealer
+from tandem.gateway.openai.responses.sealing import ResponseSealer
 from tandem.gateway.openai.responses.store import ENTRY_COST_BYTES, StoredResponse
 from tandem.gateway.pin_book_redis import RedisPinBook
 from tandem.locality.redis import RedisIndex
@@ -115,7 +115,7 @@ async def keep_responses(url: str) -> None:
     """Put, renewed, found and deleted, and older ones dropped for room."""
     store = RedisResponseStore(
         url,
-        Sealer([SECRET]),
+        ResponseSealer([SECRET]),
         max_bytes=4 * (ENTRY_COST_BYTES + 200),
         max_entry_bytes=ENTRY_COST_BYTES,
         timeout_s=PATIENT_S,
@@ -175,11 +175,11 @@ async def bill_late(url: str, key: AccountKey) -> None:
         await store.close()
 
 
-def settled(charge: Charge) -> Settlement:
+def settled(charge: Charge) -> ChargeSettlement:
     key, used = charge.key, Usage(num_input=1)
     own = (charge.charge_id, "request", key.key_id, key.tenant, "tiny", 0)
-    entry = LedgerEntry(*own, used, 7, Outcome.DONE.value)
-    return Settlement(entry, key.limits.rates, charge.amounts, True, (1, 1, 0))
+    entry = LedgerEntry(*own, used, 7, ChargeOutcome.DONE.value)
+    return ChargeSettlement(entry, key.limits.rates, charge.amounts, True, (1, 1, 0))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from tandem.core.errors import IncompatiblePeerError, TransportError
+from tandem.tls.authority import Authority
+from tandem.tls.identity import CertifiedRole
 from tandem.transport.base import KVTransport, Peer
 from tandem.transport.card import Identity
 from tandem.transport.nixl.bindings import unavailable_reason
@@ -27,11 +29,15 @@ SMALL = SourceSpec("", num_blocks=NUM_BLOCKS, page_bytes=PAGE_BYTES)
 LARGE = SourceSpec("", num_blocks=256, page_bytes=65536)  # 16 MiB: milliseconds a read
 
 
-KINDS = ("inproc", "cma", "tcp", "nixl")
+KINDS = ("inproc", "cma", "tcp", "tcp over TLS", "nixl")
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def kind(request: pytest.FixtureRequest) -> Kind:
+def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kind:
+    if request.param == "tcp over TLS":
+        directory = tmp_path_factory.mktemp("certificates")
+        Authority("tests").write(directory, CertifiedRole.WORKER)
+        return Kind("tcp", directory)
     reason = unavailable_reason() if request.param == "nixl" else None
     if reason is not None:
         pytest.skip(reason)

@@ -14,6 +14,7 @@ import pytest
 from tandem.cli.main import main
 from tandem.core.errors import InvalidRequestError
 from tandem.core.sampling_params import SamplingParams
+from tandem.core.scope import CacheScope
 from tandem.engine.async_engine import AsyncEngine
 from tandem.engine.engine import Engine
 from tests.helpers.checkpoints import save_tiny_llama
@@ -90,8 +91,8 @@ BAD_REQUESTS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "id-number": ("abc", {"request_id": 5}, "request_id=5"),
     "id-unhashable": ("abc", {"request_id": ["a"]}, "request_id=['a']"),
     "id-in-use": ("abc", {"request_id": "good"}, "request_id='good' is in use"),
-    "salt-number": ("abc", {"cache_salt": 5}, "cache_salt=5"),
-    "salt-ten-megabytes": ("abc", {"cache_salt": "x" * 10**7}, "cache_salt="),
+    "scope-number": ("abc", {"scope": 5}, "scope=5"),
+    "scope-adapter": ("abc", {"scope": CacheScope(adapter=bytes(32))}, f"scope.adapter={'00' * 32} is not loaded"),
     "priority-text": ("abc", {"priority": "high"}, "priority='high'"),
     "priority-nan": ("abc", {"priority": math.nan}, "priority=nan"),
     "priority-bool": ("abc", {"priority": True}, "priority=True"),

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tandem.cli.load import Load, command_line
+from tandem.cli.load import LoadCommand, command_line
 from tandem.cli.main import main
 from tandem.core.errors import CapacityError, ConfigurationError, UnavailableError
 from tandem.loadtest.plan import LoadPlan
@@ -378,7 +378,7 @@ def test_a_trace_with_a_bad_line_is_reported_up_to_it(tmp_path: Path) -> None:
 
 def test_a_plan_is_what_flags_say() -> None:
     def plan(**flags: object) -> LoadPlan:
-        return Load.model_validate(flags).plan()
+        return LoadCommand.model_validate(flags).plan()
 
     open_loop = plan(requests=5, rate=3.0)
     assert (open_loop.duration_s, open_loop.num_requests, open_loop.arrivals.mode) == (None, 5, "open")

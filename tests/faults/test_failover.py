@@ -8,7 +8,7 @@ import pytest
 from redis.exceptions import RedisError
 
 from tandem.accounts.accounts import Accounts, Held
-from tandem.accounts.charge import Outcome
+from tandem.accounts.charge import ChargeOutcome
 from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.key import AccountKey, KeyLimits, new_key
 from tandem.accounts.ledger_query import LedgerQuery
@@ -122,7 +122,7 @@ def test_settlements_that_a_failover_lost_are_in_the_ledger_all_the_same(
         held_nanos = running.charge.cost_nanos + begun.charge.cost_nanos
         assert await accounts.store.spending(key.key_id) == Spending(spent, held_nanos, 2)
         for held in (running, begun):
-            accounts.settle(held, USED, Outcome.DONE)
+            accounts.settle(held, USED, ChargeOutcome.DONE)
         expected |= {held.charge.charge_id for held in (running, begun)}
         await eventually(is_whole)
         assert await accounts.store.spending(key.key_id) == Spending(6 * Prices().cost_nanos(USED), 0, 0)
@@ -147,7 +147,7 @@ async def reserved(accounts: Accounts, key: AccountKey) -> Held:
 async def settled(accounts: Accounts, key: AccountKey) -> Held:
     """A request from its beginning to its end, which the store has acknowledged."""
     held = await reserved(accounts, key)
-    has_it = accounts.settle(held, USED, Outcome.DONE)
+    has_it = accounts.settle(held, USED, ChargeOutcome.DONE)
     assert has_it is not None
     async with asyncio.timeout(PATIENCE_S):
         await has_it.wait()

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.compute.native.bindings import unavailable_reason
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import FinishReason
 from tandem.engine.engine import Engine
-from tandem.kernels.native.bindings import unavailable_reason
 from tests.golden.test_parity import CASES
 from tests.helpers import checkpoints
 from tests.helpers.engines import drain, tiny_engine, token_ids

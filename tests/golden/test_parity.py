@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.attention.reference import ReferenceBackend
-from tandem.kernels.torch_kernels import TorchKernels
+from tandem.compute.torch.attention import ReferenceBackend
+from tandem.compute.torch.kernels import TorchKernels
 from tandem.models.loader import LoadedModel, load_model
 from tests.helpers import checkpoints
 from tests.helpers.stepping import Stepper

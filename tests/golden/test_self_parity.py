@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tandem.compute.native.bindings import unavailable_reason
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
-from tandem.kernels.native.bindings import unavailable_reason
 from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS
 from tests.helpers.engines import least_kv_cache_bytes, serve_alone, tiny_engine, token_ids
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer

@@ -12,11 +12,11 @@ import transformers
 from safetensors import safe_open
 from tokenizers import pre_tokenizers
 
+from tandem.compute.native.build import default_cache_dir
 from tandem.core.config import EngineConfig
 from tandem.core.errors import CheckpointError
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.resolve import build_engine
-from tandem.kernels.native.build import default_cache_dir
 from tandem.models.default_model import fetch_default_model
 from tandem.models.gguf.convert import converted
 from tandem.text.chat_template import ChatTemplate

@@ -17,6 +17,7 @@ OTHER_ROUTER = {
     "redis": {"enabled": False},
     "gateway": {"allowAnonymous": True},
     "clusterSecret": {"existingSecret": "other-tandem-secrets"},
+    "tls": {"existingSecrets": {role: f"other-tandem-tls-{role}" for role in ("gateway", "router", "worker")}},
 }
 PROMETHEUS = "http://prometheus.monitoring:9090"
 CLAIM = {"name": "gpu", "resourceClaimTemplateName": "one-gpu"}
@@ -56,6 +57,15 @@ FLAGS: dict[str, Values] = {
         "clusterSecret": {"existingSecret": "cluster", "key": "k"},
         "redis": {"auth": {"existingSecret": "redis"}},
     },
+    "plain-text": at("tls.enabled", False),
+    "certificates-of-cert-manager": {
+        "tls": {"certManager": {"enabled": True, "issuerRef": {"name": "ca"}}},
+        "planner": {"enabled": True},
+    },
+    "certificates-given": at(
+        "tls",
+        {"existingSecrets": {"gateway": "a", "router": "b", "worker": "c"}, "deployment": "llm.example"},
+    ),
     "redis-claim": {
         "redis": {"persistence": {"existingClaim": "kept"}},
         "gateway": {"allowAnonymous": True, "responsesKey": {"existingSecret": "responses", "key": "k"}},

@@ -57,6 +57,30 @@ GUARDED: dict[str, tuple[dict[str, Any], str]] = {
         merged(OTHER_ROUTER, at("clusterSecret.existingSecret", "")),
         r"set clusterSecret\.existingSecret to the Secret with theirs",
     ),
+    "another's router and certificates of one's own": (
+        merged(OTHER_ROUTER, at("tls.existingSecrets", {"gateway": "", "router": "", "worker": ""})),
+        r"refuse certificates that this one draws: set tls\.existingSecrets .*or tls\.enabled=false in both",
+    ),
+    "another's router and no name of its deployment": (
+        merged(
+            OTHER_ROUTER,
+            at("tls.existingSecrets", {"gateway": "", "router": "", "worker": ""}),
+            at("tls.certManager", {"enabled": True, "issuerRef": {"name": "ca"}}),
+        ),
+        r"set tls\.deployment to theirs",
+    ),
+    "certificates of a role are missing": (
+        at("tls.existingSecrets", {"gateway": "a", "router": "b"}),
+        r"tls\.existingSecrets\.worker is missing: .* for worker\..*\.tandem\.internal, tls\.key and ca\.crt",
+    ),
+    "certificates from two places": (
+        at("tls", {"certManager": {"enabled": True, "issuerRef": {"name": "ca"}}, "existingSecrets": {"worker": "a"}}),
+        r"tls\.certManager\.enabled and tls\.existingSecrets are both set",
+    ),
+    "cert-manager without an issuer": (
+        at("tls.certManager.enabled", True),
+        r"needs tls\.certManager\.issuerRef\.name",
+    ),
     "another's router and a redis of one's own": (
         merged(OTHER_ROUTER, at("redis.enabled", True)),
         r"set redis\.enabled=false, and externalRedis to the Redis of those routers",

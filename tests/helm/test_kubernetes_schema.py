@@ -22,6 +22,7 @@ CUSTOM = {
     "ServiceMonitor": ("monitoring.coreos.com/v1", "@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1"),
     "PodMonitor": ("monitoring.coreos.com/v1", "@kubernetes-models/prometheus-operator/monitoring.coreos.com/v1"),
     "ScaledObject": ("keda.sh/v1alpha1", "@kubernetes-models/keda/keda.sh/v1alpha1"),
+    "Certificate": ("cert-manager.io/v1", "@kubernetes-models/cert-manager/cert-manager.io/v1"),
     "HTTPRoute": ("gateway.networking.k8s.io/v1", "@kubernetes-models/gateway-api/gateway.networking.k8s.io/v1"),
 }
 # What we write of them; the published schemas pass fields that do not exist.
@@ -37,6 +38,7 @@ FIELDS = {
         "advanced",
         "triggers",
     },
+    "Certificate": {"secretName", "dnsNames", "usages", "privateKey", "duration", "renewBefore", "issuerRef"},
     "HTTPRoute": {"parentRefs", "hostnames", "rules"},
 }
 _CHECK = """

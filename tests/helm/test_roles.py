@@ -91,7 +91,7 @@ def test_workers_are_never_told_what_only_gateways_know() -> None:
 
 
 def test_a_password_is_drawn_for_each_user() -> None:
-    (secret,) = rendered("minimal").of_kind("Secret")
+    secret = rendered("minimal").get("Secret", "secrets")
     passwords = {key for key in secret["data"] if "password" in key}
     assert passwords == {"redis-password", "redis-gateway-password", "redis-accounts-password"}
     existing = rendered("existing-secrets")

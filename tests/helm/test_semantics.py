@@ -456,7 +456,7 @@ def test_nothing_is_left_out_of_the_matrix() -> None:
     assert kinds == {
         *("Deployment", "Service", "ServiceAccount", "Role", "RoleBinding", "Secret", "PodDisruptionBudget"),
         *("HorizontalPodAutoscaler", "ScaledObject", "ServiceMonitor", "PodMonitor", "NetworkPolicy", "HTTPRoute"),
-        *("Pod", "Job", "ConfigMap", "PersistentVolumeClaim"),
+        *("Pod", "Job", "ConfigMap", "PersistentVolumeClaim", "Certificate"),
     }
     components = {_pool_of(each) for case in ALL for each in rendered(case).of_kind("Deployment")}
     assert components == {*POOLS, "redis"}

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from tandem.architecture.state import KVSpec
-from tandem.attention.arena import TORCH_DTYPES, Arena, LayerKV
-from tandem.attention.base import AttentionBatch, AttentionParams
+from tandem.compute.arena import TORCH_DTYPES, Arena, LayerKV
+from tandem.compute.attention import AttentionParams
+from tandem.compute.step import AttentionBatch
 from tandem.kvcache.spec import build_layout
 
 
@@ -30,7 +31,7 @@ class Shape:
 
     @property
     def params(self) -> AttentionParams:
-        return AttentionParams(scale=self.head_dim**-0.5, window=self.window, softcap=self.softcap)
+        return AttentionParams(self.num_heads, self.head_dim**-0.5, self.window, self.softcap)
 
     @property
     def spec(self) -> KVSpec:

@@ -37,11 +37,12 @@ _SHOWN_LINES = 40
 
 
 class ClusterProcess:
-    """One process of a cluster. Nobody restarts it but `restart`."""
+    """One process of a cluster. Nobody restarts it but `restart`. `root`: where the code is that it is started with."""
 
-    def __init__(self, spec: ProcessSpec, directory: Path) -> None:
+    def __init__(self, spec: ProcessSpec, directory: Path, root: Path = ROOT) -> None:
         self.spec = spec
         self.name = spec.name
+        self.root = root
         self._log_path = directory / f"{spec.name}.log"
         self._num_marked = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -70,7 +71,7 @@ class ClusterProcess:
         """Start it; does not wait until it is ready."""
         assert not self.is_running(), f"{self.name} runs"
         environment = {k: v for k, v in os.environ.items() if not k.startswith("TANDEM_")}
-        environment |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **self.spec.env}
+        environment |= {"PYTHONPATH": str(self.root), "PYTHONUNBUFFERED": "1", **self.spec.env}
         # NOTE: the kernel ends a tied child with the thread that started it, so other threads start free ones
         is_main = threading.current_thread() is threading.main_thread()
         with self._log_path.open("ab") as log:
@@ -79,7 +80,7 @@ class ClusterProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=ROOT,
+                cwd=self.root,
                 env=environment,
                 process_group=0,
             )
@@ -145,9 +146,11 @@ class ClusterProcess:
 class Cluster:
     """A running cluster. Made by `running_cluster`."""
 
-    def __init__(self, topology: Topology, directory: Path) -> None:
+    def __init__(self, topology: Topology, directory: Path, roots: Mapping[str, Path]) -> None:
         self.topology = topology
-        self.processes = {spec.name: ClusterProcess(spec, directory) for spec in topology.specs()}
+        self.processes = {
+            spec.name: ClusterProcess(spec, directory, roots.get(spec.name, ROOT)) for spec in topology.specs()
+        }
         self._http = httpx.Client(trust_env=False, timeout=10.0)
 
     @property
@@ -243,6 +246,7 @@ def running_cluster(
     extra: Mapping[str, Sequence[str]] | None = None,
     env: Mapping[str, str] | None = None,
     seed: int | None = None,
+    roots: Mapping[str, Path] | None = None,
 ) -> Iterator[Cluster]:
     """A ready cluster for the time of the block.
 
@@ -250,6 +254,7 @@ def running_cluster(
         extra: more flags, by process name (`decode-0`), role (`decode`), or `worker` for every worker.
         env: more variables for every process.
         seed: of the choice of ports; None = another choice each time.
+        roots: where the code of a process is, by its name; those left out run this tree's.
     """
     flags = dict(extra or {})
     ports = free_ports(2 * (routers + prefill + decode) + gateways, LOOPBACK, random.Random(seed))
@@ -271,7 +276,7 @@ def running_cluster(
         env=env or {},
     )
     with tempfile.TemporaryDirectory() as directory:
-        cluster = Cluster(topology, Path(directory))
+        cluster = Cluster(topology, Path(directory), roots or {})
         try:
             cluster.start()
             yield cluster

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
+from tandem.compute.torch.kernels import TorchKernels
 from tandem.core.config import EngineConfig
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.engine import Engine
 from tandem.engine.resolve import build_engine
-from tandem.kernels.torch_kernels import TorchKernels
 from tandem.kvcache.spec import build_layout
 from tandem.models.loader import load_model
 

@@ -18,7 +18,7 @@ import helm_python
 import yaml
 from pydantic_settings import BaseSettings
 
-from tandem.cli.load import Load
+from tandem.cli.load import LoadCommand
 from tandem.gateway.settings import GatewaySettings
 from tandem.scaling.settings import PlannerSettings
 from tandem.serving.router_settings import RouterSettings
@@ -37,7 +37,7 @@ SETTINGS: Mapping[str, type[BaseSettings]] = {
     "prefill": PrefillSettings,
     "decode": DecodeSettings,
     "planner": PlannerSettings,
-    "load": Load,
+    "load": LoadCommand,
 }
 # Fields that the chart sets itself, or that make no sense in it.
 OWNED = {
@@ -52,10 +52,11 @@ OWNED = {
     "host metrics_port",
     "load": "url api_key",
 }
-_OWNED_BY_ALL = "cluster_secret log_level log_format otlp_endpoint"
+_OWNED_BY_ALL = "cluster_secret tls_dir insecure log_level log_format otlp_endpoint"
 _DRAWN = (
     (re.compile(r"checksum/config: \S+"), "checksum/config: drawn"),
     (re.compile(r"(cluster-secret|redis(?:-gateway|-accounts)?-password|responses-key): [\w+/=]{40,}"), r"\1: drawn"),
+    (re.compile(r"(tls\.crt|tls\.key|ca\.crt): [\w+/=]{40,}"), r"\1: drawn"),
 )
 
 Object = dict[str, Any]

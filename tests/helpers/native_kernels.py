@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.kernels.native.bindings import NativeKernels, load
-from tandem.kernels.native.sampling import NativeDraws, load_draws
+from tandem.compute.native.bindings import NativeKernels, load
+from tandem.compute.native.sampling import NativeDraws, load_draws
 
 # What a processor of each level has beside what this one may have: a test then runs the code for lesser ones too.
 _FLAGS_OF = {

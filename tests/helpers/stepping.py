@@ -5,8 +5,9 @@ It stands in for the engine where only the model is under test.
 
 import torch
 
-from tandem.attention.arena import Arena
-from tandem.attention.base import AttentionBackend, AttentionBatch
+from tandem.compute.arena import Arena
+from tandem.compute.attention import AttentionBackend
+from tandem.compute.step import AttentionBatch
 from tandem.kvcache.spec import build_layout
 from tandem.models.decoder import Decoder
 

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 from tandem.transport.base import KVTransport
@@ -43,8 +44,9 @@ class LocalSource:
 class Kind:
     """One kind of transport. In-process peers find each other in this object's registry."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, tls_dir: Path | None = None) -> None:
         self.name = name
+        self._tls_dir = None if tls_dir is None else str(tls_dir)
         self._registry = InprocRegistry()
 
     @property
@@ -55,12 +57,12 @@ class Kind:
         identity = identity or Identity(COMPATIBILITY, SECRET)
         if not self.has_processes:
             return InprocTransport(pool_of(pages), identity, self._registry)
-        return build_transport(SourceSpec(self.name), pool_of(pages), identity)
+        return build_transport(SourceSpec(self.name, tls_dir=self._tls_dir), pool_of(pages), identity)
 
     @contextmanager
     def source(self, spec: SourceSpec) -> Iterator[Source]:
         """A source for which `spec` holds but for the kind, in its own process where the kind has processes."""
-        spec = replace(spec, transport=self.name)
+        spec = replace(spec, transport=self.name, tls_dir=self._tls_dir)
         if self.has_processes:
             with SourceProcess(spec) as process:
                 yield process
@@ -74,7 +76,7 @@ class Kind:
     @contextmanager
     def process(self, spec: SourceSpec) -> Iterator[SourceProcess]:
         """A source that can be killed and stopped."""
-        with SourceProcess(replace(spec, transport=self.name)) as process:
+        with SourceProcess(replace(spec, transport=self.name, tls_dir=self._tls_dir)) as process:
             yield process
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 
 from tandem.core.errors import ConfigurationError
+from tandem.tls.files import TlsFiles
+from tandem.tls.identity import CertifiedRole
 from tandem.transport.base import KVTransport, MemoryPool
 from tandem.transport.card import Identity
 from tests.helpers.secret import SECRET
@@ -31,6 +33,7 @@ class SourceSpec:
     num_blocks: int = 64
     page_bytes: int = 4096
     port: int = 0
+    tls_dir: str | None = None
     secret: str = SECRET.hex()
     compatibility: Mapping[str, str] = field(default_factory=lambda: dict(COMPATIBILITY))
 
@@ -40,7 +43,8 @@ def build_transport(spec: SourceSpec, pool: MemoryPool, identity: Identity) -> K
     if spec.transport == "tcp":
         from tandem.transport.tcp.transport import TcpConfig, TcpTransport
 
-        return TcpTransport(pool, identity, TcpConfig(port=spec.port))
+        tls = None if spec.tls_dir is None else TlsFiles(Path(spec.tls_dir), CertifiedRole.WORKER)
+        return TcpTransport(pool, identity, TcpConfig(port=spec.port, tls=tls))
     if spec.transport == "cma":
         from tandem.transport.cma import CmaTransport
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tandem.attention.triton_backend import TritonBackend
+from tandem.compute.cuda.triton_backend import TritonBackend
 from tests.helpers.attention_cases import Shape, build_step, random_request
 
 SHAPE = Shape(num_heads=16, num_kv_heads=4, head_dim=128, window=900, softcap=50.0, dtype="bfloat16")
@@ -58,7 +58,7 @@ class Compiled:
 
 def main() -> None:
     import_module("triton.runtime").driver.set_active(AbsentGpu())
-    kernels = import_module("tandem.attention.triton_paged")
+    kernels = import_module("tandem.compute.cuda.triton_paged")
     launches: list[dict[str, Any]] = []
     for name in ("decode_kernel", "combine_kernel", "prefill_kernel"):
         setattr(kernels, name, Compiled(getattr(kernels, name), launches))

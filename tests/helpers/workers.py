@@ -29,7 +29,7 @@ from tandem.rpc.messages import (
 from tandem.rpc.network import RpcServer
 from tandem.rpc.server import serve_worker
 from tandem.transport.inproc import InprocRegistry
-from tandem.worker.process import Worker, serving_worker
+from tandem.worker.process import WorkerProcess, serving_worker
 from tandem.worker.service import WorkerService
 from tandem.worker.settings import DecodeSettings, PrefillSettings, WorkerSettings
 from tandem.worker.sources import Sources
@@ -68,8 +68,8 @@ def settings_of(kind: type[WorkerSettings], path: Path, worker_id: str, **overri
 class Pair:
     """A prefill and a decode worker, and the way to call each."""
 
-    prefill: Worker
-    decode: Worker
+    prefill: WorkerProcess
+    decode: WorkerProcess
     to_prefill: WorkerClient
     to_decode: WorkerClient
 
@@ -90,7 +90,7 @@ async def pair_of(path: Path, *, prefill: dict[str, Any] | None = None, **both: 
         yield Pair(p, d, to_p, to_d)
 
 
-def service_of(worker: Worker) -> WorkerService:
+def service_of(worker: WorkerProcess) -> WorkerService:
     """Its answers without gRPC between, for what depends on the very moment."""
     return WorkerService(worker.core, Sources(worker.core), worker.lifecycle, worker.reports)
 
@@ -116,7 +116,7 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str, timeout_s: 
         raise AssertionError(f"not within {timeout_s} s: {what}") from None
 
 
-async def is_at_rest(worker: Worker) -> bool:
+async def is_at_rest(worker: WorkerProcess) -> bool:
     """Whether nothing runs, nothing is leased and nothing is pinned; the accounts are proved on the way."""
     await worker.core.engine.call(lambda engine: engine.check())
     load = await worker.core.engine.call(lambda engine: engine.load())
@@ -125,7 +125,7 @@ async def is_at_rest(worker: Worker) -> bool:
     return is_free and not load.num_requests and not len(worker.core.leases) and not worker.lifecycle.num_working
 
 
-async def at_rest(*workers: Worker, timeout_s: float = TIMEOUT_S) -> None:
+async def at_rest(*workers: WorkerProcess, timeout_s: float = TIMEOUT_S) -> None:
     for worker in workers:
         await until(lambda w=worker: is_at_rest(w), f"{worker.core.me.worker_id} at rest", timeout_s)  # type: ignore[misc]
 
@@ -222,7 +222,7 @@ class Front:
 
 
 @contextlib.asynccontextmanager
-async def front_of(worker: Worker, worker_id: str | None = None, **changes: Any) -> AsyncIterator[Front]:
+async def front_of(worker: WorkerProcess, worker_id: str | None = None, **changes: Any) -> AsyncIterator[Front]:
     """A middleman before `worker` for the time of the block, by its name or as a worker of its own."""
     client = WorkerCaller(worker.core.me.address)
     if worker_id is not None:

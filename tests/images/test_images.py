@@ -83,7 +83,7 @@ def test_there_are_no_compilers_but_tritons_and_no_pip(images: Images, journal: 
 
 @pytest.mark.usefixtures("network")
 def test_compiled_kernels_serve_without_a_compiler(images: Images, journal: Journal) -> None:
-    source = "from tandem.kernels.native.bindings import unavailable_reason; print(unavailable_reason())"
+    source = "from tandem.compute.native.bindings import unavailable_reason; print(unavailable_reason())"
     assert run_python(images.worker, source) == "None"
     journal.tell("worker image: the compiled CPU kernels load on the kind of CPU that they were built on")
 
@@ -92,7 +92,7 @@ def test_compiled_kernels_serve_without_a_compiler(images: Images, journal: Jour
 def test_on_another_cpu_pytorch_computes_instead(images: Images) -> None:
     """The kernels are named by a digest of the CPU; a folder without them is what another CPU finds."""
     source = (
-        "import torch; from tandem.kernels.choose import choose_kernels\n"
+        "import torch; from tandem.compute.choose import choose_kernels\n"
         "print(type(choose_kernels(torch.device('cpu'))).__name__)"
     )
     assert run_python(images.worker, source) == "NativeKernels"

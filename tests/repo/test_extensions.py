@@ -6,7 +6,7 @@ from typing import Literal, get_args, get_origin
 import pytest
 
 from tandem.architecture.registry import ARCHITECTURES
-from tandem.cli.up import Up
+from tandem.cli.up import UpCommand
 from tandem.core.errors import ConfigurationError
 from tandem.models.gguf import architectures as gguf
 from tandem.models.gguf.file import SERVED_TYPES
@@ -57,6 +57,6 @@ def test_every_transport_is_in_the_contract_suite() -> None:
 
 
 def test_tandem_up_offers_every_transport_between_processes() -> None:
-    annotation = Up.model_fields["transport"].annotation
+    annotation = UpCommand.model_fields["transport"].annotation
     assert get_origin(annotation) is Literal
     assert set(get_args(annotation)) == {AUTO, *TRANSPORTS} - {"inproc"}

@@ -32,7 +32,7 @@ from tandem.worker.leases import LeaseBook
 from tandem.worker.pins import Pins
 from tandem.worker.remote_prefill import RemotePrefill
 from tandem.worker.service import WorkerService
-from tandem.worker.source import Source
+from tandem.worker.source import KVSource
 
 Patch = pytest.MonkeyPatch
 
@@ -299,7 +299,7 @@ def _lost_source_still_used(patch: Patch) -> None:
 
         await asyncio.Event().wait()
 
-    patch.setattr(Source, "_ping", ping)
+    patch.setattr(KVSource, "_ping", ping)
 
 
 _OLD_REPORT = "routers leave out a worker whose report is too old, so the list matters to nobody within a run"

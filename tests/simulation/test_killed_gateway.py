@@ -10,11 +10,11 @@ import pytest
 from tandem.accounts.accounts import Accounts
 from tandem.simulation.fabric import Weather
 from tandem.simulation.run import run_scenario
-from tandem.simulation.scenario import Ask, Fault, FaultKind, Scenario
+from tandem.simulation.scenario import ClientRequest, Fault, FaultKind, Scenario
 
 BEGINS_S, DIES_AFTER_S = 4.0, 3.0
 
-STREAM = Ask(
+STREAM = ClientRequest(
     number=0,
     at_s=BEGINS_S,
     owner="alice",

@@ -15,7 +15,7 @@ from tandem.core.clock import ManualClock
 from tandem.core.errors import ConfigurationError
 from tandem.gateway.openai.responses.ids import new_response_id
 from tandem.gateway.openai.responses.redis_store import RedisResponseStore
-from tandem.gateway.openai.responses.sealing import Sealer
+from tandem.gateway.openai.responses.sealing import ResponseSealer
 from tandem.gateway.openai.responses.store import StoredResponse
 from tandem.gateway.pin_book_redis import RedisPinBook
 from tandem.redis_client import MAX_CONNECTIONS, answered_within, connect
@@ -89,7 +89,7 @@ def test_more_questions_than_connections_are_all_answered(redis: RedisServer) ->
 def test_stores_take_any_number_of_questions_at_once_for_no_outage(redis: RedisServer) -> None:
     async def run() -> None:
         accounts = RedisAccounts(redis.url, ManualClock(), timeout_s=LIMIT_S)
-        responses = RedisResponseStore(redis.url, Sealer([SECRET]), timeout_s=LIMIT_S)
+        responses = RedisResponseStore(redis.url, ResponseSealer([SECRET]), timeout_s=LIMIT_S)
         pins = RedisPinBook(redis.url, LIMIT_S)
         key = new_key("test", 1)[0]
         await asyncio.gather(*(accounts.reserve(Charge.of(f"c{n}", key, Usage(1), 1)) for n in range(MANY)))

@@ -4,6 +4,7 @@
 {{- define "tandem.env" -}}
 {{- include (printf "tandem.env.%s" .name) . | trim }}
 {{ include "tandem.clusterSecretEnv" .root }}
+{{ include "tandem.tlsEnv" . }}
 - name: TANDEM_LOG_LEVEL
   value: {{ .root.Values.log.level }}
 - name: TANDEM_LOG_FORMAT

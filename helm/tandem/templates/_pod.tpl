@@ -220,6 +220,11 @@ claims:
 - name: shm
   mountPath: /dev/shm
 {{- end }}
+{{- if .root.Values.tls.enabled }}
+- name: tls
+  mountPath: /etc/tandem/tls
+  readOnly: true
+{{- end }}
 {{- if eq (include "tandem.usesRedisCa" .) "true" }}
 - name: redis-ca
   mountPath: /etc/tandem/redis-ca
@@ -242,6 +247,11 @@ claims:
   emptyDir:
     medium: Memory
     sizeLimit: {{ . }}
+{{- end }}
+{{- if .root.Values.tls.enabled }}
+- name: tls
+  secret:
+    secretName: {{ include "tandem.tlsSecretName" (dict "root" .root "role" (include "tandem.tlsRole" .name)) }}
 {{- end }}
 {{- if eq (include "tandem.usesRedisCa" .) "true" }}
 - name: redis-ca

@@ -10,6 +10,7 @@
 {{- end -}}
 {{- include "tandem.validateRedis" . -}}
 {{- include "tandem.validateRouter" . -}}
+{{- include "tandem.validateTls" . -}}
 {{- range $name := list "gateway" "router" "prefill" "decode" "planner" -}}
 {{- if (index $values $name).enabled -}}
 {{- include "tandem.validatePool" (dict "root" $ "name" $name "pool" (index $values $name)) -}}

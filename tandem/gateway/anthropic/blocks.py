@@ -16,7 +16,7 @@ _ERROR = "Error: "  # before the result of a tool that failed
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class CacheControl:
     """A `cache_control` on a block. `where`: the block's place in the body."""
 
     ttl_s: float
@@ -26,7 +26,7 @@ class Mark:
 @dataclass(frozen=True, slots=True)
 class TextBlock:
     text: str
-    mark: Mark | None = None
+    mark: CacheControl | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ToolUseBlock:
     name: str
     arguments: Mapping[str, Any]
     where: str
-    mark: Mark | None = None
+    mark: CacheControl | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class ToolResultBlock:
     call_id: str
     text: str
     where: str
-    marks: tuple[tuple[int, Mark], ...] = ()
+    marks: tuple[tuple[int, CacheControl], ...] = ()
 
 
 Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
@@ -73,10 +73,10 @@ def read_blocks(content: Any, where: str, role: str) -> tuple[Block, ...]:
     return tuple(_block(block, f"{where}.{index}", role) for index, block in enumerate(content))
 
 
-def join_texts(blocks: Sequence[TextBlock]) -> tuple[str, tuple[tuple[int, Mark], ...]]:
+def join_texts(blocks: Sequence[TextBlock]) -> tuple[str, tuple[tuple[int, CacheControl], ...]]:
     """The texts of `blocks` with line feeds between them, and their marks with the characters before each."""
     texts: list[str] = []
-    marks: list[tuple[int, Mark]] = []
+    marks: list[tuple[int, CacheControl]] = []
     num_characters = -1
     for block in blocks:
         texts.append(block.text)
@@ -95,9 +95,9 @@ def _block(block: Any, where: str, role: str) -> Block:
     return known[kind](block, where)
 
 
-def _mark(block: Mapping[str, Any], where: str) -> Mark | None:
+def _mark(block: Mapping[str, Any], where: str) -> CacheControl | None:
     ttl_s = read_ttl_s(block.get("cache_control"), where)
-    return None if ttl_s is None else Mark(ttl_s, where)
+    return None if ttl_s is None else CacheControl(ttl_s, where)
 
 
 def _text(block: Mapping[str, Any], where: str) -> TextBlock:

@@ -6,14 +6,14 @@ import orjson
 
 from tandem.core.sampling_params import SamplingParams, validate_for_vocab
 from tandem.core.scope import UNSCOPED
-from tandem.gateway.anthropic.fields import MessagesBody, PromptBody, read_body
+from tandem.gateway.anthropic.fields import MessagesBody, MessagesPromptBody, read_body
 from tandem.gateway.anthropic.frames import PING, error_body, status_of
 from tandem.gateway.anthropic.prompt import AskedPrompt, read_prompt
 from tandem.gateway.anthropic.thinking import check_budget
 from tandem.gateway.anthropic.writer import MessageWriter
 from tandem.gateway.assembly import assemble
 from tandem.gateway.choices import expected_output, make_choices
-from tandem.gateway.dialect import Asked, Surroundings
+from tandem.gateway.dialect import Asked, DialectContext
 from tandem.gateway.errors import Problem, RequestError
 from tandem.gateway.request import ServeRequest
 from tandem.rpc.messages import ModelInfo
@@ -25,7 +25,7 @@ class MessagesDialect:
     kind = "messages"
     ping = PING
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, surroundings: DialectContext) -> None:
         self._around = surroundings
 
     async def read(self, body: bytes, request_id: str) -> Asked:
@@ -55,20 +55,20 @@ class MessagesDialect:
         return status_of(problem), error_body(problem, request_id)
 
 
-async def count_tokens(body: bytes, around: Surroundings) -> bytes:
+async def count_tokens(body: bytes, around: DialectContext) -> bytes:
     """The answer of `/v1/messages/count_tokens`: tokens that this prompt would have.
 
     Raises:
         InvalidRequestError: as for a message, but a prompt may be longer than the context.
         UnavailableError: no worker is known.
     """
-    prompt = _read_prompt(await around.off_loop.run(len(body), partial(read_body, PromptBody, body)), around)
+    prompt = _read_prompt(await around.off_loop.run(len(body), partial(read_body, MessagesPromptBody, body)), around)
     info = await around.directory.info()
     assembled = await assemble(prompt.conversation, around, info, is_only_counted=True)
     return orjson.dumps({"input_tokens": len(assembled.token_ids)})
 
 
-def _read_prompt(asked: PromptBody, around: Surroundings) -> AskedPrompt:
+def _read_prompt(asked: MessagesPromptBody, around: DialectContext) -> AskedPrompt:
     around.model.require(asked.model)
     prompt = read_prompt(asked, around.limits.max_messages)
     if prompt.thinking.is_required and around.model.answers.thinking is None:

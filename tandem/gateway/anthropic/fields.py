@@ -31,7 +31,7 @@ HARMLESS = frozenset(
 HARMLESS_VALUES: Mapping[str, tuple[Any, ...]] = {"mcp_servers": ([],), "fallbacks": ([],)}
 
 
-class PromptBody(BaseModel):
+class MessagesPromptBody(BaseModel):
     """What a prompt is made of; all that counting takes."""
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -49,7 +49,7 @@ class PromptBody(BaseModel):
     cache_control: dict[str, Any] | None = Field(default=None, description="a breakpoint after the last block")
 
 
-class MessagesBody(PromptBody):
+class MessagesBody(MessagesPromptBody):
     """None = not said; ranges are checked by `SamplingParams`."""
 
     max_tokens: int = Field(ge=0, description="0: only cache the prompt")
@@ -61,7 +61,7 @@ class MessagesBody(PromptBody):
     seed: int | None = Field(default=None, description="same seed, same tokens")
 
 
-AnyPrompt = TypeVar("AnyPrompt", bound=PromptBody)
+AnyPrompt = TypeVar("AnyPrompt", bound=MessagesPromptBody)
 
 
 def read_body(kind: type[AnyPrompt], body: bytes) -> AnyPrompt:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tandem.gateway.anthropic.blocks import TextBlock, read_blocks
 from tandem.gateway.anthropic.caching import BreakpointList, read_ttl_s
-from tandem.gateway.anthropic.fields import PromptBody
+from tandem.gateway.anthropic.fields import MessagesPromptBody
 from tandem.gateway.anthropic.thinking import AskedThinking, read_kept_turns, read_thinking
 from tandem.gateway.anthropic.tools import read_format, read_tools
 from tandem.gateway.anthropic.turns import Turn, TurnWriter, read_turns
@@ -23,7 +23,7 @@ class AskedPrompt:
     thinking: AskedThinking
 
 
-def read_prompt(body: PromptBody, max_messages: int) -> AskedPrompt:
+def read_prompt(body: MessagesPromptBody, max_messages: int) -> AskedPrompt:
     """The conversation, the system prompt first.
 
     Raises:
@@ -87,7 +87,7 @@ def _is_continued(turns: Sequence[Turn], asked: AskedThinking) -> bool:
     return True
 
 
-def _mark_last(body: PromptBody, messages: Sequence[dict[str, Any]], points: BreakpointList) -> None:
+def _mark_last(body: MessagesPromptBody, messages: Sequence[dict[str, Any]], points: BreakpointList) -> None:
     """The request's own breakpoint, after all that was said."""
     ttl_s = read_ttl_s(body.cache_control, "the request")
     if ttl_s is not None and messages[-1]["content"]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.core.errors import shown
-from tandem.gateway.anthropic.fields import PromptBody, refuse_unknown, unsupported
+from tandem.gateway.anthropic.fields import MessagesPromptBody, refuse_unknown, unsupported
 from tandem.gateway.conversation import Effort, Thinking
 from tandem.gateway.errors import RequestError
 
@@ -27,7 +27,7 @@ class AskedThinking:
     is_shown: bool = True
 
 
-def read_thinking(body: PromptBody) -> AskedThinking:
+def read_thinking(body: MessagesPromptBody) -> AskedThinking:
     """What `thinking` and `output_config.effort` say together; nothing said leaves it to the model.
 
     Raises:
@@ -58,7 +58,7 @@ def check_budget(asked: AskedThinking, max_tokens: int) -> None:
         )
 
 
-def read_kept_turns(body: PromptBody) -> int | None:
+def read_kept_turns(body: MessagesPromptBody) -> int | None:
     """Of how many latest turns the model is shown its thinking again; None = all, 0 = of the unfinished one only.
 
     Raises:

@@ -5,7 +5,7 @@ from typing import Any
 
 from tandem.core.errors import shown
 from tandem.gateway.anthropic.caching import BreakpointList, read_ttl_s
-from tandem.gateway.anthropic.fields import PromptBody, refuse_unknown, unsupported
+from tandem.gateway.anthropic.fields import MessagesPromptBody, refuse_unknown, unsupported
 from tandem.gateway.conversation import Breakpoint, FormatKind, OutputFormat, Tool, ToolChoice, ToolMode
 from tandem.gateway.errors import RequestError
 from tandem.gateway.limits import check_num_tools, check_schema
@@ -34,7 +34,7 @@ _MODES: Mapping[str, ToolMode] = {
 }
 
 
-def read_tools(body: PromptBody, points: BreakpointList) -> tuple[tuple[Tool, ...], ToolChoice]:
+def read_tools(body: MessagesPromptBody, points: BreakpointList) -> tuple[tuple[Tool, ...], ToolChoice]:
     """The tools, and which of them may or must be called; the tools' breakpoints are added to `points`.
 
     Raises:
@@ -52,7 +52,7 @@ def read_tools(body: PromptBody, points: BreakpointList) -> tuple[tuple[Tool, ..
     return read, choice
 
 
-def read_format(body: PromptBody) -> OutputFormat | None:
+def read_format(body: MessagesPromptBody) -> OutputFormat | None:
     """What the answer must match, by its newer name or its older one.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import Any
 from tandem.core.errors import shown
 from tandem.gateway.anthropic.blocks import (
     Block,
-    Mark,
+    CacheControl,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -73,7 +73,7 @@ class TurnWriter:
 
     def __init__(self, points: BreakpointList) -> None:
         self._points = points
-        self._after_calls: list[Mark] = []  # whose place is where the next message begins
+        self._after_calls: list[CacheControl] = []  # whose place is where the next message begins
         self._names: dict[str, str] = {}
         self._open: dict[str, str] = {}  # calls without a result, and where they are
         self.messages: list[dict[str, Any]] = []
@@ -136,7 +136,7 @@ class TurnWriter:
         function = {"name": block.name, "arguments": block.arguments}
         return {"id": _bare(block.call_id), "type": "function", "function": function}
 
-    def _add(self, message: dict[str, Any], marks: Sequence[tuple[int, Mark]]) -> None:
+    def _add(self, message: dict[str, Any], marks: Sequence[tuple[int, CacheControl]]) -> None:
         index = len(self.messages)
         self.messages.append(message)
         for mark in self._after_calls:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ModerationVerdict:
     """`category`: why it may not pass; None = it may."""
 
     category: str | None = None
@@ -26,7 +26,7 @@ class Moderator(Protocol):
     window: int
     overlap: int
 
-    async def judge(self, text: str, *, num_judged: int = 0, may_go_on: bool = False) -> Verdict:
+    async def judge(self, text: str, *, num_judged: int = 0, may_go_on: bool = False) -> ModerationVerdict:
         """Of a text whose first `num_judged` characters have passed already, and that may be the beginning of more.
 
         Raises:

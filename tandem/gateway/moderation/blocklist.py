@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tandem.core.errors import ConfigurationError
-from tandem.gateway.moderation.base import Verdict
+from tandem.gateway.moderation.base import ModerationVerdict
 
 MAX_TERMS = 10_000
 MAX_TERM_CHARACTERS = 200
@@ -56,13 +56,13 @@ class Blocklist:
             raise ConfigurationError(f"the blocklist {path} cannot be read: {error}") from error
         return cls(line for line in lines if not line.lstrip().startswith("#"))
 
-    async def judge(self, text: str, *, num_judged: int = 0, may_go_on: bool = False) -> Verdict:
+    async def judge(self, text: str, *, num_judged: int = 0, may_go_on: bool = False) -> ModerationVerdict:
         """NOTE: at the very end of a text that may go on, a word may be the beginning of another."""
         if len(text) > _LONG:
             is_found = await asyncio.to_thread(self._is_in, text, num_judged, may_go_on)
         else:
             is_found = self._is_in(text, num_judged, may_go_on)
-        return Verdict("blocklist" if is_found else None)
+        return ModerationVerdict("blocklist" if is_found else None)
 
     def _is_in(self, text: str, num_judged: int, may_go_on: bool) -> bool:
         plain = _narrowed(text)

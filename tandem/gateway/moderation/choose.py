@@ -5,7 +5,7 @@ import importlib
 from tandem.core.errors import ConfigurationError, shown, without_password
 from tandem.gateway.moderation.base import Moderator
 from tandem.gateway.moderation.blocklist import Blocklist
-from tandem.gateway.moderation.endpoint import Endpoint
+from tandem.gateway.moderation.endpoint import ModerationEndpoint
 
 
 def choose_moderator(name: str | None) -> Moderator | None:
@@ -18,7 +18,7 @@ def choose_moderator(name: str | None) -> Moderator | None:
         return None
     kind, _, rest = name.partition(":")
     if kind in ("http", "https"):
-        return Endpoint(name)
+        return ModerationEndpoint(name)
     if kind == "blocklist" and rest:
         return Blocklist.load(rest)
     if kind == "python" and rest:

@@ -6,12 +6,12 @@ import httpx
 import orjson
 
 from tandem.core.errors import ConfigurationError, UnavailableError, shown, without_password
-from tandem.gateway.moderation.base import Verdict
+from tandem.gateway.moderation.base import ModerationVerdict
 
 TIMEOUT_S = 5.0
 
 
-class Endpoint:
+class ModerationEndpoint:
     """Asks `url`. A user and password in it are sent, and stand in no message and no log.
 
     NOTE: about a paragraph of an answer is gathered before it is judged: a call for each token would be slow, and would
@@ -35,12 +35,12 @@ class Endpoint:
         self._url = parts.copy_with(userinfo=b"")
         self._client = httpx.AsyncClient(timeout=timeout_s, auth=auth)
 
-    async def judge(self, text: str, *, num_judged: int = 0, may_go_on: bool = False) -> Verdict:
+    async def judge(self, text: str, *, num_judged: int = 0, may_go_on: bool = False) -> ModerationVerdict:
         try:
             answer = await self._client.post(self._url, json={"input": text})
             answer.raise_for_status()
             results = orjson.loads(answer.content)["results"]
-            return next((_verdict(result) for result in results if result["flagged"]), Verdict())
+            return next((_verdict(result) for result in results if result["flagged"]), ModerationVerdict())
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
             raise UnavailableError(f"the moderation endpoint {self._url} gave no verdict: {error!r}", 1.0) from error
 
@@ -48,6 +48,6 @@ class Endpoint:
         await self._client.aclose()
 
 
-def _verdict(result: Any) -> Verdict:
+def _verdict(result: Any) -> ModerationVerdict:
     categories = result.get("categories") or {}
-    return Verdict(next((str(name) for name, is_met in categories.items() if is_met), "flagged"))
+    return ModerationVerdict(next((str(name) for name, is_met in categories.items() if is_met), "flagged"))

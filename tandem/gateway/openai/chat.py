@@ -9,7 +9,7 @@ from tandem.gateway.assembly import assemble
 from tandem.gateway.cache_marks import lifetime_s
 from tandem.gateway.choices import check_num_choices, expected_output, make_choices
 from tandem.gateway.conversation import Conversation, Effort, Thinking
-from tandem.gateway.dialect import Asked, Surroundings
+from tandem.gateway.dialect import Asked, DialectContext
 from tandem.gateway.errors import Problem, RequestError
 from tandem.gateway.limits import check_free_form
 from tandem.gateway.openai.chat_writer import ChatWriter
@@ -28,7 +28,7 @@ class ChatDialect:
     kind = "chat"
     ping = PING
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, surroundings: DialectContext) -> None:
         self._around = surroundings
 
     async def read(self, body: bytes, request_id: str) -> Asked:

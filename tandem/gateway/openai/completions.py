@@ -13,7 +13,7 @@ from tandem.core.scope import CacheScope
 from tandem.core.types import TokenLogprobs
 from tandem.gateway.choices import check_num_choices, expected_output, make_choices
 from tandem.gateway.conversation import ToolChoice
-from tandem.gateway.dialect import Asked, Surroundings
+from tandem.gateway.dialect import Asked, DialectContext
 from tandem.gateway.errors import Problem, RequestError
 from tandem.gateway.openai.envelope import Envelope
 from tandem.gateway.openai.fields import CompletionBody, read_body
@@ -36,7 +36,7 @@ class CompletionDialect:
     kind = "text_completion"
     ping = PING
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, surroundings: DialectContext) -> None:
         self._around = surroundings
 
     async def read(self, body: bytes, request_id: str) -> Asked:
@@ -67,7 +67,7 @@ class CompletionDialect:
             for choice in request.choices
         )
         envelope = Envelope.of(asked, f"cmpl-{request_id}", "text_completion", info, results, params.n)
-        sources = [Source(prompt, ids, model.tokenizer) for prompt, ids in zip(prompts, token_ids, strict=True)]
+        sources = [EchoedPrompt(prompt, ids, model.tokenizer) for prompt, ids in zip(prompts, token_ids, strict=True)]
         return Asked(request, results, CompletionWriter(envelope, asked, model.tokenizer, sources), is_stream)
 
     def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
@@ -112,7 +112,7 @@ def _params(asked: CompletionBody, info: ModelInfo, tokenizer: Tokenizer) -> Sam
     return replace(params, prompt_logprobs=max(asked.logprobs, asked.prompt_logprobs or 0))
 
 
-class Source:
+class EchoedPrompt:
     """A prompt, as its echo needs it."""
 
     __slots__ = ("_given", "_tokenizer", "token_ids")
@@ -133,7 +133,7 @@ class CompletionWriter:
     """Writes the answers to one or several prompts."""
 
     def __init__(
-        self, envelope: Envelope, asked: CompletionBody, tokenizer: Tokenizer, sources: Sequence[Source]
+        self, envelope: Envelope, asked: CompletionBody, tokenizer: Tokenizer, sources: Sequence[EchoedPrompt]
     ) -> None:
         self._envelope = envelope
         self._tokenizer = tokenizer
@@ -158,7 +158,7 @@ class CompletionWriter:
         results = self._envelope.results
         return orjson.dumps(self._envelope.whole([self._choice(index, result) for index, result in enumerate(results)]))
 
-    def _source(self, index: int) -> Source:
+    def _source(self, index: int) -> EchoedPrompt:
         return self._sources[index // self._envelope.num_per_prompt]
 
     def _choice(self, index: int, result: ChoiceResult) -> dict[str, Any]:

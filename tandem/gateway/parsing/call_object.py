@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 
 from tandem.gateway.parsing.extent import json_extent
 from tandem.gateway.parsing.output import AnswerOutput
-from tandem.gateway.parsing.source import LONE_SURROGATE, Malformed, Source, Wait
+from tandem.gateway.parsing.source import LONE_SURROGATE, Malformed, UnreadText, Wait
 
 ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
 
@@ -20,7 +20,7 @@ class CallObject:
     `has_begun` and `is_complete` (its arguments are whole) say what came of it, also when `read` raised Malformed.
     """
 
-    def __init__(self, source: Source, output: AnswerOutput, names: Collection[str], *, is_marked: bool) -> None:
+    def __init__(self, source: UnreadText, output: AnswerOutput, names: Collection[str], *, is_marked: bool) -> None:
         self._source = source
         self._output = output
         self._names = names
@@ -123,7 +123,7 @@ class CallObject:
         self._source.recorded()
 
 
-def stream_value(source: Source, sink: Callable[[str], None]) -> Wait[None]:
+def stream_value(source: UnreadText, sink: Callable[[str], None]) -> Wait[None]:
     """Passes a JSON object on as it comes. Raises Malformed where it breaks off."""
     extent = json_extent()
     while not extent.is_closed:

@@ -9,7 +9,7 @@ from tandem.gateway.parsing.call_rules import Callee, CallRules, json_arguments,
 from tandem.gateway.parsing.lark import Lark, choice, up_to_limit
 from tandem.gateway.parsing.markers import Markers
 from tandem.gateway.parsing.source import Wait
-from tandem.gateway.parsing.tool_parser import Ending, ToolParser
+from tandem.gateway.parsing.tool_parser import ToolCallEnding, ToolParser
 from tandem.gateway.parts import AnswerParser
 
 START, END = "<tool_call>", "</tool_call>"
@@ -31,7 +31,7 @@ class HermesParser(ToolParser):
                 is_inside = False
             elif self._output.has_room:
                 yield from self._source.spaces()
-                is_inside = (yield from self._call(end, is_marked=True)) is not Ending.NONE
+                is_inside = (yield from self._call(end, is_marked=True)) is not ToolCallEnding.NONE
             else:
                 self._output.say(self._source.recorded())
 

@@ -11,7 +11,7 @@ from tandem.gateway.parsing.lark import Lark, choice, up_to_limit
 from tandem.gateway.parsing.markers import Markers
 from tandem.gateway.parsing.output import MAX_CALLS
 from tandem.gateway.parsing.source import Wait
-from tandem.gateway.parsing.tool_parser import Ending, ToolParser
+from tandem.gateway.parsing.tool_parser import ToolCallEnding, ToolParser
 from tandem.gateway.parts import AnswerParser
 
 TAG = "<|python_tag|>"
@@ -36,7 +36,7 @@ class LlamaJsonParser(ToolParser):
             self._source.record()
             yield from self._source.spaces()
         while self._output.has_room and (yield from self._source.peek()) == "{":
-            if (yield from self._call(tag, is_marked=is_marked)) is not Ending.CLOSED:
+            if (yield from self._call(tag, is_marked=is_marked)) is not ToolCallEnding.CLOSED:
                 return
             is_marked = False
             self._source.record()

@@ -14,7 +14,7 @@ from tandem.gateway.parsing.literals import arguments_as_json
 from tandem.gateway.parsing.markers import Markers
 from tandem.gateway.parsing.output import Overlong
 from tandem.gateway.parsing.source import Malformed, Wait
-from tandem.gateway.parsing.tool_parser import Ending, ToolParser
+from tandem.gateway.parsing.tool_parser import ToolCallEnding, ToolParser
 from tandem.gateway.parts import AnswerParser
 
 START, END = "<|python_start|>", "<|python_end|>"
@@ -51,7 +51,7 @@ class PythonicParser(ToolParser):
             return False
         source.take(1)
         num_before = self._output.num_calls
-        while self._output.has_room and (yield from self._one()) is Ending.CLOSED:
+        while self._output.has_room and (yield from self._one()) is ToolCallEnding.CLOSED:
             source.record()
             yield from source.spaces()
             separator = yield from source.peek()
@@ -64,18 +64,18 @@ class PythonicParser(ToolParser):
         self._output.say(source.recorded())
         return self._output.num_calls > num_before
 
-    def _one(self) -> Wait[Ending]:
+    def _one(self) -> Wait[ToolCallEnding]:
         source = self._source
         yield from source.spaces()
         name = yield from source.run(_NAME)
         if name not in self._tools or (yield from source.peek()) != "(":
             self._output.say(source.recorded())
-            return Ending.NONE
+            return ToolCallEnding.NONE
         source.recorded()
         self._output.begin(name)
         return (yield from self._arguments(self._tools[name]))
 
-    def _arguments(self, tool: Tool) -> Wait[Ending]:
+    def _arguments(self, tool: Tool) -> Wait[ToolCallEnding]:
         """What cannot be read as arguments is passed on as it was written."""
         extent, taken = python_extent(), [""]
         while not extent.is_closed and not extent.is_broken and (yield from self._source.more()):
@@ -87,10 +87,10 @@ class PythonicParser(ToolParser):
             if extent.is_broken:
                 yield from self._argue_until(None, "")
         except Overlong:
-            return Ending.BROKEN
+            return ToolCallEnding.BROKEN
         except Malformed:
             self._argue(text)
-        return Ending.CLOSED if is_closed else Ending.BROKEN
+        return ToolCallEnding.CLOSED if is_closed else ToolCallEnding.BROKEN
 
     def _argue(self, text: str) -> None:
         try:

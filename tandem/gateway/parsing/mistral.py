@@ -15,7 +15,7 @@ from tandem.gateway.parsing.lark import Lark, choice, literal, up_to_limit
 from tandem.gateway.parsing.markers import Markers
 from tandem.gateway.parsing.output import Overlong
 from tandem.gateway.parsing.source import Malformed, Wait
-from tandem.gateway.parsing.tool_parser import Ending, ToolParser
+from tandem.gateway.parsing.tool_parser import ToolCallEnding, ToolParser
 from tandem.gateway.parts import AnswerParser
 
 START, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -40,7 +40,11 @@ class MistralParser(ToolParser):
     def _list(self, start: Markers) -> Wait[None]:
         yield from self._source.spaces()
         is_call = True
-        while is_call and self._output.has_room and (yield from self._call(start, is_marked=True)) is Ending.CLOSED:
+        while (
+            is_call
+            and self._output.has_room
+            and (yield from self._call(start, is_marked=True)) is ToolCallEnding.CLOSED
+        ):
             self._source.record()
             yield from self._source.spaces()
             is_call = (yield from self._source.peek()) == ","

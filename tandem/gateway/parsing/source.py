@@ -27,7 +27,7 @@ class Malformed(Exception):  # noqa: N818 - it steers a parser and never leaves 
     """What comes is not what was expected, or the answer ended too early."""
 
 
-class Source:
+class UnreadText:
     """Unread text. Generators wait for more of it; other methods take what is there."""
 
     def __init__(self) -> None:

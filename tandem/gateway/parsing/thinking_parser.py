@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 
 from tandem.gateway.parsing.markers import Markers
-from tandem.gateway.parsing.source import Source, Wait
+from tandem.gateway.parsing.source import UnreadText, Wait
 from tandem.gateway.parts import AnswerParser, Part, Thought
 
 _BREAKS = re.compile(r"\n*")
@@ -22,7 +22,7 @@ class ThinkingParser:
         self._end = Markers(end)
         self._inner = inner
         self._is_open = is_open
-        self._source = Source()
+        self._source = UnreadText()
         self._parts: list[Part] = []
         self._breaks: list[str] = []  # before more thinking
         self._is_over = False

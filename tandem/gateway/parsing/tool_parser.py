@@ -12,11 +12,11 @@ from tandem.gateway.conversation import Tool
 from tandem.gateway.parsing.call_object import CallObject
 from tandem.gateway.parsing.markers import Markers
 from tandem.gateway.parsing.output import MAX_CALLS, AnswerOutput, Overlong
-from tandem.gateway.parsing.source import Malformed, Source, Wait
+from tandem.gateway.parsing.source import Malformed, UnreadText, Wait
 from tandem.gateway.parts import Part
 
 
-class Ending(Enum):
+class ToolCallEnding(Enum):
     """How an attempt to read a call ended."""
 
     CLOSED = "a call, whole"
@@ -29,7 +29,7 @@ class ToolParser(ABC):
 
     def __init__(self, tools: Sequence[Tool], call_ids: Iterator[str], max_calls: int = MAX_CALLS) -> None:
         self._tools = {tool.name: tool for tool in tools}
-        self._source = Source()
+        self._source = UnreadText()
         self._output = AnswerOutput(call_ids, max_calls)
         self._reading = self._whole()
 
@@ -66,7 +66,7 @@ class ToolParser(ABC):
                 return None
             yield
 
-    def _call(self, end: Markers | None, *, is_marked: bool) -> Wait[Ending]:
+    def _call(self, end: Markers | None, *, is_marked: bool) -> Wait[ToolCallEnding]:
         """Reads one call object. One that breaks off has all up to `end` as its arguments."""
         call = CallObject(self._source, self._output, self._tools, is_marked=is_marked)
         try:
@@ -76,11 +76,11 @@ class ToolParser(ABC):
         except Malformed:
             if not call.has_begun:
                 self._output.say(self._source.recorded())
-                return Ending.NONE
+                return ToolCallEnding.NONE
             yield from self._broken(end, is_complete=call.is_complete)
         else:
-            return Ending.CLOSED
-        return Ending.BROKEN
+            return ToolCallEnding.CLOSED
+        return ToolCallEnding.BROKEN
 
     def _broken(self, end: Markers | None, *, is_complete: bool) -> Wait[None]:
         left = self._source.recorded()

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 import torch
 
 from tandem.architecture.mixers import AttentionSpec, QueryScaling
-from tandem.attention.arena import LayerKV
-from tandem.attention.base import AttentionBackend, AttentionBatch, AttentionParams
-from tandem.kernels.base import Kernels
+from tandem.compute.arena import LayerKV
+from tandem.compute.attention import AttentionBackend, AttentionParams
+from tandem.compute.ops import Kernels
+from tandem.compute.step import AttentionBatch
 from tandem.models.layers.linear import Linear, Norm
 from tandem.models.layers.rotary import RotaryTable
 
@@ -24,7 +25,8 @@ class Attention:
         self._spec = spec
         self._kernels = kernels
         self._rotary = rotary
-        self._params = AttentionParams(
+        self.params = AttentionParams(
+            spec.num_heads,
             spec.scale,
             spec.window,
             spec.softcap,
@@ -85,7 +87,7 @@ class Attention:
         self, queries: torch.Tensor, kv: LayerKV, batch: AttentionBatch, backend: AttentionBackend
     ) -> torch.Tensor:
         """[num_tokens, hidden], of what the queries find in `kv`."""
-        return self._o(backend.attend(queries, kv, batch, self._params).flatten(1))
+        return self._o(backend.attend(queries, kv, batch, self.params).flatten(1))
 
 
 def _normed(x: torch.Tensor, norm: Norm | None) -> torch.Tensor:

@@ -9,10 +9,10 @@ import torch
 
 from tandem.architecture.feed_forward import GatedSpec, MixtureOfExpertsSpec
 from tandem.architecture.tensors import LinearSpec
-from tandem.kernels.base import Experts, ExpertWeights, Kernels
+from tandem.compute.ops import Experts, ExpertWeights, Kernels
 from tandem.models.layers.linear import Linear, Norm
 from tandem.models.layers.mlp import GatedMLP
-from tandem.models.layers.router import Router
+from tandem.models.layers.router import ExpertRouter
 from tandem.models.layers.sigmoid import rowwise_sigmoid
 
 
@@ -25,7 +25,7 @@ class MixtureOfExperts:
     graph_safe = False
 
     def __init__(self, spec: MixtureOfExpertsSpec, weights: Mapping[str, torch.Tensor], kernels: Kernels) -> None:
-        self._router = Router(spec.router, weights, kernels)
+        self._router = ExpertRouter(spec.router, weights, kernels)
         self._before_experts = Norm.take_optional(spec.before_experts, weights, kernels)
         self._experts = compile_experts(spec.experts, weights, kernels) or ExpertsInTurn(spec.experts, weights, kernels)
         self._shared = None if spec.shared is None else GatedMLP(spec.shared, weights, kernels)

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 
 from tandem.architecture.feed_forward import FeedForwardSpec, GatedSpec, MixtureOfExpertsSpec, ParallelSpec
-from tandem.kernels.base import Kernels
+from tandem.compute.ops import Kernels
 from tandem.models.layers.experts import MixtureOfExperts
 from tandem.models.layers.linear import Norm
 from tandem.models.layers.mlp import GatedMLP

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from tandem.architecture.tensors import LinearSpec, NormSpec
-from tandem.kernels.base import Kernels
+from tandem.compute.ops import Kernels
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from tandem.architecture.feed_forward import Clamp, GatedSpec
-from tandem.kernels.base import Kernels
+from tandem.compute.ops import Kernels
 from tandem.models.layers.linear import Linear
 from tandem.models.layers.sigmoid import rowwise_sigmoid
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from tandem.architecture.per_layer_embedding import PerLayerEmbeddingSpec
-from tandem.kernels.base import Kernels
+from tandem.compute.ops import Kernels
 from tandem.models.layers.linear import Linear, Norm
 from tandem.models.layers.rounding import rounded
 

@@ -5,14 +5,14 @@ from collections.abc import Callable, Mapping
 import torch
 
 from tandem.architecture.feed_forward import RouterSpec, Score
-from tandem.kernels.base import ExpertChoice, Kernels
+from tandem.compute.ops import ExpertChoice, Kernels
 from tandem.models.layers.linear import Linear, Norm
 from tandem.models.layers.sigmoid import rowwise_sigmoid
 
 _BEST_OF_GROUP = 2  # a group's score is the sum of so many of its experts'
 
 
-class Router:
+class ExpertRouter:
     """Computes a `RouterSpec` with the tensors that it names."""
 
     def __init__(self, spec: RouterSpec, weights: Mapping[str, torch.Tensor], kernels: Kernels) -> None:

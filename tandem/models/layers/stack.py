@@ -9,7 +9,7 @@ from tandem.architecture.mixers import AttentionSpec
 from tandem.architecture.model import LayerSpec, ModelSpec
 from tandem.architecture.rope import RopeSpec
 from tandem.architecture.tensors import LinearSpec, NormSpec
-from tandem.kernels.base import Kernels, Stack, StackLayer, StackMixture, StackShape
+from tandem.compute.ops import Kernels, Stack, StackLayer, StackMixture, StackShape
 from tandem.models.layers.experts import compile_experts
 from tandem.models.layers.rotary import RotaryTable
 from tandem.models.layers.router import compile_choice

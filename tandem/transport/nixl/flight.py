@@ -10,7 +10,7 @@ from tandem.transport.transfer import Transfer
 
 
 @dataclass(slots=True, eq=False)
-class Link:
+class PeerLink:
     """A peer. `broken` says why it can no longer be read from; any thread may look at it."""
 
     remote: RemoteAgent
@@ -31,7 +31,7 @@ class Part:
 class Flight:
     """A read: its parts yet to be posted, and those NIXL is working on. `deadline_s` is on the transport's clock."""
 
-    link: Link
+    link: PeerLink
     transfer: Transfer
     deadline_s: float
     waiting: deque[Part]

@@ -15,7 +15,7 @@ from typing import TypeVar
 from tandem.core.clock import Clock
 from tandem.core.errors import ConfigurationError, TransportError
 from tandem.transport.nixl.agent import NixlAgent, RemoteAgent
-from tandem.transport.nixl.flight import Flight, Link, Part
+from tandem.transport.nixl.flight import Flight, Part, PeerLink
 from tandem.transport.transfer import TransferState
 
 Answer = TypeVar("Answer")
@@ -40,7 +40,7 @@ class AgentOwner:
         self._build, self._clock, self._fence_after_s = build, clock, fence_after_s
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._flights: list[Flight] = []
-        self._links: set[Link] = set()  # whose peers the agent knows
+        self._links: set[PeerLink] = set()  # whose peers the agent knows
         self._agent: NixlAgent | None = None
         self._may_rebuild_s = 0.0
         self._lock = threading.Lock()
@@ -71,7 +71,7 @@ class AgentOwner:
             raise TransportError("NIXL could not be started again after its last agent was destroyed")
         return self._agent
 
-    def link(self, add: Callable[[NixlAgent], RemoteAgent]) -> Link:
+    def link(self, add: Callable[[NixlAgent], RemoteAgent]) -> PeerLink:
         """A link to the peer that `add` makes known to the agent."""
         return self.call(lambda: self._link(add))
 
@@ -79,7 +79,7 @@ class AgentOwner:
         """Take over a read; returns at once. Raises `TransportError` once closed."""
         self._send(lambda: self._flights.append(flight))
 
-    def drop(self, link: Link) -> None:
+    def drop(self, link: PeerLink) -> None:
         """End a peer's reads and forget it as soon as none of them is under way."""
         self._send(lambda: self._break(link, "the peer was disconnected"))
 
@@ -99,8 +99,8 @@ class AgentOwner:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _link(self, add: Callable[[NixlAgent], RemoteAgent]) -> Link:
-        link = Link(add(self.agent()))
+    def _link(self, add: Callable[[NixlAgent], RemoteAgent]) -> PeerLink:
+        link = PeerLink(add(self.agent()))
         self._links.add(link)
         return link
 
@@ -227,12 +227,12 @@ class AgentOwner:
         if flight.link.broken is not None:
             self._forget(flight.link)
 
-    def _break(self, link: Link, reason: str) -> None:
+    def _break(self, link: PeerLink, reason: str) -> None:
         if link.broken is None:
             link.broken = reason
             self._forget(link)
 
-    def _forget(self, link: Link) -> None:
+    def _forget(self, link: PeerLink) -> None:
         """Release a broken peer's descriptors once nothing of it is under way."""
         if link in self._links and not any(flight.link is link for flight in self._flights):
             self._links.remove(link)

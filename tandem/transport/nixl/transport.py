@@ -18,7 +18,7 @@ from tandem.transport.base import MemoryPool, Peer
 from tandem.transport.blocks import Indices, check_pairs
 from tandem.transport.card import Card, Identity, accept, describe, seal
 from tandem.transport.nixl.agent import IDENTITY_BYTES, NUM_PROBES, AgentAddress, NixlAgent, RemoteAgent, region_of
-from tandem.transport.nixl.flight import Flight, Link, Part
+from tandem.transport.nixl.flight import Flight, Part, PeerLink
 from tandem.transport.nixl.owner import FENCE_AFTER_S, AgentOwner
 from tandem.transport.peers import PeerTable
 from tandem.transport.transfer import Transfer, TransferState
@@ -52,7 +52,7 @@ class NixlTransport:
     ) -> None:
         self._pool, self._identity = pool, identity
         self._clock = clock or SystemClock()
-        self._peers: PeerTable[Link] = PeerTable(self.name)
+        self._peers: PeerTable[PeerLink] = PeerTable(self.name)
         proof = bytes.fromhex(identity.incarnation)
         self._owner = AgentOwner(lambda: NixlAgent(pool, proof, bind_host), self._clock, fence_after_s)
         self._part_blocks = max(1, PART_BYTES // pool.page_bytes)
@@ -118,14 +118,14 @@ class NixlTransport:
         self._peers.drain()
         self._owner.close()
 
-    def _submit(self, link: Link, parts: Sequence[Part], deadline_s: float | None) -> Transfer:
+    def _submit(self, link: PeerLink, parts: Sequence[Part], deadline_s: float | None) -> Transfer:
         transfer = Transfer(sum(part.num_bytes for part in parts), self._clock)
         allowance_s = link.pace.begin(transfer.num_bytes)
         limit_s = transfer.started_s + (allowance_s if deadline_s is None else deadline_s)
         self._owner.submit(Flight(link, transfer, limit_s, deque(parts)))
         return transfer
 
-    def _recognise(self, card: Card, link: Link) -> None:
+    def _recognise(self, card: Card, link: PeerLink) -> None:
         """Read what the peer says it is: proves that it lives, is who the card says, and that reads work."""
         with self._lock:
             if not self._probes:

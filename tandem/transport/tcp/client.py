@@ -8,15 +8,18 @@ import contextlib
 import itertools
 import secrets
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.core.clock import Clock
 from tandem.core.errors import IncompatiblePeerError, TransportError
+from tandem.tls.files import Material, TlsFiles
 from tandem.transport.card import Card, Identity
 from tandem.transport.memory import PoolBytes
 from tandem.transport.tcp import wire
+from tandem.transport.tcp.encryption import shake_hands, wrap_client
 from tandem.transport.tcp.queue import PendingRead, ReadQueue
 
 HANDSHAKE_S = 3.0
@@ -40,13 +43,19 @@ Connect = Callable[[wire.Tick, float], socket.socket]
 
 
 def open_connection(
-    address: Address, card: Card, identity: Identity, tick: wire.Tick, timeout_s: float = HANDSHAKE_S
+    address: Address,
+    card: Card,
+    identity: Identity,
+    tick: wire.Tick,
+    timeout_s: float = HANDSHAKE_S,
+    tls: TlsFiles | None = None,
 ) -> socket.socket:
     """A connection to the worker that `card` describes, both sides authenticated.
 
     Args:
         tick: raises to give up; it runs from time to time once somebody has answered.
         timeout_s: how long somebody may take to answer.
+        tls: this process's certificate; None = plain.
 
     Raises:
         IncompatiblePeerError: another incarnation or something else listens there, or the secrets differ.
@@ -57,14 +66,32 @@ def open_connection(
     except OSError as error:
         raise TransportError(f"cannot reach peer {card.incarnation} at {address}: {error}") from error
     try:
+        if tls is not None:
+            connection = _encrypted(connection, tls.current(), timeout_s)
         _shake_hands(connection, address, card, identity, tick)
     except OSError as error:
         connection.close()
-        raise TransportError(f"the handshake with {address} broke off: {error}") from error
+        raise TransportError(f"the handshake with {address} broke off: {error}{_hint(error, tls)}") from error
     except TransportError:
         connection.close()
         raise
     return connection
+
+
+def _encrypted(connection: socket.socket, material: Material, timeout_s: float) -> socket.socket:
+    encrypted = wrap_client(connection, material)
+    try:
+        shake_hands(encrypted, material, timeout_s)
+    except (OSError, IncompatiblePeerError):
+        encrypted.close()
+        raise
+    return encrypted
+
+
+def _hint(error: OSError, tls: TlsFiles | None) -> str:
+    if tls is None or not isinstance(error, ssl.SSLError):
+        return ""
+    return "; give every process of the deployment a tls_dir with certificates of the same CA"
 
 
 def _shake_hands(connection: socket.socket, address: Address, card: Card, identity: Identity, tick: wire.Tick) -> None:

@@ -8,14 +8,17 @@ import hmac
 import logging
 import secrets
 import socket
+import ssl
 import threading
 import time
 
-from tandem.core.errors import TransportError
+from tandem.core.errors import IncompatiblePeerError, TransportError
+from tandem.tls.files import Material, TlsFiles
 from tandem.transport.base import NULL_BLOCK, MemoryPool
 from tandem.transport.card import Identity
 from tandem.transport.memory import PoolBytes
 from tandem.transport.tcp import wire
+from tandem.transport.tcp.encryption import shake_hands, wrap_server
 
 MAX_CONNECTIONS = 1024
 HANDSHAKE_S = 3.0
@@ -27,18 +30,19 @@ logger = logging.getLogger(__name__)
 
 
 class BlockServer:
-    """Serves `pool` on `host:port` until closed.
+    """Serves `pool` on `host:port` until closed. `tls`: this process's certificate; None = plain.
 
     Raises:
         OSError: the address cannot be listened on.
     """
 
-    def __init__(self, pool: MemoryPool, identity: Identity, host: str, port: int) -> None:
+    def __init__(self, pool: MemoryPool, identity: Identity, host: str, port: int, tls: TlsFiles | None) -> None:
+        self._tls = tls
         self._pool, self._bytes, self._identity = pool, PoolBytes(pool), identity
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family)
         self.port: int = self._listener.getsockname()[1]
-        self._connections: dict[socket.socket, threading.Thread] = {}
+        self._connections: dict[threading.Thread, socket.socket] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._accept, name="kv-tcp-accept", daemon=True)
@@ -51,8 +55,8 @@ class BlockServer:
         self._thread.join()
         self._listener.close()
         with self._lock:
-            threads = list(self._connections.values())
-            for connection in self._connections:
+            threads = list(self._connections)
+            for connection in self._connections.values():
                 _shutdown(connection)
         for thread in threads:
             thread.join()
@@ -71,21 +75,31 @@ class BlockServer:
                 continue
             thread = threading.Thread(target=self._serve, args=(connection,), name="kv-tcp-serve", daemon=True)
             with self._lock:
-                self._connections[connection] = thread
+                self._connections[thread] = connection
             thread.start()
 
     def _serve(self, connection: socket.socket) -> None:
         try:
+            if self._tls is not None:
+                connection = self._encrypted(connection, self._tls.current())
             self._shake_hands(connection)
             wire.set_timeouts(connection, send_s=STALLED_CLIENT_S)
             while True:
                 self._answer(connection)
+        except (IncompatiblePeerError, ssl.SSLCertVerificationError) as error:
+            logger.warning("a connection for KV blocks was refused: %s", error)
         except (OSError, TransportError) as error:
             logger.debug("a connection for KV blocks ended: %s", error)
         finally:
             with self._lock:
-                del self._connections[connection]
-                connection.close()
+                self._connections.pop(threading.current_thread()).close()
+
+    def _encrypted(self, connection: socket.socket, material: Material) -> socket.socket:
+        """NOTE: `close` must find either the old socket or the new one."""
+        with self._lock:
+            encrypted = self._connections[threading.current_thread()] = wrap_server(connection, material)
+        shake_hands(encrypted, material, HANDSHAKE_S)
+        return encrypted
 
     def _shake_hands(self, connection: socket.socket) -> None:
         limit_s = time.monotonic() + HANDSHAKE_S

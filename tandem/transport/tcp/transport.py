@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import ConfigurationError, IncompatiblePeerError, TransportError
+from tandem.tls.files import TlsFiles
 from tandem.transport.base import MemoryPool, Peer
 from tandem.transport.blocks import plan_read
 from tandem.transport.card import Card, Identity, accept, describe, seal
@@ -24,16 +25,18 @@ class TcpConfig:
     """Where to listen, and how to read.
 
     Args:
-        bind_host: the address to listen on; only private networks, the bytes are not encrypted.
+        bind_host: the address to listen on.
         port: 0 = any that is free.
         advertise_host: what peers connect to, if not `bind_host`; needed when that is a wildcard.
         num_streams: connections to each peer, each with a thread; more let reads overtake each other.
+        tls: this worker's certificate; None = blocks are readable on the wire.
     """
 
     bind_host: str = "127.0.0.1"
     port: int = 0
     advertise_host: str | None = None
     num_streams: int = 1
+    tls: TlsFiles | None = None
 
     def __post_init__(self) -> None:
         if self.advertise_host is None and self.bind_host in ("", "0.0.0.0", "::"):
@@ -77,7 +80,7 @@ class TcpTransport:
         self._clock = clock or SystemClock()
         self._peers: PeerTable[_Link] = PeerTable(self.name)
         try:
-            self._server = BlockServer(pool, identity, config.bind_host, config.port)
+            self._server = BlockServer(pool, identity, config.bind_host, config.port, config.tls)
         except OSError as error:
             raise ConfigurationError(f"cannot listen on {config.bind_host}:{config.port}: {error}") from error
         self.address = Address(config.advertise_host or config.bind_host, self._server.port)
@@ -90,12 +93,13 @@ class TcpTransport:
         accepted = accept(card, self.name, self._identity, self._pool)
         address = _parse_address(accepted)
         limit_s = time.monotonic() + HANDSHAKE_S
-        connection = open_connection(address, accepted, self._identity, lambda: _check_time(limit_s, address))
+        tls = self._config.tls
+        connection = open_connection(address, accepted, self._identity, lambda: _check_time(limit_s, address), tls=tls)
         pace = LinkPace()
         queue = ReadQueue(self._clock, pace)
 
         def reconnect(tick: wire.Tick, timeout_s: float) -> socket.socket:
-            return open_connection(address, accepted, self._identity, tick, timeout_s)
+            return open_connection(address, accepted, self._identity, tick, timeout_s, tls)
 
         streams = tuple(
             Stream(queue, self._bytes, self._clock, connection if index == 0 else None, reconnect)
@@ -143,4 +147,6 @@ def _parse_address(card: Card) -> Address:
 
 def _check_time(limit_s: float, address: Address) -> None:
     if time.monotonic() > limit_s:
-        raise TransportError(f"{address} did not shake hands within {HANDSHAKE_S:g} s")
+        raise TransportError(
+            f"{address} did not shake hands within {HANDSHAKE_S:g} s; it has stopped, or uses TLS and this worker none"
+        )

@@ -7,8 +7,8 @@
     client → server  REQUEST  length, request id, runs of (first block, count)
     server → client  ANSWER   request id, status, number of bytes that follow (blocks, or a refusal's words)
 
-Both MACs cover both nonces and both sides' purpose, so neither can be replayed or reflected. The blocks themselves are
-plain on the wire: it is for private networks.
+Both MACs cover both nonces and both sides' purpose, so neither can be replayed or reflected. All of it goes over TLS
+where workers have certificates; where they have none, the blocks are plain on the wire.
 """
 
 import hmac
@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 from tandem.core.errors import TransportError
+from tandem.tls.socket import EncryptedSocket
 
 PROTOCOL_VERSION = 1
 MAGIC = b"TKVT"
@@ -50,6 +51,9 @@ def set_timeouts(connection: socket.socket, *, receive_s: float = 0.0, send_s: f
     """Let the kernel wait that long in one call, 0 = for ever. The socket stays blocking for Python, so that one call
     moves as much as it can instead of one buffer's worth.
     """
+    if isinstance(connection, EncryptedSocket):
+        connection.wait_at_most(receive_s=receive_s, send_s=send_s)
+        return
     connection.settimeout(None)
     for option, seconds in ((socket.SO_RCVTIMEO, receive_s), (socket.SO_SNDTIMEO, send_s)):
         microseconds = round(seconds * 1e6)
@@ -74,7 +78,7 @@ def receive_into(connection: socket.socket, views: Sequence[memoryview], tick: T
         pending = list(views[start : start + MAX_BUFFERS])
         while pending:
             try:
-                num_bytes, *_ = connection.recvmsg_into(pending, 0, socket.MSG_WAITALL)
+                num_bytes = _fill(connection, pending)
             except BlockingIOError:
                 tick()
                 continue
@@ -85,12 +89,24 @@ def receive_into(connection: socket.socket, views: Sequence[memoryview], tick: T
                 tick()
 
 
+def _fill(connection: socket.socket, views: Sequence[memoryview]) -> int:
+    """How many bytes came, until all is full or the wait ran out."""
+    if isinstance(connection, EncryptedSocket):
+        return connection.fill(views)
+    num_bytes, *_ = connection.recvmsg_into(views, 0, socket.MSG_WAITALL)
+    return num_bytes
+
+
 def send_all(connection: socket.socket, views: Sequence[memoryview]) -> None:
     """Send every view, in order.
 
     Raises:
         OSError: the connection broke, or `set_timeouts` ran out without one byte taken.
     """
+    if isinstance(connection, EncryptedSocket):
+        for view in views:
+            connection.sendall(view)
+        return
     for start in range(0, len(views), MAX_BUFFERS):
         pending = list(views[start : start + MAX_BUFFERS])
         while pending:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tandem.accounts.accounts import Accounts
-from tandem.accounts.charge import Charge, LedgerEntry, Settlement
+from tandem.accounts.charge import Charge, ChargeSettlement, LedgerEntry
 from tandem.accounts.embedded import EmbeddedAccounts
 from tandem.accounts.errors import BudgetExhaustedError
 from tandem.accounts.key import AccountKey, KeyLimits
@@ -28,9 +28,9 @@ ROOT = Path(__file__).parents[3]
 KEY = AccountKey(key_id="k", digest="d", name="a", tenant="t", limits=KeyLimits(budget_nanos=1000))
 
 
-def settlement(charge_id: str, cost_nanos: int) -> Settlement:
+def settlement(charge_id: str, cost_nanos: int) -> ChargeSettlement:
     entry = LedgerEntry(charge_id, "r", KEY.key_id, KEY.tenant, "m", 0, Usage(1), cost_nanos, "done")
-    return Settlement(entry, KEY.limits.rates, (1, 0, 0), True, (1, 0, 0))
+    return ChargeSettlement(entry, KEY.limits.rates, (1, 0, 0), True, (1, 0, 0))
 
 
 def test_what_was_spent_outlives_the_process(tmp_path: Path) -> None:

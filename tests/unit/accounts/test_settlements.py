@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from tandem.accounts.charge import Charge, LedgerEntry, Settlement
+from tandem.accounts.charge import Charge, ChargeSettlement, LedgerEntry
 from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.journal import Journal
 from tandem.accounts.settlements import NUM_SENDERS, TOLD_AGAIN_S, Settlements
-from tandem.accounts.standing import Standing
+from tandem.accounts.standing import RateLimitState
 from tandem.accounts.store import Spending
 from tandem.accounts.usage import Usage
 from tandem.core.clock import ManualClock
 from tandem.core.errors import ConfigurationError
 
 
-def settlement(number: int) -> Settlement:
+def settlement(number: int) -> ChargeSettlement:
     entry = LedgerEntry(f"c{number}", "r", "k", "t", "m", number, Usage(1, 2, 3, 4, 5), 7, "done")
-    return Settlement(entry, (None, 5, None), (1, 2, 3), number % 2 == 0, (1, 1, 1))
+    return ChargeSettlement(entry, (None, 5, None), (1, 2, 3), number % 2 == 0, (1, 1, 1))
 
 
 @dataclass
@@ -30,13 +30,13 @@ class FlakyTill:
     """Takes settlements while `is_there`."""
 
     is_there: bool = True
-    taken: list[Settlement] = field(default_factory=list)
+    taken: list[ChargeSettlement] = field(default_factory=list)
     num_refused: int = 0
 
-    async def reserve(self, charge: Charge) -> Standing:
+    async def reserve(self, charge: Charge) -> RateLimitState:
         raise NotImplementedError
 
-    async def settle(self, settlement: Settlement) -> None:
+    async def settle(self, settlement: ChargeSettlement) -> None:
         await asyncio.sleep(0)
         if not self.is_there:
             self.num_refused += 1
@@ -162,7 +162,7 @@ def test_a_burst_is_kept_in_few_writes_that_hold_up_no_other_request(tmp_path: P
             super().__init__(path)
             self.num_writes = 0
 
-        def add(self, settlements: Sequence[Settlement]) -> None:
+        def add(self, settlements: Sequence[ChargeSettlement]) -> None:
             assert threading.current_thread() is not threading.main_thread()
             self.num_writes += 1
             super().add(settlements)
@@ -211,7 +211,7 @@ def test_a_journal_that_cannot_be_written_for_a_while_has_all_in_the_end(tmp_pat
     class Full(Journal):
         is_full = True
 
-        def add(self, settlements: Sequence[Settlement]) -> None:
+        def add(self, settlements: Sequence[ChargeSettlement]) -> None:
             if self.is_full:
                 raise OSError(errno.ENOSPC, "No space left on device")
             super().add(settlements)

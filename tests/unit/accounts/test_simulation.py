@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tandem.accounts.accounts import Accounts
-from tandem.accounts.charge import Outcome
+from tandem.accounts.charge import ChargeOutcome
 from tandem.accounts.embedded import EmbeddedAccounts
 from tandem.accounts.journal import Journal
 from tandem.accounts.key import AccountKey, KeyLimits, new_key
@@ -72,10 +72,10 @@ class Gateway:
         await asyncio.sleep(draw.random() * 0.02)
         if self.is_dead:
             return
-        outcome = draw.choice([Outcome.DONE, Outcome.DONE, Outcome.ABORTED, Outcome.REFUNDED])
-        used = Usage() if outcome is Outcome.REFUNDED else usage
+        outcome = draw.choice([ChargeOutcome.DONE, ChargeOutcome.DONE, ChargeOutcome.ABORTED, ChargeOutcome.REFUNDED])
+        used = Usage() if outcome is ChargeOutcome.REFUNDED else usage
         self.mine[held.charge.charge_id] = (key.key_id, used)
-        if outcome is Outcome.DONE:
+        if outcome is ChargeOutcome.DONE:
             await self.accounts.settle_and_wait(held, used, outcome)
         else:
             self.accounts.settle(held, used, outcome)
@@ -232,7 +232,7 @@ def test_a_reservation_that_is_cancelled_on_its_way_leaves_nothing(redis: RedisS
                 await asyncio.sleep(0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            accounts.settle(held, Usage(), Outcome.ABORTED)
+            accounts.settle(held, Usage(), ChargeOutcome.ABORTED)
 
         for _ in range(5):
             await asyncio.gather(*(leave(after) for after in range(40)))

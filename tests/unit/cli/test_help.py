@@ -5,17 +5,30 @@ import re
 import pytest
 from pydantic_settings import BaseSettings
 
-from tandem.cli.chat import Chat
-from tandem.cli.generate import Generate
+from tandem.cli.chat import ChatCommand
+from tandem.cli.generate import GenerateCommand
 from tandem.cli.keys import CreateKey, ListKeys, RevokeKey, ShowKey
-from tandem.cli.load import Load
-from tandem.cli.plan import Plan
-from tandem.cli.trace import Trace
-from tandem.cli.up import Up
-from tandem.cli.usage import Usage
+from tandem.cli.load import LoadCommand
+from tandem.cli.plan import PlanCommand
+from tandem.cli.trace import TraceCommand
+from tandem.cli.up import UpCommand
+from tandem.cli.usage import UsageCommand
 from tandem.scaling.settings import PlannerSettings
 
-COMMANDS = [Up, Load, Trace, Plan, CreateKey, ListKeys, ShowKey, RevokeKey, Usage, Generate, Chat, PlannerSettings]
+COMMANDS = [
+    UpCommand,
+    LoadCommand,
+    TraceCommand,
+    PlanCommand,
+    CreateKey,
+    ListKeys,
+    ShowKey,
+    RevokeKey,
+    UsageCommand,
+    GenerateCommand,
+    ChatCommand,
+    PlannerSettings,
+]
 SAYS_SO = re.compile(r"omitted|default|unless|optional|required|always")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.accounts.charge import LedgerEntry, Settlement
+from tandem.accounts.charge import ChargeSettlement, LedgerEntry
 from tandem.accounts.embedded import EmbeddedAccounts
 from tandem.accounts.key import key_id_of
 from tandem.accounts.usage import Usage
@@ -86,7 +86,7 @@ def test_usage_is_exported(accounts: Path, capsys: pytest.CaptureFixture[str]) -
         store.start()
         for number in range(2):
             entry = LedgerEntry(f"c{number}", f"r{number}", "k", "t", "m", 0, Usage(1, 0, 0, 0, 2), 11_000, "done")
-            await store.settle(Settlement(entry, (None, None, None), (0, 0, 0), True, (1, 1, 2)))
+            await store.settle(ChargeSettlement(entry, (None, None, None), (0, 0, 0), True, (1, 1, 2)))
         await store.close()
 
     asyncio.run(use())

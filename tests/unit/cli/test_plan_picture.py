@@ -1,5 +1,5 @@
 from tandem.architecture.catalogue import find_cost
-from tandem.cli.plan_picture import Mark, draw_roofline
+from tandem.cli.plan_picture import PlotPoint, draw_roofline
 from tandem.planning.hardware import find_accelerator
 from tandem.planning.roofline import Roofline
 from tandem.planning.worker_facts import Point
@@ -13,7 +13,7 @@ def grid(lines: list[str]) -> list[str]:
 
 
 def test_the_roof_rises_to_the_ridge_and_is_flat_from_there() -> None:
-    rows = grid(draw_roofline(ROOF, [Mark(Point(intensity=2.0, flops=1e12), "d", "decode")]))
+    rows = grid(draw_roofline(ROOF, [PlotPoint(Point(intensity=2.0, flops=1e12), "d", "decode")]))
     flat = next(row for row in rows if "─" in row)
     assert rows.index(flat) == 0
     assert flat.rstrip().endswith("─" * 20)
@@ -24,8 +24,8 @@ def test_the_roof_rises_to_the_ridge_and_is_flat_from_there() -> None:
 
 def test_marks_lie_where_their_figures_say() -> None:
     """A tenfold of both moves a mark as far as the axes do, whatever the other marks."""
-    high = Mark(Point(intensity=1e4, flops=5e14), "P", "prefill")
-    low = Mark(Point(intensity=2.0, flops=4e12), "d", "decode")
+    high = PlotPoint(Point(intensity=1e4, flops=5e14), "P", "prefill")
+    low = PlotPoint(Point(intensity=2.0, flops=4e12), "d", "decode")
     lines = draw_roofline(ROOF, [high, low])
     rows = grid(lines)
     (p_row,), (d_row,) = ([i for i, row in enumerate(rows) if mark in row] for mark in "Pd")
@@ -39,6 +39,6 @@ def test_marks_lie_where_their_figures_say() -> None:
 
 def test_a_second_kind_is_dotted_and_named() -> None:
     l4 = Roofline(find_cost("qwen3-8b"), find_accelerator("l4"), 2)
-    lines = draw_roofline([*ROOF, ("2 x l4", l4)], [Mark(Point(intensity=2.0, flops=1e11), "d", "decode")])
+    lines = draw_roofline([*ROOF, ("2 x l4", l4)], [PlotPoint(Point(intensity=2.0, flops=1e11), "d", "decode")])
     assert any("·" in row for row in grid(lines))
     assert any("· 2 x l4: 242 TFLOP/s, 600 GB/s, ridge at 403 FLOP per byte" in line for line in lines)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cli.up import Up
-from tandem.kernels.native.core_board import CoreBoard
+from tandem.cli.up import UpCommand
+from tandem.compute.native.core_board import CoreBoard
 
 
 def lending(tmp_path: Path, **settings: object) -> str | None:
-    up = Up.model_validate({"model": "m", **settings})
+    up = UpCommand.model_validate({"model": "m", **settings})
     return up.lending(up.topology(Path("m"), random.Random(0)), tmp_path / "cores").core_board
 
 

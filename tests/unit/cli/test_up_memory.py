@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tandem.cli import up
-from tandem.cli.up import Up
+from tandem.cli.up import UpCommand
 from tandem.core import memory
 
 
@@ -19,7 +19,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def named_gib(**settings: object) -> list[float]:
     """Of each worker whose command names an amount."""
-    topology = Up.model_validate({"model": "m", **settings}).topology(Path("m"), random.Random(0))
+    topology = UpCommand.model_validate({"model": "m", **settings}).topology(Path("m"), random.Random(0))
     flags = [spec.argv for spec in topology.specs()]
     return [float(argv[argv.index("--kv-cache-gib") + 1]) for argv in flags if "--kv-cache-gib" in argv]
 
@@ -46,7 +46,7 @@ def test_one_alone_decides_itself() -> None:
 
 def placed(**settings: object) -> list[tuple[str, float]]:
     """Of each worker: its GPU and the share of that GPU's memory."""
-    topology = Up.model_validate({"model": "m", **settings}).topology(Path("m"), random.Random(0))
+    topology = UpCommand.model_validate({"model": "m", **settings}).topology(Path("m"), random.Random(0))
     flags = [spec.argv for spec in topology.specs() if "--gpu-memory-utilization" in spec.argv]
     return [
         (argv[argv.index("--device") + 1], float(argv[argv.index("--gpu-memory-utilization") + 1])) for argv in flags
@@ -73,7 +73,7 @@ def test_workers_go_round_the_gpus_and_share_them(
 
 
 def test_a_gpu_that_is_not_there_is_left_to_the_worker_to_refuse() -> None:
-    topology = Up.model_validate({"model": "m", "device": "cuda"}).topology(Path("m"), random.Random(0))
+    topology = UpCommand.model_validate({"model": "m", "device": "cuda"}).topology(Path("m"), random.Random(0))
     assert [spec.argv[spec.argv.index("--device") + 1] for spec in topology.specs() if "--device" in spec.argv] == [
         "cuda"
     ] * 2

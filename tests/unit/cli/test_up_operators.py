@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cli.up import Up
+from tandem.cli.up import UpCommand
 from tandem.core.errors import ConfigurationError
 from tandem.serving.topology import Topology
 
 
 def topology(tmp_path: Path, **settings: object) -> Topology:
-    up = Up.model_validate({"model": str(tmp_path), "cpus": "any", "device": "cpu", **settings})
+    up = UpCommand.model_validate({"model": str(tmp_path), "cpus": "any", "device": "cpu", **settings})
     return up.topology(tmp_path, random.Random(1))
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tandem.cli.service_settings import variables
 from tandem.cli.unknown_variables import unknown_variables
-from tandem.cli.up import _OWN, Up
+from tandem.cli.up import _OWN, UpCommand
 from tandem.gateway.settings import GatewaySettings
 from tandem.serving.command import run_command
 from tandem.serving.router_settings import RouterSettings
@@ -14,17 +14,20 @@ from tandem.worker.settings import WorkerSettings
 NOT_OF_USERS = {
     *("bind", "advertise", "worker_id", "routers", "workers", "metrics_port", "core_board", "kv_port"),
     *("discovery", "kubernetes_namespace", "kubernetes_selector"),
+    *("tls_dir", "insecure"),
 }
 
 
 def test_every_setting_of_a_service_is_one_of_up() -> None:
     for service in (GatewaySettings, RouterSettings, WorkerSettings):
-        assert set(service.model_fields) - NOT_OF_USERS <= set(Up.model_fields), service
+        assert set(service.model_fields) - NOT_OF_USERS <= set(UpCommand.model_fields), service
 
 
 def test_what_was_set_becomes_variables_of_the_services(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANDEM_MAX_ATTEMPTS", "2")
-    up = Up.model_validate({"policy": "round-robin", "accounts": "keys.db", "max_body_mib": 4, "dtype": "float32"})
+    up = UpCommand.model_validate(
+        {"policy": "round-robin", "accounts": "keys.db", "max_body_mib": 4, "dtype": "float32"}
+    )
     assert variables(up, _OWN) == {
         "TANDEM_POLICY": "round-robin",
         "TANDEM_ACCOUNTS": "keys.db",
@@ -34,25 +37,25 @@ def test_what_was_set_becomes_variables_of_the_services(monkeypatch: pytest.Monk
 
 
 def test_constraints_of_a_service_hold_before_it_is_started(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(Up, ["--max-attempts", "0"]) == 2
+    assert run_command(UpCommand, ["--max-attempts", "0"]) == 2
     assert "error: --max-attempts='0': Input should be greater than or equal to 1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("settings", [Up, GatewaySettings, RouterSettings, WorkerSettings])
-def test_help_never_says_null(settings: type[Up], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("settings", [UpCommand, GatewaySettings, RouterSettings, WorkerSettings])
+def test_help_never_says_null(settings: type[UpCommand], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run_command(settings, ["--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert "default: null" not in text
     assert "(default: )" not in text
-    if settings is Up:
+    if settings is UpCommand:
         assert "omitted: automatic, by the device" in text
         assert "(router, default: 5.0; worker, default: 120.0)" in text
 
 
 def test_a_mistyped_variable_is_told_with_the_nearest_name() -> None:
     names = ["PATH", "TANDEM_POLICIY", "TANDEM_POLICY", "TANDEM_CACHE_DIR", "TANDEM_QQQQQQQQQQQQ", "TANDEM_LOAD_URL"]
-    assert list(unknown_variables(names, Up.model_fields)) == [
+    assert list(unknown_variables(names, UpCommand.model_fields)) == [
         "warning: TANDEM_POLICIY is set but has no effect here; TANDEM_POLICY is the nearest that has one",
         "warning: TANDEM_QQQQQQQQQQQQ is set but has no effect here",
     ]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.attention.reference import ReferenceBackend
+from tandem.compute.torch.attention import ReferenceBackend
 from tandem.core.errors import CapacityError, InvalidRequestError
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import CacheScope

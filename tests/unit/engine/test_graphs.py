@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.attention.base import AttentionBatch
-from tandem.attention.reference import ReferenceBackend
+from tandem.compute.step import AttentionBatch
+from tandem.compute.torch.attention import ReferenceBackend
 from tandem.engine.current_device import current_device
 from tandem.engine.graphs import DecodeGraphs, ForwardFunction, padded_sizes
 from tandem.engine.inputs import ModelInputs

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.compute.native.sampling import NativeDraws
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.logits import SamplingState
 from tandem.engine.sampler import Sampler
-from tandem.kernels.native.sampling import NativeDraws
 from tandem.scheduler.output import SampledToken
 from tests.helpers.native_kernels import ARCHITECTURES, load_draws_or_skip
 

@@ -5,11 +5,13 @@ from datetime import UTC, datetime
 import pytest
 
 from tandem.accounts.errors import BudgetExhaustedError, KeyRefusedError, LimitExceededError, NotAllowedError
-from tandem.accounts.standing import Standing, Window
+from tandem.accounts.standing import RateLimitState, RateLimitWindow
 from tandem.core.errors import CapacityError
 from tandem.gateway.accounts_headers import duration, limit_headers, problem_for, refusal_headers
 
-STANDING = Standing(Window(10, 4, 36.0), Window(1000, 900, 6.0004), Window(50, 0, 60.0))
+STANDING = RateLimitState(
+    RateLimitWindow(10, 4, 36.0), RateLimitWindow(1000, 900, 6.0004), RateLimitWindow(50, 0, 60.0)
+)
 NOW = datetime(2026, 11, 21, 12, 0, 0, 500_000, tzinfo=UTC)
 
 
@@ -53,8 +55,8 @@ def test_anthropic_has_all_of_them_and_moments() -> None:
 @pytest.mark.parametrize("is_anthropic", [True, False])
 def test_what_is_not_limited_is_not_mentioned(is_anthropic: bool) -> None:
     assert limit_headers(None, is_anthropic=is_anthropic) == {}
-    assert limit_headers(Standing(), is_anthropic=is_anthropic) == {}
-    only = limit_headers(Standing(input_tokens=Window(5, 5, 0.0)), is_anthropic=is_anthropic)
+    assert limit_headers(RateLimitState(), is_anthropic=is_anthropic) == {}
+    only = limit_headers(RateLimitState(input_tokens=RateLimitWindow(5, 5, 0.0)), is_anthropic=is_anthropic)
     assert not [name for name in only if "requests" in name or "output" in name]
 
 

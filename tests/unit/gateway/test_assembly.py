@@ -24,7 +24,7 @@ from tandem.gateway.conversation import (
     ToolChoice,
     ToolMode,
 )
-from tandem.gateway.dialect import Limits, Surroundings
+from tandem.gateway.dialect import DialectContext, RequestLimits
 from tandem.gateway.errors import RequestError
 from tandem.gateway.model import ServedModel
 from tandem.gateway.parts import Said, Thought
@@ -57,7 +57,7 @@ def asker(directory: Path, template: str | None, *joined: tuple[str, str]) -> As
     if template is not None:
         (directory / "chat_template.jinja").write_text(template)
     model = ServedModel.load(str(directory), "m", 0)
-    around = Surroundings(model, None, Limits(8, 8))  # type: ignore[arg-type]
+    around = DialectContext(model, None, RequestLimits(8, 8))  # type: ignore[arg-type]
 
     def ask(**fields: Any) -> Assembled:
         return asyncio.run(assemble(Conversation(**{"messages": [USER], **fields}), around, INFO))

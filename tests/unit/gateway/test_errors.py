@@ -5,6 +5,7 @@ import pytest
 from tandem.core.errors import (
     CapacityError,
     EngineStoppedError,
+    IncompatibleProtocolError,
     InvalidRequestError,
     TandemError,
     TransportError,
@@ -28,6 +29,7 @@ from tandem.gateway.errors import RequestError, problem_of
         (WorkerLostError("died"), 503, 1),
         (EngineStoppedError("stopped"), 503, 1),
         (UntrustedPeerError("secrets differ"), 503, 1),
+        (IncompatibleProtocolError("1 and 7"), 503, 1),
         (TimeoutError(), 504, None),
         (TransportError("blocks"), 500, None),
         (TandemError("odd"), 500, None),

@@ -390,16 +390,21 @@ def test_routers_hear_what_became_of_each_choice(tmp_path: Path) -> None:
     tell(tmp_path, story)
 
 
-def test_a_router_of_a_release_too_far_away_is_a_503_that_names_both(tmp_path: Path) -> None:
+def test_a_router_of_a_release_too_far_away_is_a_503_and_the_log_names_both(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Regression: strict equality of versions was answered as 500, as if the gateway had a bug."""
 
     async def story(cluster: FakeCluster, client: httpx.AsyncClient) -> None:
         cluster.routers[0].refuse = IncompatibleProtocolError(
             "the caller speaks protocols 2 to 2, this process 7 to 8; run releases of Tandem that are at most one apart"
         )
-        response = await client.post("/v1/completions", json=body(stream=False))
-        assert response.status_code == 503
-        assert "protocols 2 to 2, this process 7 to 8; run releases" in response.json()["error"]["message"]
+        for _ in range(2):
+            response = await client.post("/v1/completions", json=body(stream=False))
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "incompatible_releases")
+            assert "protocol" not in response.text
+        (told,) = [line for line in messages(caplog) if line.startswith("router 127.0.0.1")]
+        assert "protocols 2 to 2, this process 7 to 8; run releases" in told
         cluster.routers[0].refuse = None
         assert await stream(client) == (RIGHT, None)
 

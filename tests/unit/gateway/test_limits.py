@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tandem.gateway.anthropic.caching import BreakpointList
-from tandem.gateway.anthropic.fields import PromptBody
+from tandem.gateway.anthropic.fields import MessagesPromptBody
 from tandem.gateway.anthropic.tools import read_tools as read_messages_tools
 from tandem.gateway.errors import RequestError
 from tandem.gateway.limits import MAX_SCHEMA_DEPTH, check_schema
@@ -23,7 +23,7 @@ def read_everywhere(parameters: dict[str, Any]) -> None:
     read_chat_tools([{"type": "function", "function": {"name": "f", "parameters": parameters}}], None, None)
     read_responses_tools([{"type": "function", "name": "f", "parameters": parameters}], None, None)
     tool = {"name": "f", "input_schema": parameters}
-    read_messages_tools(PromptBody(model="m", messages=[], tools=[tool]), BreakpointList())
+    read_messages_tools(MessagesPromptBody(model="m", messages=[], tools=[tool]), BreakpointList())
 
 
 def num_steps(parameters: dict[str, Any]) -> int:

@@ -7,7 +7,7 @@ import httpx
 import orjson
 import pytest
 
-from tandem.gateway.moderation.base import Verdict
+from tandem.gateway.moderation.base import ModerationVerdict
 from tests.helpers.fake_backend import MODEL, FakeCluster, eventually, sdk, tell, text_of
 
 HERE = "python:tests.unit.gateway.test_moderation"
@@ -27,9 +27,9 @@ class Strict:
         self._length = length
         self._text = ""
 
-    async def judge(self, text: str, *, num_judged: int = 0, may_go_on: bool = False) -> Verdict:
+    async def judge(self, text: str, *, num_judged: int = 0, may_go_on: bool = False) -> ModerationVerdict:
         self._text += text
-        return Verdict("long" if len(self._text) >= self._length else None)
+        return ModerationVerdict("long" if len(self._text) >= self._length else None)
 
     async def close(self) -> None: ...
 
@@ -45,8 +45,8 @@ def three_letters_stop() -> Strict:
 class Lenient(Strict):
     """Judges answers only, which have no line feeds here."""
 
-    async def judge(self, text: str, *, num_judged: int = 0, may_go_on: bool = False) -> Verdict:
-        return Verdict() if "\n" in text else await super().judge(text)
+    async def judge(self, text: str, *, num_judged: int = 0, may_go_on: bool = False) -> ModerationVerdict:
+        return ModerationVerdict() if "\n" in text else await super().judge(text)
 
 
 class Piece(Strict):
@@ -56,8 +56,8 @@ class Piece(Strict):
         self._piece = piece
         self.overlap = len(piece)
 
-    async def judge(self, text: str, *, num_judged: int = 0, may_go_on: bool = False) -> Verdict:
-        return Verdict("piece" if self._piece in text else None)
+    async def judge(self, text: str, *, num_judged: int = 0, may_go_on: bool = False) -> ModerationVerdict:
+        return ModerationVerdict("piece" if self._piece in text else None)
 
 
 def four_letters_stop() -> Piece:

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from tandem.kube.call import Call
+from tandem.kube.call import KubeCall
 from tandem.kube.errors import (
     ConflictError,
     EvictionBlockedError,
@@ -15,8 +15,8 @@ from tandem.kube.errors import (
     error_of,
 )
 
-SCALE = Call("patch", "deployments/scale", "prod", "decode", "apps")
-EVICTION = Call("create", "pods/eviction", "prod", "decode-0")
+SCALE = KubeCall("patch", "deployments/scale", "prod", "decode", "apps")
+EVICTION = KubeCall("create", "pods/eviction", "prod", "decode-0")
 BLOCKED = {"message": "no", "details": {"causes": [{"reason": "DisruptionBudget"}]}}
 
 
@@ -39,7 +39,7 @@ BLOCKED = {"message": "no", "details": {"causes": [{"reason": "DisruptionBudget"
     ],
 )
 def test_each_status_is_an_error_of_its_own(
-    call: Call, code: int, status: dict[str, Any], kind: type[KubeError]
+    call: KubeCall, code: int, status: dict[str, Any], kind: type[KubeError]
 ) -> None:
     error = error_of(call, code, status, 3.0)
     assert type(error) is kind
@@ -52,10 +52,10 @@ def test_a_missing_rule_is_spelt_out() -> None:
     for part in ("apiGroups: ['apps']", "resources: ['deployments/scale']", "verbs: [patch]", "'decode'", "prod"):
         assert part in said
     assert "forbidden by x" in said
-    assert "verbs: [get, list, watch]" in str(error_of(Call("watch", "pods", "prod"), 403, {}))
+    assert "verbs: [get, list, watch]" in str(error_of(KubeCall("watch", "pods", "prod"), 403, {}))
 
 
 def test_creating_is_never_allowed_by_name() -> None:
-    said = str(error_of(Call("create", "leases", "prod", "l", "coordination.k8s.io"), 403, {}))
+    said = str(error_of(KubeCall("create", "leases", "prod", "l", "coordination.k8s.io"), 403, {}))
     assert "resourceNames" not in said
     assert "verbs: [create]" in said

@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tandem.core.clock import ManualClock
-from tandem.kube.call import Call
+from tandem.kube.call import KubeCall
 from tandem.kube.candidate import LeaseTerms
 from tandem.kube.errors import ConflictError, ForbiddenError, KubeError, KubeUnavailableError, NotFoundError
 from tandem.kube.leader import LeaderElection, own_identity
 from tandem.kube.lease import Lease
 
-CALL = Call("update", "leases", "n", "planner", "coordination.k8s.io")
+CALL = KubeCall("update", "leases", "n", "planner", "coordination.k8s.io")
 TERMS = LeaseTerms(lease_s=15, renew_deadline_s=10, retry_s=2)
 
 

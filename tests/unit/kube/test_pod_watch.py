@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 import pytest
 
 from tandem.core.clock import ManualClock
-from tandem.kube.call import Call
+from tandem.kube.call import KubeCall
 from tandem.kube.errors import BadAnswerError, ExpiredError, KubeError, KubeUnavailableError
 from tandem.kube.pod import Pod, PodEvent, PodList
 from tandem.kube.pod_watch import PodWatch, WatchTerms
 
-WATCH = Call("watch", "pods", "n")
+WATCH = KubeCall("watch", "pods", "n")
 Answer = PodList | KubeError | Sequence[PodEvent | KubeError]
 TERMS = WatchTerms(watch_s=30, relist_s=100, first_backoff_s=0.01, max_backoff_s=0.02)
 

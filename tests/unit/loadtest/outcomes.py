@@ -6,7 +6,7 @@ from typing import Any
 from tandem.loadtest.client_cost import ClientCost
 from tandem.loadtest.endpoint import ServerFacts
 from tandem.loadtest.failure import Failure
-from tandem.loadtest.outcome import Outcome
+from tandem.loadtest.outcome import RequestOutcome
 from tandem.loadtest.pool_watch import PoolSample
 from tandem.loadtest.result import LoadResult, sum_up
 from tandem.workload.slo import Slo
@@ -17,7 +17,7 @@ FAILED = Failure("connection cut", "gone")
 
 def outcome(
     due_s: float, *, late_s: float = 0.0, ttft_s: float = 0.1, tpot_s: float = 0.01, tokens: int = 5, **other: Any
-) -> Outcome:
+) -> RequestOutcome:
     """Answered, sent `late_s` after it was due, with its first token `ttft_s` after that."""
     first_s = due_s + late_s + ttft_s
     times_s = array("d", [first_s + tpot_s * index for index in range(tokens)])
@@ -31,14 +31,14 @@ def outcome(
         "event_times_s": times_s,
         "event_tokens": array("I", [1] * tokens),
     }
-    return Outcome(**values | other)
+    return RequestOutcome(**values | other)
 
 
-def unanswered(due_s: float, failure: Failure, ended_s: float | None = None) -> Outcome:
-    return Outcome(due_s, due_s, due_s + 0.01 if ended_s is None else ended_s, 10, failure=failure)
+def unanswered(due_s: float, failure: Failure, ended_s: float | None = None) -> RequestOutcome:
+    return RequestOutcome(due_s, due_s, due_s + 0.01 if ended_s is None else ended_s, 10, failure=failure)
 
 
-def result(*outcomes: Outcome, **other: Any) -> LoadResult:
+def result(*outcomes: RequestOutcome, **other: Any) -> LoadResult:
     values: dict[str, Any] = {
         "slo": Slo(0.5, 0.05),
         "least_duration_s": 0.0,

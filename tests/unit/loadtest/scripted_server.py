@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.core.clock import SystemClock
-from tandem.loadtest.endpoint import Endpoint
+from tandem.loadtest.endpoint import GatewayEndpoint
 from tandem.loadtest.plan import Arrivals, LoadPlan
 from tandem.workload.lengths import Fixed
 from tandem.workload.slo import Slo
@@ -197,10 +197,10 @@ def load_plan(url: str, **options: Any) -> LoadPlan:
 
 
 @contextlib.asynccontextmanager
-async def opened(url: str, **options: Any) -> AsyncIterator[Endpoint]:
+async def opened(url: str, **options: Any) -> AsyncIterator[GatewayEndpoint]:
     """An endpoint that knows its server; its time is now zero."""
     clock = SystemClock()
-    endpoint = Endpoint(load_plan(url, **options), clock)
+    endpoint = GatewayEndpoint(load_plan(url, **options), clock)
     try:
         await endpoint.open()
         endpoint.begin(clock.now_s())

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tandem.loadtest.ask import Ask
+from tandem.loadtest.ask import LoadRequest
 from tandem.loadtest.conversations import Recorded, Talk, recorded_requests
 from tandem.loadtest.plan import Arrivals
 from tandem.loadtest.token_text import TokenSource
@@ -15,7 +15,7 @@ from tests.unit.loadtest.scripted_server import load_plan
 TOKENS = TokenSource(100, 999, seed=0)
 
 
-def ids(ask: Ask | None) -> list[int]:
+def ids(ask: LoadRequest | None) -> list[int]:
     assert ask is not None
     found: list[int] = json.loads(b"[" + ask.prompt.text + b"]")
     assert len(found) == ask.prompt.count

@@ -11,10 +11,10 @@ import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.loadtest.driver import PAUSE_AFTER_FAILURE_S, Driver
-from tandem.loadtest.endpoint import Endpoint
+from tandem.loadtest.endpoint import GatewayEndpoint
 from tandem.loadtest.failure import CLIENT_LIMIT
 from tandem.loadtest.load_test import make_driver
-from tandem.loadtest.outcome import Outcome
+from tandem.loadtest.outcome import RequestOutcome
 from tandem.loadtest.plan import Arrivals
 from tandem.workload.lengths import Fixed
 from tests.unit.loadtest.scripted_server import (
@@ -33,7 +33,7 @@ Drive = tuple[Driver, ScriptedServer]
 async def drive(server: ScriptedServer, stop: asyncio.Event, lead_s: float = 0.0, **options: Any) -> Driver:
     clock = SystemClock()
     plan = load_plan(server.url, **options)
-    endpoint = Endpoint(plan, clock)
+    endpoint = GatewayEndpoint(plan, clock)
     try:
         facts = await endpoint.open()
         driver = make_driver(plan, endpoint, facts)
@@ -52,7 +52,7 @@ def driven(script: Script = right_answer, **options: Any) -> Drive:
     return asyncio.run(run())
 
 
-def counted(driver: Driver) -> Sequence[Outcome]:
+def counted(driver: Driver) -> Sequence[RequestOutcome]:
     return [outcome for outcome in driver.outcomes if not outcome.is_warm_up]
 
 
@@ -230,7 +230,7 @@ def test_a_server_that_is_away_does_not_make_a_closed_loop_spin() -> None:
         clock = SystemClock()
         async with scripted_server() as server:
             plan = load_plan(server.url, arrivals=Arrivals(concurrency=1), num_requests=None, duration_s=2.0)
-            endpoint = Endpoint(plan, clock)
+            endpoint = GatewayEndpoint(plan, clock)
             driver = make_driver(plan, endpoint, await endpoint.open())
         endpoint.begin(clock.now_s())
         await driver.run(asyncio.Event())

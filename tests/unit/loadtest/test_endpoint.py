@@ -11,8 +11,8 @@ import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.errors import ConfigurationError, UnavailableError
-from tandem.loadtest.ask import Ask
-from tandem.loadtest.endpoint import Answered, Endpoint
+from tandem.loadtest.ask import LoadRequest
+from tandem.loadtest.endpoint import Answered, GatewayEndpoint
 from tandem.loadtest.failure import CONNECT, CUT, MALFORMED, SHORT, TIMEOUT, UNFINISHED, Failure
 from tandem.loadtest.token_text import Tokens
 from tests.unit.loadtest.scripted_server import (
@@ -31,7 +31,7 @@ from tests.unit.loadtest.scripted_server import (
     usage_event,
 )
 
-ASK = Ask(Tokens(b"11,12,13", 3), 4)
+ASK = LoadRequest(Tokens(b"11,12,13", 3), 4)
 
 
 def told(script: Script, **options: Any) -> Answered:
@@ -243,7 +243,7 @@ def test_silence() -> None:
 def test_a_server_that_went_away() -> None:
     async def run() -> None:
         async with scripted_server() as server:
-            endpoint = Endpoint(load_plan(server.url), SystemClock())
+            endpoint = GatewayEndpoint(load_plan(server.url), SystemClock())
             await endpoint.open()
         try:
             answered = await endpoint.ask(ASK, 0.0)
@@ -278,7 +278,7 @@ def test_a_cut_test_says_unfinished_and_keeps_what_came() -> None:
 def open_it(pages: dict[str, bytes], **options: Any) -> Any:
     async def run() -> Any:
         async with scripted_server(right_answer, pages) as server:
-            endpoint = Endpoint(load_plan(server.url, **options), SystemClock())
+            endpoint = GatewayEndpoint(load_plan(server.url, **options), SystemClock())
             try:
                 return await endpoint.open()
             finally:
@@ -313,7 +313,7 @@ def test_a_server_that_cannot_be_tested_is_told_at_once(
 def test_it_waits_for_a_server_that_is_not_ready_yet() -> None:
     async def run() -> None:
         async with scripted_server(pages={"/ready": json_answer({}, 503)}) as server:
-            endpoint = Endpoint(load_plan(server.url, ready_timeout_s=10.0), SystemClock())
+            endpoint = GatewayEndpoint(load_plan(server.url, ready_timeout_s=10.0), SystemClock())
             opening = asyncio.create_task(endpoint.open())
             while not server.heads:
                 await asyncio.sleep(0.001)

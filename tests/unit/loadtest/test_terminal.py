@@ -8,10 +8,10 @@ from rich.console import Console
 from tandem.core.clock import ManualClock
 from tandem.loadtest.client_cost import ClientCost
 from tandem.loadtest.driver import OpenDriver
-from tandem.loadtest.endpoint import Endpoint, ServerFacts
+from tandem.loadtest.endpoint import GatewayEndpoint, ServerFacts
 from tandem.loadtest.failure import UNFINISHED, Failure
 from tandem.loadtest.load_test import Progress
-from tandem.loadtest.outcome import Outcome
+from tandem.loadtest.outcome import RequestOutcome
 from tandem.loadtest.pool_watch import PoolWatch
 from tandem.loadtest.result import LoadResult
 from tandem.loadtest.terminal import print_result, status_line
@@ -56,20 +56,20 @@ def test_a_client_that_waited_for_its_machine_is_no_bottleneck() -> None:
     assert "bottleneck" not in text
 
 
-class Unwalked(list[Outcome]):
+class Unwalked(list[RequestOutcome]):
     """As long as a day's; may be cut, not walked."""
 
     def __len__(self) -> int:
         return 10**7
 
-    def __iter__(self) -> Iterator[Outcome]:
+    def __iter__(self) -> Iterator[RequestOutcome]:
         raise AssertionError("a pass over all outcomes stops the event loop")
 
 
 def test_progress_is_told_without_a_pass_over_all_outcomes() -> None:
     """Counting a million of them twice a second made requests late."""
     plan, clock = load_plan("http://host"), ManualClock(10.0)
-    endpoint = Endpoint(plan, clock)
+    endpoint = GatewayEndpoint(plan, clock)
     endpoint.begin(0.0)
     driver = OpenDriver(plan, endpoint, ())
     driver.outcomes, driver.num_sent, driver.num_failed = Unwalked([outcome(9.0)] * 3000), 10**7 + 2, 4

@@ -1,5 +1,7 @@
 """Cases that golden parity in float32 cannot see: roundings and dtypes at both ends of the decoder, work left out."""
 
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,10 +9,11 @@ import torch
 
 from tandem.architecture.model import ModelSpec
 from tandem.architecture.tensors import NormSpec
-from tandem.attention.arena import Arena
-from tandem.attention.base import AttentionBatch, WantedTokens
-from tandem.attention.reference import ReferenceBackend
-from tandem.kernels.torch_kernels import TorchKernels
+from tandem.compute.arena import Arena, LayerKV
+from tandem.compute.attention import AttentionParams
+from tandem.compute.step import AttentionBatch, WantedTokens
+from tandem.compute.torch.attention import ReferenceBackend
+from tandem.compute.torch.kernels import TorchKernels
 from tandem.kvcache.spec import build_layout
 from tandem.models.decoder import Decoder
 from tandem.models.loader import load_model
@@ -103,6 +106,53 @@ def test_layers_behind_the_last_state_compute_only_tokens_that_are_asked_for(num
         for layer in (1, 2, 3, 4)
     ]
     assert seen == [[12] * 3, [12, num_wanted, num_wanted], [num_wanted] * 3, [num_wanted] * 3]
+
+
+class PreparingBackend(ReferenceBackend):
+    """Makes a batch of its own in `prepare` and wants it in `attend`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prepared: list[tuple[AttentionBatch, Collection[AttentionParams]]] = []
+
+    def prepare(self, batch: AttentionBatch, kv: LayerKV, layers: Collection[AttentionParams]) -> AttentionBatch:
+        self.prepared.append((replace(batch), layers))
+        return self.prepared[-1][0]
+
+    def attend(
+        self, queries: torch.Tensor, kv: LayerKV, batch: AttentionBatch, params: AttentionParams
+    ) -> torch.Tensor:
+        assert any(batch is ready and params in layers for ready, layers in self.prepared)
+        return super().attend(queries, kv, batch, params)
+
+
+@pytest.mark.parametrize("num_wanted", [None, 0, 2])
+@pytest.mark.parametrize(
+    ("save", "num_groups", "num_read"),
+    [(checkpoints.save_tiny_qwen3, 1, 1), (checkpoints.save_tiny_gemma4, 3, 2)],
+    ids=["three layers of a group", "five layers of three groups"],
+)
+def test_a_batch_is_prepared_once_for_all_layers_of_a_kv_group(
+    save: Callable[[Path], Path], num_groups: int, num_read: int, num_wanted: int | None, tmp_path: Path
+) -> None:
+    """Tokens that are asked for are a batch of their own, of `num_read` groups; none are not prepared."""
+    decoder = load_model(str(save(tmp_path)), device=torch.device("cpu"), kernels=TorchKernels()).decoder
+    layout = build_layout(decoder.spec.kv_specs, 8)
+    assert len(layout.groups) == num_groups
+    arena = Arena(layout, 1 + 2 * num_groups, torch.device("cpu"))
+    groups = [layout.group_of_layer(state)[0] for state in range(layout.num_layers)]
+    by_group = [_batch(1 + 2 * group, 12, 12) for group in range(num_groups)]
+    wanted = None
+    if num_wanted is not None:
+        last = [_batch(1 + 2 * group, 12, num_wanted) for group in range(num_groups)]
+        rows = torch.arange(12 - num_wanted, 12)
+        wanted = WantedTokens(rows, {state: last[groups[state]] for state in decoder.spec.wanted_states})
+    backend = PreparingBackend()
+    batches = [by_group[group] for group in groups]
+    decoder.forward(torch.arange(12), torch.arange(12), arena.layers, batches, backend, wanted)
+    num_queries = [int(batch.query_start[-1]) for batch, _ in backend.prepared]
+    assert num_queries == [12] * num_groups + ([num_wanted] * num_read if num_wanted else [])
+    assert all(len(layers) == 1 for _, layers in backend.prepared)
 
 
 def _batch(first_block: int, seq_len: int, num_tokens: int) -> AttentionBatch:

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from tandem.architecture.model import limit_length
+from tandem.compute.torch.kernels import TorchKernels
 from tandem.core.errors import CheckpointError, ConfigurationError, UnsupportedCheckpointError
 from tandem.core.sampling_params import SamplingParams
-from tandem.kernels.torch_kernels import TorchKernels
 from tandem.models.loader import LoadedModel, load_model
 from tests.helpers import checkpoints
 from tests.helpers.engines import drain, tiny_engine, token_ids

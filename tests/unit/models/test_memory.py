@@ -14,7 +14,7 @@ PEAK_RATIO = 1.15
 SCRIPT = """
 import sys, torch
 from tandem.models.loader import load_model
-from tandem.kernels.torch_kernels import TorchKernels
+from tandem.compute.torch.kernels import TorchKernels
 
 def peak_bytes():
     # Not ru_maxrss: a child inherits its parent's.

@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import save_file
 
 from tandem.architecture.model import EMBEDDING, HEAD
-from tandem.kernels.base import Kernels, PackedWeight
-from tandem.kernels.native.bindings import NativeKernels
-from tandem.kernels.torch_kernels import TorchKernels
+from tandem.compute.native.bindings import NativeKernels
+from tandem.compute.ops import Kernels, PackedWeight
+from tandem.compute.torch.kernels import TorchKernels
 from tandem.models import file_lock, packed
 from tandem.models.loader import LoadedModel, load_model
 from tests.helpers import checkpoints
@@ -253,7 +253,7 @@ def test_one_who_packs_for_ever_is_not_waited_for(
 SCRIPT = """
 import sys, torch
 from pathlib import Path
-from tandem.kernels.native.bindings import load
+from tandem.compute.native.bindings import load
 from tandem.models import file_lock, packed
 from tandem.models.loader import load_model
 packed.LEAST_BYTES = 0

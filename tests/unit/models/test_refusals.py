@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.compute.torch.kernels import TorchKernels
 from tandem.core.errors import CheckpointError, CorruptCheckpointError, UnsupportedCheckpointError
 from tandem.core.memory import total_bytes
-from tandem.kernels.torch_kernels import TorchKernels
 from tandem.models.loader import LoadedModel, load_model
 from tests.helpers import checkpoints
 

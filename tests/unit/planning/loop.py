@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from tandem.planning.observation import Observation, Plan, PoolState, ScalingPolicy, Traffic
-from tandem.planning.planner_settings import PlannerSettings
+from tandem.planning.planner_settings import PlannerConfig
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, Speed
 
 SPEED = Speed(PrefillSpeed(5.0, 0.025, 1e-6), DecodeSpeed(8.0, 0.012, 6e-5))
-SETTINGS = PlannerSettings(ttft_ms=2000.0, tpot_ms=50.0)
+SETTINGS = PlannerConfig(ttft_ms=2000.0, tpot_ms=50.0)
 NUM_PROMPT, NUM_CACHED, NUM_OUTPUT = 4000, 1000, 200
 
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.planning.capacity import DecodeCapacity, Load, PrefillCapacity
+from tandem.planning.capacity import DecodeCapacity, OfferedLoad, PrefillCapacity
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed
 
-LOAD = Load(requests_per_s=10.0, num_prompt_tokens=4000.0, num_missing_tokens=3000.0, num_output_tokens=200.0)
+LOAD = OfferedLoad(requests_per_s=10.0, num_prompt_tokens=4000.0, num_missing_tokens=3000.0, num_output_tokens=200.0)
 PREFILL = PrefillCapacity(PrefillSpeed(5.0, 0.05, 1e-6), 1.0, 0.95)
 DECODE = DecodeCapacity(DecodeSpeed(8.0, 0.02, 6e-5), 400_000, 256, 1.0, 0.95)
 RATES = st.floats(0.1, 100.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem.planning.capacity import Load
+from tandem.planning.capacity import OfferedLoad
 from tandem.planning.demand import Demand
 from tandem.planning.forecast import ForecastSettings
 from tandem.planning.observation import Traffic
@@ -22,7 +22,7 @@ def _observed(*windows: tuple[int, int]) -> Demand:
     return demand
 
 
-def _missing_per_s(load: Load) -> float:
+def _missing_per_s(load: OfferedLoad) -> float:
     return load.requests_per_s * load.num_missing_tokens
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tandem.core.errors import ConfigurationError
 from tandem.planning.observation import Plan
 from tandem.planning.planner import Holding, Need, SloPlanner
-from tandem.planning.planner_settings import PlannerSettings
+from tandem.planning.planner_settings import PlannerConfig
 from tests.unit.planning.loop import SETTINGS, SPEED, Loop, changes, noisy, observation, pool
 
 SERVICE_S = SPEED.prefill.prompt_ms(4000, 1000) / 1000
@@ -266,4 +266,4 @@ def test_the_same_past_gives_the_same_plans() -> None:
 )
 def test_settings_that_cannot_be_planned_with_are_refused(changed: dict[str, float], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
-        PlannerSettings(**{"ttft_ms": 1000.0, "tpot_ms": 50.0, **changed})  # type: ignore[arg-type]
+        PlannerConfig(**{"ttft_ms": 1000.0, "tpot_ms": 50.0, **changed})  # type: ignore[arg-type]

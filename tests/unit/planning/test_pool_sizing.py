@@ -9,7 +9,7 @@ from tandem.planning.pool_sizing import PoolSizing, size_pools
 from tandem.planning.prefill_queue import prompt_queue
 from tandem.planning.profile import Profile, draw_profile
 from tandem.planning.roofline import TYPICAL, Roofline
-from tandem.planning.sizing import Goals, Site, Sizing
+from tandem.planning.sizing import DeploymentSite, Goals, Sizing
 from tandem.workload.lengths import Fixed, LogNormal
 
 VARIED = draw_profile(LogNormal(2000, 8000, 32_000), LogNormal(200, 600, 4000), 0.3)
@@ -25,9 +25,9 @@ def site(
     ttft_ms: float = 1000.0,
     tpot_ms: float = 50.0,
     max_running: int = 256,
-) -> Site:
+) -> DeploymentSite:
     model = find_cost(shape)
-    return Site(
+    return DeploymentSite(
         prefill=Roofline(model, find_accelerator("h100"), num),
         decode=Roofline(model, find_accelerator(decode), num),
         link=find_link(link),

@@ -7,13 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.planning.capacity import DecodeCapacity, Load, PrefillCapacity
+from tandem.planning.capacity import DecodeCapacity, OfferedLoad, PrefillCapacity
 from tandem.planning.pools import Prospect
 from tests.unit.planning.loop import SETTINGS, SPEED
 
 
 def _prospect(rate: float, backlog_ms: float = 0.0) -> Prospect:
-    load = Load(requests_per_s=rate, num_prompt_tokens=4000.0, num_missing_tokens=3000.0, num_output_tokens=400.0)
+    load = OfferedLoad(
+        requests_per_s=rate, num_prompt_tokens=4000.0, num_missing_tokens=3000.0, num_output_tokens=400.0
+    )
     return Prospect(
         SETTINGS,
         load,

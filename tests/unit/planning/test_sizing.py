@@ -5,7 +5,7 @@ from tandem.core.errors import ConfigurationError
 from tandem.planning.hardware import find_accelerator, find_link
 from tandem.planning.profile import Profile
 from tandem.planning.roofline import Roofline
-from tandem.planning.sizing import Goals, Site
+from tandem.planning.sizing import DeploymentSite, Goals
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_goals_that_nothing_can_meet_are_refused(wrong: dict[str, float], words:
 def test_the_link_carries_the_kv_of_every_prompt() -> None:
     """Cached prompts too: a decode worker may hold none of them."""
     roofline = Roofline(find_cost("qwen3-8b"), find_accelerator("h100"))
-    site = Site(
+    site = DeploymentSite(
         prefill=roofline,
         decode=roofline,
         link=find_link("rdma-400g"),

@@ -5,14 +5,14 @@ from tandem.core.errors import ConfigurationError
 from tandem.planning.hardware import find_accelerator, find_link
 from tandem.planning.profile import Profile, draw_profile
 from tandem.planning.roofline import Roofline
-from tandem.planning.sizing import Goals, Site
+from tandem.planning.sizing import DeploymentSite, Goals
 from tandem.planning.study import study
 from tandem.workload.lengths import Fixed
 
 
-def site(shape: str = "qwen3-8b", prefill: str = "h100", decode: str = "h100", longest: int = 2000) -> Site:
+def site(shape: str = "qwen3-8b", prefill: str = "h100", decode: str = "h100", longest: int = 2000) -> DeploymentSite:
     model = find_cost(shape)
-    return Site(
+    return DeploymentSite(
         prefill=Roofline(model, find_accelerator(prefill)),
         decode=Roofline(model, find_accelerator(decode)),
         link=find_link("rdma-400g"),
@@ -57,7 +57,9 @@ def test_rates_that_are_none_are_refused(rates: list[float]) -> None:
 
 def test_one_request_is_a_workload() -> None:
     one = site()
-    alone = Site(prefill=one.prefill, decode=one.decode, link=one.link, profile=Profile([(1, 1)]), goals=one.goals)
+    alone = DeploymentSite(
+        prefill=one.prefill, decode=one.decode, link=one.link, profile=Profile([(1, 1)]), goals=one.goals
+    )
     peak = study(alone, [0.001]).peak
     assert peak.apart.num_accelerators == 2
     assert peak.together.num_accelerators == 1

@@ -5,13 +5,13 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tandem.routing.admission import Limits
+from tandem.routing.admission import AdmissionLimits
 from tandem.routing.fleet import Fleet, standing_of
 from tandem.routing.pairing import Pairer
 from tandem.routing.policies import PredictedCost, RoutingPolicy
 from tandem.routing.snapshot import Links, LinkState, RequestShape, Role, WorkerState
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, PrefillWork, Speed
-from tandem.routing.standing import Candidates, Standing
+from tandem.routing.standing import Candidates, WorkerSnapshot
 
 BLOCK_SIZE = 16
 FAST = Speed(PrefillSpeed(2.0, 0.05, 1e-6), DecodeSpeed(5.0, 0.05, 5e-5))
@@ -46,10 +46,10 @@ def pairer_of(
     *workers: WorkerState,
     policy: RoutingPolicy | None = None,
     links: Links | None = None,
-    limits: Limits | None = None,
+    limits: AdmissionLimits | None = None,
     seed: int = 0,
 ) -> Pairer:
-    fleet = Fleet(limits or Limits(), links or Links(LINK), SPEEDS.__getitem__, seed)
+    fleet = Fleet(limits or AdmissionLimits(), links or Links(LINK), SPEEDS.__getitem__, seed)
     for state in workers:
         fleet.report(state)
     return Pairer(fleet, PredictedCost() if policy is None else policy)
@@ -66,7 +66,7 @@ def candidates_of(*workers: WorkerState, links: Links | None = None, **changes: 
     )
 
 
-def standing(state: WorkerState) -> Standing:
+def standing(state: WorkerState) -> WorkerSnapshot:
     return standing_of(state, SPEEDS[state.kind])
 
 

@@ -3,7 +3,7 @@ import pytest
 from tandem.routing.cost import exposed_ms, predict, stall_ms
 from tandem.routing.snapshot import Links, LinkState, Role
 from tandem.routing.speed import PrefillWork
-from tandem.routing.standing import Choice
+from tandem.routing.standing import Placement
 from tests.unit.routing.builders import FAST, LINK, queue_of, request, standing, worker
 
 LINKS = Links(LINK)
@@ -12,7 +12,7 @@ LINKS = Links(LINK)
 def test_a_whole_prompt_is_priced_term_by_term() -> None:
     prefill = standing(worker("p", queued=queue_of(1000)))
     decode = standing(worker("d", Role.DECODE, num_running=4, num_context_tokens=8000))
-    found = predict(request(2000, {"p": 25}), Choice(prefill, decode), LINKS, 0.0)
+    found = predict(request(2000, {"p": 25}), Placement(prefill, decode), LINKS, 0.0)
     assert found.queue_ms == pytest.approx(2 + 1000 * 0.05 + 500_000 * 1e-6)
     assert found.prefill_ms == pytest.approx(2 + 1600 * 0.05 + 1600 * (400 + 800) * 1e-6)
     assert found.transfer_ms == pytest.approx(0.5 + 32 * 1e6 / 10e9 * 1000)
@@ -32,8 +32,8 @@ def test_a_queue_drains_while_nothing_is_heard() -> None:
 def test_a_fetch_hides_behind_the_queue() -> None:
     shape = request(2000, {"h": 124})
     holder, decode = standing(worker("h")), standing(worker("d", Role.DECODE))
-    idle = predict(shape, Choice(standing(worker("p")), decode, holder), LINKS, 0.0)
-    busy = predict(shape, Choice(standing(worker("p", queued=queue_of(1000))), decode, holder), LINKS, 0.0)
+    idle = predict(shape, Placement(standing(worker("p")), decode, holder), LINKS, 0.0)
+    busy = predict(shape, Placement(standing(worker("p", queued=queue_of(1000))), decode, holder), LINKS, 0.0)
     assert idle.fetch_ms == pytest.approx(LINK.ms(124 * 1_000_000))
     assert busy.fetch_ms == 0
     assert idle.prefill_ms == busy.prefill_ms == pytest.approx(FAST.prefill.prompt_ms(2000, 124 * 16))
@@ -53,22 +53,22 @@ def test_what_decode_holds_is_not_sent() -> None:
 
 
 def test_a_local_prefill_stalls_the_batch() -> None:
-    idle = predict(request(100), Choice(None, standing(worker("d", Role.DECODE))), LINKS, 0.0)
+    idle = predict(request(100), Placement(None, standing(worker("d", Role.DECODE))), LINKS, 0.0)
     busy_decode = standing(worker("d", Role.DECODE, num_running=10))
-    busy = predict(request(100), Choice(None, busy_decode), LINKS, 0.0)
+    busy = predict(request(100), Placement(None, busy_decode), LINKS, 0.0)
     assert idle.transfer_ms == busy.transfer_ms == 0
     joining_ms = 100 * 10 * (0.05 + 150 * 5e-5)
     assert busy.slowdown_ms - joining_ms == pytest.approx(10 * (idle.prefill_ms - FAST.prefill.ms_per_request))
 
 
 def test_the_last_token_is_always_computed() -> None:
-    found = predict(request(32, {"d": 2}), Choice(None, standing(worker("d", Role.DECODE))), LINKS, 0.0)
+    found = predict(request(32, {"d": 2}), Placement(None, standing(worker("d", Role.DECODE))), LINKS, 0.0)
     assert found.prefill_ms == pytest.approx(FAST.prefill.ms(PrefillWork.of(32, 16)))
 
 
 def test_an_old_report_costs_its_age() -> None:
     old = standing(worker("d", Role.DECODE))
-    found = predict(request(), Choice(standing(worker("p", reported_at_s=1.0)), old), LINKS, 1.5)
+    found = predict(request(), Placement(standing(worker("p", reported_at_s=1.0)), old), LINKS, 1.5)
     assert found.staleness_ms == pytest.approx(750)
 
 

@@ -2,28 +2,28 @@ from typing import Any
 
 import pytest
 
-from tandem.routing.admission import Limits
+from tandem.routing.admission import AdmissionLimits
 from tandem.routing.fleet import Fleet
 from tandem.routing.snapshot import Links, Role
-from tandem.routing.standing import Choice, Standing
+from tandem.routing.standing import Placement, WorkerSnapshot
 from tests.unit.routing.builders import LINK, SPEEDS, queue_of, request, worker
 
 
-def fleet_of(*ids: str, limits: Limits | None = None) -> Fleet:
-    fleet = Fleet(limits or Limits(), Links(LINK), SPEEDS.__getitem__)
+def fleet_of(*ids: str, limits: AdmissionLimits | None = None) -> Fleet:
+    fleet = Fleet(limits or AdmissionLimits(), Links(LINK), SPEEDS.__getitem__)
     for worker_id in ids:
         fleet.report(worker(worker_id, Role.PREFILL if worker_id.startswith("p") else Role.DECODE))
     return fleet
 
 
-def known(fleet: Fleet, worker_id: str) -> Standing:
+def known(fleet: Fleet, worker_id: str) -> WorkerSnapshot:
     found = fleet.standing(worker_id)
     assert found is not None
     return found
 
 
 def send(fleet: Fleet, request_id: str, now_s: float) -> None:
-    fleet.sent(request(2000, request_id=request_id), Choice(known(fleet, "p"), known(fleet, "d")), now_s)
+    fleet.sent(request(2000, request_id=request_id), Placement(known(fleet, "p"), known(fleet, "d")), now_s)
 
 
 def test_what_was_just_sent_is_counted_at_both_workers() -> None:
@@ -86,7 +86,7 @@ def test_more_sent_than_there_is_room_for_leaves_none_and_not_less() -> None:
 def test_a_prefix_that_is_there_takes_no_room_twice() -> None:
     fleet = fleet_of("p", "d")
     shared = request(2000, {"d": 120})
-    fleet.sent(shared, Choice(known(fleet, "p"), known(fleet, "d")), 1.0)
+    fleet.sent(shared, Placement(known(fleet, "p"), known(fleet, "d")), 1.0)
     assert known(fleet, "d").num_free_blocks == 10_000 - 12
 
 
@@ -106,7 +106,7 @@ def test_a_worker_that_returns_with_another_model_moves_to_its_pool() -> None:
 
 
 def test_whoever_is_silent_for_long_is_forgotten() -> None:
-    fleet = fleet_of("p", "d", limits=Limits(forget_s=10.0))
+    fleet = fleet_of("p", "d", limits=AdmissionLimits(forget_s=10.0))
     fleet.report(worker("d2", Role.DECODE, reported_at_s=11.0))
     (pool,) = fleet.pools(request())
     fleet.candidates(request(), pool, 11.0)
@@ -126,7 +126,7 @@ def test_a_draining_worker_gets_nothing_but_may_still_give() -> None:
 def test_first_turns_differ_between_replicas() -> None:
     first = set()
     for seed in range(16):
-        fleet = Fleet(Limits(), Links(LINK), SPEEDS.__getitem__, seed)
+        fleet = Fleet(AdmissionLimits(), Links(LINK), SPEEDS.__getitem__, seed)
         ids = [f"p{i}" for i in range(8)]
         for worker_id in ids:
             fleet.report(worker(worker_id))
@@ -135,7 +135,7 @@ def test_first_turns_differ_between_replicas() -> None:
 
 
 def test_several_pools_may_serve_a_request_and_no_other() -> None:
-    fleet = Fleet(Limits(), Links(LINK), SPEEDS.__getitem__)
+    fleet = Fleet(AdmissionLimits(), Links(LINK), SPEEDS.__getitem__)
     for name in ("a", "b", "c"):
         fleet.report(worker(name, fingerprint=f"pool {name}"))
     pools = fleet.pools(request(fingerprints=frozenset({"pool a", "pool c", "gone"})))

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from tandem.core.errors import ConfigurationError
-from tandem.routing.outliers import Outliers, OutlierSettings, Stage
+from tandem.routing.outliers import MeasuredStage, Outliers, OutlierSettings
 from tandem.routing.snapshot import Role, WorkerState
 from tests.unit.routing.builders import FAST, SPEEDS, worker
 
@@ -30,7 +30,7 @@ class Peers:
         duration_s: float,
         slowness: Mapping[str, float] | None = None,
         *,
-        stage: Stage = Stage.DECODE,
+        stage: MeasuredStage = MeasuredStage.DECODE,
         num_running: Mapping[str, int] | None = None,
         silent: frozenset[str] = frozenset(),
     ) -> frozenset[str]:
@@ -47,9 +47,9 @@ class Peers:
                 self.aside_log.append((self.now_s, aside))
         return self.aside()
 
-    def _report(self, state: WorkerState, factor: float, stage: Stage, num_running: int) -> None:
+    def _report(self, state: WorkerState, factor: float, stage: MeasuredStage, num_running: int) -> None:
         features, expected_ms = (1.0, 200.0, 20_000.0), FAST.prefill.prompt_ms(200, 0)
-        if stage is Stage.DECODE:
+        if stage is MeasuredStage.DECODE:
             features = (1.0, num_running, 500.0 * num_running)
             expected_ms = SPEEDS[state.kind].decode.step_ms(num_running, 500 * num_running)
         for _ in range(STEPS_A_NEWS):
@@ -60,9 +60,9 @@ class Peers:
         return frozenset(s.worker_id for s in self.states if self.outliers.verdict(s.worker_id).is_aside)
 
 
-@pytest.mark.parametrize("stage", Stage)
+@pytest.mark.parametrize("stage", MeasuredStage)
 @pytest.mark.parametrize("num_workers", [2, 3, 8])
-def test_a_worker_several_times_as_slow_as_its_peers_is_set_aside(num_workers: int, stage: Stage) -> None:
+def test_a_worker_several_times_as_slow_as_its_peers_is_set_aside(num_workers: int, stage: MeasuredStage) -> None:
     peers = Peers(num_workers)
     assert peers.run(30, stage=stage) == frozenset()
     assert peers.run(10, {"d1": 16.0}, stage=stage) == {"d1"}
@@ -76,7 +76,7 @@ def test_a_worker_that_runs_a_sixteenth_of_the_time_is_found_though_most_of_its_
         features = (1.0, 4.0, 2000.0)
         step_ms = SPEEDS["fast"].decode.step_ms(4, 2000)
         for duration_ms in [step_ms] * 7 + [step_ms + 600]:
-            peers.outliers.observe(state, Stage.DECODE, features, duration_ms, peers.now_s)
+            peers.outliers.observe(state, MeasuredStage.DECODE, features, duration_ms, peers.now_s)
         peers.outliers.judge(state, peers.now_s)
     assert peers.outliers.verdict("slow").is_aside
 
@@ -156,9 +156,9 @@ def test_nothing_is_said_of_a_worker_that_measured_nothing() -> None:
 def test_it_returns_by_the_stage_that_was_slow() -> None:
     """Rounds of decode steps that were as quick as ever returned a worker whose prompts took sixteen times as long."""
     peers = Peers()
-    assert peers.run(6.0, {"d1": 16.0}, stage=Stage.PREFILL) == {"d1"}
-    assert peers.run(20.0, stage=Stage.DECODE) == {"d1"}
-    assert peers.run(20.0, stage=Stage.PREFILL) == frozenset()
+    assert peers.run(6.0, {"d1": 16.0}, stage=MeasuredStage.PREFILL) == {"d1"}
+    assert peers.run(20.0, stage=MeasuredStage.DECODE) == {"d1"}
+    assert peers.run(20.0, stage=MeasuredStage.PREFILL) == frozenset()
 
 
 def test_the_time_aside_doubles_while_it_stays_slow_and_is_bounded() -> None:
@@ -216,7 +216,7 @@ def test_routers_that_hear_the_same_at_other_times_agree_and_do_not_oscillate() 
             if (tick + 2 * i) % 5 == 0:
                 for state in states:
                     for duration_ms in pending.pop((i, state.worker_id), []):
-                        judge.observe(state, Stage.DECODE, (1.0, 4.0, 2000.0), duration_ms, now_s)
+                        judge.observe(state, MeasuredStage.DECODE, (1.0, 4.0, 2000.0), duration_ms, now_s)
                     judge.judge(state, now_s)
                 aside = [state.worker_id for state in states if judge.verdict(state.worker_id).is_aside]
                 assert aside in ([], ["d2"])

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.core.errors import ConfigurationError
-from tandem.routing.admission import Limits, Refusal, RefusalReason
-from tandem.routing.pairing import Outcome, Pairer, Pairing
+from tandem.routing.admission import AdmissionLimits, Refusal, RefusalReason
+from tandem.routing.pairing import MeasuredTimes, Pairer, Pairing
 from tandem.routing.policies import LeastLoaded, PredictedCost, RoundRobin, RoutingPolicy
 from tandem.routing.snapshot import Links, LinkState, Role, WorkerState
 from tandem.routing.speed import PrefillWork
@@ -48,7 +48,7 @@ def test_nobody_is_preferred_for_ever_on_an_idle_system() -> None:
             pairer.fleet.report(state)
         answer = paired(pairer, now_s, request_id=str(i))
         chosen.update([answer.prefill_id, answer.decode_id])
-        pairer.settle(str(i), Outcome())
+        pairer.settle(str(i), MeasuredTimes())
     assert set(chosen.values()) == {10}
 
 
@@ -111,7 +111,7 @@ def test_long_queues_are_refused_until_they_have_drained() -> None:
     pairer = pairer_of(
         worker("p", queued=queue_of(100_000)),
         worker("d", D, queued=queue_of(100_000)),
-        limits=Limits(max_ttft_ms=2000.0, dead_s=60.0),
+        limits=AdmissionLimits(max_ttft_ms=2000.0, dead_s=60.0),
     )
     no = refused(pairer)
     assert no.reason is RefusalReason.QUEUE
@@ -148,12 +148,12 @@ def test_no_refusal_while_somebody_is_able(policy: Callable[[], RoutingPolicy], 
 def test_a_decision_is_kept_with_its_outcome() -> None:
     pairer = pairer_of(worker("p"), worker("d", D))
     answer = paired(pairer, 0.5)
-    record = pairer.settle("r", Outcome(ttft_ms=answer.predicted.ttft_ms + 7.0))
+    record = pairer.settle("r", MeasuredTimes(ttft_ms=answer.predicted.ttft_ms + 7.0))
     assert record is not None
     assert (record.decided_at_s, record.policy, record.answer) == (0.5, "predicted cost", answer)
     assert record.ttft_error_ms == pytest.approx(7.0)
     assert pairer.records() == (record,)
-    assert pairer.settle("unknown", Outcome()) is None
+    assert pairer.settle("unknown", MeasuredTimes()) is None
 
 
 def test_records_are_bounded() -> None:
@@ -167,14 +167,14 @@ def test_records_are_bounded() -> None:
 
 def test_limits_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"dead_s=0\.5"):
-        Limits(fresh_s=1.0, dead_s=0.5)
+        AdmissionLimits(fresh_s=1.0, dead_s=0.5)
     with pytest.raises(ConfigurationError, match="max_ttft_ms"):
-        Limits(max_ttft_ms=0.0)
+        AdmissionLimits(max_ttft_ms=0.0)
 
 
 def test_a_prompt_that_takes_longer_than_is_tolerated_is_taken_by_a_worker_without_a_queue() -> None:
     """It was refused for ever on an idle system, with a time to try again that could not help."""
-    limits = Limits(max_ttft_ms=100.0, dead_s=60.0)
+    limits = AdmissionLimits(max_ttft_ms=100.0, dead_s=60.0)
     assert paired(pairer_of(worker("p"), worker("d", D), limits=limits), num_tokens=50_000).prefill_id == "p"
     busy = pairer_of(worker("p", queued=queue_of(10_000)), worker("d", D, queued=queue_of(10_000)), limits=limits)
     no = refused(busy, num_tokens=50_000)

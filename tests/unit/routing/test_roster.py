@@ -6,7 +6,7 @@ import pytest
 from tandem.routing.fleet import standing_of
 from tandem.routing.roster import Roster
 from tandem.routing.snapshot import Links, LinkState
-from tandem.routing.standing import Standing
+from tandem.routing.standing import WorkerSnapshot
 from tests.unit.routing.builders import LINK, SLOW, standing, worker
 
 GOOD = LinkState(100e9, 0.1)
@@ -17,7 +17,7 @@ def ids_of(roster: Roster) -> list[str]:
 
 
 def test_columns_say_what_the_standings_say_whatever_came_and_went() -> None:
-    source, roster, known = random.Random(3), Roster(Links(LINK)), dict[str, Standing]()
+    source, roster, known = random.Random(3), Roster(Links(LINK)), dict[str, WorkerSnapshot]()
     for _ in range(500):
         name = f"w{source.randrange(60)}"
         if source.random() < 0.4:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tandem.routing.cost import predict
 from tandem.routing.search import SHORT_TOKENS, cheapest
 from tandem.routing.snapshot import Links, LinkState, RequestShape, Role
-from tandem.routing.standing import Candidates, Choice, num_cached_tokens
+from tandem.routing.standing import Candidates, Placement, num_cached_tokens
 from tests.unit.routing.builders import (
     LINK,
     candidates_of,
@@ -26,34 +26,34 @@ from tests.unit.routing.builders import (
 P, D, BOTH = Role.PREFILL, Role.DECODE, Role.BOTH
 
 
-def every_choice(shape: RequestShape, candidates: Candidates) -> Iterator[Choice]:
+def every_choice(shape: RequestShape, candidates: Candidates) -> Iterator[Placement]:
     """Brute force: each pair, with each source that holds more; and each decode worker alone."""
     yield from pairs(shape, candidates)
     yield from locals_of(shape, candidates)
 
 
-def pairs(shape: RequestShape, candidates: Candidates) -> Iterator[Choice]:
+def pairs(shape: RequestShape, candidates: Candidates) -> Iterator[Placement]:
     for prefill, decode in itertools.product(candidates.prefill, candidates.decode):
         if prefill.worker_id == decode.worker_id:
             continue
-        yield Choice(prefill, decode)
+        yield Placement(prefill, decode)
         num_held = num_cached_tokens(shape, prefill.worker)
         for holder in candidates.holders.values():
             if num_cached_tokens(shape, holder.worker) > num_held:
-                yield Choice(prefill, decode, holder)
+                yield Placement(prefill, decode, holder)
 
 
-def locals_of(shape: RequestShape, candidates: Candidates) -> Iterator[Choice]:
+def locals_of(shape: RequestShape, candidates: Candidates) -> Iterator[Placement]:
     for decode in candidates.decode:
         num_lacking = shape.num_tokens - num_cached_tokens(shape, decode.worker)
         if decode.worker.role is BOTH or num_lacking <= candidates.max_local_tokens:
-            yield Choice(None, decode)
+            yield Placement(None, decode)
 
 
-def admissible(shape: RequestShape, candidates: Candidates) -> list[tuple[float, Choice]]:
+def admissible(shape: RequestShape, candidates: Candidates) -> list[tuple[float, Placement]]:
     """What may be chosen, priced: of a short prompt a pair only where nothing else may be."""
 
-    def priced(choices: Iterator[Choice]) -> list[tuple[float, Choice]]:
+    def priced(choices: Iterator[Placement]) -> list[tuple[float, Placement]]:
         found = [(predict(shape, choice, candidates.links, candidates.now_s), choice) for choice in choices]
         return [
             (cost.total_ms, choice)

@@ -7,6 +7,7 @@ import sys
 import time
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import grpc
@@ -16,7 +17,7 @@ from tandem.core.errors import InvalidRequestError, UntrustedPeerError, WorkerLo
 from tandem.core.events import BlockRemoved, BlockStored
 from tandem.core.scope import UNSCOPED
 from tandem.locality.base import PublishResult
-from tandem.rpc import link, methods
+from tandem.rpc import encryption, methods
 from tandem.rpc.channel import CLIENT_OPTIONS, KEEPALIVE_S
 from tandem.rpc.client import ClientPool, RouterClient, WorkerClient
 from tandem.rpc.messages import (
@@ -216,7 +217,7 @@ def test_a_peer_that_hangs_is_noticed_by_its_silence(monkeypatch: pytest.MonkeyP
     def quicker(name: str, value: int) -> int:
         return value // 10 if "keepalive" in name or "ping_timeout" in name else value
 
-    monkeypatch.setattr(link, "CLIENT_OPTIONS", [(name, quicker(name, value)) for name, value in CLIENT_OPTIONS])
+    monkeypatch.setattr(encryption, "CLIENT_OPTIONS", [(name, quicker(name, value)) for name, value in CLIENT_OPTIONS])
 
     async def check() -> None:
         async with running(MORTAL_WORKER) as (process, address):
@@ -236,7 +237,7 @@ def test_a_router_that_hangs_is_left_for_another_at_the_same_address() -> None:
     async def check() -> None:
         server = await serve_router(Router(), ANY_PORT, AS_ROUTER)
         async with running(MORTAL_ROUTER) as (process, address):
-            client = RouterClient(f"ipv4:{address},{server.address}", AS_GATEWAY)
+            client = RouterClient(f"ipv4:{address},{server.address}", replace(AS_GATEWAY, is_insecure=True))
             await client.models()
             process.send_signal(signal.SIGSTOP)
             with pytest.raises(WorkerLostError, match=r"did not answer within 0.2 s"):

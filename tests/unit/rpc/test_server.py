@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -152,16 +153,21 @@ def test_garbage_is_refused_by_every_method(method: Any) -> None:
     run(check)
 
 
-def test_a_caller_of_protocol_1_is_told_which_are_spoken() -> None:
+def test_a_caller_of_protocol_1_is_told_which_are_spoken_and_the_log_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """It sent its token and its version with every call; it reads the class of the error from the trailing metadata."""
 
     async def check() -> None:
         worker = Worker()
         server = await serve_worker(worker, ANY_PORT, AS_WORKER)
         async with grpc.aio.insecure_channel(server.address) as channel:
-            end = await ended(channel, methods.STATUS.path, b"", (("tandem-protocol", "1"), ("tandem-token", "x")))
-            assert end.code is grpc.StatusCode.UNAVAILABLE
-            assert "the caller speaks protocol '1', this process 2 to 2; run releases" in end.details
+            for _ in range(3):
+                end = await ended(channel, methods.STATUS.path, b"", (("tandem-protocol", "1"), ("tandem-token", "x")))
+                assert end.code is grpc.StatusCode.UNAVAILABLE
+                assert "the caller speaks protocol '1', this process 2 to 2; run releases" in end.details
+        (told,) = (record.message for record in caplog.records if record.levelname == "ERROR")
+        assert re.search("127.0.0.1:.* is refused until this is mended: the caller speaks protocol '1'", told)
         assert worker.calls == []
         await server.stop()
 

@@ -232,7 +232,7 @@ def test_what_is_not_of_tandem_is_said_to_be_too_old_or_foreign() -> None:
         port = server.add_insecure_port(ANY_PORT)
         await server.start()
         client = WorkerClient(f"127.0.0.1:{port}", AS_GATEWAY)
-        with pytest.raises(IncompatibleProtocolError, match=r"a protocol below 2 .* this process speaks 2 to 2"):
+        with pytest.raises(IncompatibleProtocolError, match=r"speaks protocol 1 or .* this process speaks 2 to 2"):
             await client.status()
         await client.close()
         await server.stop(None)

@@ -5,14 +5,14 @@ import pytest
 
 from tandem.core.clock import ManualClock
 from tandem.core.errors import UnavailableError
-from tandem.kube.call import Call
+from tandem.kube.call import KubeCall
 from tandem.kube.errors import ConflictError, ForbiddenError, KubeError, KubeUnavailableError
 from tandem.planning.observation import Plan
-from tandem.scaling.actuator import Action, Actuator, Bounds, Outcome, PoolBounds
+from tandem.scaling.actuator import Action, Actuator, Bounds, PoolBounds, ScalingOutcome
 from tandem.scaling.observer import Sight
 from tests.unit.scaling.builders import D, Deployments, P, Throne, bounds, plan
 
-CALL = Call("patch", "deployments/scale", "ns", "tandem-decode", "apps")
+CALL = KubeCall("patch", "deployments/scale", "ns", "tandem-decode", "apps")
 
 
 class Body:
@@ -37,13 +37,13 @@ class Body:
     def apply(self, wanted: Plan, sight: Sight | None = None) -> tuple[Action, ...]:
         return asyncio.run(self.actuator.apply(wanted, sight or self.targets.sight()))
 
-    def outcomes(self, wanted: Plan, sight: Sight | None = None) -> tuple[Outcome, ...]:
+    def outcomes(self, wanted: Plan, sight: Sight | None = None) -> tuple[ScalingOutcome, ...]:
         return tuple(action.outcome for action in self.apply(wanted, sight))
 
 
 def test_a_leader_writes_what_changes_and_nothing_else() -> None:
     body = Body()
-    assert body.outcomes(plan(2, 5)) == (Outcome.UNCHANGED, Outcome.WRITTEN)
+    assert body.outcomes(plan(2, 5)) == (ScalingOutcome.UNCHANGED, ScalingOutcome.WRITTEN)
     assert body.targets.written == [(D, 5)]
     prefill, decode = body.apply(plan(2, 5))
     assert (prefill.outcome, decode.outcome, decode.num_before, decode.num_asked) == ("unchanged", "unchanged", 5, 5)
@@ -52,17 +52,17 @@ def test_a_leader_writes_what_changes_and_nothing_else() -> None:
 
 def test_advice_is_never_written() -> None:
     body = Body(acts=False)
-    assert body.outcomes(plan(2, 5)) == (Outcome.UNCHANGED, Outcome.ADVISED)
+    assert body.outcomes(plan(2, 5)) == (ScalingOutcome.UNCHANGED, ScalingOutcome.ADVISED)
     assert not body.targets.written
 
 
 def test_who_does_not_lead_writes_nothing() -> None:
     body = Body()
     body.throne.is_leader = False
-    assert body.outcomes(plan(4, 5)) == (Outcome.FOLLOWING, Outcome.FOLLOWING)
+    assert body.outcomes(plan(4, 5)) == (ScalingOutcome.FOLLOWING, ScalingOutcome.FOLLOWING)
     assert not body.targets.written
     body.throne.is_leader = True
-    assert body.outcomes(plan(4, 5)) == (Outcome.WRITTEN, Outcome.WRITTEN)
+    assert body.outcomes(plan(4, 5)) == (ScalingOutcome.WRITTEN, ScalingOutcome.WRITTEN)
 
 
 def test_leadership_that_ends_between_two_writes_stops_the_second() -> None:
@@ -75,7 +75,7 @@ def test_leadership_that_ends_between_two_writes_stops_the_second() -> None:
 
     body.targets = Falls(2, 2)
     body.actuator = Actuator(body.targets, body.throne, bounds(), body.clock, acts=True, yield_s=60.0)
-    assert sorted(body.outcomes(plan(4, 5))) == [Outcome.FOLLOWING, Outcome.WRITTEN]
+    assert sorted(body.outcomes(plan(4, 5))) == [ScalingOutcome.FOLLOWING, ScalingOutcome.WRITTEN]
     assert len(body.targets.written) == 1
 
 
@@ -104,15 +104,15 @@ def test_a_pool_above_its_bounds_comes_down_step_by_step() -> None:
 def test_nothing_shrinks_while_something_is_not_seen_but_growing_goes_on() -> None:
     body = Body(4, 4)
     prefill, decode = body.apply(plan(2, 6), body.targets.sight("gateway 10.0.0.1:8000 is not counted"))
-    assert (prefill.outcome, decode.outcome) == (Outcome.BLIND, Outcome.WRITTEN)
+    assert (prefill.outcome, decode.outcome) == (ScalingOutcome.BLIND, ScalingOutcome.WRITTEN)
     assert "10.0.0.1:8000" in prefill.note
     assert body.targets.wanted == {P: 4, D: 6}
-    assert body.outcomes(plan(2, 6)) == (Outcome.WRITTEN, Outcome.UNCHANGED)
+    assert body.outcomes(plan(2, 6)) == (ScalingOutcome.WRITTEN, ScalingOutcome.UNCHANGED)
 
 
 def test_a_pool_whose_replicas_are_not_known_is_left_alone() -> None:
     body = Body()
-    assert body.outcomes(plan(3, 3), body.targets.sight(unknown=D)) == (Outcome.WRITTEN, Outcome.AWAY)
+    assert body.outcomes(plan(3, 3), body.targets.sight(unknown=D)) == (ScalingOutcome.WRITTEN, ScalingOutcome.AWAY)
     assert body.targets.written == [(P, 3)]
 
 
@@ -122,17 +122,17 @@ def test_another_autoscaler_is_not_fought(caplog: pytest.LogCaptureFixture) -> N
     body.targets.wanted[D] = 3
     with caplog.at_level(logging.WARNING):
         prefill, decode = body.apply(plan(3, 5))
-    assert (prefill.outcome, decode.outcome) == (Outcome.WRITTEN, Outcome.YIELDED)
+    assert (prefill.outcome, decode.outcome) == (ScalingOutcome.WRITTEN, ScalingOutcome.YIELDED)
     assert (decode.num_before, decode.num_asked) == (3, 3)
     assert "somebody else asked for 3 replicas of the decode pool" in caplog.text
     body.clock.advance(59.0)
-    assert body.outcomes(plan(3, 5)) == (Outcome.UNCHANGED, Outcome.YIELDED)
+    assert body.outcomes(plan(3, 5)) == (ScalingOutcome.UNCHANGED, ScalingOutcome.YIELDED)
     body.clock.advance(2.0)
-    assert body.outcomes(plan(3, 5)) == (Outcome.UNCHANGED, Outcome.WRITTEN)
+    assert body.outcomes(plan(3, 5)) == (ScalingOutcome.UNCHANGED, ScalingOutcome.WRITTEN)
     body.targets.wanted[D] = 3
     body.apply(plan(3, 5))
     body.clock.advance(100.0)
-    assert body.outcomes(plan(3, 5)) == (Outcome.UNCHANGED, Outcome.YIELDED)
+    assert body.outcomes(plan(3, 5)) == (ScalingOutcome.UNCHANGED, ScalingOutcome.YIELDED)
 
 
 def test_a_pool_that_was_switched_off_stays_off_and_is_theirs_when_it_comes_back() -> None:
@@ -142,12 +142,12 @@ def test_a_pool_that_was_switched_off_stays_off_and_is_theirs_when_it_comes_back
     body.targets.wanted[D] = 0
     body.clock.advance(1000.0)
     _, decode = body.apply(plan(2, 5))
-    assert (decode.outcome, decode.num_asked) == (Outcome.YIELDED, 0)
+    assert (decode.outcome, decode.num_asked) == (ScalingOutcome.YIELDED, 0)
     assert "to 0" in decode.note
     body.targets.wanted[D] = 3
-    assert body.outcomes(plan(2, 5)) == (Outcome.UNCHANGED, Outcome.YIELDED)
+    assert body.outcomes(plan(2, 5)) == (ScalingOutcome.UNCHANGED, ScalingOutcome.YIELDED)
     body.clock.advance(61.0)
-    assert body.outcomes(plan(2, 5)) == (Outcome.UNCHANGED, Outcome.WRITTEN)
+    assert body.outcomes(plan(2, 5)) == (ScalingOutcome.UNCHANGED, ScalingOutcome.WRITTEN)
 
 
 def test_what_was_scaled_before_we_led_is_adopted_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
@@ -157,27 +157,27 @@ def test_what_was_scaled_before_we_led_is_adopted_without_a_word(caplog: pytest.
     body.targets.wanted[D] = 3
     body.apply(plan(2, 4))
     body.throne.is_leader = True
-    assert body.outcomes(plan(2, 4)) == (Outcome.UNCHANGED, Outcome.WRITTEN)
+    assert body.outcomes(plan(2, 4)) == (ScalingOutcome.UNCHANGED, ScalingOutcome.WRITTEN)
     assert "somebody else" not in caplog.text
 
 
 @pytest.mark.parametrize(
     ("failure", "outcome"),
     [
-        (KubeUnavailableError(CALL, "away"), Outcome.AWAY),
-        (ConflictError(CALL, "409"), Outcome.AWAY),
-        (UnavailableError("scaled by somebody else"), Outcome.AWAY),
-        (ForbiddenError(CALL, "403; give the account a Role"), Outcome.REFUSED),
-        (KubeError(CALL, "other"), Outcome.REFUSED),
+        (KubeUnavailableError(CALL, "away"), ScalingOutcome.AWAY),
+        (ConflictError(CALL, "409"), ScalingOutcome.AWAY),
+        (UnavailableError("scaled by somebody else"), ScalingOutcome.AWAY),
+        (ForbiddenError(CALL, "403; give the account a Role"), ScalingOutcome.REFUSED),
+        (KubeError(CALL, "other"), ScalingOutcome.REFUSED),
     ],
 )
-def test_a_write_that_fails_is_told_and_tried_again(failure: KubeError, outcome: Outcome) -> None:
+def test_a_write_that_fails_is_told_and_tried_again(failure: KubeError, outcome: ScalingOutcome) -> None:
     body = Body()
     body.targets.failure = failure
     _, decode = body.apply(plan(2, 5))
     assert (decode.outcome, decode.num_asked, decode.note) == (outcome, 2, str(failure))
     body.targets.failure = None
-    assert body.outcomes(plan(2, 5)) == (Outcome.UNCHANGED, Outcome.WRITTEN)
+    assert body.outcomes(plan(2, 5)) == (ScalingOutcome.UNCHANGED, ScalingOutcome.WRITTEN)
 
 
 def test_a_write_that_hangs_is_given_up_and_may_have_happened() -> None:
@@ -186,10 +186,10 @@ def test_a_write_that_hangs_is_given_up_and_may_have_happened() -> None:
     body.apply(plan(2, 4))
     body.targets.is_stalled = True
     _, decode = body.apply(plan(2, 6))
-    assert (decode.outcome, decode.note) == (Outcome.AWAY, "writing replicas took longer than 0.1 s")
+    assert (decode.outcome, decode.note) == (ScalingOutcome.AWAY, "writing replicas took longer than 0.1 s")
     body.targets.is_stalled = False
     body.targets.wanted[D] = 6
-    assert body.outcomes(plan(2, 6)) == (Outcome.UNCHANGED, Outcome.UNCHANGED)
+    assert body.outcomes(plan(2, 6)) == (ScalingOutcome.UNCHANGED, ScalingOutcome.UNCHANGED)
 
 
 def test_within_a_budget_one_pool_shrinks_before_the_other_grows() -> None:
@@ -204,9 +204,9 @@ def test_what_the_budget_does_not_pay_waits_for_the_other_pool() -> None:
     pools = {P: PoolBounds(least=1, most=9, num_accelerators=2), D: PoolBounds(least=1, most=9)}
     body = Body(3, 2, bounds(pools=pools, max_accelerators=8))
     prefill, decode = body.apply(plan(2, 4), body.targets.sight("a gateway is away"))
-    assert (prefill.outcome, decode.outcome) == (Outcome.BLIND, Outcome.BUDGET)
+    assert (prefill.outcome, decode.outcome) == (ScalingOutcome.BLIND, ScalingOutcome.BUDGET)
     assert "8 accelerators are taken" in decode.note
-    assert body.outcomes(plan(2, 4)) == (Outcome.WRITTEN, Outcome.WRITTEN)
+    assert body.outcomes(plan(2, 4)) == (ScalingOutcome.WRITTEN, ScalingOutcome.WRITTEN)
 
 
 def test_a_pool_grows_by_what_the_budget_leaves_while_the_other_cannot_shrink() -> None:
@@ -214,8 +214,11 @@ def test_a_pool_grows_by_what_the_budget_leaves_while_the_other_cannot_shrink() 
     body = Body(4, 4, bounds(max_accelerators=10))
     blind = body.targets.sight("a gateway is away")
     prefill, decode = body.apply(plan(7, 3), blind)
-    assert (prefill.outcome, prefill.num_asked, decode.outcome) == (Outcome.WRITTEN, 6, Outcome.BLIND)
+    assert (prefill.outcome, prefill.num_asked, decode.outcome) == (ScalingOutcome.WRITTEN, 6, ScalingOutcome.BLIND)
     assert prefill.note == "6 of the 7 planned, 10 accelerators are taken until the other pool shrinks"
-    assert body.outcomes(plan(7, 3), body.targets.sight("a gateway is away")) == (Outcome.BUDGET, Outcome.BLIND)
-    assert body.outcomes(plan(7, 3)) == (Outcome.WRITTEN, Outcome.WRITTEN)
+    assert body.outcomes(plan(7, 3), body.targets.sight("a gateway is away")) == (
+        ScalingOutcome.BUDGET,
+        ScalingOutcome.BLIND,
+    )
+    assert body.outcomes(plan(7, 3)) == (ScalingOutcome.WRITTEN, ScalingOutcome.WRITTEN)
     assert body.targets.wanted == {P: 7, D: 3}

@@ -10,7 +10,7 @@ from tandem.planning.observation import Observation, Outlook, Plan
 from tandem.scaling.actuator import Actuator
 from tandem.scaling.control_loop import ControlLoop
 from tandem.scaling.metrics import PlannerMetrics
-from tandem.scaling.observer import Latency, Sight
+from tandem.scaling.observer import MeasuredLatency, Sight
 from tests.unit.scaling.builders import Deployments, Throne, bounds, plan
 
 GOOD = Outlook(ttft_ms=200.0, tpot_ms=20.0, prefill_use=0.5, decode_use=0.6, meets_slo=True)
@@ -24,7 +24,7 @@ class Script:
         self.plans = list(plans)
         self.problems: tuple[str, ...] = ()
         self.is_blind = False
-        self.ttft = Latency()
+        self.ttft = MeasuredLatency()
         self.planned: list[Observation] = []
 
     async def look(self) -> Sight:
@@ -59,7 +59,7 @@ class Stage:
 
 def test_a_round_looks_plans_acts_and_tells() -> None:
     stage = Stage(plan(2, 4, now=GOOD, then=replace(GOOD, decode_use=0.3)))
-    stage.script.ttft = Latency(mean_ms=100.0, share_ms=260.0)
+    stage.script.ttft = MeasuredLatency(mean_ms=100.0, share_ms=260.0)
     stage.round()
     assert len(stage.deployments.written) == 1
     assert stage.value("replicas_wanted", pool="decode") == 4
@@ -83,7 +83,7 @@ def test_what_was_predicted_is_held_against_what_came() -> None:
     stage = Stage(plan(2, 2, now=GOOD), plan(2, 2, now=replace(GOOD, ttft_ms=250.0)))
     stage.round()
     assert stage.value("prediction_error_ms", latency="ttft") is None
-    stage.script.ttft = Latency(mean_ms=100.0, share_ms=260.0)
+    stage.script.ttft = MeasuredLatency(mean_ms=100.0, share_ms=260.0)
     stage.round()
     assert stage.value("prediction_error_ms", latency="ttft") == 60
     assert stage.value("prediction_error_ms", latency="tpot") is None

@@ -2,8 +2,8 @@ import json
 import math
 
 from tandem.planning.observation import Outlook
-from tandem.scaling.actuator import Action, Outcome
-from tandem.scaling.decision import Decision, as_json, error_ms
+from tandem.scaling.actuator import Action, ScalingOutcome
+from tandem.scaling.decision import ScalingDecision, as_json, error_ms
 from tests.unit.scaling.builders import D, Deployments, P, plan
 
 
@@ -17,8 +17,8 @@ def test_errors_are_only_between_two_figures() -> None:
 def test_everything_can_be_written_as_json() -> None:
     hopeless = Outlook(ttft_ms=math.inf, tpot_ms=math.nan, prefill_use=1.2, decode_use=0.5, meets_slo=False)
     sight = Deployments(2, 3).sight("a gateway is away")
-    action = Action(pool=P, num_before=1, num_planned=2, num_asked=2, outcome=Outcome.WRITTEN)
-    decision = Decision(sight=sight, plan=plan(1, 2, now=hopeless), actions=(action,), is_leader=True)
+    action = Action(pool=P, num_before=1, num_planned=2, num_asked=2, outcome=ScalingOutcome.WRITTEN)
+    decision = ScalingDecision(sight=sight, plan=plan(1, 2, now=hopeless), actions=(action,), is_leader=True)
     found = json.loads(json.dumps(as_json(decision), allow_nan=False))
     assert found["plan"]["now"] == {
         "ttft_ms": "inf",
@@ -33,8 +33,8 @@ def test_everything_can_be_written_as_json() -> None:
 
 def test_a_decision_in_words() -> None:
     actions = (
-        Action(pool=P, num_before=2, num_planned=2, num_asked=2, outcome=Outcome.UNCHANGED),
-        Action(pool=D, num_before=2, num_planned=5, num_asked=2, outcome=Outcome.REFUSED, note="403"),
+        Action(pool=P, num_before=2, num_planned=2, num_asked=2, outcome=ScalingOutcome.UNCHANGED),
+        Action(pool=D, num_before=2, num_planned=5, num_asked=2, outcome=ScalingOutcome.REFUSED, note="403"),
     )
-    decision = Decision(sight=Deployments().sight(), plan=plan(2, 5), actions=actions, is_leader=True)
+    decision = ScalingDecision(sight=Deployments().sight(), plan=plan(2, 5), actions=actions, is_leader=True)
     assert decision.words == "prefill 2 (unchanged); decode 2 -> 5 (refused: 403); because"

@@ -13,7 +13,7 @@ import pytest
 
 from tandem.core.errors import ConfigurationError
 from tandem.planning.observation import Observation, Plan
-from tandem.scaling.actuator import Outcome
+from tandem.scaling.actuator import ScalingOutcome
 from tandem.scaling.process import Planner, lease_terms, running_planner, write_timeout_s
 from tandem.scaling.settings import PlannerSettings
 from tests.helpers.kube_fake import KubeFake, Rule, running_fake
@@ -100,7 +100,7 @@ async def scene() -> AsyncIterator[Scene]:
         yield found
 
 
-def outcomes(planner: Planner) -> tuple[Outcome, ...]:
+def outcomes(planner: Planner) -> tuple[ScalingOutcome, ...]:
     last = planner.loop.last
     return () if last is None else tuple(action.outcome for action in last.actions)
 

@@ -1,7 +1,7 @@
 import pytest
 
 from tandem.scaling.gateway_counts import GatewayCounts
-from tandem.scaling.traffic import FORGET_S, TrafficMeter, Window
+from tandem.scaling.traffic import FORGET_S, TrafficMeter, TrafficWindow
 from tests.unit.scaling.gateways import FakeGateway
 
 BORN_S = 1_000.0
@@ -18,7 +18,7 @@ class Meter:
         self.meter = TrafficMeter()
         self.now_s = 0.0
 
-    def take(self, after_s: float = 10.0, /, **counts: GatewayCounts) -> Window | None:
+    def take(self, after_s: float = 10.0, /, **counts: GatewayCounts) -> TrafficWindow | None:
         self.now_s += after_s
         return self.meter.take(self.now_s, BORN_S + 100 + self.now_s, counts)
 

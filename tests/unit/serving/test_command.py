@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from pydantic import Field, SecretStr, ValidationError, field_validator
 
-from tandem.cli.load import Load
+from tandem.cli.load import LoadCommand
 from tandem.core.errors import ConfigurationError
 from tandem.locality.redis import RedisIndex
 from tandem.redis_client import connect
@@ -62,7 +62,7 @@ def test_settings_and_errors_become_a_code_and_a_line(
 
 def test_a_problem_of_several_settings_shows_none_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     """Regression: it showed all that was set, the API key among them."""
-    assert run_command(Load, ["--api-key", KEY, "--rate", "1", "--trace", "x"]) == 2
+    assert run_command(LoadCommand, ["--api-key", KEY, "--rate", "1", "--trace", "x"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: --rate and --trace are two loads;")
     assert KEY not in said

@@ -11,8 +11,8 @@ from tandem.serving.discovery import (
     EmbeddedDiscovery,
     RouterDiscovery,
     StaticDiscovery,
-    open_discovery,
 )
+from tandem.serving.discovery_choice import open_discovery
 from tandem.serving.discovery_redis import RedisDiscovery
 from tandem.serving.ports import free_ports
 from tandem.serving.router_process import serving_router

@@ -22,7 +22,7 @@ from tandem.rpc.messages import PairCall, PairingAnswer, Registration, WorkerAdd
 from tandem.serving.chain_hasher import ChainHasher
 from tandem.serving.discovery_kubernetes import KubernetesDiscovery, record_of
 from tandem.serving.fleet_view import Chain
-from tandem.serving.router_process import Router, serving_router
+from tandem.serving.router_process import RouterProcess, serving_router
 from tests.helpers.callers import RouterCaller
 from tests.helpers.kube_fake import KubeFake, running_fake
 from tests.helpers.kube_fake.gate import gate_before
@@ -172,7 +172,7 @@ def put_worker(fake: KubeFake, name: str, address: str, **fields: Any) -> None:
 
 
 def test_ready_pods_are_paired_and_a_pod_that_drains_keeps_its_watch(kubeconfig: Path) -> None:
-    async def scenario(fake: KubeFake, router: Router, client: RouterClient) -> None:
+    async def scenario(fake: KubeFake, router: RouterProcess, client: RouterClient) -> None:
         stub = StubWorker(status("d0", Role.DECODE))
         async with serving_worker(stub) as server:
             put_worker(fake, "d0", server.address, ready=False)
@@ -192,7 +192,7 @@ def test_ready_pods_are_paired_and_a_pod_that_drains_keeps_its_watch(kubeconfig:
 
 
 def test_an_outage_of_the_api_loses_no_worker_and_a_new_one_is_found_after_it(kubeconfig: Path) -> None:
-    async def scenario(fake: KubeFake, router: Router, client: RouterClient) -> None:
+    async def scenario(fake: KubeFake, router: RouterProcess, client: RouterClient) -> None:
         async with (
             serving_worker(StubWorker(status("d0", Role.DECODE))) as first,
             serving_worker(StubWorker(status("p0", Role.PREFILL))) as second,
@@ -213,7 +213,7 @@ def test_an_outage_of_the_api_loses_no_worker_and_a_new_one_is_found_after_it(ku
 def test_workers_may_announce_themselves_and_report_blocks_but_only_pods_are_found(kubeconfig: Path) -> None:
     """Without Redis the locality index is the router's: block reports must go on, whoever finds the workers."""
 
-    async def scenario(fake: KubeFake, router: Router, client: RouterClient) -> None:
+    async def scenario(fake: KubeFake, router: RouterProcess, client: RouterClient) -> None:
         stranger = StubWorker(status("stranger", Role.DECODE))
         async with serving_worker(StubWorker(status("d0", Role.DECODE))) as server, serving_worker(stranger) as other:
             announced = [record("d0", address=server.address), record("stranger", address=other.address)]

@@ -18,8 +18,8 @@ from tandem.rpc import methods
 from tandem.rpc.client import RouterClient
 from tandem.rpc.messages import PairCall, WorkerRecord
 from tandem.serving.discovery_redis import RedisDiscovery
-from tandem.serving.router_process import Router, serving_router
-from tandem.serving.seals import Sealer
+from tandem.serving.router_process import RouterProcess, serving_router
+from tandem.serving.seals import RecordSealer
 from tests.helpers.impostor import impostor
 from tests.helpers.redis_server import RedisServer, running_redis
 from tests.helpers.secret import AS_GATEWAY, AS_ROUTER, AS_WORKER
@@ -64,7 +64,7 @@ def forged(redis: RedisServer, told: WorkerRecord) -> bytes:
     own = {"role": told.role, "model": told.model, "pool": told.pool}
     worker = told.worker
     fields = {"worker_id": worker.worker_id, "address": worker.address, "incarnation": worker.incarnation}
-    sealer = Sealer(replace(AS_WORKER, secret=b"not the secret of the cluster"), "worker")
+    sealer = RecordSealer(replace(AS_WORKER, secret=b"not the secret of the cluster"), "worker")
     return sealer.seal(worker.worker_id.encode(), seconds * 1000 + 2500, json.dumps(fields | own).encode())
 
 
@@ -127,12 +127,12 @@ def test_a_record_that_was_kept_and_is_written_again_has_ended(redis: RedisServe
 
 
 def test_a_seal_is_of_one_kind_key_end_and_content() -> None:
-    sealer = Sealer(AS_WORKER, "worker")
+    sealer = RecordSealer(AS_WORKER, "worker")
     sealed = sealer.seal(b"p0", 5, b"content|with|bars")
     assert sealer.opened(b"p0", sealed) == b"content|with|bars"
-    assert Sealer(replace(AS_ROUTER, incarnation="other"), "worker").opened(b"p0", sealed) == b"content|with|bars"
+    assert RecordSealer(replace(AS_ROUTER, incarnation="other"), "worker").opened(b"p0", sealed) == b"content|with|bars"
     for other, key, entry in (
-        (Sealer(AS_WORKER, "router"), b"p0", sealed),
+        (RecordSealer(AS_WORKER, "router"), b"p0", sealed),
         (sealer, b"p1", sealed),
         (sealer, b"p0", b"6" + sealed[1:]),
         (sealer, b"p0", b"05" + sealed[1:].replace(b"content", b"Content")),
@@ -145,7 +145,7 @@ def test_a_seal_is_of_one_kind_key_end_and_content() -> None:
 
 
 @contextlib.asynccontextmanager
-async def router_of(redis: RedisServer) -> AsyncIterator[tuple[Router, RouterClient]]:
+async def router_of(redis: RedisServer) -> AsyncIterator[tuple[RouterProcess, RouterClient]]:
     with contextlib.closing(redis.client()) as plain:
         plain.flushall()
     async with serving_router(router_settings(redis=redis.url, metrics_port=0)) as router:
@@ -156,7 +156,7 @@ async def router_of(redis: RedisServer) -> AsyncIterator[tuple[Router, RouterCli
             await client.close()
 
 
-async def num_refused(router: Router) -> float:
+async def num_refused(router: RouterProcess) -> float:
     async with httpx.AsyncClient(trust_env=False) as http:
         text = (await http.get(f"http://127.0.0.1:{router.metrics_port}/metrics")).text
     (line,) = (line for line in text.splitlines() if line.startswith("tandem_router_records_refused_total "))

@@ -6,7 +6,7 @@ import pytest
 
 from tandem.core.clock import ManualClock
 from tandem.core.errors import CapacityError, InvalidRequestError
-from tandem.routing.admission import Limits
+from tandem.routing.admission import AdmissionLimits
 from tandem.routing.calibration import Calibration
 from tandem.routing.fleet import Fleet
 from tandem.routing.outliers import Outliers
@@ -26,7 +26,7 @@ class Seen:
     def __init__(self, max_workers: int = 100) -> None:
         self.clock = ManualClock(100.0)
         self.calibration = Calibration(FAST)
-        self.fleet = Fleet(Limits(), Links(LINK), self.calibration.speed)
+        self.fleet = Fleet(AdmissionLimits(), Links(LINK), self.calibration.speed)
         self.outliers = Outliers(self.calibration.speed)
         self.view = FleetView(
             self.fleet,

@@ -10,7 +10,7 @@ import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.errors import LocalityUnavailableError, WorkerLostError
-from tandem.routing.admission import Limits
+from tandem.routing.admission import AdmissionLimits
 from tandem.routing.calibration import Calibration
 from tandem.routing.fleet import Fleet
 from tandem.routing.snapshot import Links, Role
@@ -53,7 +53,7 @@ class Watched:
         self, forget_s: float = 60.0, silence_s: float = LONG_S, max_reports_per_s: float = MAX_REPORTS_PER_S
     ) -> None:
         calibration = Calibration(FAST)
-        self.fleet = Fleet(Limits(), Links(LINK), calibration.speed)
+        self.fleet = Fleet(AdmissionLimits(), Links(LINK), calibration.speed)
         self.view = FleetView(self.fleet, calibration, SystemClock(), forget_s=forget_s)
         self.listed = Listed()
         self.removed: list[str] = []

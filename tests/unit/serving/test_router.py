@@ -23,7 +23,7 @@ from tandem.core.scope import UNSCOPED, CacheScope
 from tandem.gateway.routers import Routers
 from tandem.locality.base import LocalityStats, PublishResult
 from tandem.locality.embedded import EmbeddedIndex
-from tandem.routing.admission import Limits
+from tandem.routing.admission import AdmissionLimits
 from tandem.routing.calibration import Calibration
 from tandem.routing.fleet import Fleet
 from tandem.routing.pairing import Pairer
@@ -68,10 +68,10 @@ class AwayIndex:
 class Routing:
     """A router whose workers' news are given by hand."""
 
-    def __init__(self, is_away: bool = False, limits: Limits | None = None) -> None:
+    def __init__(self, is_away: bool = False, limits: AdmissionLimits | None = None) -> None:
         self.clock = ManualClock(100.0)
         calibration = Calibration(FAST)
-        self.fleet = Fleet(limits or Limits(), Links(LINK), calibration.speed)
+        self.fleet = Fleet(limits or AdmissionLimits(), Links(LINK), calibration.speed)
         self.view = FleetView(self.fleet, calibration, self.clock)
         self.index = EmbeddedIndex()
         self.lookup = PrefixLookup(AwayIndex() if is_away else self.index, is_remote=is_away)
@@ -255,7 +255,7 @@ def test_other_models_workers_are_never_chosen() -> None:
 
 def test_without_prefill_workers_decode_computes_prompts_of_any_length() -> None:
     async def scenario() -> None:
-        async with routing("d0", "p0", limits=Limits(max_local_tokens=0)) as router:
+        async with routing("d0", "p0", limits=AdmissionLimits(max_local_tokens=0)) as router:
             assert (await router.service.pair(call())).prefill is not None
             router.view.lose("p0:1")
             answer = await router.service.pair(call())
@@ -266,7 +266,7 @@ def test_without_prefill_workers_decode_computes_prompts_of_any_length() -> None
 
 def test_local_prefill_is_obeyed_whatever_it_costs() -> None:
     async def scenario() -> None:
-        async with routing("p0", "p1", "d0", limits=Limits(max_local_tokens=0)) as router:
+        async with routing("p0", "p1", "d0", limits=AdmissionLimits(max_local_tokens=0)) as router:
             router.holds("p0", hashes_of(PROMPT))
             answer = await router.service.pair(call(local_prefill=True))
             assert (answer.prefill, answer.fetch_from, answer.spares) == (None, None, ())

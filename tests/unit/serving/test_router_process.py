@@ -21,7 +21,8 @@ from tandem.rpc.client import RouterClient
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import PairCall, PairingAnswer, WorkerStatus
 from tandem.serving.chain_hasher import ChainHasher
-from tandem.serving.discovery import Discovery, open_discovery
+from tandem.serving.discovery import Discovery
+from tandem.serving.discovery_choice import open_discovery
 from tandem.serving.fleet_view import Chain
 from tandem.serving.router_process import serving_router
 from tests.helpers.redis_server import running_redis

@@ -1,5 +1,6 @@
 import random
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +43,16 @@ def test_the_secret_is_in_the_environment_and_out_of_sight() -> None:
         assert SECRET.decode() not in " ".join(spec.argv)
         assert SECRET.decode() not in repr(spec)
     assert SECRET.decode() not in repr(made)
+
+
+def test_each_role_has_certificates_of_its_own() -> None:
+    directories = {spec.name: spec.env["TANDEM_TLS_DIR"] for spec in topology(tls_dir=Path("/run/tls")).specs()}
+    assert directories == {
+        **dict.fromkeys(("router-0", "router-1"), "/run/tls/router"),
+        **dict.fromkeys(("prefill-0", "prefill-1", "decode-0"), "/run/tls/worker"),
+        "gateway": "/run/tls/gateway",
+    }
+    assert not any("TANDEM_TLS_DIR" in spec.env for spec in topology().specs())
 
 
 def test_names_modules_and_tiers() -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tandem.routing.admission import Limits
+from tandem.routing.admission import AdmissionLimits
 from tandem.routing.snapshot import LinkState, RequestShape
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, Speed
 from tandem.sim.request import SimRequest
@@ -10,7 +10,7 @@ from tandem.sim.setting import SimSetting
 from tandem.workload.trace import TraceRequest
 
 SPEED = Speed(PrefillSpeed(0.0, 0.1, 0.0), DecodeSpeed(10.0, 0.5, 0.001))
-PATIENT = Limits(max_ttft_ms=1e9, max_local_tokens=0)
+PATIENT = AdmissionLimits(max_ttft_ms=1e9, max_local_tokens=0)
 INSTANT = LinkState(1e18, 0.0)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tandem.planning.observation import Observation, Plan
 from tandem.planning.rules import FixedPools
-from tandem.routing.admission import Limits
+from tandem.routing.admission import AdmissionLimits
 from tandem.routing.snapshot import LinkState
 from tandem.sim.cluster import Cluster
 from tandem.sim.result import SimResult
@@ -107,13 +107,13 @@ def test_full_memory_and_long_queues_are_refused_and_counted() -> None:
     result = Cluster(fleet, Script({0.0: (1, 1)})).run([asked(0.01 * i, 1000, 400) for i in range(6)])
     report = result.report(Slo(10.0, 1.0))
     assert (report.num_completed, report.num_rejected) == (2, 4)
-    hasty = setting(limits=Limits(max_ttft_ms=150.0, max_local_tokens=0))
+    hasty = setting(limits=AdmissionLimits(max_ttft_ms=150.0, max_local_tokens=0))
     late = Cluster(hasty, FixedPools(1, 1)).run([asked(0.001 * i, 1000, 2) for i in range(4)]).report(Slo(10.0, 1.0))
     assert (late.num_completed, late.num_rejected) == (2, 2), "the second is computed by decode, as a last resort"
 
 
 def test_short_prompts_are_computed_by_decode() -> None:
-    fleet = setting(limits=Limits(max_local_tokens=512), link=LinkState(1e3, 100.0))
+    fleet = setting(limits=AdmissionLimits(max_local_tokens=512), link=LinkState(1e3, 100.0))
     result = Cluster(fleet, FixedPools(1, 1)).run([asked(0.0, 100, 5), asked(5.0, 2000, 5)])
     assert [served.ttft_s for served in result.served] == [pytest.approx(0.01), pytest.approx(0.2)]
 

@@ -7,7 +7,7 @@ import pytest
 
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, Speed
 from tandem.sim.decode_worker import DecodeWorker
-from tandem.sim.events import Events
+from tandem.sim.events import EventQueue
 from tandem.sim.request import SimRequest
 from tests.unit.sim.builders import request
 
@@ -16,7 +16,7 @@ SPEED = Speed(PrefillSpeed(0.0, 1.0, 0.0), DecodeSpeed(10.0, 0.5, 0.01))
 
 class Bench:
     def __init__(self, max_running: int = 64) -> None:
-        self.events = Events()
+        self.events = EventQueue()
         self.ends_s: dict[str, float] = {}
         self.worker = DecodeWorker(self.events, SPEED, 1000, max_running, self.ended)
 

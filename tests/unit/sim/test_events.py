@@ -1,10 +1,10 @@
 """Virtual time goes forward only, and equal times keep their order."""
 
-from tandem.sim.events import Events
+from tandem.sim.events import EventQueue
 
 
 def test_order_and_clock() -> None:
-    events, seen = Events(), list[tuple[str, float]]()
+    events, seen = EventQueue(), list[tuple[str, float]]()
 
     def note(name: str) -> None:
         seen.append((name, events.now_s))
@@ -17,7 +17,7 @@ def test_order_and_clock() -> None:
 
 
 def test_the_past_is_now() -> None:
-    events, seen = Events(), list[float]()
+    events, seen = EventQueue(), list[float]()
     events.at(5.0, lambda: events.at(1.0, lambda: seen.append(events.now_s)))
     events.run()
     assert seen == [5.0]

@@ -1,7 +1,7 @@
 """A simulated prefill worker: first come first served, caches count when a prompt starts, pulls keep it."""
 
 from tandem.routing.speed import PrefillSpeed
-from tandem.sim.events import Events
+from tandem.sim.events import EventQueue
 from tandem.sim.prefill_worker import PrefillWorker
 from tandem.sim.request import SimRequest
 from tests.unit.sim.builders import request
@@ -13,7 +13,7 @@ class Bench:
     """One worker whose prompts take a millisecond a token."""
 
     def __init__(self) -> None:
-        self.events = Events()
+        self.events = EventQueue()
         self.worker = PrefillWorker(self.events, SPEED, 100, 16)
         self.done: list[tuple[str, float, float]] = []
 

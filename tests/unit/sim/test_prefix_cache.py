@@ -1,10 +1,10 @@
 """The simulated prefix cache: longest beginning, bounded, last blocks of a prompt go first."""
 
-from tandem.sim.prefix_cache import PrefixCache
+from tandem.sim.prefix_cache import SimulatedPrefixCache
 
 
 def test_only_a_beginning_counts() -> None:
-    cache = PrefixCache(10)
+    cache = SimulatedPrefixCache(10)
     cache.keep((1, 2, 3))
     assert cache.leading((1, 2, 9, 3)) == 2
     assert cache.leading((2, 3)) == 2
@@ -12,14 +12,14 @@ def test_only_a_beginning_counts() -> None:
 
 
 def test_it_is_bounded_and_gives_up_ends_first() -> None:
-    cache = PrefixCache(3)
+    cache = SimulatedPrefixCache(3)
     cache.keep((1, 2, 3, 4))
     assert len(cache) == 3
     assert cache.leading((1, 2, 3, 4)) == 3
 
 
 def test_what_was_used_last_stays() -> None:
-    cache = PrefixCache(4)
+    cache = SimulatedPrefixCache(4)
     cache.keep((1, 2))
     cache.keep((5, 6))
     cache.keep((1, 2))

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from tandem.sim.events import Events
-from tandem.sim.replicas import Replica, ReplicaPool
+from tandem.sim.events import EventQueue
+from tandem.sim.replicas import ReplicaPool, SimulatedReplica
 
 
 @dataclass
@@ -18,11 +18,11 @@ class Worker:
 def _pool(startup_s: float = 60.0) -> tuple[ReplicaPool[Worker], list[tuple[str, str]]]:
     seen = list[tuple[str, str]]()
 
-    def changed(replica: Replica[Worker]) -> None:
+    def changed(replica: SimulatedReplica[Worker]) -> None:
         state = "gone" if replica.gone_s is not None else "draining" if replica.draining else "ready"
         seen.append((replica.replica_id, state))
 
-    return ReplicaPool("p", Events(), startup_s, Worker, lambda worker: worker.load, changed), seen
+    return ReplicaPool("p", EventQueue(), startup_s, Worker, lambda worker: worker.load, changed), seen
 
 
 def test_a_replica_is_ready_after_its_start_up_and_paid_from_the_asking() -> None:

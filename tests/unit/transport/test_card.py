@@ -47,6 +47,16 @@ def test_the_order_of_fields_means_nothing() -> None:
     accept(seal(describe("tcp", theirs, POOL, b""), theirs), "tcp", Identity(COMPATIBILITY, SECRET), POOL)
 
 
+def test_a_card_of_a_newer_release_may_say_more() -> None:
+    """Regression: a field that this release does not know was a TypeError."""
+    identity = Identity(COMPATIBILITY, SECRET)
+    sealed = seal(describe("tcp", identity, POOL, b"how"), identity)[:-32]
+    said = sealed.replace(b'{"compatibility"', b'{"added": "later", "compatibility"')
+    assert said != sealed
+    card = unseal(said + hmac.digest(identity.key("card"), said, "sha256"), identity)
+    assert card == describe("tcp", identity, POOL, b"how")
+
+
 @pytest.mark.parametrize(("page_bytes", "num_blocks", "address"), [(0, 2, 1), (1, 1, 1), (1, 2, 0), (2**32, 2, 1)])
 def test_a_pool_that_makes_no_sense_is_refused(page_bytes: int, num_blocks: int, address: int) -> None:
     with pytest.raises(ConfigurationError, match="no pool"):

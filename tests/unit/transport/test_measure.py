@@ -12,7 +12,7 @@ from tandem.transport.base import Peer
 from tandem.transport.card import Identity
 from tandem.transport.choose import LinkPath
 from tandem.transport.inproc import InprocRegistry, InprocTransport
-from tandem.transport.measure import LinkReport, measure_link
+from tandem.transport.measure import LinkMeasurement, measure_link
 from tandem.transport.transfer import Transfer
 from tests.helpers.secret import SECRET
 from tests.helpers.transport_pools import COMPATIBILITY, pool_of, seeded_pages
@@ -52,7 +52,7 @@ class PacedTransport:
     def close(self) -> None: ...
 
 
-def measure(transport: PacedTransport, num_blocks: int = 9) -> LinkReport:
+def measure(transport: PacedTransport, num_blocks: int = 9) -> LinkMeasurement:
     blocks = range(1, 1 + num_blocks)
     return measure_link(transport, PEER, blocks, blocks, LinkPath.NETWORK, expected_gb_per_s=1.0)
 

@@ -5,7 +5,7 @@ import zlib
 import pytest
 import torch
 
-from tandem.attention.arena import Arena
+from tandem.compute.arena import Arena
 from tandem.worker.checksums import PageChecksums
 from tests.helpers.layouts import layout_of
 

@@ -18,7 +18,7 @@ from tandem.scheduler.request import Handoff
 from tandem.transport.base import Peer
 from tandem.transport.transfer import Transfer
 from tandem.worker.fetch import Fetch
-from tandem.worker.source import Source
+from tandem.worker.source import KVSource
 from tests.helpers.workers import GREEDY, Pair, at_rest, pair_of, prompt_of, until
 
 PROMPT = prompt_of(40)  # five blocks
@@ -45,11 +45,11 @@ class HandMoved:
         raise AssertionError("nobody lost it")
 
 
-def source_of(moved: HandMoved) -> Source:
+def source_of(moved: HandMoved) -> KVSource:
     address = WorkerAddress("p", "127.0.0.1:1", "x")
     client: Any = moved
     transport: Any = moved
-    return Source(address, client, transport, Peer("by hand", "x", 100, 1))
+    return KVSource(address, client, transport, Peer("by hand", "x", 100, 1))
 
 
 def lease_of(first: int, count: int) -> LeaseNews:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 import pytest
 import torch
 
-from tandem.attention.arena import Arena
+from tandem.compute.arena import Arena
 from tandem.core.clock import ManualClock
 from tandem.engine.engine import Engine
 from tandem.kvcache.tiers import HostMove, HostRead

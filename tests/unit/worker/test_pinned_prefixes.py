@@ -21,7 +21,7 @@ from tandem.core.scope import UNSCOPED
 from tandem.rpc.client import WorkerClient
 from tandem.rpc.messages import GenerateCall, LeaseCall, PrefillNews
 from tandem.transport.inproc import InprocRegistry
-from tandem.worker.process import Worker, serving_worker
+from tandem.worker.process import WorkerProcess, serving_worker
 from tandem.worker.settings import DecodeSettings
 from tests.helpers.callers import WorkerCaller
 from tests.helpers.handoffs import PROMPT, alone, call_of
@@ -55,7 +55,7 @@ def asking(prompt: tuple[int, ...], *pins: Pin, params: SamplingParams = GREEDY)
 
 
 @contextlib.asynccontextmanager
-async def one_worker(path: Path, **overrides: Any) -> AsyncIterator[tuple[Worker, WorkerClient, ManualClock]]:
+async def one_worker(path: Path, **overrides: Any) -> AsyncIterator[tuple[WorkerProcess, WorkerClient, ManualClock]]:
     """A worker with 64 blocks, of which 32 may be kept."""
     clock, settings = ManualClock(), settings_of(DecodeSettings, path, "d0", **{"kv_cache_gib": gib(path), **overrides})
     async with serving_worker(settings, InprocRegistry(), clock) as worker:
@@ -78,7 +78,7 @@ async def press(client: WorkerClient) -> None:
         await generated(client, asking(prompt_of(200, seed=1000 + seed), params=ONE))
 
 
-async def kept(worker: Worker) -> int:
+async def kept(worker: WorkerProcess) -> int:
     return await worker.core.engine.call(lambda engine: engine.kv_usage.kept)
 
 
@@ -228,7 +228,7 @@ def test_an_aborted_request_leaves_what_was_granted_until_its_time_is_over(llama
     asyncio.run(main())
 
 
-async def is_kept(worker: Worker, number: int) -> bool:
+async def is_kept(worker: WorkerProcess, number: int) -> bool:
     return await kept(worker) == number
 
 
@@ -276,7 +276,7 @@ def test_a_prefix_that_left_for_the_host_tier_comes_back_bit_by_bit(model: Path)
     asyncio.run(main())
 
 
-async def has_moved(worker: Worker) -> bool:
+async def has_moved(worker: WorkerProcess) -> bool:
     kept = await worker.core.engine.call(lambda engine: engine.kv.kept.blocks)
     return kept.usage.num_moved > 0 and not kept.moving_block_ids
 

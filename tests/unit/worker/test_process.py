@@ -31,7 +31,7 @@ from tandem.rpc.messages import GenerateCall, PairCall, WorkerAddress, WorkerRec
 from tandem.serving.ports import free_ports
 from tandem.serving.router_process import serving_router
 from tandem.serving.router_settings import RouterSettings
-from tandem.worker.process import EXIT_STUCK, Worker, _announce, serving_worker
+from tandem.worker.process import EXIT_STUCK, WorkerProcess, _announce, serving_worker
 from tandem.worker.settings import DecodeSettings
 from tandem.worker.sources import Sources
 from tests.helpers.callers import WorkerCaller
@@ -47,7 +47,7 @@ CALL = GenerateCall(request_id="g", prompt_token_ids=PROMPT, params=GREEDY, scop
 @contextlib.asynccontextmanager
 async def one_worker(
     path: Path, clock: Clock | None = None, **settings: object
-) -> AsyncIterator[tuple[Worker, WorkerClient]]:
+) -> AsyncIterator[tuple[WorkerProcess, WorkerClient]]:
     settings = {"transport": "tcp", **settings}
     async with serving_worker(settings_of(DecodeSettings, path, "d0", **settings), clock=clock) as worker:
         client = WorkerCaller(worker.core.me.address)
@@ -57,7 +57,7 @@ async def one_worker(
             await client.close()
 
 
-def hashes_of(worker: Worker) -> list[bytes]:
+def hashes_of(worker: WorkerProcess) -> list[bytes]:
     hashes: list[bytes] = []
     root = root_hash(UNSCOPED, model_fingerprint=worker.reports.model.fingerprint, block_size=8)
     extend_hashes(root, hashes, PROMPT, 8)
@@ -109,7 +109,7 @@ def test_news_tell_what_the_process_uses(llama: Path) -> None:
     asyncio.run(main())
 
 
-async def has_waiting(worker: Worker) -> bool:
+async def has_waiting(worker: WorkerProcess) -> bool:
     return await worker.core.engine.call(lambda engine: engine.num_waiting) == 1
 
 
@@ -463,7 +463,7 @@ class SlowSources(Sources):
 
     num_meetings = 0
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: WorkerProcess) -> None:
         super().__init__(worker.core)
         self.go = asyncio.Event()
 

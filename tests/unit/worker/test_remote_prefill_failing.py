@@ -20,7 +20,7 @@ from tandem.text.grammars import CompiledGrammar
 from tandem.transport.inproc import InprocTransport
 from tandem.transport.tcp.transport import TcpTransport
 from tandem.worker import fetch
-from tandem.worker.process import Worker
+from tandem.worker.process import WorkerProcess
 from tandem.worker.remote_prefill import RemotePrefill
 from tests.helpers.handoffs import PROMPT, Gate, call_of
 from tests.helpers.workers import (
@@ -94,7 +94,7 @@ def test_a_connection_that_was_cut_while_idle_costs_no_hand_off(llama: Path, exp
             assert await generated(pair.to_decode, call_of(pair)) == expected
             transport = pair.prefill.core.transports.get("tcp")
             assert isinstance(transport, TcpTransport)
-            for connection in list(transport._server._connections):
+            for connection in list(transport._server._connections.values()):
                 connection.shutdown(socket.SHUT_RDWR)
             before = await pair.decode.core.engine.call(lambda engine: engine.counters.num_fetched_tokens)
             assert await generated(pair.to_decode, call_of(pair, salt="cut")) == expected
@@ -272,11 +272,11 @@ def test_prefill_that_failed_while_a_grammar_was_compiled_is_made_up_for(
     asyncio.run(main())
 
 
-async def has_leased(worker: Worker) -> bool:
+async def has_leased(worker: WorkerProcess) -> bool:
     return len(worker.core.leases) > 0
 
 
-async def is_idle(worker: Worker) -> bool:
+async def is_idle(worker: WorkerProcess) -> bool:
     return not worker.lifecycle.num_working
 
 

@@ -11,7 +11,7 @@ from tandem.core.errors import IncompatiblePeerError, TandemError, TransportErro
 from tandem.rpc.messages import ConfirmCall, Greeting, WorkerAddress
 from tandem.rpc.protocols import PROTOCOL_VERSION
 from tandem.transport.base import Peer
-from tandem.worker.source import Source
+from tandem.worker.source import KVSource
 from tandem.worker.sources import FORGET_AFTER_S, MAX_MET, MAX_PAUSE_S, Sources, check_compatible
 from tests.helpers.workers import at_rest, front_of, pair_of, until
 
@@ -158,7 +158,7 @@ def test_a_peer_that_nobody_uses_is_left_alone(llama: Path) -> None:
     asyncio.run(main())
 
 
-async def is_kept(source: Source, number: int) -> bool:
+async def is_kept(source: KVSource, number: int) -> bool:
     return len(source._leases) == number
 
 

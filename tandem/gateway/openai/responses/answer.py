@@ -6,18 +6,18 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tandem.gateway.answer import Answer
+from tandem.gateway.answer import EndpointResponse
 from tandem.gateway.body import Body
 from tandem.gateway.gateway import Gateway
 from tandem.gateway.openai.responses.dialect import ResponsesDialect
 
 
 class StoredAnswer(Response):
-    """`Answer` for one request of this API. `body`: its body, where it was read before."""
+    """`EndpointResponse` for one request of this API. `body`: its body, where it was read before."""
 
     def __init__(self, gateway: Gateway, dialect: ResponsesDialect, body: Body | None = None) -> None:
         super().__init__()
-        self._answer = Answer(gateway, dialect, body)
+        self._answer = EndpointResponse(gateway, dialect, body)
         self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -12,7 +12,7 @@ from tandem.gateway.openai.responses import redis_store, store
 from tandem.gateway.openai.responses.background import BEAT_S, BackgroundResponses
 from tandem.gateway.openai.responses.ids import is_response_id
 from tandem.gateway.openai.responses.redis_store import RedisResponseStore
-from tandem.gateway.openai.responses.sealing import Sealer
+from tandem.gateway.openai.responses.sealing import ResponseSealer
 from tandem.gateway.openai.responses.store import EmbeddedResponseStore, ResponseStore, StoredResponse
 
 _LOST = {"code": "server_error", "message": "the gateway that ran this response is gone; send the request again"}
@@ -31,7 +31,7 @@ class ResponseDesk:
 
         Args:
             redis_url: where gateways share them.
-            keys: encrypt them there; see `Sealer`.
+            keys: encrypt them there; see `ResponseSealer`.
             max_bytes: of all of them; None leaves it to the store.
 
         Raises:
@@ -39,7 +39,7 @@ class ResponseDesk:
         """
         if redis_url is None:
             return cls(EmbeddedResponseStore(max_bytes=max_bytes or store.MAX_BYTES))
-        return cls(RedisResponseStore(redis_url, Sealer(keys), max_bytes=max_bytes or redis_store.MAX_BYTES))
+        return cls(RedisResponseStore(redis_url, ResponseSealer(keys), max_bytes=max_bytes or redis_store.MAX_BYTES))
 
     async def close(self, timeout_s: float = 0.0) -> None:
         """`timeout_s`: how long background responses may go on."""

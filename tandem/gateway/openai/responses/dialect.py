@@ -18,11 +18,11 @@ from tandem.core.scope import CacheScope
 from tandem.gateway.assembly import Assembled, assemble
 from tandem.gateway.choices import expected_output, make_choices
 from tandem.gateway.conversation import ToolMode
-from tandem.gateway.dialect import Asked, Surroundings
+from tandem.gateway.dialect import Asked, DialectContext
 from tandem.gateway.errors import Problem, RequestError
 from tandem.gateway.openai.frames import PING, error_body
 from tandem.gateway.openai.responses.draft import draft_of
-from tandem.gateway.openai.responses.fields import InputTokensBody, PromptBody, ResponsesBody, read_body
+from tandem.gateway.openai.responses.fields import InputTokensBody, ResponsesBody, ResponsesPromptBody, read_body
 from tandem.gateway.openai.responses.ids import is_response_id, new_response_id, response_of
 from tandem.gateway.openai.responses.items import Item, read_items, reference_of
 from tandem.gateway.openai.responses.logprobs import TextLogprobs
@@ -43,7 +43,7 @@ class ResponsesDialect:
     kind = "responses"
     ping = PING
 
-    def __init__(self, surroundings: Surroundings, store: ResponseStore, tenant: str) -> None:
+    def __init__(self, surroundings: DialectContext, store: ResponseStore, tenant: str) -> None:
         self._around = surroundings
         self._store = store
         self._tenant = tenant
@@ -131,7 +131,7 @@ class ResponsesDialect:
         return None if final is None else StoredResponse(final, self._items)
 
 
-async def count_input_tokens(body: bytes, around: Surroundings, store: ResponseStore, tenant: str) -> int:
+async def count_input_tokens(body: bytes, around: DialectContext, store: ResponseStore, tenant: str) -> int:
     """How many tokens the prompt of such a response would have, more than the context has room for, too.
 
     Raises as `ResponsesDialect.read`.
@@ -146,7 +146,7 @@ async def count_input_tokens(body: bytes, around: Surroundings, store: ResponseS
 
 
 async def read_context(
-    asked: PromptBody, response_id: str, store: ResponseStore, tenant: str, max_items: int
+    asked: ResponsesPromptBody, response_id: str, store: ResponseStore, tenant: str, max_items: int
 ) -> list[Item]:
     """All items that the model is shown: those of the chain, then the new ones, references resolved.
 

@@ -75,7 +75,7 @@ class TextOptions(_Part):
     verbosity: Literal["medium"] | None = None
 
 
-class PromptBody(_Part):
+class ResponsesPromptBody(_Part):
     """What makes a prompt, and what its tokens can be counted of."""
 
     input: str | Entries[dict[str, Any]] | None = None
@@ -93,13 +93,13 @@ class PromptBody(_Part):
     prompt_cache_options: PromptCacheOptions | None = None
 
 
-class InputTokensBody(PromptBody):
+class InputTokensBody(ResponsesPromptBody):
     """`POST /v1/responses/input_tokens`."""
 
     model: str | None = Field(None, description="the served name; omitted: the one model there is")
 
 
-class ResponsesBody(PromptBody, GenerateBody):
+class ResponsesBody(ResponsesPromptBody, GenerateBody):
     """`POST /v1/responses`. None = not said."""
 
     store: bool | None = Field(None, description="default true")
@@ -119,7 +119,7 @@ class ResponsesBody(PromptBody, GenerateBody):
     service_tier: str | None = None
 
 
-AnyBody = TypeVar("AnyBody", bound=PromptBody)
+AnyBody = TypeVar("AnyBody", bound=ResponsesPromptBody)
 
 
 def read_body(kind: type[AnyBody], body: bytes) -> AnyBody:

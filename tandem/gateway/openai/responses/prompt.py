@@ -13,13 +13,13 @@ from tandem.gateway.errors import RequestError
 from tandem.gateway.limits import check_free_form
 from tandem.gateway.model import ServedModel
 from tandem.gateway.openai.messages import DEFAULT_LIFETIME_S, MessageReader
-from tandem.gateway.openai.responses.fields import PromptBody, ResponsesBody
+from tandem.gateway.openai.responses.fields import ResponsesBody, ResponsesPromptBody
 from tandem.gateway.openai.responses.items import Item
 from tandem.gateway.openai.responses.tools import read_format, read_tools
 
 
 def read_conversation(
-    asked: PromptBody, items: Sequence[Mapping[str, Any]], model: ServedModel, max_items: int
+    asked: ResponsesPromptBody, items: Sequence[Mapping[str, Any]], model: ServedModel, max_items: int
 ) -> Conversation:
     """`items`: all that came before and is new, references resolved.
 
@@ -70,7 +70,7 @@ def chat_messages(items: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]
 
 
 def _messages(
-    asked: PromptBody, items: Sequence[Mapping[str, Any]], max_items: int
+    asked: ResponsesPromptBody, items: Sequence[Mapping[str, Any]], max_items: int
 ) -> tuple[list[dict[str, Any]], tuple[Breakpoint, ...]]:
     """NOTE: of the breakpoints of a long chain, the latest count, as OpenAI has it."""
     options = asked.prompt_cache_options
@@ -139,7 +139,7 @@ def _chat_part(part: Mapping[str, Any]) -> Item:
     return read if point is None else read | {"prompt_cache_breakpoint": point}
 
 
-def _effort(asked: PromptBody, model: ServedModel) -> Effort | None:
+def _effort(asked: ResponsesPromptBody, model: ServedModel) -> Effort | None:
     """A model that does not think cannot think harder."""
     effort = None if asked.reasoning is None else asked.reasoning.effort
     if model.answers.thinking is not None:
@@ -153,7 +153,7 @@ def _effort(asked: PromptBody, model: ServedModel) -> Effort | None:
     return None
 
 
-def _variables(asked: PromptBody) -> dict[str, Any]:
+def _variables(asked: ResponsesPromptBody) -> dict[str, Any]:
     """What the template sees besides the messages."""
     variables = dict(check_free_form(asked.chat_template_kwargs or {}, "chat_template_kwargs"))
     for name in ("tools", "documents", "messages", "add_generation_prompt"):

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import UnavailableError
 from tandem.gateway.errors import RequestError
-from tandem.gateway.openai.responses.sealing import Sealer, UnsealError
+from tandem.gateway.openai.responses.sealing import ResponseSealer, UnsealError
 from tandem.gateway.openai.responses.store import ENTRY_COST_BYTES, LEASE_S, MAX_ENTRY_BYTES, StoredResponse
 from tandem.redis_client import answered_within, connect, explained
 
@@ -114,7 +114,7 @@ class RedisResponseStore:
     def __init__(
         self,
         url: str,
-        sealer: Sealer,
+        sealer: ResponseSealer,
         *,
         prefix: str = "tandem:responses",
         ttl_s: float = DEFAULT_TTL_S,

@@ -20,7 +20,7 @@ class UnsealError(Exception):
     """Bytes that none of the keys sealed for this place, or that were altered since."""
 
 
-class Sealer:
+class ResponseSealer:
     """AES-256-GCM (NIST SP 800-38D) with random nonces: good for 2^32 entries a key.
 
     Sealed: a format byte, 4 bytes that name the key, a nonce of 12 bytes, the ciphertext with its tag of 16.

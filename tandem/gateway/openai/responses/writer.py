@@ -21,7 +21,7 @@ _ERROR_CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt", 413: "invalid
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
-class Events:
+class ResponseEvents:
     """Server-sent events of one response, numbered."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class ResponseWriter:
         self._result = result
         self._logprobs = logprobs
         self._pending: list[Any] = []
-        self._events = Events()
+        self._events = ResponseEvents()
         self._output = Output(draft["id"])
         self._has_begun = False
         self._last = (b"", "")
@@ -157,7 +157,7 @@ def replayed(response: Mapping[str, Any], starting_after: int) -> bytes:
             events += output.add(part, logprobs)
         events += output.close(is_complete=item["status"] == "completed")
     events.append((f"response.{response['status']}", {"response": response}))
-    numbered = Events()
+    numbered = ResponseEvents()
     frames = [numbered.frame(*event) for event in events]
     return b"".join(frames[max(0, starting_after + 1) :])
 

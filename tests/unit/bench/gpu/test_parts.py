@@ -14,8 +14,8 @@ from bench.gpu.models import random_model
 from bench.gpu.results import SectionResults
 from bench.gpu.sections import find
 from bench.gpu.setting import Setting
-from tandem.attention.flashinfer_backend import FlashInferBackend
-from tandem.attention.varlen_backend import VarlenBackend
+from tandem.compute.cuda.flashinfer_backend import FlashInferBackend
+from tandem.compute.cuda.varlen_backend import VarlenBackend
 
 DRY = Setting(is_dry=True)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.race.ours import Tandem, ours
-from tandem.cli.up import Up
+from tandem.cli.up import UpCommand
 from tandem.core.errors import UnavailableError
 from tandem.serving.settings import EngineSettings
 
@@ -22,7 +22,7 @@ def test_every_flag_is_one_of_tandem_up(tmp_path: Path) -> None:
     command = ours(tmp_path)[0].command(tmp_path, 28000)
     assert command[:4] == [sys.executable, "-m", "tandem.cli.main", "up"]
     flags = {flag.removeprefix("--").replace("-", "_") for flag in command if flag.startswith("--")}
-    assert flags <= Up.model_fields.keys() | EngineSettings.model_fields.keys()
+    assert flags <= UpCommand.model_fields.keys() | EngineSettings.model_fields.keys()
 
 
 def test_answers_have_exactly_the_length_that_is_asked_for(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tandem.gateway.anthropic.fields import PromptBody
+from tandem.gateway.anthropic.fields import MessagesPromptBody
 from tandem.gateway.anthropic.prompt import read_prompt
 from tandem.gateway.conversation import Breakpoint
 from tandem.gateway.errors import RequestError
@@ -23,7 +23,9 @@ def text(text: str, control: Any = None) -> dict[str, Any]:
 
 
 def points(messages: list[Any], **more: Any) -> tuple[Breakpoint, ...]:
-    return read_prompt(PromptBody(model="m", messages=messages, **more), max_messages=100).conversation.breakpoints
+    return read_prompt(
+        MessagesPromptBody(model="m", messages=messages, **more), max_messages=100
+    ).conversation.breakpoints
 
 
 def test_tools_come_first_then_the_system_prompt_then_messages() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.gateway.anthropic.fields import PromptBody, read_body
+from tandem.gateway.anthropic.fields import MessagesPromptBody, read_body
 from tandem.gateway.anthropic.prompt import read_prompt
 from tandem.gateway.conversation import Conversation, Effort
 from tandem.gateway.errors import RequestError
@@ -16,7 +16,7 @@ from tandem.gateway.errors import RequestError
 USER = {"role": "user", "content": "hi"}
 
 
-MORE = sorted(PromptBody.model_fields.keys() - {"messages", "model"})
+MORE = sorted(MessagesPromptBody.model_fields.keys() - {"messages", "model"})
 KINDS = ["text", "tool_use", "tool_result", "thinking", "redacted_thinking", "image"]
 WORDS = [
     *KINDS,
@@ -57,7 +57,7 @@ def blocks_of(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 def read(messages: list[Any], **more: Any) -> Conversation:
-    return read_prompt(PromptBody(model="m", messages=messages, **more), max_messages=10).conversation
+    return read_prompt(MessagesPromptBody(model="m", messages=messages, **more), max_messages=10).conversation
 
 
 def block(text: str, **more: Any) -> dict[str, Any]:
@@ -144,4 +144,4 @@ MESSAGES = st.lists(
 def test_any_body_is_read_or_refused(given_body: dict[str, Any]) -> None:
     body = {"model": "m", **given_body}
     with contextlib.suppress(RequestError):
-        read_prompt(read_body(PromptBody, orjson.dumps(body)), max_messages=10)
+        read_prompt(read_body(MessagesPromptBody, orjson.dumps(body)), max_messages=10)

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from tandem.gateway.anthropic.fields import PromptBody
+from tandem.gateway.anthropic.fields import MessagesPromptBody
 from tandem.gateway.anthropic.thinking import AskedThinking, Signature, check_budget, read_kept_turns, read_thinking
 from tandem.gateway.conversation import Effort, Thinking
 from tandem.gateway.errors import RequestError
 
 
-def body(**more: Any) -> PromptBody:
-    return PromptBody(model="m", messages=[], **more)
+def body(**more: Any) -> MessagesPromptBody:
+    return MessagesPromptBody(model="m", messages=[], **more)
 
 
 @pytest.mark.parametrize(

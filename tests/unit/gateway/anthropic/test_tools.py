@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tandem.gateway.anthropic.caching import BreakpointList
-from tandem.gateway.anthropic.fields import PromptBody
+from tandem.gateway.anthropic.fields import MessagesPromptBody
 from tandem.gateway.anthropic.tools import read_format, read_tools
 from tandem.gateway.conversation import FormatKind, OutputFormat, Tool, ToolChoice, ToolMode
 from tandem.gateway.errors import RequestError
@@ -20,8 +20,8 @@ def deep(depth: int) -> dict[str, Any]:
     return {"type": "object"} | value
 
 
-def body(**more: Any) -> PromptBody:
-    return PromptBody(model="m", messages=[], **more)
+def body(**more: Any) -> MessagesPromptBody:
+    return MessagesPromptBody(model="m", messages=[], **more)
 
 
 def tool(**more: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tandem.gateway.anthropic.fields import PromptBody
+from tandem.gateway.anthropic.fields import MessagesPromptBody
 from tandem.gateway.anthropic.prompt import read_prompt
 from tandem.gateway.errors import RequestError
 
@@ -13,7 +13,9 @@ def messages_of(*turns: Any, **more: Any) -> list[Any]:
     """`turns`: the user's, the assistant's, and so on."""
     roles = ("user", "assistant")
     given = [{"role": roles[index % 2], "content": content} for index, content in enumerate(turns)]
-    return list(read_prompt(PromptBody(model="m", messages=given, **more), max_messages=100).conversation.messages)
+    return list(
+        read_prompt(MessagesPromptBody(model="m", messages=given, **more), max_messages=100).conversation.messages
+    )
 
 
 def use(call_id: str, **more: Any) -> dict[str, Any]:
@@ -55,7 +57,7 @@ def test_neighbours_of_one_role_are_one_turn() -> None:
         {"role": "user", "content": [result("2")]},
         {"role": "user", "content": [result("1")]},
     ]
-    messages = read_prompt(PromptBody(model="m", messages=given), max_messages=100).conversation.messages
+    messages = read_prompt(MessagesPromptBody(model="m", messages=given), max_messages=100).conversation.messages
     assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool"]
     assert messages[0]["content"] == "a\nb"
 

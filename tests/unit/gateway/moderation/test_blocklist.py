@@ -13,7 +13,7 @@ from typing import Any, SupportsIndex
 import pytest
 
 from tandem.core.errors import ConfigurationError
-from tandem.gateway.moderation.base import Verdict
+from tandem.gateway.moderation.base import ModerationVerdict
 from tandem.gateway.moderation.blocklist import Blocklist, _folds
 
 
@@ -105,11 +105,11 @@ def test_it_finds_what_one_expression_of_all_terms_finds(seed: int) -> None:
                 assert judged_at_once(asked) is expected, (terms, text, num_judged, may_go_on)
 
 
-def judged_at_once(asked: Coroutine[Any, Any, Verdict]) -> bool:
+def judged_at_once(asked: Coroutine[Any, Any, ModerationVerdict]) -> bool:
     """Whether it passes, by a judge that waits for nothing."""
     with pytest.raises(StopIteration) as done:
         asked.send(None)
-    verdict: Verdict = done.value.value
+    verdict: ModerationVerdict = done.value.value
     return verdict.passes
 
 

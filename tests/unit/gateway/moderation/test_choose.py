@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tandem.core.errors import ConfigurationError, UnavailableError
-from tandem.gateway.moderation.base import Verdict
+from tandem.gateway.moderation.base import ModerationVerdict
 from tandem.gateway.moderation.blocklist import Blocklist
 from tandem.gateway.moderation.choose import choose_moderator
-from tandem.gateway.moderation.endpoint import Endpoint
+from tandem.gateway.moderation.endpoint import ModerationEndpoint
 
 
 class Judge(BaseHTTPRequestHandler):
@@ -44,9 +44,9 @@ def url() -> Iterator[str]:
         thread.join()
 
 
-def judge(url: str, text: str) -> Verdict:
-    async def run() -> Verdict:
-        endpoint = Endpoint(url)
+def judge(url: str, text: str) -> ModerationVerdict:
+    async def run() -> ModerationVerdict:
+        endpoint = ModerationEndpoint(url)
         try:
             return await endpoint.judge(text)
         finally:
@@ -56,8 +56,8 @@ def judge(url: str, text: str) -> Verdict:
 
 
 def test_an_endpoint_says_what_it_flags_and_why(url: str) -> None:
-    assert judge(url, "good") == Verdict()
-    assert judge(url, "a bad thing") == Verdict("violence")
+    assert judge(url, "good") == ModerationVerdict()
+    assert judge(url, "a bad thing") == ModerationVerdict("violence")
 
 
 @pytest.mark.parametrize("text", ["broken", "nonsense"])
@@ -75,7 +75,7 @@ def test_a_password_is_sent_and_told_nobody(url: str, caplog: pytest.LogCaptureF
     """An error tells API clients where the endpoint is, and httpx logs each address that it asks."""
     caplog.set_level(logging.INFO)
     guarded = url.replace("//", "//me:hush@")
-    assert judge(guarded, "key") == Verdict("Basic bWU6aHVzaA==")
+    assert judge(guarded, "key") == ModerationVerdict("Basic bWU6aHVzaA==")
     with pytest.raises(UnavailableError, match=url) as broken:
         judge(guarded, "broken")
     assert "hush" not in str(broken.value) + caplog.text
@@ -95,7 +95,7 @@ def test_names(tmp_path: Path) -> None:
     assert choose_moderator("") is None
     assert isinstance(choose_moderator(f"blocklist:{tmp_path / 'words'}"), Blocklist)
     endpoint = choose_moderator("https://example.invalid/v1/moderations")
-    assert isinstance(endpoint, Endpoint)
+    assert isinstance(endpoint, ModerationEndpoint)
     asyncio.run(endpoint.close())
     made = choose_moderator("python:tests.unit.gateway.moderation.test_choose:always")
     assert isinstance(made, Blocklist)

@@ -12,7 +12,7 @@ from tandem.core.reasoning import Reasoning, ReasoningState
 from tandem.core.types import FinishReason
 from tandem.gateway.caching import LivePins
 from tandem.gateway.openai.chat_writer import ChatWriter
-from tandem.gateway.openai.completions import CompletionWriter, Source
+from tandem.gateway.openai.completions import CompletionWriter, EchoedPrompt
 from tandem.gateway.openai.envelope import Envelope
 from tandem.gateway.openai.fields import ChatBody, CompletionBody
 from tandem.gateway.parts import Said
@@ -56,7 +56,7 @@ def writer_of(kind: str, results: Sequence[ChoiceResult], num_per_prompt: int) -
         return ChatWriter(envelope, chat, NO_TOKENIZER, [1])
     body = CompletionBody.model_validate(STREAM | {"prompt": "hi"})
     envelope = Envelope.of(body, "a", "text_completion", INFO, results, num_per_prompt)
-    return CompletionWriter(envelope, body, NO_TOKENIZER, [Source("hi", [1], NO_TOKENIZER)] * len(results))
+    return CompletionWriter(envelope, body, NO_TOKENIZER, [EchoedPrompt("hi", [1], NO_TOKENIZER)] * len(results))
 
 
 def expected_usage(results: list[ChoiceResult], num_per_prompt: int) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from tandem.architecture.model import ModelSpec
 from tandem.architecture.rope import Llama3Scaling
+from tandem.compute.torch.kernels import TorchKernels
 from tandem.core.errors import CheckpointError, UnsupportedCheckpointError
-from tandem.kernels.torch_kernels import TorchKernels
 from tandem.models.gguf.convert import converted
 from tandem.models.hub import resolve_model_path, served_name
 from tandem.models.loader import load_model

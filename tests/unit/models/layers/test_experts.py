@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tandem.architecture.feed_forward import FeedForwardSpec, MixtureOfExpertsSpec, ParallelSpec
+from tandem.compute.native.bindings import NativeKernels
 from tandem.core.errors import CheckpointError
-from tandem.kernels.native.bindings import NativeKernels
 from tandem.models.layers.experts import compile_experts
 from tandem.models.layers.router import compile_choice
 from tandem.models.loader import load_model

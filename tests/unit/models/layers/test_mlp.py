@@ -5,7 +5,7 @@ import torch
 
 from tandem.architecture.feed_forward import Activation, GatedSpec
 from tandem.architecture.tensors import LinearSpec
-from tandem.kernels.native.bindings import NativeKernels
+from tandem.compute.native.bindings import NativeKernels
 from tandem.models.layers.mlp import GatedMLP
 from tests.helpers.native_kernels import load_or_skip
 

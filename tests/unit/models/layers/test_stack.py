@@ -14,13 +14,14 @@ import torch
 from tandem.architecture.feed_forward import MixtureOfExpertsSpec
 from tandem.architecture.model import LayerSpec
 from tandem.architecture.tensors import NormSpec
-from tandem.attention.arena import Arena
-from tandem.attention.base import AttentionBackend, AttentionBatch, WantedTokens
-from tandem.attention.native_backend import NativeBackend
-from tandem.attention.reference import ReferenceBackend
-from tandem.kernels.base import PackedWeight
-from tandem.kernels.native.bindings import NativeKernels
-from tandem.kernels.torch_kernels import TorchKernels
+from tandem.compute.arena import Arena
+from tandem.compute.attention import AttentionBackend
+from tandem.compute.native.attention import NativeBackend
+from tandem.compute.native.bindings import NativeKernels
+from tandem.compute.ops import PackedWeight
+from tandem.compute.step import AttentionBatch, WantedTokens
+from tandem.compute.torch.attention import ReferenceBackend
+from tandem.compute.torch.kernels import TorchKernels
 from tandem.kvcache.spec import KVLayout, build_layout
 from tandem.models import packed
 from tandem.models.decoder import Decoder

@@ -14,7 +14,7 @@ from tandem.core.errors import CapacityError, ConfigurationError, UnavailableErr
 from tandem.gateway.errors import RequestError
 from tandem.gateway.openai.responses.ids import new_response_id
 from tandem.gateway.openai.responses.redis_store import MAX_DROPPED, RedisResponseStore
-from tandem.gateway.openai.responses.sealing import Sealer
+from tandem.gateway.openai.responses.sealing import ResponseSealer
 from tandem.gateway.openai.responses.store import (
     ENTRY_COST_BYTES,
     EmbeddedResponseStore,
@@ -24,7 +24,7 @@ from tandem.gateway.openai.responses.store import (
 from tests.helpers.redis_server import RedisServer, running_redis
 from tests.helpers.secret import SECRET
 
-SEALER = Sealer([SECRET])
+SEALER = ResponseSealer([SECRET])
 MAX_ENTRY_BYTES = 4096
 LEASE_S = 1.0
 
@@ -376,7 +376,7 @@ def test_keys_are_changed_without_losing_what_the_old_one_encrypted(
 
     async def story() -> None:
         stores = [
-            RedisResponseStore(redis.url, Sealer(keys), prefix="rotated", timeout_s=10.0)
+            RedisResponseStore(redis.url, ResponseSealer(keys), prefix="rotated", timeout_s=10.0)
             for keys in ([old], [new, old], [new])
         ]
         await stores[0].put("a", before)
@@ -399,7 +399,7 @@ def test_keys_are_changed_without_losing_what_the_old_one_encrypted(
 @pytest.mark.parametrize(("keys", "said"), [([], "empty"), ([b"long enough to be one", b"short"], "key 2 .* 5 bytes")])
 def test_keys_that_are_none_are_refused(keys: list[bytes], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
-        Sealer(keys)
+        ResponseSealer(keys)
 
 
 def test_an_entry_takes_no_more_memory_than_its_text() -> None:

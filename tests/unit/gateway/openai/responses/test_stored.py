@@ -9,7 +9,7 @@ import pytest
 
 from tandem.core.errors import UnavailableError
 from tandem.gateway.openai.responses.redis_store import RedisResponseStore
-from tandem.gateway.openai.responses.sealing import Sealer
+from tandem.gateway.openai.responses.sealing import ResponseSealer
 from tandem.gateway.openai.responses.store import EmbeddedResponseStore, StoredResponse
 from tests.helpers.fake_worker import MODEL
 from tests.helpers.redis_server import running_redis
@@ -17,7 +17,7 @@ from tests.helpers.secret import SECRET
 from tests.unit.gateway.openai.responses.machine import check_stream
 from tests.unit.gateway.openai.responses.stage import Stage, frames_of, staged, tell
 
-SEALER = Sealer([SECRET])
+SEALER = ResponseSealer([SECRET])
 ASKED: dict[str, Any] = {"model": MODEL, "input": "hi"}
 
 

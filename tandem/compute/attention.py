@@ -1,0 +1,93 @@
+"""The seam between the model and its attention kernels.
+
+A backend attends over the arena, where the step's K and V have already been written. It serves decodes, prefill chunks
+and any mix of them in one call, and answers `refuses` with a reason instead of serving a spec wrongly. What it derives
+from a batch it derives in `prepare`, once a step and KV group, not in each layer's `attend`.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import torch
+
+from tandem.architecture.state import KVSpec, StateSpec
+from tandem.compute.arena import LayerKV
+from tandem.compute.step import AttentionBatch
+
+Spec = TypeVar("Spec", bound=StateSpec, contravariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionParams:
+    """One layer's attention beyond the batch. `num_heads`: of queries. `window` as in KVSpec; `softcap` 0 = none.
+
+    `sinks`: [num_heads] float32, a score for each head that joins the softmax and has no value; None = none.
+    """
+
+    num_heads: int
+    scale: float
+    window: int | None = None
+    softcap: float = 0.0
+    sinks: torch.Tensor | None = field(default=None, compare=False)
+
+
+class StateBackend(Protocol[Spec]):
+    """What every backend answers, whatever kind of state it reads.
+
+    `graph_safe`: whether a step may be captured in a CUDA graph (no synchronisation, no host work that depends on
+    data).
+    """
+
+    name: str
+    graph_safe: bool
+
+    def refuses(self, spec: Spec, block_size: int, softcap: float, *, sinks: bool = False) -> str | None:
+        """Why this backend cannot serve such a layer exactly here (device, dtype, shape), or None when it can."""
+        ...
+
+
+class AttentionBackend(StateBackend[KVSpec], Protocol):
+    """Reads K and V. Stateless between steps: everything it needs is in its arguments."""
+
+    def prepare(self, batch: AttentionBatch, kv: LayerKV, layers: Collection[AttentionParams]) -> AttentionBatch:
+        """`batch`, of at least one request, with what the backend derives from it; `batch` itself where that is
+        nothing. Valid until the batch changes or is gone.
+
+        Args:
+            kv: of any layer of the KV group: the others' have its shape, dtype and strides.
+            layers: of all that attend with this batch; those that are alike are told once.
+        """
+        ...
+
+    def attend(
+        self, queries: torch.Tensor, kv: LayerKV, batch: AttentionBatch, params: AttentionParams
+    ) -> torch.Tensor:
+        """Causal attention of `queries` `[num_tokens, num_heads, head_dim]`; returns the same shape and dtype.
+
+        `batch`: what `prepare` returned, with `params` among its layers.
+        """
+        ...
+
+
+def prepare_by_state(
+    backend: AttentionBackend,
+    batches: Mapping[int, AttentionBatch],
+    kv: Sequence[LayerKV],
+    layers: Sequence[Collection[AttentionParams]],
+) -> dict[int, AttentionBatch]:
+    """`batches` as `backend` wants them; states of a KV group share a batch and what is made of it.
+
+    `batches`, `kv` and `layers`, those that read the state, are by state. A batch without requests stays as it is.
+    """
+    groups: dict[int, list[int]] = {}
+    for state, batch in batches.items():
+        groups.setdefault(id(batch), []).append(state)
+    prepared: dict[int, AttentionBatch] = {}
+    for states in groups.values():
+        batch = batches[states[0]]
+        if batch.num_requests:
+            readers = {params for state in states for params in layers[state]}
+            batch = backend.prepare(batch, kv[states[0]], readers)
+        prepared.update(dict.fromkeys(states, batch))
+    return prepared

@@ -1,0 +1,120 @@
+"""Choice of backends: of each kind of state that a model keeps, the first in order of preference that does not refuse.
+
+A backend is registered in a table, by the kind of state that it reads and the device that it computes on. It is
+imported only when it is tried.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from tandem.architecture.state import KVSpec, StateSpec
+from tandem.compute.attention import AttentionBackend, StateBackend
+from tandem.core.errors import ConfigurationError
+from tandem.kvcache.spec import KVLayout
+
+
+@dataclass(frozen=True, slots=True)
+class BackendEntry:
+    """A backend in the table. `module` and `attribute`: its class, which is called with the device."""
+
+    name: str
+    module: str
+    attribute: str
+
+    def create(self, device: torch.device) -> Any:
+        """Import and construct it."""
+        return getattr(import_module(self.module), self.attribute)(device)
+
+
+BackendTable = Mapping[type[StateSpec], Mapping[str, Sequence[BackendEntry]]]
+"""Kind of state -> type of device -> backends, the preferred one first."""
+
+_REFERENCE = BackendEntry("reference", "tandem.compute.torch.attention", "ReferenceBackend")
+
+BACKENDS: BackendTable = {
+    KVSpec: {
+        "cpu": (BackendEntry("native", "tandem.compute.native.attention", "NativeBackend"), _REFERENCE),
+        "cuda": (
+            BackendEntry("varlen", "tandem.compute.cuda.varlen_backend", "VarlenBackend"),
+            BackendEntry("flashinfer", "tandem.compute.cuda.flashinfer_backend", "FlashInferBackend"),
+            BackendEntry("triton", "tandem.compute.cuda.triton_backend", "TritonBackend"),
+            _REFERENCE,
+        ),
+    },
+}
+
+
+def choose_backend(
+    name: str, device: torch.device, layout: KVLayout, softcap: float, *, sinks: bool = False
+) -> AttentionBackend:
+    """The backend of the layers that attend over K and V, the only ones that are computed. See `choose_backends`."""
+    backend: AttentionBackend = choose_backends(name, device, layout, softcap, sinks=sinks)[KVSpec]
+    return backend
+
+
+def choose_backends(
+    name: str,
+    device: torch.device,
+    layout: KVLayout,
+    softcap: float,
+    *,
+    sinks: bool = False,
+    table: BackendTable = BACKENDS,
+) -> dict[type[StateSpec], Any]:
+    """For each kind of state in `layout` the named backend, or for "auto" the preferred one that serves all its groups.
+
+    Returns:
+        What is registered for the kind: an `AttentionBackend` for `KVSpec`.
+
+    Raises:
+        ConfigurationError: the name is unknown, or of some kind every candidate refuses; with all reasons.
+    """
+    known = sorted({entry.name for devices in table.values() for entries in devices.values() for entry in entries})
+    if name not in ("auto", *known):
+        raise ConfigurationError(f"attention_backend={name!r} is unknown; choose auto or one of {known}")
+    chosen, reasons = {}, []
+    for kind, specs in _by_kind(layout).items():
+        devices = table.get(kind, {})
+        entries = [entry for entry in devices.get(device.type, ()) if name in ("auto", entry.name)]
+        if not entries:
+            reasons.append(f"{kind.__name__}: {_missing(devices, device, name)}")
+        for entry in entries:
+            backend = entry.create(device)
+            reason = _refusal(backend, specs, layout.block_size, softcap, sinks)
+            if reason is None:
+                chosen[kind] = backend
+                break
+            reasons.append(f"{entry.name}: {reason}")
+    if len(chosen) < len(_by_kind(layout)):
+        raise ConfigurationError(
+            f"attention_backend={name!r} cannot serve this model on {device}: {'; '.join(reasons)}"
+        )
+    return chosen
+
+
+def _by_kind(layout: KVLayout) -> dict[type[StateSpec], list[StateSpec]]:
+    specs: dict[type[StateSpec], list[StateSpec]] = {}
+    for group in layout.groups:
+        specs.setdefault(type(group.spec), []).append(group.spec)
+    return specs
+
+
+def _refusal(
+    backend: StateBackend[Any], specs: Sequence[StateSpec], block_size: int, softcap: float, sinks: bool
+) -> str | None:
+    reasons = (backend.refuses(spec, block_size, softcap, sinks=sinks) for spec in specs)
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _missing(devices: Mapping[str, Sequence[BackendEntry]], device: torch.device, name: str) -> str:
+    """Why there is no candidate."""
+    if not devices:
+        return "no backend is registered for this kind of state"
+    elsewhere = [each for each, entries in devices.items() if name in ("auto", *(entry.name for entry in entries))]
+    if not elsewhere:
+        return f"{name} does not read this kind of state"
+    return f"{'every backend' if name == 'auto' else name} computes on {' or '.join(elsewhere)}, not on {device.type}"

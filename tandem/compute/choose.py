@@ -1,0 +1,37 @@
+"""Which implementation of the kernels serves a device."""
+
+import logging
+
+import torch
+
+from tandem.compute.native.bindings import load
+from tandem.compute.ops import Kernels
+from tandem.compute.torch.kernels import TorchKernels
+from tandem.core.errors import ConfigurationError
+
+_log = logging.getLogger(__name__)
+
+
+def choose_kernels(device: torch.device, native: bool | None = None) -> Kernels:
+    """The compiled kernels on the CPU, PyTorch elsewhere.
+
+    Args:
+        device: where the model computes.
+        native: True insists on the compiled kernels, False forbids them, None takes them where they can be built.
+
+    Raises:
+        ConfigurationError: when they are insisted on and cannot be had.
+    """
+    if device.type != "cpu":
+        if native:
+            raise ConfigurationError(f"native_kernels=True: the compiled kernels serve the CPU, not {device}")
+        return TorchKernels()
+    if native is False:
+        return TorchKernels()
+    try:
+        return load()
+    except ConfigurationError as error:
+        if native:
+            raise
+        _log.warning("the compiled CPU kernels are not used, answers will be slow: %s", error)
+        return TorchKernels()

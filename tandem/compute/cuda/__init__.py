@@ -1,0 +1,1 @@
+"""Attention on NVIDIA GPUs: backends over the libraries that are there, and our own Triton kernels."""

@@ -1,0 +1,44 @@
+"""Arguments of the compiled kernels in place of tensors: structs of pointers and strides, and tensor layouts."""
+
+import ctypes
+import struct
+from collections.abc import Callable
+
+import torch
+
+from tandem.compute.native.codes import DTYPE_CODES
+
+
+def bind(library: ctypes.CDLL, name: str, fields: str) -> Callable[..., None]:
+    """The kernel as a function of its argument struct's fields, all of 8 bytes: q an integer or pointer, d a double."""
+    function = library[name]
+    function.restype = None
+    function.argtypes = [ctypes.c_char_p]
+    pack = struct.Struct(f"={fields}").pack
+    return lambda *values: function(pack(*values))
+
+
+def has_contiguous_rows(x: torch.Tensor) -> bool:
+    """A matrix whose rows are contiguous; the rows themselves may be strided."""
+    return x.dim() == 2 and (x.stride(1) == 1 or x.shape[1] == 1)
+
+
+def row_strides(x: torch.Tensor) -> tuple[int, int]:
+    """Strides of the outer and inner rows of a matrix or of a stack of them."""
+    outer, *inner, _ = x.stride()
+    return outer, inner[0] if inner else 0
+
+
+def norm_weights(q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, head_dim: int) -> tuple[int, int, int]:
+    """Pointers to both weights (0 = none), and their dtype's code."""
+    given = [weight for weight in (q_norm, k_norm) if weight is not None]
+    assert all(w.shape == (head_dim,) and w.is_contiguous() and w.dtype == given[0].dtype for w in given)
+    pointers = [0 if weight is None else weight.data_ptr() for weight in (q_norm, k_norm)]
+    return pointers[0], pointers[1], DTYPE_CODES[given[0].dtype] if given else 0
+
+
+def is_paged(cache: torch.Tensor) -> bool:
+    """[num_blocks, num_kv_heads, block_size, head_dim], each block contiguous; the blocks themselves may be strided."""
+    _, num_kv_heads, block_size, head_dim = cache.shape
+    _, head_stride, slot_stride, stride = cache.stride()
+    return stride == 1 and slot_stride == head_dim and (num_kv_heads == 1 or head_stride == block_size * head_dim)

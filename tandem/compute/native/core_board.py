@@ -1,0 +1,116 @@
+"""Workers of one machine lend each other their cores: a file that all of them map says which of them is busy.
+
+Each writes its own slot and reads the others'. Whoever has work uses its own cores and those of the idle; a lender that
+gets work has its cores back after the unit that is being computed there: some tens of microseconds of a product, up to
+milliseconds of a long prompt's attention. A worker that died without a word is taken for what it last said; the next
+one of that slot says anew.
+"""
+
+import ctypes
+import mmap
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from tandem.compute.native.build import load_library
+from tandem.core.errors import ConfigurationError
+
+_SLOT_BYTES = 64
+_SLOT = struct.Struct("=ii28h")  # busy, threads, cores: -1 = no more
+_MAX_CPUS = 28
+_ARGUMENTS = struct.Struct("=5q")
+_READ_BY_HELPERS: list[mmap.mmap] = []  # they never end, so these must not be unmapped
+
+
+class MissingBoardError(ConfigurationError):
+    """The file is not there."""
+
+
+class Cores(Protocol):
+    """What a worker computes with. `cpus` empty = wherever the kernel puts it."""
+
+    @property
+    def num_threads(self) -> int: ...
+    @property
+    def cpus(self) -> Sequence[int]: ...
+
+
+class CoreBoard:
+    """One worker's view of the file.
+
+    Raises:
+        MissingBoardError: there is no such file.
+        ConfigurationError: the file is no such board, or has no such slot.
+    """
+
+    def __init__(self, path: Path, slot: int) -> None:
+        self._slot = slot
+        self._tell_borrowed: Callable[[bytes], None] | None = None
+        try:
+            with path.open("r+b") as file:
+                self._map = mmap.mmap(file.fileno(), 0)
+        except FileNotFoundError as error:
+            raise MissingBoardError(f"core_board={str(path)!r} is not there; `tandem up` makes such files") from error
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"core_board={str(path)!r} cannot be mapped: {error}") from error
+        if len(self._map) % _SLOT_BYTES or not 0 <= slot < self.num_slots:
+            raise ConfigurationError(
+                f"core_board={str(path)!r} has {len(self._map)} bytes and no slot {slot}; `tandem up` makes such files"
+            )
+        self.set_busy(False)
+
+    @staticmethod
+    def create(path: Path, workers: Sequence[Cores]) -> None:
+        """Write the file: everybody busy until they say otherwise."""
+        slots = []
+        for worker in workers:
+            cpus = (*worker.cpus[:_MAX_CPUS], *[-1] * max(0, _MAX_CPUS - len(worker.cpus)))
+            slots.append(_SLOT.pack(1, worker.num_threads, *cpus))
+        path.write_bytes(b"".join(slots))
+
+    @property
+    def num_slots(self) -> int:
+        return len(self._map) // _SLOT_BYTES
+
+    def set_busy(self, busy: bool) -> None:
+        """Whether this worker wants its cores for itself. Any thread may call."""
+        self._map[self._slot * _SLOT_BYTES : self._slot * _SLOT_BYTES + 4] = b"\1\0\0\0" if busy else b"\0\0\0\0"
+
+    def is_busy(self, slot: int) -> bool:
+        return bool(self._map[slot * _SLOT_BYTES])
+
+    def borrow(self, cache_dir: Path | None = None) -> None:
+        """Start helpers on the others' cores. Once in a process's life.
+
+        Raises:
+            ConfigurationError: the kernels cannot be compiled or loaded here, or the system refuses such threads.
+        """
+        library = load_library(cache_dir)
+        function = library["tandem_borrow_cores"]
+        function.restype, function.argtypes = None, [ctypes.c_char_p]
+        _READ_BY_HELPERS.append(self._map)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._tell_borrowed = library["tandem_borrowed_time"]
+        self._tell_borrowed.restype, self._tell_borrowed.argtypes = None, [ctypes.c_char_p]
+        for slot in range(self.num_slots):
+            if slot != self._slot:
+                self._borrow_from(slot, function, address + slot * _SLOT_BYTES)
+
+    def borrowed_s(self) -> float:
+        """For how long this worker's own cores, all together, would have had to do what borrowed ones did so far."""
+        if self._tell_borrowed is None:
+            return 0.0
+        num_threads: int = _SLOT.unpack_from(self._map, self._slot * _SLOT_BYTES)[1]
+        told = ctypes.c_int64()
+        self._tell_borrowed(struct.pack("=q", ctypes.addressof(told)))
+        return told.value / 1e9 / num_threads
+
+    def _borrow_from(self, slot: int, function: "ctypes._NamedFuncPointer", busy: int) -> None:
+        _, num_threads, *cpus = _SLOT.unpack_from(self._map, slot * _SLOT_BYTES)
+        named = [cpu for cpu in cpus if cpu >= 0]
+        cores, done = (ctypes.c_int64 * len(named))(*named), ctypes.c_int64()
+        pointers = ctypes.addressof(cores), len(named), ctypes.addressof(done)
+        function(_ARGUMENTS.pack(busy, num_threads, *pointers))
+        if not done.value:
+            raise ConfigurationError(f"no threads can be started on the cores {named or 'any'} of slot {slot}")

@@ -1,0 +1,63 @@
+"""The compiled draw: one call chooses a token for every row of a step, whatever each row asks for.
+
+A row's token depends on that row alone, bit for bit, however many threads run. It means the same as the PyTorch draws
+of `tandem.engine.sampler`, which say in what order a distribution is walked; weights may be rounded differently.
+"""
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from tandem.compute.native.build import load_library
+from tandem.core.sampling_params import SamplingParams
+
+_OPTIONS = struct.Struct("=qqdddd")
+_ARGUMENTS = struct.Struct("=6q")
+
+
+class NativeDraws:
+    """Stateless and safe to share."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._draw = library["tandem_draw"]
+        self._draw.restype = None
+        self._draw.argtypes = [ctypes.c_char_p]
+
+    def draw(
+        self, rows: Sequence[int], params: Sequence[SamplingParams], uniforms: Sequence[float], vocab_size: int
+    ) -> tuple[list[int], list[float]]:
+        """A token id and the largest logit for each row.
+
+        Args:
+            rows: addresses of contiguous float32 [vocab_size]; alive during the call, not modified.
+            params: temperature, top_k, top_p and min_p of each row; whatever acts before these is in the logits.
+            uniforms: one a row, in [0, 1); not read where the row is greedy.
+            vocab_size: at least 1.
+
+        Returns:
+            Where the largest logit is not finite the token means nothing. It is NaN where any logit is.
+        """
+        pack = _OPTIONS.pack
+        options = b"".join(
+            [
+                pack(row, each.top_k, each.temperature, each.top_p, each.min_p, uniform)
+                for row, each, uniform in zip(rows, params, uniforms, strict=True)
+            ]
+        )
+        token_ids, peaks = torch.empty(len(rows), dtype=torch.int64), torch.empty(len(rows), dtype=torch.float32)
+        packed = ctypes.create_string_buffer(options, len(options))
+        pointers = (ctypes.addressof(packed), token_ids.data_ptr(), peaks.data_ptr())
+        self._draw(_ARGUMENTS.pack(*pointers, len(rows), vocab_size, torch.get_num_threads()))
+        return token_ids.tolist(), peaks.tolist()
+
+
+def load_draws(cache_dir: Path | None = None, architecture: str = "native") -> NativeDraws:
+    """Build if needed, and load; see `build`.
+
+    Raises:
+        ConfigurationError: the kernels cannot be compiled or loaded on this machine; the message says why.
+    """
+    return NativeDraws(load_library(cache_dir, architecture=architecture))

@@ -1,0 +1,222 @@
+"""All layers of a decoder as one compiled call, over tables of pointers.
+
+It computes what the decoder would call one by one, in the same order, so it has the same bits. It keeps alive whatever
+it has pointers to. Indices (positions, slots, block tables) are not checked. One step at a time: steps share scratch.
+"""
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+
+import torch
+
+from tandem.compute.arena import LayerKV
+from tandem.compute.huge_pages import LEAST_BYTES, advise_huge_pages
+from tandem.compute.native.codes import ACTIVATION_CODES, DTYPE_CODES
+from tandem.compute.native.expert_choice import CHOICE_FIELDS, NativeExpertChoice
+from tandem.compute.native.experts import EXPERTS_FIELDS, NativeExperts
+from tandem.compute.ops import PackedWeight, StackLayer, StackMixture, StackShape
+from tandem.compute.step import AttentionBatch, WantedTokens
+
+STACK_FIELDS = "11q3d21q"
+MAX_HEAD_DIM = 256
+_WEIGHT_BYTES, _NUMBER_BYTES = 4, 8  # of a chosen expert
+
+_MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
+_TABLES = ("cos", "sin")
+_WEIGHTS = tuple(field.name for field in fields(StackLayer) if field.name not in (*_TABLES, "window", "mixture"))
+_pack_mixture = struct.Struct(f"=2q{CHOICE_FIELDS}{EXPERTS_FIELDS}").pack
+
+
+def serves(shape: StackShape, layers: Sequence[StackLayer], final_norm: torch.Tensor) -> bool:
+    """Whether the compiled stack computes such layers: on the CPU, of one dtype, heads that its attention takes."""
+    weights = [final_norm, *(tensor for layer in layers for tensor in _weights(layer) if tensor is not None)]
+    matrices = [getattr(layer, name) for layer in layers for name in _MATRICES]
+    mixtures = [layer.mixture for layer in layers if layer.mixture is not None]
+    weights += [mixture.router for mixture in mixtures]
+    return (
+        len(layers) > 0
+        and len({isinstance(matrix, PackedWeight) for matrix in matrices if matrix is not None}) == 1
+        and all(_is_native(mixture, final_norm.dtype) for mixture in mixtures)
+        and shape.head_dim % 8 == 0
+        and shape.head_dim <= MAX_HEAD_DIM
+        and final_norm.dtype in DTYPE_CODES
+        and all(x.device.type == "cpu" and x.dtype == final_norm.dtype and x.is_contiguous() for x in weights)
+    )
+
+
+class NativeStack:
+    """Args:
+    call: the compiled function.
+    shape, layers, final_norm: what `serves` has said yes to.
+    """
+
+    attention = "native"
+
+    def __init__(
+        self, call: Callable[..., None], shape: StackShape, layers: Sequence[StackLayer], final_norm: torch.Tensor
+    ) -> None:
+        self._call = call
+        self._shape = shape
+        self._layers = tuple(layers)
+        self._final_norm = final_norm
+        self._mixtures = [_mixture(layer.mixture, final_norm.dtype) for layer in layers]
+        rows = [_constants(*pair) for pair in zip(layers, self._mixtures, strict=True)]
+        self._table = torch.tensor(rows, dtype=torch.int64)  # [num_layers, 22]
+        self._is_packed = isinstance(layers[0].q, PackedWeight)
+        self._scratch = final_norm.new_empty(0)
+        self._caches: Sequence[LayerKV] = ()
+        self._cache_pointers: list[tuple[int, int, int, int]] = []
+
+    def forward(
+        self,
+        residual: torch.Tensor,
+        positions: torch.Tensor,
+        caches: Sequence[LayerKV],
+        batches: Sequence[AttentionBatch],
+        wanted: WantedTokens | None = None,
+    ) -> torch.Tensor:
+        """See `tandem.compute.ops.Stack`."""
+        shape, first = self._shape, batches[0]
+        num_tokens = residual.shape[0]
+        assert residual.shape == (num_tokens, shape.hidden_size)
+        assert residual.is_contiguous()
+        assert residual.dtype == self._final_norm.dtype
+        assert positions.shape == (num_tokens,)
+        assert positions.dtype == torch.int64
+        assert first.query_start.dtype == first.seq_lens.dtype == torch.int32
+        where = torch.tensor(self._where(caches, batches, num_tokens), dtype=torch.int64)  # [num_layers * 7]
+        scratch = self._scratch_for(num_tokens)
+        out = torch.empty_like(residual) if wanted is None else residual.new_empty(len(wanted.rows), shape.hidden_size)
+        self._call(
+            DTYPE_CODES[residual.dtype],
+            ACTIVATION_CODES[shape.activation],
+            shape.unit_offset,
+            shape.hidden_size,
+            shape.intermediate_size,
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            caches[0].keys.shape[2],
+            shape.num_experts,
+            shape.top_k,
+            shape.norm_eps,
+            shape.attention_scale,
+            shape.softcap,
+            len(self._layers),
+            self._table.data_ptr(),
+            self._final_norm.data_ptr(),
+            where.data_ptr(),
+            residual.data_ptr(),
+            scratch.data_ptr(),
+            out.data_ptr(),
+            positions.data_ptr(),
+            first.query_start.data_ptr(),
+            first.seq_lens.data_ptr(),
+            num_tokens,
+            first.seq_lens.shape[0],
+            self._is_packed,
+            torch.get_num_threads(),
+            *_wanted_fields(wanted, len(self._layers) - 1),
+        )
+        return out
+
+    def _scratch_for(self, num_tokens: int) -> torch.Tensor:
+        """Kept between steps and in huge pages where there are such: fresh small ones cost a prefill a tenth."""
+        size = num_tokens * _scratch_width(self._shape, self._final_norm.itemsize)
+        if self._scratch.numel() < size:
+            self._scratch = self._final_norm.new_empty(max(size, LEAST_BYTES // self._final_norm.itemsize))
+            advise_huge_pages(self._scratch)
+        return self._scratch
+
+    def _where(self, caches: Sequence[LayerKV], batches: Sequence[AttentionBatch], num_tokens: int) -> list[int]:
+        """For each layer: its caches and their strides, its block tables and their stride, its slots."""
+        if caches is not self._caches:
+            self._caches, self._cache_pointers = caches, [_cache_pointers(cache, self._shape) for cache in caches]
+        steps = {id(batch): batch for batch in batches}
+        pointers = {key: _step_pointers(batch, num_tokens) for key, batch in steps.items()}
+        pairs = zip(self._cache_pointers, batches, strict=True)
+        return [number for cache, batch in pairs for number in (*cache, *pointers[id(batch)])]
+
+
+def _weights(layer: StackLayer) -> Iterator[torch.Tensor | None]:
+    """In the order of the C++ struct."""
+    for name in _WEIGHTS:
+        yield getattr(layer, name)
+
+
+def _is_native(mixture: StackMixture, dtype: torch.dtype) -> bool:
+    """Whether router, rule and experts are such as the compiled stack computes, of one dtype."""
+    router, experts = mixture.router, mixture.experts
+    return (
+        isinstance(mixture.choice, NativeExpertChoice)
+        and isinstance(experts, NativeExperts)
+        and experts.dtype == dtype
+        and not isinstance(router, PackedWeight)
+        and (mixture.router_bias is None or mixture.router_bias.dtype == dtype)
+    )
+
+
+def _mixture(mixture: StackMixture | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """Its C++ struct, as the numbers that it is made of."""
+    if mixture is None:
+        return None
+    assert isinstance(mixture.choice, NativeExpertChoice)
+    assert isinstance(mixture.experts, NativeExperts)
+    bias = 0 if mixture.router_bias is None else mixture.router_bias.data_ptr()
+    packed = _pack_mixture(mixture.router.data_ptr(), bias, *mixture.choice.fields(dtype), *mixture.experts.fields())
+    return torch.frombuffer(bytearray(packed), dtype=torch.int64)
+
+
+def _constants(layer: StackLayer, mixture: torch.Tensor | None) -> list[int]:
+    assert layer.cos.shape == layer.sin.shape
+    assert layer.cos.dtype == layer.sin.dtype == torch.float32
+    assert layer.cos.is_contiguous()
+    assert layer.sin.is_contiguous()
+    pointers = [0 if tensor is None else tensor.data_ptr() for tensor in _weights(layer)]
+    where = 0 if mixture is None else mixture.data_ptr()
+    return [*pointers, layer.cos.data_ptr(), layer.sin.data_ptr(), layer.cos.shape[1], layer.window or 0, where]
+
+
+def _cache_pointers(cache: LayerKV, shape: StackShape) -> tuple[int, int, int, int]:
+    for x in (cache.keys, cache.values):
+        _, num_kv_heads, block_size, head_dim = x.shape
+        assert (num_kv_heads, head_dim) == (shape.num_kv_heads, shape.head_dim)
+        assert x.stride()[1:] == (block_size * head_dim, head_dim, 1)
+    return cache.keys.data_ptr(), cache.keys.stride(0), cache.values.data_ptr(), cache.values.stride(0)
+
+
+def _step_pointers(batch: AttentionBatch, num_tokens: int) -> tuple[int, int, int]:
+    assert batch.block_tables.dtype == torch.int32
+    assert batch.block_tables.stride(1) == 1
+    assert batch.slot_mapping.shape == (num_tokens,)
+    assert batch.slot_mapping.dtype == torch.int64
+    assert batch.slot_mapping.is_contiguous()
+    return batch.block_tables.data_ptr(), batch.block_tables.stride(0), batch.slot_mapping.data_ptr()
+
+
+def _wanted_fields(wanted: WantedTokens | None, last_layer: int) -> tuple[int, ...]:
+    """In the order of the C++ struct. Only the last layer leaves tokens out."""
+    if wanted is None:
+        return (0,) * 7
+    rows, batch = wanted.rows, wanted.batches[last_layer]
+    assert rows.dtype == torch.int64
+    assert rows.is_contiguous()
+    assert batch.query_start.dtype == batch.seq_lens.dtype == batch.block_tables.dtype == torch.int32
+    assert batch.block_tables.stride(1) == 1 or not len(rows)
+    return (
+        rows.data_ptr() or 1,  # NOTE: none is another answer than all, and an empty tensor has no address
+        len(rows),
+        batch.query_start.data_ptr(),
+        batch.seq_lens.data_ptr(),
+        batch.block_tables.data_ptr(),
+        batch.block_tables.stride(0),
+        batch.seq_lens.shape[0],
+    )
+
+
+def _scratch_width(shape: StackShape, itemsize: int) -> int:
+    """Elements a token: normed and delta, q and k and v, attended, gated; a router's logits, weights and choice."""
+    heads = 2 * shape.num_heads + 2 * shape.num_kv_heads
+    choice = shape.num_experts + shape.top_k * (_WEIGHT_BYTES + _NUMBER_BYTES) // itemsize
+    return 2 * shape.hidden_size + heads * shape.head_dim + shape.intermediate_size + choice

@@ -1,0 +1,278 @@
+"""The seam between the decoder and its compiled arithmetic: matrix products, norms, rotary embedding.
+
+Everything here is row-wise: a token's result never depends on which other tokens share the call. The native CPU
+implementation keeps that bit for bit, which is what makes batched equal alone in bfloat16 too.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from tandem.architecture.feed_forward import Activation, Clamp, RouterSpec
+from tandem.compute.arena import LayerKV
+from tandem.compute.step import AttentionBatch, WantedTokens
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """The tensors of one expert, a gated block; None is a bias that it does not have."""
+
+    gate: torch.Tensor  # [ffn, hidden]
+    up: torch.Tensor
+    down: torch.Tensor  # [hidden, ffn]
+    gate_bias: torch.Tensor | None  # [ffn]
+    up_bias: torch.Tensor | None
+    down_bias: torch.Tensor | None  # [hidden]
+
+
+class Experts(Protocol):
+    """The routed experts of a layer in one call, which reads those that are hit and no others."""
+
+    def __call__(
+        self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor, *, out_dtype: torch.dtype = torch.float32
+    ) -> torch.Tensor:
+        """Sum of each token's experts, [num_tokens, hidden], added in float32 in the order of their numbers.
+
+        `x` [num_tokens, hidden]; `weights` float32 and `chosen` int64, both [num_tokens, top_k]: a token's experts, all
+        different, and what their outputs are multiplied by. `out_dtype`: float32 or that of `x`, rounded once.
+        """
+        ...
+
+
+class ExpertChoice(Protocol):
+    """From a router's logits to the experts of each token. Row-wise."""
+
+    def __call__(self, logits: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """`logits` [num_tokens, num_experts] -> weights, float32, and experts, int64, both [num_tokens, top_k].
+
+        `dtype`: the model's, to which weights are rounded where the spec says so.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StackShape:
+    """What all layers of a stack have in common. `softcap` 0 = none; the rest as in the specs.
+
+    `num_experts` 0 = the layers are gated blocks; else mixtures of experts, to which `intermediate_size` belongs.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    activation: Activation
+    norm_eps: float
+    unit_offset: bool
+    attention_scale: float
+    softcap: float
+    num_experts: int = 0
+    top_k: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StackMixture:
+    """A layer's router and experts, as the kernels have made them."""
+
+    router: torch.Tensor  # [num_experts, hidden]
+    router_bias: torch.Tensor | None
+    choice: ExpertChoice
+    experts: Experts
+
+
+@dataclass(frozen=True, slots=True)
+class StackLayer:
+    """One layer's tensors, as the decoder names them; None is a tensor that the model does not have."""
+
+    input_norm: torch.Tensor
+    after_attention: torch.Tensor
+    before_mlp: torch.Tensor | None
+    after_mlp: torch.Tensor | None
+    q: torch.Tensor
+    q_bias: torch.Tensor | None
+    k: torch.Tensor
+    k_bias: torch.Tensor | None
+    v: torch.Tensor
+    v_bias: torch.Tensor | None
+    o: torch.Tensor
+    o_bias: torch.Tensor | None
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    gate: torch.Tensor | None
+    up: torch.Tensor | None
+    down: torch.Tensor | None
+    cos: torch.Tensor  # [max_positions, rotary_dim / 2] float32
+    sin: torch.Tensor
+    window: int | None
+    mixture: StackMixture | None = None  # in place of gate, up and down
+
+
+class PackedWeight(torch.Tensor):
+    """A weight [out, in] in an order of its bytes that only the kernels that packed it know.
+
+    It has the shape, dtype and size of what it was; whatever would read it as a matrix raises TypeError. `packed`: its
+    bytes as a tensor like any other, for the kernels, to whom the guard would cost ten microseconds a call.
+    """
+
+    packed: torch.Tensor
+
+    _ASKED = frozenset({"shape", "dtype", "device", "is_contiguous", "data_ptr", "numel", "nbytes", "element_size"})
+
+    @classmethod
+    def of(cls, packed: torch.Tensor) -> "PackedWeight":
+        """What `Kernels.pack` made, wherever it is now; it begins at a cache line."""
+        assert packed.data_ptr() % 64 == 0
+        weight = packed.as_subclass(cls)
+        weight.packed = packed
+        return weight
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        asked = getattr(func, "__self__", func)  # of a property, its getter's owner
+        if getattr(asked, "__name__", "") not in cls._ASKED:
+            raise TypeError(f"{asked} of a packed weight: only the kernels that packed it can read it")
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+class Stack(Protocol):
+    """All layers in one call. `attention` names the attention backend whose arithmetic it has inside."""
+
+    attention: str
+
+    def forward(
+        self,
+        residual: torch.Tensor,
+        positions: torch.Tensor,
+        caches: Sequence[LayerKV],
+        batches: Sequence[AttentionBatch],
+        wanted: WantedTokens | None = None,
+    ) -> torch.Tensor:
+        """Embeddings [num_tokens, hidden] to hidden states after the final norm; writes the step's K and V.
+
+        `residual`, the embeddings, is used up. Same bits as the layers one by one. Layers of a KV group share a batch.
+        `wanted`: the tokens whose hidden states are returned; None = all.
+        """
+        ...
+
+
+class Kernels(Protocol):
+    """Implemented by `tandem.compute.native` (compiled, CPU) and `tandem.compute.torch.kernels` (any device)."""
+
+    def take_rows(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Rows `indices` (int64 [n], each in range) of `x` [rows, size], copied: [n, size]."""
+        ...
+
+    def can_pack(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+        """Whether `pack` serves a weight of that kind."""
+        ...
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        """`weight` [out, in] as `PackedWeight.of` wants it: the same bits from `linear` and `gated_linear`, sooner."""
+        ...
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """`x` [num_tokens, in] times `weight` [out, in] transposed, plus bias; accumulated in float32, rounded once."""
+        ...
+
+    def gated_linear(
+        self,
+        x: torch.Tensor,
+        gate: torch.Tensor,
+        up: torch.Tensor,
+        activation: Activation,
+        gate_bias: torch.Tensor | None = None,
+        up_bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`activation(x @ gate.T + gate_bias) * (x @ up.T + up_bias)`: [num_tokens, in] -> [num_tokens, ffn]."""
+        ...
+
+    def gated_product(self, gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """`activation(gate) * up`, of the same shape [num_tokens, size]."""
+        ...
+
+    def rms_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        *,
+        residual: torch.Tensor | None = None,
+        unit_offset: bool = False,
+    ) -> torch.Tensor:
+        """Root-mean-square norm over the last dimension, times `weight` (`1 + weight` with `unit_offset`, as Gemma has
+        it). With `residual`, first adds `x` into it in place and norms the sum.
+        """
+        ...
+
+    def rope_and_write(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        q_norm: torch.Tensor | None = None,
+        k_norm: torch.Tensor | None = None,
+        norm_eps: float = 1e-6,
+        unit_offset: bool = False,
+    ) -> None:
+        """Rotate `q` [num_tokens, num_heads, head_dim] and `k` [num_tokens, num_kv_heads, head_dim] in place (after an
+        optional per-head norm) and store `k` and `v` in the paged cache. `cos`, `sin`: float32 [max_positions,
+        rotary_dim / 2]; half-split convention. A token of slot -1 is stored nowhere
+        but perhaps in the null block, which nobody reads.
+        """
+        ...
+
+    def rotate(
+        self,
+        q: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        *,
+        norm: torch.Tensor | None = None,
+        norm_eps: float = 1e-6,
+        unit_offset: bool = False,
+    ) -> None:
+        """What `rope_and_write` does with `q`, for a layer without K and V of its own. `norm`: weight of its norm."""
+        ...
+
+    def stack(self, shape: StackShape, layers: Sequence[StackLayer], final_norm: torch.Tensor) -> Stack | None:
+        """The layers as one call, where there is one for such layers; None = they are to be called one by one."""
+        ...
+
+    def experts(self, activation: Activation, clamp: Clamp | None, experts: Sequence[ExpertWeights]) -> Experts | None:
+        """A layer's experts as one call; None = there is none for such experts: they are to be called one by one."""
+        ...
+
+    def expert_choice(
+        self, spec: RouterSpec, correction: torch.Tensor | None, expert_scales: torch.Tensor | None
+    ) -> ExpertChoice | None:
+        """The rule of `spec` as one call; None = there is none for such a rule.
+
+        `correction`, `expert_scales`: the tensors that the spec names, [num_experts] float32. The spec's norm is not
+        part of the rule.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""The arithmetic in PyTorch: slow and plainly right, on any device."""

@@ -1,0 +1,74 @@
+"""Encrypted and plain connections: the only place that makes channels and ports of gRPC.
+
+With certificates both sides prove theirs. A client checks the role and the deployment of the server in place of its
+host name; a server checks those of a client when it opens a session.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import grpc
+
+from tandem.core.errors import UntrustedPeerError
+from tandem.rpc.channel import CLIENT_OPTIONS
+from tandem.rpc.credentials import Credentials, certified_role
+from tandem.tls.files import Material, TlsFiles
+from tandem.tls.identity import CertifiedName, CertifiedRole, certified_name
+
+_DNS_NAMES = "peer_dns"  # of the certificate, as gRPC calls them
+
+
+class CallContext(Protocol):
+    """What says who made a call."""
+
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]: ...
+
+
+def open_channel(address: str, material: Material | None, role: CertifiedRole) -> grpc.aio.Channel:
+    """A channel to a process of that role; `material` None = plain."""
+    if material is None:
+        return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+    credentials = grpc.ssl_channel_credentials(material.ca, material.key, material.certificate)
+    options = (*CLIENT_OPTIONS, ("grpc.ssl_target_name_override", material.peer_name(role)))
+    return grpc.aio.secure_channel(address, credentials, options=options)
+
+
+def add_port(server: grpc.aio.Server, bind: str, tls: TlsFiles | None) -> int:
+    """Have `server` listen at `bind`; the port. Each connection is met with the certificate that is in the files then.
+
+    Raises:
+        RuntimeError: `bind` is taken or no address of this machine.
+    """
+    if tls is None:
+        return server.add_insecure_port(bind)
+    credentials = grpc.dynamic_ssl_server_credentials(
+        _configuration(tls), lambda: _configuration(tls), require_client_authentication=True
+    )
+    return server.add_secure_port(bind, credentials)
+
+
+def check_caller(context: CallContext, role: str, credentials: Credentials) -> None:
+    """Compare the role that a caller claims with its certificate.
+
+    Raises:
+        UntrustedPeerError: they differ, or it is of another deployment.
+    """
+    if credentials.tls is None:
+        return
+    names = [name.decode(errors="replace") for name in context.auth_context().get(_DNS_NAMES, ())]
+    deployment = credentials.tls.current().name.deployment
+    found = certified_name(names)
+    try:
+        wanted = CertifiedName(certified_role(role), deployment)
+    except ValueError:  # NOTE: of no role; the table of permissions answers it nothing
+        wanted = None
+    if found is None or found != wanted:
+        raise UntrustedPeerError(
+            f"a process that says to be a {role[:40]!r} of {deployment} has a certificate for "
+            f"{', '.join(names)[:300] or 'nobody'}; give each process the certificate of its role and deployment"
+        )
+
+
+def _configuration(tls: TlsFiles) -> grpc.ServerCertificateConfiguration:
+    material = tls.current()
+    return grpc.ssl_server_certificate_configuration([(material.key, material.certificate)], material.ca)

@@ -1,0 +1,142 @@
+"""One channel to a process, with the session over it: signs calls, and repeats those whose session was forgotten.
+
+Errors of gRPC leave it as they are; `link` translates them.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import grpc
+
+from tandem.core.errors import WorkerLostError
+from tandem.rpc.credentials import Credentials, certified_role
+from tandem.rpc.deadline import Deadline
+from tandem.rpc.encryption import open_channel
+from tandem.rpc.methods import Method
+from tandem.rpc.session import Expected, Session
+from tandem.rpc.sessions import Sessions
+from tandem.rpc.status import ADMITTED, PROOF_KEY, Metadata, is_session_unknown
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+
+class SessionChannel:
+    """Connects when first used, and again whenever it must, with the certificate that was current when it was made.
+
+    Args:
+        address: host:port.
+        credentials: of this process.
+        expected: what the process at `address` must be.
+    """
+
+    def __init__(self, address: str, credentials: Credentials, expected: Expected) -> None:
+        self._address = address
+        self._tls = credentials.tls
+        self._material = None if self._tls is None else self._tls.current()
+        (role,) = {certified_role(each) for each in expected.roles}
+        self._channel = open_channel(address, self._material, role)
+        self._sessions = Sessions(self._channel, address, credentials, expected)
+        self._unary: dict[str, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = {}
+        self._num_calls = 0
+
+    @property
+    def is_connected(self) -> bool:
+        return self._channel.get_state() is grpc.ChannelConnectivity.READY
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether it would have to connect, and there is another certificate by now."""
+        return self._tls is not None and not self.is_connected and self._tls.current() is not self._material
+
+    @property
+    def is_idle(self) -> bool:
+        return self._num_calls == 0
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """For the time of a call."""
+        self._num_calls += 1
+        try:
+            yield
+        finally:
+            self._num_calls -= 1
+
+    def has_session(self, incarnation: str) -> bool:
+        """Whether one with this incarnation is open; "" = any."""
+        return self._sessions.ready(incarnation) is not None
+
+    async def ask(self, method: Method[Q, A], data: bytes, deadline: Deadline, metadata: Metadata) -> bytes:
+        """One answer to one request."""
+        ask = self._unary.get(method.path) or self._unary.setdefault(
+            method.path, self._channel.unary_unary(method.path)
+        )
+        session = self._sessions.ready("") or await self.opened(method, deadline)
+        try:
+            return await ask(data, timeout=deadline.left_s(), metadata=_signed(session, method, data, metadata))
+        except grpc.aio.AioRpcError as error:
+            if not is_session_unknown(error):
+                raise
+        self._sessions.forget(session)
+        session = await self.opened(method, deadline)
+        return await ask(data, timeout=deadline.left_s(), metadata=_signed(session, method, data, metadata))
+
+    async def stream(
+        self, method: Method[Q, A], data: bytes, deadline: Deadline, incarnation: str, metadata: Metadata
+    ) -> AsyncGenerator[bytes, None]:
+        """Many answers to one request."""
+        start: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(method.path)
+        for is_last in (False, True):
+            session = self._sessions.ready(incarnation) or await self.opened(method, deadline, incarnation)
+            call = start(data, timeout=deadline.left_s(), metadata=_signed(session, method, data, metadata))
+            try:
+                async for answer in call:
+                    yield answer
+                return
+            except grpc.aio.AioRpcError as error:
+                if is_last or not is_session_unknown(error):
+                    raise
+                self._sessions.forget(session)
+            finally:
+                call.cancel()
+
+    async def admitted(self, method: Method[Q, A], deadline: Deadline) -> "grpc.aio.StreamStreamCall[bytes, bytes]":
+        """A call of many requests, once the server has let it in: what it was sent before could not be sent again."""
+        start: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(method.path)
+        for is_last in (False, True):
+            session = self._sessions.ready("") or await self.opened(method, deadline)
+            call, is_admitted = start(metadata=((PROOF_KEY, session.signed(method.path)),)), False
+            try:
+                is_admitted = ADMITTED in tuple(await call.initial_metadata())
+                if is_admitted:
+                    return call
+                await call.read()
+                raise WorkerLostError(f"{self._address} ended {method.name} before it began")
+            except grpc.aio.AioRpcError as error:
+                if is_last or not is_session_unknown(error):
+                    raise
+                self._sessions.forget(session)
+            finally:
+                if not is_admitted:
+                    call.cancel()
+        raise AssertionError("unreachable")
+
+    async def opened(self, method: Method[Q, A], deadline: Deadline, incarnation: str = "") -> Session:
+        """A session with this incarnation.
+
+        Raises:
+            TimeoutError: none within the deadline.
+        """
+        async with asyncio.timeout(deadline.left_s()):
+            return await self._sessions.opened(incarnation)
+
+    async def close(self, grace_s: float | None = None) -> None:
+        """End it, and calls that still run after `grace_s`."""
+        await self._sessions.close()
+        await self._channel.close(grace_s)
+
+
+def _signed(session: Session, method: Method[Q, A], data: bytes, metadata: Metadata) -> Metadata:
+    return ((PROOF_KEY, session.signed(method.path, data)), *metadata)

@@ -1,0 +1,61 @@
+"""A TLS socket that fills many buffers, bounds each wait, and may be shut down by any thread."""
+
+import socket
+import ssl
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+class EncryptedSocket(ssl.SSLSocket):
+    """What `SSLContext.wrap_socket` makes here. One thread reads and writes; any may shut down.
+
+    NOTE: a TLS record has at most 16 KiB, so each call of the library moves no more.
+    """
+
+    _receive_s: float | None = None
+    _send_s: float | None = None
+
+    def wait_at_most(self, *, receive_s: float, send_s: float) -> None:
+        """How long one call waits for the other side, 0 = for ever."""
+        self._receive_s, self._send_s = receive_s or None, send_s or None
+
+    def fill(self, views: Iterable[memoryview]) -> int:
+        """Fill all views; the number of bytes, fewer when the wait ran out or the other side closed.
+
+        Raises:
+            BlockingIOError: the wait ran out before one byte came.
+        """
+        self.settimeout(self._receive_s)
+        total = 0
+        for view in views:
+            while view:
+                try:
+                    num_bytes = self.recv_into(view)
+                except TimeoutError as error:
+                    if total:
+                        return total
+                    raise BlockingIOError("nothing came in time") from error
+                if num_bytes == 0:
+                    return total
+                total += num_bytes
+                view = view[num_bytes:]
+        return total
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        self.settimeout(self._send_s)
+        super().sendall(data, flags)
+
+    def shutdown(self, how: int) -> None:
+        """Wake the thread that reads or writes.
+
+        NOTE: the base class forgets the TLS state first, after which a read under way goes on with bytes that nobody
+        has decrypted or authenticated.
+        """
+        socket.socket.shutdown(self, how)
+
+
+def dns_names(connection: ssl.SSLSocket) -> Sequence[str]:
+    """Those in the certificate of the other side, which was verified."""
+    certificate = connection.getpeercert() or {}
+    entries: Any = certificate.get("subjectAltName", ())
+    return [value for kind, value in entries if kind == "DNS"]

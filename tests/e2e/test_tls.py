@@ -1,0 +1,107 @@
+"""TLS as users meet it: real processes with certificates, and services that would speak plain text to others."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tandem.tls.authority import Authority
+from tandem.tls.identity import CertifiedRole
+from tests.e2e.test_up import ROOT, children_of, running
+from tests.helpers.checkpoints import save_tiny_llama
+from tests.helpers.secret import SECRET
+from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
+
+FLAGS = ("--kv-cache-gib", "0.02", "--num-threads", "1", "--no-native-kernels", "--transport", "tcp")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tiny = save_tiny_llama(
+        tmp_path_factory.mktemp("models") / "tiny", vocab_size=NUM_TOKENS, eos_token_id=NUM_TOKENS - 1
+    )
+    return write_byte_tokenizer(tiny)
+
+
+def answers_plain_text(port: int) -> bool:
+    """Whether anything comes from a gRPC server (HTTP/2 settings) or our transport (its hello) without TLS."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.settimeout(0.5)
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+        try:
+            heard = connection.recv(64)
+        except (TimeoutError, ConnectionError):
+            return False
+    return heard[:1] != b"\x15" and bool(heard)  # NOTE: 21 is an alert of TLS
+
+
+def listened_ports(process: psutil.Process) -> set[int]:
+    """Of gRPC and of our transport."""
+    arguments = process.cmdline()
+    metrics = int(arguments[arguments.index("--metrics-port") + 1])
+    found = {entry.laddr.port for entry in process.net_connections("tcp") if entry.status == "LISTEN"}
+    return found - {metrics}
+
+
+@pytest.mark.parametrize("flags", [(), ("--tls",)], ids=["plain", "TLS"])
+def test_up_encrypts_what_its_processes_say_if_told(flags: tuple[str, ...], model: Path) -> None:
+    with running(ROOT, "--model", model, "--port", "0", "--quiet", *flags, *FLAGS) as terminal:
+        (match,) = terminal.until(r"^tiny is served at (http://.*)$")
+        asked = {"model": "tiny", "prompt": list(range(1, 60)), "max_tokens": 4}
+        answer = httpx.post(f"{match[1]}/v1/completions", json=asked, timeout=30, trust_env=False)
+        assert answer.status_code == 200, answer.text
+        processes = children_of(terminal)
+        directories = {each.environ().get("TANDEM_TLS_DIR") for each in processes}
+        for process in processes:
+            if "services.gateway" not in process.cmdline():
+                answered = {answers_plain_text(port) for port in listened_ports(process)}
+                assert answered == {not flags}, process.cmdline()
+        if flags:
+            paths = [Path(each or "") for each in directories]
+            assert {path.name for path in paths} == {"gateway", "router", "worker"}
+            for path in paths:
+                assert (path.stat().st_mode | (path / "tls.key").stat().st_mode) & 0o077 == 0
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.process.wait(60) == 0, terminal.lines
+        assert not any(Path(each).exists() for each in directories if each)
+
+
+def start(role: str, *flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TANDEM_")}
+    return subprocess.run(
+        [sys.executable, "-m", f"services.{role}", *flags],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+        env=environment | {"TANDEM_CLUSTER_SECRET": SECRET.decode(), **variables},
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("role", ["router", "prefill", "decode", "gateway", "planner"])
+def test_no_service_speaks_plain_text_to_others_unasked(model: Path, role: str) -> None:
+    flags = {
+        "router": ("--bind", "0.0.0.0:0"),
+        "prefill": ("--model", str(model), "--bind", "0.0.0.0:0", "--advertise", "127.0.0.1:1"),
+        "decode": ("--model", str(model), "--bind", "0.0.0.0:0", "--advertise", "127.0.0.1:1"),
+        "gateway": ("--model", str(model), "--port", "0", "--routers", "192.0.2.1:7800"),
+        "planner": ("--gateways", "127.0.0.1:1", "--routers", "192.0.2.1:7800", "--metrics-port", "0"),
+    }[role]
+    done = start(role, *flags)
+    assert done.returncode == 2, done.stderr
+    assert "is beyond this machine, where processes need TLS: set --tls-dir" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_certificate_of_no_use_is_named(tmp_path: Path) -> None:
+    Authority("chat.default").write(tmp_path, CertifiedRole.WORKER)
+    done = start("router", TANDEM_TLS_DIR=str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"error: {tmp_path}/tls.crt is for a worker")

@@ -1,0 +1,126 @@
+"""Certificates of the chart: of which role each pod has, and that its processes take those that the chart draws."""
+
+import base64
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import pytest
+import yaml
+from cryptography import x509
+
+from tandem.rpc.credentials import certified_role
+from tandem.tls.files import TlsFiles
+from tandem.tls.identity import CertifiedName, CertifiedRole
+from tests.helm.cases import MINIMAL
+from tests.helm.renders import ALL, rendered
+from tests.helpers.helm import CHART, NAME, NAMESPACE, POOLS, Object, at, merged, render
+
+DRAWN = (CertifiedRole.GATEWAY, CertifiedRole.ROUTER, CertifiedRole.WORKER, CertifiedRole.PLANNER)
+PLANNED = merged(MINIMAL, at("planner.enabled", True))
+
+
+def drawn(values: Mapping[str, Any]) -> dict[str, dict[str, bytes]]:
+    """Data of the Secrets of certificates, by role. NOTE: renders of the matrix mask it."""
+    made = helm_python.Chart.load(str(CHART)).render(dict(values), name=NAME, namespace=NAMESPACE)
+    objects = [
+        each for text in made.values() if "kubernetes.io/tls" in text for each in yaml.safe_load_all(text) if each
+    ]
+    return {
+        each["metadata"]["name"].rpartition("-")[2]: {
+            name: base64.b64decode(value, validate=True) for name, value in each["data"].items()
+        }
+        for each in objects
+    }
+
+
+def secret_of(pod: Object) -> str | None:
+    """The Secret of a pod's certificates."""
+    found = [each["secret"]["secretName"] for each in pod["volumes"] if each["name"] == "tls"]
+    return found[0] if found else None
+
+
+@pytest.fixture(scope="module")
+def secrets() -> dict[str, dict[str, bytes]]:
+    return drawn(MINIMAL)
+
+
+@pytest.mark.parametrize("role", DRAWN)
+def test_processes_take_what_the_chart_draws(
+    role: CertifiedRole, secrets: dict[str, dict[str, bytes]], tmp_path: Path
+) -> None:
+    for name, data in secrets[role].items():
+        (tmp_path / name).write_bytes(data)
+    material = TlsFiles(tmp_path, role).current()
+    assert material.name == CertifiedName(role, f"{NAME}.{NAMESPACE}")
+    end = x509.load_pem_x509_certificate(material.certificate).not_valid_after_utc
+    assert timedelta(days=3649) < end - datetime.now(UTC) <= timedelta(days=3650)
+
+
+def test_all_are_of_one_authority_whose_key_is_nowhere(secrets: dict[str, dict[str, bytes]]) -> None:
+    assert set(secrets) == set(DRAWN)
+    assert len({data["ca.crt"] for data in secrets.values()}) == 1
+    assert len({data["tls.key"] for data in secrets.values()}) == len(DRAWN)
+    assert {name for data in secrets.values() for name in data} == {"tls.crt", "tls.key", "ca.crt"}
+    assert all(b"PRIVATE KEY" not in data["ca.crt"] for data in secrets.values())
+
+
+def test_the_deployment_is_in_the_names() -> None:
+    secrets = drawn(merged(MINIMAL, at("tls.deployment", "llm.example")))
+    certificate = x509.load_pem_x509_certificate(secrets["router"]["tls.crt"])
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["router.llm.example.tandem.internal"]
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_pod_has_the_key_of_its_role_alone(pool: str) -> None:
+    made = render(PLANNED)
+    role = certified_role(pool)
+    assert secret_of(made.deployment(pool)["spec"]["template"]["spec"]) == f"{NAME}-tandem-tls-{role}"
+    (mount,) = [each for each in made.container(pool)["volumeMounts"] if each["name"] == "tls"]
+    assert mount["readOnly"]
+    assert made.env(pool)["TANDEM_TLS_DIR"]["value"] == mount["mountPath"]
+    assert "TANDEM_INSECURE" not in made.env(pool)
+
+
+def test_plain_text_is_said() -> None:
+    made = rendered("plain-text")
+    for pool in ("gateway", "router", "prefill", "decode"):
+        assert made.env(pool)["TANDEM_INSECURE"]["value"] == "true"
+        assert "TANDEM_TLS_DIR" not in made.env(pool)
+        assert secret_of(made.deployment(pool)["spec"]["template"]["spec"]) is None
+    assert "can read and change prompts, answers and KV blocks" in made.notes
+    assert not [each for each in made.of_kind("Secret") if each["type"] == "kubernetes.io/tls"]
+
+
+def test_cert_manager_makes_one_for_each_role_that_runs() -> None:
+    made = rendered("certificates-of-cert-manager")
+    found = {each["spec"]["dnsNames"][0]: each["spec"] for each in made.of_kind("Certificate")}
+    assert set(found) == {str(CertifiedName(role, f"{NAME}.{NAMESPACE}")) for role in DRAWN}
+    for name, spec in found.items():
+        assert spec["secretName"] == f"{NAME}-tandem-tls-{name.partition('.')[0]}"
+        assert {"server auth", "client auth"} <= set(spec["usages"])
+    assert not [each for each in made.of_kind("Secret") if each["type"] == "kubernetes.io/tls"]
+
+
+def test_given_secrets_are_used_and_nothing_is_drawn() -> None:
+    made = rendered("certificates-given")
+    pods = {pool: made.deployment(pool)["spec"]["template"]["spec"] for pool in ("gateway", "router", "prefill")}
+    assert {pool: secret_of(pod) for pool, pod in pods.items()} == {"gateway": "a", "router": "b", "prefill": "c"}
+    assert not [each for each in made.of_kind("Secret") if each["type"] == "kubernetes.io/tls"]
+
+
+def test_certificates_restart_no_pod() -> None:
+    """They are drawn anew in every render here; a change of them must reach processes that run."""
+    first, second = (render(MINIMAL).deployment("router")["spec"]["template"] for _ in range(2))
+    assert first == second
+
+
+def test_no_other_pod_has_a_key() -> None:
+    for case in ALL:
+        for each in rendered(case).objects:
+            if each["kind"] == "Pod" or each["kind"] == "Job":
+                pod = each["spec"] if each["kind"] == "Pod" else each["spec"]["template"]["spec"]
+                assert "-tls-" not in yaml.safe_dump(pod.get("volumes", [])), case
