@@ -17,7 +17,7 @@ import tracemalloc
 from collections import Counter
 from typing import Any
 
-from services.gateway.__main__ import _serve
+from tandem.gateway.server import run_gateway
 from tandem.gateway.settings import GatewaySettings
 from tandem.serving.command import run_command
 
@@ -81,4 +81,4 @@ class _Reporter:
 
 if __name__ == "__main__":
     threading.Thread(target=_Reporter().run, name="reports", daemon=True).start()
-    sys.exit(run_command(GatewaySettings, sys.argv[1:], _serve))
+    sys.exit(run_command(GatewaySettings, sys.argv[1:], run_gateway))

@@ -102,9 +102,8 @@ def observed_gateway(place: Path, flags: Sequence[str] = ()) -> Iterator[Observe
         yield Observed(url, gateway, psutil.Process(gateway.pid), _keys(url, admin))
     finally:
         gateway.terminate()
-        gateway.wait(60)
-        backend.stdin.close()
-        backend.wait(60)
+        gateway.communicate(timeout=60)
+        backend.communicate(timeout=60)
 
 
 def _admin_key(accounts: Path) -> str:
@@ -124,7 +123,8 @@ def _keys(url: str, admin: str) -> list[str]:
 def _ready(log: Path, gateway: "subprocess.Popen[str]") -> str:
     deadline_s = time.monotonic() + _READY_S
     while time.monotonic() < deadline_s and gateway.poll() is None:
-        url = next((line.split("ready at ")[1].split()[0] for line in log.open() if "ready at " in line), None)
+        lines = log.read_text().splitlines()
+        url = next((line.split("ready at ")[1].split()[0] for line in lines if "ready at " in line), None)
         if url is not None and httpx.get(f"{url}/ready").status_code == 200:
             return url
         time.sleep(0.1)

@@ -57,7 +57,7 @@ class StoredResponse:
         text = orjson.dumps({"response": self.response, "items": self.items})
         if len(text) > max_bytes:
             raise CapacityError(f"response {self.response_id} has {len(text)} bytes; at most {max_bytes} are stored")
-        return text
+        return bytes(memoryview(text))  # NOTE: orjson's own keep the buffer they were written in, of 16 KiB or more
 
     @classmethod
     def decode(cls, text: bytes, *, is_lost: bool) -> "StoredResponse":

@@ -1,6 +1,7 @@
 """Contract of every store of responses, and what each adds."""
 
 import asyncio
+import tracemalloc
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -399,3 +400,16 @@ def test_keys_are_changed_without_losing_what_the_old_one_encrypted(
 def test_keys_that_are_none_are_refused(keys: list[bytes], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         ResponseSealer(keys)
+
+
+def test_an_entry_takes_no_more_memory_than_its_text() -> None:
+    """Regression: each kept the buffer of 16 KiB and more in which it was encoded, several times what was counted."""
+    entry = StoredResponse({"id": new_response_id(), "status": "completed", "output": ["x" * 2000]}, [])
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        texts = [entry.encoded(2**20) for _ in range(100)]
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (after - before) / len(texts) < len(texts[0]) + 512
