@@ -1,4 +1,4 @@
-"""What is loaded of a model: its tensors, and the format of each of its weights."""
+"""The plan of loading a model: its tensors, and the format of each of its weights."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
