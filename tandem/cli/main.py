@@ -15,7 +15,11 @@ VERBS: Mapping[str, tuple[str, str | Mapping[str, str], str]] = {
     "up": ("tandem.cli.up", "UpCommand", "serve a model on this machine: gateway, router, prefill and decode workers"),
     "load": ("tandem.cli.load", "LoadCommand", "load-test a gateway: closed loop, open loop or a trace, with goodput"),
     "trace": ("tandem.cli.trace", "TraceCommand", "show where one request's time went"),
-    "plan": ("tandem.cli.plan", "PlanCommand", "say how many workers a workload needs, what users would get and the cost"),
+    "plan": (
+        "tandem.cli.plan",
+        "PlanCommand",
+        "say how many workers a workload needs, what users would get and the cost",
+    ),
     "keys": ("tandem.cli.keys", KEY_VERBS, "create, list, show and revoke API keys"),
     "usage": ("tandem.cli.usage", "UsageCommand", "export what API keys used and what it cost"),
     "generate": ("tandem.cli.generate", "GenerateCommand", "answer prompts from the command line or a JSONL file"),
