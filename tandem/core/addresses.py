@@ -6,6 +6,7 @@ from ipaddress import ip_address
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach what listens at `host`, an IP address or a name."""
     try:
-        return ip_address(host.strip("[]")).is_loopback
+        address = ip_address(host.strip("[]"))
     except ValueError:
-        return host == "localhost"
+        return host.lower() in ("localhost", "ip6-localhost")
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback

@@ -20,8 +20,7 @@ class CallWindow:
             self._seen = (self._seen << ahead | 1) & _MASK if ahead < SIZE else 1
             self._highest = number
             return True
-        bit = 1 << -ahead
-        if -ahead >= SIZE or self._seen & bit:
+        if -ahead >= SIZE or self._seen & 1 << -ahead:  # NOTE: in this order, or a caller chooses the shift's size
             return False
-        self._seen |= bit
+        self._seen |= 1 << -ahead
         return True

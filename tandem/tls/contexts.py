@@ -27,7 +27,7 @@ def _context(protocol: int, certificate: Path, key: Path, ca: bytes) -> ssl.SSLC
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # NOTE: as gRPC does; a CA may be an intermediate one
     context.load_cert_chain(certificate, key)
-    context.load_verify_locations(cadata=ca.decode())
+    context.load_verify_locations(cadata=ca)
     context.sslsocket_class = EncryptedSocket
     return context
 

@@ -100,13 +100,14 @@ class TlsFiles:
     def _load(self) -> Material:
         certificate, key, ca = self._bytes(CERTIFICATE), self._bytes(KEY), self._bytes(CA)
         leaf = self._certificates(CERTIFICATE, certificate)[0]
-        self._certificates(CA, ca)
+        # NOTE: without what a file may have beside certificates, such as comments, which `ssl` reads as ASCII
+        authorities = b"".join(each.public_bytes(Encoding.DER) for each in self._certificates(CA, ca))
         self._check_key(leaf, key)
         self._check_dates(leaf)
         name = self._name(leaf)
         paths = self._directory / CERTIFICATE, self._directory / KEY
         try:
-            server, client = server_context(*paths, ca), client_context(*paths, ca)
+            server, client = server_context(*paths, authorities), client_context(*paths, authorities)
             check_by_handshake(server, client, str(name))
         except (OSError, ConfigurationError) as error:  # NOTE: an SSLError is an OSError
             raise ConfigurationError(

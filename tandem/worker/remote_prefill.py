@@ -108,7 +108,8 @@ class RemotePrefill:
             pulls: list[asyncio.Task[None]] = []
             try:
                 await self._follow(stream, source, lease_id, pulls)
-                await self._room()
+                if not source.is_broken:
+                    await self._room()
                 await asyncio.gather(*pulls)
             finally:
                 try:

@@ -2,7 +2,9 @@
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -224,10 +226,20 @@ def test_a_role_needs_every_right_that_it_has_and_no_other(role: str, server: Re
     assert called - BY_THE_TEST == allowed(role) - {"ping"}
 
 
+@contextmanager
+def told_with(remedy: str, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """An error whose remedy is in its words, or in the log where the words are for clients."""
+    with pytest.raises(TandemError) as raised:
+        yield
+    assert re.search(remedy, f"{raised.value}\n{caplog.text}")
+
+
 @pytest.mark.parametrize(("name", "role"), WRONG)
-def test_no_role_has_a_store_of_another(name: str, role: str, server: RedisServer, admin: Redis) -> None:
+def test_no_role_has_a_store_of_another(
+    name: str, role: str, server: RedisServer, admin: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
     store = STORES[name]
-    with pytest.raises(TandemError, match=f"redis://{store.role}:PASSWORD@host:port, with the rules of .*users.acl"):
+    with told_with(f"redis://{store.role}:PASSWORD@host:port, with the rules of .*users.acl", caplog):
         asyncio.run(store.session(role_url(server, role)))
     assert refused(admin)
     assert admin.dbsize() == 0
@@ -250,9 +262,11 @@ def test_no_role_commands_the_server(role: str, command: str, server: RedisServe
 
 @pytest.mark.parametrize("name", STORES)
 @pytest.mark.parametrize("user", ["", ":x@", "cluster:wrong@", "nobody:x@"])
-def test_a_wrong_credential_is_told_with_the_remedy(name: str, user: str, server: RedisServer) -> None:
+def test_a_wrong_credential_is_told_with_the_remedy(
+    name: str, user: str, server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
     store = STORES[name]
-    with pytest.raises(TandemError, match=rf"give the URL the user .* redis://{store.role}:PASSWORD@host:port"):
+    with told_with(f"give the URL the user .* redis://{store.role}:PASSWORD@host:port", caplog):
         asyncio.run(store.session(server.url.replace("//", f"//{user}")))
 
 

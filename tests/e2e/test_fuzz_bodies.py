@@ -293,8 +293,9 @@ def fault_of(path: str, answer: httpx.Response) -> str | None:
         return f"status {answer.status_code}: {answer.text[:300]}"
     if answer.status_code == 200:
         return None
-    says_json = answer.request.headers["content-type"].startswith("application/json")
-    if answer.status_code not in ((400, 404, 413, 429) if says_json else (415,)):
+    headers = answer.request.headers
+    is_plain_json = headers["content-type"].startswith("application/json") and "content-encoding" not in headers
+    if answer.status_code not in ((400, 404, 413, 429) if is_plain_json else (415,)):
         return f"status {answer.status_code}: {answer.text[:300]}"
     try:
         told = answer.json()

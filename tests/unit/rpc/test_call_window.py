@@ -19,3 +19,10 @@ def test_calls_may_overtake_each_other() -> None:
     window = CallWindow()
     assert all(window.take(number) for number in (3, 1, 2, SIZE + 3, 4))
     assert not any(window.take(number) for number in (1, 2, 3, 4, SIZE + 3))
+
+
+def test_a_number_far_behind_costs_nothing() -> None:
+    """It was shifted by the distance first, which a caller chooses: 10**17 raised MemoryError."""
+    window = CallWindow()
+    assert window.take(10**17)
+    assert not window.take(1)

@@ -134,6 +134,14 @@ def test_new_files_that_are_of_no_use_change_nothing(
     assert files.current() is not before
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_comments_beside_certificates_do_not_matter(encoding: str, directory: Path) -> None:
+    """`ssl` reads text as ASCII: such a comment ended the process."""
+    ca = directory / "ca.crt"
+    ca.write_bytes("# Főtanúsítvány\n".replace("ő", "ö").encode(encoding) + ca.read_bytes())
+    assert TlsFiles(directory, WORKER).current().name.role is WORKER
+
+
 def test_a_directory_that_is_replaced_by_a_link(tmp_path: Path) -> None:
     """As the kubelet replaces the files of a Secret."""
     OURS.write(tmp_path / "1", WORKER)

@@ -26,11 +26,11 @@ export class MarkdownView {
     const context = {};
     const lines = text.split("\n");
     const blocks = topBlocks(parser.parse(text, context));
-    const numReferences = Object.keys(context.references ?? {}).length; // a new one may turn earlier words into links
+    const references = JSON.stringify(context.references ?? {}); // a new or longer one changes earlier words' links
     while (this.node.childNodes.length > blocks.length) this.node.lastChild.remove();
     blocks.forEach((tokens, index) => {
       const [begin, end] = tokens[0].map;
-      const source = `${numReferences} ${lines.slice(begin, end).join("\n")}`;
+      const source = `${references} ${lines.slice(begin, end).join("\n")}`;
       const old = this.node.childNodes[index];
       if (!old) this.node.append(built(tokens));
       else if (this.sources[index] !== source) old.replaceWith(built(tokens));
