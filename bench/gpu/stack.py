@@ -29,7 +29,7 @@ from tandem.engine.runner import ModelRunner
 from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.spec import build_layout
 from tandem.models.decoder import Decoder
-from tandem.models.load_plan import LoadPlan
+from tandem.models.load_plan import LoadingPlan
 from tandem.models.parameters import Parameters
 from tandem.scheduler.output import KVNews, KVReserved, SampledToken, SchedulerOutput
 from tandem.scheduler.request import Handoff
@@ -141,7 +141,7 @@ def build(setting: Setting, model: RandomModel, limits: Limits) -> Stack:
 
 
 def _parameters(model: RandomModel, kernels: Kernels) -> Parameters:
-    plan, tensors = LoadPlan.of(model.spec, (DenseFormat(kernels),)), model.parameters
+    plan, tensors = LoadingPlan.of(model.spec, (DenseFormat(kernels),)), model.parameters
     matrices = {HEAD: tensors[EMBEDDING]} | tensors  # the head is the embedding where there is no other
     weights = {weight.name: form.load(weight, {weight.name: matrices[weight.name]}) for weight, form in plan.weights}
     return Parameters({tensor.name: tensors[tensor.name] for tensor in plan.tensors}, weights)

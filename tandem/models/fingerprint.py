@@ -13,14 +13,14 @@ import torch
 
 from tandem.architecture.model import EMBEDDING, HEAD, ModelSpec
 from tandem.models.checkpoint import Checkpoint
-from tandem.models.load_plan import LoadPlan
+from tandem.models.load_plan import LoadingPlan
 from tandem.models.weights import Sources
 
 _SAMPLE_BYTES = 4096
 _PAGES_BYTES = 3 << 21  # NOTE: the kernel maps up to a huge page around each sample
 
 
-def compute_fingerprint(checkpoint: Checkpoint, plan: LoadPlan, sources: Sources, model: ModelSpec) -> str:
+def compute_fingerprint(checkpoint: Checkpoint, plan: LoadingPlan, sources: Sources, model: ModelSpec) -> str:
     """64 hexadecimal digits. Independent of how the tensors are spread over files, and of token ids and limits that do
     not change KV.
     """

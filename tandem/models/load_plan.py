@@ -13,14 +13,14 @@ from tandem.compute.weights.formats import choose_format
 
 
 @dataclass(frozen=True, slots=True)
-class LoadPlan:
+class LoadingPlan:
     """`tensors`: all that are not weights of linear maps."""
 
     tensors: tuple[TensorSpec, ...]
     weights: tuple[tuple[TensorSpec, WeightFormat], ...]
 
     @classmethod
-    def of(cls, spec: ModelSpec, formats: Sequence[WeightFormat]) -> "LoadPlan":
+    def of(cls, spec: ModelSpec, formats: Sequence[WeightFormat]) -> "LoadingPlan":
         """Each weight has the first of `formats` that does not refuse it.
 
         Raises:

@@ -24,7 +24,7 @@ from tandem.models.fingerprint import compute_fingerprint
 from tandem.models.generation import read_generation_config
 from tandem.models.hub import resolve_model_path
 from tandem.models.layers.rotary import check_ropes
-from tandem.models.load_plan import LoadPlan, dtype_of
+from tandem.models.load_plan import LoadingPlan, dtype_of
 from tandem.models.packed import PackedFile
 from tandem.models.parameters import Parameters
 from tandem.models.weights import Sources, load_tensor, match_parameters
@@ -89,7 +89,7 @@ def load_model(
     generation = read_generation_config(directory)
     named = dtype if dtype != AUTO else _named_dtype(fields)
     if named is not None:
-        plan = LoadPlan.of(spec, formats)
+        plan = LoadingPlan.of(spec, formats)
         _refuse_what_does_not_fit(plan, replace(spec, dtype=named), directory, device, memory_bytes)
     checkpoint = open_checkpoint(directory, allow_pickle=allow_pickle)
     spec, plan, sources = match_parameters(checkpoint, spec, formats, family.parameter_name)
@@ -108,7 +108,7 @@ def load_model(
 
 def _load(
     checkpoint: Checkpoint,
-    plan: LoadPlan,
+    plan: LoadingPlan,
     sources: Sources,
     spec: ModelSpec,
     device: torch.device,
@@ -139,7 +139,7 @@ def _load(
 
 
 def _refuse_what_does_not_fit(
-    plan: LoadPlan, spec: ModelSpec, directory: Path, device: torch.device, memory_bytes: int | None
+    plan: LoadingPlan, spec: ModelSpec, directory: Path, device: torch.device, memory_bytes: int | None
 ) -> None:
     """NOTE: weights on the CPU are mapped files, so a model that is too large would load and then read its disk for
     every token. One file that is larger than memory cannot be mapped at all, so this is asked before any is opened, if

@@ -27,7 +27,7 @@ from tandem.compute.weights.base import PackedForm, Weight, WeightFormat
 from tandem.core.errors import CheckpointError
 from tandem.models.checkpoint import Checkpoint
 from tandem.models.file_lock import locked
-from tandem.models.load_plan import LoadPlan, dtype_of, num_bytes_of
+from tandem.models.load_plan import LoadingPlan, dtype_of, num_bytes_of
 from tandem.models.safetensors_header import safetensors_header
 from tandem.models.weight_files import SafetensorsFile
 from tandem.models.weights import Sources, load_tensor
@@ -64,7 +64,7 @@ class PackedFile:
 
     @classmethod
     def of(
-        cls, checkpoint: Checkpoint, plan: LoadPlan, sources: Sources, spec: ModelSpec, directory: Path
+        cls, checkpoint: Checkpoint, plan: LoadingPlan, sources: Sources, spec: ModelSpec, directory: Path
     ) -> "PackedFile | None":
         """None: such a model is not packed, or it is too small."""
         weights = _packed_weights(plan, spec.dtype)
@@ -155,7 +155,7 @@ class PackedFile:
         return spec.name, spec.shape, _NAMES[dtype_of(spec, self.dtype)], num_bytes_of(spec, self.dtype)
 
 
-def _packed_weights(plan: LoadPlan, dtype: str) -> tuple[tuple[TensorSpec, WeightFormat, PackedForm], ...] | None:
+def _packed_weights(plan: LoadingPlan, dtype: str) -> tuple[tuple[TensorSpec, WeightFormat, PackedForm], ...] | None:
     """All but small ones; None where one cannot be packed: calls that fuse products take weights in one order. The head
     is multiplied alone, so it may be left out.
     """

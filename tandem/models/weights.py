@@ -16,7 +16,7 @@ from tandem.compute.huge_pages import advise_huge_pages
 from tandem.compute.weights.base import WeightFormat
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
 from tandem.models.checkpoint import Checkpoint
-from tandem.models.load_plan import LoadPlan
+from tandem.models.load_plan import LoadingPlan
 
 _PIECE_BYTES = 4 << 20
 _FLOATS = ("float32", "bfloat16", "float16")
@@ -24,7 +24,7 @@ _REMEDY = "weights and config.json are of different models; download both again 
 _HARMLESS_SUFFIXES = (".rotary_emb.inv_freq",)
 
 Sources = Mapping[str, Source]
-"""Name of a `LoadPlan`'s tensor -> the part of a tensor of the checkpoint, by the checkpoint's name."""
+"""Name of a `LoadingPlan`'s tensor -> the part of a tensor of the checkpoint, by the checkpoint's name."""
 
 
 def match_parameters(
@@ -32,7 +32,7 @@ def match_parameters(
     spec: ModelSpec,
     formats: Sequence[WeightFormat],
     parameter_name: Callable[[str], str | None],
-) -> tuple[ModelSpec, LoadPlan, Sources]:
+) -> tuple[ModelSpec, LoadingPlan, Sources]:
     """What is to be loaded, and of what; the spec comes back with `tie_word_embeddings` as it really is.
 
     Raises:
@@ -44,7 +44,7 @@ def match_parameters(
     stored = {name: source for name, source in stored.items() if not name.startswith(spec.unserved)}
     if spec.tie_word_embeddings:
         spec, stored = _resolve_tie(checkpoint, spec, stored)
-    plan = LoadPlan.of(spec, formats)
+    plan = LoadingPlan.of(spec, formats)
     tensors = tuple(plan.stored())
     wanted = {tensor.name: tensor.source or Source(tensor.name) for tensor in tensors}
     _check_names(checkpoint, stored, {source.tensor for source in wanted.values()})
