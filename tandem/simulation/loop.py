@@ -56,6 +56,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, Node, asyncio.Handle]] = []
         self._numbers = itertools.count()
         self._graveyard: list[object] = []
+        self._late_tasks: list[asyncio.Task[Any]] = []  # begun by what cleans up while all is let go of
         self._is_over = False
         self.in_job = False
         self.num_events = 0
@@ -107,9 +108,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
             for node in self._nodes:
                 self._graveyard += node.tasks
             tasks = [item for item in self._graveyard if isinstance(item, asyncio.Task) and not item.done()]
-            for task in tasks:
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
-                _close(task)
+            while tasks:
+                for task in tasks:
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+                    _close(task)
+                tasks, self._late_tasks = self._late_tasks, []
             self._graveyard.clear()
             self._timers.clear()
             self._nodes.clear()
@@ -200,6 +203,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         task = _Task(coro, next(self._numbers), loop=self, context=context)
         node = (current_node.get() if context is None else context.get(current_node)) or self.world
         node.tasks.add(task)
+        if self._is_over:
+            self._late_tasks.append(task)
         return task
 
     def _note_bug(self, what: dict[str, Any]) -> None:
