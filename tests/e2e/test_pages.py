@@ -435,6 +435,8 @@ def test_blocks_in_use_and_cached_are_told_apart(stage: Stage, tmp_path: Path) -
         cluster.router.told = [replace(one, status=replace(one.status, blocks=blocks))]
         await tab.page.goto("/operations")
         row = tab.page.locator("#workers-table tr:has-text('prefill-0')")
+        await row.locator(".shares span").first.wait_for()
+        await tab.page.locator("#processes-table tr:has-text('gateway') [data-title=Memory]").wait_for()
         assert await row.locator(".shares span").all_inner_texts() == ["10 % in use", "51 % cached"]
         assert await tab.texts("#pools .tile:has-text('prefill') .shares span") == ["10 % in use", "51 % cached"]
         widths = "nodes => nodes.map(node => node.className + ' ' + node.style.width)"
