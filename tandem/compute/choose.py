@@ -1,4 +1,4 @@
-"""Which implementation of the kernels serves a device."""
+"""Choice of the kernels' implementation for a device."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""What a request used, and the most it may, for its bill: a prompt counts once however many answers it got. Pure."""
+"""Usage of a request, and the most it may use, for its bill: a prompt counts once however many answers it got. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""How many requests a gateway serves at once. Invariant: never more than its limit; what is past it is told to wait."""
+"""Limit on the requests served at once. Invariant: never more than the limit; what is past it is told to wait."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What a prompt's tokens are billed as: read from the cache, written to it, or plain input. Pure; same in all dialects.
+"""Billing of a prompt's tokens: read from the cache, written to it, or plain input. Pure; same in all dialects.
 
 Invariant: each token is exactly one of them. Written is what a pin keeps from now on that no pin kept before, whether
 or not its KV happened to be there: what a client pays for is the keeping.

@@ -1,4 +1,4 @@
-"""What the routers say of the served model: context length, vocabulary, sampling defaults. Kept fresh by a task.
+"""The served model by its routers' word: context length, vocabulary, sampling defaults. Kept fresh by a task.
 
 Invariant: requests never wait for a router here once an answer is known; a stale answer is better than none.
 """

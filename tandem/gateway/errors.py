@@ -1,4 +1,4 @@
-"""What went wrong, as HTTP says it: the one mapping from `core.errors` to status, type and code.
+"""Errors as HTTP says them: the one mapping from `core.errors` to status, type and code.
 
 Dialects write a `Problem` in their own shape. Nothing here knows a dialect's JSON.
 """

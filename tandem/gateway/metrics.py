@@ -1,4 +1,4 @@
-"""What a gateway counts: the `vllm:*` names that dashboards read, and its own `tandem_gateway_*`.
+"""Metrics of a gateway: the `vllm:*` names that dashboards read, and its own `tandem_gateway_*`.
 
 One registry an instance, so that two gateways can live in one process.
 """

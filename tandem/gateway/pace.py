@@ -1,4 +1,4 @@
-"""How often a stream is written to: tokens that come faster are sent together, which costs one write for all."""
+"""Pacing of a stream's writes: tokens that come faster are sent together, which costs one write for all."""
 
 import asyncio
 

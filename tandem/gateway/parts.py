@@ -1,4 +1,4 @@
-"""What an answer consists of in every dialect: thinking, text and tool calls, in the order they come."""
+"""Parts of an answer in every dialect: thinking, text and tool calls, in the order they come."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

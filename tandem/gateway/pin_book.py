@@ -1,4 +1,4 @@
-"""Which prefixes were paid for and until when, so that nobody pays twice for one that is still kept.
+"""Prefixes that were paid for, and until when, so that nobody pays twice for one that is still kept.
 
 Workers keep blocks and forget; this book is what the bill says. Keys are chained block hashes, which cover model and
 tenant. A book that cannot be asked costs the operator, never the client: nothing is billed as written then.

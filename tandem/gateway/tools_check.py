@@ -1,4 +1,4 @@
-"""What every dialect asks of a request's tools and of the choice among them. Pure."""
+"""Checks of a request's tools and of the choice among them, for every dialect. Pure."""
 
 from collections.abc import Sequence
 

@@ -1,1 +1,1 @@
-"""Who owns which block. No tensors here: after every public call `free + cached + used == total`."""
+"""The owners of blocks. No tensors here: after every public call `free + cached + used == total`."""

@@ -1,4 +1,4 @@
-"""Which blocks hold one owner's tokens, per KV group."""
+"""The blocks that hold one owner's tokens, per KV group."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

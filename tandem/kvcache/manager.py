@@ -1,4 +1,4 @@
-"""Who owns which block. The one place that gives blocks to owners (requests) and to holds, and takes them back.
+"""The owners of blocks. The one place that gives blocks to owners (requests) and to holds, and takes them back.
 
 A hold keeps blocks from being reused, whatever becomes of their owner: under a lease a peer may read them, under a
 transfer something may still write them. A pin keeps contents findable for a time (`kept_prefixes`).

@@ -1,4 +1,4 @@
-"""What two workers compare before one trusts the other's KV: a digest of configuration, dtype and weights.
+"""Fingerprint that two workers compare before one trusts the other's KV: a digest of configuration, dtype and weights.
 
 It covers every number that shapes the result, the format of coded weights, and of every tensor its name, shape, stored
 dtype and three samples of its bytes (first, middle, last 4 KiB): milliseconds for any size. Equal fingerprints mean the

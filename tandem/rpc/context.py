@@ -1,4 +1,4 @@
-"""What a call carries beside its message, as handlers may read it."""
+"""Metadata that a call carries beside its message, as handlers may read it."""
 
 from contextvars import ContextVar
 

@@ -1,4 +1,4 @@
-"""How a value travels: its protobuf message, and the checks that values read from a message must pass.
+"""Form of a value on the wire: its protobuf message, and the checks that values read from a message must pass.
 
 Whatever bytes a peer sends, reading them gives a value or raises `InvalidRequestError` naming the field.
 """

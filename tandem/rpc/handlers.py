@@ -1,4 +1,4 @@
-"""What a process must answer to serve one of our gRPC services; `server` exposes a handler, `client` calls one.
+"""Handlers that a process needs to serve one of our gRPC services; `server` exposes a handler, `client` calls one.
 
 Methods raise errors of `core.errors`; the caller gets the same class with the same message. A caller that goes away or
 whose deadline passes cancels the method (asyncio.CancelledError).

@@ -1,4 +1,4 @@
-"""What travels on a stream that many requests share, as `messages` are for calls of their own. Plain values."""
+"""Messages of a stream that many requests share, as `messages` are for calls of their own. Plain values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

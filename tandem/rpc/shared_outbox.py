@@ -1,4 +1,4 @@
-"""What a worker has to say on a stream that many requests share, until it can be written.
+"""Outbox of a worker for a stream that many requests share, until it can be written.
 
 Invariant: each request's news keeps its order and stays within the room that its caller made; a slow caller of one
 request holds up no other. While a message is being written, what comes is joined, so memory is bounded by the rooms.

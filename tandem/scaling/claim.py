@@ -1,4 +1,4 @@
-"""Whether a pool still has the replicas that we asked for. Reads no clock and acts on nothing.
+"""Check that a pool still has the replicas that we asked for. Reads no clock and acts on nothing.
 
 Invariant: once somebody else has changed them, we leave the pool alone for a while, longer each time, so that two
 autoscalers never pull at it in turns.

@@ -1,1 +1,1 @@
-"""What a process needs around the engine: settings now; lifecycle, discovery and leases with the services."""
+"""Parts that all processes share: settings, lifecycle and discovery."""

@@ -1,4 +1,4 @@
-"""How the cores of a machine are shared out between workers; pure."""
+"""Division of a machine's cores between workers; pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Who is there: workers announce themselves every second, routers ask. Owns no connection to a worker.
+"""Discovery of workers: they announce themselves every second, routers ask. Owns no connection to a worker.
 
 Invariant: a record that is not announced again vanishes after `TTL_S`, so nobody who died has to be cleaned up. Being
 listed proves nothing: whether a worker lives is what its `watch` says.

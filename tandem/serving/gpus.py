@@ -1,4 +1,4 @@
-"""How the GPUs of a machine are shared out between workers."""
+"""Division of a machine's GPUs between workers."""
 
 from dataclasses import dataclass
 

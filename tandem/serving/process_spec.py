@@ -1,4 +1,4 @@
-"""What a supervisor needs to know of a process, and how patient it is with it."""
+"""Description of a process for its supervisor, and how patient it is with it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Which prompts were sent where a moment ago: their workers will hold them, though no index can know yet.
+"""Prompts sent to workers a moment ago: these workers will hold them, though no index can know yet.
 
 Without it a prefix asked for again at once goes to a worker that computes it a second time. Invariant: what is said is
 forgotten after `window_s`, by when the index knows better; it is a guess, so a worker that lacks the blocks is only

@@ -1,4 +1,4 @@
-"""What SIGTERM and SIGINT mean to a process that has nothing to finish yet."""
+"""Meaning of SIGTERM and SIGINT to a process that has nothing to finish yet."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Which transport a pair of workers uses, and why. Pure, except for `Site.here`, which looks at this machine.
+"""Choice of the transport of a pair of workers, and why. Pure, except for `Site.here`, which looks at this machine.
 
 CPU blocks of one host are copied without NIXL, which adds nothing there. It is chosen where reads are one-sided and of
 its making, over RDMA or CUDA IPC; where UCX would emulate them over TCP our own TCP is faster and safer.

@@ -1,4 +1,4 @@
-"""How fast a link is, by a short timed read at start-up, and whether that is what such a path should give.
+"""Measurement of a link's speed by a short timed read at start-up, and whether that is what such a path should give.
 
 Moves bytes into blocks that the caller lends; knows no transport by name.
 """

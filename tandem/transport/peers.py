@@ -1,4 +1,4 @@
-"""Which peers a transport is connected to, and how fast each has been."""
+"""Peers that a transport is connected to, and how fast each has been."""
 
 import itertools
 import threading

@@ -1,4 +1,4 @@
-"""What the parts of one worker share. Holds no state of its own."""
+"""Objects that the parts of one worker share. Holds no state of its own."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a worker is to others: what must be equal at a peer, what the router needs to know, where its blocks lie."""
+"""Identity of a worker: what must be equal at a peer, what the router needs to know, where its blocks lie."""
 
 import hashlib
 import json

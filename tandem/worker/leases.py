@@ -1,4 +1,4 @@
-"""Who may read which of our blocks, and until when. The engine holds them under the lease's name.
+"""Leases: rights of peers to read our blocks, until a time. The engine holds them under the lease's name.
 
 Invariant: while a lease is valid its hold is in place, without interruption since it was opened. So a reader whose
 lease is confirmed after a read has read what it was promised. Used by one thread, the event loop's.

@@ -1,4 +1,4 @@
-"""When things happened to one request in this worker, as stages of its timeline."""
+"""Times of one request in this worker, as stages of its timeline."""
 
 from tandem.core.clock import Clock
 from tandem.core.machine import wall_s

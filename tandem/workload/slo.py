@@ -1,4 +1,4 @@
-"""Whether users got it in time: objectives, what happened to each request, and the report on both.
+"""Service level objectives: the objectives, what happened to each request, and the report on both.
 
 A rejected or failed request counts as one that missed its objectives: turning users away never improves goodput.
 """

@@ -1,4 +1,4 @@
-"""What Anthropic's bodies ask of thinking, and which earlier thinking a model is shown again. Pure."""
+"""Thinking as Anthropic's bodies ask for it, and which earlier thinking a model is shown again. Pure."""
 
 import base64
 import hashlib

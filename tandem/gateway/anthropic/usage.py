@@ -1,4 +1,4 @@
-"""What a message used and why it ended, as Anthropic counts and says it. Pure.
+"""Usage of a message and why it ended, as Anthropic counts and says it. Pure.
 
 Invariant: tokens read, written and plain add up to the prompt.
 """

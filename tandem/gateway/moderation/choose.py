@@ -1,4 +1,4 @@
-"""Which moderator `--moderation` names."""
+"""Choice of the moderator that `--moderation` names."""
 
 import importlib
 

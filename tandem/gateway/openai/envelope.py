@@ -1,4 +1,4 @@
-"""What surrounds the choices of an OpenAI answer, streamed or whole: id, object, model, usage. Same in both APIs."""
+"""Envelope of an OpenAI answer's choices, streamed or whole: id, object, model, usage. Same in both APIs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

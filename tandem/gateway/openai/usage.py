@@ -1,4 +1,4 @@
-"""What an answer used, as OpenAI counts it: a prompt once however many answers it got. Pure."""
+"""Usage of an answer, as OpenAI counts it: a prompt once however many answers it got. Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,1 +1,1 @@
-"""How model families write tool calls and thinking."""
+"""Parsers of tool calls and thinking, by model family."""

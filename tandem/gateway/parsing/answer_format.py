@@ -1,4 +1,4 @@
-"""How one served model writes tool calls and thinking: found out once, then used to read and to constrain answers.
+"""Format of one served model's tool calls and thinking: found out once, then used to read and to constrain answers.
 
 Immutable and safe to share; the parsers it makes belong to one answer each.
 """

@@ -1,4 +1,4 @@
-"""What a family's calls look like as a grammar, and what of a tool's schema it must keep."""
+"""Grammar of a family's calls, and what of a tool's schema it must keep."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""How many tokens of thinking an effort stands for, unless the caller or the operator says otherwise."""
+"""Tokens of thinking that an effort stands for, unless the caller or the operator says otherwise."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

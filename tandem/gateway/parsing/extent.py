@@ -1,4 +1,4 @@
-"""How far a bracketed value reaches, found out while it arrives: strings and brackets, nothing else.
+"""Extent of a bracketed value, found out while it arrives: strings and brackets, nothing else.
 
 Invariant: the state depends on the characters taken, not on how they were cut. Nothing here judges the value itself.
 """

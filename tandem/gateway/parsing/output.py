@@ -1,4 +1,4 @@
-"""What a parser has found: parts in order, calls numbered from 0, within the limits on calls and arguments.
+"""Findings of a parser: parts in order, calls numbered from 0, within the limits on calls and arguments.
 
 Invariant: white space beside a call is markup and dropped; any other text comes out again. A call that has begun stays
 one.

@@ -1,4 +1,4 @@
-"""How one model marks its thinking, how its template is told whether to think, and what an effort amounts to.
+"""Rules of one model's thinking: its marks, how its template is told whether to think, and what an effort amounts to.
 
 NOTE: one pair of marks around thinking at the beginning of an answer. Channels, as some models write them, are another
 thing and not understood here.

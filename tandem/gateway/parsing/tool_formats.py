@@ -1,4 +1,4 @@
-"""Which family's calls a model writes: by name, or seen from its chat template."""
+"""Choice of the family whose calls a model writes: by name, or seen from its chat template."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What the parsers of all families share: text until a marker, a call after it, what comes of one that breaks off.
+"""Base of all families' parsers: text until a marker, a call after it, what comes of one that breaks off.
 
 Invariant: parts do not depend on how the answer was cut into pieces. Nothing raises, whatever the model wrote; text is
 never lost but for the marks around calls.

@@ -1,4 +1,4 @@
-"""What the owner thread knows of one read, and of one peer. Touched by that thread only, unless said otherwise."""
+"""State of one read, and of one peer, in the owner thread. Touched by that thread only, unless said otherwise."""
 
 from collections import deque
 from collections.abc import Callable

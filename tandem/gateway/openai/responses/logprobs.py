@@ -1,4 +1,4 @@
-"""Which of an answer's tokens are those of its text, and how probable they were, in this API's form."""
+"""Tokens of an answer's text, and how probable they were, in this API's form."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Where responses are kept for `previous_response_id`, retrieval and polling: the seam, and the store in this process.
+"""Store of responses for `previous_response_id`, retrieval and polling: the seam, and the store in this process.
 
 Invariant: bounded; past the bound the oldest entry of the tenant that holds most goes, never the new one, so that no
 tenant can fill it at the cost of those that hold little. An entry belongs to one tenant and does not exist for others;
