@@ -1,4 +1,4 @@
-"""Check that the workers can enforce a grammar, made out before one is asked. Owned by one event loop.
+"""Check that the workers can enforce a grammar, made before one is asked. Owned by one event loop.
 
 Invariant: grammars wait for each other and for nothing else, and nothing else waits for them. Remembers a digest and
 the outcome of the latest, never what they were compiled to, which only workers use.
