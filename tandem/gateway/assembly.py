@@ -1,6 +1,6 @@
-"""A conversation as the tokens a model reads, and the rules its answer must keep: the same for every dialect.
+"""Turns a conversation into prompt tokens and the constraints on its answer; the same for every dialect.
 
-Invariant: what a conversation asks of the answer is enforced while it is generated, or the request is refused.
+Invariant: a constraint that a conversation asks for is enforced during generation, or the request is refused.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ from tandem.rpc.messages import ModelInfo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembled:
-    """What is served.
+    """A conversation as tokens, with the constraints on its answer.
 
     Args:
         prompt: the text that `token_ids` encode.
-        pins: what the conversation's breakpoints keep; those that keep nothing are left out.
+        pins: prefixes that the conversation's cache breakpoints keep; empty ones are left out.
         grammar, reasoning, skip_special_tokens: as in `SamplingParams`.
         tools: those the answer may call.
         is_call_forced: the grammar admits only calls.
@@ -51,10 +51,10 @@ class Assembled:
     is_thinking_open: bool
 
     def params(self, params: SamplingParams) -> SamplingParams:
-        """`params` with the rules of this conversation.
+        """Returns `params` with the constraints of this conversation.
 
         Raises:
-            InvalidRequestError: naming the option that does not go with them.
+            InvalidRequestError: naming an option that contradicts them.
         """
         return replace(
             params,
@@ -64,7 +64,7 @@ class Assembled:
         )
 
     def new_result(self, *, keep: bool, is_prompt_only: bool = False) -> ChoiceResult:
-        """For one answer; `keep` and `is_prompt_only` as in `ChoiceResult`."""
+        """A new result for one answer; `keep` and `is_prompt_only` as in `ChoiceResult`."""
         reasoning = None if self.reasoning is None else ReasoningState(self.reasoning)
         return ChoiceResult(
             len(self.token_ids), keep, self._new_parser(), reasoning, self.pins, is_prompt_only=is_prompt_only
@@ -79,7 +79,7 @@ class Assembled:
 async def assemble(
     conversation: Conversation, around: DialectContext, info: ModelInfo, *, is_only_counted: bool = False
 ) -> Assembled:
-    """Render, encode and constrain. `is_only_counted`: longer ones than the context are taken, too.
+    """Renders, encodes and constrains a conversation. `is_only_counted`: it may exceed the context.
 
     Raises:
         InvalidRequestError: the model's template refuses it, it is too long, or a rule cannot be kept.

@@ -1,5 +1,7 @@
-"""The generating paths, answered before the web framework sees them: what it does for a request that we read and write
-ourselves is half a millisecond of nothing. It still describes them in its OpenAPI document.
+"""Serves the generating paths before the web framework, whose routing and parsing would cost half a millisecond for
+nothing.
+
+The framework still describes these paths in its OpenAPI document.
 """
 
 from collections.abc import Mapping
