@@ -1,4 +1,4 @@
-"""Scripts of the accounts in Redis, each done at once or not at all. The same rules as `balance.Balance`.
+"""Lua scripts for accounts in Redis, each atomic. They follow the same rules as `balance.Balance`.
 
 Levels are parts of a token and money is nanos, both whole numbers below 2**53, so Lua's doubles hold them exactly; what
 was spent is added up by HINCRBY, in 64-bit integers. Every script takes the time in milliseconds, or '' for Redis' own.
