@@ -81,7 +81,7 @@ def _router(listing: RouterListing) -> dict[str, Any]:
 
 
 def _usage(usage: ProcessUsage | None) -> dict[str, Any]:
-    """Of a process that may be away, or too old to tell."""
+    """CPU and memory of a process; None if it is unreachable or of an older release that does not report them."""
     if usage is None:
         return {"cpu_cores": None, "memory_bytes": None}
     cpu_cores = None if usage.cpu_cores is None else round(usage.cpu_cores, 3)
@@ -89,7 +89,7 @@ def _usage(usage: ProcessUsage | None) -> dict[str, Any]:
 
 
 def _latest(listings: Sequence[RouterListing]) -> Iterator[WorkerListing]:
-    """Each worker once, by the router that heard of it last."""
+    """Each worker once, as seen by the router that heard from it last."""
     found: dict[str, WorkerListing] = {}
     for worker in (worker for listing in listings for worker in listing.workers):
         worker_id = worker.status.worker.worker_id

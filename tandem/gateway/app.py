@@ -200,7 +200,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 
 def _methods_at(request: Request) -> list[str]:
-    """Those of all routes of a path. NOTE: the framework's own `Allow` has those of the first."""
+    """Methods of all routes of a path. NOTE: the framework's own `Allow` lists those of the first route only."""
     routes = [route for route in request.app.routes if isinstance(route, Route)]
     found = [route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE]
     return sorted({method for methods in found for method in methods})

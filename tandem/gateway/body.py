@@ -28,7 +28,7 @@ _KEYS_SHARE = 4  # a key's bodies may take this part of what all may
 
 
 class ClientLeftError(ConnectionError):
-    """The client closed its connection; there is nobody to answer."""
+    """The client closed its connection, so no answer can be sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,9 @@ class Bodies:
 
     @classmethod
     def for_this_machine(cls, limits: BodyLimits) -> "Bodies":
-        """Limits: all bodies together take a quarter of this machine's memory, one key a quarter of that."""
+        """Limits for this machine: all bodies may take a quarter of its memory, but at most `MAX_HELD_BYTES`; one key a
+        quarter of that. One body of the largest size always fits.
+        """
         max_held_bytes = max(limits.max_charge, min(MAX_HELD_BYTES, total_bytes() // 4))
         return cls(limits, max_held_bytes, max(limits.max_charge, max_held_bytes // _KEYS_SHARE))
 
@@ -71,10 +73,10 @@ class Bodies:
         """Reads the whole body of a request; the caller must free it.
 
         Raises:
-            RequestError: it does not say that it is JSON, is compressed, is larger than one may be, or takes longer
-                than `BODY_TIMEOUT_S`.
-            CapacityError: too much is held already.
-            ClientLeftError: it did not come to its end.
+            RequestError: it is not declared as JSON, is compressed, exceeds the limits, or takes longer than
+                `BODY_TIMEOUT_S`.
+            CapacityError: too many bytes are held already.
+            ClientLeftError: the client left before its end.
         """
         check_content_type(scope)
         check_codings(scope)

@@ -67,7 +67,7 @@ def _values(scope: Scope, name: bytes) -> list[str]:
 
 
 def _is_same(origin: str, hosts: Collection[str]) -> bool:
-    """Whether a page of `origin` is our own. NOTE: its scheme is that of a proxy before us, so it is not compared."""
+    """Whether a page of `origin` is our own. Schemes are not compared: a proxy in front of us may use another one."""
     _, has_scheme, authority = origin.partition("://")
     return bool(has_scheme) and _without_default_port(authority) in map(_without_default_port, hosts)
 

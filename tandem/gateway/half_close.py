@@ -1,5 +1,4 @@
-"""Tells a client that only ended its sending (half-close) from one that left: they differ only in their reaction to a
-write.
+"""Tells a client that only ended its sending (half-close) from one that left: only a write shows the difference.
 
 A client that left answers a write with a reset, which ends the connection; one that waits for its answer skips interim
 responses (RFC 9110 §15.2) and pings. Invariant: nothing is written inside a response's own bytes.

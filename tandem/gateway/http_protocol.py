@@ -104,7 +104,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """NOTE: HTTP/1.0 has no interim responses to probe with: its clients that end their sending count as gone."""
+        """NOTE: HTTP/1.0 has no interim responses to probe with, so a client that ends its sending counts as gone."""
         if self._is_answered() or self.cycle.more_body or self.cycle.scope["http_version"] == "1.0":
             return False
         if self.transport.get_write_buffer_size():

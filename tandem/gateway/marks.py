@@ -37,7 +37,7 @@ class MarkedConversation:
 
 
 def _marked_tool(tool: Tool, mark: str) -> Tool:
-    """NOTE: twice, since not every template shows all of a tool; the later mark that is shown counts."""
+    """A tool with the mark inserted twice, since not every template shows all of a tool; the later one counts."""
     described = None if tool.description is None else tool.description + mark
     return replace(tool, description=described, parameters={**tool.parameters, mark: 0})
 

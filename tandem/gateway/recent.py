@@ -69,7 +69,7 @@ class Recent:
         now.num_cached_tokens += num_cached_tokens
 
     def note_error(self, *, is_ours: bool, has_arrived: bool) -> None:
-        """Records a request answered with an error. `is_ours`: of the server; `has_arrived`: its choices were
+        """Records a request answered with an error. `is_ours`: the server's; `has_arrived`: its choices were
         recorded.
         """
         now = self._now()

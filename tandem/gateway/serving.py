@@ -1,5 +1,4 @@
-"""The serving core that every dialect shares: takes a `ServeRequest`, yields updates of its choices, survives worker
-failures.
+"""The serving core that every dialect shares: serves a `ServeRequest` and yields updates, across worker failures.
 
 Invariant: leaving a stream, for any reason, cancels every call made for it and settles every choice once.
 """

@@ -25,6 +25,8 @@ class CacheControl:
 
 @dataclass(frozen=True, slots=True)
 class TextBlock:
+    """A block of text. `mark`: its cache breakpoint."""
+
     text: str
     mark: CacheControl | None = None
 
@@ -38,6 +40,8 @@ class ThinkingBlock:
 
 @dataclass(frozen=True, slots=True)
 class ToolUseBlock:
+    """A tool call of the assistant. `where`: the block's path in the body; `mark`: its cache breakpoint."""
+
     call_id: str
     name: str
     arguments: Mapping[str, Any]
@@ -62,7 +66,7 @@ def read_blocks(content: Any, where: str, role: str) -> tuple[Block, ...]:
     """The blocks of a message of `role`; a plain string is one text block.
 
     Raises:
-        RequestError: naming the block, and the part of it, that cannot be taken.
+        RequestError: naming the block, and the part of it, that is not supported.
     """
     if isinstance(content, str):
         return (TextBlock(content),)

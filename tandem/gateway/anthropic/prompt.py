@@ -29,7 +29,7 @@ def read_prompt(body: MessagesPromptBody, max_messages: int) -> AskedPrompt:
     """The conversation of a body; the system prompt is its first message.
 
     Raises:
-        RequestError: naming the part of the body that cannot be taken.
+        RequestError: naming the part of the body that is not supported.
     """
     if not body.messages:
         raise RequestError("messages is empty; at least one is needed", param="messages")

@@ -111,7 +111,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> Tool:
 
 
 def _parameters(tool: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The input's schema. Examples of the input become the schema's, which is where templates show them."""
+    """The input's schema. Examples of inputs are moved into it, where templates show them."""
     schema, examples = tool.get("input_schema"), tool.get("input_examples")
     if examples and (not isinstance(examples, list) or not all(isinstance(example, dict) for example in examples)):
         raise RequestError(f"{where}.input_examples={shown(examples)} must be a list of objects", param=where)

@@ -56,7 +56,7 @@ def read_turns(messages: Sequence[Mapping[str, Any]]) -> list[Turn]:
     """Groups the messages into turns: neighbours of one role are joined.
 
     Raises:
-        RequestError: naming the message, and the part of it, that cannot be taken.
+        RequestError: naming the message, and the part of it, that is not supported.
     """
     read = [_turn(message, f"messages.{index}") for index, message in enumerate(messages)]
     turns: list[Turn] = []

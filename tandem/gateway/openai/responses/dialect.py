@@ -151,8 +151,8 @@ async def read_context(
     """All items shown to the model: those of the chain, then the new ones, with references resolved.
 
     Raises:
-        InvalidRequestError: naming the item or response that cannot be taken.
-        UnavailableError: the store is away.
+        InvalidRequestError: naming the item or response that is not supported or was not found.
+        UnavailableError: the store is unavailable.
     """
     if isinstance(asked.input, list) and len(asked.input) > max_items:
         raise RequestError(f"input has {len(asked.input)} items; at most {max_items} are taken", param="input")

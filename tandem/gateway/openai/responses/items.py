@@ -30,7 +30,7 @@ def read_items(given: str | Sequence[Mapping[str, Any]], response_id: str) -> li
     """`input` as items; references stay unresolved, see `reference_of`.
 
     Raises:
-        RequestError: naming the item that cannot be taken.
+        RequestError: naming the item that is not supported.
     """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]

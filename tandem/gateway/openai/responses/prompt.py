@@ -24,7 +24,7 @@ def read_conversation(
     """The conversation. `items`: earlier and new ones, with references resolved.
 
     Raises:
-        RequestError: naming what cannot be taken.
+        RequestError: naming the part that is not supported.
     """
     if len(items) > max_items:
         raise RequestError(
