@@ -38,7 +38,7 @@ class Prices:
 
     @property
     def dearest(self) -> "Prices":
-        """Prices for reservations, at least those of the final bill: planned writes may become reads or plain input."""
+        """Upper bounds, for reservations: planned cache writes may be billed as reads or plain input in the end."""
         read_or_not = max(self.input, self.cache_read)
         written_5m = max(read_or_not, self.cache_write_5m)
         return replace(

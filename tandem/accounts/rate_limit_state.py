@@ -1,4 +1,4 @@
-"""Remaining limits of a key, as clients are told. Plain values."""
+"""Remaining rate limits of a key, as reported to clients. Plain values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Delivers settlements to the store, in order, across outages.
 
 Invariant: usage is never lost while this process lives, nor after it where there is a journal; and it is counted once.
-Recently accepted settlements can be resent, since the store may lose them in a failover. Bounded: `is_full` tells when
-no more requests may begin.
+Recently accepted settlements can be resent, since the store may lose them in a failover. Bounded: when `is_full`, no
+more requests may begin.
 """
 
 import asyncio
