@@ -1,5 +1,4 @@
-"""Reads a checkpoint's text-related JSON. Invariant: files that are too large, damaged or of the wrong shape are
-refused.
+"""Reads a checkpoint's text-related JSON. Invariant: files that are too large, damaged or misshapen are refused.
 
 Nothing here interprets more than the shape: an object, its strings, and the special tokens it names.
 """

@@ -130,7 +130,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without escapes; Jinja's own filter would escape HTML."""
+    """JSON without HTML escapes, which Jinja's own filter would add."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
