@@ -17,7 +17,7 @@ from tandem.core.errors import IncompatiblePeerError
 from tandem.core.events import BlockEvent
 from tandem.locality.base import PublishResult
 from tandem.rpc import methods
-from tandem.rpc.codec_router import BlockReport, BlockSnapshot
+from tandem.rpc.block_messages import BlockReport, BlockSnapshot
 from tandem.rpc.credentials import ROUTER_ROLES, WORKER_ROLES, Credentials
 from tandem.rpc.link import Link
 from tandem.rpc.messages import (

@@ -20,7 +20,7 @@ from tandem.locality.base import PublishResult
 from tandem.routing.snapshot import Role, WorkerState
 from tandem.routing.speed import PrefillWork
 from tandem.rpc import methods
-from tandem.rpc.codec_router import BlockReport, BlockSnapshot
+from tandem.rpc.block_messages import BlockReport, BlockSnapshot
 from tandem.rpc.messages import (
     ChosenToken,
     ConfirmAnswer,

@@ -352,7 +352,7 @@ def test_what_cannot_be_sent_is_the_callers_fault() -> None:
         client = WorkerClient("127.0.0.1:1", AS_GATEWAY)
         with pytest.raises(InvalidRequestError, match="surrogates not allowed"):
             await client.release(["\ud800"])
-        with pytest.raises(InvalidRequestError, match="GenerateRequest cannot be sent"):
+        with pytest.raises(InvalidRequestError, match=r"GenerateRequest.prompt_token_ids=\(-1,\) cannot be sent"):
             await anext(client.generate(generate_call(prompt=(-1,))))
         await client.close()
 
