@@ -85,13 +85,6 @@ class Names(Generic[T, W]):
         return self._words[number]
 
 
-def required(message: Message, field: str) -> Any:
-    """A message within `message` that must be there."""
-    if not message.HasField(field):
-        raise InvalidRequestError(f"{field} is missing in {message.DESCRIPTOR.name}; whoever sends one must set it")
-    return getattr(message, field)
-
-
 def not_empty(field: str, value: str) -> str:
     if not value:
         raise InvalidRequestError(f"{field} is empty; it needs at least one character")

@@ -15,6 +15,7 @@ from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.kvcache.block_table import BlockRange
 from tandem.locality.base import PublishResult
+from tandem.routing.settlement import Settlement
 from tandem.routing.snapshot import WorkerState
 from tandem.routing.speed import PrefillWork
 from tandem.rpc import messages, serve_messages
@@ -141,7 +142,7 @@ RELEASE_CALL = _forms.inside(Sequence[str], worker_pb2.ReleaseRequest)
 
 PAIR_CALL = _forms.add(messages.PairCall, router_pb2.PairRequest, request_id=_NAMED, token_ids=_PROMPT)
 PAIRING = _forms.add(messages.PairingAnswer, router_pb2.PairResponse, decision_s=_AMOUNT)
-SETTLEMENT = _forms.add(messages.Settlement, router_pb2.SettleRequest, request_id=_NAMED)
+SETTLEMENT = _forms.add(Settlement, router_pb2.SettleRequest, request_id=_NAMED)
 PROCESS = _forms.add(messages.ProcessInfo, router_pb2.DescribeResponse)
 MODELS = _forms.inside(Sequence[messages.ModelInfo], router_pb2.ModelsResponse)
 LISTINGS = _forms.inside(

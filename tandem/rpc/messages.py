@@ -99,17 +99,6 @@ class ProcessInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settlement:
-    """What became of a paired request: measured milliseconds, None for stages not reached."""
-
-    request_id: str
-    queue_ms: float | None = None
-    prefill_ms: float | None = None
-    transfer_ms: float | None = None
-    ttft_ms: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """One decision of a router's, and what became of it.
 

@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 
 from tandem.core.errors import InvalidRequestError
 from tandem.locality.base import PublishResult
+from tandem.routing.settlement import Settlement
 from tandem.rpc import message_forms as forms
 from tandem.rpc.block_messages import BlockReport, BlockSnapshot
 from tandem.rpc.form import Form
@@ -30,7 +31,6 @@ from tandem.rpc.messages import (
     PrefillNews,
     ProcessInfo,
     Registration,
-    Settlement,
     WorkerListing,
     WorkerRecord,
     WorkerStatus,

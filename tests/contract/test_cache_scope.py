@@ -121,7 +121,7 @@ def test_no_call_with_a_prompt_can_be_made_without_a_scope() -> None:
         for one in (fields(call) if hasattr(call, "__dataclass_fields__") else ())
         if one.name == "scope"
     }
-    assert scoped == {"PairCall", "GenerateCall", "PrefillCall"}
+    assert scoped == {"PairCall", "ComputeCall", "GenerateCall", "PrefillCall"}
     for call in (PairCall, GenerateCall, PrefillCall, ServeRequest):
         with pytest.raises(TypeError, match="scope"):
             call(request_id="r")  # type: ignore[call-arg]

@@ -17,6 +17,7 @@ from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.kvcache.block_table import BlockRange
 from tandem.locality.base import PublishResult
+from tandem.routing.settlement import Settlement
 from tandem.routing.snapshot import Role, WorkerState
 from tandem.routing.speed import PrefillWork
 from tandem.rpc import methods
@@ -41,7 +42,6 @@ from tandem.rpc.messages import (
     PrefillSample,
     ProcessInfo,
     Registration,
-    Settlement,
     StepSample,
     WorkerAddress,
     WorkerListing,
@@ -234,7 +234,9 @@ SERVE_NEWS = ServeNews(
 )
 REPORT = BlockReport("d0", 7, (BlockStored(HASH, None, 0), BlockStored(OTHER_HASH, HASH, 1), BlockRemoved(HASH, 2)), 9)
 PARTY = Party(role="decode", address="127.0.0.1:7", incarnation="i1")
-OPEN_CALL = OpenCall(party=PARTY, nonce=HASH, protocols=(2, 3), expected_incarnation="i2", proof=OTHER_HASH)
+OPEN_CALL = OpenCall(
+    party=PARTY, nonce=HASH, oldest_protocol=2, newest_protocol=3, expected_incarnation="i2", proof=OTHER_HASH
+)
 OPEN_ANSWER = OpenAnswer(party=PARTY, nonce=HASH, session_id=bytes(16), protocol=3, proof=OTHER_HASH)
 
 # Of every method: a request and an answer.

@@ -17,6 +17,7 @@ from tandem.core.errors import InvalidRequestError, UntrustedPeerError, WorkerLo
 from tandem.core.events import BlockRemoved, BlockStored
 from tandem.core.scope import UNSCOPED
 from tandem.locality.base import PublishResult
+from tandem.routing.settlement import Settlement
 from tandem.rpc import encryption, methods
 from tandem.rpc.channel import CLIENT_OPTIONS, KEEPALIVE_S
 from tandem.rpc.client import ClientPool, RouterClient, WorkerClient
@@ -32,7 +33,6 @@ from tandem.rpc.messages import (
     PrefillNews,
     ProcessInfo,
     Registration,
-    Settlement,
     WorkerListing,
     WorkerRecord,
     WorkerStatus,
