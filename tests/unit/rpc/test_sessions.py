@@ -132,7 +132,7 @@ def test_a_stranger_opens_no_session() -> None:
         for change in (
             {"party": Party("operator", "", AS_GATEWAY.incarnation)},
             {"nonce": bytes(32)},
-            {"protocols": (2, 9)},
+            {"newest_protocol": 9},
             {"expected_incarnation": AS_WORKER.incarnation},
             {"proof": b""},
         ):
