@@ -78,6 +78,9 @@ class DenseFormat:
     def refusal(self, weight: TensorSpec) -> str | None:
         return None
 
+    def ignores(self, name: str, tensor: torch.Tensor) -> bool:
+        return False
+
     def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         return (weight,)
 
