@@ -12,6 +12,7 @@ import torch
 
 from tandem.architecture.feed_forward import Activation, Clamp, RouterSpec
 from tandem.compute.arena import LayerKV
+from tandem.compute.codes import CodedMatrix
 from tandem.compute.order import Order
 from tandem.compute.step import AttentionBatch, WantedTokens
 
@@ -165,6 +166,29 @@ class Kernels(Protocol):
         order: Order = Order.ROWS,
     ) -> torch.Tensor:
         """`x` [num_tokens, in] times `weight` [out, in] transposed, plus bias; accumulated in float32, rounded once."""
+        ...
+
+    def can_pack_coded(self, matrix: CodedMatrix) -> bool:
+        """Whether `pack_coded` serves a matrix of that kind, shape and groups."""
+        ...
+
+    def pack_coded(self, matrix: CodedMatrix) -> CodedMatrix:
+        """The matrix in `Order.STRIPS`, for codes whose memory begins at a cache line: the same bits, sooner. Of a
+        matrix on the meta device the shapes alone.
+        """
+        ...
+
+    def coded_linear(
+        self,
+        x: torch.Tensor,
+        matrix: CodedMatrix,
+        bias: torch.Tensor | None = None,
+        *,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """`linear` by the numbers that codes stand for: sums over a group in float32, times its scale, plus its offset
+        times the sum of its inputs.
+        """
         ...
 
     def gated_linear(

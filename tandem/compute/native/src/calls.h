@@ -66,6 +66,31 @@ struct GatedProductArguments {
   int64_t out_stride, m, n, threads;
 };
 
+// A matrix [n, k] as codes with scales: rows as Python has them, or strips (`coded.h`). Null: it has no such thing.
+struct CodedWeights {
+  int64_t kind, n, k, group_size, scale_dtype, offset_dtype, is_packed;
+  double factor;
+  const void *codes, *scales, *offsets;
+  const float* table;
+  const int64_t* permutation;  // of the columns of x
+};
+
+struct PackCodedArguments {
+  const CodedWeights* weights;
+  void *codes, *scales, *offsets;
+  int64_t threads;
+};
+
+struct CodedLinearArguments {
+  int64_t dtype, out_dtype;
+  const void* x;
+  int64_t x_stride;
+  const CodedWeights* weights;
+  const void* bias;
+  void* out;
+  int64_t out_stride, m, threads;
+};
+
 // Up to three products of the same rows, side by side in `out`.
 struct JoinedLinearArguments {
   struct Part {
@@ -174,6 +199,8 @@ TANDEM_EXPORT void tandem_borrowed_time(const tandem::BorrowedTimeArguments*);
 TANDEM_EXPORT void tandem_take_rows(const tandem::TakeRowsArguments*);
 TANDEM_EXPORT void tandem_pack(const tandem::PackArguments*);
 TANDEM_EXPORT void tandem_linear(const tandem::LinearArguments*);
+TANDEM_EXPORT void tandem_pack_coded(const tandem::PackCodedArguments*);
+TANDEM_EXPORT void tandem_coded_linear(const tandem::CodedLinearArguments*);
 void tandem_joined_linear(const tandem::JoinedLinearArguments*);
 TANDEM_EXPORT void tandem_gated_linear(const tandem::GatedLinearArguments*);
 TANDEM_EXPORT void tandem_gated_product(const tandem::GatedProductArguments*);

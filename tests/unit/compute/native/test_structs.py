@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tandem.compute.native import bindings
+from tandem.compute.native.coded_matrix import CODED_FIELDS
 from tandem.compute.native.stack import LAYER_FIELDS
 from tandem.compute.native.structs import FIELDS
 from tandem.compute.ops import ExpertWeights
@@ -71,6 +72,10 @@ def test_a_layer_has_the_fields_of_its_struct_in_their_order() -> None:
 def test_a_mixture_is_router_choice_and_experts() -> None:
     kinds = "".join(kind for _, kind in fields_of(read_sources(), "Mixture"))
     assert kinds == unfold(f"2q{FIELDS['tandem_choose_experts']}{FIELDS['tandem_experts']}")
+
+
+def test_a_matrix_of_codes_has_the_fields_of_its_struct() -> None:
+    assert "".join(kind for _, kind in fields_of(read_sources(), "CodedWeights")) == unfold(CODED_FIELDS)
 
 
 def test_an_expert_has_the_fields_of_its_struct_in_their_order() -> None:
