@@ -9,12 +9,10 @@ from enum import IntEnum
 from typing import Final
 
 import torch
-from torch.nn import functional
 
 from tandem.compute.order import Order
 
 TABLE_SIZE: Final = 16
-_PIECE_ELEMENTS: Final = 1 << 20  # decoded at a time
 SCALE_DTYPES: Final = (
     torch.float32,
     torch.bfloat16,
@@ -122,21 +120,3 @@ class CodedMatrix:
 def _to_inputs(values: torch.Tensor, group_size: int, inputs: int) -> torch.Tensor:
     """[rows, groups] -> [rows, inputs]."""
     return values.repeat_interleave(group_size, dim=1)[:, :inputs]
-
-
-def coded_product(
-    x: torch.Tensor, matrix: CodedMatrix, bias: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
-) -> torch.Tensor:
-    """`x` [num_tokens, in] -> `x @ matrix.T + bias`, [num_tokens, out], of the dtype of `x` or `out_dtype`.
-
-    In plain PyTorch, for any device: a few rows of the matrix at a time are decoded to the dtype of `x`, so that its
-    numbers never lie in memory all at once.
-    """
-    outputs, inputs = matrix.shape
-    out = torch.empty(*x.shape[:-1], outputs, dtype=out_dtype or x.dtype, device=x.device)
-    step = max(1, _PIECE_ELEMENTS // max(1, inputs))
-    for start in range(0, outputs, step):
-        rows = slice(start, start + step)
-        numbers = matrix.decode(x.dtype, start=start, stop=start + step)
-        out[..., rows] = functional.linear(x, numbers, None if bias is None else bias[rows])
-    return out

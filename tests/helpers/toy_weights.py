@@ -103,6 +103,9 @@ class ToyFormat:
             TensorSpec(f"{weight.name}_scale", weight.shape[:1], scales),
         )
 
+    def keeps(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        return self.wants(weight)
+
     def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:
         scales = parts[f"{weight.name}_scale"]
         if not (scales > 0).all():

@@ -143,6 +143,10 @@ class WeightFormat(Protocol):
         """The tensors of a checkpoint that the weight is made of: codes, scales and the like."""
         ...
 
+    def keeps(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        """What of it lies in memory then, to count bytes."""
+        ...
+
     def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:
         """The weight over the tensors of `wants`, by name, on the device that computes.
 

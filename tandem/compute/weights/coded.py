@@ -6,13 +6,13 @@ rule by which a configuration chooses weights for it.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
 from tandem.architecture.feed_forward import Activation, Clamp
 from tandem.architecture.tensors import TensorSpec
-from tandem.compute.codes import CODE_DTYPES, TABLE_SIZE, CodedMatrix, CodeKind, coded_product
+from tandem.compute.codes import CODE_DTYPES, TABLE_SIZE, CodedMatrix, CodeKind
 from tandem.compute.ops import Experts, Kernels
 from tandem.compute.weights.base import ExpertLinears, Linear, Weight
 
@@ -92,6 +92,8 @@ class Coding(Protocol):
 class CodedWeight:
     """Implements `Weight` over codes and scales."""
 
+    is_packed: ClassVar[bool] = True  # where the kernels can
+
     coded: CodedMatrix
     kernels: Kernels
 
@@ -114,7 +116,7 @@ class CodedWeight:
     def __call__(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        return coded_product(x, self.coded, bias, out_dtype=out_dtype)
+        return self.kernels.coded_linear(x, self.coded, bias, out_dtype=out_dtype)
 
     def gated(self, x: torch.Tensor, bias: torch.Tensor | None, up: Linear, activation: Activation) -> None:
         """There is none."""
@@ -154,10 +156,11 @@ class CodedFormat:
     def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         return self.coding.wants(weight)
 
+    def keeps(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        return self.packed.stored(weight)
+
     def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:
-        coded = self.coding.read(weight, parts)
-        assert self.coding.layout(weight).is_of(coded), f"{self.name} has said something else of {weight.name}"
-        return self.product(coded, self.kernels)
+        return self.product(self.packed.arranged(self.packed.read(weight, parts)), self.kernels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +170,11 @@ class PackedCoded:
     coding: Coding
     kernels: Kernels
     product: "Product"
-    layout: str = "codes-in-rows/1"
+
+    @property
+    def layout(self) -> str:
+        """NOTE: each kernels' own."""
+        return f"codes-of-{type(self.kernels).__name__}/1"
 
     def refusal(self, weight: TensorSpec, dtype: str) -> str | None:
         return None
@@ -177,8 +184,7 @@ class PackedCoded:
         return (replace(weight, shape=(size,), source=None, is_float32=False, code_dtype="uint8"),)
 
     def pack(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
-        coded = self.coding.read(weight, parts)
-        assert self.coding.layout(weight).is_of(coded), f"{self.coding.name} has said something else of {weight.name}"
+        coded = self.arranged(self.read(weight, parts))
         packed = torch.zeros(self.stored(weight)[0].shape, dtype=torch.uint8)
         tensors = dict(_tensors(coded))
         for name, view in _views(packed, self._sketch(weight)):
@@ -192,9 +198,22 @@ class PackedCoded:
         factor = float(packed[-_ALIGNMENT:].view(torch.float32)[0])
         return self.product(replace(sketch, factor=factor, **dict(_views(packed, sketch))), self.kernels)
 
+    def read(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> CodedMatrix:
+        """In rows, on one device."""
+        coded = self.coding.read(weight, parts)
+        assert self.coding.layout(weight).is_of(coded), f"{self.coding.name} has said something else of {weight.name}"
+        device = coded.codes.device
+        return replace(coded, **{name: tensor.to(device).contiguous() for name, tensor in _tensors(coded)})
+
+    def arranged(self, matrix: CodedMatrix) -> CodedMatrix:
+        """As the product reads it soonest."""
+        if self.product.is_packed and self.kernels.can_pack_coded(matrix):
+            return self.kernels.pack_coded(matrix)
+        return matrix
+
     def _sketch(self, weight: TensorSpec) -> CodedMatrix:
         """Of what lies in the file."""
-        return self.coding.layout(weight).sketch()
+        return self.arranged(self.coding.layout(weight).sketch())
 
 
 def _tensors(matrix: CodedMatrix) -> Iterator[tuple[str, torch.Tensor]]:

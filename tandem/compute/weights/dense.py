@@ -84,6 +84,9 @@ class DenseFormat:
     def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         return (weight,)
 
+    def keeps(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        return (weight,)
+
     def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:
         return MatrixWeight(parts[weight.name], Order.ROWS, self.kernels)
 

@@ -6,7 +6,7 @@ sums over inputs are integers and exact, so a row's result does not depend on th
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 import torch
 
@@ -21,6 +21,8 @@ _LEAST_SCALE: Final = torch.finfo(torch.float32).tiny
 @dataclass(frozen=True, slots=True)
 class Int8Product(CodedWeight):
     """Implements `Weight` for codes of int8 with a scale for each output, or one for all."""
+
+    is_packed: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         coded = self.coded
