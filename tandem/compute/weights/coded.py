@@ -18,9 +18,11 @@ from tandem.compute.weights.base import ExpertLinears, Linear, Weight
 
 _ALIGNMENT = 64  # bytes of a cache line
 
-_RANGES = tuple(  # of activations and of the cache, which no product here reads
-    f".{name}_{value}" for name in ("input", "output", "q", "k", "v", "prob") for value in ("scale", "zero_point")
-) + (".input_global_scale", ".activation_scale")
+_RANGES = (  # of activations and of the cache, which no product here reads
+    *(f".{name}_{value}" for name in ("input", "output", "q", "k", "v", "prob") for value in ("scale", "zero_point")),
+    ".input_global_scale",
+    ".activation_scale",
+)
 
 Choice = Callable[[TensorSpec], str | None]
 """Why a weight has not a coding; None = it has."""
@@ -196,14 +198,14 @@ class PackedCoded:
         packed, sketch = parts[weight.name], self._sketch(weight)
         assert packed.data_ptr() % _ALIGNMENT == 0, "it begins at a cache line"
         factor = float(packed[-_ALIGNMENT:].view(torch.float32)[0])
-        return self.product(replace(sketch, factor=factor, **dict(_views(packed, sketch))), self.kernels)
+        return self.product(replace(_with(sketch, dict(_views(packed, sketch))), factor=factor), self.kernels)
 
     def read(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> CodedMatrix:
         """In rows, on one device."""
         coded = self.coding.read(weight, parts)
         assert self.coding.layout(weight).is_of(coded), f"{self.coding.name} has said something else of {weight.name}"
         device = coded.codes.device
-        return replace(coded, **{name: tensor.to(device).contiguous() for name, tensor in _tensors(coded)})
+        return _with(coded, {name: tensor.to(device).contiguous() for name, tensor in _tensors(coded)})
 
     def arranged(self, matrix: CodedMatrix) -> CodedMatrix:
         """As the product reads it soonest."""
@@ -222,6 +224,18 @@ def _tensors(matrix: CodedMatrix) -> Iterator[tuple[str, torch.Tensor]]:
         value = getattr(matrix, field.name)
         if isinstance(value, torch.Tensor):
             yield field.name, value
+
+
+def _with(matrix: CodedMatrix, tensors: Mapping[str, torch.Tensor]) -> CodedMatrix:
+    """The matrix with these for its own."""
+    return replace(
+        matrix,
+        codes=tensors["codes"],
+        scales=tensors["scales"],
+        table=tensors.get("table"),
+        offsets=tensors.get("offsets"),
+        permutation=tensors.get("permutation"),
+    )
 
 
 def _views(packed: torch.Tensor, sketch: CodedMatrix) -> Iterator[tuple[str, torch.Tensor]]:

@@ -16,13 +16,14 @@ from tandem.compute.weights.base import StoredTensors, WeightFormat
 from tandem.compute.weights.coded import Choice, CodedFormat, CodedWeight, Coding
 from tandem.compute.weights.four_bit_floats import MX_BLOCK, NV_BLOCK, FourBitFloats
 from tandem.compute.weights.int8_activations import Int8Product
-from tandem.compute.weights.modules import compiled, names_of, where_stored
+from tandem.compute.weights.modules import checked_group, compiled, names_of, where_stored
 from tandem.compute.weights.packed_integers import PackedIntegers
-from tandem.compute.weights.parts import FLOATS, source_of
+from tandem.compute.weights.parts import source_of
 from tandem.compute.weights.plain_codes import CHANNELS, TENSOR, Blocks, PlainCodes
 from tandem.core.errors import CorruptCheckpointError
 
 _LINEAR, _REGEX = "Linear", "re:"
+_PACKED = ("weight_packed", "weight_scale")
 _OFFLINE = ("weight_input", "weight_output")
 _Names = Callable[[TensorSpec], bool]
 
@@ -62,22 +63,22 @@ def _read_group(
     if group.section("output_activations") is not None:
         raise group.unsupported("output_activations", "null")
     where, key = (group, "format") if group.text("format") else (quantisation, "format")
-    layout = where.text(key)
+    layout = where.text(key) or ""
     if layout not in _CODINGS:
         raise where.unsupported(key, ", ".join(sorted(_CODINGS)))
-    coding, marker = _CODINGS[layout](weights, stored)
+    coding, markers = _CODINGS[layout](weights, stored)
     product: type[CodedWeight] = CodedWeight
     if isinstance(coding, PlainCodes) and coding.kind is CodeKind.INT8 and inputs is not None:
         _check_integer_activations(inputs, weights)
         product = Int8Product
-    choice = _choice(_names(group, "targets"), ignored, marker, stored)
+    choice = _choice(_names(group, "targets"), ignored, markers, stored)
     return CodedFormat(coding, choice, kernels, product)
 
 
 def _choice(
     targets: _Names,
     ignored: _Names,
-    marker: str,
+    markers: Sequence[str],
     stored: StoredTensors | None,
 ) -> Choice:
     """As the configuration says, which the tensors must not contradict; heads and routers as they are stored."""
@@ -87,17 +88,17 @@ def _choice(
             return "ignore has it"
         return None if targets(weight) else "no target of the group"
 
-    present = where_stored(marker, stored)
+    present = where_stored(markers, stored)
 
     def choose(weight: TensorSpec) -> str | None:
         reason, absent = excluded(weight), present(weight)
         found = None if stored is None else stored.get(source_of(weight).tensor)
-        if reason is None and absent is not None and found is not None and not weight.is_small:
-            if str(found.dtype).removeprefix("torch.") in FLOATS and weight.source is None:
-                raise CorruptCheckpointError(
-                    f"quantization_config has a scheme for {weight.name}, which is stored as {found.dtype}; "
-                    "add it to `ignore`, or download config.json again"
-                )
+        is_plain = found is not None and weight.source is None and not weight.is_small
+        if reason is None and absent is not None and is_plain:
+            raise CorruptCheckpointError(
+                f"quantization_config has a scheme for {weight.name}, whose scales are not stored; "
+                "add it to `ignore`, or download config.json again"
+            )
         return reason or absent
 
     return choose
@@ -120,19 +121,21 @@ def _matches(patterns: Sequence[re.Pattern[str]], names: Sequence[str]) -> bool:
     return any(pattern.match(name) for pattern in patterns for name in names)
 
 
-def _packed_integers(weights: Fields, stored: StoredTensors | None) -> tuple[Coding, str]:
+def _packed_integers(weights: Fields, stored: StoredTensors | None) -> tuple[Coding, tuple[str, ...]]:
     weights.only("type", ("int",), "int")
-    weights.only(
-        "actorder", ("weight", "static", False), "weight; inputs in an order of their own (group) are not read"
-    )
+    weights.only("actorder", ("weight", "static", "group", "dynamic", False, True), "weight, group")
+    has_order = weights.get("actorder") in ("group", "dynamic", True)
     bits = weights.count("num_bits", 8, low=2, high=8)
     strategy = weights.text("strategy", "group" if weights.get("group_size") else "channel")
     weights.only("strategy", ("group", "channel"), "group, channel")
     group_size = _group_size(weights) if strategy == "group" else None
-    return PackedIntegers(bits, group_size, weights.flag("symmetric", True), stored), "weight_packed"
+    return PackedIntegers(bits, group_size, weights.flag("symmetric", True), stored, has_order), (
+        "weight_packed",
+        "weight_scale",
+    )
 
 
-def _plain(weights: Fields, stored: StoredTensors | None) -> tuple[Coding, str]:
+def _plain(weights: Fields, stored: StoredTensors | None) -> tuple[Coding, tuple[str, ...]]:
     weights.only("num_bits", (8,), "8")
     weights.only("type", ("int", "float"), "int, float")
     kind = CodeKind.INT8 if weights.text("type", "int") == "int" else CodeKind.E4M3
@@ -142,7 +145,7 @@ def _plain(weights: Fields, stored: StoredTensors | None) -> tuple[Coding, str]:
     blocks = _blocks(weights)
     if has_zeros and blocks.is_one:
         raise weights.unsupported("symmetric", "true, with one scale for a tensor")
-    return PlainCodes(kind, blocks, "weight_scale", stored, has_zeros), "weight_scale"
+    return PlainCodes(kind, blocks, "weight_scale", stored, has_zeros), ("weight_scale",)
 
 
 def _blocks(weights: Fields) -> Blocks:
@@ -151,30 +154,30 @@ def _blocks(weights: Fields) -> Blocks:
         shape = weights.get("block_structure")
         if not isinstance(shape, list) or len(shape) != 2 or not all(type(n) is int and n > 0 for n in shape):
             raise weights.wrong("block_structure", "two positive integers")
-        return Blocks(*shape)
+        return Blocks(shape[0], checked_group(weights, "block_structure", shape[1]))
     weights.only("strategy", ("tensor", "channel", "group"), "tensor, channel, group, block")
     if strategy == "group":
         return Blocks(1, _group_size(weights))
     return TENSOR if strategy == "tensor" else CHANNELS
 
 
-def _mxfp8(weights: Fields, stored: StoredTensors | None) -> tuple[Coding, str]:
+def _mxfp8(weights: Fields, stored: StoredTensors | None) -> tuple[Coding, tuple[str, ...]]:
     _check_floats(weights, 8, MX_BLOCK)
-    return PlainCodes(CodeKind.E4M3, Blocks(1, MX_BLOCK), "weight_scale", stored), "weight_scale"
+    return PlainCodes(CodeKind.E4M3, Blocks(1, MX_BLOCK), "weight_scale", stored), ("weight_scale",)
 
 
-def _mxfp4(weights: Fields, stored: StoredTensors | None) -> tuple[Coding, str]:
+def _mxfp4(weights: Fields, stored: StoredTensors | None) -> tuple[Coding, tuple[str, ...]]:
     _check_floats(weights, 4, MX_BLOCK)
-    return FourBitFloats("weight_packed", "weight_scale", stored), "weight_packed"
+    return FourBitFloats(*_PACKED, stored), _PACKED
 
 
-def _nvfp4(weights: Fields, stored: StoredTensors | None) -> tuple[Coding, str]:
+def _nvfp4(weights: Fields, stored: StoredTensors | None) -> tuple[Coding, tuple[str, ...]]:
     _check_floats(weights, 4, NV_BLOCK)
-    coding = FourBitFloats("weight_packed", "weight_scale", stored, "weight_global_scale", divides=True)
-    return coding, "weight_packed"
+    coding = FourBitFloats(*_PACKED, stored, "weight_global_scale", divides=True)
+    return coding, _PACKED
 
 
-_CODINGS: Mapping[str | None, Callable[[Fields, StoredTensors | None], tuple[Coding, str]]] = {
+_CODINGS: Mapping[str, Callable[[Fields, StoredTensors | None], tuple[Coding, tuple[str, ...]]]] = {
     "pack-quantized": _packed_integers,
     "int-quantized": _plain,
     "float-quantized": _plain,
@@ -183,11 +186,11 @@ _CODINGS: Mapping[str | None, Callable[[Fields, StoredTensors | None], tuple[Cod
     "mxfp4-pack-quantized": _mxfp4,
     "nvfp4-pack-quantized": _nvfp4,
 }
-"""Coding of a format, and the suffix of a tensor that only coded modules have."""
+"""Coding of a format, and suffixes of tensors that only coded modules have."""
 
 
 def _group_size(weights: Fields) -> int:
-    return weights.count("group_size", REQUIRED)
+    return checked_group(weights, "group_size", weights.count("group_size", REQUIRED))
 
 
 def _check_floats(weights: Fields, bits: int, group_size: int) -> None:

@@ -19,7 +19,13 @@ says, to count bytes.
 """
 
 _READERS: Mapping[str, str] = {
+    "awq": "awq",
+    "bitsandbytes": "bitsandbytes",
     "compressed-tensors": "compressed_tensors",
+    "fp8": "fp8",
+    "gptq": "gptq",
+    "modelopt": "modelopt",
+    "mxfp4": "mxfp4",
 }
 """`quant_method` -> the module whose `read(quantisation, kernels, stored)` gives the formats of coded weights."""
 
@@ -34,7 +40,7 @@ def read_formats(fields: Fields, kernels: Kernels, stored: StoredTensors | None 
     quantisation = find_quantisation(fields)
     coded: Sequence[WeightFormat] = ()
     if quantisation is not None:
-        method = quantisation.text("quant_method")
+        method = quantisation.text("quant_method") or ""
         if method not in _READERS:
             raise quantisation.unsupported("quant_method", ", ".join(sorted(_READERS)))
         coded = import_module(f"tandem.compute.weights.{_READERS[method]}").read(quantisation, kernels, stored)

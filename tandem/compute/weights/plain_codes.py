@@ -21,6 +21,7 @@ from tandem.compute.weights.parts import (
     check_scales,
     part_name,
     scalar,
+    source_of,
     tensor_name,
 )
 
@@ -78,6 +79,14 @@ class PlainCodes:
             dtypes = ("int8", "uint8")
             found.append(beside(weight, "weight_zero_point", shape, dtypes, self.stored, rows=rows))
         return tuple(found)
+
+    def fits(self, weight: TensorSpec, scales: tuple[int, ...]) -> bool:
+        """Whether scales of that shape can be those of the weight, or of a fused tensor that it is part of."""
+        if self.blocks.is_one or torch.Size(scales).numel() == 1:
+            return self.blocks.is_one and torch.Size(scales).numel() == 1
+        rows, columns = self._scales_shape(weight)
+        is_whole = source_of(weight).is_whole
+        return len(scales) == 2 and scales[1] == columns and (scales[0] == rows if is_whole else scales[0] >= rows)
 
     def layout(self, weight: TensorSpec) -> CodedLayout:
         outputs, inputs = weight.shape

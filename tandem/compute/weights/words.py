@@ -6,6 +6,7 @@ import torch
 
 from tandem.compute.codes import TABLE_SIZE, CodedMatrix, CodeKind
 from tandem.compute.weights.coded import CodedLayout
+from tandem.core.errors import CorruptCheckpointError
 
 WORD_BITS = 32
 _BYTE_BITS, _HALF_BYTE_BITS = 8, 4
@@ -70,11 +71,39 @@ def integer_codes(rows: Callable[[int, int], torch.Tensor], shape: tuple[int, in
     return codes
 
 
-def word_codes(words: torch.Tensor, shape: tuple[int, int], bits: int) -> torch.Tensor:
-    """As `integer_codes`, of integers packed along the inputs: int32 [out, words]. Of 4 bits, they stay where they are."""
-    if bits == _HALF_BYTE_BITS and words.shape[1] * WORD_BITS == bits * shape[1] and words.is_contiguous():
+def word_codes(
+    words: torch.Tensor, shape: tuple[int, int], bits: int, permutation: torch.Tensor | None = None
+) -> torch.Tensor:
+    """As `integer_codes`, of integers packed along the inputs: int32 [out, words]. Those of 4 bits stay where they are.
+
+    `permutation`: the order in which inputs are to lie.
+    """
+    is_filled = words.shape[1] * WORD_BITS == bits * shape[1] and words.is_contiguous()
+    if bits == _HALF_BYTE_BITS and is_filled and permutation is None:
         return words.view(torch.uint8)
-    return integer_codes(lambda start, stop: unpack_words(words[start:stop], bits, shape[1]), shape, bits)
+
+    def rows(start: int, stop: int) -> torch.Tensor:
+        found = unpack_words(words[start:stop], bits, shape[1])
+        return found if permutation is None else found[:, permutation]
+
+    return integer_codes(rows, shape, bits)
+
+
+def sorted_groups(name: str, groups: torch.Tensor, group_size: int) -> torch.Tensor:
+    """From the group of each input [in] to the order of inputs, int64 [in], in which each group lies together.
+
+    Raises:
+        CorruptCheckpointError: a group that does not exist, or of another size. `name`: of that tensor.
+    """
+    inputs = groups.shape[0]
+    order = torch.argsort(groups.long(), stable=True)
+    expected = torch.arange(inputs) // group_size
+    if not torch.equal(groups.long()[order], expected):
+        raise CorruptCheckpointError(
+            f"{name} has groups from {int(groups.min())} to {int(groups.max())}, {int(expected[-1]) + 1} of "
+            f"{group_size} inputs each are expected; download the weights again"
+        )
+    return order
 
 
 def integer_matrix(
