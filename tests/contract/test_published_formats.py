@@ -41,7 +41,7 @@ from tests.helpers.published_formats import (
 from tests.helpers.tokenizers import write_byte_tokenizer
 
 # NOTE: no size is a multiple of 128, so that blocks of fp8 have edges; all are of 64, for bitsandbytes
-SIZES = {"hidden_size": 192, "intermediate_size": 320, "num_hidden_layers": 2}
+SIZES: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 320, "num_hidden_layers": 2}
 BUILDERS = {
     "llama": lambda path: checkpoints.save_tiny_llama(path, **SIZES),
     "qwen3_moe": lambda path: checkpoints.save_tiny_qwen3_moe(path, **SIZES | {"moe_intermediate_size": 64}),

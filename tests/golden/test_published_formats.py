@@ -27,7 +27,7 @@ DECODED = (
     "compressed nvfp4",
     "bitsandbytes nf4 nested",
 )
-WHOLE_BLOCKS = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2, "head_dim": 64}
+WHOLE_BLOCKS: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2, "head_dim": 64}
 
 
 def coded_weights(path: Path) -> dict[str, CodedWeight]:

@@ -20,7 +20,7 @@ Encoded = tuple[dict[str, torch.Tensor], Numbers]
 """Tensors by the suffix that follows a module's name, and [out, in]."""
 Encoder = Callable[[np.random.Generator, int, int], Encoded]
 
-E2M1 = np.float32([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 NF4 = np.array(
     [
         -1,
@@ -50,7 +50,7 @@ BLOCK = 128
 class Published:
     """A format. `others`: the encoder of modules whose name has that part; None = it stays as it is."""
 
-    config: Mapping[str, Any]
+    config: dict[str, Any]
     encode: Encoder
     others: Mapping[str, Encoder | None] = field(default_factory=dict)
 
@@ -119,8 +119,8 @@ def e4m3_value(byte: NDArray[np.uint8]) -> Numbers:
 
 def e4m3_codes(rng: np.random.Generator, outputs: int, inputs: int) -> tuple[torch.Tensor, Numbers]:
     """Bytes of all exponents up to 1, so that numbers are below 2, and what they stand for."""
-    byte = rng.integers(0, 64, (outputs, inputs)) | rng.integers(0, 2, (outputs, inputs)) << 7
-    byte = byte.astype(np.uint8)
+    sign = rng.integers(0, 2, (outputs, inputs)) << 7
+    byte = (rng.integers(0, 64, (outputs, inputs)) | sign).astype(np.uint8)
     return torch.from_numpy(byte).view(torch.float8_e4m3fn), e4m3_value(byte)
 
 
