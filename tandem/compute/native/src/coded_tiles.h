@@ -33,6 +33,7 @@ struct CodedStrip {
 
 // A strip as a product walks it: scales and offsets as floats, by segment.
 struct OpenStrip {
+  int kind;
   const uint32_t* lanes;
   const float* table;
   const f32x16 *scales, *offsets;  // no offsets: null
@@ -84,10 +85,10 @@ inline OpenStrip open_strip(const CodedStrip& strip, const CodedShape& shape, in
     offsets = reinterpret_cast<const char*>(space + lanes + groups * kStrip);
   }
   f32x16* const widened = reinterpret_cast<f32x16*>(scale_space[number].reserve(size_t(2 * segments * kStrip)));
-  const double unit = w.kind == kInt8 ? Numbers<kInt8>::kUnit : 1.0;
-  widen_scales(w, scales, w.scale_dtype, w.factor / unit, shape, widened);
+  const Decoding decoding = decoding_of(w);
+  widen_scales(w, scales, w.scale_dtype, w.factor * decoding.factor, shape, widened);
   if (w.offsets) widen_scales(w, offsets, w.offset_dtype, 1.0, shape, widened + segments);
-  return {codes, w.table, widened, w.offsets ? widened + segments : nullptr};
+  return {decoding.kind, codes, w.table, widened, w.offsets ? widened + segments : nullptr};
 }
 
 // Adds segments to blocks, and blocks to the whole. `kVectors` for each row; lane i of them has scale i.
@@ -238,7 +239,7 @@ void multiply_coded_panel(const CodedStrip* panel, const CodedRows<P>& rows, con
   const OpenStrip strips[kPanelStrips] = {open_strip(panel[0], shape, 0), open_strip(panel[1], shape, 1)};
   f32x16 sums[kMaxRows][kPanelStrips];
   if (rows.count <= kFewRows) {
-    with_kind(panel->weights->kind,
+    with_kind(strips->kind,
               [&](auto kind) { stream_any<decltype(kind)::value, P>(strips, rows, shape, ahead, sums); });
     return store(sums, 0, int(rows.count));
   }
@@ -246,9 +247,10 @@ void multiply_coded_panel(const CodedStrip* panel, const CodedRows<P>& rows, con
   const int64_t units = shape.steps() * (kStepInputs / Unit<P>::kElements);
   f32x16* const space = reinterpret_cast<f32x16*>(workspace.reserve(size_t(kPanelStrips * units * kLanes)));
   const f32x16* const units_of[kPanelStrips] = {space, space + units};
-  with_kind(panel->weights->kind, [&](auto kind) {
-    for (int s = 0; s < kPanelStrips; ++s) decode_strip<decltype(kind)::value, P>(strips[s], shape, ahead, space + s * units);
-  });
+  for (int s = 0; s < kPanelStrips; ++s)
+    with_kind(strips[s].kind, [&](auto kind) {
+      decode_strip<decltype(kind)::value, P>(strips[s], shape, ahead, space + s * units);
+    });
   for (int64_t t = 0; t < num_tiles(rows.count); ++t) {
     const int64_t row = first_row(t, rows.count);
     const CodedRows<P> tile{rows.x + row * rows.stride, rows.stride, first_row(t + 1, rows.count) - row,
