@@ -22,8 +22,8 @@ class Weight(Protocol):
     def shape(self) -> tuple[int, int]: ...
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Of the rows that it multiplies."""
+    def dtype(self) -> torch.dtype | None:
+        """Of the rows that it multiplies; None = of any floats."""
         ...
 
     @property
@@ -56,6 +56,18 @@ class Weight(Protocol):
     ) -> Experts | None:
         """A layer's experts, this weight the gate of the first, in one call; None = there is none for such experts."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """What the header of a checkpoint says of one of its tensors."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+StoredTensors = Mapping[str, StoredTensor]
+"""By the names that specs have for a checkpoint's tensors (`Source.tensor`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +133,18 @@ class WeightFormat(Protocol):
         """Why the weight is not, or cannot be, stored like this; None = it is."""
         ...
 
+    def ignores(self, name: str, tensor: torch.Tensor) -> bool:
+        """Whether a stored tensor that nothing wants has no effect on weights of the format, as ranges of activations
+        have none.
+        """
+        ...
+
     def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         """The tensors of a checkpoint that the weight is made of: codes, scales and the like."""
+        ...
+
+    def keeps(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        """What of it lies in memory then, to count bytes."""
         ...
 
     def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:

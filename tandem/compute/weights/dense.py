@@ -78,7 +78,13 @@ class DenseFormat:
     def refusal(self, weight: TensorSpec) -> str | None:
         return None
 
+    def ignores(self, name: str, tensor: torch.Tensor) -> bool:
+        return False
+
     def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        return (weight,)
+
+    def keeps(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         return (weight,)
 
     def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:
