@@ -10,11 +10,11 @@ import torch
 from tandem.architecture.feed_forward import Activation
 from tandem.compute.codes import CodedMatrix
 from tandem.compute.native.arguments import bind, has_contiguous_rows
-from tandem.compute.native.codes import ACTIVATION_CODES, DTYPE_CODES
 from tandem.compute.native.coded_matrix import are_alike, reference_to, serves
+from tandem.compute.native.codes import ACTIVATION_CODES, DTYPE_CODES
 from tandem.compute.native.packing import NativePacking
 
-CODED_LINEAR_FIELDS, CODED_GATED_FIELDS = "10q", "11q"
+CODED_LINEAR_FIELDS, CODED_GATED_FIELDS = "10q", "12q"
 
 
 class NativeCodedProducts(NativePacking):
