@@ -9,7 +9,7 @@ from torch.nn import functional
 from tandem.architecture.feed_forward import Clamp
 from tandem.compute.codes import CodedMatrix, CodeKind
 from tandem.compute.native.bindings import NativeKernels
-from tandem.compute.ops import Experts, ExpertWeights, Matrix
+from tandem.compute.ops import Experts, ExpertWeights, Matrix, Numbers
 from tandem.compute.torch.kernels import TorchKernels
 from tests.helpers.coded_matrices import random_coded
 from tests.helpers.native_kernels import ARCHITECTURES, load_or_skip
@@ -58,6 +58,11 @@ def random_choice(num_tokens: int, top_k: int) -> tuple[torch.Tensor, torch.Tens
     scores = torch.rand(num_tokens, NUM_EXPERTS, generator=torch.Generator().manual_seed(num_tokens))
     weights, chosen = scores.topk(top_k)
     return weights.contiguous(), chosen.contiguous()
+
+
+def pack(kernels: NativeKernels, matrix: Numbers) -> CodedMatrix:
+    assert isinstance(matrix, CodedMatrix)
+    return kernels.pack_coded(matrix)
 
 
 def compiled(kernels: NativeKernels, experts: list[ExpertWeights], clamp: Clamp | None = None) -> Experts:
@@ -118,7 +123,9 @@ def test_experts_have_the_bits_of_one_after_the_other(
         assert inner is not None
         y = kernels.coded_linear(inner, expert.down, expert.down_bias, out_dtype=torch.float32)
         expected.index_add_(0, rows, y * weights[rows, place].unsqueeze(1))
-    packed = [replace(e, **{n: kernels.pack_coded(getattr(e, n)) for n in ("gate", "up", "down")}) for e in experts]
+    packed = [
+        replace(e, gate=pack(kernels, e.gate), up=pack(kernels, e.up), down=pack(kernels, e.down)) for e in experts
+    ]
     for each in (experts, packed):
         call = compiled(kernels, each)
         assert torch.equal(call(x, weights, chosen), expected)

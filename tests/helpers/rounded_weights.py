@@ -39,7 +39,7 @@ def round_to_codes(numbers: torch.Tensor, rounding: Rounding) -> CodedMatrix:
     )
     if permutation is not None:
         wide = wide[:, permutation]
-    groups = [part.aminmax(dim=1) for part in wide.split(group_size, dim=1)]
+    groups = [part.aminmax(dim=1) for part in torch.split(wide, group_size, dim=1)]
     least, most = (torch.stack(parts, dim=1) for parts in zip(*groups, strict=True))
     offsets = ((least + most) / 2).to(rounding.scales) if rounding.has_offsets else None
     middle = torch.zeros_like(most) if offsets is None else offsets.float()

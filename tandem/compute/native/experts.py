@@ -42,7 +42,7 @@ def _serves(experts: Sequence[ExpertWeights]) -> bool:
 
 def _serves_codes(experts: Sequence[ExpertWeights]) -> bool:
     """NOTE: permutations and tables may be each expert's own."""
-    layouts = set()
+    layouts, devices = set(), set()
     for expert in experts:
         gate, up, down = expert.gate, expert.up, expert.down
         assert isinstance(gate, CodedMatrix)
@@ -50,8 +50,9 @@ def _serves_codes(experts: Sequence[ExpertWeights]) -> bool:
         assert isinstance(down, CodedMatrix)
         if not (serves_codes(gate) and serves_codes(down) and are_alike(gate, up)):
             return False
-        layouts.add(tuple((x.kind, x.group_size, x.offsets is None, x.codes.device) for x in (gate, down)))
-    return len(layouts) == 1 and experts[0].gate.codes.device.type == "cpu"
+        layouts.add(tuple((x.kind, x.group_size, x.offsets is None) for x in (gate, down)))
+        devices |= {x.codes.device.type for x in (gate, up, down)}
+    return len(layouts) == 1 and devices == {"cpu"}
 
 
 class NativeExperts:

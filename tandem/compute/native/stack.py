@@ -146,7 +146,7 @@ class NativeStack:
         assert layer.cos.dtype == layer.sin.dtype == torch.float32
         assert layer.cos.is_contiguous()
         assert layer.sin.is_contiguous()
-        numbers = []
+        numbers: list[int] = []
         for name in _WEIGHTS:
             part = getattr(layer, name)
             numbers += self._pointers(part) if name in _MATRICES else [0 if part is None else part.data_ptr()]
