@@ -1,10 +1,13 @@
 """Products with weights as codes: against float64 products with the numbers that the codes are defined to stand for."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn import functional
 
+from tandem.architecture.feed_forward import Activation
 from tandem.compute.codes import CodedMatrix, CodeKind
 from tandem.compute.native.bindings import NativeKernels
 from tandem.compute.torch.kernels import TorchKernels
@@ -17,8 +20,10 @@ RELATIVE = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 KINDS = pytest.mark.parametrize("kind", CodeKind, ids=lambda kind: kind.name)
 SHAPES = ((1, 32), (16, 128), (33, 256), (70, 200), (17, 1000), (5, 39))
 NF4 = torch.tensor(
-    [-1.0, -0.696193, -0.525073, -0.394917, -0.284441, -0.184773, -0.09105, 0.0]
-    + [0.07958, 0.16093, 0.246112, 0.337915, 0.44071, 0.562617, 0.722957, 1.0]
+    [
+        *(-1.0, -0.696193, -0.525073, -0.394917, -0.284441, -0.184773, -0.09105, 0.0),
+        *(0.07958, 0.16093, 0.246112, 0.337915, 0.44071, 0.562617, 0.722957, 1.0),
+    ]
 )
 
 
@@ -125,3 +130,40 @@ def test_rows_may_be_strided(kernels: Implementation) -> None:
         around = torch.full((5, 75), math.nan, dtype=dtype)
         around[:, 3:67] = normal(0, 5, 64, dtype=dtype)
         check(kernels, random_coded(CodeKind.TABLE4, (20, 64), 32), around[:, 3:67])
+
+
+@KINDS
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gated_products_match_float64(
+    kernels: Implementation, kind: CodeKind, dtype: torch.dtype, activation: Activation
+) -> None:
+    for (outputs, inputs), group_size, has_more in (
+        ((33, 200), 32, False),
+        ((16, 136), 136, True),
+        ((5, 39), 16, True),
+    ):
+        offsets = torch.bfloat16 if has_more else None
+        gate, up = (random_coded(kind, (outputs, inputs), group_size, seed=seed, offsets=offsets) for seed in range(2))
+        if has_more:
+            permutation = torch.randperm(inputs, generator=torch.Generator().manual_seed(0))
+            gate, up = replace(gate, permutation=permutation), replace(up, permutation=permutation.clone())
+        biases = [normal(seed, outputs, dtype=dtype) if has_more else None for seed in (3, 4)]
+        for m in (1, 2, 13):
+            x = normal(m, m, inputs, dtype=dtype)
+            products = [
+                x.double() @ each.decode().double().T + (0.0 if bias is None else bias.double())
+                for each, bias in zip((gate, up), biases, strict=True)
+            ]
+            inner = (
+                functional.silu(products[0])
+                if activation == "silu"
+                else functional.gelu(products[0], approximate="tanh")
+            )
+            expected = inner * products[1]
+            result = kernels.coded_gated_linear(x, gate, up, activation, *biases)
+            assert result is not None
+            assert result.dtype == dtype
+            magnitude = (products[0].abs() + 1) * (products[1].abs() + 1)
+            loss = 40 * RELATIVE[dtype] if isinstance(kernels, TorchKernels) else RELATIVE[dtype] + 4e-5
+            assert ((result.double() - expected).abs() <= loss * magnitude).all()

@@ -23,6 +23,23 @@ def serves(matrix: CodedMatrix) -> bool:
     )
 
 
+def are_alike(first: CodedMatrix, second: CodedMatrix) -> bool:
+    """Whether one walk over rows multiplies by both: decoded alike, in groups of the same size and order."""
+    return (
+        (first.kind, first.shape[1], first.group_size) == (second.kind, second.shape[1], second.group_size)
+        and (first.offsets is None) == (second.offsets is None)
+        and first.order is second.order
+        and _are_equal(first.table, second.table)
+        and _are_equal(first.permutation, second.permutation)
+    )
+
+
+def _are_equal(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return first is second or torch.equal(first, second)
+
+
 def reference_to(matrix: CodedMatrix) -> ctypes.Array[ctypes.c_char]:
     """The C++ struct, which has pointers to the matrix's tensors and keeps none alive."""
     tensors = matrix.codes, matrix.scales, matrix.offsets, matrix.table, matrix.permutation

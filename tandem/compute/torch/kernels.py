@@ -83,6 +83,17 @@ class TorchKernels:
         assert order is Order.ROWS
         return self.gated_product(functional.linear(x, gate, gate_bias), functional.linear(x, up, up_bias), activation)
 
+    def coded_gated_linear(
+        self,
+        x: torch.Tensor,
+        gate: CodedMatrix,
+        up: CodedMatrix,
+        activation: Activation,
+        gate_bias: torch.Tensor | None = None,
+        up_bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return self.gated_product(self.coded_linear(x, gate, gate_bias), self.coded_linear(x, up, up_bias), activation)
+
     def gated_product(self, gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
         wide = gate.float()
         wide = functional.silu(wide) if activation == "silu" else functional.gelu(wide, approximate="tanh")

@@ -12,7 +12,7 @@ import torch
 
 from tandem.architecture.feed_forward import Activation, Clamp
 from tandem.architecture.tensors import TensorSpec
-from tandem.compute.ops import Experts, Matrix
+from tandem.compute.ops import Experts, ExpertWeights, Numbers
 
 
 class Weight(Protocol):
@@ -32,7 +32,7 @@ class Weight(Protocol):
         ...
 
     @property
-    def matrix(self) -> Matrix | None:
+    def matrix(self) -> Numbers | None:
         """The numbers as calls of the kernels that fuse several products read them; None = those calls do not."""
         ...
 
@@ -89,6 +89,17 @@ class ExpertLinears:
     gate: Linear
     up: Linear
     down: Linear
+
+
+def expert_weights(experts: Sequence[ExpertLinears]) -> list[ExpertWeights] | None:
+    """Their numbers; None = a weight keeps its own to itself."""
+    found = []
+    for expert in experts:
+        gate, up, down = expert.gate.weight.matrix, expert.up.weight.matrix, expert.down.weight.matrix
+        if gate is None or up is None or down is None:
+            return None
+        found.append(ExpertWeights(gate, up, down, expert.gate.bias, expert.up.bias, expert.down.bias))
+    return found
 
 
 class PackedForm(Protocol):

@@ -14,7 +14,7 @@ from tandem.architecture.feed_forward import Activation, Clamp
 from tandem.architecture.tensors import TensorSpec
 from tandem.compute.codes import CODE_DTYPES, TABLE_SIZE, CodedMatrix, CodeKind
 from tandem.compute.ops import Experts, Kernels
-from tandem.compute.weights.base import ExpertLinears, Linear, Weight
+from tandem.compute.weights.base import ExpertLinears, Linear, Weight, expert_weights
 
 _ALIGNMENT = 64  # bytes of a cache line
 
@@ -112,19 +112,25 @@ class CodedWeight:
         return self.coded.num_bytes
 
     @property
-    def matrix(self) -> None:
-        """There are no floats."""
+    def matrix(self) -> CodedMatrix | None:
+        return self.coded
 
     def __call__(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         return self.kernels.coded_linear(x, self.coded, bias, out_dtype=out_dtype)
 
-    def gated(self, x: torch.Tensor, bias: torch.Tensor | None, up: Linear, activation: Activation) -> None:
-        """There is none."""
+    def gated(
+        self, x: torch.Tensor, bias: torch.Tensor | None, up: Linear, activation: Activation
+    ) -> torch.Tensor | None:
+        mine, other = self.matrix, up.weight.matrix
+        if mine is None or not isinstance(other, CodedMatrix):
+            return None
+        return self.kernels.coded_gated_linear(x, mine, other, activation, bias, up.bias)
 
     def grouped(self, experts: Sequence[ExpertLinears], activation: Activation, clamp: Clamp | None) -> Experts | None:
-        return None
+        found = expert_weights(experts)
+        return None if found is None else self.kernels.experts(activation, clamp, found)
 
 
 Product = type[CodedWeight]

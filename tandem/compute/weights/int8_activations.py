@@ -32,6 +32,10 @@ class Int8Product(CodedWeight):
         assert coded.permutation is None
         assert coded.order is Order.ROWS
 
+    @property
+    def matrix(self) -> None:
+        """Calls that fuse products do not round rows."""
+
     def __call__(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
     ) -> torch.Tensor:

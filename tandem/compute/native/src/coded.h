@@ -51,10 +51,9 @@ TANDEM_INLINE Vec e4m3_byte(UintVec lanes, int i) {
   return to_vec(reinterpret_cast<UintVec>(magnitude) | (code & 0x80000000u));
 }
 
-// Numbers of codes, each times `kUnit`: unit u of a step from the lanes of its codes.
+// Numbers of codes, those of `decoding_of` times a power of two: unit u of a step from the lanes of its codes.
 template <int kKind> struct Numbers {  // of 8 bits
   static constexpr int kWords = 2;  // lanes of an output in a step
-  static constexpr double kUnit = kKind == kInt8 ? 0x1p24 : 1.0;
   explicit Numbers(const float*) {}
 
   inline __attribute__((always_inline)) Vec number(const UintVec* lanes, int input) const {
@@ -70,7 +69,6 @@ template <int kKind> struct Numbers {  // of 8 bits
 
 template <> struct Numbers<kTable4> {
   static constexpr int kWords = 1;
-  static constexpr double kUnit = 1.0;
 
 #if defined(__AVX512F__)
   Vec floats;
@@ -109,10 +107,61 @@ template <> struct Numbers<kTable4> {
   }
 };
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int kByteTable4 = 3;  // of 4 bits, a table whose numbers are bytes times a power of two: one shuffle looks up 32
+
+// Log2 of what the table's numbers are to be multiplied by for that; negative: they are no such.
+TANDEM_INLINE int byte_table_shift(const float* table) {
+  for (int shift = 0; shift < 8; ++shift) {
+    bool is_whole = true;
+    for (int i = 0; i < kTableSize; ++i) {
+      const float scaled = table[i] * float(1 << shift);
+      is_whole = is_whole && scaled >= -128.0f && scaled <= 127.0f && float(int(scaled)) == scaled;
+    }
+    if (is_whole) return shift;
+  }
+  return -1;
+}
+
+template <> struct Numbers<kByteTable4> {
+  static constexpr int kWords = 1;
+  __m256i bytes;
+
+  explicit Numbers(const float* table) {
+    const float factor = float(1 << byte_table_shift(table));
+    alignas(32) int8_t twice[2 * kTableSize];
+    for (int i = 0; i < 2 * kTableSize; ++i) twice[i] = int8_t(table[i % kTableSize] * factor);
+    bytes = _mm256_load_si256(reinterpret_cast<const __m256i*>(twice));
+  }
+  template <class P> inline __attribute__((always_inline)) Vec unit(const UintVec* lanes, int input) const {
+    const UintVec index = (input & 2 ? lanes[0] >> 4 : lanes[0]) & 0x0f0f0f0fu;
+    const __m256i found = _mm256_shuffle_epi8(bytes, reinterpret_cast<__m256i>(index));
+    return signed_byte(reinterpret_cast<UintVec>(found), 2 * (input & 1) + (input >> 2));
+  }
+};
+#endif
+
+// How a product decodes, and what its numbers are to be multiplied by.
+struct Decoding {
+  int kind;
+  double factor;
+};
+TANDEM_INLINE Decoding decoding_of(const CodedWeights& w) {
+  if (w.kind == kInt8) return {kInt8, 0x1p-24};
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  if (const int shift = w.kind == kTable4 ? byte_table_shift(w.table) : -1; shift >= 0)
+    return {kByteTable4, 0x1p-24 / double(1 << shift)};
+#endif
+  return {int(w.kind), 1.0};
+}
+
 // body(kind as a constant).
 template <class Body> TANDEM_INLINE void with_kind(int64_t kind, const Body& body) {
   if (kind == kTable4) return body(std::integral_constant<int, kTable4>{});
   if (kind == kInt8) return body(std::integral_constant<int, kInt8>{});
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  if (kind == kByteTable4) return body(std::integral_constant<int, kByteTable4>{});
+#endif
   body(std::integral_constant<int, kE4m3>{});
 }
 

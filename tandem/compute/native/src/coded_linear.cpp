@@ -46,6 +46,37 @@ template <class T, class Out> struct CodedLinear {
   }
 };
 
+// A panel is a strip of gate rows and the up rows beside them.
+template <class T> struct CodedGatedLinear {
+  const CodedWeights *gate, *up;
+  const T *gate_bias, *up_bias;
+  T* out;
+  int64_t ldo;
+  Gating gating;
+
+  int64_t panels() const { return num_strips(*gate); }
+
+  void panel(int64_t index, CodedStrip* codes, Strip<T>* strips) const {
+    const int64_t row = index * kStrip;
+    const int rows = int(min64(kStrip, gate->n - row));
+    codes[0] = {gate, index}, codes[1] = {up, index};
+    if (!strips) return;
+    strips[0] = {nullptr, gate_bias ? gate_bias + row : nullptr, row, rows};
+    strips[1] = {nullptr, up_bias ? up_bias + row : nullptr, row, rows};
+  }
+
+  void store(const f32x16 (*sums)[kPanelStrips], int64_t row, int rows, const Strip<T>* strips) const {
+    const f32x16 gate_shift = bias_of(strips[0]), up_shift = bias_of(strips[1]);
+    for (int m = 0; m < rows; ++m)
+      store16(out + (row + m) * ldo + strips->column, gating(sums[m][0] + gate_shift, sums[m][1] + up_shift),
+              strips->rows);
+  }
+
+  void run(const T* x, int64_t ldx, int64_t m_size, int num_threads) const {
+    CodedProduct<T, CodedGatedLinear>(*gate, gate->offsets, *this, num_threads).run(x, ldx, m_size);
+  }
+};
+
 }  // namespace
 }  // namespace tandem
 
@@ -61,6 +92,25 @@ TANDEM_EXPORT void tandem_coded_linear(const CodedLinearArguments* a) {
     };
     if (a->out_dtype == kFloat32) return into(static_cast<float*>(a->out));
     into(static_cast<T*>(a->out));
+  });
+}
+
+TANDEM_EXPORT void tandem_coded_gated_linear(const CodedGatedLinearArguments* a) {
+  with_dtype(a->dtype, [a](auto tag) {
+    using T = decltype(tag);
+    const CodedGatedLinear<T> linear{a->gate, a->up, static_cast<const T*>(a->gate_bias),
+                                     static_cast<const T*>(a->up_bias), static_cast<T*>(a->out), a->out_stride,
+                                     Gating{int(a->activation)}};
+    linear.run(static_cast<const T*>(a->x), a->x_stride, a->m, int(a->threads));
+  });
+}
+
+void tandem_joined_coded_linear(const JoinedCodedArguments* a) {
+  with_dtype(a->dtype, [a](auto tag) {
+    using T = decltype(tag);
+    CodedLinear<T, T> linear{{}, static_cast<T*>(a->out), a->out_stride};
+    for (int i = 0; i < 3; ++i) linear.part[i] = {a->parts[i].weights, static_cast<const T*>(a->parts[i].bias)};
+    linear.run(static_cast<const T*>(a->x), a->x_stride, a->m, int(a->threads));
   });
 }
 

@@ -7,6 +7,12 @@ namespace tandem {
 
 constexpr double kNsPerCode = 0.03;  // that one thread takes to decode it
 
+// A row of x, and the order in which its elements are multiplied; null: their own.
+template <class T> struct RowOf {
+  const T* x;
+  const int64_t* permutation;
+};
+
 // Rows of x as a product of codes reads them: where they are, or a copy that is permuted, widened or filled up.
 template <class T> class PreparedRows {
   using P = Multiplied<T>;
@@ -14,10 +20,10 @@ template <class T> class PreparedRows {
   static constexpr int kElements = Unit<P>::kElements;
 
  public:
-  PreparedRows(const CodedShape& shape, const int64_t* permutation, bool has_offsets, int num_threads)
-      : shape_(shape), permutation_(permutation), has_offsets_(has_offsets), num_threads_(num_threads) {}
+  PreparedRows(const CodedShape& shape, bool has_offsets, int num_threads)
+      : shape_(shape), has_offsets_(has_offsets), num_threads_(num_threads) {}
 
-  // row(i): row i of x. They are valid until the calling thread asks for others.
+  // row(i): row i of x, a `RowOf`. They are valid until the calling thread asks for others.
   template <class Row> CodedRows<P> operator()(const Row& row, int64_t count, bool is_copied) const {
     thread_local Workspace copies, sums;
     const int64_t width = shape_.steps() * kStepInputs;
@@ -34,18 +40,17 @@ template <class T> class PreparedRows {
     return {out, width / kElements, count, segment_sums};
   }
 
-  // Whether rows of that stride can be read where they are.
+  // Whether rows of that stride, in their own order, can be read where they are.
   bool are_there(int64_t stride) const {
-    return !kIsWidened<T> && std::is_same<T, P>::value && !permutation_ && shape_.k % kStepInputs == 0 &&
-           stride % kElements == 0;
+    return !kIsWidened<T> && std::is_same<T, P>::value && shape_.k % kStepInputs == 0 && stride % kElements == 0;
   }
 
  private:
-  const T* permuted(const T* x) const {
-    if (!permutation_) return x;
+  const T* permuted(const RowOf<T>& row) const {
+    if (!row.permutation) return row.x;
     thread_local Workspace workspace;
     T* const out = reinterpret_cast<T*>(workspace.reserve(size_t(shape_.k)));
-    for (int64_t i = 0; i < shape_.k; ++i) out[i] = x[permutation_[i]];
+    for (int64_t i = 0; i < shape_.k; ++i) out[i] = row.x[row.permutation[i]];
     return out;
   }
 
@@ -68,7 +73,6 @@ template <class T> class PreparedRows {
   }
 
   const CodedShape shape_;
-  const int64_t* const permutation_;
   const bool has_offsets_;
   const int num_threads_;
 };
@@ -87,15 +91,17 @@ template <class T, class Source> class CodedProduct {
  public:
   CodedProduct(const CodedWeights& first, bool has_offsets, const Source& source, int num_threads)
       : first_(first), shape_{first.k, segment_of(first)}, source_(source), num_threads_(num_threads),
-        prepared_(shape_, first.permutation, has_offsets, num_threads) {}
+        prepared_(shape_, has_offsets, num_threads) {}
 
   void run(const T* x, int64_t stride, int64_t count) const {
-    const bool is_there = prepared_.are_there(stride);
+    const int64_t* const permutation = first_.permutation;
+    const bool is_there = !permutation && prepared_.are_there(stride);
     const int64_t most = kChunkRows * (num_threads_ + Pool::lent());  // a chunk for each thread, for copies that stay small
     const int64_t parts = ceil_div(count, most);
     for (int64_t i = 0; i < parts; ++i) {
       const int64_t first = count * i / parts, last = count * (i + 1) / parts;
-      CodedRows<P> rows = prepared_([=](int64_t m) { return x + (first + m) * stride; }, last - first, !is_there);
+      const auto row = [=](int64_t m) { return RowOf<T>{x + (first + m) * stride, permutation}; };
+      CodedRows<P> rows = prepared_(row, last - first, !is_there);
       if (is_there) {
         rows.x = reinterpret_cast<const typename Unit<P>::Type*>(x + first * stride);
         rows.stride = stride / Unit<P>::kElements;

@@ -8,7 +8,7 @@ import torch
 from tandem.compute.codes import CodedMatrix, CodeKind
 from tandem.compute.native.bindings import NativeKernels
 from tandem.compute.order import Order
-from tests.helpers.coded_matrices import random_coded
+from tests.helpers.coded_matrices import E2M1, random_coded
 from tests.helpers.native_kernels import ARCHITECTURES, load_or_skip
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
@@ -104,3 +104,36 @@ def test_a_nan_in_one_row_stays_in_that_row(kernels: NativeKernels, kind: CodeKi
         nan_rows = kernels.coded_linear(rows, matrix).isnan()
         assert nan_rows[1].all()
         assert int(nan_rows.sum()) == 10
+
+
+@KINDS
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gated_rows_do_not_depend_on_the_batch(kernels: NativeKernels, kind: CodeKind, dtype: torch.dtype) -> None:
+    rows = normal(1, 30, 264, dtype=dtype)
+    for gate, up in zip(matrices(kind, (35, 264)), matrices(kind, (35, 264)), strict=True):
+        alone = torch.cat([gated(kernels, row[None], gate, up) for row in rows])
+        packed = kernels.pack_coded(gate), kernels.pack_coded(up)
+        for m in (1, 2, 3, 5, 13, 30):
+            assert torch.equal(bits(gated(kernels, rows[:m], *packed)), bits(alone[:m])), m
+
+
+def gated(kernels: NativeKernels, rows: torch.Tensor, gate: CodedMatrix, up: CodedMatrix) -> torch.Tensor:
+    product = kernels.coded_gated_linear(rows, gate, up, "silu")
+    assert product is not None
+    return product
+
+
+def test_a_gate_and_an_up_that_are_decoded_in_different_ways_are_not_multiplied_at_once(kernels: NativeKernels) -> None:
+    gate, shape = random_coded(CodeKind.TABLE4, (16, 128), 32), (16, 128)
+    others = (
+        random_coded(CodeKind.INT8, shape, 32),
+        random_coded(CodeKind.TABLE4, shape, 64),
+        random_coded(CodeKind.TABLE4, shape, 32, table=E2M1),
+        random_coded(CodeKind.TABLE4, shape, 32, offsets=torch.float32),
+        random_coded(CodeKind.TABLE4, shape, 32, is_permuted=True),
+        kernels.pack_coded(gate),
+    )
+    rows = normal(0, 2, 128, dtype=torch.float32)
+    assert kernels.coded_gated_linear(rows, gate, random_coded(CodeKind.TABLE4, shape, 32, seed=1), "silu") is not None
+    for other in others:
+        assert kernels.coded_gated_linear(rows, gate, other, "silu") is None
