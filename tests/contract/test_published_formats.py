@@ -17,6 +17,7 @@ from tandem.compute.torch.kernels import TorchKernels
 from tandem.compute.weights.base import Weight
 from tandem.compute.weights.coded import CodedWeight
 from tandem.compute.weights.int8_activations import Int8Product
+from tandem.compute.weights.rotations import rotate_blocks
 from tandem.core.errors import CheckpointError, CorruptCheckpointError
 from tandem.core.sampling_params import SamplingParams
 from tandem.engine.resolve import build_engine
@@ -28,6 +29,7 @@ from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.published_formats import (
     FORMATS,
     PER_TOKEN,
+    Numbers,
     Published,
     compressed,
     ct_int8,
@@ -242,3 +244,57 @@ def test_rows_are_rounded_to_8_bits_where_the_scheme_says_so(dtype: torch.dtype,
     )
     assert all(torch.equal(weight(x[row : row + 1], bias)[0], found[row]) for row in range(5))
     assert torch.equal(weight(torch.zeros_like(x)), torch.zeros(5, 320, dtype=dtype))
+
+
+def rotated(location: str, target: str, *, head_dim: int | None = 64) -> dict[str, Any]:
+    """A group of a `transform_config`."""
+    part = {"targets": [target], "location": location, "inverse": False, "ignore": ["lm_head"]}
+    return {"type": "hadamard", "apply": [part], "randomize": False, "head_dim": head_dim, "precision": "torch.float32"}
+
+
+def hadamard(size: int) -> Numbers:
+    """Sylvester's: the sign is the parity of the bits that row and column share; divided by its root."""
+    bits = np.arange(size)[:, None] & np.arange(size)
+    parity = np.array([[int(n).bit_count() & 1 for n in row] for row in bits])
+    return np.asarray((1 - 2 * parity) / np.sqrt(size), np.float32)
+
+
+@pytest.mark.parametrize("is_native", [False, True], ids=["pytorch", "compiled"])
+@pytest.mark.parametrize("family", BUILDERS)
+def test_rotations_of_activations_are_applied(family: str, is_native: bool, tmp_path: Path) -> None:
+    """x @ H before down_proj and y @ H after o_proj: as if H were in the weights. Those of q and k cancel."""
+    if is_native:
+        load_or_skip()
+    plain = write_byte_tokenizer(BUILDERS[family](tmp_path / "plain"))
+    save_published(plain, FORMATS["compressed int4 groups"], tmp_path / "coded", tmp_path / "decoded")
+    attention = rotated("q_attn", "re:.*self_attn$")
+    attention["apply"].append({**attention["apply"][0], "location": "k_cache"})
+    groups = {"R3": attention, "R4": rotated("input", "re:.*down_proj$"), "R5": rotated("output", "re:.*o_proj$")}
+    config = {**FORMATS["compressed int4 groups"].config, "transform_config": {"config_groups": groups}}
+    checkpoints.edit_config(tmp_path / "coded", quantization_config=config)
+    tensors, block = checkpoints.read_tensors(tmp_path / "decoded"), hadamard(64)
+    for name, tensor in tensors.items():
+        whole = torch.from_numpy(
+            np.kron(np.eye(max(1, tensor.shape[-1 if "down" in name else 0] // 64)), block)
+        ).float()
+        if name.endswith("down_proj.weight"):
+            tensors[name] = (tensor @ whole).contiguous()
+        elif name.endswith("o_proj.weight"):
+            tensors[name] = (whole @ tensor).contiguous()
+    checkpoints.write_tensors(tmp_path / "decoded", tensors)
+    stored = checkpoints.read_tensors(tmp_path / "coded")
+    stored["model.layers.0.mlp.down_proj.R4_input.weight"] = torch.from_numpy(hadamard(64) * 8).round()
+    checkpoints.write_tensors(tmp_path / "coded", stored)
+    assert served(tmp_path / "coded", is_native=is_native) == served(tmp_path / "decoded", is_native=is_native)
+    before = loaded(tmp_path / "coded").spec.fingerprint
+    checkpoints.edit_config(tmp_path / "coded", quantization_config=FORMATS["compressed int4 groups"].config)
+    checkpoints.write_tensors(tmp_path / "coded", {name: t for name, t in stored.items() if "R4" not in name})
+    assert loaded(tmp_path / "coded").spec.fingerprint != before
+
+
+def test_a_rotation_does_not_depend_on_the_rows_beside() -> None:
+    x = torch.randn(7, 192, generator=torch.Generator().manual_seed(1))
+    whole = rotate_blocks(x, 64)
+    expected = x.double().numpy() @ np.kron(np.eye(3), hadamard(64).astype(np.float64))
+    np.testing.assert_allclose(whole.numpy(), expected, atol=1e-5)
+    assert all(torch.equal(rotate_blocks(x[row : row + 1], 64)[0], whole[row]) for row in range(7))

@@ -142,12 +142,11 @@ def test_damaged_tensors_are_refused_by_name(case: str, tmp_path: Path) -> None:
         load(path)
 
 
-def transform(location: str) -> dict[str, Any]:
+def rotated(location: str, target: str = "re:.*down_proj$", **changes: Any) -> dict[str, Any]:
     """A configuration with one rotation."""
-    apply = [{"targets": ["Linear"], "location": location, "inverse": False, "ignore": []}]
-    return FORMATS["compressed int4 groups"].config | {
-        "transform_config": {"config_groups": {"R4": {"type": "hadamard", "apply": apply}}}
-    }
+    apply = [{"targets": [target], "location": location, "inverse": False, "ignore": []}]
+    scheme = {"type": "hadamard", "apply": apply, "randomize": False, "head_dim": 64, **changes}
+    return FORMATS["compressed int4 groups"].config | {"transform_config": {"config_groups": {"R4": scheme}}}
 
 
 def edited(name: str, **changes: Any) -> dict[str, Any]:
@@ -169,8 +168,12 @@ UNSERVED: dict[str, tuple[str, dict[str, Any], str]] = {
     "8 bits with outliers": (NF4, edited(NF4, load_in_8bit=True), "load_in_8bit=true is not served; supported: false"),
     "layout": (INT4, compressed("marlin-24", integers(4, "group", 32)), 'format="marlin-24".*pack-quantized'),
     "sparse": (INT4, edited(INT4, sparsity_config={"format": "sparse-24-bitmask"}), "sparse-24-bitmask.*dense"),
-    "rotated inputs": (INT4, transform("input"), 'apply=.*"input".*weight_input and weight_output'),
-    "rotated cache": (INT4, transform("k_cache"), 'apply=.*"k_cache".*rotations of activations and of the cache'),
+    "rotated elsewhere": (INT4, rotated("residual"), 'location="residual" is not served; supported: weight_input'),
+    "rotated keys alone": (INT4, rotated("k_cache", "re:.*self_attn$"), "k_cache and q_attn together"),
+    "random rotations": (INT4, rotated("input", type="random-hadamard"), 'type="random-hadamard".*hadamard, of'),
+    "shuffled rotations": (INT4, rotated("input", randomize=True), "randomize=true is not served"),
+    "sizes of rotations": (INT4, rotated("input", head_dim=None), "R4 rotates 320 inputs of .*down_proj.* by 320"),
+    "rotated floats": (INT4, rotated("input", "re:lm_head$"), r"rotates lm_head\.weight, which is not coded"),
     "activations with fixed scales": (
         "compressed int8 channels",
         compressed("int-quantized", integers(8, "channel"), STATIC),

@@ -4,7 +4,7 @@ A format says which tensors of a checkpoint a weight is made of and, in its pack
 that all processes of a machine map. Layers and decoder call weights and know no format.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,6 +65,9 @@ class StoredTensor:
     dtype: torch.dtype
     shape: tuple[int, ...]
 
+
+Choice = Callable[[TensorSpec], str | None]
+"""Why a weight has not a format; None = it has."""
 
 StoredTensors = Mapping[str, StoredTensor]
 """By the names that specs have for a checkpoint's tensors (`Source.tensor`)."""

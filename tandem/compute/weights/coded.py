@@ -4,7 +4,7 @@ A `Coding` knows how a checkpoint stores one kind of coded weight. `CodedFormat`
 rule by which a configuration chooses weights for it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Protocol
 
@@ -14,7 +14,8 @@ from tandem.architecture.feed_forward import Activation, Clamp
 from tandem.architecture.tensors import TensorSpec
 from tandem.compute.codes import CODE_DTYPES, TABLE_SIZE, CodedMatrix, CodeKind
 from tandem.compute.ops import Experts, Kernels
-from tandem.compute.weights.base import ExpertLinears, Linear, Weight, expert_weights
+from tandem.compute.weights.base import Choice, ExpertLinears, Linear, Weight, expert_weights
+from tandem.compute.weights.rotations import NO_ROTATIONS, Rotations
 
 _ALIGNMENT = 64  # bytes of a cache line
 
@@ -23,9 +24,6 @@ _RANGES = (  # of activations and of the cache, which no product here reads
     ".input_global_scale",
     ".activation_scale",
 )
-
-Choice = Callable[[TensorSpec], str | None]
-"""Why a weight has not a coding; None = it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,21 +143,24 @@ class CodedFormat:
     choice: Choice
     kernels: Kernels
     product: "Product" = CodedWeight
+    rotations: Rotations = NO_ROTATIONS
 
     @property
     def name(self) -> str:
-        return f"{self.coding.name}{'' if self.product is CodedWeight else f'-{self.product.__name__}'}"
+        product = "" if self.product is CodedWeight else f"-{self.product.__name__}"
+        return f"{self.coding.name}{product}{self.rotations.name}"
 
     @property
     def packed(self) -> "PackedCoded":
-        return PackedCoded(self.coding, self.kernels, self.product)
+        return PackedCoded(self.coding, self.kernels, self.product, self.rotations)
 
     def refusal(self, weight: TensorSpec) -> str | None:
         return self.choice(weight)
 
     def ignores(self, name: str, tensor: torch.Tensor) -> bool:
         """Some writers add a bias of zeros to every map."""
-        return name.endswith(_RANGES) or (name.endswith(".bias") and not tensor.any())
+        is_harmless = name.endswith(_RANGES) or (name.endswith(".bias") and not tensor.any())
+        return is_harmless or self.rotations.holds(name, tensor)
 
     def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         return self.coding.wants(weight)
@@ -168,7 +169,7 @@ class CodedFormat:
         return self.packed.stored(weight)
 
     def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:
-        return self.product(self.packed.arranged(self.packed.read(weight, parts)), self.kernels)
+        return self.packed.made(weight, self.packed.arranged(self.packed.read(weight, parts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,7 @@ class PackedCoded:
     coding: Coding
     kernels: Kernels
     product: "Product"
+    rotations: Rotations
 
     @property
     def layout(self) -> str:
@@ -204,7 +206,11 @@ class PackedCoded:
         packed, sketch = parts[weight.name], self._sketch(weight)
         assert packed.data_ptr() % _ALIGNMENT == 0, "it begins at a cache line"
         factor = float(packed[-_ALIGNMENT:].view(torch.float32)[0])
-        return self.product(replace(_with(sketch, dict(_views(packed, sketch))), factor=factor), self.kernels)
+        return self.made(weight, replace(_with(sketch, dict(_views(packed, sketch))), factor=factor))
+
+    def made(self, weight: TensorSpec, coded: CodedMatrix) -> Weight:
+        """The weight of these codes, with its rotations."""
+        return self.rotations.rotated(weight, self.product(coded, self.kernels))
 
     def read(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> CodedMatrix:
         """In rows, on one device."""

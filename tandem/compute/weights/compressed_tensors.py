@@ -5,34 +5,32 @@ stay as they are, except where both sides are integers of 8 bits (see `int8_acti
 """
 
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from tandem.architecture.fields import REQUIRED, Fields
 from tandem.architecture.tensors import TensorSpec
 from tandem.compute.codes import CodeKind
 from tandem.compute.ops import Kernels
-from tandem.compute.weights.base import StoredTensors, WeightFormat
-from tandem.compute.weights.coded import Choice, CodedFormat, CodedWeight, Coding
+from tandem.compute.weights.base import Choice, StoredTensors, WeightFormat
+from tandem.compute.weights.coded import CodedFormat, CodedWeight, Coding
 from tandem.compute.weights.four_bit_floats import MX_BLOCK, NV_BLOCK, FourBitFloats
 from tandem.compute.weights.int8_activations import Int8Product
-from tandem.compute.weights.modules import checked_group, compiled, names_of, where_stored
+from tandem.compute.weights.modules import NamedModules, checked_group, named_modules, where_stored
 from tandem.compute.weights.packed_integers import PackedIntegers
 from tandem.compute.weights.parts import source_of
 from tandem.compute.weights.plain_codes import CHANNELS, TENSOR, Blocks, PlainCodes
-from tandem.core.errors import CorruptCheckpointError
+from tandem.compute.weights.rotations import Rotations, read_rotations
+from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
 
-_LINEAR, _REGEX = "Linear", "re:"
 _PACKED = ("weight_packed", "weight_scale")
-_OFFLINE = ("weight_input", "weight_output")
-_Names = Callable[[TensorSpec], bool]
 
 _log = logging.getLogger(__name__)
 
 
 def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -> Sequence[WeightFormat]:
     """The formats of coded weights: one for each group."""
-    _refuse_transforms(quantisation)
+    rotations = read_rotations(quantisation)
     sparsity = quantisation.section("sparsity_config")
     if sparsity is not None:
         sparsity.only("format", ("dense",), "dense")
@@ -41,19 +39,35 @@ def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -
     groups = quantisation.section("config_groups")
     if groups is None:
         raise quantisation.wrong("config_groups", "an object of groups")
-    ignored = _names(quantisation, "ignore")
+    ignored = named_modules(quantisation, "ignore")
     formats = []
     for name in groups.unread():
         group = groups.section(name)
         if group is not None:
-            formats.append(_read_group(group, quantisation, ignored, kernels, stored))
-    return formats
+            formats.append(_read_group(group, quantisation, ignored, rotations, kernels, stored))
+    return [*formats[:-1], *(replace(last, choice=_guarded(last.choice, rotations)) for last in formats[-1:])]
+
+
+def _guarded(choice: Choice, rotations: Rotations) -> Choice:
+    """`choice` of the last group, after which a weight is floats: these are not rotated."""
+
+    def choose(weight: TensorSpec) -> str | None:
+        reason = choice(weight)
+        if reason is not None and rotations.has(weight):
+            raise UnsupportedCheckpointError(
+                f"transform_config rotates {weight.name}, which is not coded ({reason}); rotations of coded weights "
+                "are served"
+            )
+        return reason
+
+    return choose
 
 
 def _read_group(
     group: Fields,
     quantisation: Fields,
-    ignored: _Names,
+    ignored: NamedModules,
+    rotations: Rotations,
     kernels: Kernels,
     stored: StoredTensors | None,
 ) -> CodedFormat:
@@ -71,13 +85,13 @@ def _read_group(
     if isinstance(coding, PlainCodes) and coding.kind is CodeKind.INT8 and inputs is not None:
         _check_integer_activations(inputs, weights)
         product = Int8Product
-    choice = _choice(_names(group, "targets"), ignored, markers, stored)
-    return CodedFormat(coding, choice, kernels, product)
+    choice = _choice(named_modules(group, "targets"), ignored, markers, stored)
+    return CodedFormat(coding, choice, kernels, product, rotations)
 
 
 def _choice(
-    targets: _Names,
-    ignored: _Names,
+    targets: NamedModules,
+    ignored: NamedModules,
     markers: Sequence[str],
     stored: StoredTensors | None,
 ) -> Choice:
@@ -102,23 +116,6 @@ def _choice(
         return reason or absent
 
     return choose
-
-
-def _names(fields: Fields, key: str) -> _Names:
-    """Whether a weight's module is among the names, classes and regular expressions of that key."""
-    entries = fields.texts(key) or ()
-    patterns = [compiled(fields, key, entry.removeprefix(_REGEX)) for entry in entries if entry.startswith(_REGEX)]
-    exact = {entry for entry in entries if not entry.startswith(_REGEX)}
-
-    def contains(weight: TensorSpec) -> bool:
-        names = names_of(weight)
-        return _LINEAR in exact or not exact.isdisjoint(names) or _matches(patterns, names)
-
-    return contains
-
-
-def _matches(patterns: Sequence[re.Pattern[str]], names: Sequence[str]) -> bool:
-    return any(pattern.match(name) for pattern in patterns for name in names)
 
 
 def _packed_integers(weights: Fields, stored: StoredTensors | None) -> tuple[Coding, tuple[str, ...]]:
@@ -208,20 +205,3 @@ def _check_integer_activations(inputs: Fields, weights: Fields) -> None:
     inputs.only("strategy", ("token",), "token")
     weights.only("strategy", ("channel", "tensor"), "channel, tensor: with integer activations")
     weights.only("symmetric", (True,), "true: with integer activations")
-
-
-def _refuse_transforms(quantisation: Fields) -> None:
-    """A rotation that is merged into the weights asks nothing of a product; any other would change its inputs."""
-    transforms = quantisation.section("transform_config")
-    groups = None if transforms is None else transforms.section("config_groups")
-    for name in () if groups is None else groups.unread():
-        scheme = groups.section(name) if groups is not None else None
-        applications = scheme.get("apply") if scheme is not None else None
-        if scheme is None or not isinstance(applications, list):
-            raise quantisation.unsupported("transform_config", "rotations that are merged into the weights")
-        for application in applications:
-            location = application.get("location") if isinstance(application, dict) else None
-            if location not in _OFFLINE:
-                raise scheme.unsupported(
-                    "apply", f"locations {' and '.join(_OFFLINE)}; rotations of activations and of the cache are not"
-                )

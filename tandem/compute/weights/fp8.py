@@ -10,8 +10,8 @@ from tandem.architecture.fields import Fields
 from tandem.architecture.tensors import TensorSpec
 from tandem.compute.codes import CodeKind
 from tandem.compute.ops import Kernels
-from tandem.compute.weights.base import StoredTensors, WeightFormat
-from tandem.compute.weights.coded import Choice, CodedFormat
+from tandem.compute.weights.base import Choice, StoredTensors, WeightFormat
+from tandem.compute.weights.coded import CodedFormat
 from tandem.compute.weights.modules import checked_group, except_for, where_stored
 from tandem.compute.weights.parts import tensor_name
 from tandem.compute.weights.plain_codes import CHANNELS, TENSOR, Blocks, PlainCodes

@@ -15,8 +15,8 @@ from tandem.architecture.fields import REQUIRED, Fields
 from tandem.architecture.tensors import TensorSpec
 from tandem.compute.codes import CodedMatrix
 from tandem.compute.ops import Kernels
-from tandem.compute.weights.base import StoredTensors, WeightFormat
-from tandem.compute.weights.coded import Choice, CodedFormat, CodedLayout
+from tandem.compute.weights.base import Choice, StoredTensors, WeightFormat
+from tandem.compute.weights.coded import CodedFormat, CodedLayout
 from tandem.compute.weights.modules import checked_group, compiled, names_of, where_stored
 from tandem.compute.weights.parts import FLOATS, beside, check_scales, part_name, tensor_name
 from tandem.compute.weights.words import (

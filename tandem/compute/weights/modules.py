@@ -1,19 +1,22 @@
 """Rules that choose the weights of a coding: names of modules in a configuration, and tensors of a checkpoint."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import EMBEDDING, HEAD
 from tandem.architecture.tensors import TensorSpec
-from tandem.compute.weights.base import StoredTensors
-from tandem.compute.weights.coded import Choice
+from tandem.compute.weights.base import Choice, StoredTensors
 from tandem.compute.weights.parts import FLOATS, module_of, source_of, tensor_name
 from tandem.core.errors import CorruptCheckpointError
 
 _SUM_BLOCK, _LEAST_GROUP = 128, 8  # inputs; see `coded_matrix.serves` of the compiled kernels
+_LINEAR, _REGEX = "Linear", "re:"
 _MODEL = "model."
 _PREFIXES = ("language_model.model.", "model.language_model.")  # of a text model inside another, in configurations
+
+NamedModules = Callable[[TensorSpec], bool]
+"""Whether a weight's module is one of those that a configuration names."""
 
 
 def names_of(weight: TensorSpec) -> tuple[str, ...]:
@@ -39,6 +42,20 @@ def checked_group(fields: Fields, key: str, size: int) -> int:
     if size % _SUM_BLOCK and (_SUM_BLOCK % size or size % _LEAST_GROUP):
         raise fields.unsupported(key, f"groups of {_LEAST_GROUP}, 16, 32, 64, {_SUM_BLOCK} inputs and its multiples")
     return size
+
+
+def named_modules(fields: Fields, key: str) -> NamedModules:
+    """Whether a weight's module is among the names, classes and regular expressions of that key."""
+    entries = fields.texts(key) or ()
+    patterns = [compiled(fields, key, entry.removeprefix(_REGEX)) for entry in entries if entry.startswith(_REGEX)]
+    exact = {entry for entry in entries if not entry.startswith(_REGEX)}
+
+    def contains(weight: TensorSpec) -> bool:
+        names = names_of(weight)
+        is_matched = any(pattern.match(name) for pattern in patterns for name in names)
+        return _LINEAR in exact or not exact.isdisjoint(names) or is_matched
+
+    return contains
 
 
 def is_within(weight: TensorSpec, modules: Collection[str]) -> bool:
