@@ -106,8 +106,14 @@ def measure(shape: str, rounds: int, formats: tuple[Format, ...] = FORMATS) -> R
 
 
 def _engine(path: Path, reader: FormatReader) -> Engine:
-    sizes = {"max_model_len": 1024, "max_num_batched_tokens": 512, "kv_cache_bytes": KV_BYTES}
-    return build_engine(EngineConfig(model=str(path), dtype="bfloat16", **sizes), formats_of=reader)
+    config = EngineConfig(
+        model=str(path),
+        dtype="bfloat16",
+        max_model_len=1024,
+        max_num_batched_tokens=512,
+        kv_cache_bytes=KV_BYTES,
+    )
+    return build_engine(config, formats_of=reader)
 
 
 def _timed(engine: Engine, workload: Workload, seed: int) -> tuple[float, Timing, float, float]:
