@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
-from tandem.architecture.fields import Fields, read_json_object
+from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec, limit_length
+from tandem.architecture.quantisation import read_config
 from tandem.architecture.registry import find_family
 from tandem.architecture.tensors import Source, TensorSpec
 from tandem.compute.arena import TORCH_DTYPES
@@ -81,7 +82,7 @@ def load_model(
         ConfigurationError: a dtype that does not exist, or a length beyond what the model was made for.
     """
     directory = resolve_model_path(path_or_hub_id, dtype=dtype, allow_pickle=allow_pickle)
-    fields = Fields(read_json_object(directory / "config.json"), str(directory / "config.json"))
+    fields = read_config(directory)
     _check_dtype_name(dtype)
     family = find_family(fields)
     spec = family.read_model(fields)

@@ -1,10 +1,10 @@
-"""The table of formats: those of a checkpoint by its configuration, and the one that each of its weights has."""
+"""The formats of a checkpoint by its configuration, and the one that each of its weights has."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from tandem.architecture.families.base import FORMAT_KEYS
 from tandem.architecture.fields import Fields
+from tandem.architecture.quantisation import find_quantisation, quantised
 from tandem.architecture.tensors import TensorSpec
 from tandem.compute.ops import Kernels
 from tandem.compute.weights.base import StoredTensors, WeightFormat
@@ -18,17 +18,6 @@ The tensors that the checkpoint stores are None as long as it is not opened: the
 says, to count bytes.
 """
 
-_READERS: Mapping[str, str] = {
-    "awq": "awq",
-    "bitsandbytes": "bitsandbytes",
-    "compressed-tensors": "compressed_tensors",
-    "fp8": "fp8",
-    "gptq": "gptq",
-    "modelopt": "modelopt",
-    "mxfp4": "mxfp4",
-}
-"""`quant_method` -> the module whose `read(quantisation, kernels, stored)` gives the formats of coded weights."""
-
 
 def read_formats(fields: Fields, kernels: Kernels, stored: StoredTensors | None = None) -> Sequence[WeightFormat]:
     """The formats of a published checkpoint, see `FormatReader`.
@@ -40,21 +29,9 @@ def read_formats(fields: Fields, kernels: Kernels, stored: StoredTensors | None 
     quantisation = find_quantisation(fields)
     coded: Sequence[WeightFormat] = ()
     if quantisation is not None:
-        method = quantisation.text("quant_method") or ""
-        if method not in _READERS:
-            raise quantisation.unsupported("quant_method", ", ".join(sorted(_READERS)))
-        coded = import_module(f"tandem.compute.weights.{_READERS[method]}").read(quantisation, kernels, stored)
+        module = import_module(f"tandem.compute.weights.{quantised(quantisation).module}")
+        coded = module.read(quantisation, kernels, stored)
     return (*coded, DenseFormat(kernels))
-
-
-def find_quantisation(fields: Fields) -> Fields | None:
-    """What a `config.json` says of the form of its weights, of the whole model or of its text part; None = nothing."""
-    for section in filter(None, (fields, fields.section("text_config"))):
-        for key in FORMAT_KEYS:
-            found = section.section(key)
-            if found is not None:
-                return found
-    return None
 
 
 def choose_format(weight: TensorSpec, formats: Sequence[WeightFormat]) -> WeightFormat:

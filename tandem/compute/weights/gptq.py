@@ -7,7 +7,7 @@ inputs of a group do not lie together: they are sorted at load, and so is what i
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -52,7 +52,7 @@ class GptqIntegers:
     has_order: bool
     is_symmetric: bool
     zero_shift: int
-    stored: StoredTensors | None
+    stored: StoredTensors | None = field(compare=False)
 
     @property
     def name(self) -> str:

@@ -30,7 +30,7 @@ def compiled(fields: Fields, key: str, pattern: str) -> re.Pattern[str]:
         return re.compile(pattern)
     except re.error as error:
         raise CorruptCheckpointError(
-            f"{fields.where}: {key} has {pattern!r}, no regular expression: {error}"
+            f"{fields.where}: {key} has {pattern!r}, no regular expression ({error}); correct it"
         ) from error
 
 

@@ -81,8 +81,12 @@ def scalar(weight: TensorSpec, suffix: str, stored: StoredTensors | None) -> Ten
 
 
 def _dtype(name: str, dtypes: Sequence[str], stored: StoredTensors | None) -> str:
-    """Of the stored tensor if it is one of `dtypes`, else the first of these: the loader compares both."""
-    found = None if stored is None else stored.get(name)
+    """Of the stored tensor if it is one of `dtypes`, else the first of these: the loader compares both. As long as none
+    is open, the smallest, so that no model is refused that would fit.
+    """
+    if stored is None:
+        return min(dtypes, key=lambda dtype: int(getattr(torch, dtype).itemsize))
+    found = stored.get(name)
     dtype = "" if found is None else str(found.dtype).removeprefix("torch.")
     return dtype if dtype in dtypes else dtypes[0]
 
