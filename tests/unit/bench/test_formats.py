@@ -38,7 +38,7 @@ def test_a_token_reads_the_head_in_bits_of_its_own(tmp_path: Path) -> None:
 
 
 def test_every_format_is_served_and_has_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = checkpoints.save_tiny_llama(tmp_path, max_position_embeddings=1024)
+    path = checkpoints.save_tiny_llama(tmp_path, max_position_embeddings=1024, vocab_size=4096)
     write_byte_tokenizer(path)
     monkeypatch.setattr(formats, "random_checkpoint", lambda shape: path)
     monkeypatch.setattr(formats, "read_bandwidth", lambda: 1e10)
