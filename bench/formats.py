@@ -6,8 +6,8 @@ output head has 16 bits beside bfloat16 weights and int8 codes with a scale for 
 The floor of a single stream is the time in which the bytes of a token (weights, scales, the context's KV) come from
 memory, at the bandwidth measured before and after the run.
 
-Expected before the first run, of one stream and the shape of Qwen3-0.6B: time goes with bytes unless decoding codes takes
-the processor longer than memory takes. With AVX2 eight codes of int8 or int4 take five instructions (shift, mask,
+Expected before the first run, of one stream and the shape of Qwen3-0.6B: time goes with bytes unless decoding codes
+takes the processor longer than memory takes. With AVX2 eight codes of int8 or int4 take five instructions (shift, mask,
 conversion, product, a part of the look-up) and eight of fp8 nine: some 15e9 and 8e9 codes a second and core. A token of
 596e6 codes then takes two cores 20 ms in int8 and int4, whatever their bytes, and 37 in fp8.
 """
@@ -35,10 +35,11 @@ from tests.helpers.rounded_weights import RoundedReader, Rounding
 
 WORKLOADS = (
     Workload("single 64/64", 1, 0, 64, 64, 1),
-    Workload("prefill 1x1024", 1, 0, 1024, 1, 1),
-    Workload("batch 16x128/32 c16", 16, 0, 128, 32, 16),
+    Workload("prefill 1x512", 1, 0, 512, 1, 1),
+    Workload("batch 16x64/16 c16", 16, 0, 64, 16, 16),
 )
 SCALE_BITS = 16
+KV_BYTES = 512 << 20
 INT8 = Rounding(CodeKind.INT8, None)
 
 
@@ -105,7 +106,13 @@ def measure(shape: str, rounds: int, formats: tuple[Format, ...] = FORMATS) -> R
 
 
 def _engine(path: Path, reader: FormatReader) -> Engine:
-    config = EngineConfig(model=str(path), dtype="bfloat16", max_model_len=2048, max_num_batched_tokens=1024)
+    config = EngineConfig(
+        model=str(path),
+        dtype="bfloat16",
+        max_model_len=1024,
+        max_num_batched_tokens=512,
+        kv_cache_bytes=KV_BYTES,
+    )
     return build_engine(config, formats_of=reader)
 
 

@@ -60,9 +60,12 @@ def random_choice(num_tokens: int, top_k: int) -> tuple[torch.Tensor, torch.Tens
     return weights.contiguous(), chosen.contiguous()
 
 
-def pack(kernels: NativeKernels, matrix: Numbers) -> CodedMatrix:
-    assert isinstance(matrix, CodedMatrix)
-    return kernels.pack_coded(matrix)
+def packed_expert(kernels: NativeKernels, expert: ExpertWeights) -> ExpertWeights:
+    def pack(matrix: Numbers) -> CodedMatrix:
+        assert isinstance(matrix, CodedMatrix)
+        return kernels.pack_coded(matrix)
+
+    return replace(expert, gate=pack(expert.gate), up=pack(expert.up), down=pack(expert.down))
 
 
 def compiled(kernels: NativeKernels, experts: list[ExpertWeights], clamp: Clamp | None = None) -> Experts:
@@ -123,9 +126,7 @@ def test_experts_have_the_bits_of_one_after_the_other(
         assert inner is not None
         y = kernels.coded_linear(inner, expert.down, expert.down_bias, out_dtype=torch.float32)
         expected.index_add_(0, rows, y * weights[rows, place].unsqueeze(1))
-    packed = [
-        replace(e, gate=pack(kernels, e.gate), up=pack(kernels, e.up), down=pack(kernels, e.down)) for e in experts
-    ]
+    packed = [packed_expert(kernels, expert) for expert in experts]
     for each in (experts, packed):
         call = compiled(kernels, each)
         assert torch.equal(call(x, weights, chosen), expected)

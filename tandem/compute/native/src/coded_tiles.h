@@ -1,7 +1,7 @@
 // Rows of x times two strips of codes. An output's sum over a segment of inputs (a group, or a block of one that is longer)
 // begins at zero and walks its inputs in order; times the scale it is added to its block's, and blocks to one another as
-// `sums.h` has it. A few rows are multiplied while codes are decoded in registers; for more, a panel is decoded once into
-// units of the thread's own. Both take the same steps on the same numbers, so a row's bits do not depend on their number.
+// `sums.h` has it. A few rows are multiplied while codes are decoded in registers; for more, codes are decoded once into
+// units of the thread's own. All take the same steps on the same numbers, so a row's bits do not depend on their number.
 #pragma once
 #include "coded.h"
 #include "tiles.h"
@@ -11,11 +11,9 @@ namespace tandem {
 // What is multiplied where x has elements T: pairs of bfloat16 where the processor multiplies such, else floats.
 template <class T> using Multiplied = std::conditional_t<kIsWidened<T>, float, T>;
 
-#if defined(__AVX512F__)
-constexpr int kFewRows = 4;  // decoded for in registers
-#else
-constexpr int kFewRows = 2;
-#endif
+constexpr int kFewRows = 4;         // decoded for in registers
+constexpr int kStreamedVectors = 8;  // sums of them, for which there are registers
+constexpr int kBlockwiseTiles = 4;  // decoded for block by block
 
 // The same for all strips of a product.
 struct CodedShape {
@@ -96,13 +94,16 @@ template <class P>
 void stream_panel(const OpenStrip* strips, const CodedRows<P>& rows, const CodedShape& shape, Ahead ahead,
                   f32x16 (*sums)[kPanelStrips]);
 
-// All units of a strip.
-template <class P> void decode_strip(const OpenStrip& strip, const CodedShape& shape, Ahead& ahead, f32x16* out);
+// Rows of a few tiles: codes are decoded block after block of inputs, each of which stays in L1 while all rows pass.
+template <class P>
+void multiply_by_blocks(const OpenStrip* strips, const CodedRows<P>& rows, const CodedShape& shape, Ahead ahead,
+                        f32x16 (*sums)[kPanelStrips]);
 
-// Rows of a tile times the units of one strip, or of two where there are registers for them.
+// All units of a strip, and the rows of a tile times those of a panel.
+template <class P> void decode_strip(const OpenStrip& strip, const CodedShape& shape, Ahead& ahead, f32x16* out);
 template <class P>
 void multiply_tile(const OpenStrip* strips, const f32x16* const* units_of, const CodedRows<P>& rows,
-                   const CodedShape& shape, f32x16 (*sums)[kPanelStrips]);
+                   const CodedShape& shape, int64_t tile, f32x16 (*sums)[kPanelStrips]);
 
 // Two strips that are decoded alike, both with offsets or both without, times rows of x; store(sums, row, rows) gets the
 // sums of rows from `row` on.
@@ -111,9 +112,10 @@ void multiply_coded_panel(const CodedStrip* panel, CodedRows<P> rows, const Code
                           const Store& store) {
   const OpenStrip strips[kPanelStrips] = {open_strip(panel[0], shape, 0), open_strip(panel[1], shape, 1)};
   if (!strips->offsets) rows.segment_sums = nullptr;
-  f32x16 sums[kMaxRows][kPanelStrips];
-  if (rows.count <= kFewRows) {
-    stream_panel<P>(strips, rows, shape, ahead, sums);
+  f32x16 sums[kBlockwiseTiles * kMaxRows][kPanelStrips];
+  if (rows.count <= kBlockwiseTiles * kMaxRows) {
+    if (rows.count <= kFewRows) stream_panel<P>(strips, rows, shape, ahead, sums);
+    else multiply_by_blocks<P>(strips, rows, shape, ahead, sums);
     return store(sums, 0, int(rows.count));
   }
   thread_local Workspace workspace;
@@ -123,11 +125,8 @@ void multiply_coded_panel(const CodedStrip* panel, CodedRows<P> rows, const Code
   for (int s = 0; s < kPanelStrips; ++s) decode_strip<P>(strips[s], shape, ahead, space + s * units);
   for (int64_t t = 0; t < num_tiles(rows.count); ++t) {
     const int64_t row = first_row(t, rows.count);
-    const CodedRows<P> tile{rows.x + row * rows.stride, rows.stride, first_row(t + 1, rows.count) - row,
-                            rows.segment_sums ? rows.segment_sums + row * shape.segments() : nullptr};
-    for (int s = 0; s < kPanelStrips; s += kTileStrips)
-      multiply_tile<P>(strips + s, units_of + s, tile, shape, reinterpret_cast<f32x16(*)[kPanelStrips]>(&sums[0][s]));
-    store(sums, row, int(tile.count));
+    multiply_tile<P>(strips, units_of, rows, shape, t, sums);
+    store(sums, row, int(first_row(t + 1, rows.count) - row));
   }
 }
 
