@@ -1,4 +1,4 @@
-"""News of all choices of one request on its way from their tasks to the client's. Invariant: bounded; order is kept."""
+"""Queue of updates from all choices of one request to its client. Invariant: bounded; order is kept."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ MAX_NEWS = 2048
 
 
 class NewsQueue:
-    """Many writers, one reader, who takes all there is at once. Owned by one event loop."""
+    """Queue with many writers and one reader, which receives everything queued at once. Owned by one event loop."""
 
     def __init__(self) -> None:
         self._news: list[ChoiceNews] = []
@@ -18,7 +18,7 @@ class NewsQueue:
         self._has_room = asyncio.Event()
 
     async def put(self, news: ChoiceNews) -> None:
-        """Waits while the reader, a slow client, is far behind."""
+        """Adds an update; waits while the reader, a slow client, is far behind."""
         while len(self._news) >= MAX_NEWS:
             self._has_room.clear()
             await self._has_room.wait()
@@ -26,12 +26,12 @@ class NewsQueue:
         self._has_news.set()
 
     def fail(self, error: BaseException) -> None:
-        """The reader gets `error` after what is here; the first error counts."""
+        """Makes the reader raise `error` after the queued updates; only the first error counts."""
         self._error = self._error or error
         self._has_news.set()
 
     async def take(self, pace: StreamPacer | None = None) -> list[ChoiceNews]:
-        """All there is, news of one choice that comes in a row as one; raises what `fail` was given."""
+        """Waits for updates and returns all; consecutive ones of a choice are merged. Raises what `fail` was given."""
         await self._has_news.wait()
         if pace is not None and self._error is None:
             await pace.wait()

@@ -1,6 +1,6 @@
-"""The core that every dialect shares: a `ServeRequest` in, its choices' news out, whatever happens to workers.
+"""The serving core that every dialect shares: serves a `ServeRequest` and yields updates, across worker failures.
 
-Invariant: leaving a stream, for whatever reason, ends every call behind it and settles every choice once.
+Invariant: leaving a stream, for any reason, cancels every call made for it and settles every choice once.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ LINGER_S = 1.0  # for workers to say good-bye after their last token
 
 
 class ServeStream:
-    """One request being served, as `async with`; `take` until it returns nothing."""
+    """One request being served, as `async with`; call `take` until it returns nothing."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class ServeStream:
         return self
 
     async def take(self, pace: StreamPacer | None = None) -> Sequence[ChoiceNews]:
-        """What is new; empty when every choice has ended. `pace`: how often it may be.
+        """New updates; empty when every choice has ended. `pace`: limits how often it returns.
 
         Raises:
             TandemError: a choice cannot be served, or not to its end.
@@ -65,7 +65,7 @@ class ServeStream:
         return news
 
     def fail(self, reason: str) -> None:
-        """End it with an error that its client is told."""
+        """Ends the request with an error that its client receives."""
         self._queue.fail(UnavailableError(reason, 1.0))
 
     async def __aexit__(
@@ -86,7 +86,7 @@ class ServeStream:
             self._queue.fail(error)
 
     def _settle(self, error: BaseException | None) -> None:
-        """NOTE: done before the client gets the last news, so that it can ask for the request's history at once."""
+        """NOTE: done before the client gets the last update, so that it can ask for the request's history at once."""
         self._is_settled = True
         self._open_streams.discard(self)
         self._ways.metrics.running.dec(len(self._journeys))
