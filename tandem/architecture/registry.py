@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 
-from tandem.architecture.families.base import FORMAT_KEYS, Family
+from tandem.architecture.families.base import Family
 from tandem.architecture.fields import Fields
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
 
@@ -60,14 +60,6 @@ def find_family(fields: Fields) -> Family:
         raise fields.wrong("model_type", f"{entry.model_type!r} as architectures implies")
     family: Family = import_module(f"tandem.architecture.families.{entry.module}").FAMILY
     return family
-
-
-def refuse_formats(fields: Fields) -> None:
-    """Raises `UnsupportedCheckpointError` where weights are quantised in a form that is not read."""
-    for section in filter(None, (fields, fields.section("text_config"))):
-        for key in FORMAT_KEYS:
-            if section.get(key):
-                raise section.unsupported(key, "unquantised float32, bfloat16 or float16 weights")
 
 
 def _find_entry(fields: Fields) -> Entry:

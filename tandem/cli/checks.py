@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tandem.architecture.fields import Fields, read_json_object
-from tandem.architecture.registry import find_family, refuse_formats
+from tandem.architecture.quantisation import find_quantisation, read_config
+from tandem.architecture.registry import find_family
 from tandem.core.errors import CheckpointError, ConfigurationError
 from tandem.models.pickles import pickle_refused
 from tandem.serving.ports import bound
@@ -19,9 +19,8 @@ def check_model(path: Path, *, allow_pickle: bool = False) -> None:
         CheckpointError: architecture, an option, the format of the weights or the tokenizer is not served, or a file is
             missing or damaged.
     """
-    config = path / "config.json"
-    fields = Fields(read_json_object(config), str(config))
-    refuse_formats(fields)
+    fields = read_config(path)
+    find_quantisation(fields)
     find_family(fields).read_model(fields)
     _check_weights(path, allow_pickle)
     Tokenizer.load(path)

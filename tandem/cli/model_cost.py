@@ -3,9 +3,8 @@
 Reads `config.json` and nothing else: a plan needs no weights and no torch.
 """
 
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -13,40 +12,41 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from tandem.architecture.catalogue import catalogue_names, find_cost
 from tandem.architecture.cost import ModelCost, read_cost
 from tandem.architecture.fields import Fields, read_json_object
-from tandem.architecture.registry import refuse_formats
+from tandem.architecture.quantisation import find_quantisation, mean_weight_bits
 from tandem.core.errors import CheckpointError, ConfigurationError, UnsupportedCheckpointError, shown
 
 _CONFIG = "config.json"
+_BITS = 16  # of a weight that is not quantised
 
 
-def named_model(name: str, weight_bits: int, kv_bits: int) -> ModelCost:
+def named_model(name: str, weight_bits: int | None, kv_bits: int) -> ModelCost:
     """The cost of the built-in model `name`, or of the model in that directory or repository.
+
+    `weight_bits`: None = as a quantised checkpoint has them, 16 of others.
 
     Raises:
         ConfigurationError: the name is none of them.
         CheckpointError: it is a model that cannot be read, or not planned for.
     """
     if name.lower() in catalogue_names():
-        return find_cost(name, weight_bits=weight_bits, kv_bits=kv_bits)
+        return find_cost(name, weight_bits=weight_bits or _BITS, kv_bits=kv_bits)
     directory = Path(name).expanduser()
     if directory.is_dir():
         file, called = directory / _CONFIG, directory.resolve().name
     else:
         file, called = _downloaded(name), name
     config = read_json_object(file)
-    _check_format(config, called)
-    return read_cost(config, called, weight_bits=weight_bits, kv_bits=kv_bits)
-
-
-def _check_format(config: Mapping[str, Any], called: str) -> None:
-    """Raises `UnsupportedCheckpointError` for one that is not served, and would be sized as if it had other weights."""
+    cost = read_cost(config, called, weight_bits=weight_bits or _BITS, kv_bits=kv_bits)
+    if weight_bits is not None:
+        return cost
     try:
-        refuse_formats(Fields(config, _CONFIG))
+        quantisation = find_quantisation(Fields(config, _CONFIG))
     except UnsupportedCheckpointError as error:
         raise UnsupportedCheckpointError(
             f"--model={shown(called)}: {error}; plan for its unquantised checkpoint, and say by --weight-bits what "
             "smaller weights would change"
         ) from error
+    return cost if quantisation is None else replace(cost, weight_bits=mean_weight_bits(quantisation, cost.model))
 
 
 def _downloaded(name: str) -> Path:

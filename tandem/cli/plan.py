@@ -64,7 +64,12 @@ class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN
     max_running: int = Field(256, ge=1, description="requests that a decode worker runs at once")
     chunk_tokens: int = Field(2048, ge=1, description="prompt tokens of one step, after which KV is handed on")
 
-    weight_bits: int = Field(16, ge=1, le=32, description="of one weight in memory")
+    weight_bits: int | None = Field(
+        None,
+        ge=1,
+        le=32,
+        description="of one weight in memory; omitted: 16, or a quantised checkpoint's own",
+    )
     kv_bits: int = Field(16, ge=1, le=32, description="of one number of KV in memory and on the link")
     products_8bit: bool = Field(False, description="matrix products run at the hardware's 8-bit rate")
     mfu: float = Field(TYPICAL.mfu, gt=0, le=1, description="share of the peak FLOP/s that prompts reach")

@@ -101,7 +101,7 @@ def _headline(study: Study) -> str:
     if model.num_expert_parameters:
         parameters += f" ({_parameters(active)} for a token, {_gb(model.expert_bytes)} of experts)"
     return (
-        f"{model.name}: {parameters}, {_gb(model.weight_bytes)} at {model.weight_bits} bits, "
+        f"{model.name}: {parameters}, {_gb(model.weight_bytes)} at {model.weight_bits:.3g} bits, "
         f"{model.kv_bytes_per_token / 1e3:.0f} KB of KV per token\n"
         f"asked: prompts of {profile.mean_prompt:,.0f} tokens in the mean, {profile.prefix_hit:.0%} of them cached, "
         f"answers of {profile.mean_output:,.0f}; for {100 * goals.share:g}% of requests TTFT {_ms(goals.ttft_ms)} and "

@@ -12,6 +12,7 @@ import torch
 
 from tandem.architecture.feed_forward import Activation, Clamp, RouterSpec
 from tandem.compute.arena import LayerKV
+from tandem.compute.codes import CodedMatrix
 from tandem.compute.order import Order
 from tandem.compute.step import AttentionBatch, WantedTokens
 
@@ -24,13 +25,17 @@ class Matrix:
     order: Order = Order.ROWS
 
 
+Numbers = Matrix | CodedMatrix
+"""What rows are multiplied by: floats, or codes with scales."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
     """The numbers of one expert, a gated block; None is a bias that it does not have."""
 
-    gate: Matrix  # [ffn, hidden]
-    up: Matrix
-    down: Matrix  # [hidden, ffn]
+    gate: Numbers  # [ffn, hidden]
+    up: Numbers
+    down: Numbers  # [hidden, ffn]
     gate_bias: torch.Tensor | None  # [ffn]
     up_bias: torch.Tensor | None
     down_bias: torch.Tensor | None  # [hidden]
@@ -86,7 +91,7 @@ class StackShape:
 class StackMixture:
     """A layer's router and experts, as the kernels have made them."""
 
-    router: Matrix  # [num_experts, hidden]
+    router: Numbers  # [num_experts, hidden]
     router_bias: torch.Tensor | None
     choice: ExpertChoice
     experts: Experts
@@ -100,19 +105,19 @@ class StackLayer:
     after_attention: torch.Tensor
     before_mlp: torch.Tensor | None
     after_mlp: torch.Tensor | None
-    q: Matrix
+    q: Numbers
     q_bias: torch.Tensor | None
-    k: Matrix
+    k: Numbers
     k_bias: torch.Tensor | None
-    v: Matrix
+    v: Numbers
     v_bias: torch.Tensor | None
-    o: Matrix
+    o: Numbers
     o_bias: torch.Tensor | None
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    gate: Matrix | None
-    up: Matrix | None
-    down: Matrix | None
+    gate: Numbers | None
+    up: Numbers | None
+    down: Numbers | None
     cos: torch.Tensor  # [max_positions, rotary_dim / 2] float32
     sin: torch.Tensor
     window: int | None
@@ -167,6 +172,29 @@ class Kernels(Protocol):
         """`x` [num_tokens, in] times `weight` [out, in] transposed, plus bias; accumulated in float32, rounded once."""
         ...
 
+    def can_pack_coded(self, matrix: CodedMatrix) -> bool:
+        """Whether `pack_coded` serves a matrix of that kind, shape and groups."""
+        ...
+
+    def pack_coded(self, matrix: CodedMatrix) -> CodedMatrix:
+        """The matrix in `Order.STRIPS`, for codes whose memory begins at a cache line: the same bits, sooner. Of a
+        matrix on the meta device the shapes alone.
+        """
+        ...
+
+    def coded_linear(
+        self,
+        x: torch.Tensor,
+        matrix: CodedMatrix,
+        bias: torch.Tensor | None = None,
+        *,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """`linear` by the numbers that codes stand for: sums over a group in float32, times its scale, plus its offset
+        times the sum of its inputs.
+        """
+        ...
+
     def gated_linear(
         self,
         x: torch.Tensor,
@@ -179,6 +207,18 @@ class Kernels(Protocol):
         order: Order = Order.ROWS,
     ) -> torch.Tensor:
         """`activation(x @ gate.T + gate_bias) * (x @ up.T + up_bias)`: [num_tokens, in] -> [num_tokens, ffn]."""
+        ...
+
+    def coded_gated_linear(
+        self,
+        x: torch.Tensor,
+        gate: CodedMatrix,
+        up: CodedMatrix,
+        activation: Activation,
+        gate_bias: torch.Tensor | None = None,
+        up_bias: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        """`gated_linear` by the numbers that codes stand for; None = these two are multiplied one by one."""
         ...
 
     def gated_product(self, gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:

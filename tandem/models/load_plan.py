@@ -37,7 +37,10 @@ class LoadingPlan:
 
     def num_bytes(self, dtype: str) -> int:
         """In memory, for a model of that dtype."""
-        sizes = {tensor.source or Source(tensor.name): num_bytes_of(tensor, dtype) for tensor in self.stored()}
+        kept = [*self.tensors]
+        for weight, weight_format in self.weights:
+            kept += weight_format.keeps(weight)
+        sizes = {tensor.source or Source(tensor.name): num_bytes_of(tensor, dtype) for tensor in kept}
         return sum(sizes.values())
 
 

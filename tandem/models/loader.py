@@ -10,12 +10,14 @@ from pathlib import Path
 
 import torch
 
-from tandem.architecture.fields import Fields, read_json_object
+from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec, limit_length
+from tandem.architecture.quantisation import read_config
 from tandem.architecture.registry import find_family
 from tandem.architecture.tensors import Source, TensorSpec
 from tandem.compute.arena import TORCH_DTYPES
 from tandem.compute.ops import Kernels
+from tandem.compute.weights.base import Weight
 from tandem.compute.weights.formats import FormatReader, read_formats
 from tandem.core.errors import CheckpointError, ConfigurationError, CorruptCheckpointError
 from tandem.models.checkpoint import Checkpoint, open_checkpoint
@@ -27,7 +29,7 @@ from tandem.models.layers.rotary import check_ropes
 from tandem.models.load_plan import LoadingPlan, dtype_of
 from tandem.models.packed import PackedFile
 from tandem.models.parameters import Parameters
-from tandem.models.weights import Sources, load_tensor, match_parameters
+from tandem.models.weights import Sources, load_tensor, match_parameters, stored_names, stored_tensors
 
 __all__ = ["LoadedModel", "load_model", "resolve_model_path"]
 
@@ -80,19 +82,20 @@ def load_model(
         ConfigurationError: a dtype that does not exist, or a length beyond what the model was made for.
     """
     directory = resolve_model_path(path_or_hub_id, dtype=dtype, allow_pickle=allow_pickle)
-    fields = Fields(read_json_object(directory / "config.json"), str(directory / "config.json"))
+    fields = read_config(directory)
     _check_dtype_name(dtype)
-    formats = formats_of(fields, kernels)
     family = find_family(fields)
     spec = family.read_model(fields)
     check_ropes(layer.mixer.rope for layer in spec.layers)
     generation = read_generation_config(directory)
     named = dtype if dtype != AUTO else _named_dtype(fields)
     if named is not None:
-        plan = LoadingPlan.of(spec, formats)
+        plan = LoadingPlan.of(spec, formats_of(fields, kernels, None))
         _refuse_what_does_not_fit(plan, replace(spec, dtype=named), directory, device, memory_bytes)
     checkpoint = open_checkpoint(directory, allow_pickle=allow_pickle)
-    spec, plan, sources = match_parameters(checkpoint, spec, formats, family.parameter_name)
+    names = stored_names(checkpoint, family.parameter_name)
+    formats = formats_of(fields, kernels, stored_tensors(checkpoint, names))
+    spec, plan, sources = match_parameters(checkpoint, spec, formats, names)
     spec = replace(spec, dtype=named or str(checkpoint.tensor(checkpoint.names[0]).dtype).removeprefix("torch."))
     _refuse_what_does_not_fit(plan, spec, directory, device, memory_bytes)
     spec = replace(
@@ -119,21 +122,23 @@ def _load(
     packed = {} if file is None else file.load(checkpoint)
     if device.type == "cpu" and not packed:
         checkpoint.cache_in_huge_pages()
-    loaded: dict[tuple[Source, torch.dtype], torch.Tensor] = {}
+    kept: dict[tuple[Source, torch.dtype], torch.Tensor] = {}
 
     def load(tensor: TensorSpec) -> torch.Tensor:
-        """Each part of a checkpoint once: a tied head and the embedding share their memory."""
         key = sources[tensor.name], dtype_of(tensor, spec.dtype)
-        if key not in loaded:
-            loaded[key] = load_tensor(checkpoint, *key, device)
-        return loaded[key]
+        return kept[key] if key in kept else load_tensor(checkpoint, *key, device)
 
-    tensors = {tensor.name: load(tensor) for tensor in plan.tensors}
-    weights = {
-        weight.name: packed.get(weight.name)
-        or weight_format.load(weight, {tensor.name: load(tensor) for tensor in weight_format.wants(weight)})
-        for weight, weight_format in plan.weights
-    }
+    tensors: dict[str, torch.Tensor] = {}
+    for tensor in plan.tensors:  # NOTE: kept, since a tied head shares the memory of the embedding
+        tensors[tensor.name] = kept[sources[tensor.name], dtype_of(tensor, spec.dtype)] = load(tensor)
+    weights: dict[str, Weight] = {}
+    for weight, weight_format in plan.weights:
+        found = packed.get(weight.name)
+        if found is None:  # NOTE: what it is made of is not kept, so that codes never lie in memory twice
+            parts = {tensor.name: load(tensor) for tensor in weight_format.wants(weight)}
+            found = weight_format.load(weight, parts)
+            checkpoint.touched(sum(part.nbytes for part in parts.values()))
+        weights[weight.name] = found
     checkpoint.release()
     return Parameters(tensors, weights)
 

@@ -13,7 +13,7 @@ import torch
 from tandem.architecture.model import EMBEDDING, HEAD, ModelSpec
 from tandem.architecture.tensors import Source, TensorSpec
 from tandem.compute.huge_pages import advise_huge_pages
-from tandem.compute.weights.base import WeightFormat
+from tandem.compute.weights.base import StoredTensor, StoredTensors, WeightFormat
 from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
 from tandem.models.checkpoint import Checkpoint
 from tandem.models.load_plan import LoadingPlan
@@ -31,23 +31,24 @@ def match_parameters(
     checkpoint: Checkpoint,
     spec: ModelSpec,
     formats: Sequence[WeightFormat],
-    parameter_name: Callable[[str], str | None],
+    stored: Mapping[str, str],
 ) -> tuple[ModelSpec, LoadingPlan, Sources]:
     """What is to be loaded, and of what; the spec comes back with `tie_word_embeddings` as it really is.
+
+    `stored`: see `stored_names`.
 
     Raises:
         CorruptCheckpointError: a tensor is missing or has the wrong shape.
         UnsupportedCheckpointError: a tensor that the spec has no place for, a dtype that is not served, or a weight
             that all formats refuse.
     """
-    stored = _by_name(checkpoint, parameter_name)
     stored = {name: source for name, source in stored.items() if not name.startswith(spec.unserved)}
     if spec.tie_word_embeddings:
         spec, stored = _resolve_tie(checkpoint, spec, stored)
     plan = LoadingPlan.of(spec, formats)
     tensors = tuple(plan.stored())
     wanted = {tensor.name: tensor.source or Source(tensor.name) for tensor in tensors}
-    _check_names(checkpoint, stored, {source.tensor for source in wanted.values()})
+    _check_names(checkpoint, stored, {source.tensor for source in wanted.values()}, formats)
     sources = {name: replace(source, tensor=stored[source.tensor]) for name, source in wanted.items()}
     for tensor in tensors:
         _check_tensor(checkpoint, sources[tensor.name], tensor)
@@ -55,7 +56,12 @@ def match_parameters(
     return spec, plan, sources
 
 
-def _by_name(checkpoint: Checkpoint, parameter_name: Callable[[str], str | None]) -> dict[str, str]:
+def stored_names(checkpoint: Checkpoint, parameter_name: Callable[[str], str | None]) -> dict[str, str]:
+    """From the names that specs have for tensors to those of the checkpoint.
+
+    Raises:
+        CorruptCheckpointError: the checkpoint has one twice.
+    """
     sources: dict[str, str] = {}
     for name in checkpoint.names:
         ours = None if name.endswith(_HARMLESS_SUFFIXES) else parameter_name(name)
@@ -90,14 +96,29 @@ def _are_equal(checkpoint: Checkpoint, first: str, second: str) -> bool:
     return True
 
 
-def _check_names(checkpoint: Checkpoint, stored: Mapping[str, str], wanted: Collection[str]) -> None:
+def stored_tensors(checkpoint: Checkpoint, names: Mapping[str, str]) -> StoredTensors:
+    """Headers of the tensors of `stored_names`."""
+    found = {}
+    for ours, name in names.items():
+        tensor = checkpoint.tensor(name)
+        found[ours] = StoredTensor(tensor.dtype, tuple(tensor.shape))
+    return found
+
+
+def _check_names(
+    checkpoint: Checkpoint, stored: Mapping[str, str], wanted: Collection[str], formats: Sequence[WeightFormat]
+) -> None:
     missing = [name for name in wanted if name not in stored]
     if missing:
         raise CorruptCheckpointError(
             f"{checkpoint.directory} lacks {_some(sorted(missing))}, which config.json calls for; "
             "download the weights again"
         )
-    extra = [source for name, source in stored.items() if name not in wanted]
+    extra = [
+        source
+        for name, source in stored.items()
+        if name not in wanted and not any(each.ignores(name, checkpoint.tensor(source)) for each in formats)
+    ]
     if extra:
         raise UnsupportedCheckpointError(
             f"{checkpoint.directory} has {_some(extra)}, which this architecture and config.json have no place for; "

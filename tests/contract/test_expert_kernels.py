@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from tandem.architecture.feed_forward import Activation, Clamp, GatedSpec, RouterSpec, Score
 from tandem.architecture.tensors import LinearSpec, TensorSpec
 from tandem.compute.native.bindings import NativeKernels
-from tandem.compute.ops import Experts, ExpertWeights, Matrix
+from tandem.compute.ops import Experts, ExpertWeights, Matrix, Numbers
 from tandem.compute.order import Order
 from tandem.compute.torch.kernels import TorchKernels
 from tandem.models.layers.experts import ExpertsInTurn
@@ -63,7 +63,8 @@ def compile_experts(
 
 
 def packed(kernels: NativeKernels, experts: list[ExpertWeights]) -> list[ExpertWeights]:
-    def pack(matrix: Matrix) -> Matrix:
+    def pack(matrix: Numbers) -> Matrix:
+        assert isinstance(matrix, Matrix)
         return Matrix(kernels.pack(matrix.tensor), Order.STRIPS)
 
     return [ExpertWeights(pack(e.gate), pack(e.up), pack(e.down), e.gate_bias, e.up_bias, e.down_bias) for e in experts]
@@ -74,7 +75,8 @@ def expert64(
 ) -> torch.Tensor:
     """With the inner row rounded to `dtype`, as it is between two products."""
 
-    def product(row: torch.Tensor, weight: Matrix, bias: torch.Tensor | None) -> torch.Tensor:
+    def product(row: torch.Tensor, weight: Numbers, bias: torch.Tensor | None) -> torch.Tensor:
+        assert isinstance(weight, Matrix)
         return row @ weight.tensor.double().T + (0.0 if bias is None else bias.double())
 
     gate, up = product(x, expert.gate, expert.gate_bias), product(x, expert.up, expert.up_bias)
@@ -166,6 +168,7 @@ def test_an_expert_that_is_not_hit_is_not_read(kernels: NativeKernels) -> None:
     experts = random_experts(4, 32, 32, torch.bfloat16, biases=False)
     for number in (0, 2):
         for weight in (experts[number].gate, experts[number].up, experts[number].down):
+            assert isinstance(weight, Matrix)
             weight.tensor.fill_(math.nan)
     chosen = torch.tensor([[1, 3]] * 5)
     out = compile_experts(kernels, "silu", None, experts)(

@@ -13,7 +13,7 @@ from tandem.architecture.fields import Fields
 from tandem.architecture.model import HEAD
 from tandem.compute.ops import Kernels
 from tandem.compute.torch.kernels import TorchKernels
-from tandem.compute.weights.base import WeightFormat
+from tandem.compute.weights.base import StoredTensors, WeightFormat
 from tandem.compute.weights.dense import DenseFormat, MatrixWeight
 from tandem.compute.weights.formats import FormatReader, read_formats
 from tandem.core.errors import CheckpointError, CorruptCheckpointError, UnsupportedCheckpointError
@@ -160,7 +160,7 @@ def test_a_format_refuses_impossible_numbers(coded: Path) -> None:
 
 
 def test_a_weight_that_all_formats_refuse_is_refused_with_their_reasons(coded: Path) -> None:
-    def toy_alone(fields: Fields, kernels: Kernels) -> Sequence[WeightFormat]:
+    def toy_alone(fields: Fields, kernels: Kernels, stored: StoredTensors | None) -> Sequence[WeightFormat]:
         return (ToyFormat(),)
 
     with pytest.raises(UnsupportedCheckpointError, match=r"lm_head\.weight \(toy-int8: heads and routers"):
@@ -175,7 +175,7 @@ def test_memory_is_asked_for_as_much_as_the_codes_take(coded: Path) -> None:
 
 
 def test_another_meaning_of_the_same_bytes_has_another_fingerprint(coded: Path) -> None:
-    def read_renamed(fields: Fields, kernels: Kernels) -> Sequence[WeightFormat]:
+    def read_renamed(fields: Fields, kernels: Kernels, stored: StoredTensors | None) -> Sequence[WeightFormat]:
         return ToyFormat(name="another"), DenseFormat(kernels)
 
     first, again, other = (loaded(coded, read).spec.fingerprint for read in (read_toy, read_toy, read_renamed))

@@ -251,7 +251,7 @@ def test_a_port_that_is_taken_is_refused_before_anything_starts(place: Path, che
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config=.*awq.* is not served"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quant_method=.*aqlm.* is not served"),
         ({"architectures": ["OtherForCausalLM"]}, "architectures=.* is not served; supported: Gemma3ForCausalLM"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
         ({}, "has no tokenizer.json"),

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from tandem.architecture.model import EMBEDDING, HEAD
-from tandem.compute.ops import Kernels
+from tandem.compute.ops import Kernels, Matrix
 from tandem.compute.order import Order
 from tandem.compute.weights.dense import MatrixWeight
 from tandem.models.decoder import Decoder
@@ -25,7 +25,7 @@ def tensors_of(decoder: Decoder) -> dict[str, torch.Tensor]:
     """By name, of a model whose weights are matrices; a head that is the embedding is left out."""
     tensors = dict(decoder.parameters.tensors)
     for name, weight in decoder.parameters.weights.items():
-        assert weight.matrix is not None
+        assert isinstance(weight.matrix, Matrix)
         if name != HEAD or not decoder.spec.tie_word_embeddings:
             tensors[name] = weight.matrix.tensor
     return tensors

@@ -14,7 +14,7 @@ from tandem.architecture.model import HEAD
 from tandem.architecture.registry import find_family
 from tandem.architecture.tensors import Source, TensorSpec
 from tandem.compute.ops import Experts, Kernels
-from tandem.compute.weights.base import ExpertLinears, Linear, Weight, WeightFormat
+from tandem.compute.weights.base import ExpertLinears, Linear, StoredTensors, Weight, WeightFormat
 from tandem.compute.weights.dense import DenseFormat
 from tandem.core.errors import CorruptCheckpointError
 from tests.helpers import checkpoints
@@ -92,6 +92,9 @@ class ToyFormat:
     def refusal(self, weight: TensorSpec) -> str | None:
         return "heads and routers are not coded" if weight.name == HEAD or weight.is_small else None
 
+    def ignores(self, name: str, tensor: torch.Tensor) -> bool:
+        return False
+
     def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         source = weight.source or Source(weight.name)
         scales = replace(source, tensor=f"{source.tensor}_scale", transposed=False)
@@ -99,6 +102,9 @@ class ToyFormat:
             replace(weight, code_dtype="int8"),
             TensorSpec(f"{weight.name}_scale", weight.shape[:1], scales),
         )
+
+    def keeps(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        return self.wants(weight)
 
     def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:
         scales = parts[f"{weight.name}_scale"]
@@ -129,12 +135,14 @@ class ToyPacked:
         return self.of.load(weight, {**parts, weight.name: parts[weight.name].T})
 
 
-def read_toy(fields: Fields, kernels: Kernels) -> Sequence[WeightFormat]:
+def read_toy(fields: Fields, kernels: Kernels, stored: StoredTensors | None = None) -> Sequence[WeightFormat]:
     """Implements `FormatReader`."""
     return ToyFormat(), DenseFormat(kernels)
 
 
-def read_toy_with_grouped(fields: Fields, kernels: Kernels) -> Sequence[WeightFormat]:
+def read_toy_with_grouped(
+    fields: Fields, kernels: Kernels, stored: StoredTensors | None = None
+) -> Sequence[WeightFormat]:
     """Implements `FormatReader`."""
     return ToyFormat(has_grouped=True), DenseFormat(kernels)
 

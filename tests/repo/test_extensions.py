@@ -5,6 +5,7 @@ from typing import Literal, get_args, get_origin
 
 import pytest
 
+from tandem.architecture.quantisation import QUANTISED
 from tandem.architecture.registry import ARCHITECTURES
 from tandem.cli.up import UpCommand
 from tandem.core.errors import ConfigurationError
@@ -14,6 +15,7 @@ from tandem.routing.policies import POLICIES
 from tandem.transport.choose import AUTO, TRANSPORTS, Site, choose
 from tests.contract import test_transports
 from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS, MORE_BUILDERS
+from tests.helpers.published_formats import FORMATS, MXFP4
 from tests.unit.models.gguf.test_convert import SAVERS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -31,6 +33,12 @@ def test_every_gguf_architecture_is_converted_in_a_test() -> None:
 @pytest.mark.parametrize("name", [*gguf.ARCHITECTURES, *SERVED_TYPES])
 def test_what_is_read_of_gguf_files_is_in_the_document(name: str) -> None:
     assert name in (DOCS / "gguf.md").read_text()
+
+
+@pytest.mark.parametrize("method", QUANTISED)
+def test_every_quantised_format_is_in_the_document_and_in_a_test(method: str) -> None:
+    assert f"| `{method}` |" in (DOCS / "formats.md").read_text()
+    assert method in {MXFP4["quant_method"], *(published.config["quant_method"] for published in FORMATS.values())}
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -1,6 +1,6 @@
-"""GptOssForCausalLM in its 16-bit layout: sinks, a window on every other layer, experts with biases and clamps.
+"""GptOssForCausalLM: sinks, a window on every other layer, experts with biases and clamps.
 
-All experts of a layer are one tensor, transposed; gate and up take turns in its columns.
+In 16 bits all experts of a layer are one tensor, transposed; gate and up take turns in its columns.
 """
 
 from dataclasses import replace

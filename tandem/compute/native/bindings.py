@@ -13,6 +13,7 @@ import torch
 from tandem.architecture.feed_forward import Activation, Clamp, RouterSpec
 from tandem.compute.native.arguments import bind, has_contiguous_rows, is_paged, norm_weights, row_strides
 from tandem.compute.native.build import load_library
+from tandem.compute.native.coded import NativeCodedProducts
 from tandem.compute.native.codes import ACTIVATION_CODES, DTYPE_CODES
 from tandem.compute.native.expert_choice import NativeExpertChoice
 from tandem.compute.native.experts import NativeExperts
@@ -41,12 +42,13 @@ def unavailable_reason(cache_dir: Path | None = None) -> str | None:
     return None
 
 
-class NativeKernels:
+class NativeKernels(NativeCodedProducts):
     """The methods of `Kernels`, and attention. Stateless and safe to share."""
 
     name = "native"
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        super().__init__(library)
         self._linear = bind(library, "tandem_linear", FIELDS["tandem_linear"])
         self._paged_attention = bind(library, "tandem_paged_attention", FIELDS["tandem_paged_attention"])
         self._rms_norm = bind(library, "tandem_rms_norm", FIELDS["tandem_rms_norm"])
@@ -57,7 +59,6 @@ class NativeKernels:
         self._experts = bind(library, "tandem_experts", FIELDS["tandem_experts"])
         self._choose_experts = bind(library, "tandem_choose_experts", FIELDS["tandem_choose_experts"])
         self._take_rows = bind(library, "tandem_take_rows", FIELDS["tandem_take_rows"])
-        self._pack = bind(library, "tandem_pack", FIELDS["tandem_pack"])
 
     def take_rows(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """NOTE: PyTorch's own has OpenMP wake threads, which then spin on the cores that the next kernel wants."""
@@ -70,22 +71,6 @@ class NativeKernels:
         pointers = x.data_ptr(), indices.data_ptr(), out.data_ptr()
         self._take_rows(*pointers, *strides, indices.shape[0], torch.get_num_threads())
         return out
-
-    def can_pack(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-        return len(shape) == 2 and dtype in DTYPE_CODES and self._packed(shape, dtype, 0, 0)
-
-    def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        assert weight.is_contiguous()
-        out = torch.empty_like(weight)
-        is_packed = self._packed(tuple(weight.shape), weight.dtype, weight.data_ptr(), out.data_ptr())
-        assert is_packed
-        return out
-
-    def _packed(self, shape: tuple[int, ...], dtype: torch.dtype, weight: int, out: int) -> bool:
-        is_packed = ctypes.c_int64()
-        where = ctypes.addressof(is_packed)
-        self._pack(DTYPE_CODES[dtype], weight, out, *shape, torch.get_num_threads(), where)
-        return bool(is_packed.value)
 
     def linear(
         self,

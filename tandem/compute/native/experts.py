@@ -3,35 +3,56 @@
 It reads only the experts that are hit. Their numbers are not checked.
 """
 
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 
 import torch
 
 from tandem.architecture.feed_forward import Activation, Clamp
+from tandem.compute.codes import CodedMatrix
+from tandem.compute.native.coded_matrix import are_alike, reference_to
+from tandem.compute.native.coded_matrix import serves as serves_codes
 from tandem.compute.native.codes import ACTIVATION_CODES, CLAMPED_CODE, DTYPE_CODES
-from tandem.compute.ops import ExpertWeights, Matrix
+from tandem.compute.ops import ExpertWeights, Matrix, Numbers
+from tandem.compute.order import Order
 
-EXPERTS_FIELDS = "2q2d14q"
+EXPERTS_FIELDS = "2q2d15q"
 
+_Part = Numbers | torch.Tensor
 _MATRICES = ("gate", "up", "down")
-_TENSORS = tuple(field.name for field in fields(ExpertWeights))
+_PARTS = tuple(field.name for field in fields(ExpertWeights))
 
 
 def _serves(experts: Sequence[ExpertWeights]) -> bool:
-    """Whether the compiled call computes such experts: alike, on the CPU, all in one order."""
+    """Whether the compiled call computes such experts: alike, on the CPU, all floats in one order or all codes."""
     if not experts:
         return False
-    matrices = [getattr(expert, name) for expert in experts for name in _MATRICES]
-    tensors = [tensor for expert in experts for tensor in _tensors(expert) if tensor is not None]
-    gate, up, down = (matrix.tensor for matrix in matrices[:3])
+    first, floats = experts[0], [x for expert in experts for x in _floats(expert)]
+    matrices: list[Numbers] = [getattr(expert, name) for expert in experts for name in _MATRICES]
     return (
-        gate.dtype in DTYPE_CODES
-        and len({_shapes(expert) for expert in experts}) == 1
-        and gate.shape == up.shape == down.shape[::-1]
-        and len({matrix.order for matrix in matrices}) == 1
-        and all(x.device.type == "cpu" and x.dtype == gate.dtype and x.is_contiguous() for x in tensors)
+        len({_shapes(expert) for expert in experts}) == 1
+        and _shape(first.gate) == _shape(first.up) == _shape(first.down)[::-1]
+        and len({matrix.order if isinstance(matrix, Matrix) else None for matrix in matrices}) == 1
+        and (isinstance(first.gate, Matrix) or _serves_codes(experts))
+        and all(x.device.type == "cpu" and x.dtype in DTYPE_CODES and x.is_contiguous() for x in floats)
+        and len({x.dtype for x in floats}) <= 1
     )
+
+
+def _serves_codes(experts: Sequence[ExpertWeights]) -> bool:
+    """NOTE: permutations and tables may be each expert's own."""
+    layouts, devices = set(), set()
+    for expert in experts:
+        gate, up, down = expert.gate, expert.up, expert.down
+        assert isinstance(gate, CodedMatrix)
+        assert isinstance(up, CodedMatrix)
+        assert isinstance(down, CodedMatrix)
+        if not (serves_codes(gate) and serves_codes(down) and are_alike(gate, up)):
+            return False
+        layouts.add(tuple((x.kind, x.group_size, x.offsets is None) for x in (gate, down)))
+        devices |= {x.codes.device.type for x in (gate, up, down)}
+    return len(layouts) == 1 and devices == {"cpu"}
 
 
 class NativeExperts:
@@ -47,10 +68,15 @@ class NativeExperts:
         first = experts[0]
         self._call = call
         self._experts = tuple(experts)
-        self._table = torch.tensor([_pointers(expert) for expert in experts], dtype=torch.int64)  # [num_experts, 6]
-        self.dtype = first.gate.tensor.dtype
-        self._ffn, self._hidden = first.gate.tensor.shape
-        self._order = first.gate.order
+        self._references: list[ctypes.Array[ctypes.c_char]] = []
+        self._table = torch.tensor(
+            [self._pointers(expert) for expert in experts], dtype=torch.int64
+        )  # [num_experts, 6]
+        self.dtype = next((x.dtype for x in _floats(first)), None)
+        """Of the rows that they multiply; None = any."""
+        self._ffn, self._hidden = _shape(first.gate)
+        self._is_coded = isinstance(first.gate, CodedMatrix)
+        self._order = first.gate.order if isinstance(first.gate, Matrix) else Order.ROWS
         self._activation = (
             (ACTIVATION_CODES[activation], 0.0, 0.0) if clamp is None else (CLAMPED_CODE, clamp.alpha, clamp.limit)
         )
@@ -69,7 +95,8 @@ class NativeExperts:
         num_tokens, top_k = chosen.shape
         out = torch.empty(num_tokens, self._hidden, dtype=out_dtype)
         assert x.shape == out.shape
-        assert x.dtype == self.dtype
+        assert x.dtype in DTYPE_CODES
+        assert self.dtype in (None, x.dtype)
         assert x.stride(1) == 1
         assert out_dtype in (x.dtype, torch.float32)
         assert weights.shape == chosen.shape
@@ -78,11 +105,13 @@ class NativeExperts:
         assert weights.is_contiguous()
         assert chosen.is_contiguous()
         pointers = x.data_ptr(), x.stride(0), weights.data_ptr(), chosen.data_ptr(), out.data_ptr()
-        self._call(*self.fields(*pointers, DTYPE_CODES[out_dtype], num_tokens, top_k, torch.get_num_threads()))
+        dtypes = DTYPE_CODES[x.dtype], DTYPE_CODES[out_dtype]
+        self._call(*self.fields(dtypes[0], *pointers, dtypes[1], num_tokens, top_k, torch.get_num_threads()))
         return out
 
     def fields(
         self,
+        dtype: int = 0,
         x: int = 0,
         x_stride: int = 0,
         weights: int = 0,
@@ -95,7 +124,7 @@ class NativeExperts:
     ) -> tuple[int | float, ...]:
         """In the order of the C++ struct; without arguments, what is the same for every call."""
         return (
-            DTYPE_CODES[self.dtype],
+            dtype,
             *self._activation,
             self._table.data_ptr(),
             len(self._experts),
@@ -110,20 +139,36 @@ class NativeExperts:
             self._hidden,
             self._ffn,
             self._order,
+            self._is_coded,
             threads,
         )
 
+    def _pointers(self, expert: ExpertWeights) -> list[int]:
+        return [self._pointer(getattr(expert, name)) for name in _PARTS]
 
-def _tensors(expert: ExpertWeights) -> Iterator[torch.Tensor | None]:
-    """In the order of the C++ struct."""
-    for name in _TENSORS:
+    def _pointer(self, part: _Part | None) -> int:
+        if part is None:
+            return 0
+        if not isinstance(part, CodedMatrix):
+            return (part.tensor if isinstance(part, Matrix) else part).data_ptr()
+        self._references.append(reference_to(part))
+        return ctypes.addressof(self._references[-1])
+
+
+def _floats(expert: ExpertWeights) -> Iterator[torch.Tensor]:
+    """Matrices of floats, and biases."""
+    for name in _PARTS:
         part = getattr(expert, name)
-        yield part.tensor if isinstance(part, Matrix) else part
+        if isinstance(part, Matrix):
+            yield part.tensor
+        elif isinstance(part, torch.Tensor):
+            yield part
+
+
+def _shape(part: _Part) -> tuple[int, ...]:
+    return tuple(part.tensor.shape if isinstance(part, Matrix) else part.shape)
 
 
 def _shapes(expert: ExpertWeights) -> tuple[tuple[int, ...] | None, ...]:
-    return tuple(None if tensor is None else tuple(tensor.shape) for tensor in _tensors(expert))
-
-
-def _pointers(expert: ExpertWeights) -> list[int]:
-    return [0 if tensor is None else tensor.data_ptr() for tensor in _tensors(expert)]
+    parts: list[_Part | None] = [getattr(expert, name) for name in _PARTS]
+    return tuple(None if part is None else _shape(part) for part in parts)

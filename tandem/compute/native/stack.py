@@ -4,6 +4,7 @@ It computes what the decoder would call one by one, in the same order, so it has
 it has pointers to. Indices (positions, slots, block tables) are not checked. One step at a time: steps share scratch.
 """
 
+import ctypes
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
@@ -11,11 +12,14 @@ from dataclasses import fields
 import torch
 
 from tandem.compute.arena import LayerKV
+from tandem.compute.codes import CodedMatrix
 from tandem.compute.huge_pages import LEAST_BYTES, advise_huge_pages
+from tandem.compute.native.coded_matrix import are_alike, reference_to
+from tandem.compute.native.coded_matrix import serves as serves_codes
 from tandem.compute.native.codes import ACTIVATION_CODES, DTYPE_CODES
 from tandem.compute.native.expert_choice import CHOICE_FIELDS, NativeExpertChoice
 from tandem.compute.native.experts import EXPERTS_FIELDS, NativeExperts
-from tandem.compute.ops import Matrix, StackLayer, StackMixture, StackShape
+from tandem.compute.ops import Matrix, Numbers, StackLayer, StackMixture, StackShape
 from tandem.compute.order import Order
 from tandem.compute.step import AttentionBatch, WantedTokens
 
@@ -26,25 +30,37 @@ _WEIGHT_BYTES, _NUMBER_BYTES = 4, 8  # of a chosen expert
 _MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 _TABLES = ("cos", "sin")
 _WEIGHTS = tuple(field.name for field in fields(StackLayer) if field.name not in (*_TABLES, "window", "mixture"))
-LAYER_FIELDS = (*_WEIGHTS, *_TABLES, "half", "window", "mixture")  # of the C++ struct, in order; tests compare them
+LAYER_FIELDS = (  # of the C++ struct, in order; tests compare them
+    *(field for name in _WEIGHTS for field in ((f"{name}.floats", f"{name}.codes") if name in _MATRICES else (name,))),
+    *(*_TABLES, "half", "window", "mixture"),
+)
 _pack_mixture = struct.Struct(f"=2q{CHOICE_FIELDS}{EXPERTS_FIELDS}").pack
 
 
 def serves(shape: StackShape, layers: Sequence[StackLayer], final_norm: torch.Tensor) -> bool:
     """Whether the compiled stack computes such layers: on the CPU, of one dtype, heads that its attention takes."""
-    weights = [final_norm, *(tensor for layer in layers for tensor in _weights(layer) if tensor is not None)]
-    matrices = [getattr(layer, name) for layer in layers for name in _MATRICES]
+    weights = [final_norm, *(tensor for layer in layers for tensor in _floats(layer))]
+    matrices: list[Numbers | None] = [getattr(layer, name) for layer in layers for name in _MATRICES]
     mixtures = [layer.mixture for layer in layers if layer.mixture is not None]
-    weights += [mixture.router.tensor for mixture in mixtures]
+    weights += [mixture.router.tensor for mixture in mixtures if isinstance(mixture.router, Matrix)]
     return (
         len(layers) > 0
-        and len({matrix.order for matrix in matrices if matrix is not None}) == 1
+        and len({matrix.order for matrix in matrices if isinstance(matrix, Matrix)}) <= 1
+        and all(serves_codes(matrix) for matrix in matrices if isinstance(matrix, CodedMatrix))
+        and all(_are_gated_at_once(layer) for layer in layers)
         and all(_is_native(mixture, final_norm.dtype) for mixture in mixtures)
         and shape.head_dim % 8 == 0
         and shape.head_dim <= MAX_HEAD_DIM
         and final_norm.dtype in DTYPE_CODES
         and all(x.device.type == "cpu" and x.dtype == final_norm.dtype and x.is_contiguous() for x in weights)
     )
+
+
+def _are_gated_at_once(layer: StackLayer) -> bool:
+    gate, up = layer.gate, layer.up
+    if isinstance(gate, CodedMatrix) and isinstance(up, CodedMatrix):
+        return are_alike(gate, up)
+    return not (isinstance(gate, CodedMatrix) or isinstance(up, CodedMatrix))
 
 
 class NativeStack:
@@ -63,9 +79,10 @@ class NativeStack:
         self._layers = tuple(layers)
         self._final_norm = final_norm
         self._mixtures = [_mixture(layer.mixture, final_norm.dtype) for layer in layers]
-        rows = [_constants(*pair) for pair in zip(layers, self._mixtures, strict=True)]
-        self._table = torch.tensor(rows, dtype=torch.int64)  # [num_layers, 22]
-        self._order = layers[0].q.order
+        self._references: list[ctypes.Array[ctypes.c_char]] = []
+        rows = [self._constants(*pair) for pair in zip(layers, self._mixtures, strict=True)]
+        self._table = torch.tensor(rows, dtype=torch.int64)  # [num_layers, 29]
+        self._order = _order_of(layers)
         self._scratch = final_norm.new_empty(0)
         self._caches: Sequence[LayerKV] = ()
         self._cache_pointers: list[tuple[int, int, int, int]] = []
@@ -123,6 +140,26 @@ class NativeStack:
         )
         return out
 
+    def _constants(self, layer: StackLayer, mixture: torch.Tensor | None) -> list[int]:
+        """In the order of the C++ struct."""
+        assert layer.cos.shape == layer.sin.shape
+        assert layer.cos.dtype == layer.sin.dtype == torch.float32
+        assert layer.cos.is_contiguous()
+        assert layer.sin.is_contiguous()
+        numbers: list[int] = []
+        for name in _WEIGHTS:
+            part = getattr(layer, name)
+            numbers += self._pointers(part) if name in _MATRICES else [0 if part is None else part.data_ptr()]
+        where = 0 if mixture is None else mixture.data_ptr()
+        return [*numbers, layer.cos.data_ptr(), layer.sin.data_ptr(), layer.cos.shape[1], layer.window or 0, where]
+
+    def _pointers(self, matrix: Numbers | None) -> tuple[int, int]:
+        """To floats and to codes, one of which a matrix has."""
+        if not isinstance(matrix, CodedMatrix):
+            return 0 if matrix is None else matrix.tensor.data_ptr(), 0
+        self._references.append(reference_to(matrix))
+        return 0, ctypes.addressof(self._references[-1])
+
     def _scratch_for(self, num_tokens: int) -> torch.Tensor:
         """Kept between steps and in huge pages where there are such: fresh small ones cost a prefill a tenth."""
         size = num_tokens * _scratch_width(self._shape, self._final_norm.itemsize)
@@ -141,11 +178,20 @@ class NativeStack:
         return [number for cache, batch in pairs for number in (*cache, *pointers[id(batch)])]
 
 
-def _weights(layer: StackLayer) -> Iterator[torch.Tensor | None]:
-    """In the order of the C++ struct."""
+def _floats(layer: StackLayer) -> Iterator[torch.Tensor]:
+    """Matrices of floats, norms and biases."""
     for name in _WEIGHTS:
         part = getattr(layer, name)
-        yield part.tensor if isinstance(part, Matrix) else part
+        if isinstance(part, Matrix):
+            yield part.tensor
+        elif isinstance(part, torch.Tensor):
+            yield part
+
+
+def _order_of(layers: Sequence[StackLayer]) -> Order:
+    """Of the matrices of floats."""
+    matrices = (getattr(layer, name) for layer in layers for name in _MATRICES)
+    return next((matrix.order for matrix in matrices if isinstance(matrix, Matrix)), Order.ROWS)
 
 
 def _is_native(mixture: StackMixture, dtype: torch.dtype) -> bool:
@@ -154,7 +200,8 @@ def _is_native(mixture: StackMixture, dtype: torch.dtype) -> bool:
     return (
         isinstance(mixture.choice, NativeExpertChoice)
         and isinstance(experts, NativeExperts)
-        and experts.dtype == dtype
+        and experts.dtype in (None, dtype)
+        and isinstance(router, Matrix)
         and router.order is Order.ROWS
         and (mixture.router_bias is None or mixture.router_bias.dtype == dtype)
     )
@@ -166,20 +213,11 @@ def _mixture(mixture: StackMixture | None, dtype: torch.dtype) -> torch.Tensor |
         return None
     assert isinstance(mixture.choice, NativeExpertChoice)
     assert isinstance(mixture.experts, NativeExperts)
+    assert isinstance(mixture.router, Matrix)
     bias = 0 if mixture.router_bias is None else mixture.router_bias.data_ptr()
     router = mixture.router.tensor.data_ptr()
     packed = _pack_mixture(router, bias, *mixture.choice.fields(dtype), *mixture.experts.fields())
     return torch.frombuffer(bytearray(packed), dtype=torch.int64)
-
-
-def _constants(layer: StackLayer, mixture: torch.Tensor | None) -> list[int]:
-    assert layer.cos.shape == layer.sin.shape
-    assert layer.cos.dtype == layer.sin.dtype == torch.float32
-    assert layer.cos.is_contiguous()
-    assert layer.sin.is_contiguous()
-    pointers = [0 if tensor is None else tensor.data_ptr() for tensor in _weights(layer)]
-    where = 0 if mixture is None else mixture.data_ptr()
-    return [*pointers, layer.cos.data_ptr(), layer.sin.data_ptr(), layer.cos.shape[1], layer.window or 0, where]
 
 
 def _cache_pointers(cache: LayerKV, shape: StackShape) -> tuple[int, int, int, int]:

@@ -1,7 +1,9 @@
 """Fields of the structs of arguments that Python packs, by function, see `bind`. Tests compare them with `src`."""
 
+from tandem.compute.native.coded import CODED_GATED_FIELDS, CODED_LINEAR_FIELDS
 from tandem.compute.native.expert_choice import CHOICE_FIELDS
 from tandem.compute.native.experts import EXPERTS_FIELDS
+from tandem.compute.native.packing import PACK_CODED_FIELDS, PACK_FIELDS
 from tandem.compute.native.stack import STACK_FIELDS
 
 FIELDS = {
@@ -15,5 +17,8 @@ FIELDS = {
     "tandem_experts": EXPERTS_FIELDS,
     "tandem_choose_experts": CHOICE_FIELDS,
     "tandem_take_rows": "7q",
-    "tandem_pack": "7q",
+    "tandem_pack": PACK_FIELDS,
+    "tandem_pack_coded": PACK_CODED_FIELDS,
+    "tandem_coded_linear": CODED_LINEAR_FIELDS,
+    "tandem_coded_gated_linear": CODED_GATED_FIELDS,
 }

@@ -11,8 +11,11 @@ import torch
 from torch.nn import functional
 
 from tandem.architecture.feed_forward import Activation, Clamp, RouterSpec
+from tandem.compute.codes import CodedMatrix
 from tandem.compute.ops import ExpertChoice, Experts, ExpertWeights, StackLayer, StackShape
 from tandem.compute.order import Order
+
+_DECODED_NUMBERS = 1 << 22  # at a time
 
 
 class TorchKernels:
@@ -42,6 +45,30 @@ class TorchKernels:
         assert order is Order.ROWS
         return functional.linear(x, weight, bias).to(out_dtype or x.dtype)
 
+    def can_pack_coded(self, matrix: CodedMatrix) -> bool:
+        return False
+
+    def pack_coded(self, matrix: CodedMatrix) -> CodedMatrix:
+        raise NotImplementedError("PyTorch multiplies by codes as they are")
+
+    def coded_linear(
+        self,
+        x: torch.Tensor,
+        matrix: CodedMatrix,
+        bias: torch.Tensor | None = None,
+        *,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """NOTE: numbers are rounded to the dtype of `x`, some rows at a time so that memory stays small."""
+        outputs, inputs = matrix.shape
+        rows = max(1, _DECODED_NUMBERS // inputs)
+        parts = [
+            functional.linear(x, matrix.decode(x.dtype, start=start, stop=start + rows))
+            for start in range(0, outputs, rows)
+        ]
+        product = torch.cat(parts, dim=1)
+        return (product if bias is None else product.add_(bias)).to(out_dtype or x.dtype)
+
     def gated_linear(
         self,
         x: torch.Tensor,
@@ -55,6 +82,17 @@ class TorchKernels:
     ) -> torch.Tensor:
         assert order is Order.ROWS
         return self.gated_product(functional.linear(x, gate, gate_bias), functional.linear(x, up, up_bias), activation)
+
+    def coded_gated_linear(
+        self,
+        x: torch.Tensor,
+        gate: CodedMatrix,
+        up: CodedMatrix,
+        activation: Activation,
+        gate_bias: torch.Tensor | None = None,
+        up_bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return self.gated_product(self.coded_linear(x, gate, gate_bias), self.coded_linear(x, up, up_bias), activation)
 
     def gated_product(self, gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
         wide = gate.float()

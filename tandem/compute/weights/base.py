@@ -4,7 +4,7 @@ A format says which tensors of a checkpoint a weight is made of and, in its pack
 that all processes of a machine map. Layers and decoder call weights and know no format.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +12,7 @@ import torch
 
 from tandem.architecture.feed_forward import Activation, Clamp
 from tandem.architecture.tensors import TensorSpec
-from tandem.compute.ops import Experts, Matrix
+from tandem.compute.ops import Experts, ExpertWeights, Numbers
 
 
 class Weight(Protocol):
@@ -22,8 +22,8 @@ class Weight(Protocol):
     def shape(self) -> tuple[int, int]: ...
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Of the rows that it multiplies."""
+    def dtype(self) -> torch.dtype | None:
+        """Of the rows that it multiplies; None = of any floats."""
         ...
 
     @property
@@ -32,7 +32,7 @@ class Weight(Protocol):
         ...
 
     @property
-    def matrix(self) -> Matrix | None:
+    def matrix(self) -> Numbers | None:
         """The numbers as calls of the kernels that fuse several products read them; None = those calls do not."""
         ...
 
@@ -59,6 +59,21 @@ class Weight(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """What the header of a checkpoint says of one of its tensors."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+Choice = Callable[[TensorSpec], str | None]
+"""Why a weight has not a format; None = it has."""
+
+StoredTensors = Mapping[str, StoredTensor]
+"""By the names that specs have for a checkpoint's tensors (`Source.tensor`)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Linear:
     """The affine map `x @ weight.T + bias`."""
 
@@ -77,6 +92,17 @@ class ExpertLinears:
     gate: Linear
     up: Linear
     down: Linear
+
+
+def expert_weights(experts: Sequence[ExpertLinears]) -> list[ExpertWeights] | None:
+    """Their numbers; None = a weight keeps its own to itself."""
+    found = []
+    for expert in experts:
+        gate, up, down = expert.gate.weight.matrix, expert.up.weight.matrix, expert.down.weight.matrix
+        if gate is None or up is None or down is None:
+            return None
+        found.append(ExpertWeights(gate, up, down, expert.gate.bias, expert.up.bias, expert.down.bias))
+    return found
 
 
 class PackedForm(Protocol):
@@ -121,8 +147,18 @@ class WeightFormat(Protocol):
         """Why the weight is not, or cannot be, stored like this; None = it is."""
         ...
 
+    def ignores(self, name: str, tensor: torch.Tensor) -> bool:
+        """Whether a stored tensor that nothing wants has no effect on weights of the format, as ranges of activations
+        have none.
+        """
+        ...
+
     def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         """The tensors of a checkpoint that the weight is made of: codes, scales and the like."""
+        ...
+
+    def keeps(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        """What of it lies in memory then, to count bytes."""
         ...
 
     def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:

@@ -7,9 +7,9 @@ import torch
 
 from tandem.architecture.feed_forward import Activation, Clamp
 from tandem.architecture.tensors import TensorSpec
-from tandem.compute.ops import Experts, ExpertWeights, Kernels, Matrix
+from tandem.compute.ops import Experts, Kernels, Matrix
 from tandem.compute.order import Order
-from tandem.compute.weights.base import ExpertLinears, Linear, Weight
+from tandem.compute.weights.base import ExpertLinears, Linear, Weight, expert_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +46,13 @@ class MatrixWeight:
         self, x: torch.Tensor, bias: torch.Tensor | None, up: Linear, activation: Activation
     ) -> torch.Tensor | None:
         other = up.weight.matrix
-        if other is None or other.order is not self.order:
+        if not isinstance(other, Matrix) or other.order is not self.order:
             return None
         return self.kernels.gated_linear(x, self.tensor, other.tensor, activation, bias, up.bias, order=self.order)
 
     def grouped(self, experts: Sequence[ExpertLinears], activation: Activation, clamp: Clamp | None) -> Experts | None:
-        found = [_matrices(expert) for expert in experts]
-        if any(matrices is None for matrices in found):
-            return None
-        return self.kernels.experts(activation, clamp, [matrices for matrices in found if matrices is not None])
-
-
-def _matrices(expert: ExpertLinears) -> ExpertWeights | None:
-    gate, up, down = expert.gate.weight.matrix, expert.up.weight.matrix, expert.down.weight.matrix
-    if gate is None or up is None or down is None:
-        return None
-    return ExpertWeights(gate, up, down, expert.gate.bias, expert.up.bias, expert.down.bias)
+        found = expert_weights(experts)
+        return None if found is None else self.kernels.experts(activation, clamp, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +69,13 @@ class DenseFormat:
     def refusal(self, weight: TensorSpec) -> str | None:
         return None
 
+    def ignores(self, name: str, tensor: torch.Tensor) -> bool:
+        return False
+
     def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        return (weight,)
+
+    def keeps(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
         return (weight,)
 
     def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:

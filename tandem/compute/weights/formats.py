@@ -1,27 +1,37 @@
-"""The table of formats: which of them a checkpoint has, and which of these each of its weights."""
+"""The formats of a checkpoint by its configuration, and the one that each of its weights has."""
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
 from tandem.architecture.fields import Fields
-from tandem.architecture.registry import refuse_formats
+from tandem.architecture.quantisation import find_quantisation, quantised
 from tandem.architecture.tensors import TensorSpec
 from tandem.compute.ops import Kernels
-from tandem.compute.weights.base import WeightFormat
+from tandem.compute.weights.base import StoredTensors, WeightFormat
 from tandem.compute.weights.dense import DenseFormat
 from tandem.core.errors import UnsupportedCheckpointError
 
-FormatReader = Callable[[Fields, Kernels], Sequence[WeightFormat]]
-"""From a `config.json` to the formats that its weights may have; a weight has the first that does not refuse it."""
+FormatReader = Callable[[Fields, Kernels, StoredTensors | None], Sequence[WeightFormat]]
+"""From a `config.json` to the formats that its weights may have; a weight has the first that does not refuse it.
+
+The tensors that the checkpoint stores are None as long as it is not opened: then formats are as the configuration alone
+says, to count bytes.
+"""
 
 
-def read_formats(fields: Fields, kernels: Kernels) -> Sequence[WeightFormat]:
+def read_formats(fields: Fields, kernels: Kernels, stored: StoredTensors | None = None) -> Sequence[WeightFormat]:
     """The formats of a published checkpoint, see `FormatReader`.
 
     Raises:
         UnsupportedCheckpointError: weights are quantised in a form that is not read.
+        CorruptCheckpointError: the description of that form is impossible, or contradicts the tensors.
     """
-    refuse_formats(fields)
-    return (DenseFormat(kernels),)
+    quantisation = find_quantisation(fields)
+    coded: Sequence[WeightFormat] = ()
+    if quantisation is not None:
+        module = import_module(f"tandem.compute.weights.{quantised(quantisation).module}")
+        coded = module.read(quantisation, kernels, stored)
+    return (*coded, DenseFormat(kernels))
 
 
 def choose_format(weight: TensorSpec, formats: Sequence[WeightFormat]) -> WeightFormat:

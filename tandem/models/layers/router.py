@@ -26,7 +26,8 @@ class ExpertRouter:
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """`x` [num_tokens, hidden] -> weights, float32, and experts, int64, both [num_tokens, top_k]."""
         normed = x if self._norm is None else self._norm(x)
-        return self._choose(self._linear(normed.to(self._linear.weight.dtype)), x.dtype)
+        dtype = self._linear.weight.dtype
+        return self._choose(self._linear(normed if dtype is None else normed.to(dtype)), x.dtype)
 
     def _choose_in_steps(self, logits: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """See `ExpertChoice`."""

@@ -9,7 +9,7 @@ from tandem.architecture.mixers import AttentionSpec
 from tandem.architecture.model import LayerSpec, ModelSpec
 from tandem.architecture.rope import RopeSpec
 from tandem.architecture.tensors import LinearSpec, NormSpec, TensorSpec
-from tandem.compute.ops import Kernels, Matrix, Stack, StackLayer, StackMixture, StackShape
+from tandem.compute.ops import Kernels, Numbers, Stack, StackLayer, StackMixture, StackShape
 from tandem.models.layers.experts import compile_experts
 from tandem.models.layers.rotary import RotaryTable
 from tandem.models.layers.router import compile_choice
@@ -161,7 +161,7 @@ def _has_matrix(tensor: TensorSpec, parameters: Parameters) -> bool:
     return not tensor.is_weight or parameters.weights[tensor.name].matrix is not None
 
 
-def _matrix(spec: LinearSpec, parameters: Parameters) -> Matrix:
+def _matrix(spec: LinearSpec, parameters: Parameters) -> Numbers:
     matrix = parameters.linear(spec).weight.matrix
     assert matrix is not None
     return matrix

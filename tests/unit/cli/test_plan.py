@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from tandem.cli.main import main
+from tandem.cli.model_cost import named_model
 from tests.helpers.hub import Hub
+from tests.helpers.published_formats import compressed, floats, integers
 
 DEMO = Path(__file__).parents[3] / "demo" / "tandem-demo"
 QWEN = ["plan", "--model", "qwen3-8b"]
@@ -201,16 +203,46 @@ def test_it_runs_without_torch_and_says_what_a_missing_network_means() -> None:
     assert "or name a built-in model: qwen3-0.6b" in run.stderr
 
 
-def test_a_quantised_checkpoint_is_not_sized_as_if_it_were_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "bits"),
+    [
+        (GPTQ, 4 + 16 / 128),
+        (GPTQ | {"bits": 8, "group_size": -1, "sym": False}, 8),
+        ({"quant_method": "awq", "group_size": 64}, 4 + 48 / 64),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 8 + 32 / 128),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4.5),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4.5),
+        (compressed("pack-quantized", integers(4, "group", 32)), 4.5),
+        (compressed("mxfp4-pack-quantized", floats(4, "group", 32)), 4.25),
+    ],
+)
+def test_a_quantised_checkpoint_is_sized_by_its_own_bits(
+    quantisation: dict[str, object], bits: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Regression: a GPTQ checkpoint of 4 bits was planned for at 16."""
     config = json.loads((DEMO / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": quantisation}))
+    cost = named_model(str(tmp_path), weight_bits=None, kv_bits=16)
+    tensors = list(cost.model.tensors())
+    coded = sum(tensor.size for tensor in tensors if len(tensor.shape) == 2 and "layers" in tensor.name)
+    total = sum(tensor.size for tensor in tensors)
+    assert cost.weight_bits == pytest.approx((coded * bits + (total - coded) * 16) / total)
+    assert named_model(str(tmp_path), weight_bits=3, kv_bits=16).weight_bits == 3
+    assert main(["plan", "--model", str(tmp_path)]) in (0, 1)
+    assert f"at {cost.weight_bits:.3g} bits" in capsys.readouterr().out
+
+
+def test_a_checkpoint_in_an_unknown_format_is_not_sized_as_if_it_were_in_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((DEMO / "config.json").read_text()) | {"quantization_config": {"quant_method": "aqlm"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert main(["plan", "--model", str(tmp_path)]) == 2
     said = capsys.readouterr().err
-    assert "quantization_config" in said
+    assert 'quant_method="aqlm" is not served; supported: awq, bitsandbytes' in said
     assert "plan for its unquantised checkpoint" in said
 
 

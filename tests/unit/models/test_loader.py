@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from tandem.architecture.model import EMBEDDING, HEAD, limit_length
+from tandem.compute.ops import Matrix
 from tandem.compute.torch.kernels import TorchKernels
 from tandem.core.errors import CheckpointError, ConfigurationError, UnsupportedCheckpointError
 from tandem.core.sampling_params import SamplingParams
@@ -139,7 +140,7 @@ class TestDtype:
         for dtype in ("bfloat16", "float32"):
             parameters = load(path, dtype=dtype).decoder.parameters
             head = parameters.weights[HEAD].matrix
-            assert head is not None
+            assert isinstance(head, Matrix)
             assert head.tensor.data_ptr() == parameters.tensors[EMBEDDING].data_ptr()
 
     def test_unknown_dtype_is_a_configuration_error(self, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Loading holds little more than the parameters, measured in real processes on a checkpoint of about 200 MB."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tandem.architecture.fields import Fields
+from tandem.architecture.model import HEAD
+from tandem.architecture.registry import find_family
 from tests.helpers import checkpoints
+from tests.helpers.native_kernels import load_or_skip
+from tests.helpers.published_formats import compressed, integers
 
 PEAK_RATIO = 1.15
 SCRIPT = """
@@ -86,3 +92,76 @@ def test_peak_of_narrowing(tiny: Path, large: Path, tmp_path: Path) -> None:
     save_file(wide, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text((large / "config.json").read_text())
     _assert_peak(tiny, tmp_path, "bfloat16")
+
+
+LARGEST_BYTES = 2048 * 8192 // 2  # of a matrix of codes
+CODED_SCRIPT = """
+import sys, torch
+from dataclasses import fields
+from pathlib import Path
+from tandem.compute.native.bindings import NativeKernels
+from tandem.compute.torch.kernels import TorchKernels
+from tandem.compute.native.build import load_library
+from tandem.models.loader import load_model
+
+def peak_bytes():
+    line = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+def load(path):
+    parameters = load_model(path, device=torch.device("cpu"), kernels=kernels).decoder.parameters
+    tensors = [*parameters.tensors.values()]
+    for weight in parameters.weights.values():
+        owner = getattr(weight, "coded", weight)
+        tensors += [value for field in fields(owner) if isinstance(value := getattr(owner, field.name), torch.Tensor)]
+    return tensors
+
+kernels = NativeKernels(load_library()) if sys.argv[3] == "compiled" else TorchKernels()
+load(sys.argv[1])
+before = peak_bytes()
+tensors = load(sys.argv[2])
+sums = sum(tensor.view(torch.uint8)[..., :: 4096 // tensor.element_size()].sum().item() for tensor in tensors)
+print(sum(tensor.nbytes for tensor in tensors), peak_bytes() - before)
+"""
+
+
+def _save_codes(path: Path, method: str) -> Path:
+    """A Llama of 240 million parameters as GPTQ or compressed-tensors has them, of 4 bits in groups of 128."""
+    sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 4, "head_dim": 512}
+    checkpoints.save_tiny_llama(path, dtype="bfloat16")
+    scheme = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
+    if method != "gptq":
+        scheme = compressed("pack-quantized", integers(4, "group", 128))
+    checkpoints.edit_config(path, quantization_config=scheme, **sizes)
+    fields = Fields(json.loads((path / "config.json").read_text()), str(path))
+    tensors: dict[str, torch.Tensor] = {}
+    for tensor in find_family(fields).read_model(fields).tensors():
+        name, module = tensor.name, tensor.name.removesuffix(".weight")
+        if not tensor.is_weight or name == HEAD:
+            tensors[name] = torch.ones(tensor.shape, dtype=torch.bfloat16)
+            continue
+        outputs, inputs = tensor.shape
+        words = torch.randint(-(1 << 31), 1 << 31, (outputs, inputs // 8)).int()
+        scales = torch.full((outputs, inputs // 128), 0.01, dtype=torch.bfloat16)
+        if method == "gptq":
+            tensors[f"{module}.qweight"], tensors[f"{module}.scales"] = (
+                words.view(inputs // 8, outputs),
+                scales.half().T,
+            )
+            tensors[f"{module}.qzeros"] = torch.full((inputs // 128, outputs // 8), 0x77777777, dtype=torch.int32)
+        else:
+            tensors[f"{module}.weight_packed"], tensors[f"{module}.weight_scale"] = words, scales
+    return checkpoints.write_tensors(path, {name: tensor.contiguous() for name, tensor in tensors.items()})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", ["pytorch", "compiled"])
+@pytest.mark.parametrize("method", ["gptq", "compressed-tensors"])
+def test_peak_of_loading_codes(method: str, kernels: str, tiny: Path, tmp_path: Path) -> None:
+    """Also of codes that are turned round at load, and packed: a matrix at a time lies in memory up to three times."""
+    if kernels == "compiled":
+        load_or_skip()
+    command = [sys.executable, "-c", CODED_SCRIPT, str(tiny), str(_save_codes(tmp_path / "coded", method)), kernels]
+    weights, growth = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    assert 110e6 < weights < 140e6
+    assert 0.9 * weights < growth <= PEAK_RATIO * weights + 3 * LARGEST_BYTES

@@ -37,7 +37,7 @@ UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
     "nested partial rotary": ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     "nested rope in a flat family": ("qwen3", {"rope_parameters": {"full_attention": {"factor": 2}}}, "full_attention"),
     "flat rope in a nested family": ("gemma3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "factor"),
-    "quantised": ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config.*gptq"),
+    "quantised": ("llama", {"quantization_config": {"quant_method": "aqlm"}}, "quantization_config.*aqlm.*gptq"),
     "activation": ("llama", {"hidden_act": "relu"}, 'hidden_act="relu".*silu'),
     "gemma activation": ("gemma3", {"hidden_activation": "gelu"}, 'hidden_activation="gelu"'),
     "llama window": ("llama", {"sliding_window": 128}, "sliding_window=128"),

@@ -6,6 +6,7 @@ import pytest
 
 from tests.helpers.checkpoints import BUILDERS
 from tests.helpers.handoffs import PROMPT, alone
+from tests.helpers.published_formats import FORMATS, save_published
 from tests.helpers.tokenizers import write_byte_tokenizer
 from tests.helpers.workers import GREEDY
 
@@ -13,6 +14,15 @@ from tests.helpers.workers import GREEDY
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_byte_tokenizer(BUILDERS["llama"](tmp_path_factory.mktemp("worker-llama")))
+
+
+@pytest.fixture(scope="session")
+def int4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama whose weights are codes."""
+    place = tmp_path_factory.mktemp("worker-int4")
+    plain = write_byte_tokenizer(BUILDERS["llama"](place / "plain"))
+    save_published(plain, FORMATS["compressed int4 groups"], place / "coded", place / "decoded")
+    return place / "coded"
 
 
 @pytest.fixture(scope="session")

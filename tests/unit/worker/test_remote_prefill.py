@@ -30,7 +30,15 @@ from tests.helpers.workers import (
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(
     ("model", "transport"),
-    [("llama", "inproc"), ("gemma3", "cma"), ("gemma3", "tcp"), ("gemma4", "cma"), ("llama", "nixl")],
+    [
+        ("llama", "inproc"),
+        ("gemma3", "cma"),
+        ("gemma3", "tcp"),
+        ("gemma4", "cma"),
+        ("llama", "nixl"),
+        ("int4", "tcp"),
+        ("int4", "nixl"),
+    ],
 )
 def test_tokens_are_those_of_one_engine(
     model: str, transport: str, params: SamplingParams, request: pytest.FixtureRequest

@@ -66,6 +66,56 @@ struct GatedProductArguments {
   int64_t out_stride, m, n, threads;
 };
 
+// A matrix [n, k] as codes with scales: rows as Python has them, or strips (`coded.h`). Null: it has no such thing.
+struct CodedWeights {
+  int64_t kind, n, k, group_size, scale_dtype, offset_dtype, is_packed;
+  double factor;
+  const void *codes, *scales, *offsets;
+  const float* table;
+  const int64_t* permutation;  // of the columns of x
+};
+
+struct PackCodedArguments {
+  const CodedWeights* weights;
+  void *codes, *scales, *offsets;
+  int64_t threads;
+};
+
+struct CodedLinearArguments {
+  int64_t dtype, out_dtype;
+  const void* x;
+  int64_t x_stride;
+  const CodedWeights* weights;
+  const void* bias;
+  void* out;
+  int64_t out_stride, m, threads;
+};
+
+// Gate and up are decoded alike, with the same groups and the same permutation.
+struct CodedGatedLinearArguments {
+  int64_t dtype, activation;
+  const void* x;
+  int64_t x_stride;
+  const CodedWeights *gate, *up;
+  const void *gate_bias, *up_bias;
+  void* out;
+  int64_t out_stride, m, threads;
+};
+
+// Up to three products of the same rows, side by side in `out`: of groups of the same size, in the same order of inputs.
+struct JoinedCodedArguments {
+  struct Part {
+    const CodedWeights* weights;
+    const void* bias;
+  };
+  int64_t dtype;
+  const void* x;
+  int64_t x_stride;
+  Part parts[3];
+  void* out;
+  int64_t out_stride, m, threads;
+};
+
 // Up to three products of the same rows, side by side in `out`.
 struct JoinedLinearArguments {
   struct Part {
@@ -80,7 +130,7 @@ struct JoinedLinearArguments {
   int64_t out_stride, m, k, is_packed, threads;
 };
 
-// One expert's matrices and biases; a null pointer is a bias that it does not have.
+// One expert's matrices (floats, or `CodedWeights`) and biases; a null pointer is a bias that it does not have.
 struct ExpertWeights {
   const void *gate, *up, *down, *gate_bias, *up_bias, *down_bias;
 };
@@ -96,7 +146,7 @@ struct ExpertsArguments {
   const int64_t* chosen;  // the same
   void* out;              // [num_tokens, hidden]
   int64_t out_dtype;      // that of x or float32
-  int64_t num_tokens, top_k, hidden, ffn, is_packed, threads;
+  int64_t num_tokens, top_k, hidden, ffn, is_packed, is_coded, threads;  // packed: of floats
 };
 
 // From logits [n, num_experts] to the weights and numbers of the experts of each row, both [n, top_k].
@@ -174,6 +224,11 @@ TANDEM_EXPORT void tandem_borrowed_time(const tandem::BorrowedTimeArguments*);
 TANDEM_EXPORT void tandem_take_rows(const tandem::TakeRowsArguments*);
 TANDEM_EXPORT void tandem_pack(const tandem::PackArguments*);
 TANDEM_EXPORT void tandem_linear(const tandem::LinearArguments*);
+TANDEM_EXPORT void tandem_pack_coded(const tandem::PackCodedArguments*);
+TANDEM_EXPORT void tandem_coded_linear(const tandem::CodedLinearArguments*);
+TANDEM_EXPORT void tandem_coded_gated_linear(const tandem::CodedGatedLinearArguments*);
+void tandem_joined_coded_linear(const tandem::JoinedCodedArguments*);
+void tandem_coded_experts(const tandem::ExpertsArguments*);
 void tandem_joined_linear(const tandem::JoinedLinearArguments*);
 TANDEM_EXPORT void tandem_gated_linear(const tandem::GatedLinearArguments*);
 TANDEM_EXPORT void tandem_gated_product(const tandem::GatedProductArguments*);

@@ -3,61 +3,14 @@
 //
 // A row's bits do not depend on those beside it: products are made of tiles (`tiles.h`), an output times its weight is
 // rounded to float32, and a sum begins at zero. Threads share rows, outputs and experts, never K nor a sum.
-#include <algorithm>
 #include <atomic>
-#include <vector>
 
-#include "calls.h"
+#include "expert_pairs.h"
 #include "gating.h"
-#include "pool.h"
 #include "tiles.h"
 
 namespace tandem {
 namespace {
-
-constexpr int64_t kScratchBytes = 128 << 20;  // of gated rows and outputs; more tokens are computed in parts
-constexpr double kSumNs = 0.1;                // one thread's time for an element
-
-// Rows of one expert that are computed together, by their number in the order of pairs.
-struct Block {
-  const ExpertWeights* expert;
-  int64_t first, count;
-};
-
-// Pairs of token and expert, by expert and then by token.
-struct Pairs {
-  std::vector<Block> blocks;
-  std::vector<int64_t> tokens;   // of each pair
-  std::vector<float> weights;
-  std::vector<int64_t> pairs;  // of each token, ascending
-
-  Pairs(const ExpertsArguments& a, int64_t first, int64_t count, int64_t block_rows)
-      : tokens(size_t(count * a.top_k)), weights(tokens.size()), pairs(tokens.size()) {
-    std::vector<int64_t> next(size_t(a.num_experts + 1));
-    const int64_t* const chosen = a.chosen + first * a.top_k;
-    for (size_t i = 0; i < tokens.size(); ++i) ++next[size_t(chosen[i] + 1)];
-    for (int64_t e = 0; e < a.num_experts; ++e) {
-      add_blocks(a.experts + e, next[size_t(e)], next[size_t(e + 1)], block_rows);
-      next[size_t(e + 1)] += next[size_t(e)];
-    }
-    for (int64_t i = 0; i < int64_t(tokens.size()); ++i) {
-      const int64_t pair = next[size_t(chosen[i])]++;
-      tokens[size_t(pair)] = first + i / a.top_k;
-      weights[size_t(pair)] = a.weights[first * a.top_k + i];
-      pairs[size_t(i)] = pair;
-    }
-    for (int64_t t = 0; t < count; ++t) std::sort(&pairs[size_t(t * a.top_k)], &pairs[size_t(t * a.top_k)] + a.top_k);
-  }
-
- private:
-  void add_blocks(const ExpertWeights* expert, int64_t first, int64_t count, int64_t block_rows) {
-    const int64_t parts = ceil_div(count, block_rows);
-    for (int64_t i = 0; i < parts; ++i) {
-      const int64_t begin = count * i / parts, end = count * (i + 1) / parts;
-      blocks.push_back({expert, first + begin, end - begin});
-    }
-  }
-};
 
 // Numbers calls, so that a thread knows whether what it copied belongs to the present one.
 inline uint64_t next_call() {
@@ -71,7 +24,7 @@ template <class T> class Experts {
 
  public:
   explicit Experts(const ExpertsArguments& arguments)
-      : a(arguments), gated_units_(copied_units<T>(a.ffn)), is_packed_(a.is_packed != 0), threads_(int(a.threads)) {}
+      : a(arguments), gated_units_(copied_units<T>(a.ffn)), is_packed_(a.is_packed != 0) {}
 
   void run() const {
     const int64_t pair_bytes = (gated_units_ * kFloats + a.hidden) * int64_t(sizeof(float));
@@ -88,15 +41,15 @@ template <class T> class Experts {
     float* const out = out_space.reserve(size_t(num_pairs * a.hidden));
     gate(pairs, gated);
     project(pairs, gated, out);
-    if (a.out_dtype == kFloat32) sum(pairs, out, static_cast<float*>(a.out) + first * a.hidden, count);
-    else sum(pairs, out, static_cast<T*>(a.out) + first * a.hidden, count);
+    if (a.out_dtype == kFloat32) sum_pairs(a, pairs, out, static_cast<float*>(a.out) + first * a.hidden, count);
+    else sum_pairs(a, pairs, out, static_cast<T*>(a.out) + first * a.hidden, count);
   }
 
   void gate(const Pairs& pairs, X* gated) const {
     const int64_t panels = ceil_div(a.ffn, kStrip);
     const uint64_t call = next_call();
     const Gating gating{int(a.activation), float(a.alpha), float(a.limit)};
-    for_each_panel(pairs, panels, a.hidden, [&, call](const Block& block, int64_t panel, bool has_next) {
+    for_each_panel(a, pairs, panels, cost(pairs, panels, a.hidden), [&, call](const Block& block, int64_t panel, bool has_next) {
       Strip<T> strips[kPanelStrips], next[kPanelStrips];
       gate_and_up(*block.expert, panel, strips);
       gate_and_up(*block.expert, has_next ? panel + 1 : panel, next);
@@ -115,7 +68,7 @@ template <class T> class Experts {
 
   void project(const Pairs& pairs, const X* gated, float* out) const {
     const int64_t panels = ceil_div(ceil_div(a.hidden, kStrip), kPanelStrips);
-    for_each_panel(pairs, panels, a.ffn, [&](const Block& block, int64_t panel, bool has_next) {
+    for_each_panel(a, pairs, panels, cost(pairs, panels, a.ffn), [&](const Block& block, int64_t panel, bool has_next) {
       Strip<T> strips[kPanelStrips], next[kPanelStrips];
       down(*block.expert, panel, strips);
       down(*block.expert, has_next ? panel + 1 : panel, next);
@@ -134,29 +87,11 @@ template <class T> class Experts {
     });
   }
 
-  template <class Out> void sum(const Pairs& pairs, const float* products, Out* out, int64_t count) const {
-    Pool::run(count, split(count, double(count * a.top_k * a.hidden) * kSumNs, threads_), [&](int64_t t, int64_t last) {
-      for (; t < last; ++t)
-        for (int64_t i = 0; i < a.hidden; i += kLanes) {
-          const int width = int(min64(kLanes, a.hidden - i));
-          f32x16 total{};
-          for (int64_t k = 0; k < a.top_k; ++k)
-            total += load16(products + pairs.pairs[size_t(t * a.top_k + k)] * a.hidden + i, width);
-          store16(out + t * a.hidden + i, total, width);
-        }
-    });
-  }
-
-  // body(block, panel, whether the next panel of the block follows), panels of a block one after the other.
-  template <class Body>
-  void for_each_panel(const Pairs& pairs, int64_t panels, int64_t k_size, const Body& body) const {
-    const auto& blocks = pairs.blocks;
-    const int64_t tasks = int64_t(blocks.size()) * panels, width = panels * kPanelStrips * kStrip;
-    const double cost = double(blocks.size()) * cost_ns<T>(0, width, k_size) +
-                        double(pairs.tokens.size()) * (cost_ns<T>(1, width, k_size) - cost_ns<T>(0, width, k_size));
-    Pool::run(tasks, split(tasks, cost, threads_), [&](int64_t task, int64_t last) {
-      for (; task < last; ++task) body(blocks[size_t(task / panels)], task % panels, task % panels + 1 < panels);
-    });
+  // The time of one thread for panels of all blocks.
+  double cost(const Pairs& pairs, int64_t panels, int64_t k_size) const {
+    const int64_t width = panels * kPanelStrips * kStrip;
+    return double(pairs.blocks.size()) * cost_ns<T>(0, width, k_size) +
+           double(pairs.tokens.size()) * (cost_ns<T>(1, width, k_size) - cost_ns<T>(0, width, k_size));
   }
 
   // The rows of a block as units, which the calling thread copies once for all its panels.
@@ -212,7 +147,6 @@ template <class T> class Experts {
   const ExpertsArguments& a;
   const int64_t gated_units_;
   const bool is_packed_;
-  const int threads_;
 };
 
 }  // namespace
@@ -221,5 +155,6 @@ template <class T> class Experts {
 using namespace tandem;
 
 TANDEM_EXPORT void tandem_experts(const ExpertsArguments* a) {
+  if (a->is_coded) return tandem_coded_experts(a);
   with_dtype(a->dtype, [a](auto tag) { Experts<decltype(tag)>(*a).run(); });
 }

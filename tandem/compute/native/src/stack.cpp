@@ -17,11 +17,24 @@ struct Mixture {
   ExpertsArguments experts;
 };
 
+// The numbers of a linear map: floats, or codes with scales.
+struct LinearMap {
+  const void* floats;
+  const CodedWeights* codes;
+};
+
 // A layer's constants. A null pointer is a tensor that the model does not have.
 struct Layer {
   const void *input_norm, *after_attention, *before_mlp, *after_mlp;
-  const void *q, *q_bias, *k, *k_bias, *v, *v_bias, *o, *o_bias, *q_norm, *k_norm;
-  const void *gate, *up, *down;
+  LinearMap q;
+  const void* q_bias;
+  LinearMap k;
+  const void* k_bias;
+  LinearMap v;
+  const void* v_bias;
+  LinearMap o;
+  const void *o_bias, *q_norm, *k_norm;
+  LinearMap gate, up, down;
   const float *cos, *sin;
   int64_t half, window;
   const Mixture* mixture;  // null: the block is gate, up and down
@@ -84,7 +97,7 @@ class Stack {
       if (leaves_some_out) keep_wanted();
       if (!num_tokens) return;
       attend(layer, a.caches[i], leaves_some_out);
-      linear(attended, q_size, layer.o, layer.o_bias, delta, a.hidden, a.is_packed);
+      linear(attended, q_size, layer.o, layer.o_bias, delta, a.hidden, a.hidden, a.is_packed);
       norm_into_mlp(layer);
       layer.mixture ? mixture(layer) : mlp(layer);
     }
@@ -117,9 +130,15 @@ class Stack {
     tandem_rms_norm(&call);
   }
 
-  void linear(const void* x, int64_t k, const void* weight, const void* bias, void* out, int64_t n,
+  // [num_tokens, k] to [num_tokens, n], the rows of which are `stride` apart.
+  void linear(const void* x, int64_t k, const LinearMap& weight, const void* bias, void* out, int64_t n, int64_t stride,
               int64_t is_packed) const {
-    const LinearArguments call{a.dtype, a.dtype, x, k, weight, bias, out, n, num_tokens, n, k, is_packed, a.threads};
+    if (weight.codes) {
+      const CodedLinearArguments call{a.dtype, a.dtype, x, k, weight.codes, bias, out, stride, num_tokens, a.threads};
+      return tandem_coded_linear(&call);
+    }
+    const LinearArguments call{a.dtype, a.dtype, x, k, weight.floats, bias, out, stride, num_tokens, n, k, is_packed,
+                               a.threads};
     tandem_linear(&call);
   }
 
@@ -128,11 +147,27 @@ class Stack {
   char* values() const { return keys() + kv_size * element_bytes; }
 
   void project(const Layer& layer) const {
-    const JoinedLinearArguments call{
-        a.dtype, normed, a.hidden,
-        {{layer.q, layer.q_bias, q_size}, {layer.k, layer.k_bias, kv_size}, {layer.v, layer.v_bias, kv_size}},
-        qkv, row(), num_tokens, a.hidden, a.is_packed, a.threads};
-    tandem_joined_linear(&call);
+    if (are_joined(layer.q.codes, layer.k.codes) && are_joined(layer.q.codes, layer.v.codes)) {
+      const JoinedCodedArguments call{
+          a.dtype, normed, a.hidden,
+          {{layer.q.codes, layer.q_bias}, {layer.k.codes, layer.k_bias}, {layer.v.codes, layer.v_bias}},
+          qkv, row(), num_tokens, a.threads};
+      return tandem_joined_coded_linear(&call);
+    }
+    if (!layer.q.codes && !layer.k.codes && !layer.v.codes) {
+      const JoinedLinearArguments call{a.dtype, normed, a.hidden,
+                                       {{layer.q.floats, layer.q_bias, q_size}, {layer.k.floats, layer.k_bias, kv_size},
+                                        {layer.v.floats, layer.v_bias, kv_size}},
+                                       qkv, row(), num_tokens, a.hidden, a.is_packed, a.threads};
+      return tandem_joined_linear(&call);
+    }
+    linear(normed, a.hidden, layer.q, layer.q_bias, qkv, q_size, row(), a.is_packed);
+    linear(normed, a.hidden, layer.k, layer.k_bias, keys(), kv_size, row(), a.is_packed);
+    linear(normed, a.hidden, layer.v, layer.v_bias, values(), kv_size, row(), a.is_packed);
+  }
+
+  static bool are_joined(const CodedWeights* a, const CodedWeights* b) {
+    return a && b && a->group_size == b->group_size && a->permutation == b->permutation;
   }
 
   void rotate_and_write(const Layer& layer, const Cache& cache) const {
@@ -163,23 +198,33 @@ class Stack {
   }
 
   void mlp(const Layer& layer) const {
-    const GatedLinearArguments call{a.dtype, a.activation, normed, a.hidden, layer.gate, layer.up, nullptr, nullptr,
-                                    gated, a.ffn, num_tokens, a.ffn, a.hidden, a.is_packed, a.threads};
+    gate_and_up(layer);
+    void* const out = layer.after_mlp ? normed : delta;
+    linear(gated, a.ffn, layer.down, nullptr, out, a.hidden, a.hidden, a.is_packed);
+    if (layer.after_mlp) norm(normed, layer.after_mlp, nullptr, delta);
+  }
+
+  // NOTE: both are codes, decoded alike, or none is.
+  void gate_and_up(const Layer& layer) const {
+    if (layer.gate.codes) {
+      const CodedGatedLinearArguments call{a.dtype, a.activation, normed, a.hidden, layer.gate.codes, layer.up.codes,
+                                           nullptr, nullptr, gated, a.ffn, num_tokens, a.threads};
+      return tandem_coded_gated_linear(&call);
+    }
+    const GatedLinearArguments call{a.dtype, a.activation, normed, a.hidden, layer.gate.floats, layer.up.floats, nullptr,
+                                    nullptr, gated, a.ffn, num_tokens, a.ffn, a.hidden, a.is_packed, a.threads};
     tandem_gated_linear(&call);
-    if (!layer.after_mlp) return linear(gated, a.ffn, layer.down, nullptr, delta, a.hidden, a.is_packed);
-    linear(gated, a.ffn, layer.down, nullptr, normed, a.hidden, a.is_packed);
-    norm(normed, layer.after_mlp, nullptr, delta);
   }
 
   void mixture(const Layer& layer) const {
     const Mixture& constants = *layer.mixture;
-    linear(normed, a.hidden, constants.router, constants.router_bias, logits, a.num_experts, 0);
+    linear(normed, a.hidden, {constants.router, nullptr}, constants.router_bias, logits, a.num_experts, a.num_experts, 0);
     ChooseExpertsArguments choice = constants.choice;
     choice.dtype = a.dtype, choice.logits = logits, choice.stride = a.num_experts, choice.n = num_tokens;
     choice.weights = weights, choice.chosen = chosen, choice.threads = a.threads;
     tandem_choose_experts(&choice);
     ExpertsArguments experts = constants.experts;
-    experts.x = normed, experts.x_stride = a.hidden, experts.weights = weights, experts.chosen = chosen;
+    experts.dtype = a.dtype, experts.x = normed, experts.x_stride = a.hidden, experts.weights = weights, experts.chosen = chosen;
     experts.out = delta, experts.out_dtype = a.dtype, experts.num_tokens = num_tokens, experts.top_k = a.top_k;
     experts.threads = a.threads;
     tandem_experts(&experts);

@@ -125,6 +125,9 @@ class Ahead {
     for (int s = 0; s < kPanelStrips; ++s) strip_[s] = reinterpret_cast<const char*>(strips[s].weight);
   }
 
+  Ahead(const void* first, const void* second, int64_t bytes)
+      : strip_{static_cast<const char*>(first), static_cast<const char*>(second)}, bytes_(bytes) {}
+
   template <int kLines> inline __attribute__((always_inline)) void ask() {
     if (at_ >= bytes_) return;
 #pragma GCC unroll 16

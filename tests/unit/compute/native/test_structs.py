@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tandem.compute.native import bindings
+from tandem.compute.native.coded_matrix import CODED_FIELDS
 from tandem.compute.native.stack import LAYER_FIELDS
 from tandem.compute.native.structs import FIELDS
 from tandem.compute.ops import ExpertWeights
@@ -73,6 +74,10 @@ def test_a_mixture_is_router_choice_and_experts() -> None:
     assert kinds == unfold(f"2q{FIELDS['tandem_choose_experts']}{FIELDS['tandem_experts']}")
 
 
+def test_a_matrix_of_codes_has_the_fields_of_its_struct() -> None:
+    assert "".join(kind for _, kind in fields_of(read_sources(), "CodedWeights")) == unfold(CODED_FIELDS)
+
+
 def test_an_expert_has_the_fields_of_its_struct_in_their_order() -> None:
     names = tuple(field.name for field in fields(ExpertWeights))
     assert tuple(name for name, _ in fields_of(read_sources(), "ExpertWeights")) == names
@@ -80,7 +85,7 @@ def test_an_expert_has_the_fields_of_its_struct_in_their_order() -> None:
 
 def test_a_swapped_or_missing_field_is_found() -> None:
     source = read_sources()
-    swapped = source.replace("*gate, *up, *down;\n  const float *cos", "*up, *gate, *down;\n  const float *cos")
+    swapped = source.replace("LinearMap gate, up, down;", "LinearMap up, gate, down;")
     assert swapped != source
     assert [name for name, _ in fields_of(swapped, "Layer")] != list(LAYER_FIELDS)
     shorter = source.replace("double eps, scale, softcap;", "double eps, softcap;")

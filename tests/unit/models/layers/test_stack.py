@@ -16,11 +16,13 @@ from tandem.architecture.model import LayerSpec
 from tandem.architecture.tensors import NormSpec
 from tandem.compute.arena import Arena
 from tandem.compute.attention import AttentionBackend
+from tandem.compute.codes import CodedMatrix, CodeKind
 from tandem.compute.native.attention import NativeBackend
 from tandem.compute.native.bindings import NativeKernels
 from tandem.compute.step import AttentionBatch, WantedTokens
 from tandem.compute.torch.attention import ReferenceBackend
 from tandem.compute.torch.kernels import TorchKernels
+from tandem.compute.weights.formats import FormatReader, read_formats
 from tandem.kvcache.spec import KVLayout, build_layout
 from tandem.models import packed
 from tandem.models.decoder import Decoder
@@ -30,6 +32,7 @@ from tandem.models.loader import LoadedModel, load_model
 from tests.helpers import checkpoints
 from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.parameters import packed_names
+from tests.helpers.rounded_weights import RoundedReader, Rounding
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 8
@@ -62,8 +65,18 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return BUILDERS[request.param](tmp_path_factory.mktemp(request.param))
 
 
-def _load(path: Path, dtype: str, kernels: NativeKernels) -> LoadedModel:
-    return load_model(str(path), dtype=dtype, device=CPU, kernels=kernels)
+INT8 = Rounding(CodeKind.INT8, None)
+READERS = {
+    "int8": RoundedReader(INT8, head=INT8),
+    "int4": RoundedReader(Rounding(CodeKind.TABLE4, 32), is_packed=False),
+    "fp8": RoundedReader(Rounding(CodeKind.E4M3, 16), left=("down_proj.weight", "w2.weight")),
+    "int4, permuted": RoundedReader(Rounding(CodeKind.TABLE4, 16, has_offsets=True, is_permuted=True)),
+    "int4 beside floats": RoundedReader(Rounding(CodeKind.TABLE4, 16), left=("v_proj.weight", "o_proj.weight")),
+}
+
+
+def _load(path: Path, dtype: str, kernels: NativeKernels, formats_of: FormatReader = read_formats) -> LoadedModel:
+    return load_model(str(path), dtype=dtype, device=CPU, kernels=kernels, formats_of=formats_of)
 
 
 def _run(
@@ -141,6 +154,29 @@ def test_the_stack_has_the_bits_of_its_layers(path: Path, dtype: str, kernels: N
     assert all(torch.equal(step, right) for step, right in zip(hidden, expected, strict=True))
     assert torch.equal(pages, expected_pages)
     assert all(torch.isfinite(step).all() for step in hidden)
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_stack_of_codes_has_the_bits_of_its_layers(
+    path: Path, dtype: str, reader: str, kernels: NativeKernels
+) -> None:
+    decoder = _load(path, dtype, kernels, READERS[reader]).decoder
+    assert any(isinstance(weight.matrix, CodedMatrix) for weight in decoder.parameters.weights.values())
+    hidden, pages = _run(decoder, NativeBackend(CPU))
+    expected, expected_pages = _run(decoder, OneByOne(CPU))
+    assert all(torch.equal(step, right) for step, right in zip(hidden, expected, strict=True))
+    assert torch.equal(pages, expected_pages)
+    assert all(torch.isfinite(step).all() for step in hidden)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_codes_give_the_hidden_states_of_their_numbers(path: Path, reader: str, kernels: NativeKernels) -> None:
+    hidden, _ = _run(_load(path, "float32", kernels, READERS[reader]).decoder, NativeBackend(CPU))
+    plain = load_model(str(path), dtype="float32", device=CPU, kernels=TorchKernels(), formats_of=READERS[reader])
+    expected, _ = _run(plain.decoder, ReferenceBackend())
+    for step, right in zip(hidden, expected, strict=True):
+        torch.testing.assert_close(step, right, rtol=2e-4, atol=2e-4)
 
 
 ASKED = ([1, 4, 20], [0, 1, 1], [0, 0, 0], [1])
@@ -223,6 +259,15 @@ def test_what_has_a_stack(
     weights = model.decoder.parameters
     assert (build_stack(model.spec, weights, ropes, kernels) is not None) == served
     assert build_stack(model.spec, weights, ropes, TorchKernels()) is None
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("build", [checkpoints.save_tiny_llama, _save_experts_throughout])
+def test_codes_have_a_stack(tmp_path: Path, kernels: NativeKernels, build: checkpoints.Builder, reader: str) -> None:
+    model = _load(build(tmp_path), "float32", kernels, READERS[reader])
+    ropes = build_rotary_tables([layer.mixer.rope for layer in model.spec.layers], 64, CPU)
+    is_served = reader != "fp8" or build is checkpoints.save_tiny_llama  # experts of floats and of codes are no call
+    assert (build_stack(model.spec, model.decoder.parameters, ropes, kernels) is not None) == is_served
 
 
 def test_a_router_with_a_norm_of_its_own_has_no_stack(tmp_path: Path, kernels: NativeKernels) -> None:

@@ -1,0 +1,132 @@
+"""Table of the quantised formats that are served: the module that reads each, and the bits of its numbers in memory.
+
+Keys are `quant_method` of a `quantization_config`. Bits are of the codes as they lie in memory, their scales and zero
+points included; what tensors hold is said by the reader alone, which knows it exactly.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.architecture.families.base import FORMAT_KEYS
+from tandem.architecture.fields import Fields, read_json_object
+from tandem.architecture.model import HEAD, ModelSpec
+from tandem.architecture.tensors import TensorSpec
+from tandem.core.errors import CorruptCheckpointError
+
+_SCALE_BITS, _OFFSET_BITS, _WIDE_SCALE_BITS, _SMALL_SCALE_BITS = 16, 32, 32, 8
+_DENSE_BITS = 16
+_CONFIG, _MODELOPT_CONFIG = "config.json", "hf_quant_config.json"
+_MX_BLOCK, _NV_BLOCK, _BNB_BLOCK, _FP8_BLOCK = 32, 16, 64, 128
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """Args:
+    module: of `tandem.compute.weights`, whose `read` gives the formats of coded weights.
+    bits: of one coded number, from the configuration.
+    has: whether a weight may be coded; heads and routers are not.
+    """
+
+    module: str
+    bits: Callable[[Fields], float]
+    has: Callable[[TensorSpec], bool] = lambda weight: True
+
+
+def read_config(directory: Path) -> Fields:
+    """The `config.json` there, with what ModelOpt's older checkpoints say of their weights in a file of their own.
+
+    Raises:
+        CorruptCheckpointError: one of the files cannot be read.
+    """
+    config, beside = read_json_object(directory / _CONFIG), directory / _MODELOPT_CONFIG
+    if beside.is_file() and not any(config.get(key) for key in FORMAT_KEYS):
+        found = Fields(read_json_object(beside), str(beside)).get("quantization")
+        if not isinstance(found, dict):
+            raise CorruptCheckpointError(f"{beside} has no object `quantization`; download it again")
+        config[FORMAT_KEYS[0]] = {"quant_method": "modelopt", **found}
+    return Fields(config, str(directory / _CONFIG))
+
+
+def find_quantisation(fields: Fields) -> Fields | None:
+    """What a `config.json` says of the form of its weights, of the whole model or of its text part; None = nothing.
+
+    Raises:
+        UnsupportedCheckpointError: the form is none that is served.
+    """
+    for section in filter(None, (fields, fields.section("text_config"))):
+        for key in FORMAT_KEYS:
+            found = section.section(key)
+            if found is not None:
+                if (found.text("quant_method") or "") not in QUANTISED:
+                    raise found.unsupported("quant_method", ", ".join(sorted(QUANTISED)))
+                return found
+    return None
+
+
+def quantised(quantisation: Fields) -> Quantised:
+    """The row of a configuration that `find_quantisation` has found."""
+    return QUANTISED[quantisation.text("quant_method") or ""]
+
+
+def mean_weight_bits(quantisation: Fields, model: ModelSpec) -> float:
+    """Of all the model's numbers. Modules that the configuration leaves out by name are counted as coded."""
+    row = quantised(quantisation)
+    weights = (weight for weight in model.weights() if weight.name != HEAD and not weight.is_small and row.has(weight))
+    share = sum(weight.size for weight in weights) / sum(tensor.size for tensor in model.tensors())
+    return share * row.bits(quantisation) + (1 - share) * _DENSE_BITS
+
+
+def _code_bits(bits: int) -> int:
+    """In memory, of integers of so many."""
+    return 4 if bits <= 4 else 8
+
+
+def _integer_bits(bits: int, group_size: int, *, has_zeros: bool) -> float:
+    scale_bits = _SCALE_BITS + (_OFFSET_BITS if has_zeros else 0)
+    return _code_bits(bits) + (scale_bits / group_size if group_size > 0 else 0)
+
+
+def _gptq_bits(fields: Fields) -> float:
+    bits, group_size = fields.count("bits"), fields.count("group_size", -1, low=-1)
+    return _integer_bits(bits, group_size, has_zeros=not fields.flag("sym", False))
+
+
+def _awq_bits(fields: Fields) -> float:
+    return _integer_bits(fields.count("bits", 4), fields.count("group_size", 128, low=-1), has_zeros=True)
+
+
+def _fp8_bits(fields: Fields) -> float:
+    return 8 + (_WIDE_SCALE_BITS / _FP8_BLOCK if fields.get("weight_block_size") else 0)
+
+
+def _modelopt_bits(fields: Fields) -> float:
+    return 8 if fields.text("quant_algo") == "FP8" else 4 + _SMALL_SCALE_BITS / _NV_BLOCK
+
+
+def _compressed_bits(fields: Fields) -> float:
+    """Of the first group, which in published files codes nearly all."""
+    groups = fields.section("config_groups")
+    group = None if groups is None else groups.section(next(iter(groups.unread()), ""))
+    weights = None if group is None else group.section("weights")
+    if weights is None:
+        raise fields.wrong("config_groups", "an object of groups, each with weights")
+    bits, group_size = weights.count("num_bits", 8, low=2, high=8), weights.optional_count("group_size", low=-1) or -1
+    if weights.text("type", "int") == "float" and group_size > 0:
+        return bits + _SMALL_SCALE_BITS / group_size
+    return _integer_bits(bits, group_size, has_zeros=not weights.flag("symmetric", True))
+
+
+QUANTISED: Mapping[str, Quantised] = {
+    "awq": Quantised("awq", _awq_bits),
+    "bitsandbytes": Quantised("bitsandbytes", lambda fields: 4 + _WIDE_SCALE_BITS / _BNB_BLOCK),
+    "compressed-tensors": Quantised("compressed_tensors", _compressed_bits),
+    "fp8": Quantised("fp8", _fp8_bits),
+    "gptq": Quantised("gptq", _gptq_bits),
+    "modelopt": Quantised("modelopt", _modelopt_bits),
+    "mxfp4": Quantised(
+        "mxfp4",
+        lambda fields: 4 + _SMALL_SCALE_BITS / _MX_BLOCK,
+        lambda weight: weight.source is not None and weight.source.index is not None,
+    ),
+}

@@ -1,0 +1,96 @@
+"""Products with weights as codes.
+
+A matrix that is not packed is multiplied, too: its strips are then made anew at each call, with the same bits.
+"""
+
+import ctypes
+
+import torch
+
+from tandem.architecture.feed_forward import Activation
+from tandem.compute.codes import CodedMatrix
+from tandem.compute.native.arguments import bind, has_contiguous_rows
+from tandem.compute.native.coded_matrix import are_alike, reference_to, serves
+from tandem.compute.native.codes import ACTIVATION_CODES, DTYPE_CODES
+from tandem.compute.native.packing import NativePacking
+
+CODED_LINEAR_FIELDS, CODED_GATED_FIELDS = "10q", "12q"
+
+
+class NativeCodedProducts(NativePacking):
+    """The methods of `Kernels` that multiply by codes. Stateless."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        super().__init__(library)
+        self._coded_linear = bind(library, "tandem_coded_linear", CODED_LINEAR_FIELDS)
+        self._coded_gated_linear = bind(library, "tandem_coded_gated_linear", CODED_GATED_FIELDS)
+
+    def coded_linear(
+        self,
+        x: torch.Tensor,
+        matrix: CodedMatrix,
+        bias: torch.Tensor | None = None,
+        *,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        m, k = x.shape
+        n, inputs = matrix.shape
+        out = torch.empty(m, n, dtype=x.dtype if out_dtype is None else out_dtype)
+        reference = reference_to(matrix)  # NOTE: its memory is to outlive the call
+        assert serves(matrix)
+        assert inputs == k
+        assert has_contiguous_rows(x)
+        assert out.dtype in (x.dtype, torch.float32)
+        assert _is_bias(bias, n, x.dtype)
+        self._coded_linear(
+            DTYPE_CODES[x.dtype],
+            DTYPE_CODES[out.dtype],
+            x.data_ptr(),
+            x.stride(0),
+            ctypes.addressof(reference),
+            0 if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            n,
+            m,
+            torch.get_num_threads(),
+        )
+        return out
+
+    def coded_gated_linear(
+        self,
+        x: torch.Tensor,
+        gate: CodedMatrix,
+        up: CodedMatrix,
+        activation: Activation,
+        gate_bias: torch.Tensor | None = None,
+        up_bias: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        if not are_alike(gate, up):
+            return None
+        m, k = x.shape
+        n = gate.shape[0]
+        out = x.new_empty(m, n)
+        references = reference_to(gate), reference_to(up)  # NOTE: their memory is to outlive the call
+        assert serves(gate)
+        assert gate.shape == up.shape == (n, k)
+        assert has_contiguous_rows(x)
+        assert _is_bias(gate_bias, n, x.dtype)
+        assert _is_bias(up_bias, n, x.dtype)
+        self._coded_gated_linear(
+            DTYPE_CODES[x.dtype],
+            ACTIVATION_CODES[activation],
+            x.data_ptr(),
+            x.stride(0),
+            *map(ctypes.addressof, references),
+            0 if gate_bias is None else gate_bias.data_ptr(),
+            0 if up_bias is None else up_bias.data_ptr(),
+            out.data_ptr(),
+            n,
+            m,
+            torch.get_num_threads(),
+        )
+        return out
+
+
+def _is_bias(bias: torch.Tensor | None, size: int, dtype: torch.dtype) -> bool:
+    return bias is None or (bias.dtype == dtype and bias.shape == (size,) and bias.is_contiguous())

@@ -1,0 +1,58 @@
+"""Matrices of codes as the compiled kernels read them: the argument struct, and which of them are served."""
+
+import ctypes
+import struct
+
+import torch
+
+from tandem.compute.codes import CodedMatrix
+from tandem.compute.native.codes import SCALE_DTYPE_CODES
+
+CODED_FIELDS = "7qd5q"
+SUM_BLOCK = 128  # inputs whose products are added up in order, from zero; blocks of them are added in a tree
+STEP = 8  # inputs whose codes lie together
+_pack = struct.Struct(f"={CODED_FIELDS}").pack
+
+
+def serves(matrix: CodedMatrix) -> bool:
+    """Whether the compiled products compute such a matrix: a block of the sum has whole groups or a part of one."""
+    group, (outputs, inputs) = matrix.group_size, matrix.shape
+    is_whole_row = group >= inputs
+    return min(outputs, inputs) > 0 and (
+        is_whole_row or group % SUM_BLOCK == 0 or (SUM_BLOCK % group == 0 and group % STEP == 0)
+    )
+
+
+def are_alike(first: CodedMatrix, second: CodedMatrix) -> bool:
+    """Whether one walk over rows multiplies by both: decoded alike, in groups of the same size and order."""
+    return (
+        (first.kind, first.shape[1], first.group_size) == (second.kind, second.shape[1], second.group_size)
+        and (first.offsets is None) == (second.offsets is None)
+        and first.order is second.order
+        and _are_equal(first.table, second.table)
+        and _are_equal(first.permutation, second.permutation)
+    )
+
+
+def _are_equal(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return first is second or torch.equal(first, second)
+
+
+def reference_to(matrix: CodedMatrix) -> ctypes.Array[ctypes.c_char]:
+    """The C++ struct, which has pointers to the matrix's tensors and keeps none alive."""
+    tensors = matrix.codes, matrix.scales, matrix.offsets, matrix.table, matrix.permutation
+    assert all(x is None or (x.device.type == "cpu" and x.is_contiguous()) for x in tensors)
+    assert matrix.permutation is None or matrix.permutation.dtype == torch.int64
+    packed = _pack(
+        matrix.kind,
+        *matrix.shape,
+        matrix.group_size,
+        SCALE_DTYPE_CODES[matrix.scales.dtype],
+        0 if matrix.offsets is None else SCALE_DTYPE_CODES[matrix.offsets.dtype],
+        matrix.order,
+        matrix.factor,
+        *(0 if x is None else x.data_ptr() for x in tensors),
+    )
+    return ctypes.create_string_buffer(packed, len(packed))

@@ -1,0 +1,128 @@
+// The experts of a layer (`experts.cpp`) whose weights are codes with scales: alike in kind and groups, each with its own
+// permutation of inputs, if any.
+//
+// Rows are made ready pair by pair before each of the two products, because experts may take them in different orders.
+#include "coded_product.h"
+#include "expert_pairs.h"
+#include "gating.h"
+
+namespace tandem {
+namespace {
+
+TANDEM_INLINE const CodedWeights& codes_of(const void* matrix) { return *static_cast<const CodedWeights*>(matrix); }
+TANDEM_INLINE CodedShape shape_of(const CodedWeights& w) { return {w.k, segment_of(w)}; }
+
+template <class T> class CodedExperts {
+  using P = Multiplied<T>;
+
+ public:
+  explicit CodedExperts(const ExpertsArguments& arguments)
+      : a(arguments), inner_(shape_of(codes_of(a.experts->gate))), outer_(shape_of(codes_of(a.experts->down))),
+        ready_(inner_, codes_of(a.experts->gate).offsets, int(a.threads)),
+        gated_ready_(outer_, codes_of(a.experts->down).offsets, int(a.threads)) {}
+
+  void run() const {
+    const int64_t units = max64(inner_.steps(), outer_.steps()) * kStepInputs;
+    const int64_t pair_bytes = (units + a.ffn + a.hidden) * int64_t(sizeof(float));
+    const int64_t part = max64(1, kScratchBytes / (pair_bytes * a.top_k));
+    for (int64_t first = 0; first < a.num_tokens; first += part) run(first, min64(part, a.num_tokens - first));
+  }
+
+ private:
+  void run(int64_t first, int64_t count) const {
+    thread_local Workspace gated_space, out_space;
+    const Pairs pairs(a, first, count, kChunkRows);
+    const int64_t num_pairs = int64_t(pairs.tokens.size());
+    T* const gated = reinterpret_cast<T*>(gated_space.reserve(size_t(num_pairs * a.ffn)));
+    float* const out = out_space.reserve(size_t(num_pairs * a.hidden));
+    gate(pairs, gated);
+    project(pairs, gated, out);
+    if (a.out_dtype == kFloat32) sum_pairs(a, pairs, out, static_cast<float*>(a.out) + first * a.hidden, count);
+    else sum_pairs(a, pairs, out, static_cast<T*>(a.out) + first * a.hidden, count);
+  }
+
+  void gate(const Pairs& pairs, T* gated) const {
+    const T* const x = static_cast<const T*>(a.x);
+    const CodedRows<P> rows = ready_([&](int64_t i) {
+      return RowOf<T>{x + pairs.tokens[size_t(i)] * a.x_stride, codes_of(pairs.experts[size_t(i)]->gate).permutation};
+    }, int64_t(pairs.tokens.size()), true);
+    const int64_t panels = ceil_div(a.ffn, kStrip);
+    const Gating gating{int(a.activation), float(a.alpha), float(a.limit)};
+    for_each_panel(a, pairs, panels, cost(pairs, codes_of(a.experts->gate), 2), [&](const Block& block, int64_t panel, bool has_next) {
+      const ExpertWeights& expert = *block.expert;
+      const CodedStrip codes[kPanelStrips] = {{&codes_of(expert.gate), panel}, {&codes_of(expert.up), panel}};
+      const CodedStrip next[kPanelStrips] = {{codes[0].weights, panel + 1}, {codes[1].weights, panel + 1}};
+      const int64_t column = panel * kStrip;
+      const int width = int(min64(kStrip, a.ffn - column));
+      const f32x16 gate_shift = bias(expert.gate_bias, column, width), up_shift = bias(expert.up_bias, column, width);
+      multiply_coded_panel<P>(codes, rows_of(block, rows, inner_), inner_, has_next ? codes_ahead(next) : Ahead(),
+                              [&](const f32x16 (*sums)[kPanelStrips], int64_t row, int count) {
+        for (int m = 0; m < count; ++m)
+          store16(gated + (block.first + row + m) * a.ffn + column,
+                  gating(sums[m][0] + gate_shift, sums[m][1] + up_shift), width);
+      });
+    });
+  }
+
+  void project(const Pairs& pairs, const T* gated, float* out) const {
+    const int64_t num_pairs = int64_t(pairs.tokens.size());
+    bool is_there = gated_ready_.are_there(a.ffn);
+    for (const Block& block : pairs.blocks) is_there = is_there && !codes_of(block.expert->down).permutation;
+    CodedRows<P> rows = gated_ready_([&](int64_t i) {
+      return RowOf<T>{gated + i * a.ffn, codes_of(pairs.experts[size_t(i)]->down).permutation};
+    }, num_pairs, !is_there);
+    if (is_there) {
+      rows.x = reinterpret_cast<const typename Unit<P>::Type*>(gated);
+      rows.stride = a.ffn / Unit<P>::kElements;
+    }
+    const int64_t strips = ceil_div(a.hidden, kStrip), panels = ceil_div(strips, kPanelStrips);
+    for_each_panel(a, pairs, panels, cost(pairs, codes_of(a.experts->down), 1), [&](const Block& block, int64_t panel, bool has_next) {
+      const ExpertWeights& expert = *block.expert;
+      // NOTE: past the end it is the last strip again, whose sums are then stored twice.
+      const auto strip = [&](int64_t index) { return CodedStrip{&codes_of(expert.down), min64(index, strips - 1)}; };
+      const int64_t first = panel * kPanelStrips;
+      const CodedStrip codes[kPanelStrips] = {strip(first), strip(first + 1)};
+      const CodedStrip next[kPanelStrips] = {strip(first + 2), strip(first + 3)};
+      multiply_coded_panel<P>(codes, rows_of(block, rows, outer_), outer_, has_next ? codes_ahead(next) : Ahead(),
+                              [&](const f32x16 (*sums)[kPanelStrips], int64_t row, int count) {
+        for (int s = 0; s < kPanelStrips; ++s) {
+          const int64_t column = codes[s].index * kStrip;
+          const int width = int(min64(kStrip, a.hidden - column));
+          const f32x16 shift = bias(expert.down_bias, column, width);
+          for (int m = 0; m < count; ++m) {
+            const int64_t pair = block.first + row + m;
+            store16(out + pair * a.hidden + column, (sums[m][s] + shift) * splat(pairs.weights[size_t(pair)]), width);
+          }
+        }
+      });
+    });
+  }
+
+  // The time of one thread for `matrices` like `w` of all blocks.
+  static double cost(const Pairs& pairs, const CodedWeights& w, int64_t matrices) {
+    const double none = coded_cost_ns(w.kind, 0, matrices * w.n, w.k), one = coded_cost_ns(w.kind, 1, matrices * w.n, w.k);
+    return double(pairs.blocks.size()) * none + double(pairs.tokens.size()) * (one - none);
+  }
+
+  static CodedRows<P> rows_of(const Block& block, const CodedRows<P>& rows, const CodedShape& shape) {
+    return {rows.x + block.first * rows.stride, rows.stride, block.count,
+            rows.segment_sums ? rows.segment_sums + block.first * shape.segments() : nullptr};
+  }
+
+  static f32x16 bias(const void* bias, int64_t column, int width) {
+    return bias ? load16(static_cast<const T*>(bias) + column, width) : f32x16{};
+  }
+
+  const ExpertsArguments& a;
+  const CodedShape inner_, outer_;
+  const PreparedRows<T> ready_, gated_ready_;
+};
+
+}  // namespace
+}  // namespace tandem
+
+using namespace tandem;
+
+void tandem_coded_experts(const ExpertsArguments* a) {
+  with_dtype(a->dtype, [a](auto tag) { CodedExperts<decltype(tag)>(*a).run(); });
+}

@@ -1,0 +1,266 @@
+"""Weights as codes and scales: what a format says of one, the product with it, and the form in which it is packed.
+
+A `Coding` knows how a checkpoint stores one kind of coded weight. `CodedFormat` makes a `WeightFormat` of it and of the
+rule by which a configuration chooses weights for it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar, Protocol
+
+import torch
+
+from tandem.architecture.feed_forward import Activation, Clamp
+from tandem.architecture.tensors import TensorSpec
+from tandem.compute.codes import CODE_DTYPES, TABLE_SIZE, CodedMatrix, CodeKind
+from tandem.compute.ops import Experts, Kernels
+from tandem.compute.weights.base import Choice, ExpertLinears, Linear, Weight, expert_weights
+from tandem.compute.weights.rotations import NO_ROTATIONS, Rotations
+
+_ALIGNMENT = 64  # bytes of a cache line
+
+_RANGES = (  # of activations and of the cache, which no product here reads
+    *(f".{name}_{value}" for name in ("input", "output", "q", "k", "v", "prob") for value in ("scale", "zero_point")),
+    ".input_global_scale",
+    ".activation_scale",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CodedLayout:
+    """All of a `CodedMatrix` but its numbers. `offsets`: their dtype, None = there are none."""
+
+    kind: CodeKind
+    shape: tuple[int, int]
+    group_size: int
+    scales: torch.dtype
+    offsets: torch.dtype | None = None
+    is_permuted: bool = False
+
+    def sketch(self) -> CodedMatrix:
+        """A matrix of this layout without numbers, on the meta device."""
+        (outputs, inputs), is_table = self.shape, self.kind is CodeKind.TABLE4
+        scales = (outputs, -(-inputs // self.group_size))
+        width = -(-inputs // 2) if is_table else inputs
+        return CodedMatrix(
+            kind=self.kind,
+            shape=self.shape,
+            codes=_sketched((outputs, width), CODE_DTYPES[self.kind]),
+            scales=_sketched(scales, self.scales),
+            group_size=self.group_size,
+            table=_sketched((TABLE_SIZE,), torch.float32) if is_table else None,
+            offsets=None if self.offsets is None else _sketched(scales, self.offsets),
+            permutation=_sketched((inputs,), torch.int64) if self.is_permuted else None,
+        )
+
+    def is_of(self, matrix: CodedMatrix) -> bool:
+        """Whether the matrix has this layout."""
+        sketch, offsets = self.sketch(), None if matrix.offsets is None else matrix.offsets.dtype
+        return (
+            (matrix.kind, matrix.shape, matrix.group_size) == (self.kind, self.shape, self.group_size)
+            and (matrix.scales.dtype, offsets) == (self.scales, self.offsets)
+            and [name for name, _ in _tensors(matrix)] == [name for name, _ in _tensors(sketch)]
+        )
+
+
+class Coding(Protocol):
+    """How a checkpoint stores the codes and scales of a weight."""
+
+    @property
+    def name(self) -> str:
+        """In fingerprints and messages: it tells apart all that gives the same bytes another meaning."""
+        ...
+
+    def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        """See `WeightFormat`."""
+        ...
+
+    def layout(self, weight: TensorSpec) -> CodedLayout:
+        """Of what `read` returns."""
+        ...
+
+    def read(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> CodedMatrix:
+        """The weight, of the tensors of `wants`.
+
+        Raises:
+            CorruptCheckpointError: numbers in them are impossible, or contradict the configuration.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CodedWeight:
+    """Implements `Weight` over codes and scales."""
+
+    is_packed: ClassVar[bool] = True  # where the kernels can
+
+    coded: CodedMatrix
+    kernels: Kernels
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.coded.shape
+
+    @property
+    def dtype(self) -> None:
+        """Rows of any float dtype."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.coded.num_bytes
+
+    @property
+    def matrix(self) -> CodedMatrix | None:
+        return self.coded
+
+    def __call__(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        return self.kernels.coded_linear(x, self.coded, bias, out_dtype=out_dtype)
+
+    def gated(
+        self, x: torch.Tensor, bias: torch.Tensor | None, up: Linear, activation: Activation
+    ) -> torch.Tensor | None:
+        mine, other = self.matrix, up.weight.matrix
+        if mine is None or not isinstance(other, CodedMatrix):
+            return None
+        return self.kernels.coded_gated_linear(x, mine, other, activation, bias, up.bias)
+
+    def grouped(self, experts: Sequence[ExpertLinears], activation: Activation, clamp: Clamp | None) -> Experts | None:
+        found = expert_weights(experts)
+        return None if found is None else self.kernels.experts(activation, clamp, found)
+
+
+Product = type[CodedWeight]
+"""The class of a weight, by which it is multiplied."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodedFormat:
+    """Implements `WeightFormat`."""
+
+    coding: Coding
+    choice: Choice
+    kernels: Kernels
+    product: "Product" = CodedWeight
+    rotations: Rotations = NO_ROTATIONS
+
+    @property
+    def name(self) -> str:
+        product = "" if self.product is CodedWeight else f"-{self.product.__name__}"
+        return f"{self.coding.name}{product}{self.rotations.name}"
+
+    @property
+    def packed(self) -> "PackedCoded":
+        return PackedCoded(self.coding, self.kernels, self.product, self.rotations)
+
+    def refusal(self, weight: TensorSpec) -> str | None:
+        return self.choice(weight)
+
+    def ignores(self, name: str, tensor: torch.Tensor) -> bool:
+        """Some writers add a bias of zeros to every map."""
+        is_harmless = name.endswith(_RANGES) or (name.endswith(".bias") and not tensor.any())
+        return is_harmless or self.rotations.holds(name, tensor)
+
+    def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        return self.coding.wants(weight)
+
+    def keeps(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        return self.packed.stored(weight)
+
+    def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:
+        return self.packed.made(weight, self.packed.arranged(self.packed.read(weight, parts)))
+
+
+@dataclass(frozen=True, slots=True)
+class PackedCoded:
+    """Implements `PackedForm`: one tensor of bytes for a weight, in which each of its own begins at a cache line."""
+
+    coding: Coding
+    kernels: Kernels
+    product: "Product"
+    rotations: Rotations
+
+    @property
+    def layout(self) -> str:
+        """NOTE: each kernels' own."""
+        return f"codes-of-{type(self.kernels).__name__}/1"
+
+    def refusal(self, weight: TensorSpec, dtype: str) -> str | None:
+        return None
+
+    def stored(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        size = _ALIGNMENT + sum(_padded(tensor.nbytes) for _, tensor in _tensors(self._sketch(weight)))
+        return (replace(weight, shape=(size,), source=None, is_float32=False, code_dtype="uint8"),)
+
+    def pack(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
+        coded = self.arranged(self.read(weight, parts))
+        packed = torch.zeros(self.stored(weight)[0].shape, dtype=torch.uint8)
+        tensors = dict(_tensors(coded))
+        for name, view in _views(packed, self._sketch(weight)):
+            view.copy_(tensors[name])
+        packed[-_ALIGNMENT:].view(torch.float32)[0] = coded.factor
+        yield packed
+
+    def load(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> Weight:
+        packed, sketch = parts[weight.name], self._sketch(weight)
+        assert packed.data_ptr() % _ALIGNMENT == 0, "it begins at a cache line"
+        factor = float(packed[-_ALIGNMENT:].view(torch.float32)[0])
+        return self.made(weight, replace(_with(sketch, dict(_views(packed, sketch))), factor=factor))
+
+    def made(self, weight: TensorSpec, coded: CodedMatrix) -> Weight:
+        """The weight of these codes, with its rotations."""
+        return self.rotations.rotated(weight, self.product(coded, self.kernels))
+
+    def read(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> CodedMatrix:
+        """In rows, on one device."""
+        coded = self.coding.read(weight, parts)
+        assert self.coding.layout(weight).is_of(coded), f"{self.coding.name} has said something else of {weight.name}"
+        device = coded.codes.device
+        return _with(coded, {name: tensor.to(device).contiguous() for name, tensor in _tensors(coded)})
+
+    def arranged(self, matrix: CodedMatrix) -> CodedMatrix:
+        """As the product reads it soonest."""
+        if self.product.is_packed and self.kernels.can_pack_coded(matrix):
+            return self.kernels.pack_coded(matrix)
+        return matrix
+
+    def _sketch(self, weight: TensorSpec) -> CodedMatrix:
+        """Of what lies in the file."""
+        return self.arranged(self.coding.layout(weight).sketch())
+
+
+def _tensors(matrix: CodedMatrix) -> Iterator[tuple[str, torch.Tensor]]:
+    """Those that it has, by the names of its fields."""
+    for field in fields(matrix):
+        value = getattr(matrix, field.name)
+        if isinstance(value, torch.Tensor):
+            yield field.name, value
+
+
+def _with(matrix: CodedMatrix, tensors: Mapping[str, torch.Tensor]) -> CodedMatrix:
+    """The matrix with these for its own."""
+    return replace(
+        matrix,
+        codes=tensors["codes"],
+        scales=tensors["scales"],
+        table=tensors.get("table"),
+        offsets=tensors.get("offsets"),
+        permutation=tensors.get("permutation"),
+    )
+
+
+def _views(packed: torch.Tensor, sketch: CodedMatrix) -> Iterator[tuple[str, torch.Tensor]]:
+    """Views of the bytes as the tensors of the sketch, by name."""
+    start = 0
+    for name, tensor in _tensors(sketch):
+        yield name, packed[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        start += _padded(tensor.nbytes)
+
+
+def _sketched(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _padded(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,62 @@
+"""fp8 checkpoints: `weight` float8_e4m3fn with scales of blocks, of outputs or of the whole (DeepSeek-V3, 3.3).
+
+Which of these a module has is what its scales' shape says. Scales multiply, though most files call them
+`weight_scale_inv`. Activations stay as they are: neither their rounding nor scales that were fixed beforehand are used.
+"""
+
+from collections.abc import Sequence
+
+from tandem.architecture.fields import Fields
+from tandem.architecture.tensors import TensorSpec
+from tandem.compute.codes import CodeKind
+from tandem.compute.ops import Kernels
+from tandem.compute.weights.base import Choice, StoredTensors, WeightFormat
+from tandem.compute.weights.coded import CodedFormat
+from tandem.compute.weights.modules import checked_group, except_for, where_stored
+from tandem.compute.weights.parts import tensor_name
+from tandem.compute.weights.plain_codes import CHANNELS, TENSOR, Blocks, PlainCodes
+
+_SUFFIXES = ("weight_scale_inv", "weight_scale", "scale")
+_BLOCK = 128  # where the configuration does not say
+
+
+def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -> Sequence[WeightFormat]:
+    """A format for each name and each granularity of scales."""
+    quantisation.only("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
+    quantisation.only("expert_dtype", ("fp8",), "fp8")
+    quantisation.only("scale_fmt", ("float", "ue8m0"), "float, ue8m0")
+    excluded = except_for(quantisation.texts("modules_to_not_convert") or quantisation.texts("ignored_layers") or ())
+    blocks = _read_blocks(quantisation)
+    present, formats = where_stored(_SUFFIXES, stored, excluded), []
+    for suffix in _SUFFIXES:
+        for granularity in (blocks, TENSOR, CHANNELS):
+            coding = PlainCodes(CodeKind.E4M3, granularity, suffix, stored)
+            formats.append(CodedFormat(coding, _where_it_fits(coding, present), kernels))
+    fallback = PlainCodes(CodeKind.E4M3, blocks, _SUFFIXES[0], stored)  # by which what is missing has a name
+    return (*formats, CodedFormat(fallback, present, kernels))
+
+
+def _read_blocks(quantisation: Fields) -> Blocks:
+    sizes = quantisation.get("weight_block_size")
+    if sizes is None:
+        is_whole = quantisation.has("weight_block_size") or quantisation.text("activation_scheme") == "static"
+        return TENSOR if is_whole else Blocks(_BLOCK, _BLOCK)
+    if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(size) is int and size > 0 for size in sizes):
+        raise quantisation.wrong("weight_block_size", "two positive integers")
+    return Blocks(sizes[0], checked_group(quantisation, "weight_block_size", sizes[1]))
+
+
+def _where_it_fits(coding: PlainCodes, present: Choice) -> Choice:
+    """The weights whose scales have the shape that belongs to the coding."""
+
+    def choose(weight: TensorSpec) -> str | None:
+        reason = present(weight)
+        if reason is not None or coding.stored is None:
+            return reason
+        name = tensor_name(weight, coding.scale)
+        found = coding.stored.get(name)
+        if found is None:
+            return f"{name} is not stored"
+        return None if coding.fits(weight, found.shape) else f"{name} has shape {list(found.shape)}"
+
+    return choose

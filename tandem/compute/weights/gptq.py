@@ -1,0 +1,182 @@
+"""GPTQ: integers of 2, 3, 4 or 8 bits, words along the inputs, inputs before outputs (arXiv:2210.17323).
+
+`qweight` int32 [words of in, out]; `scales` [groups, out]; `qzeros` int32 [groups, words of out], packed along the
+outputs; `g_idx` int32 [in], the group of each input. Files of version 1 store zero points less 1. With `desc_act` the
+inputs of a group do not lie together: they are sorted at load, and so is what is multiplied.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from tandem.architecture.fields import REQUIRED, Fields
+from tandem.architecture.tensors import TensorSpec
+from tandem.compute.codes import CodedMatrix
+from tandem.compute.ops import Kernels
+from tandem.compute.weights.base import Choice, StoredTensors, WeightFormat
+from tandem.compute.weights.coded import CodedFormat, CodedLayout
+from tandem.compute.weights.modules import checked_group, compiled, names_of, where_stored
+from tandem.compute.weights.parts import FLOATS, beside, check_scales, part_name, tensor_name
+from tandem.compute.weights.words import (
+    WORD_BITS,
+    integer_kind,
+    integer_matrix,
+    num_words,
+    sorted_groups,
+    unpack_words,
+    word_codes,
+)
+from tandem.core.errors import CorruptCheckpointError
+
+_BITS = (2, 3, 4, 8)
+_WORDS = ("int32",)
+_MARKERS = ("qweight", "scales")
+_WITHOUT, _WITH = "-:", "+:"  # of a pattern of `dynamic`: such modules are not coded, or coded otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class GptqIntegers:
+    """Implements `Coding`.
+
+    Args:
+        group_size: None = a scale for an output.
+        has_order: inputs of a group do not lie together.
+        is_symmetric: every zero point is half the range.
+        zero_shift: what is added to a stored zero point.
+    """
+
+    bits: int
+    group_size: int | None
+    has_order: bool
+    is_symmetric: bool
+    zero_shift: int
+    stored: StoredTensors | None = field(compare=False)
+
+    @property
+    def name(self) -> str:
+        groups = "channels" if self.group_size is None else f"groups-of-{self.group_size}"
+        order, zeros = "-ordered" if self.has_order else "", "" if self.is_symmetric else "-zeros"
+        return f"gptq-int{self.bits}-{groups}{order}{zeros}-shift-{self.zero_shift}"
+
+    def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        outputs, inputs = weight.shape
+        groups = -(-inputs // self._group(weight))
+        rows = WORD_BITS // self.bits if WORD_BITS % self.bits == 0 else WORD_BITS
+        shapes = {
+            "qweight": ((outputs, num_words(inputs, self.bits)), _WORDS, 1),
+            "scales": ((outputs, groups), FLOATS, 1),
+            "qzeros": ((num_words(outputs, self.bits), groups), _WORDS, rows),
+        }
+        found = [
+            beside(weight, suffix, shape, dtypes, self.stored, rows=rows, transposed=True)
+            for suffix, (shape, dtypes, rows) in shapes.items()
+        ]
+        if self._is_permuted or (self.stored is not None and tensor_name(weight, "g_idx") in self.stored):
+            found.append(beside(weight, "g_idx", (inputs,), ("int32", "int64"), self.stored, is_shared=True))
+        return tuple(found)
+
+    def layout(self, weight: TensorSpec) -> CodedLayout:
+        outputs, inputs = weight.shape
+        scales: torch.dtype = getattr(torch, str(self.wants(weight)[1].code_dtype))
+        offsets = None if self.is_symmetric else torch.float32
+        kind, group_size = integer_kind(self.bits), self._group(weight)
+        return CodedLayout(kind, (outputs, inputs), group_size, scales, offsets, self._is_permuted)
+
+    def read(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> CodedMatrix:
+        layout, scales = self.layout(weight), parts[part_name(weight, "scales")]
+        check_scales(tensor_name(weight, "scales"), scales)
+        permutation = self._permutation(weight, parts)
+        codes = word_codes(parts[part_name(weight, "qweight")], layout.shape, self.bits, permutation)
+        zeros = None if self.is_symmetric else self._zeros(weight, parts)
+        if self.is_symmetric:
+            self._check_zeros(weight, self._zeros(weight, parts))
+        return integer_matrix(layout, self.bits, codes, scales, zeros, permutation)
+
+    def _zeros(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """uint8 [out, groups]. NOTE: of version 1, 0 is stored as the largest integer, so that the sum wraps."""
+        words = parts[part_name(weight, "qzeros")].T.contiguous()
+        return (unpack_words(words, self.bits, weight.shape[0]).T + self.zero_shift) & (1 << self.bits) - 1
+
+    def _check_zeros(self, weight: TensorSpec, zeros: torch.Tensor) -> None:
+        middle = 1 << self.bits - 1
+        if (zeros != middle).any():
+            raise CorruptCheckpointError(
+                f"{tensor_name(weight, 'qzeros')} has zero points from {int(zeros.min())} to {int(zeros.max())}, and "
+                f"quantization_config says sym=true, for which all are {middle}; correct `sym` or `checkpoint_format`"
+            )
+
+    def _permutation(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        name, groups = tensor_name(weight, "g_idx"), parts.get(part_name(weight, "g_idx"))
+        if groups is None:
+            return None
+        order = sorted_groups(name, groups, self._group(weight))
+        if self._is_permuted:
+            return order
+        if not torch.equal(order, torch.arange(len(order))):
+            raise CorruptCheckpointError(
+                f"{name} has groups in another order than inputs, and quantization_config says desc_act=false; "
+                "correct it, or download config.json again"
+            )
+        return None
+
+    @property
+    def _is_permuted(self) -> bool:
+        return self.has_order and self.group_size is not None
+
+    def _group(self, weight: TensorSpec) -> int:
+        inputs = weight.shape[1]
+        return inputs if self.group_size is None else min(self.group_size, inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """The coding of each module: that of the first pattern of `dynamic` that its name begins with, else `common`.
+
+    None = a module that is not coded.
+    """
+
+    patterns: Sequence[tuple[re.Pattern[str], GptqIntegers | None]]
+    common: GptqIntegers
+
+    def coding(self, weight: TensorSpec) -> GptqIntegers | None:
+        names = names_of(weight)
+        found = (coding for pattern, coding in self.patterns if any(pattern.match(name) for name in names))
+        return next(found, self.common)
+
+    def choice(self, coding: GptqIntegers, present: Choice) -> Choice:
+        """Of the modules that have `coding`."""
+        return lambda weight: present(weight) if self.coding(weight) == coding else f"it is not {coding.name}"
+
+
+def read(quantisation: Fields, kernels: Kernels, stored: StoredTensors | None) -> Sequence[WeightFormat]:
+    """A format for each coding that modules have."""
+    common = _read_coding(quantisation, None, stored)
+    patterns: list[tuple[re.Pattern[str], GptqIntegers | None]] = []
+    dynamic = quantisation.section("dynamic") or Fields({}, quantisation.where)
+    for key in tuple(dynamic.unread()):
+        pattern = compiled(dynamic, key, key.removeprefix(_WITHOUT).removeprefix(_WITH))
+        section = dynamic.section(key) or Fields({}, dynamic.where)
+        patterns.append((pattern, None if key.startswith(_WITHOUT) else _read_coding(section, common, stored)))
+    rules, present = _Rules(patterns, common), where_stored(_MARKERS, stored)
+    codings = dict.fromkeys((*(coding for _, coding in patterns if coding is not None), common))
+    return [CodedFormat(coding, rules.choice(coding, present), kernels) for coding in codings]
+
+
+def _read_coding(fields: Fields, common: GptqIntegers | None, stored: StoredTensors | None) -> GptqIntegers:
+    """`common`: what keys that are absent mean; None = of the whole model."""
+    layout = next((key for key in ("checkpoint_format", "format") if fields.has(key)), "checkpoint_format")
+    fields.only(layout, ("gptq", "gptq_v2"), "gptq, gptq_v2")
+    shift = {None: 1 if common is None else common.zero_shift, "gptq": 1, "gptq_v2": 0}[fields.text(layout)]
+    fields.only("bits", _BITS, ", ".join(map(str, _BITS)))
+    size = -1 if common is None or common.group_size is None else common.group_size
+    size = fields.count("group_size", size, low=-1)
+    return GptqIntegers(
+        bits=fields.count("bits", REQUIRED if common is None else common.bits),
+        group_size=None if size <= 0 else checked_group(fields, "group_size", size),
+        has_order=fields.flag("desc_act", common is not None and common.has_order),
+        is_symmetric=fields.flag("sym", common is not None and common.is_symmetric),
+        zero_shift=shift,
+        stored=stored,
+    )

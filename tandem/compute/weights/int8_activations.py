@@ -1,0 +1,54 @@
+"""Products of integers: rows are rounded to 8 bits too, because the checkpoint's scheme says so (W8A8).
+
+Each row has a scale of its own, its largest magnitude / 127; numbers are rounded to the nearest, halves to even. The
+sums over inputs are integers and exact, so a row's result does not depend on those beside it:
+`y = (xq @ Wq.T) * sx * sw + bias`, as vLLM's W8A8 computes it (compressed-tensors' own simulation has 127.5 for 127).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import torch
+
+from tandem.compute.codes import CodeKind
+from tandem.compute.order import Order
+from tandem.compute.weights.coded import CodedWeight
+
+_LARGEST: Final = 127
+_LEAST_SCALE: Final = torch.finfo(torch.float32).tiny
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Product(CodedWeight):
+    """Implements `Weight` for codes of int8 with a scale for each output, or one for all."""
+
+    is_packed: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        coded = self.coded
+        assert coded.kind is CodeKind.INT8
+        assert coded.num_groups == 1
+        assert coded.offsets is None
+        assert coded.permutation is None
+        assert coded.order is Order.ROWS
+
+    @property
+    def matrix(self) -> None:
+        """Calls that fuse products do not round rows."""
+
+    def __call__(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        codes, scales = rounded_rows(x)
+        sums = torch._int_mm(codes, self.coded.codes.T)
+        out = sums.float() * scales * (self.coded.scales.float().T * self.coded.factor)
+        if bias is not None:
+            out += bias
+        return out.to(out_dtype or x.dtype)
+
+
+def rounded_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[num_tokens, in] -> int8 of the same shape, and scales, float32 [num_tokens, 1]."""
+    wide = x.float()
+    scales = (wide.abs().amax(-1, keepdim=True) / _LARGEST).clamp_min(_LEAST_SCALE)
+    return (wide / scales).round().clamp(-_LARGEST - 1, _LARGEST).to(torch.int8), scales

@@ -1,0 +1,93 @@
+"""Rules that choose the weights of a coding: names of modules in a configuration, and tensors of a checkpoint."""
+
+import re
+from collections.abc import Callable, Collection, Sequence
+
+from tandem.architecture.fields import Fields
+from tandem.architecture.model import EMBEDDING, HEAD
+from tandem.architecture.tensors import TensorSpec
+from tandem.compute.weights.base import Choice, StoredTensors
+from tandem.compute.weights.parts import FLOATS, module_of, source_of, tensor_name
+from tandem.core.errors import CorruptCheckpointError
+
+_SUM_BLOCK, _LEAST_GROUP = 128, 8  # inputs; see `coded_matrix.serves` of the compiled kernels
+_LINEAR, _REGEX = "Linear", "re:"
+_MODEL = "model."
+_PREFIXES = ("language_model.model.", "model.language_model.")  # of a text model inside another, in configurations
+
+NamedModules = Callable[[TensorSpec], bool]
+"""Whether a weight's module is one of those that a configuration names."""
+
+
+def names_of(weight: TensorSpec) -> tuple[str, ...]:
+    """Those that a configuration may have for the module of a weight."""
+    module = module_of(weight)
+    if module.startswith(_MODEL):
+        return (module, *(prefix + module.removeprefix(_MODEL) for prefix in _PREFIXES))
+    return module, f"language_model.{module}"
+
+
+def compiled(fields: Fields, key: str, pattern: str) -> re.Pattern[str]:
+    """Raises `CorruptCheckpointError` where `pattern`, of the key, is no regular expression."""
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise CorruptCheckpointError(
+            f"{fields.where}: {key} has {pattern!r}, no regular expression ({error}); correct it"
+        ) from error
+
+
+def checked_group(fields: Fields, key: str, size: int) -> int:
+    """Raises `UnsupportedCheckpointError` where products have no sums over groups of so many inputs."""
+    if size % _SUM_BLOCK and (_SUM_BLOCK % size or size % _LEAST_GROUP):
+        raise fields.unsupported(key, f"groups of {_LEAST_GROUP}, 16, 32, 64, {_SUM_BLOCK} inputs and its multiples")
+    return size
+
+
+def named_modules(fields: Fields, key: str) -> NamedModules:
+    """Whether a weight's module is among the names, classes and regular expressions of that key."""
+    entries = fields.texts(key) or ()
+    patterns = [compiled(fields, key, entry.removeprefix(_REGEX)) for entry in entries if entry.startswith(_REGEX)]
+    exact = {entry for entry in entries if not entry.startswith(_REGEX)}
+
+    def contains(weight: TensorSpec) -> bool:
+        names = names_of(weight)
+        is_matched = any(pattern.match(name) for pattern in patterns for name in names)
+        return _LINEAR in exact or not exact.isdisjoint(names) or is_matched
+
+    return contains
+
+
+def is_within(weight: TensorSpec, modules: Collection[str]) -> bool:
+    """Whether the weight's module, or one that it is part of, is among those."""
+    return any(f".{name}.".find(f".{module}.") >= 0 for name in names_of(weight) for module in modules)
+
+
+def where_stored(suffixes: Sequence[str], stored: StoredTensors | None, excluded: Choice | None = None) -> Choice:
+    """The weights of which a checkpoint has codes, or one of the tensors of those suffixes (so that the others are
+    missed by name); as long as none is open, all but head, routers and those that `excluded` refuses.
+    """
+
+    def choose(weight: TensorSpec) -> str | None:
+        if source_of(weight).tensor == EMBEDDING:
+            return "the embedding is not coded"
+        if stored is not None:
+            names = [tensor_name(weight, suffix) for suffix in suffixes]
+            is_coded = any(name in stored for name in names) or has_codes(weight, stored)
+            return None if is_coded else f"{names[0]} is not stored"
+        if weight.name == HEAD or weight.is_small:
+            return "heads and routers are not coded"
+        return None if excluded is None else excluded(weight)
+
+    return choose
+
+
+def has_codes(weight: TensorSpec, stored: StoredTensors) -> bool:
+    """Whether a checkpoint's tensor of the weight's own name has no floats of 16 bits or more."""
+    found = stored.get(source_of(weight).tensor)
+    return found is not None and str(found.dtype).removeprefix("torch.") not in FLOATS
+
+
+def except_for(modules: Collection[str]) -> Choice:
+    """All but those modules and what is within them."""
+    return lambda weight: "it is a module that is not converted" if is_within(weight, modules) else None

@@ -1,0 +1,112 @@
+"""Integers of 2 to 8 bits in words, inputs after inputs, with scales and zero points of groups or whole rows.
+
+compressed-tensors' "pack-quantized" (compressed_tensors 0.20, compressors/pack_quantized): `weight_packed` int32
+[out, words]; `weight_scale` [out, groups]; `weight_zero_point` int32 [words of out, groups], packed along the outputs.
+What is stored is the number plus `2 ** (bits - 1)`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from tandem.architecture.tensors import TensorSpec
+from tandem.compute.codes import CodedMatrix
+from tandem.compute.weights.base import StoredTensors
+from tandem.compute.weights.coded import CodedLayout
+from tandem.compute.weights.parts import FLOATS, beside, check_scales, part_name, tensor_name
+from tandem.compute.weights.words import (
+    integer_kind,
+    integer_matrix,
+    num_words,
+    sorted_groups,
+    unpack_words,
+    word_codes,
+)
+from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
+
+_WORD_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PackedIntegers:
+    """Implements `Coding`.
+
+    Args:
+        group_size: None = a scale for a row.
+        has_order: `weight_g_idx` has the group of each input.
+    """
+
+    bits: int
+    group_size: int | None
+    is_symmetric: bool
+    stored: StoredTensors | None
+    has_order: bool = False
+
+    @property
+    def name(self) -> str:
+        groups = "channels" if self.group_size is None else f"groups-of-{self.group_size}"
+        return f"packed-int{self.bits}-{groups}{'' if self.is_symmetric else '-zeros'}"
+
+    def wants(self, weight: TensorSpec) -> tuple[TensorSpec, ...]:
+        outputs, inputs = weight.shape
+        groups = -(-inputs // self._group(weight))
+        words = num_words(inputs, self.bits)
+        found = [
+            beside(weight, "weight_packed", (outputs, words), ("int32",), self.stored),
+            beside(weight, "weight_scale", (outputs, groups), FLOATS, self.stored),
+        ]
+        if not self.is_symmetric:
+            rows = _WORD_BITS // self.bits if _WORD_BITS % self.bits == 0 else _WORD_BITS
+            shape = (num_words(outputs, self.bits), groups)
+            if outputs % rows and weight.source is not None and not weight.source.is_whole:
+                raise UnsupportedCheckpointError(f"{weight.name} shares words of zero points with another weight")
+            found.append(beside(weight, "weight_zero_point", shape, ("int32",), self.stored, rows=rows))
+        if self._is_permuted:
+            found.append(beside(weight, "weight_g_idx", (inputs,), ("int32", "int64"), self.stored, is_shared=True))
+        shape_name = tensor_name(weight, "weight_shape")
+        if self.stored is not None and shape_name in self.stored:
+            found.append(beside(weight, "weight_shape", (2,), ("int64", "int32"), self.stored, is_shared=True))
+        return tuple(found)
+
+    def layout(self, weight: TensorSpec) -> CodedLayout:
+        outputs, inputs = weight.shape
+        scales: torch.dtype = getattr(torch, str(self.wants(weight)[1].code_dtype))
+        offsets = None if self.is_symmetric else torch.float32
+        return CodedLayout(
+            integer_kind(self.bits), (outputs, inputs), self._group(weight), scales, offsets, self._is_permuted
+        )
+
+    def read(self, weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> CodedMatrix:
+        layout = self.layout(weight)
+        scales = parts[part_name(weight, "weight_scale")]
+        check_scales(tensor_name(weight, "weight_scale"), scales)
+        _check_shape(weight, parts)
+        permutation = None
+        if self._is_permuted:
+            name = tensor_name(weight, "weight_g_idx")
+            permutation = sorted_groups(name, parts[part_name(weight, "weight_g_idx")], layout.group_size)
+        codes = word_codes(parts[part_name(weight, "weight_packed")], layout.shape, self.bits, permutation)
+        zeros = None
+        if not self.is_symmetric:
+            words = parts[part_name(weight, "weight_zero_point")]
+            zeros = unpack_words(words.T.contiguous(), self.bits, layout.shape[0]).T
+        return integer_matrix(layout, self.bits, codes, scales, zeros, permutation)
+
+    @property
+    def _is_permuted(self) -> bool:
+        return self.has_order and self.group_size is not None
+
+    def _group(self, weight: TensorSpec) -> int:
+        inputs = weight.shape[1]
+        return inputs if self.group_size is None else min(self.group_size, inputs)
+
+
+def _check_shape(weight: TensorSpec, parts: Mapping[str, torch.Tensor]) -> None:
+    """`weight_shape`, which fused weights share, says how many inputs there are."""
+    shape = parts.get(part_name(weight, "weight_shape"))
+    if shape is not None and (shape[1] != weight.shape[1] or shape[0] < weight.shape[0]):
+        raise CorruptCheckpointError(
+            f"{tensor_name(weight, 'weight_shape')} says {shape.tolist()}, config.json calls for {list(weight.shape)}; "
+            "download the weights again"
+        )

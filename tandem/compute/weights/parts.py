@@ -1,0 +1,102 @@
+"""Tensors beside a weight's name in a checkpoint: their names, parts and dtypes, and checks of their numbers."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from tandem.architecture.tensors import Source, TensorSpec
+from tandem.compute.weights.base import StoredTensors
+from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointError
+
+_WEIGHT = ".weight"
+FLOATS = ("float32", "bfloat16", "float16")
+
+
+def source_of(weight: TensorSpec) -> Source:
+    """The part of a tensor of the checkpoint that the weight would be if it were floats."""
+    return weight.source or Source(weight.name)
+
+
+def module_of(weight: TensorSpec) -> str:
+    """The name of the module that the weight belongs to in the checkpoint."""
+    return source_of(weight).tensor.removesuffix(_WEIGHT)
+
+
+def part_name(weight: TensorSpec, suffix: str) -> str:
+    """In the model, of the tensor of that suffix."""
+    return f"{weight.name.removesuffix(_WEIGHT)}.{suffix}"
+
+
+def tensor_name(weight: TensorSpec, suffix: str) -> str:
+    """In the checkpoint. Experts in one tensor have no module of their own: `gate_up_proj_blocks`."""
+    source = source_of(weight)
+    return f"{module_of(weight)}{'.' if source.tensor.endswith(_WEIGHT) else '_'}{suffix}"
+
+
+def beside(
+    weight: TensorSpec,
+    suffix: str,
+    shape: tuple[int, ...],
+    dtypes: Sequence[str],
+    stored: StoredTensors | None,
+    *,
+    rows: int = 1,
+    transposed: bool = False,
+    is_shared: bool = False,
+) -> TensorSpec:
+    """The tensor of that suffix, of the shape that belongs to the weight's outputs.
+
+    Args:
+        dtypes: those that are served; it stays in the one in which it is stored.
+        rows: outputs that share a row of it.
+        transposed: outputs are its last dimension.
+        is_shared: it has no outputs: the whole belongs to all parts of a fused tensor.
+
+    Raises:
+        UnsupportedCheckpointError: a weight is part of a fused tensor and begins or ends within a row of it.
+    """
+    source, name = source_of(weight), tensor_name(weight, suffix)
+    if is_shared:
+        part = Source(name)
+    elif rows == 1 or (source.start == 0 and source.stop is None and source.step == 1):
+        part = replace(source, tensor=name, transposed=transposed)
+    else:
+        stop = source.start + weight.shape[0]
+        if source.step != 1 or source.start % rows or stop % rows:
+            raise UnsupportedCheckpointError(
+                f"{name} has one row for {rows} outputs, and {weight.name} begins or ends between two; "
+                "serve the checkpoint in another format"
+            )
+        part = Source(name, source.index, transposed, source.start // rows, stop // rows)
+    return TensorSpec(part_name(weight, suffix), shape, part, code_dtype=_dtype(name, dtypes, stored))
+
+
+def scalar(weight: TensorSpec, suffix: str, stored: StoredTensors | None) -> TensorSpec:
+    """The tensor of that suffix, one float for the whole module."""
+    name = tensor_name(weight, suffix)
+    found = None if stored is None else stored.get(name)
+    shape = found.shape if found is not None and torch.Size(found.shape).numel() == 1 else (1,)
+    return TensorSpec(part_name(weight, suffix), shape, Source(name), code_dtype=_dtype(name, FLOATS, stored))
+
+
+def _dtype(name: str, dtypes: Sequence[str], stored: StoredTensors | None) -> str:
+    """Of the stored tensor if it is one of `dtypes`, else the first of these: the loader compares both. As long as none
+    is open, the smallest, so that no model is refused that would fit.
+    """
+    if stored is None:
+        return min(dtypes, key=lambda dtype: int(getattr(torch, dtype).itemsize))
+    found = stored.get(name)
+    dtype = "" if found is None else str(found.dtype).removeprefix("torch.")
+    return dtype if dtype in dtypes else dtypes[0]
+
+
+def check_scales(name: str, scales: torch.Tensor, *, can_be_zero: bool = False) -> None:
+    """Raises `CorruptCheckpointError` where a scale is no positive number."""
+    wide = scales.float()
+    low, high = wide.aminmax()  # NOTE: NaN is an answer of both
+    if not (low >= 0 if can_be_zero else low > 0) or not high < torch.inf:
+        raise CorruptCheckpointError(
+            f"{name} has scales from {float(low):g} to {float(high):g}, positive numbers are expected; "
+            "download the weights again"
+        )

@@ -1,0 +1,300 @@
+"""Checkpoints in published formats: the numbers of each weight, answers as of these numbers, and the packed file."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tandem.compute.codes import CodeKind
+from tandem.compute.ops import Kernels, Matrix
+from tandem.compute.order import Order
+from tandem.compute.torch.kernels import TorchKernels
+from tandem.compute.weights.base import Weight
+from tandem.compute.weights.coded import CodedWeight
+from tandem.compute.weights.int8_activations import Int8Product
+from tandem.compute.weights.rotations import rotate_blocks
+from tandem.core.errors import CheckpointError, CorruptCheckpointError
+from tandem.core.sampling_params import SamplingParams
+from tandem.engine.resolve import build_engine
+from tandem.models import packed
+from tandem.models.loader import LoadedModel, load_model
+from tests.helpers import checkpoints
+from tests.helpers.engines import TINY, drain, token_ids
+from tests.helpers.native_kernels import load_or_skip
+from tests.helpers.published_formats import (
+    FORMATS,
+    PER_TOKEN,
+    Numbers,
+    Published,
+    compressed,
+    ct_int8,
+    ct_packed,
+    floats,
+    fp8,
+    integers,
+    save_gpt_oss_blocks,
+    save_published,
+)
+from tests.helpers.tokenizers import write_byte_tokenizer
+
+# NOTE: no size is a multiple of 128, so that blocks of fp8 have edges; all are of 64, for bitsandbytes
+SIZES: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 320, "num_hidden_layers": 2}
+BUILDERS = {
+    "llama": lambda path: checkpoints.save_tiny_llama(path, **SIZES),
+    "qwen3_moe": lambda path: checkpoints.save_tiny_qwen3_moe(path, **SIZES | {"moe_intermediate_size": 64}),
+}
+PROMPTS = ([5, 9, 13, 2], list(range(40, 75)), [7])
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+GPT_OSS = "gpt-oss"
+
+
+@pytest.fixture(
+    params=[*((name, family) for name in FORMATS for family in BUILDERS), (GPT_OSS, GPT_OSS)],
+    ids="-".join,
+    scope="module",
+)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `coded` and `decoded` are."""
+    (name, family), place = request.param, tmp_path_factory.mktemp("published")
+    is_gpt_oss = name == GPT_OSS
+    path = checkpoints.save_tiny_gpt_oss(place / "plain") if is_gpt_oss else BUILDERS[family](place / "plain")
+    write_byte_tokenizer(path)
+    if is_gpt_oss:
+        save_gpt_oss_blocks(path, place / "coded", place / "decoded")
+    else:
+        save_published(path, FORMATS[name], place / "coded", place / "decoded")
+    return place
+
+
+def loaded(path: Path, kernels: Kernels | None = None, **options: Any) -> LoadedModel:
+    cpu = torch.device("cpu")
+    return load_model(str(path), dtype="float32", device=cpu, kernels=kernels or TorchKernels(), **options)
+
+
+def weights_of(model: LoadedModel) -> Mapping[str, Weight]:
+    return model.decoder.parameters.weights
+
+
+def served(path: Path, *, is_native: bool) -> list[list[int]]:
+    """What several requests at once are answered."""
+    backend = "auto" if is_native else "reference"
+    engine = build_engine(replace(TINY, model=str(path), native_kernels=is_native, attention_backend=backend))
+    ids = [engine.add_request(prompt, GREEDY) for prompt in PROMPTS]
+    outputs = drain(engine)
+    return [token_ids(outputs[request_id, 0]) for request_id in ids]
+
+
+def test_numbers_are_those_of_the_definition(checkpoint: Path) -> None:
+    coded, decoded = weights_of(loaded(checkpoint / "coded")), weights_of(loaded(checkpoint / "decoded"))
+    num_coded = 0
+    for name, weight in coded.items():
+        expected = decoded[name].matrix
+        assert isinstance(expected, Matrix)
+        if isinstance(weight, CodedWeight):
+            torch.testing.assert_close(weight.coded.decode(), expected.tensor, rtol=1e-6, atol=1e-6)
+            assert weight.num_bytes < expected.tensor.nbytes * 0.45
+            num_coded += 1
+        else:
+            assert isinstance(weight.matrix, Matrix)
+            assert torch.equal(weight.matrix.tensor, expected.tensor)
+    assert num_coded > 9
+
+
+@pytest.mark.parametrize("is_native", [False, True], ids=["pytorch", "compiled"])
+def test_answers_are_those_of_the_numbers_that_codes_stand_for(checkpoint: Path, is_native: bool) -> None:
+    if is_native:
+        load_or_skip()
+    expected = served(checkpoint / "decoded", is_native=is_native)
+    assert served(checkpoint / "coded", is_native=is_native) == expected
+    assert len({tuple(answer) for answer in expected}) > 1
+
+
+def test_a_packed_file_holds_the_same_codes(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "LEAST_BYTES", 0)
+    for kernels in (TorchKernels(), load_or_skip()):
+        plain = weights_of(loaded(checkpoint / "coded", kernels))
+        for _ in range(2):
+            found = weights_of(loaded(checkpoint / "coded", kernels, packed_dir=tmp_path / "packed"))
+            for name, weight in plain.items():
+                if isinstance(weight, CodedWeight):
+                    other = found[name]
+                    assert isinstance(other, CodedWeight)
+                    assert other.coded.order is weight.coded.order
+                    assert torch.equal(other.coded.codes.view(torch.uint8), weight.coded.codes.view(torch.uint8))
+                    x = torch.randn(3, weight.shape[1])
+                    assert torch.equal(other(x), weight(x))
+            if isinstance(kernels, TorchKernels):
+                assert not any(w.coded.order is Order.STRIPS for w in plain.values() if isinstance(w, CodedWeight))
+
+
+FUSED = (
+    "fp8 blocks",
+    "fp8 tensors",
+    "compressed int4 with zero points",
+    "compressed int4 in an order",
+    "compressed nvfp4",
+    "gptq 2 in an order",
+    "awq",
+    "bitsandbytes nf4 nested",
+)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_projections_in_one_tensor_are_taken_apart(name: str, tmp_path: Path) -> None:
+    """q, k and v, and gate and up, whose rows begin where blocks and words do."""
+    plain = checkpoints.save_tiny_phi3(
+        tmp_path / "plain", hidden_size=256, intermediate_size=384, num_hidden_layers=1, num_key_value_heads=2
+    )
+    save_published(plain, FORMATS[name], tmp_path / "coded", tmp_path / "decoded")
+    coded, decoded = weights_of(loaded(tmp_path / "coded")), weights_of(loaded(tmp_path / "decoded"))
+    compared = {name: weight for name, weight in coded.items() if isinstance(weight, CodedWeight)}
+    assert len(compared) == 7
+    for name, weight in compared.items():
+        expected = decoded[name].matrix
+        assert isinstance(expected, Matrix)
+        torch.testing.assert_close(weight.coded.decode(), expected.tensor, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("is_native", [False, True], ids=["pytorch", "compiled"])
+def test_modules_of_one_file_have_several_formats(is_native: bool, tmp_path: Path) -> None:
+    """Experts in int4, the rest of the layers in fp8, one projection in floats."""
+    config = compressed("mixed-precision", integers(4, "group", 32))
+    experts = config["config_groups"]["group_0"] | {"targets": [r"re:.*experts\..*"], "format": "pack-quantized"}
+    others = {"targets": ["Linear"], "weights": floats(8, "channel"), "format": "float-quantized"}
+    config |= {"config_groups": {"experts": experts, "others": others}, "ignore": [*config["ignore"], r"re:.*v_proj$"]}
+    mixed = Published(config, fp8(1, None, "weight_scale"), {"experts": ct_packed(4, 32), "v_proj": None})
+    plain = write_byte_tokenizer(BUILDERS["qwen3_moe"](tmp_path / "plain"))
+    save_published(plain, mixed, tmp_path / "coded", tmp_path / "decoded")
+    kinds = {
+        name: weight.coded.kind
+        for name, weight in weights_of(loaded(tmp_path / "coded")).items()
+        if isinstance(weight, CodedWeight)
+    }
+    assert all(kind is (CodeKind.TABLE4 if "experts" in name else CodeKind.E4M3) for name, kind in kinds.items())
+    assert not any("v_proj" in name for name in kinds)
+    if is_native:
+        load_or_skip()
+    assert served(tmp_path / "coded", is_native=is_native) == served(tmp_path / "decoded", is_native=is_native)
+
+
+def test_a_configuration_in_a_file_of_its_own_is_read(tmp_path: Path) -> None:
+    """As ModelOpt wrote them before `quantization_config`."""
+    plain = BUILDERS["llama"](tmp_path / "plain")
+    save_published(plain, FORMATS["modelopt nvfp4"], tmp_path / "coded", tmp_path / "decoded")
+    checkpoints.edit_config(tmp_path / "coded", quantization_config=...)
+    quantisation = {
+        "quant_algo": "NVFP4",
+        "kv_cache_quant_algo": "FP8",
+        "group_size": 16,
+        "exclude_modules": ["lm_head"],
+    }
+    beside = tmp_path / "coded" / "hf_quant_config.json"
+    beside.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": quantisation}))
+    found = weights_of(loaded(tmp_path / "coded")).values()
+    assert sum(isinstance(weight, CodedWeight) for weight in found) == 14
+    beside.write_text("{}")
+    with pytest.raises(CorruptCheckpointError, match=r"hf_quant_config\.json has no object `quantization`"):
+        loaded(tmp_path / "coded")
+
+
+def test_formats_that_give_the_same_bytes_another_meaning_have_other_fingerprints(tmp_path: Path) -> None:
+    plain = BUILDERS["llama"](tmp_path / "plain")
+    save_published(plain, FORMATS["gptq with zero points"], tmp_path / "coded", tmp_path / "decoded")
+    first = loaded(tmp_path / "coded").spec.fingerprint
+    assert loaded(tmp_path / "coded").spec.fingerprint == first
+    config = {**FORMATS["gptq with zero points"].config, "checkpoint_format": "gptq_v2"}
+    checkpoints.edit_config(tmp_path / "coded", quantization_config=config)
+    other = loaded(tmp_path / "coded").spec.fingerprint
+    assert len({first, other, loaded(tmp_path / "decoded").spec.fingerprint}) == 3
+
+
+def test_memory_is_asked_for_as_much_as_codes_take(tmp_path: Path) -> None:
+    save_published(BUILDERS["llama"](tmp_path / "plain"), FORMATS["awq"], tmp_path / "coded", tmp_path / "decoded")
+    model = loaded(tmp_path / "coded")
+    tensors = sum(tensor.nbytes for tensor in model.decoder.parameters.tensors.values())
+    head = model.decoder.parameters.weights["lm_head.weight"].num_bytes
+    codes = sum(weight.num_bytes for weight in weights_of(model).values()) - head
+    with pytest.raises(CheckpointError, match="GB of memory"):
+        loaded(tmp_path / "coded", memory_bytes=tensors + head + codes)
+    loaded(tmp_path / "coded", memory_bytes=tensors + head + codes + 14 * 5 * 64)  # NOTE: the ends of cache lines
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_are_rounded_to_8_bits_where_the_scheme_says_so(dtype: torch.dtype, tmp_path: Path) -> None:
+    """W8A8: each row by its largest magnitude / 127, whatever is beside it, and integers added up exactly."""
+    scheme = Published(compressed("int-quantized", integers(8, "channel"), PER_TOKEN), ct_int8())
+    save_published(BUILDERS["llama"](tmp_path / "plain"), scheme, tmp_path / "coded", tmp_path / "decoded")
+    coded, decoded = weights_of(loaded(tmp_path / "coded")), weights_of(loaded(tmp_path / "decoded"))
+    weight, numbers = coded["model.layers.0.mlp.up_proj.weight"], decoded["model.layers.0.mlp.up_proj.weight"].matrix
+    assert isinstance(weight, Int8Product)
+    assert isinstance(numbers, Matrix)
+    x, bias = torch.randn(5, 192, generator=torch.Generator().manual_seed(1)).to(dtype), torch.ones(320, dtype=dtype)
+    wide = x.double().numpy()
+    scales = np.abs(wide).max(1, keepdims=True) / 127
+    expected = np.rint(wide / scales) * scales @ numbers.tensor.double().numpy().T + 1
+    found = weight(x, bias)
+    assert found.dtype == dtype
+    np.testing.assert_allclose(
+        found.double().numpy(), expected, rtol=1e-5 if dtype is torch.float32 else 8e-3, atol=1e-4
+    )
+    assert all(torch.equal(weight(x[row : row + 1], bias)[0], found[row]) for row in range(5))
+    assert torch.equal(weight(torch.zeros_like(x)), torch.zeros(5, 320, dtype=dtype))
+
+
+def rotated(location: str, target: str, *, head_dim: int | None = 64) -> dict[str, Any]:
+    """A group of a `transform_config`."""
+    part = {"targets": [target], "location": location, "inverse": False, "ignore": ["lm_head"]}
+    return {"type": "hadamard", "apply": [part], "randomize": False, "head_dim": head_dim, "precision": "torch.float32"}
+
+
+def hadamard(size: int) -> Numbers:
+    """Sylvester's: the sign is the parity of the bits that row and column share; divided by its root."""
+    bits = np.arange(size)[:, None] & np.arange(size)
+    parity = np.array([[int(n).bit_count() & 1 for n in row] for row in bits])
+    return np.asarray((1 - 2 * parity) / np.sqrt(size), np.float32)
+
+
+@pytest.mark.parametrize("is_native", [False, True], ids=["pytorch", "compiled"])
+@pytest.mark.parametrize("family", BUILDERS)
+def test_rotations_of_activations_are_applied(family: str, is_native: bool, tmp_path: Path) -> None:
+    """x @ H before down_proj and y @ H after o_proj: as if H were in the weights. Those of q and k cancel."""
+    if is_native:
+        load_or_skip()
+    plain = write_byte_tokenizer(BUILDERS[family](tmp_path / "plain"))
+    save_published(plain, FORMATS["compressed int4 groups"], tmp_path / "coded", tmp_path / "decoded")
+    attention = rotated("q_attn", "re:.*self_attn$")
+    attention["apply"].append({**attention["apply"][0], "location": "k_cache"})
+    groups = {"R3": attention, "R4": rotated("input", "re:.*down_proj$"), "R5": rotated("output", "re:.*o_proj$")}
+    config = {**FORMATS["compressed int4 groups"].config, "transform_config": {"config_groups": groups}}
+    checkpoints.edit_config(tmp_path / "coded", quantization_config=config)
+    tensors, block = checkpoints.read_tensors(tmp_path / "decoded"), hadamard(64)
+    for name, tensor in tensors.items():
+        whole = torch.from_numpy(
+            np.kron(np.eye(max(1, tensor.shape[-1 if "down" in name else 0] // 64)), block)
+        ).float()
+        if name.endswith("down_proj.weight"):
+            tensors[name] = (tensor @ whole).contiguous()
+        elif name.endswith("o_proj.weight"):
+            tensors[name] = (whole @ tensor).contiguous()
+    checkpoints.write_tensors(tmp_path / "decoded", tensors)
+    stored = checkpoints.read_tensors(tmp_path / "coded")
+    stored["model.layers.0.mlp.down_proj.R4_input.weight"] = torch.from_numpy(hadamard(64) * 8).round()
+    checkpoints.write_tensors(tmp_path / "coded", stored)
+    assert served(tmp_path / "coded", is_native=is_native) == served(tmp_path / "decoded", is_native=is_native)
+    before = loaded(tmp_path / "coded").spec.fingerprint
+    checkpoints.edit_config(tmp_path / "coded", quantization_config=FORMATS["compressed int4 groups"].config)
+    checkpoints.write_tensors(tmp_path / "coded", {name: t for name, t in stored.items() if "R4" not in name})
+    assert loaded(tmp_path / "coded").spec.fingerprint != before
+
+
+def test_a_rotation_does_not_depend_on_the_rows_beside() -> None:
+    x = torch.randn(7, 192, generator=torch.Generator().manual_seed(1))
+    whole = rotate_blocks(x, 64)
+    expected = x.double().numpy() @ np.kron(np.eye(3), hadamard(64).astype(np.float64))
+    np.testing.assert_allclose(whole.numpy(), expected, atol=1e-5)
+    assert all(torch.equal(rotate_blocks(x[row : row + 1], 64)[0], whole[row]) for row in range(7))

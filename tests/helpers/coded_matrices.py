@@ -1,0 +1,49 @@
+"""Random matrices of codes: every kind, group, dtype of scales, offsets and permutation."""
+
+import torch
+
+from tandem.compute.codes import CodedMatrix, CodeKind
+
+INT4 = torch.arange(-8.0, 8.0)
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def random_coded(
+    kind: CodeKind,
+    shape: tuple[int, int],
+    group_size: int,
+    *,
+    seed: int = 0,
+    scales: torch.dtype = torch.float32,
+    offsets: torch.dtype | None = None,
+    table: torch.Tensor = INT4,
+    is_permuted: bool = False,
+    factor: float = 1.0,
+) -> CodedMatrix:
+    """Numbers of about the size of 1, edge values of the codes among them; no code is of NaN."""
+    outputs, inputs = shape
+    generator = torch.Generator().manual_seed(seed)
+    groups = -(-inputs // group_size)
+    width = -(-inputs // 2) if kind is CodeKind.TABLE4 else inputs
+    codes = torch.randint(0, 256, (outputs, width), generator=generator).to(torch.uint8)
+    size = {CodeKind.TABLE4: table.abs().max().item(), CodeKind.INT8: 128.0, CodeKind.E4M3: 448.0}[kind]
+    if kind is CodeKind.E4M3:
+        codes[codes & 0x7F == 0x7F] = 0x7E
+        codes[:, 0] = 1  # subnormal
+    if kind is CodeKind.INT8:
+        codes[:, 0] = 128
+    wide = (torch.rand(outputs, groups, generator=generator) + 0.5) / size
+    if scales is torch.float8_e4m3fn:  # NOTE: it has 4 bits of exponent
+        wide *= size
+        factor /= size
+    return CodedMatrix(
+        kind=kind,
+        shape=shape,
+        codes=codes.view({CodeKind.INT8: torch.int8, CodeKind.E4M3: torch.float8_e4m3fn}.get(kind, torch.uint8)),
+        scales=wide.to(scales),
+        group_size=group_size,
+        table=table if kind is CodeKind.TABLE4 else None,
+        offsets=None if offsets is None else torch.randn(outputs, groups, generator=generator).to(offsets),
+        factor=factor,
+        permutation=torch.randperm(inputs, generator=generator) if is_permuted else None,
+    )
