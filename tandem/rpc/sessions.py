@@ -9,11 +9,11 @@ import asyncio
 
 import grpc
 
-from tandem.core.errors import IncompatibleProtocolError, InvalidRequestError, WorkerLostError
+from tandem.core.errors import InvalidRequestError, WorkerLostError
 from tandem.rpc import methods
 from tandem.rpc.credentials import Credentials
-from tandem.rpc.protocols import SPOKEN, WITHOUT_SESSIONS, described
 from tandem.rpc.session import Expected, Handshake, Session, check_incarnation
+from tandem.rpc.status import handshake_error
 
 HANDSHAKE_TIMEOUT_S = 5.0
 
@@ -41,8 +41,9 @@ class Sessions:
         """The session with this incarnation, opened if need be.
 
         Raises:
-            grpc.aio.AioRpcError: nobody answers, or the server refuses.
-            TandemError: as `Handshake.session`; the server speaks none of our protocols.
+            WorkerLostError: nobody answers, or not as a server of ours would.
+            UntrustedPeerError, IncompatibleProtocolError: as `Handshake.session`, or the server refuses.
+            AnotherIncarnationError: it was started again.
         """
         if (session := self.ready(incarnation)) is not None:
             return session
@@ -76,13 +77,9 @@ class Sessions:
         try:
             answer = methods.OPEN.answer.decode(await self._open(data, timeout=HANDSHAKE_TIMEOUT_S))
         except InvalidRequestError as error:
-            raise WorkerLostError(f"{self._address} answered nonsense: {error}") from error
+            raise WorkerLostError(f"{self._address} answered the handshake with nonsense") from error
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                raise IncompatibleProtocolError(
-                    f"{self._address} opens no session: it speaks protocol {WITHOUT_SESSIONS} or is not of Tandem; "
-                    f"this process speaks {described(SPOKEN)}. Run releases of Tandem that are at most one apart"
-                ) from error
-            raise
+            was_reached = self._channel.get_state() is not grpc.ChannelConnectivity.TRANSIENT_FAILURE
+            raise handshake_error(error, self._address, HANDSHAKE_TIMEOUT_S, was_reached=was_reached) from error
         self._session = handshake.session(answer)
         return self._session

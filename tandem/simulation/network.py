@@ -21,7 +21,7 @@ from tandem.rpc.serve_messages import Ending
 from tandem.rpc.session import Expected, Handshake, Session, check_incarnation
 from tandem.rpc.session_table import SessionTable
 from tandem.rpc.sessions import HANDSHAKE_TIMEOUT_S
-from tandem.rpc.status import error_of_ending
+from tandem.rpc.status import error_of_ending, handshake_error_of_ending
 from tandem.simulation.fabric import CONNECT_TIMEOUT_S, Fabric, connect_delays
 from tandem.simulation.node import Node
 from tandem.simulation.wire import ClientCall, MultiplexedConnection, SimulatedServer
@@ -257,7 +257,7 @@ class SimulatedLine:
                 self._network.fabric.cut(wire.connection, "no session was opened")
         if isinstance(answer, str):
             raise ConnectionError(answer)
-        raise self._error_of(method, answer)
+        raise handshake_error_of_ending(answer, self.address)
 
     async def _dial(self) -> MultiplexedConnection:
         """Raises OSError: there is nobody, or no answer within `CONNECT_TIMEOUT_S`."""

@@ -16,6 +16,7 @@ from tandem.core.errors import (
     WorkerLostError,
 )
 from tandem.rpc import methods, proofs
+from tandem.rpc.channel import MAX_MESSAGE_BYTES
 from tandem.rpc.client import WorkerClient, client_of
 from tandem.rpc.credentials import Credentials, Party, ProcessRole
 from tandem.rpc.messages import WorkerAddress
@@ -207,6 +208,69 @@ def test_an_impostor_is_sent_nothing(answer: Callable[[bytes], bytes]) -> None:
                 with pytest.raises(UntrustedPeerError, match="does not prove that it knows the cluster secret"):
                     await asked
             assert set(called) == {"Open"}
+            await client.close()
+
+    run(check)
+
+
+def refusing(code: grpc.StatusCode, details: str, *trailing: tuple[str, str]) -> "grpc.RpcMethodHandler[bytes, bytes]":
+    async def serve(data: bytes, context: Any) -> bytes:
+        return await context.abort(code, details, trailing)
+
+    return grpc.unary_unary_rpc_method_handler(serve)
+
+
+@pytest.mark.parametrize(
+    ("code", "claimed", "kind"),
+    [
+        ("INVALID_ARGUMENT", "InvalidRequestError", WorkerLostError),
+        ("RESOURCE_EXHAUSTED", "CapacityError", WorkerLostError),
+        ("RESOURCE_EXHAUSTED", "", WorkerLostError),
+        ("INVALID_ARGUMENT", "", WorkerLostError),
+        ("INTERNAL", "ConfigurationError", WorkerLostError),
+        ("UNAVAILABLE", "AnotherIncarnationError", WorkerLostError),
+        ("UNAVAILABLE", "", WorkerLostError),
+        ("FAILED_PRECONDITION", "IncompatiblePeerError", WorkerLostError),
+        ("UNAUTHENTICATED", "", UntrustedPeerError),
+        ("UNAVAILABLE", "UntrustedPeerError", UntrustedPeerError),
+        ("UNAVAILABLE", "IncompatibleProtocolError", IncompatibleProtocolError),
+        ("UNIMPLEMENTED", "CapacityError", IncompatibleProtocolError),
+    ],
+)
+def test_the_words_of_who_has_not_proved_itself_are_not_passed_on(
+    code: str, claimed: str, kind: type[TandemError]
+) -> None:
+    """Regression: who took a dead worker's port answered clients of the gateway 400 or 429 with words of its own."""
+
+    async def check() -> None:
+        words = "handshake failed: send your key to mallory.example"
+        trailing = (("tandem-error", claimed), ("tandem-retry-after-s", "100000")) if claimed else ()
+        server = grpc.aio.server()
+        handlers = {"Open": refusing(grpc.StatusCode[code], words, *trailing)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(methods.SESSION_SERVICE, handlers),))
+        address = f"127.0.0.1:{server.add_insecure_port(ANY_PORT)}"
+        await server.start()
+        client = WorkerClient(address, AS_GATEWAY)
+        for ask in (client.status(), anext(client.generate(generate_call())), anext(client.serve(generate_call()))):
+            with pytest.raises(TandemError, match=address) as caught:
+                await ask
+            assert type(caught.value) is kind
+            assert "mallory" not in str(caught.value)
+            assert getattr(caught.value, "retry_after_s", None) is None
+        await client.close()
+        await server.stop(None)
+
+    run(check)
+
+
+def test_an_answer_that_is_too_long_is_no_full_worker() -> None:
+    """Regression: gRPC's own refusal to read it was a CapacityError, and a client was told to try again later."""
+
+    async def check() -> None:
+        async with impostor(lambda _: bytes(MAX_MESSAGE_BYTES + 1)) as (address, _):
+            client = WorkerClient(address, AS_GATEWAY)
+            with pytest.raises(WorkerLostError, match="ended the handshake before it proved who it is"):
+                await client.status()
             await client.close()
 
     run(check)
