@@ -93,9 +93,9 @@ def error_from(error: grpc.aio.AioRpcError, address: str, method: str, timeout_s
 
 
 def handshake_error(error: grpc.aio.AioRpcError, address: str, timeout_s: float, *, was_reached: bool) -> TandemError:
-    """What a caller raises when no session was opened at `address`: WorkerLostError, UntrustedPeerError or
-    IncompatibleProtocolError. Whoever refused has not proved who it is, so its words are not quoted, and of what it says
-    only that counts.
+    """What a caller raises when no session was opened: WorkerLostError, UntrustedPeerError, IncompatibleProtocolError.
+
+    NOTE: whoever refuses has not proved who it is: its words are not quoted; only which of the three it claims counts.
 
     Args:
         was_reached: whether there was a connection; False = `error` is this side's own.

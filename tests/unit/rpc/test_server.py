@@ -180,9 +180,7 @@ def test_only_the_cluster_is_let_in() -> None:
         server = await serve_worker(worker, ANY_PORT, AS_WORKER)
         stranger = WorkerClient(server.address, replace(AS_GATEWAY, secret=b"theirs"))
         for answer in (stranger.status(), anext(stranger.generate(generate_call()))):
-            with pytest.raises(
-                UntrustedPeerError, match="opens no session .* its log says why; .* same cluster secret"
-            ):
+            with pytest.raises(UntrustedPeerError, match=r"opens no session .* says why; .* same cluster secret"):
                 await answer
         await stranger.close()
         async with grpc.aio.insecure_channel(server.address) as channel:

@@ -16,14 +16,16 @@ from tandem.core.errors import (
     WorkerLostError,
 )
 from tandem.rpc import methods, proofs
-from tandem.rpc.channel import MAX_MESSAGE_BYTES
+from tandem.rpc.channel import CLIENT_OPTIONS, MAX_MESSAGE_BYTES
 from tandem.rpc.client import WorkerClient, client_of
-from tandem.rpc.credentials import Credentials, Party, ProcessRole
+from tandem.rpc.credentials import WORKER_ROLES, Credentials, Party, ProcessRole
 from tandem.rpc.messages import WorkerAddress
 from tandem.rpc.network import RpcServer
 from tandem.rpc.server import serve_worker
+from tandem.rpc.session import Expected
 from tandem.rpc.session_messages import OpenAnswer
 from tandem.rpc.session_table import NotAdmittedError, SessionTable
+from tandem.rpc.sessions import Sessions
 from tests.helpers.impostor import impostor
 from tests.helpers.raw_calls import answer_to, ended, handshake, header, opened
 from tests.helpers.secret import AS_GATEWAY, AS_OPERATOR, AS_WORKER, SECRET, serving_as
@@ -412,6 +414,92 @@ def test_who_takes_the_address_of_a_server_that_ended_is_sent_nothing(
         await client.close()
 
     run(check)
+
+
+async def connected_again(channel: grpc.aio.Channel) -> None:
+    """By the channel itself; it was connected, and what was there has ended."""
+    await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+    while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+        await channel.wait_for_state_change(state)
+
+
+def test_a_session_ends_with_its_connection_though_nobody_called_meanwhile() -> None:
+    """Regression: once the channel had connected again by itself, the session counted as ready again, and calls were
+    signed and sent to whoever had taken the address.
+    """
+
+    async def check() -> None:
+        server = await serve_worker(Worker(), ANY_PORT, AS_WORKER)
+        async with grpc.aio.insecure_channel(server.address, options=CLIENT_OPTIONS) as channel:
+            sessions = Sessions(channel, server.address, AS_GATEWAY, Expected(WORKER_ROLES))
+            session = await sessions.opened("")
+            assert sessions.ready("") is session
+            await server.stop()
+            async with impostor(forged(), server.address) as (_, called):
+                await connected_again(channel)
+                assert sessions.ready("") is None
+                with pytest.raises(UntrustedPeerError, match="does not prove"):
+                    await sessions.opened("")
+                assert called == ["Open"]
+            await sessions.close()
+
+    run(check)
+
+
+class Breaking:
+    """A channel to a real table of sessions whose connection breaks `num_breaks` times, as a handshake ends."""
+
+    def __init__(self, num_breaks: int) -> None:
+        self.num_handshakes = 0
+        self._num_breaks = num_breaks
+        self._table = SessionTable(AS_WORKER)
+
+    def unary_unary(self, path: str) -> Callable[..., Awaitable[bytes]]:
+        return self._answer
+
+    async def _answer(self, data: bytes, *, timeout: float) -> bytes:
+        self.num_handshakes += 1
+        return methods.OPEN.answer.encode(self._table.open(methods.OPEN.request.decode(data)))
+
+    def get_state(self) -> grpc.ChannelConnectivity:
+        is_over = self.num_handshakes <= self._num_breaks
+        return grpc.ChannelConnectivity.IDLE if is_over else grpc.ChannelConnectivity.READY
+
+    async def wait_for_state_change(self, state: grpc.ChannelConnectivity) -> None:
+        await asyncio.Future()
+
+
+def test_a_session_whose_connection_broke_as_it_was_opened_is_opened_again() -> None:
+    """Regression: the call was made with it, over whatever connection gRPC made then."""
+
+    async def check() -> None:
+        channel: Any = Breaking(1)
+        sessions = Sessions(channel, "there", AS_GATEWAY, Expected(WORKER_ROLES))
+        assert await sessions.opened("") is sessions.ready("")
+        assert channel.num_handshakes == 2
+        channel = Breaking(9)
+        with pytest.raises(WorkerLostError, match="breaks whenever a session is open"):
+            await Sessions(channel, "there", AS_GATEWAY, Expected(WORKER_ROLES)).opened("")
+        assert channel.num_handshakes == 3
+
+    run(check)
+
+
+def test_a_stale_pairing_ends_no_session() -> None:
+    """Regression: calls of others waited for another handshake, or failed with it."""
+
+    async def story(scene: Scene) -> None:
+        sessions = Sessions(scene.channel, scene.server.address, AS_GATEWAY, Expected(WORKER_ROLES))
+        session = await sessions.opened("")
+        asked = asyncio.create_task(sessions.opened("former"))
+        await asyncio.sleep(0)
+        assert sessions.ready(AS_WORKER.incarnation) is session
+        with pytest.raises(AnotherIncarnationError):
+            await asked
+        assert sessions.ready(AS_WORKER.incarnation) is not None
+        await sessions.close()
+
+    told(story)
 
 
 def test_calls_made_at_once_wait_for_one_handshake() -> None:
