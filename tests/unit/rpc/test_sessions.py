@@ -217,7 +217,8 @@ def test_an_impostor_is_sent_nothing(answer: Callable[[bytes], bytes]) -> None:
 
 def refusing(code: grpc.StatusCode, details: str, *trailing: tuple[str, str]) -> "grpc.RpcMethodHandler[bytes, bytes]":
     async def serve(data: bytes, context: Any) -> bytes:
-        return await context.abort(code, details, trailing)
+        answer: bytes = await context.abort(code, details, trailing)
+        return answer
 
     return grpc.unary_unary_rpc_method_handler(serve)
 
