@@ -6,21 +6,14 @@ implementation keeps that bit for bit, which is what makes batched equal alone i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Protocol
 
 import torch
 
 from tandem.architecture.feed_forward import Activation, Clamp, RouterSpec
 from tandem.compute.arena import LayerKV
+from tandem.compute.order import Order
 from tandem.compute.step import AttentionBatch, WantedTokens
-
-
-class Order(IntEnum):
-    """In which order the elements of a matrix lie in its memory. Only the kernels that packed them read `STRIPS`."""
-
-    ROWS = 0
-    STRIPS = 1
 
 
 @dataclass(frozen=True, slots=True)

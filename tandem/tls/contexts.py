@@ -10,7 +10,7 @@ _MAX_FLIGHTS = 8
 
 
 def server_context(certificate: Path, key: Path, ca: bytes) -> ssl.SSLContext:
-    """Asks every client for a certificate. Raises `ssl.SSLError` or OSError for files that are of no use."""
+    """Asks every client for a certificate of `ca` (DER). Raises `ssl.SSLError` or OSError for files of no use."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, certificate, key, ca)
     context.verify_mode = ssl.CERT_REQUIRED
     context.num_tickets = 0  # type: ignore[misc,unused-ignore]  # NOTE: each connection is verified anew

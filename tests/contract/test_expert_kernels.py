@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from tandem.architecture.feed_forward import Activation, Clamp, GatedSpec, RouterSpec, Score
 from tandem.architecture.tensors import LinearSpec, TensorSpec
 from tandem.compute.native.bindings import NativeKernels
-from tandem.compute.ops import Experts, ExpertWeights, Matrix, Order
+from tandem.compute.ops import Experts, ExpertWeights, Matrix
+from tandem.compute.order import Order
 from tandem.compute.torch.kernels import TorchKernels
 from tandem.models.layers.experts import ExpertsInTurn
 from tandem.models.layers.router import ExpertRouter

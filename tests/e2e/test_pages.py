@@ -450,7 +450,8 @@ def test_blocks_in_use_and_cached_are_told_apart(stage: Stage, tmp_path: Path) -
         silent = tab.page.locator("#workers-table tr:has-text('decode-0')")
         assert await silent.locator("td[data-title=CPU]").inner_text() == "\u2013"
         assert re.fullmatch(
-            r"\d+ MB", await tab.page.inner_text("#processes-table tr:has-text('gateway') [data-title=Memory]")
+            r"\d+ MB|\d\.\d GB",
+            await tab.page.inner_text("#processes-table tr:has-text('gateway') [data-title=Memory]"),
         )
 
     stage.tell(tmp_path, story)

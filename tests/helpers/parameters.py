@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import torch
 
 from tandem.architecture.model import EMBEDDING, HEAD
-from tandem.compute.ops import Kernels, Order
+from tandem.compute.ops import Kernels
+from tandem.compute.order import Order
 from tandem.compute.weights.dense import MatrixWeight
 from tandem.models.decoder import Decoder
 from tandem.models.parameters import Parameters

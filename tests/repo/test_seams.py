@@ -77,7 +77,7 @@ def _imports_a_format(node: ast.ImportFrom) -> bool:
     [
         "isinstance(weight, MatrixWeight)",
         "matrix.order is base.Order",
-        "from tandem.compute.ops import Order",
+        "from tandem.compute.order import Order",
         "from tandem.compute.weights.int4 import Anything",
         "from tandem.compute.weights import dense",
     ],

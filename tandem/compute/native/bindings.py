@@ -18,7 +18,8 @@ from tandem.compute.native.expert_choice import NativeExpertChoice
 from tandem.compute.native.experts import NativeExperts
 from tandem.compute.native.stack import NativeStack, serves
 from tandem.compute.native.structs import FIELDS
-from tandem.compute.ops import ExpertWeights, Order, StackLayer, StackShape
+from tandem.compute.ops import ExpertWeights, StackLayer, StackShape
+from tandem.compute.order import Order
 from tandem.core.errors import ConfigurationError
 
 

@@ -15,7 +15,8 @@ from tandem.compute.huge_pages import LEAST_BYTES, advise_huge_pages
 from tandem.compute.native.codes import ACTIVATION_CODES, DTYPE_CODES
 from tandem.compute.native.expert_choice import CHOICE_FIELDS, NativeExpertChoice
 from tandem.compute.native.experts import EXPERTS_FIELDS, NativeExperts
-from tandem.compute.ops import Matrix, Order, StackLayer, StackMixture, StackShape
+from tandem.compute.ops import Matrix, StackLayer, StackMixture, StackShape
+from tandem.compute.order import Order
 from tandem.compute.step import AttentionBatch, WantedTokens
 
 STACK_FIELDS = "11q3d21q"

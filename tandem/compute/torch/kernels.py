@@ -11,7 +11,8 @@ import torch
 from torch.nn import functional
 
 from tandem.architecture.feed_forward import Activation, Clamp, RouterSpec
-from tandem.compute.ops import ExpertChoice, Experts, ExpertWeights, Order, StackLayer, StackShape
+from tandem.compute.ops import ExpertChoice, Experts, ExpertWeights, StackLayer, StackShape
+from tandem.compute.order import Order
 
 
 class TorchKernels:

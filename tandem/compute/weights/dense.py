@@ -7,7 +7,8 @@ import torch
 
 from tandem.architecture.feed_forward import Activation, Clamp
 from tandem.architecture.tensors import TensorSpec
-from tandem.compute.ops import Experts, ExpertWeights, Kernels, Matrix, Order
+from tandem.compute.ops import Experts, ExpertWeights, Kernels, Matrix
+from tandem.compute.order import Order
 from tandem.compute.weights.base import ExpertLinears, Linear, Weight
 
 

@@ -11,7 +11,7 @@ from tandem.architecture.model import ModelSpec
 from tandem.architecture.tensors import NormSpec
 from tandem.compute.arena import Arena, LayerKV
 from tandem.compute.attention import AttentionParams
-from tandem.compute.ops import Order
+from tandem.compute.order import Order
 from tandem.compute.step import AttentionBatch, WantedTokens
 from tandem.compute.torch.attention import ReferenceBackend
 from tandem.compute.torch.kernels import TorchKernels

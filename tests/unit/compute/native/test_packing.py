@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tandem.compute.native.bindings import NativeKernels
-from tandem.compute.ops import Order
+from tandem.compute.order import Order
 from tandem.compute.torch.kernels import TorchKernels
 from tests.helpers.native_kernels import ARCHITECTURES, load_or_skip
 

@@ -2,6 +2,7 @@
 
 import logging
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -105,7 +106,7 @@ class _Unchecked(TlsFiles):
     """Presents a certificate that this process would not start with."""
 
     def __init__(self, directory: Path, sound: TlsFiles) -> None:
-        ca = sound.current().ca
+        ca = ssl.PEM_cert_to_DER_cert(sound.current().ca.decode())
         server = server_context(directory / CERTIFICATE, directory / KEY, ca)
         self._presented = replace(sound.current(), server=server)
 
