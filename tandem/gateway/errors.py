@@ -17,6 +17,7 @@ from tandem.core.errors import (
     TandemError,
     UnavailableError,
     UntrustedPeerError,
+    WorkerLostError,
 )
 
 MAX_RETRY_AFTER_S = 120  # clients give up at once when told to wait longer
@@ -27,6 +28,10 @@ _MISCONFIGURED = (
 _RELEASES_APART = (
     "this cluster runs releases of Tandem that cannot work together, so it cannot serve the request; try again when "
     "its operators, who find which they are in its logs, have finished or taken back their update"
+)
+_LOST = (
+    "a process of this cluster that served the request was lost, and no other went on in time; try again, and if it "
+    "stays so tell its operators, who find which process it was in its logs"
 )
 _NAMED_FIELD = re.compile(r"([a-z][a-z_]*)(?:=|\[| (?:names|holds|has|is|entry|key)\b)")
 
@@ -66,7 +71,7 @@ class Problem:
 
 
 def problem_of(error: BaseException) -> Problem:
-    """How a client is told of `error`; of what we did not raise on purpose it learns nothing."""
+    """How a client is told of `error`. It learns nothing of what we did not raise on purpose, and no addresses."""
     if isinstance(error, InvalidRequestError):
         return _refusal(error)
     if isinstance(error, CapacityError):
@@ -77,6 +82,8 @@ def problem_of(error: BaseException) -> Problem:
     if isinstance(error, IncompatibleProtocolError):  # NOTE: as above
         code, wait_s = "incompatible_releases", _seconds(error.retry_after_s)
         return Problem(503, "service_unavailable_error", code, _RELEASES_APART, None, wait_s)
+    if isinstance(error, WorkerLostError):  # NOTE: as above; it names the process
+        return Problem(503, "service_unavailable_error", "unavailable", _LOST, None, _seconds(error.retry_after_s))
     if isinstance(error, UnavailableError):
         return Problem(503, "service_unavailable_error", "unavailable", str(error), None, _seconds(error.retry_after_s))
     if isinstance(error, EngineStoppedError):

@@ -3,6 +3,7 @@
 import pytest
 
 from tandem.core.errors import (
+    AnotherIncarnationError,
     CapacityError,
     EngineStoppedError,
     IncompatibleProtocolError,
@@ -12,6 +13,7 @@ from tandem.core.errors import (
     UnavailableError,
     UntrustedPeerError,
     WorkerLostError,
+    WorkerStoppedError,
 )
 from tandem.gateway.errors import RequestError, problem_of
 
@@ -53,6 +55,15 @@ def test_what_an_operator_must_mend_is_told_to_clients_in_general_terms() -> Non
     assert problem.message.startswith("this cluster is wrongly configured")
     assert "10.0.0.7" not in problem.message
     assert "secret" not in problem.message
+
+
+@pytest.mark.parametrize("kind", [WorkerLostError, WorkerStoppedError, AnotherIncarnationError])
+def test_clients_are_not_told_which_process_was_lost(kind: type[WorkerLostError]) -> None:
+    """Regression: addresses and incarnations of workers were in the answers of gateways."""
+    problem = problem_of(kind("worker d0 at 10.0.0.7:7800 is incarnation 1f now, not 2e"))
+    assert (problem.status, problem.code) == (503, "unavailable")
+    assert "try again" in problem.message
+    assert not any(name in problem.message for name in ("10.0.0.7", "1f", "d0"))
 
 
 @pytest.mark.parametrize(
