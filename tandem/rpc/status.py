@@ -197,8 +197,8 @@ def _unreached(code: grpc.StatusCode, details: str, where: str, address: str) ->
             "its own role, signed by a CA in the others' ca.crt, or none to all"
         )
     if all(sign in details for sign in _CUT_OFF):
-        return UntrustedPeerError(
-            f"{address} closed the connection while it was made: its log says why. It may not accept this process's "
+        return WorkerLostError(
+            f"{address} closed the connection while it was made. If it stays so, it may not accept this process's "
             "certificate, or only one of the two uses TLS"
         )
     return WorkerLostError(f"{where} was lost ({code.name}): {details[:_MAX_REASON]}")

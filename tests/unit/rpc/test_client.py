@@ -313,6 +313,24 @@ async def _never(data: bytes, context: object) -> bytes:
     return await asyncio.Future()
 
 
+def test_a_connection_that_is_accepted_and_closed_is_a_worker_that_was_lost() -> None:
+    """Regression: so does a proxy whose worker is away, and a process that is ending; it was told as a wrong secret."""
+
+    async def check() -> None:
+        async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(1)
+            writer.close()
+
+        server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+        client = WorkerClient(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", AS_GATEWAY)
+        with pytest.raises(WorkerLostError, match=r"was lost|closed the connection while it was made"):
+            await client.status()
+        await client.close()
+        server.close()
+
+    run(check)
+
+
 class SlowRouter(Router):
     """Answers `describe` when told to, and `decisions` never."""
 
