@@ -170,11 +170,14 @@ class WorkerClient(_Client):
         await self._link.ask(methods.RELEASE, lease_ids, timeout_s)
 
 
-def client_of(worker: WorkerAddress, credentials: Credentials) -> WorkerClient:
+def client_of(
+    worker: WorkerAddress, credentials: Credentials, *, metadata_source: MetadataSource | None = None
+) -> WorkerClient:
     """A client of a worker that was listed. One that is known by its id must call the listed address its own; of an
     address that somebody wrote down (no id) it is not known what the worker there calls it.
     """
-    return WorkerClient(worker.address, credentials, advertised=worker.address if worker.worker_id else None)
+    advertised = worker.address if worker.worker_id else None
+    return WorkerClient(worker.address, credentials, advertised=advertised, metadata_source=metadata_source)
 
 
 class RouterClient(_Client):
