@@ -15,6 +15,7 @@ from tandem.core.errors import (
     IncompatibleProtocolError,
     InvalidRequestError,
     TandemError,
+    TransportError,
     UnavailableError,
     UntrustedPeerError,
     WorkerLostError,
@@ -33,6 +34,7 @@ _LOST = (
     "a process of this cluster that served the request was lost, and no other went on in time; try again, and if it "
     "stays so tell its operators, who find which process it was in its logs"
 )
+_FAILED = "the server failed on this request; its log says why"
 _NAMED_FIELD = re.compile(r"([a-z][a-z_]*)(?:=|\[| (?:names|holds|has|is|entry|key)\b)")
 
 
@@ -90,9 +92,11 @@ def problem_of(error: BaseException) -> Problem:
         return Problem(503, "service_unavailable_error", "unavailable", str(error), None, 1)
     if isinstance(error, TimeoutError):
         return Problem(504, "timeout_error", "timeout", "the request took longer than this server allows")
+    if isinstance(error, TransportError):  # NOTE: as above
+        return Problem(500, "server_error", "internal_error", _FAILED)
     if isinstance(error, TandemError):
         return Problem(500, "server_error", "internal_error", str(error))
-    return Problem(500, "server_error", "internal_error", "the server failed on this request; its log says why")
+    return Problem(500, "server_error", "internal_error", _FAILED)
 
 
 def http_problem(status: int, path: str, method: str) -> Problem:

@@ -170,9 +170,9 @@ def _foreign(code: grpc.StatusCode, details: str, address: str, method: str, tim
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return WorkerLostError(f"{where} did not answer within {timeout_s} s")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return CapacityError(f"{where} was refused: {details}")
+        return CapacityError(f"{method} was refused: {details}")  # NOTE: what a gateway's client is told: no addresses
     if code is grpc.StatusCode.INVALID_ARGUMENT:
-        return InvalidRequestError(f"{where} was refused: {details}")
+        return InvalidRequestError(f"{method} was refused: {details}")
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return UntrustedPeerError(f"{address} refused {method}: {details}; give every process the same cluster secret")
     if code is grpc.StatusCode.PERMISSION_DENIED:

@@ -6,6 +6,7 @@ from tandem.core.errors import (
     AnotherIncarnationError,
     CapacityError,
     EngineStoppedError,
+    IncompatiblePeerError,
     IncompatibleProtocolError,
     InvalidRequestError,
     TandemError,
@@ -64,6 +65,11 @@ def test_clients_are_not_told_which_process_was_lost(kind: type[WorkerLostError]
     assert (problem.status, problem.code) == (503, "unavailable")
     assert "try again" in problem.message
     assert not any(name in problem.message for name in ("10.0.0.7", "1f", "d0"))
+
+
+def test_clients_are_not_told_of_the_ways_between_workers() -> None:
+    problem = problem_of(IncompatiblePeerError("10.0.0.7:7800 does not answer Lease"))
+    assert (problem.status, problem.message) == (500, "the server failed on this request; its log says why")
 
 
 @pytest.mark.parametrize(
