@@ -1,4 +1,4 @@
-"""Readers that cannot renew a lease while they read: its blocks are used again under them, so nothing of it may be used.
+"""Readers that cannot renew a lease while they read: its blocks are used again, so nothing of it may be used.
 
 The faults are written by hand over a seed's requests: the seeds' own faults rarely let a read outlive its lease.
 """

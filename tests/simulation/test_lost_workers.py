@@ -1,4 +1,4 @@
-"""How soon a stream goes on elsewhere: at once where its connection broke, after a silence where nobody was told.
+"""Delays of a failover: none where the connection broke, a silence where nobody was told.
 
 Scenarios written by hand, for bugs that make a failover late and nothing wrong: no seed fails by them.
 """
