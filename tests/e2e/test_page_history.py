@@ -240,10 +240,9 @@ def test_a_conversation_deleted_in_another_tab_stays_deleted_though_its_answer_w
         await tab.sees(".turn:last-child .said", "half")
         other = Tab(await tab.page.context.new_page())
         await other.playground()
-        await other.page.get_by_role("button", name="Delete one").click()
+        async with tab.page.expect_response("**/admin/requests/**"):
+            await other.page.get_by_role("button", name="Delete one").click()
         await tab.page.wait_for_function("document.querySelectorAll('.turn').length === 0")
-        cluster.worker.go.set()
-        await tab.answered()
         assert await tab.page.evaluate("Object.keys(localStorage)") == []
 
     stage.tell(tmp_path, story)
