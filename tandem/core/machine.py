@@ -1,7 +1,8 @@
 """Interface to the machine: two clocks, random bytes, and the resources that the process uses.
 
 The real ones by default. A simulation sets another machine in the context of its tasks, so that several processes can
-live in one, each with clocks of its own. Code that keeps a `Clock` is given one; nothing else may ask the system.
+live in one, each with clocks of its own. Code that keeps a `Clock` is given one. The protocols that a simulation
+checks ask nothing else; the rest (command line, files of models, threads of transports) may ask the system itself.
 """
 
 import functools

@@ -15,8 +15,10 @@ from tandem.core.errors import (
     IncompatibleProtocolError,
     InvalidRequestError,
     TandemError,
+    TransportError,
     UnavailableError,
     UntrustedPeerError,
+    WorkerLostError,
 )
 
 MAX_RETRY_AFTER_S = 120  # clients give up at once when told to wait longer
@@ -28,6 +30,11 @@ _RELEASES_APART = (
     "this cluster runs releases of Tandem that cannot work together, so it cannot serve the request; try again when "
     "its operators, who find which they are in its logs, have finished or taken back their update"
 )
+_LOST = (
+    "a process of this cluster that served the request was lost, and no other went on in time; try again, and if it "
+    "stays so tell its operators, who find which process it was in its logs"
+)
+_FAILED = "the server failed on this request; its log says why"
 _NAMED_FIELD = re.compile(r"([a-z][a-z_]*)(?:=|\[| (?:names|holds|has|is|entry|key)\b)")
 
 
@@ -66,7 +73,7 @@ class Problem:
 
 
 def problem_of(error: BaseException) -> Problem:
-    """The problem to report for `error`; details of unexpected exceptions are not disclosed."""
+    """The problem to report for `error`; details of unexpected exceptions and addresses are not disclosed."""
     if isinstance(error, InvalidRequestError):
         return _refusal(error)
     if isinstance(error, CapacityError):
@@ -77,15 +84,19 @@ def problem_of(error: BaseException) -> Problem:
     if isinstance(error, IncompatibleProtocolError):  # NOTE: as above
         code, wait_s = "incompatible_releases", _seconds(error.retry_after_s)
         return Problem(503, "service_unavailable_error", code, _RELEASES_APART, None, wait_s)
+    if isinstance(error, WorkerLostError):  # NOTE: as above; it names the process
+        return Problem(503, "service_unavailable_error", "unavailable", _LOST, None, _seconds(error.retry_after_s))
     if isinstance(error, UnavailableError):
         return Problem(503, "service_unavailable_error", "unavailable", str(error), None, _seconds(error.retry_after_s))
     if isinstance(error, EngineStoppedError):
         return Problem(503, "service_unavailable_error", "unavailable", str(error), None, 1)
     if isinstance(error, TimeoutError):
         return Problem(504, "timeout_error", "timeout", "the request took longer than this server allows")
+    if isinstance(error, TransportError):  # NOTE: as above
+        return Problem(500, "server_error", "internal_error", _FAILED)
     if isinstance(error, TandemError):
         return Problem(500, "server_error", "internal_error", str(error))
-    return Problem(500, "server_error", "internal_error", "the server failed on this request; its log says why")
+    return Problem(500, "server_error", "internal_error", _FAILED)
 
 
 def http_problem(status: int, path: str, method: str) -> Problem:

@@ -60,6 +60,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._num_waiting_bytes = 0  # read since the parser last passed something on
         self._is_in_body = False
         self._timer: asyncio.TimerHandle | None = None  # ends the connection
+        self._served: RequestResponseCycle | None = None  # NOTE: of several requests on their way, `cycle` is the last
         self._ping: bytes | None = None
         self._probe: HalfCloseProbe | None = None
 
@@ -102,6 +103,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+        if self._served is not None and not self._served.response_complete:
+            self._served.disconnected = True
+            self._served.message_event.set()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """NOTE: HTTP/1.0 has no interim responses to probe with, so a client that ends its sending counts as gone."""
@@ -111,10 +115,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.transport.abort()  # NOTE: closing would wait until the client has read what is here
             return False
         self.cycle.keep_alive = False
-        self._probe = HalfCloseProbe(self.loop, self.transport, self.cycle, self._ping)
-        if not self.pipeline:  # NOTE: of several requests on their way, the last is `cycle`
-            self._probe.write()
+        assert self._served is not None
+        self._start_probe(self._served)
         return True
+
+    def _start_probe(self, cycle: RequestResponseCycle) -> None:
+        self._probe = HalfCloseProbe(self.loop, self.transport, cycle, self._ping)
+        self._probe.write()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -123,7 +130,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._ping = None
         self._num_head_bytes = self._num_waiting_bytes = 0
         self.scope[_GIVE_UP_KEY] = self._give_up_unread  # type: ignore[literal-required]
         self.scope[_PING_KEY] = self._use_ping  # type: ignore[literal-required]
@@ -188,7 +194,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._served, self._ping = cycle, None
         super()._start_asgi_task(cycle, _Unchunked(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
+        if self._probe is not None:
+            self._start_probe(cycle)
 
     def _use_ping(self, ping: bytes) -> None:
         self._ping = ping

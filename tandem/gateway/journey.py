@@ -19,6 +19,7 @@ from tandem.core.errors import (
     UnavailableError,
     UntrustedPeerError,
     WorkerLostError,
+    shown,
 )
 from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.timeline import Stage
@@ -260,8 +261,18 @@ class Journey:
         self._last_s = now_s
         self._token_ids += token_ids
 
+    def _lost_for_good(self, error: TandemError) -> TandemError:
+        if not isinstance(error, WorkerLostError):
+            return error
+        words = f"{len(self._failed)} workers of model {shown(self._request.model)} were lost at this request"
+        return UnavailableError(f"{words}; try again in a moment", error.retry_after_s)
+
     def _give_up_on(self, worker: WorkerAddress, error: TandemError) -> None:
-        """Records the failure; raises `error` after the last attempt."""
+        """Records the failure.
+
+        Raises:
+            TandemError: it was the last attempt; without the address, which only the log has.
+        """
         self._failed.append((worker, error))
         _logger.warning(
             "%s: worker %s failed after %d tokens: %s",
@@ -273,7 +284,7 @@ class Journey:
         with self._record.timed("failover") as attributes:
             attributes.update(worker=worker.worker_id, num_tokens=len(self._token_ids), error=str(error)[:200])
         if len(self._failed) >= self._ways.max_attempts:
-            raise error
+            raise self._lost_for_good(error) from error
         self._ways.metrics.failovers.inc()
 
 

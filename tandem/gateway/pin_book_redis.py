@@ -1,5 +1,6 @@
 """Pin book shared by gateways through Redis. One round trip for each call; entries expire by themselves."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ from redis.exceptions import RedisError
 from tandem.core.errors import UnavailableError
 from tandem.redis_client import answered_within, connect, explained
 
+_logger = logging.getLogger(__name__)
 _PREFIX = b"tandem:pins:"
 _KEY_BYTES = 16
 # KEYS: what is kept. ARGV: the seconds of each. The value is the longest lifetime it was ever kept with while it lived.
@@ -35,7 +37,7 @@ class RedisPinBook:
             async with answered_within(self._timeout_s):
                 values = await self._redis.mget([_name(key) for key in keys])
         except (RedisError, OSError) as error:
-            raise UnavailableError(f"Redis does not say what is kept: {explained(error, 'gateway')}") from error
+            raise _unavailable("say", error) from error
         return [_seconds(value) for value in values]
 
     async def keep(self, lifetimes: Mapping[bytes, float]) -> None:
@@ -44,10 +46,15 @@ class RedisPinBook:
             async with answered_within(self._timeout_s):
                 await self._redis.eval(_KEEP, len(names), *names, *map(str, lifetimes.values()))
         except (RedisError, OSError) as error:
-            raise UnavailableError(f"Redis does not note what is kept: {explained(error, 'gateway')}") from error
+            raise _unavailable("note", error) from error
 
     async def close(self) -> None:
         await self._redis.aclose()
+
+
+def _unavailable(verb: str, error: Exception) -> UnavailableError:
+    _logger.warning("Redis does not %s what is kept: %s", verb, explained(error, "gateway"))
+    return UnavailableError("this server does not know now what is kept of prompts; try again", 1.0)
 
 
 def _name(key: bytes) -> bytes:

@@ -47,6 +47,7 @@ class Routers:
         self._timeout_s = timeout_s
         self._current = 0
         self._refusing: set[str] = set()
+        self._is_alone = False
 
     async def pair(self, call: PairCall) -> tuple[str, PairingAnswer]:
         """The workers that serve these tokens, and the address of the router that chose them.
@@ -106,8 +107,12 @@ class Routers:
             else:
                 self._prefer(address)
                 self._refusing.discard(address)
+                self._is_alone = False
                 return address, answer
-        raise without_worker or UnavailableError(f"no router answers: {'; '.join(away)}", 1.0)
+        if without_worker is not None:
+            raise without_worker
+        self._note_outage(away)
+        raise UnavailableError("no router of this cluster answers; try again in a moment", 1.0)
 
     def _in_turn(self) -> Sequence[str]:
         return self.addresses[self._current :] + self.addresses[: self._current]
@@ -117,6 +122,12 @@ class Routers:
         if isinstance(error, UntrustedPeerError | IncompatibleProtocolError) and address not in self._refusing:
             self._refusing.add(address)
             _logger.error("router %s cannot be used until this is mended: %s", address, error)
+
+    def _note_outage(self, away: Sequence[str]) -> None:
+        """NOTE: once in a row; clients are not told the addresses."""
+        if not self._is_alone:
+            self._is_alone = True
+            _logger.error("no router answers: %s", "; ".join(away))
 
     def _prefer(self, address: str) -> None:
         current = self.addresses.index(address)

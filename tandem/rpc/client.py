@@ -10,7 +10,6 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from tandem.core.errors import IncompatiblePeerError
@@ -42,17 +41,12 @@ from tandem.rpc.messages import (
     WorkerRecord,
     WorkerStatus,
 )
-from tandem.rpc.methods import Method
 from tandem.rpc.network import Line, MetadataSource, current_network
 from tandem.rpc.session import Expected
 from tandem.rpc.shared_stream import SharedStream, is_short
 
 DEFAULT_TIMEOUT_S = 5.0
 DEFAULT_MAX_CLIENTS = 1024
-_GRACE_S = 5.0  # for calls on a connection that was given up
-
-Q = TypeVar("Q")
-A = TypeVar("A")
 
 
 def _line(address: str, credentials: Credentials, expected: Expected, metadata_source: MetadataSource | None) -> Line:
@@ -101,11 +95,12 @@ class WorkerClient(_Client):
     ) -> None:
         super().__init__(_line(address, credentials, Expected(WORKER_ROLES, advertised), metadata_source))
         self._shared_stream: SharedStream | None = None
+        self._retired: list[SharedStream] = []
         self._unshared: WorkerAddress | None = None
 
     async def close(self) -> None:
-        if self._shared_stream is not None:
-            await self._shared_stream.close()
+        streams = self._retired if self._shared_stream is None else [*self._retired, self._shared_stream]
+        await asyncio.gather(*(stream.close() for stream in streams))
         await super().close()
 
     async def serve(self, call: GenerateCall) -> AsyncGenerator[GenerateNews, None]:
@@ -131,10 +126,18 @@ class WorkerClient(_Client):
                 yield news
 
     def _live_stream(self) -> SharedStream:
-        if self._shared_stream is None or self._shared_stream.has_ended:
+        if self._shared_stream is None or not self._shared_stream.takes_requests:
+            self._retire_stream()
             self._shared_stream = SharedStream(self._link)
             self._shared_stream.start()
         return self._shared_stream
+
+    def _retire_stream(self) -> None:
+        """NOTE: its requests may still be answered, as by a worker that only stood still."""
+        self._retired = [stream for stream in self._retired if not stream.has_ended]
+        if self._shared_stream is not None and not self._shared_stream.has_ended:
+            self._shared_stream.retire()
+            self._retired.append(self._shared_stream)
 
     async def status(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> WorkerStatus:
         return await self._link.ask(methods.STATUS, None, timeout_s)
@@ -167,53 +170,51 @@ class WorkerClient(_Client):
         await self._link.ask(methods.RELEASE, lease_ids, timeout_s)
 
 
-def client_of(worker: WorkerAddress, credentials: Credentials) -> WorkerClient:
+def client_of(
+    worker: WorkerAddress, credentials: Credentials, *, metadata_source: MetadataSource | None = None
+) -> WorkerClient:
     """A client of a worker that was listed. One that is known by its id must call the listed address its own; of an
     address that somebody wrote down (no id) it is not known what the worker there calls it.
     """
-    return WorkerClient(worker.address, credentials, advertised=worker.address if worker.worker_id else None)
+    advertised = worker.address if worker.worker_id else None
+    return WorkerClient(worker.address, credentials, advertised=advertised, metadata_source=metadata_source)
 
 
 class RouterClient(_Client):
     """A router elsewhere, as `handlers.RouterHandler`. Several may share its address: after a question that was not
-    answered in time, the next goes to whoever takes a new connection.
+    answered in time, the next goes to whoever takes a new connection, as with every client.
     """
 
     def __init__(
         self, address: str, credentials: Credentials, *, metadata_source: MetadataSource | None = None
     ) -> None:
-        self._connect = partial(_line, address, credentials, Expected(ROUTER_ROLES), metadata_source)
-        super().__init__(self._connect())
-        self._closing: set[asyncio.Task[None]] = set()
-
-    async def close(self) -> None:
-        await asyncio.gather(super().close(), *self._closing)
+        super().__init__(_line(address, credentials, Expected(ROUTER_ROLES), metadata_source))
 
     async def pair(self, call: PairCall, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> PairingAnswer:
-        return await self._ask(methods.PAIR, call, timeout_s)
+        return await self._link.ask(methods.PAIR, call, timeout_s)
 
     async def settle(self, settlement: Settlement, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
-        await self._ask(methods.SETTLE, settlement, timeout_s)
+        await self._link.ask(methods.SETTLE, settlement, timeout_s)
 
     async def describe(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> ProcessInfo:
-        return await self._ask(methods.DESCRIBE, None, timeout_s)
+        return await self._link.ask(methods.DESCRIBE, None, timeout_s)
 
     async def models(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Sequence[ModelInfo]:
-        return await self._ask(methods.MODELS, None, timeout_s)
+        return await self._link.ask(methods.MODELS, None, timeout_s)
 
     async def workers(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Sequence[WorkerListing]:
-        return await self._ask(methods.WORKERS, None, timeout_s)
+        return await self._link.ask(methods.WORKERS, None, timeout_s)
 
     async def decisions(self, num_latest: int, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Sequence[Decision]:
-        return await self._ask(methods.DECISIONS, num_latest, timeout_s)
+        return await self._link.ask(methods.DECISIONS, num_latest, timeout_s)
 
     async def register(
         self, registration: Registration, *, timeout_s: float | None = DEFAULT_TIMEOUT_S
     ) -> Sequence[WorkerRecord]:
-        return await self._ask(methods.REGISTER, registration, timeout_s)
+        return await self._link.ask(methods.REGISTER, registration, timeout_s)
 
     async def unregister(self, worker: WorkerRecord, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
-        await self._ask(methods.UNREGISTER, worker, timeout_s)
+        await self._link.ask(methods.UNREGISTER, worker, timeout_s)
 
     async def publish(
         self,
@@ -225,7 +226,7 @@ class RouterClient(_Client):
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> PublishResult:
         report = BlockReport(worker_id, epoch, events, sequence)
-        return await self._ask(methods.PUBLISH, report, timeout_s)
+        return await self._link.ask(methods.PUBLISH, report, timeout_s)
 
     async def replace(
         self,
@@ -237,16 +238,7 @@ class RouterClient(_Client):
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> PublishResult:
         snapshot = BlockSnapshot(worker_id, epoch, hashes, sequence)
-        return await self._ask(methods.REPLACE, snapshot, timeout_s)
-
-    async def _ask(self, method: Method[Q, A], request: Q, timeout_s: float | None) -> A:
-        link = self._link
-        try:
-            return await link.ask(method, request, timeout_s)
-        finally:
-            if link.was_silent and link is self._link:
-                self._link = self._connect()
-                _close_in_background(link.close(_GRACE_S), self._closing)
+        return await self._link.ask(methods.REPLACE, snapshot, timeout_s)
 
 
 class Pooled(Protocol):

@@ -1,7 +1,8 @@
-"""A connection to one process: sends calls, reads answers, and turns every failure into an error of `core.errors`.
+"""Calls to one process: sends them, reads answers, and turns every failure into an error of `core.errors`.
 
 Nothing of gRPC leaves this file, `session_channel` and `sessions`. A stream that is closed or cancelled here ends at
 the other side at once. Nothing is asked of a server before it has proved who it is; every call proves who sends it.
+Invariant: no call begins on a connection that left a question unanswered, or was made with former certificates.
 """
 
 import asyncio
@@ -22,12 +23,14 @@ from tandem.rpc.session import Expected
 from tandem.rpc.session_channel import SessionChannel
 from tandem.rpc.status import Metadata, error_from
 
+FORMER_CERTIFICATES_S = 300.0
 Q = TypeVar("Q")
 A = TypeVar("A")
 
 
 class Link:
-    """Calls the methods of one address. It connects when first used, and again whenever it must.
+    """Calls the methods of one address. It connects when first used, and again whenever it must. What runs on a channel
+    that was given up goes on there; of one with former certificates for no longer than `FORMER_CERTIFICATES_S`.
 
     A call may name the `incarnation` of the process that it is meant for: another one is sent nothing.
 
@@ -43,11 +46,11 @@ class Link:
     ) -> None:
         self.address = address
         self.num_calls = 0
-        self.was_silent = False  # a question was not answered in time, though there was a connection
         self._may_talk = credentials.may_talk_with(address)
         self._connect = partial(SessionChannel, address, credentials, expected)
         self._channel = self._connect()
-        self._outdated: set[SessionChannel] = set()
+        self._num_channels = 1
+        self._former: dict[SessionChannel, asyncio.TimerHandle | None] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._metadata_source = metadata_source
         self._is_closed = False
@@ -94,14 +97,23 @@ class Link:
 
     async def require(self, method: Method[Q, A], incarnation: str) -> None:
         """Raises AnotherIncarnationError unless the process there is that one ("" = any); asks it only if need be."""
-        if not self._channel.has_session(incarnation):
+        if not self._current_channel().has_session(incarnation):
             with self._running(method, None) as (channel, deadline):
                 await channel.opened(method, deadline, incarnation)
 
-    async def close(self, grace_s: float | None = None) -> None:
-        """End the connection; calls that still run after `grace_s` fail with `WorkerLostError`."""
+    async def close(self) -> None:
+        """End the connection; calls that still run fail with `WorkerLostError`."""
         self._is_closed = True
-        await asyncio.gather(*(channel.close(grace_s) for channel in (self._channel, *self._outdated)), *self._closing)
+        channels = [self._channel, *self._former]
+        for channel in list(self._former):
+            self._take_former(channel)
+        await asyncio.gather(*(channel.close() for channel in channels), *self._closing)
+
+    @property
+    def channel_number(self) -> int:
+        """Of the channel that a call made now would use; they are counted."""
+        self._current_channel()
+        return self._num_channels
 
     @property
     def own_metadata(self) -> Metadata:
@@ -123,35 +135,44 @@ class Link:
             with channel.in_use():
                 yield channel, Deadline(timeout_s)
         except TimeoutError:
-            self._note_silence()
+            channel.note_silence()
             raise WorkerLostError(f"{method.name} at {self.address} did not answer within {timeout_s} s") from None
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                self._note_silence()
+                channel.note_silence()
             raise error_from(error, self.address, method.name, timeout_s) from error
         except asyncio.CancelledError:
             self._explain_cancellation(method)
             raise
         finally:
-            if self._outdated:
-                self._close_outdated()
+            if self._former:
+                self._close_former()
 
     def _current_channel(self) -> SessionChannel:
-        if self._channel.is_outdated:
-            self._outdated.add(self._channel)
-            self._channel = self._connect()
+        channel = self._channel
+        if not self._is_closed and (channel.was_silent or channel.is_outdated):
+            self._channel, self._num_channels = self._connect(), self._num_channels + 1
+            timer = None
+            if channel.is_outdated:
+                timer = asyncio.get_running_loop().call_later(FORMER_CERTIFICATES_S, self._close_soon, channel)
+            self._former[channel] = timer
         return self._channel
 
-    def _close_outdated(self) -> None:
+    def _close_former(self) -> None:
         """Channels that nothing will be sent over any more, once their last calls have ended."""
-        for channel in [channel for channel in self._outdated if channel.is_idle]:
-            self._outdated.discard(channel)
-            task = asyncio.get_running_loop().create_task(channel.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+        for channel in [channel for channel in self._former if channel.is_idle]:
+            self._close_soon(channel)
 
-    def _note_silence(self) -> None:
-        self.was_silent |= self._channel.is_connected
+    def _close_soon(self, channel: SessionChannel) -> None:
+        self._take_former(channel)
+        task = asyncio.get_running_loop().create_task(channel.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _take_former(self, channel: SessionChannel) -> None:
+        timer = self._former.pop(channel)
+        if timer is not None:
+            timer.cancel()
 
     def _read(self, form: Form[A], data: bytes) -> A:
         try:

@@ -22,7 +22,6 @@ class Line(Protocol):
 
     address: str
     num_calls: int
-    was_silent: bool
 
     async def ask(self, method: Method[Q, A], request: Q, timeout_s: float | None) -> A: ...
 
@@ -34,7 +33,10 @@ class Line(Protocol):
 
     async def require(self, method: Method[Q, A], incarnation: str) -> None: ...
 
-    async def close(self, grace_s: float | None = None) -> None: ...
+    async def close(self) -> None: ...
+
+    @property
+    def channel_number(self) -> int: ...
 
     @property
     def own_metadata(self) -> Sequence[tuple[str, str]]: ...

@@ -14,7 +14,13 @@ from typing import Generic, NoReturn, Protocol, TypeVar
 
 import grpc
 
-from tandem.core.errors import ConfigurationError, IncompatibleProtocolError, WorkerLostError
+from tandem.core.errors import (
+    ConfigurationError,
+    IncompatibleProtocolError,
+    UntrustedPeerError,
+    WorkerLostError,
+    shown,
+)
 from tandem.rpc import methods
 from tandem.rpc.channel import SERVER_OPTIONS
 from tandem.rpc.context import incoming_traceparent
@@ -223,8 +229,8 @@ class _Service:
         proof = metadata.get(PROOF_KEY, "")
         if not proof and FORMER_VERSION_KEY in metadata:
             raise IncompatibleProtocolError(
-                f"the caller speaks protocol {metadata[FORMER_VERSION_KEY]!r}, this process {described(SPOKEN)}; run "
-                "releases of Tandem that are at most one apart"
+                f"the caller speaks protocol {shown(metadata[FORMER_VERSION_KEY])}, this process {described(SPOKEN)}; "
+                "run releases of Tandem that are at most one apart"
             )
         self.sessions.admit(_text(proof), method.path, body)
         traceparent = metadata.get(TRACE_KEY)
@@ -232,14 +238,16 @@ class _Service:
 
 
 class _Complaints:
-    """Tells the log of callers that speak none of our protocols, of one of them a minute."""
+    """Tells the log of callers that are refused for who they are or what they speak: of one a minute, by any reason."""
 
     def __init__(self) -> None:
-        self._next_s = 0.0
+        self._next_s: dict[str, float] = {}
 
-    def note(self, caller: str, error: IncompatibleProtocolError) -> None:
-        if time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + _COMPLAINT_INTERVAL_S
+    def note(self, caller: str, error: Exception) -> None:
+        """`error`: one of few classes and codes, each of which has its own minute."""
+        kind = f"{type(error).__name__} {getattr(error, 'code', '')}"
+        if time.monotonic() >= self._next_s.get(kind, 0.0):
+            self._next_s[kind] = time.monotonic() + _COMPLAINT_INTERVAL_S
             logger.error("a process at %s is refused until this is mended: %s", caller, error)
 
 
@@ -269,8 +277,10 @@ class _Call(Generic[Q, A]):
         if isinstance(error, asyncio.CancelledError):  # NOTE: not the caller's doing; gRPC would leave it waiting
             error = WorkerLostError(f"{self._method.name} was cancelled by the process that served it")
         if isinstance(error, NotAdmittedError):
+            if not error.is_forgotten:
+                self._complaints.note(self._context.peer(), error)
             await self._context.abort(error.code, str(error), error.trailing)
-        if isinstance(error, IncompatibleProtocolError):
+        if isinstance(error, IncompatibleProtocolError | UntrustedPeerError):
             self._complaints.note(self._context.peer(), error)
         code = code_of(error)
         if code is grpc.StatusCode.INTERNAL:

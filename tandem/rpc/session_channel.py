@@ -24,7 +24,7 @@ A = TypeVar("A")
 
 
 class SessionChannel:
-    """Connects when first used, and again whenever it must, with the certificate that was current when it was made.
+    """Connects when first used, and again whenever it must, with the certificates that were current when it was made.
 
     Args:
         address: host:port.
@@ -41,15 +41,21 @@ class SessionChannel:
         self._sessions = Sessions(self._channel, address, credentials, expected)
         self._unary: dict[str, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = {}
         self._num_calls = 0
+        self._was_silent = False
 
     @property
-    def is_connected(self) -> bool:
-        return self._channel.get_state() is grpc.ChannelConnectivity.READY
+    def was_silent(self) -> bool:
+        """Whether a question was not answered in time, though there was a connection."""
+        return self._was_silent or self._sessions.was_silent
 
     @property
     def is_outdated(self) -> bool:
-        """Whether it would have to connect, and there is another certificate by now."""
-        return self._tls is not None and not self.is_connected and self._tls.current() is not self._material
+        """Whether there are other certificates by now than those it connects with."""
+        return self._tls is not None and self._tls.current() is not self._material
+
+    def note_silence(self) -> None:
+        """A question was not answered in time."""
+        self._was_silent |= self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     @property
     def is_idle(self) -> bool:
@@ -132,10 +138,10 @@ class SessionChannel:
         async with asyncio.timeout(deadline.left_s()):
             return await self._sessions.opened(incarnation)
 
-    async def close(self, grace_s: float | None = None) -> None:
-        """End it, and calls that still run after `grace_s`."""
+    async def close(self) -> None:
+        """End it, and calls that still run."""
         await self._sessions.close()
-        await self._channel.close(grace_s)
+        await self._channel.close()
 
 
 def _signed(session: Session, method: Method[Q, A], data: bytes, metadata: Metadata) -> Metadata:

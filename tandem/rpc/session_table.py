@@ -32,6 +32,11 @@ class NotAdmittedError(Exception):
         self.code = code
         self.trailing = trailing
 
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether only its session is not known any more, so that its client opens another."""
+        return (SESSION_KEY, UNKNOWN_SESSION) in self.trailing
+
 
 class _Session:
     """`client_nonce`: of its handshake."""

@@ -1,21 +1,26 @@
 """The session of one connection: opened when first needed, once for all who wait, and anew when either was lost.
 
-Invariant: a session is used on the connection it was opened on. What listens at the address after a connection broke
+Invariant: a session ends with the connection it was opened on. What listens at the address after a connection broke
 may be somebody else, who must prove itself before it is sent anything. A caller that is cancelled, or whose time is up,
 ends no handshake that others wait for.
+NOTE: a call whose connection breaks between our last look at it and gRPC's own goes over a new one. Without TLS who
+took the address by then reads that one call, and no other.
 """
 
 import asyncio
 
 import grpc
 
-from tandem.core.errors import IncompatibleProtocolError, InvalidRequestError, WorkerLostError
+from tandem.core.errors import InvalidRequestError, WorkerLostError
 from tandem.rpc import methods
 from tandem.rpc.credentials import Credentials
-from tandem.rpc.protocols import SPOKEN, WITHOUT_SESSIONS, described
 from tandem.rpc.session import Expected, Handshake, Session, check_incarnation
+from tandem.rpc.state_watch import tell_of_change
+from tandem.rpc.status import handshake_error
 
 HANDSHAKE_TIMEOUT_S = 5.0
+_MAX_HANDSHAKES = 3  # in a row, each on a connection that broke before its session was used
+_READY = grpc.ChannelConnectivity.READY
 
 
 class Sessions:
@@ -29,29 +34,36 @@ class Sessions:
         self._expected = expected
         self._session: Session | None = None
         self._opening: asyncio.Task[Session] | None = None
+        self._is_watched = False
+        self.was_silent = False  # a handshake was not answered in time, though there was a connection
 
     def ready(self, incarnation: str) -> Session | None:
         """The session with this incarnation ("" = any), if it is open: what most calls find."""
         session = self._session
         if session is None or incarnation not in ("", session.server.incarnation):
             return None
-        return session if self._channel.get_state() is grpc.ChannelConnectivity.READY else None
+        return session if self._channel.get_state() is _READY else None
 
     async def opened(self, incarnation: str) -> Session:
         """The session with this incarnation, opened if need be.
 
         Raises:
-            grpc.aio.AioRpcError: nobody answers, or the server refuses.
-            TandemError: as `Handshake.session`; the server speaks none of our protocols.
+            WorkerLostError: nobody answers, or not as a server of ours would.
+            UntrustedPeerError, IncompatibleProtocolError: as `Handshake.session`, or the server refuses.
+            AnotherIncarnationError: it was started again.
         """
-        if (session := self.ready(incarnation)) is not None:
-            return session
-        if self._opening is None:
-            self._session = None  # NOTE: the handshake connects; from then on the channel looks ready to others
-            self._opening = asyncio.create_task(self._shake_hands(), name=f"handshake with {self._address}")
-            self._opening.add_done_callback(self._end_opening)
-        session = await asyncio.shield(self._opening)
-        check_incarnation(session.server, incarnation)
+        for _ in range(_MAX_HANDSHAKES):
+            if (session := self.ready(incarnation)) is not None:
+                return session
+            if self._opening is None:
+                if self.ready("") is None:  # NOTE: the handshake connects, after which an old session would look ready
+                    self._session = None
+                self._opening = asyncio.create_task(self._shake_hands(), name=f"handshake with {self._address}")
+                self._opening.add_done_callback(self._end_opening)
+            session = await asyncio.shield(self._opening)
+            check_incarnation(session.server, incarnation)
+        if (session := self.ready(incarnation)) is None:
+            raise WorkerLostError(f"the connection with {self._address} breaks whenever a session is open")
         return session
 
     def forget(self, session: Session) -> None:
@@ -76,13 +88,17 @@ class Sessions:
         try:
             answer = methods.OPEN.answer.decode(await self._open(data, timeout=HANDSHAKE_TIMEOUT_S))
         except InvalidRequestError as error:
-            raise WorkerLostError(f"{self._address} answered nonsense: {error}") from error
+            raise WorkerLostError(f"{self._address} answered the handshake with nonsense") from error
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                raise IncompatibleProtocolError(
-                    f"{self._address} opens no session: it speaks protocol {WITHOUT_SESSIONS} or is not of Tandem; "
-                    f"this process speaks {described(SPOKEN)}. Run releases of Tandem that are at most one apart"
-                ) from error
-            raise
-        self._session = handshake.session(answer)
-        return self._session
+            state = self._channel.get_state()
+            self.was_silent |= error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and state is _READY
+            was_reached = state is not grpc.ChannelConnectivity.TRANSIENT_FAILURE
+            raise handshake_error(error, self._address, HANDSHAKE_TIMEOUT_S, was_reached=was_reached) from error
+        self._session = session = handshake.session(answer)
+        if not self._is_watched and self._channel.get_state() is _READY:
+            self._is_watched = True
+            tell_of_change(self._channel, _READY, self._end_session)
+        return session
+
+    def _end_session(self) -> None:
+        self._session, self._is_watched = None, False

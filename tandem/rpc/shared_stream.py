@@ -72,7 +72,9 @@ class _Inbox:
 
 
 class SharedStream:
-    """One connection's: once it has ended, another is needed. `start` before anything, in the event loop."""
+    """One channel's: once that is another, or this has ended, another is needed. `start` before anything, in the event
+    loop.
+    """
 
     def __init__(self, link: Line) -> None:
         self._link = link
@@ -83,6 +85,8 @@ class SharedStream:
         self._left: list[int] = []
         self._has_words = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._channel_number = link.channel_number
+        self._is_retired = False
         self.has_ended = False
         self.was_answered = False
 
@@ -94,6 +98,16 @@ class SharedStream:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether it is the one for requests that begin now."""
+        return not self.has_ended and self._channel_number == self._link.channel_number
+
+    def retire(self) -> None:
+        """End with the last request that runs; no other may begin."""
+        self._is_retired = True
+        self._end_if_unused()
 
     async def generate(self, call: bytes, request_id: str) -> AsyncGenerator[GenerateNews, None]:
         """As `WorkerClient.generate` of an encoded call."""
@@ -112,6 +126,11 @@ class SharedStream:
             self._link.num_calls -= 1
             if self._inboxes.pop(number, None) is not None:
                 self._leave(number)
+            self._end_if_unused()
+
+    def _end_if_unused(self) -> None:
+        if self._is_retired and not self._inboxes and self._task is not None:
+            self._task.cancel()
 
     def _leave(self, number: int) -> None:
         """Nothing more of it is wanted; what has not been opened yet never is."""

@@ -15,6 +15,7 @@ from tandem.core.errors import (
     ConfigurationError,
     EngineStoppedError,
     IncompatiblePeerError,
+    IncompatibleProtocolError,
     InvalidRequestError,
     LocalityUnavailableError,
     TandemError,
@@ -24,7 +25,7 @@ from tandem.core.errors import (
     WorkerLostError,
     WorkerStoppedError,
 )
-from tandem.rpc.protocols import PROTOCOL_VERSION
+from tandem.rpc.protocols import PROTOCOL_VERSION, SPOKEN, WITHOUT_SESSIONS, described
 from tandem.rpc.serve_messages import Ending
 
 Metadata = tuple[tuple[str, str], ...]
@@ -54,6 +55,7 @@ _CODES: dict[type[TandemError], grpc.StatusCode] = {
     LocalityUnavailableError: grpc.StatusCode.UNAVAILABLE,
     TransportError: grpc.StatusCode.ABORTED,
 }
+_REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 _BY_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 _CLASSES: dict[str, type[TandemError]] = {
     name: member
@@ -90,6 +92,22 @@ def error_from(error: grpc.aio.AioRpcError, address: str, method: str, timeout_s
     return _error_of(error.code(), error.details() or "", trailing, address, method, timeout_s)
 
 
+def handshake_error(error: grpc.aio.AioRpcError, address: str, timeout_s: float, *, was_reached: bool) -> TandemError:
+    """What a caller raises when no session was opened: WorkerLostError, UntrustedPeerError, IncompatibleProtocolError.
+
+    NOTE: whoever refuses has not proved who it is: its words are not quoted; only which of the three it claims counts.
+
+    Args:
+        was_reached: whether there was a connection; False = `error` is this side's own.
+    """
+    code, claimed = error.code(), _text_entries(error.trailing_metadata() or ()).get(_CLASS_KEY)
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return WorkerLostError(f"{address} opened no session within {timeout_s} s")
+    if not was_reached:
+        return _unreached(code, error.details() or "", f"a session with {address}", address)
+    return _refused_handshake(code, claimed, address)
+
+
 def is_session_unknown(error: grpc.aio.AioRpcError) -> bool:
     """Whether a call was refused for its session alone, so that its client should open another and call again."""
     return _text_entries(error.trailing_metadata() or ()).get(SESSION_KEY) == UNKNOWN_SESSION
@@ -106,6 +124,28 @@ def error_of_ending(ending: Ending, address: str, method: str) -> TandemError | 
     if code is grpc.StatusCode.OK:
         return None
     return _error_of(code, ending.details, ending.trailing, address, method, None)
+
+
+def handshake_error_of_ending(ending: Ending, address: str) -> TandemError:
+    """As `handshake_error`, of a server that was reached."""
+    code = _BY_NUMBER.get(ending.code, grpc.StatusCode.UNKNOWN)
+    return _refused_handshake(code, ending.trailing.get(_CLASS_KEY), address)
+
+
+def _refused_handshake(code: grpc.StatusCode, claimed: str | None, address: str) -> TandemError:
+    apart = f"this process speaks {described(SPOKEN)}. Run releases of Tandem that are at most one apart"
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return IncompatibleProtocolError(
+            f"{address} opens no session: it speaks protocol {WITHOUT_SESSIONS} or is not of Tandem; {apart}"
+        )
+    if claimed == IncompatibleProtocolError.__name__:
+        return IncompatibleProtocolError(f"{address} speaks no protocol of ours, as its log says; {apart}")
+    if code in _REFUSALS or claimed == UntrustedPeerError.__name__:
+        return UntrustedPeerError(
+            f"{address} opens no session with this process, and its log says why; give every process the same cluster "
+            "secret, and where TLS is used a certificate of its own role and deployment"
+        )
+    return WorkerLostError(f"{address} ended the handshake before it proved who it is ({code.name})")
 
 
 def _error_of(
@@ -130,9 +170,9 @@ def _foreign(code: grpc.StatusCode, details: str, address: str, method: str, tim
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return WorkerLostError(f"{where} did not answer within {timeout_s} s")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return CapacityError(f"{where} was refused: {details}")
+        return CapacityError(f"{method} was refused: {details}")  # NOTE: what a gateway's client is told: no addresses
     if code is grpc.StatusCode.INVALID_ARGUMENT:
-        return InvalidRequestError(f"{where} was refused: {details}")
+        return InvalidRequestError(f"{method} was refused: {details}")
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return UntrustedPeerError(f"{address} refused {method}: {details}; give every process the same cluster secret")
     if code is grpc.StatusCode.PERMISSION_DENIED:
@@ -146,17 +186,22 @@ def _foreign(code: grpc.StatusCode, details: str, address: str, method: str, tim
         )
     if code is grpc.StatusCode.UNAVAILABLE and _STOPPING in details:
         return WorkerStoppedError(f"{where} ended: the process there has stopped")
+    return _unreached(code, details, where, address)
+
+
+def _unreached(code: grpc.StatusCode, details: str, where: str, address: str) -> TandemError:
+    """gRPC's own words for a connection that was not made or is over."""
     if any(sign in details for sign in _REFUSED_TLS):
         return UntrustedPeerError(
             f"TLS with {address} failed: {details[:_MAX_REASON]}; give every process of the deployment certificates of "
             "its own role, signed by a CA in the others' ca.crt, or none to all"
         )
     if all(sign in details for sign in _CUT_OFF):
-        return UntrustedPeerError(
-            f"{address} closed the connection while it was made: its log says why. It may not accept this process's "
+        return WorkerLostError(
+            f"{address} closed the connection while it was made. If it stays so, it may not accept this process's "
             "certificate, or only one of the two uses TLS"
         )
-    return WorkerLostError(f"{where} was lost ({code.name}): {details}")
+    return WorkerLostError(f"{where} was lost ({code.name}): {details[:_MAX_REASON]}")
 
 
 def _text_entries(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:

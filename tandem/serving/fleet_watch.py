@@ -71,7 +71,7 @@ class FleetWatch:
         self._poll_s = poll_s
         self._max_reports_per_s = max_reports_per_s
         self._streams: dict[str, asyncio.Task[None]] = {}
-        self._refused: set[str] = set()
+        self._told: set[str] = set()
         self._wanted = asyncio.Event()
         self._is_blind = False
 
@@ -141,7 +141,7 @@ class FleetWatch:
                 await asyncio.sleep(backoff_s)
         finally:
             self._view.lose(address)
-            self._refused.discard(address)
+            self._told.discard(address)
             await client.close()
 
     async def _stream(self, address: str, client: Watchable) -> bool:
@@ -156,8 +156,8 @@ class FleetWatch:
             reason = f"silent for {self._silence_s} s"
         except (UntrustedPeerError, IncompatibleProtocolError) as error:
             reason = str(error)
-            if address not in self._refused:
-                self._refused.add(address)
+            if address not in self._told:
+                self._told.add(address)
                 _LOG.error("the worker at %s is given no requests until this is mended: %s", address, reason)
         except WorkerStoppedError:
             reason, level = "it has stopped", logging.INFO
@@ -167,6 +167,9 @@ class FleetWatch:
         self._view.lose(address)
         if was_alive:
             _LOG.log(level, "the worker at %s gets no more requests: %s", address, reason)
+        elif address not in self._told:
+            _LOG.warning("the worker at %s is listed and does not answer: %s", address, reason)
+        self._told.add(address)
         return was_alive
 
     async def _take_news(self, address: str, client: Watchable) -> None:
@@ -177,7 +180,7 @@ class FleetWatch:
                 async with asyncio.timeout(self._silence_s):
                     status = await anext(news)
                 self._view.take(address, status)
-                self._refused.discard(address)
+                self._told.discard(address)
                 if not 1 / _MOST_OFF <= self._interval_s() / interval_s <= _MOST_OFF:
                     return
 

@@ -6,7 +6,6 @@ calls at once.
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -21,7 +20,7 @@ from tandem.rpc.serve_messages import Ending
 from tandem.rpc.session import Expected, Handshake, Session, check_incarnation
 from tandem.rpc.session_table import SessionTable
 from tandem.rpc.sessions import HANDSHAKE_TIMEOUT_S
-from tandem.rpc.status import error_of_ending
+from tandem.rpc.status import error_of_ending, handshake_error_of_ending
 from tandem.simulation.fabric import CONNECT_TIMEOUT_S, Fabric, connect_delays
 from tandem.simulation.node import Node
 from tandem.simulation.wire import ClientCall, MultiplexedConnection, SimulatedServer
@@ -95,13 +94,15 @@ class SimulatedLine:
     ) -> None:
         self.address = address
         self.num_calls = 0
-        self.was_silent = False
+        self._num_channels = 1
+        self._was_silent = False
         self._network = network
         self._node = node
         self._credentials = credentials
         self._expected = expected
         self._metadata_source = metadata_source
         self._wire: MultiplexedConnection | None = None
+        self._former: list[MultiplexedConnection] = []
         self._session: Session | None = None
         self._connecting: asyncio.Task[MultiplexedConnection | None] | None = None
         self._backoff_s = _FIRST_BACKOFF_S
@@ -123,7 +124,7 @@ class SimulatedLine:
                 call.inbox.end(Ending())  # NOTE: the end of the call comes with its answer
                 return self._read(method.answer, answer)
         except TimeoutError:
-            self.was_silent |= call is not None
+            self._was_silent |= call is not None
             raise WorkerLostError(f"{method.name} at {self.address} did not answer within {timeout_s} s") from None
         finally:
             self.num_calls -= 1
@@ -163,20 +164,22 @@ class SimulatedLine:
         self._require_open(method)
         await self._connected(method, incarnation)
 
-    async def close(self, grace_s: float | None = None) -> None:
+    async def close(self) -> None:
         self._is_closed = True
-        wire = self._wire
-        if wire is None:
-            return
-        if grace_s and wire.calls:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(grace_s):
-                    while wire.calls:
-                        await asyncio.sleep(0.1)
+        for wire in (*self._former, self._wire):
+            if wire is not None:
+                self._close_wire(wire)
+
+    def _close_wire(self, wire: MultiplexedConnection) -> None:
         for call in list(wire.calls.values()):
             call.leave()
             call.inbox.end("")
         self._network.fabric.cut(wire.connection, "the client has closed it")
+
+    @property
+    def channel_number(self) -> int:
+        self._leave_silent()
+        return self._num_channels
 
     @property
     def own_metadata(self) -> Sequence[tuple[str, str]]:
@@ -200,6 +203,7 @@ class SimulatedLine:
 
     async def _connected(self, method: Method[Any, Any], incarnation: str) -> tuple[MultiplexedConnection, Session]:
         """Raises AnotherIncarnationError unless the process there is that one ("" = any)."""
+        self._leave_silent()
         if self._wire is None or self._wire.connection.is_over:
             self._wire = None
             await self._connect(method)
@@ -208,6 +212,18 @@ class SimulatedLine:
         assert self._session is not None
         check_incarnation(self._session.server, incarnation)
         return self._wire, self._session
+
+    def _leave_silent(self) -> None:
+        """NOTE: what runs there goes on, as by `rpc.link`."""
+        if not self._was_silent:
+            return
+        self._was_silent = False
+        self._num_channels += 1
+        former = [wire for wire in (*self._former, self._wire) if wire is not None and not wire.connection.is_over]
+        self._wire, self._former = None, [wire for wire in former if wire.calls]
+        for wire in former:
+            if not wire.calls:
+                self._close_wire(wire)
 
     async def _connect(self, method: Method[Any, Any]) -> None:
         loop = asyncio.get_running_loop()
@@ -249,7 +265,7 @@ class SimulatedLine:
                 self._session = handshake.session(method.answer.decode(answer))
                 return wire
         except TimeoutError:
-            self.was_silent = True
+            self._was_silent = True
             answer = f"no handshake within {HANDSHAKE_TIMEOUT_S} s"
         finally:
             call.leave()
@@ -257,7 +273,7 @@ class SimulatedLine:
                 self._network.fabric.cut(wire.connection, "no session was opened")
         if isinstance(answer, str):
             raise ConnectionError(answer)
-        raise self._error_of(method, answer)
+        raise handshake_error_of_ending(answer, self.address)
 
     async def _dial(self) -> MultiplexedConnection:
         """Raises OSError: there is nobody, or no answer within `CONNECT_TIMEOUT_S`."""

@@ -46,11 +46,6 @@ class Transfer:
         with self._changed:
             return self._changed.wait_for(lambda: self.state is not TransferState.PENDING, timeout_s)
 
-    def wait_over(self, timeout_s: float | None = None) -> bool:
-        """Whether `is_over`, waiting up to `timeout_s` for that."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self.is_over, timeout_s)
-
     def add_done_callback(self, callback: "Callable[[Transfer], None]") -> None:
         """Call once DONE or FAILED: from the transport's thread, or at once if that has happened. It must not raise."""
         with self._changed:

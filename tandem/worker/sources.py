@@ -18,8 +18,9 @@ from tandem.core.errors import (
     TandemError,
     TransportError,
     WorkerLostError,
+    shown,
 )
-from tandem.rpc.client import WorkerClient
+from tandem.rpc.client import WorkerClient, client_of
 from tandem.rpc.messages import Greeting, LinkReport, WorkerAddress
 from tandem.rpc.protocols import PROTOCOL_VERSION
 from tandem.transport.base import KVTransport, Peer
@@ -80,8 +81,9 @@ class Sources:
         """The connection to this incarnation, made when there is none.
 
         Raises:
-            WorkerLostError: it does not answer, or another incarnation does, or it could not be connected just now and
-                is tried again later.
+            WorkerLostError: it does not answer, or another worker or incarnation does, or it could not be connected
+                just now and is tried again later.
+            UntrustedPeerError: what answers calls another address its own.
             IncompatiblePeerError: its blocks mean something else here.
             TransportError: its blocks cannot be reached.
             ConfigurationError: no transport can serve this pair.
@@ -170,7 +172,7 @@ class Sources:
         return source
 
     async def _connected(self, worker: WorkerAddress) -> KVSource:
-        client = WorkerClient(worker.address, self._core.credentials, metadata_source=self._core.tracing.metadata)
+        client = client_of(worker, self._core.credentials, metadata_source=self._core.tracing.metadata)
         try:
             theirs = await client.greet(await asyncio.to_thread(self._greeting), timeout_s=GREETING_TIMEOUT_S)
             self._check(worker, theirs)
@@ -188,6 +190,10 @@ class Sources:
         return self._core.greeting(PROTOCOL_VERSION)
 
     def _check(self, worker: WorkerAddress, theirs: Greeting) -> None:
+        if worker.worker_id not in ("", theirs.worker.worker_id):
+            raise AnotherIncarnationError(
+                f"worker {shown(theirs.worker.worker_id)} is at {worker.address} now, not {worker.worker_id}"
+            )
         if worker.incarnation not in ("", theirs.worker.incarnation):
             raise AnotherIncarnationError(
                 f"worker {worker.worker_id} at {worker.address} is incarnation {theirs.worker.incarnation} now, "

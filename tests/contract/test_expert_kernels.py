@@ -247,6 +247,18 @@ def test_choice_is_that_of_the_rule_written_out(kernels: NativeKernels, rule: st
     )
 
 
+def test_a_softmax_of_corrected_choices_does_not_overflow(kernels: NativeKernels) -> None:
+    """Regression: the first chosen was taken for the one of the highest logit, which a correction need not leave it."""
+    linear, correction = LinearSpec("router", 3, 48), torch.tensor([500.0, 0.0, -500.0])
+    tensor = TensorSpec("correction", (3,))
+    spec = RouterSpec(linear=linear, top_k=2, score=Score.SOFTMAX_OF_CHOSEN, correction=tensor)
+    choose = kernels.expert_choice(spec, correction, None)
+    assert choose is not None
+    weights, chosen = choose(torch.tensor([[0.0, 200.0, 100.0]]), torch.float32)
+    assert chosen.tolist() == [[0, 1]]
+    assert weights.tolist() == [[0.0, 1.0]]
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_a_row_chooses_the_same_alone(kernels: NativeKernels, rule: str) -> None:
     router = make_router(kernels, RULES[rule], torch.bfloat16)

@@ -20,7 +20,7 @@ from tandem.transport.nixl.bindings import unavailable_reason
 from tandem.transport.transfer import Transfer, TransferState
 from tests.helpers.secret import SECRET
 from tests.helpers.transport_kinds import Kind, Source, resources
-from tests.helpers.transport_pools import COMPATIBILITY, Pages, expected_pages, seeded_pages
+from tests.helpers.transport_pools import COMPATIBILITY, Pages, expected_pages, seeded_pages, wait_over
 from tests.helpers.transport_process import SourceSpec
 
 NUM_BLOCKS, PAGE_BYTES = 64, 4096
@@ -264,7 +264,7 @@ def test_a_callback_may_use_the_transport(reader: KVTransport, peer: Peer, sourc
 def test_a_read_past_its_deadline_fails_and_touches_nothing(reader: KVTransport, peer: Peer, pages: Pages) -> None:
     before = pages.copy()
     transfer = reader.read(peer, [1, 2, 3], [4, 5, 6], deadline_s=-1.0)
-    assert transfer.wait_over(WAIT_S)
+    assert wait_over(transfer, WAIT_S)
     assert transfer.state is TransferState.FAILED
     assert "deadline" in str(transfer.error)
     done(reader.read(peer, [1], [1]))
@@ -327,7 +327,7 @@ def test_disconnecting_ends_the_reads_of_that_peer_only(kind: Kind) -> None:
         transfers = read_all(transport, leaving, 100)
         transport.disconnect(leaving)
         kept = transport.read(staying, [1], [1])
-        assert all(transfer.wait_over(WAIT_S) for transfer in transfers)
+        assert all(wait_over(transfer, WAIT_S) for transfer in transfers)
         assert transfers[-1].state is TransferState.FAILED
         done(kept)
         assert np.array_equal(pages[1], other.pages[1])
@@ -341,7 +341,7 @@ def test_a_source_that_closes_while_it_is_read(kind: Kind) -> None:
         transfers = read_all(transport, peer, 100)
         assert transfers[0].wait(WAIT_S)
         source.stop()
-        assert all(transfer.wait_over(WAIT_S) for transfer in transfers)
+        assert all(wait_over(transfer, WAIT_S) for transfer in transfers)
         assert np.array_equal(pages[1:], source.pages[1:])
         assert transfers[-1].state is TransferState.FAILED
         with pytest.raises(TransportError):
@@ -364,7 +364,7 @@ def test_a_source_killed_while_it_is_read(processes: Kind) -> None:
         transfers = read_all(transport, peer, 200)
         assert transfers[0].wait(WAIT_S)
         source.kill()
-        assert all(transfer.wait_over(WAIT_S) for transfer in transfers)
+        assert all(wait_over(transfer, WAIT_S) for transfer in transfers)
         assert transfers[-1].state is TransferState.FAILED
         assert "deadline" not in str(transfers[-1].error)
         assert np.array_equal(pages[1:], source.pages[1:])
@@ -385,7 +385,7 @@ def test_a_source_stopped_while_it_is_read(processes: Kind) -> None:
         source.freeze()
         transfers = read_all(transport, peer, 100, deadline_s=0.5)
         assert all(transfer.wait(WAIT_S) for transfer in transfers)
-        assert all(transfer.wait_over(WAIT_S) for transfer in transfers)
+        assert all(wait_over(transfer, WAIT_S) for transfer in transfers)
         if processes.name == "tcp":
             assert transfers[-1].state is TransferState.FAILED
             assert "deadline" in str(transfers[-1].error)

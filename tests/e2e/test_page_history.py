@@ -204,6 +204,50 @@ def test_another_tab_sees_them_and_loses_what_is_deleted_here(stage: Stage, tmp_
     stage.tell(tmp_path, story)
 
 
+def test_two_tabs_that_go_on_with_one_conversation_keep_both(stage: Stage, tmp_path: Path) -> None:
+    """Regression: the tab that was answered last wrote over what the other had asked."""
+
+    async def story(cluster: PageCluster, tab: Tab) -> None:
+        await tab.playground()
+        await talk(cluster, tab, "one")
+        other = Tab(await tab.page.context.new_page())
+        await other.playground()
+        await other.page.click("#history button:has-text('one')")
+        cluster.worker.answers, cluster.worker.hold_at = [["half ", "whole"], ["re: ", "three"]], 1
+        await tab.say("two")
+        await tab.sees(".turn:last-child .said", "half")
+        await other.say("three")
+        await tab.page.wait_for_function("document.querySelectorAll('#history .title').length === 2")
+        cluster.worker.go.set()
+        await tab.answered()
+        await other.answered()
+        assert await tab.texts(".turn.user .said") == ["one", "two"]
+        assert (await other.texts(".turn.user .said"))[-1] == "three"
+        await tab.playground()
+        assert await tab.texts(".turn.user .said") == ["one", "two"]
+        assert len(await tab.texts(TITLES)) == 2
+
+    stage.tell(tmp_path, story)
+
+
+def test_a_conversation_deleted_in_another_tab_stays_deleted_though_its_answer_was_coming(
+    stage: Stage, tmp_path: Path
+) -> None:
+    async def story(cluster: PageCluster, tab: Tab) -> None:
+        await tab.playground()
+        cluster.worker.answers, cluster.worker.hold_at = [["half ", "whole"]], 1
+        await tab.say("one")
+        await tab.sees(".turn:last-child .said", "half")
+        other = Tab(await tab.page.context.new_page())
+        await other.playground()
+        async with tab.page.expect_response("**/admin/requests/**"):
+            await other.page.get_by_role("button", name="Delete one").click()
+        await tab.page.wait_for_function("document.querySelectorAll('.turn').length === 0")
+        assert await tab.page.evaluate("Object.keys(localStorage)") == []
+
+    stage.tell(tmp_path, story)
+
+
 def test_the_oldest_make_room_and_their_number_is_bounded(stage: Stage, tmp_path: Path) -> None:
     async def story(cluster: PageCluster, tab: Tab) -> None:
         await tab.playground()

@@ -100,9 +100,17 @@ def test_cert_manager_makes_one_for_each_role_that_runs() -> None:
     found = {each["spec"]["dnsNames"][0]: each["spec"] for each in made.of_kind("Certificate")}
     assert set(found) == {str(CertifiedName(role, f"{NAME}.{NAMESPACE}")) for role in DRAWN}
     for name, spec in found.items():
-        assert spec["secretName"] == f"{NAME}-tandem-tls-{name.partition('.')[0]}"
+        assert spec["secretName"] == f"{NAME}-tandem-certificate-{name.partition('.')[0]}"
         assert {"server auth", "client auth"} <= set(spec["usages"])
     assert not [each for each in made.of_kind("Secret") if each["type"] == "kubernetes.io/tls"]
+
+
+def test_secrets_of_cert_manager_are_not_those_that_the_chart_draws() -> None:
+    """Regression: after a change of the source Helm deleted what cert-manager had made, or took it for its own."""
+    made = rendered("certificates-of-cert-manager")
+    used = {secret_of(made.deployment(pool)["spec"]["template"]["spec"]) for pool in POOLS}
+    assert used == {each["spec"]["secretName"] for each in made.of_kind("Certificate")}
+    assert not used & {f"{NAME}-tandem-tls-{role}" for role in DRAWN}
 
 
 def test_given_secrets_are_used_and_nothing_is_drawn() -> None:

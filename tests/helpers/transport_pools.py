@@ -1,9 +1,12 @@
 """Pools of known bytes, and what a pool must hold after a read."""
 
+import threading
+
 import numpy as np
 from numpy.typing import NDArray
 
 from tandem.transport.base import MemoryPool
+from tandem.transport.transfer import Transfer
 
 COMPATIBILITY = {"model": "tiny-1f3a", "kv_layout": "4x2x16x64", "dtype": "bfloat16", "block_size": "16", "hash": "1"}
 Pages = NDArray[np.uint8]
@@ -25,3 +28,10 @@ def expected_pages(before: Pages, source: Pages, remote_blocks: list[int], local
     after = before.copy()
     after[local_blocks] = source[remote_blocks]
     return after
+
+
+def wait_over(transfer: Transfer, timeout_s: float) -> bool:
+    """Whether nothing more is written on its behalf, waiting up to `timeout_s` for that."""
+    over = threading.Event()
+    transfer.add_over_callback(lambda _: over.set())
+    return over.wait(timeout_s)

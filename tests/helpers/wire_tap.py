@@ -14,6 +14,17 @@ class WireTap:
     sent: list[bytearray] = field(default_factory=list)
     answered: list[bytearray] = field(default_factory=list)
     address: str = ""
+    _flows: list[asyncio.Event] = field(default_factory=list)
+    _ends: list[tuple[asyncio.StreamWriter, asyncio.Task[None]]] = field(default_factory=list)
+
+    def hold(self) -> None:
+        """Connections made so far stay and bring nothing more, until `release`."""
+        for flow in self._flows:
+            flow.clear()
+
+    def release(self) -> None:
+        for flow in self._flows:
+            flow.set()
 
     @property
     def everything(self) -> bytes:
@@ -42,12 +53,26 @@ class WireTap:
         there, back = await self._connect()
         self.sent.append(sent := bytearray())
         self.answered.append(answered := bytearray())
-        await asyncio.gather(_copy(reader, back, sent), _copy(there, writer, answered))
+        self._flows.append(flow := asyncio.Event())
+        flow.set()
+        for end, copying in ((back, _copy(reader, back, sent, flow)), (writer, _copy(there, writer, answered, flow))):
+            self._ends.append((end, asyncio.create_task(copying)))
+
+    async def close(self) -> None:
+        """End all connections."""
+        for _, copying in self._ends:
+            copying.cancel()
+        await asyncio.gather(*(copying for _, copying in self._ends), return_exceptions=True)
+        for end, _ in self._ends:
+            end.transport.abort()
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept: bytearray) -> None:
+async def _copy(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kept: bytearray, flow: asyncio.Event
+) -> None:
     with contextlib.suppress(OSError):
         while chunk := await reader.read(1 << 16):
+            await flow.wait()
             kept += chunk
             writer.write(chunk)
     writer.close()
@@ -63,3 +88,4 @@ async def tapping(target: str) -> AsyncIterator[WireTap]:
         yield tap
     finally:
         server.close()
+        await tap.close()

@@ -20,9 +20,11 @@
 {{- printf "%s.%s.tandem.internal" .role (include "tandem.tlsDeployment" .root) -}}
 {{- end }}
 
-{{/* Takes root, role. */}}
+{{/* Takes root, role. Each source has names of its own: what cert-manager made must not be found again as drawn, nor be
+     deleted by Helm as what it drew before. */}}
 {{- define "tandem.tlsSecretName" -}}
-{{- default (printf "%s-tls-%s" (include "tandem.fullname" .root) .role) (get .root.Values.tls.existingSecrets .role) -}}
+{{- $source := ternary "certificate" "tls" .root.Values.tls.certManager.enabled -}}
+{{- default (printf "%s-%s-%s" (include "tandem.fullname" .root) $source .role) (get .root.Values.tls.existingSecrets .role) -}}
 {{- end }}
 
 {{- define "tandem.givesTlsSecrets" -}}

@@ -1,5 +1,6 @@
 """Moderator behind HTTP with OpenAI's moderation API: posts `{"input": …}`, receives `{"results": […]}`."""
 
+import logging
 from typing import Any
 
 import httpx
@@ -8,6 +9,7 @@ import orjson
 from tandem.core.errors import ConfigurationError, UnavailableError, shown, without_password
 from tandem.gateway.moderation.base import ModerationVerdict
 
+_logger = logging.getLogger(__name__)
 TIMEOUT_S = 5.0
 
 
@@ -42,7 +44,8 @@ class ModerationEndpoint:
             results = orjson.loads(answer.content)["results"]
             return next((_verdict(result) for result in results if result["flagged"]), ModerationVerdict())
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-            raise UnavailableError(f"the moderation endpoint {self._url} gave no verdict: {error!r}", 1.0) from error
+            _logger.error("the moderation endpoint %s gave no verdict: %r", self._url, error)
+            raise UnavailableError("the moderation endpoint of this server gave no verdict; try again", 1.0) from error
 
     async def close(self) -> None:
         await self._client.aclose()

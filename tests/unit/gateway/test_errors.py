@@ -3,8 +3,10 @@
 import pytest
 
 from tandem.core.errors import (
+    AnotherIncarnationError,
     CapacityError,
     EngineStoppedError,
+    IncompatiblePeerError,
     IncompatibleProtocolError,
     InvalidRequestError,
     TandemError,
@@ -12,6 +14,7 @@ from tandem.core.errors import (
     UnavailableError,
     UntrustedPeerError,
     WorkerLostError,
+    WorkerStoppedError,
 )
 from tandem.gateway.errors import RequestError, problem_of
 
@@ -53,6 +56,20 @@ def test_what_an_operator_must_mend_is_told_to_clients_in_general_terms() -> Non
     assert problem.message.startswith("this cluster is wrongly configured")
     assert "10.0.0.7" not in problem.message
     assert "secret" not in problem.message
+
+
+@pytest.mark.parametrize("kind", [WorkerLostError, WorkerStoppedError, AnotherIncarnationError])
+def test_clients_are_not_told_which_process_was_lost(kind: type[WorkerLostError]) -> None:
+    """Regression: addresses and incarnations of workers were in the answers of gateways."""
+    problem = problem_of(kind("worker d0 at 10.0.0.7:7800 is incarnation 1f now, not 2e"))
+    assert (problem.status, problem.code) == (503, "unavailable")
+    assert "try again" in problem.message
+    assert not any(name in problem.message for name in ("10.0.0.7", "1f", "d0"))
+
+
+def test_clients_are_not_told_of_the_ways_between_workers() -> None:
+    problem = problem_of(IncompatiblePeerError("10.0.0.7:7800 does not answer Lease"))
+    assert (problem.status, problem.message) == (500, "the server failed on this request; its log says why")
 
 
 @pytest.mark.parametrize(

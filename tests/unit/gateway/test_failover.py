@@ -412,7 +412,7 @@ def test_a_router_of_a_release_too_far_away_is_a_503_and_the_log_names_both(
 
 
 ANOTHER_SECRET = b"the secret of another cluster"
-REMEDY = "the cluster secret differs; give every process the same cluster secret"
+REMEDY = "give every process the same cluster secret"
 
 
 def expect_misconfigured(response: httpx.Response) -> None:

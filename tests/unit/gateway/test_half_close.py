@@ -106,6 +106,49 @@ def test_a_client_that_left_is_noticed_though_nothing_is_said(
 
 
 @LOOPS
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("hold_at", [0, 3])
+def test_a_client_that_left_with_several_requests_on_their_way_is_noticed(
+    tmp_path: Path, loop: str, is_stream: bool, hold_at: int
+) -> None:
+    """Regression: the connection knew the last of them only, so the one that was served went on to its end."""
+
+    async def story(cluster: FakeCluster) -> None:
+        (worker,) = cluster.workers
+        worker.hold_at = hold_at
+        reader, writer = await connect(cluster)
+        writer.write(request_of(COMPLETION | {"stream": is_stream}) * 3)
+        await worker.reached.wait()
+        if is_stream and hold_at:
+            await reader.readuntil(b"\n\n")
+        writer.close()
+        await writer.wait_closed()
+        await eventually(lambda: worker.num_open == 0)
+
+    run(tmp_path, story, loop)
+
+
+@LOOPS
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_the_first_of_several_requests_is_probed_without_harm(tmp_path: Path, loop: str, is_stream: bool) -> None:
+    async def story(cluster: FakeCluster) -> None:
+        (worker,) = cluster.workers
+        worker.hold_at = 0
+        reader, writer = await connect(cluster)
+        writer.write(request_of(COMPLETION | {"stream": is_stream}) * 2)
+        await worker.reached.wait()
+        writer.write_eof()
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        worker.go.set()
+        said = await reader.read()
+        assert said.count(b"HTTP/1.1 200") == 2
+        assert said.count(b"data: [DONE]") == 2 * is_stream
+        writer.close()
+
+    run(tmp_path, story, loop)
+
+
+@LOOPS
 def test_requests_on_their_way_are_all_answered(tmp_path: Path, loop: str) -> None:
     async def story(cluster: FakeCluster) -> None:
         reader, writer = await connect(cluster)

@@ -17,7 +17,9 @@ from tests.unit.rpc.handlers import HERE, Router, run
 from tests.unit.rpc.processes import MORTAL_ROUTER, running
 
 
-def test_a_router_that_hangs_is_passed_over_also_where_every_address_had_led_to_it() -> None:
+def test_a_router_that_hangs_is_passed_over_also_where_every_address_had_led_to_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """As with a balanced address and that of all routers: each connection had been made to one that hangs now, and was
     asked again and again, so that nothing was served while another router was there.
     """
@@ -33,8 +35,10 @@ def test_a_router_that_hangs_is_passed_over_also_where_every_address_had_led_to_
             process.send_signal(signal.SIGSTOP)
             routers = Routers((address, both), pool, timeout_s=0.5)
             call = PairCall(request_id="r", model="m", token_ids=(1,), num_expected_output=1, scope=UNSCOPED)
-            with pytest.raises(UnavailableError, match="no router answers"):
+            with pytest.raises(UnavailableError, match="no router of this cluster answers") as caught:
                 await routers.pair(call)
+            assert "127.0.0.1" not in str(caught.value)
+            assert f"no router answers: Pair at {address}" in caplog.text
             answered, pairing = await routers.pair(call)
             assert (answered, pairing.decode) == (both, HERE)
             await pool.close()

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import grpc
 import pytest
@@ -18,9 +19,11 @@ from tandem.core.events import BlockRemoved, BlockStored
 from tandem.core.scope import UNSCOPED
 from tandem.locality.base import PublishResult
 from tandem.routing.settlement import Settlement
-from tandem.rpc import encryption, methods
+from tandem.rpc import encryption, methods, sessions
 from tandem.rpc.channel import CLIENT_OPTIONS, KEEPALIVE_S
 from tandem.rpc.client import ClientPool, RouterClient, WorkerClient
+from tandem.rpc.credentials import WORKER_ROLES
+from tandem.rpc.link import Link
 from tandem.rpc.messages import (
     ConfirmAnswer,
     ConfirmCall,
@@ -38,8 +41,10 @@ from tandem.rpc.messages import (
     WorkerStatus,
 )
 from tandem.rpc.server import serve_router, serve_worker
+from tandem.rpc.session import Expected
 from tests.helpers.raw_calls import opener
 from tests.helpers.secret import AS_GATEWAY, AS_OPERATOR, AS_ROUTER, AS_WORKER
+from tests.helpers.wire_tap import tapping
 from tests.unit.rpc.handlers import HERE, LEASE, MODEL, STATUS, Router, Worker, generate_call, run
 from tests.unit.rpc.processes import MORTAL_ROUTER, MORTAL_WORKER, running
 
@@ -245,6 +250,83 @@ def test_a_router_that_hangs_is_left_for_another_at_the_same_address() -> None:
             assert await client.models(timeout_s=8) == (MODEL,)
             await client.close()
         await server.stop()
+
+    run(check)
+
+
+def test_a_connection_that_died_without_a_word_is_left_for_a_new_one() -> None:
+    """Regression: a worker that answered on every new connection counted as lost until a keepalive had failed."""
+
+    async def check() -> None:
+        server = await serve_worker(Worker(num_before_silence=1), ANY_PORT, AS_WORKER)
+        async with tapping(server.address) as tap:
+            client = WorkerClient(tap.address, AS_GATEWAY)
+            running = client.generate(generate_call())
+            await anext(running)
+            tap.hold()
+            begin = time.perf_counter()
+            with pytest.raises(WorkerLostError, match=r"did not answer within 0.2 s"):
+                await client.status(timeout_s=0.2)
+            assert await client.status(timeout_s=4.0) == STATUS
+            assert time.perf_counter() - begin < KEEPALIVE_S / 2
+            assert len(tap.sent) == 2
+            await running.aclose()
+            tap.release()
+            await client.close()
+        await server.stop()
+
+    run(check)
+
+
+def test_a_handshake_that_is_not_answered_is_made_anew_on_another_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "HANDSHAKE_TIMEOUT_S", 0.2)
+
+    async def check() -> None:
+        has_asked = asyncio.Event()
+
+        class Once(grpc.GenericRpcHandler):
+            """Leaves the first handshake unanswered."""
+
+            def service(self, handler_call_details: Any) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
+                if has_asked.is_set():
+                    return opener(lambda: AS_WORKER)
+                has_asked.set()
+                return grpc.unary_unary_rpc_method_handler(_never)
+
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((Once(),))
+        port = server.add_insecure_port(ANY_PORT)
+        await server.start()
+        async with tapping(f"127.0.0.1:{port}") as tap:
+            link = Link(tap.address, AS_GATEWAY, Expected(WORKER_ROLES), None)
+            with pytest.raises(WorkerLostError, match=r"opened no session within 0.2 s"):
+                await link.require(methods.STATUS, "")
+            await link.require(methods.STATUS, "")
+            assert len(tap.sent) == 2
+            await link.close()
+        await server.stop(None)
+
+    run(check)
+
+
+async def _never(data: bytes, context: object) -> bytes:
+    return await asyncio.Future()
+
+
+def test_a_connection_that_is_accepted_and_closed_is_a_worker_that_was_lost() -> None:
+    """Regression: so does a proxy whose worker is away, and a process that is ending; it was told as a wrong secret."""
+
+    async def check() -> None:
+        async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(1)
+            writer.close()
+
+        server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+        client = WorkerClient(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", AS_GATEWAY)
+        with pytest.raises(WorkerLostError, match=r"was lost|closed the connection while it was made"):
+            await client.status()
+        await client.close()
+        server.close()
 
     run(check)
 

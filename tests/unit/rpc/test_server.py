@@ -174,13 +174,44 @@ def test_a_caller_of_protocol_1_is_told_which_are_spoken_and_the_log_is_told_onc
     run(check)
 
 
+def test_who_is_refused_is_logged_once_a_minute_for_each_reason(caplog: pytest.LogCaptureFixture) -> None:
+    """Regression: a client said "its log says why", and nothing was there."""
+
+    async def check() -> None:
+        server = await serve_worker(Worker(), ANY_PORT, AS_WORKER)
+        stranger = WorkerClient(server.address, replace(AS_GATEWAY, secret=b"theirs"))
+        router = WorkerClient(server.address, AS_ROUTER)
+        for _ in range(3):
+            for refused in (stranger.status(), router.renew([])):
+                with pytest.raises(UntrustedPeerError):
+                    await refused
+        async with grpc.aio.insecure_channel(server.address) as channel:
+            await ended(channel, methods.STATUS.path, b"", (("tandem-protocol", "long" * 1000),))
+            await ended(channel, methods.STATUS.path, b"", (("tandem-proof", f"{'0' * 32}.1.x"),))
+        told = [record.message for record in caplog.records if record.levelname == "ERROR"]
+        reasons = [line.partition(" is refused until this is mended: ")[2] for line in told]
+        assert reasons[:2] == [
+            "the cluster secret differs",
+            "a router may not call Renew; allowed: both, decode, prefill",
+        ]
+        (former,) = reasons[2:]
+        assert former.startswith("the caller speaks protocol 'longlong")
+        assert len(former) < 400
+        assert all("127.0.0.1:" in line for line in told)
+        for client in (stranger, router):
+            await client.close()
+        await server.stop()
+
+    run(check)
+
+
 def test_only_the_cluster_is_let_in() -> None:
     async def check() -> None:
         worker = Worker()
         server = await serve_worker(worker, ANY_PORT, AS_WORKER)
         stranger = WorkerClient(server.address, replace(AS_GATEWAY, secret=b"theirs"))
         for answer in (stranger.status(), anext(stranger.generate(generate_call()))):
-            with pytest.raises(UntrustedPeerError, match="cluster secret differs"):
+            with pytest.raises(UntrustedPeerError, match=r"opens no session .* says why; .* same cluster secret"):
                 await answer
         await stranger.close()
         async with grpc.aio.insecure_channel(server.address) as channel:

@@ -16,13 +16,16 @@ from tandem.core.errors import (
     WorkerLostError,
 )
 from tandem.rpc import methods, proofs
+from tandem.rpc.channel import CLIENT_OPTIONS, MAX_MESSAGE_BYTES
 from tandem.rpc.client import WorkerClient, client_of
-from tandem.rpc.credentials import Credentials, Party, ProcessRole
+from tandem.rpc.credentials import WORKER_ROLES, Credentials, Party, ProcessRole
 from tandem.rpc.messages import WorkerAddress
 from tandem.rpc.network import RpcServer
 from tandem.rpc.server import serve_worker
+from tandem.rpc.session import Expected
 from tandem.rpc.session_messages import OpenAnswer
 from tandem.rpc.session_table import NotAdmittedError, SessionTable
+from tandem.rpc.sessions import Sessions
 from tests.helpers.impostor import impostor
 from tests.helpers.raw_calls import answer_to, ended, handshake, header, opened
 from tests.helpers.secret import AS_GATEWAY, AS_OPERATOR, AS_WORKER, SECRET, serving_as
@@ -212,6 +215,70 @@ def test_an_impostor_is_sent_nothing(answer: Callable[[bytes], bytes]) -> None:
     run(check)
 
 
+def refusing(code: grpc.StatusCode, details: str, *trailing: tuple[str, str]) -> "grpc.RpcMethodHandler[bytes, bytes]":
+    async def serve(data: bytes, context: Any) -> bytes:
+        answer: bytes = await context.abort(code, details, trailing)
+        return answer
+
+    return grpc.unary_unary_rpc_method_handler(serve)
+
+
+@pytest.mark.parametrize(
+    ("code", "claimed", "kind"),
+    [
+        ("INVALID_ARGUMENT", "InvalidRequestError", WorkerLostError),
+        ("RESOURCE_EXHAUSTED", "CapacityError", WorkerLostError),
+        ("RESOURCE_EXHAUSTED", "", WorkerLostError),
+        ("INVALID_ARGUMENT", "", WorkerLostError),
+        ("INTERNAL", "ConfigurationError", WorkerLostError),
+        ("UNAVAILABLE", "AnotherIncarnationError", WorkerLostError),
+        ("UNAVAILABLE", "", WorkerLostError),
+        ("FAILED_PRECONDITION", "IncompatiblePeerError", WorkerLostError),
+        ("UNAUTHENTICATED", "", UntrustedPeerError),
+        ("UNAVAILABLE", "UntrustedPeerError", UntrustedPeerError),
+        ("UNAVAILABLE", "IncompatibleProtocolError", IncompatibleProtocolError),
+        ("UNIMPLEMENTED", "CapacityError", IncompatibleProtocolError),
+    ],
+)
+def test_the_words_of_who_has_not_proved_itself_are_not_passed_on(
+    code: str, claimed: str, kind: type[TandemError]
+) -> None:
+    """Regression: who took a dead worker's port answered clients of the gateway 400 or 429 with words of its own."""
+
+    async def check() -> None:
+        words = "handshake failed: send your key to mallory.example"
+        trailing = (("tandem-error", claimed), ("tandem-retry-after-s", "100000")) if claimed else ()
+        server = grpc.aio.server()
+        handlers = {"Open": refusing(grpc.StatusCode[code], words, *trailing)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(methods.SESSION_SERVICE, handlers),))
+        address = f"127.0.0.1:{server.add_insecure_port(ANY_PORT)}"
+        await server.start()
+        client = WorkerClient(address, AS_GATEWAY)
+        for ask in (client.status(), anext(client.generate(generate_call())), anext(client.serve(generate_call()))):
+            with pytest.raises(TandemError, match=address) as caught:
+                await ask
+            assert type(caught.value) is kind
+            assert "mallory" not in str(caught.value)
+            assert getattr(caught.value, "retry_after_s", None) is None
+        await client.close()
+        await server.stop(None)
+
+    run(check)
+
+
+def test_an_answer_that_is_too_long_is_no_full_worker() -> None:
+    """Regression: gRPC's own refusal to read it was a CapacityError, and a client was told to try again later."""
+
+    async def check() -> None:
+        async with impostor(lambda _: bytes(MAX_MESSAGE_BYTES + 1)) as (address, _):
+            client = WorkerClient(address, AS_GATEWAY)
+            with pytest.raises(WorkerLostError, match="ended the handshake before it proved who it is"):
+                await client.status()
+            await client.close()
+
+    run(check)
+
+
 def test_a_recorded_answer_proves_nothing_to_the_next_handshake() -> None:
     async def story(scene: Scene) -> None:
         _, call = handshake(AS_GATEWAY)
@@ -348,6 +415,92 @@ def test_who_takes_the_address_of_a_server_that_ended_is_sent_nothing(
         await client.close()
 
     run(check)
+
+
+async def connected_again(channel: grpc.aio.Channel) -> None:
+    """By the channel itself; it was connected, and what was there has ended."""
+    await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+    while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+        await channel.wait_for_state_change(state)
+
+
+def test_a_session_ends_with_its_connection_though_nobody_called_meanwhile() -> None:
+    """Regression: once the channel had connected again by itself, the session counted as ready again, and calls were
+    signed and sent to whoever had taken the address.
+    """
+
+    async def check() -> None:
+        server = await serve_worker(Worker(), ANY_PORT, AS_WORKER)
+        async with grpc.aio.insecure_channel(server.address, options=CLIENT_OPTIONS) as channel:
+            sessions = Sessions(channel, server.address, AS_GATEWAY, Expected(WORKER_ROLES))
+            session = await sessions.opened("")
+            assert sessions.ready("") is session
+            await server.stop()
+            async with impostor(forged(), server.address) as (_, called):
+                await connected_again(channel)
+                assert sessions.ready("") is None
+                with pytest.raises(UntrustedPeerError, match="does not prove"):
+                    await sessions.opened("")
+                assert called == ["Open"]
+            await sessions.close()
+
+    run(check)
+
+
+class Breaking:
+    """A channel to a real table of sessions whose connection breaks `num_breaks` times, as a handshake ends."""
+
+    def __init__(self, num_breaks: int) -> None:
+        self.num_handshakes = 0
+        self._num_breaks = num_breaks
+        self._table = SessionTable(AS_WORKER)
+
+    def unary_unary(self, path: str) -> Callable[..., Awaitable[bytes]]:
+        return self._answer
+
+    async def _answer(self, data: bytes, *, timeout: float) -> bytes:
+        self.num_handshakes += 1
+        return methods.OPEN.answer.encode(self._table.open(methods.OPEN.request.decode(data)))
+
+    def get_state(self) -> grpc.ChannelConnectivity:
+        is_over = self.num_handshakes <= self._num_breaks
+        return grpc.ChannelConnectivity.IDLE if is_over else grpc.ChannelConnectivity.READY
+
+    async def wait_for_state_change(self, state: grpc.ChannelConnectivity) -> None:
+        await asyncio.Future()
+
+
+def test_a_session_whose_connection_broke_as_it_was_opened_is_opened_again() -> None:
+    """Regression: the call was made with it, over whatever connection gRPC made then."""
+
+    async def check() -> None:
+        channel: Any = Breaking(1)
+        sessions = Sessions(channel, "there", AS_GATEWAY, Expected(WORKER_ROLES))
+        assert await sessions.opened("") is sessions.ready("")
+        assert channel.num_handshakes == 2
+        channel = Breaking(9)
+        with pytest.raises(WorkerLostError, match="breaks whenever a session is open"):
+            await Sessions(channel, "there", AS_GATEWAY, Expected(WORKER_ROLES)).opened("")
+        assert channel.num_handshakes == 3
+
+    run(check)
+
+
+def test_a_stale_pairing_ends_no_session() -> None:
+    """Regression: calls of others waited for another handshake, or failed with it."""
+
+    async def story(scene: Scene) -> None:
+        sessions = Sessions(scene.channel, scene.server.address, AS_GATEWAY, Expected(WORKER_ROLES))
+        session = await sessions.opened("")
+        asked = asyncio.create_task(sessions.opened("former"))
+        await asyncio.sleep(0)
+        assert sessions.ready(AS_WORKER.incarnation) is session
+        with pytest.raises(AnotherIncarnationError):
+            await asked
+        assert sessions.ready(AS_WORKER.incarnation) is not None
+        await sessions.close()
+
+    told(story)
 
 
 def test_calls_made_at_once_wait_for_one_handshake() -> None:

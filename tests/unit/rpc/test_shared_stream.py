@@ -32,6 +32,7 @@ from tandem.rpc.server import serve_router, serve_worker
 from tandem.rpc.shared_stream import MAX_CALL_BYTES, MAX_OPENINGS, ROOM_TOKENS, is_short
 from tests.helpers.raw_calls import opener
 from tests.helpers.secret import AS_GATEWAY, AS_ROUTER, AS_WORKER, serving_as
+from tests.helpers.wire_tap import tapping
 from tests.unit.rpc.handlers import HERE, Router, Worker, generate_call, run
 from tests.unit.rpc.processes import MORTAL_WORKER
 from tests.unit.rpc.test_server import ERRORS
@@ -323,6 +324,33 @@ def test_a_server_that_stops_loses_its_requests_and_one_that_is_back_is_found() 
     run(check)
 
 
+def test_requests_that_begin_after_a_silence_have_a_stream_of_their_own() -> None:
+    """Regression: they waited on the stream of a connection that was dead; those that run on it may yet be answered."""
+
+    async def check() -> None:
+        worker = Talker()
+        worker.held["before"] = 1
+        server = await serve_worker(worker, ANY_PORT, AS_WORKER)
+        async with tapping(server.address) as tap:
+            client = WorkerClient(tap.address, AS_GATEWAY)
+            before = client.serve(asked("before", 2))
+            assert (await anext(before)).output.token_ids == (0,)
+            tap.hold()
+            with pytest.raises(WorkerLostError, match="did not answer"):
+                await client.status(timeout_s=0.2)
+            assert await told(client, asked("after", 3)) == whole(3)
+            assert len(tap.sent) == 2
+            tap.release()
+            worker.go.set()
+            assert [news.output.token_ids async for news in before] == [(1,)]
+            await client.status()
+            assert client.is_idle
+            await client.close()
+        await server.stop()
+
+    run(check)
+
+
 def test_closing_a_client_fails_its_requests_and_cancels_them_there() -> None:
     async def check() -> None:
         worker = Worker(num_before_silence=1)
@@ -444,7 +472,7 @@ def test_only_the_cluster_is_let_in() -> None:
         worker = Talker()
         server = await serve_worker(worker, ANY_PORT, AS_WORKER)
         stranger = WorkerClient(server.address, replace(AS_GATEWAY, secret=b"theirs"))
-        with pytest.raises(TandemError, match="cluster secret differs"):
+        with pytest.raises(TandemError, match="same cluster secret"):
             await told(stranger, asked("r", 1))
         friend = WorkerClient(server.address, AS_GATEWAY)
         assert await told(friend, asked("r", 1)) == whole(1)

@@ -296,6 +296,27 @@ def test_a_larger_fleet_reports_less_often_and_nobody_is_lost_when_that_changes(
     run(scenario)
 
 
+def test_a_worker_that_is_listed_and_never_answers_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Regression: of one that does not accept the router's certificate nothing was logged at all."""
+
+    def told() -> list[str]:
+        return [r.getMessage() for r in caplog.records if r.name == "tandem.serving.fleet_watch"]
+
+    async def scenario() -> None:
+        async with serving_worker(StubWorker(status("p"))) as server:
+            address = server.address
+        async with watching() as watched:
+            watched.lists(address)
+            await eventually(lambda: bool(told()))
+            await watched.polled_again()
+            async with serving_worker(StubWorker(status("p")), address):
+                await eventually(lambda: watched.incarnations() == {"p": "1"})
+        (line,) = told()
+        assert line.startswith(f"the worker at {address} is listed and does not answer: ")
+
+    run(scenario)
+
+
 def test_a_worker_that_refuses_the_router_is_logged_once_and_used_when_it_is_mended(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -307,7 +328,7 @@ def test_a_worker_that_refuses_the_router_is_logged_once_and_used_when_it_is_men
                 watched.lists(server.address)
                 await eventually(lambda: bool(caplog.records))
                 await watched.polled_again()
-                (line,) = (record.getMessage() for record in caplog.records)
+                (line,) = (r.getMessage() for r in caplog.records if r.name == "tandem.serving.fleet_watch")
                 assert line.startswith(f"the worker at {server.address} is given no requests until this is mended")
                 assert "give every process the same cluster secret" in line
             async with serving_worker(StubWorker(status("p")), server.address):

@@ -8,7 +8,7 @@ from tandem.transport.base import MemoryPool
 from tandem.transport.card import Identity
 from tandem.transport.inproc import InprocRegistry, InprocTransport
 from tests.helpers.secret import SECRET
-from tests.helpers.transport_pools import COMPATIBILITY, pool_of, seeded_pages
+from tests.helpers.transport_pools import COMPATIBILITY, pool_of, seeded_pages, wait_over
 
 PAGE_BYTES = 8 << 20  # milliseconds to copy
 
@@ -23,7 +23,7 @@ def test_nobody_reads_a_pool_after_its_close_has_returned() -> None:
     assert transfers[0].wait(10)
     source.close()
     source_pages[:] = 238
-    assert all(transfer.wait_over(10) for transfer in transfers)
+    assert all(wait_over(transfer, 10) for transfer in transfers)
     assert np.array_equal(np.unique(pages), [0, 17])
     assert "closed" in str(transfers[-1].error)
     reader.close()

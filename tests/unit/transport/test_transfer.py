@@ -27,10 +27,10 @@ def test_a_failure_can_be_over_later() -> None:
     transfer, calls = watched(ManualClock())
     transfer.fail(TransportError("first"), is_over=False)
     assert transfer.wait(0)
-    assert not transfer.wait_over(0)
+    assert not transfer.is_over
     assert calls == ["done"]
     transfer.settle()
-    assert transfer.wait_over(0)
+    assert transfer.is_over
     assert (transfer.state, calls) == (TransferState.FAILED, ["done", "over"])
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tandem.core.clock import ManualClock
-from tandem.core.errors import IncompatiblePeerError, TandemError, TransportError, WorkerLostError
+from tandem.core.errors import IncompatiblePeerError, TandemError, TransportError, UntrustedPeerError, WorkerLostError
 from tandem.rpc.messages import ConfirmCall, Greeting, WorkerAddress
 from tandem.rpc.protocols import PROTOCOL_VERSION
 from tandem.transport.base import Peer
@@ -120,6 +120,25 @@ def test_a_peer_that_was_started_again_is_not_told_of(llama: Path) -> None:
                 await sources.connect(replace(front.worker, incarnation="former"))
             assert set(sources.unreachable) == set()
             await sources.connect(front.worker)
+            await sources.close()
+
+    asyncio.run(main())
+
+
+def test_a_peer_is_the_worker_that_was_listed_at_its_address(llama: Path) -> None:
+    """Regression: whoever answered was taken, and replaced the connection to the worker whose id it gave."""
+
+    async def main() -> None:
+        async with pair_of(llama) as pair, front_of(pair.prefill) as front, front_of(pair.prefill, "p1") as other:
+            sources = Sources(pair.decode.core)
+            source = await sources.connect(front.worker)
+            with pytest.raises(WorkerLostError, match=rf"worker 'p1' is at {other.server.address} now, not p2"):
+                await sources.connect(replace(other.worker, worker_id="p2", incarnation=""))
+            alias = other.server.address.replace("127.0.0.1", "localhost")
+            with pytest.raises(UntrustedPeerError, match=f"{alias} was expected there"):
+                await sources.connect(replace(other.worker, address=alias))
+            assert other.handler.calls == ["greet"]
+            assert await sources.connect(front.worker) is source
             await sources.close()
 
     asyncio.run(main())

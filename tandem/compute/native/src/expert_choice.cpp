@@ -127,7 +127,8 @@ class Router {
 
   void weigh_by_softmax(float* weights) const {
     float sum = 0.0f;
-    const float highest = rounded(weights[0], a.rounding);
+    float highest = -INFINITY;  // NOTE: with a correction, the first chosen need not have it
+    for (int64_t i = 0; i < a.top_k; ++i) highest = std::fmax(highest, rounded(weights[i], a.rounding));
     for (int64_t i = 0; i < a.top_k; ++i) sum += weights[i] = std::exp(rounded(weights[i], a.rounding) - highest);
     for (int64_t i = 0; i < a.top_k; ++i) weights[i] = rounded(weights[i] / sum, a.rounding);
   }

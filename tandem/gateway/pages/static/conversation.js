@@ -1,6 +1,6 @@
 /** The turns of a conversation. The browser keeps it, and the tab remembers which one it has open. */
 
-import { load, remove, store } from "./history.js";
+import { has, load, remove, store } from "./history.js";
 
 /**
  * @typedef {{kind: "text" | "thought", text: string} | {kind: "call", index: number, id: string, name: string}
@@ -16,8 +16,10 @@ const OPEN = "tandem.open";
 
 export class Conversation {
   /** @param {string} id @param {Turn[]} turns */
-  constructor(id = crypto.getRandomValues(new Uint32Array(3)).join("-"), turns = []) {
+  constructor(id = newId(), turns = []) {
     this.id = id;
+    this.isKept = turns.length > 0;
+    this.isLeft = false;
     this.turns = turns.map((turn) => (turn.state === "streaming" ? { ...turn, state: "stopped" } : turn));
     sessionStorage.setItem(OPEN, id);
   }
@@ -47,10 +49,30 @@ export class Conversation {
     this.save();
   }
 
+  /** What was deleted meanwhile, here or in another tab, stays deleted. */
   save() {
+    if (this.isLeft || (this.isKept && !has(this.id))) return;
     if (this.turns.length) store(this.id, this.turns);
     else remove(this.id);
+    this.isKept = has(this.id);
   }
+
+  /** Another tab goes on with it: this page saves it no more. */
+  leave() {
+    this.isLeft = true;
+  }
+
+  /** Another tab goes on with it too: from here on this one is another conversation. */
+  part() {
+    this.id = newId();
+    this.isKept = false;
+    sessionStorage.setItem(OPEN, this.id);
+    this.save();
+  }
+}
+
+function newId() {
+  return crypto.getRandomValues(new Uint32Array(3)).join("-");
 }
 
 /** Add what came. @param {Turn} turn @param {Piece} piece */

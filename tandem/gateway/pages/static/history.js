@@ -10,6 +10,8 @@ const TITLE_LENGTH = 80;
 
 export const keyOf = (id) => PREFIX + id;
 
+export const has = (id) => localStorage.getItem(keyOf(id)) !== null;
+
 /** @returns {Kept[]} the latest first */
 export function kept() {
   const keys = Object.keys(localStorage).filter((key) => key.startsWith(PREFIX));
@@ -30,8 +32,7 @@ export function load(id) {
 export function store(id, turns) {
   const title = (turns.find(({ role }) => role === "user")?.text ?? "").slice(0, TITLE_LENGTH);
   const text = JSON.stringify({ title, savedMs: Date.now(), turns });
-  const isNew = localStorage.getItem(keyOf(id)) === null;
-  const others = isNew ? kept() : [];
+  const others = has(id) ? [] : kept();
   for (const other of others.splice(MAX_KEPT - 1)) remove(other.id);
   while (!written(keyOf(id), text)) {
     const oldest = kept().findLast((other) => other.id !== id);

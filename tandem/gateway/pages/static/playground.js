@@ -220,11 +220,16 @@ class Playground {
     this.fresh();
   }
 
-  /** Another tab has changed or deleted what `key` names. */
-  hear({ key }) {
-    const { id } = this.conversation;
-    if (key === keyOf(id) && !this.abort) this.open(Conversation.open(id));
-    else this.history.show(id);
+  /** Another tab has changed or deleted what `key` names. While an answer comes here, both go on, each for itself. */
+  hear({ key, newValue }) {
+    const { conversation } = this;
+    const isMine = key === keyOf(conversation.id);
+    if (isMine && newValue !== null && this.abort) conversation.part();
+    else if (isMine) {
+      conversation.leave();
+      return this.open(Conversation.open(conversation.id));
+    }
+    this.history.show(this.conversation.id);
   }
 
   clearHistory() {

@@ -16,7 +16,7 @@ from tandem.transport.nixl.bindings import unavailable_reason
 from tandem.transport.nixl.transport import NixlTransport
 from tandem.transport.transfer import TransferState
 from tests.helpers.secret import SECRET
-from tests.helpers.transport_pools import COMPATIBILITY, Pages, pool_of
+from tests.helpers.transport_pools import COMPATIBILITY, Pages, pool_of, wait_over
 from tests.helpers.transport_process import SourceProcess, SourceSpec
 
 pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
@@ -70,7 +70,7 @@ def test_a_late_read_fails_in_time_but_is_over_only_when_nixl_says_so(
     assert "deadline" in str(late.error)
     assert not late.is_over
     source.thaw()
-    assert late.wait_over(WAIT_S)
+    assert wait_over(late, WAIT_S)
     assert np.array_equal(pages[1:], source.pages[1:])
     after = reader.read(peer, BLOCKS, BLOCKS)
     assert after.wait(WAIT_S)
@@ -118,7 +118,7 @@ def test_the_fence_comes_by_itself(source: SourceProcess, pages: Pages) -> None:
     peer = reader.connect(source.card)
     source.freeze()
     late = reader.read(peer, BLOCKS, BLOCKS, deadline_s=0.1)
-    assert late.wait_over(WAIT_S)
+    assert wait_over(late, WAIT_S)
     assert late.state is TransferState.FAILED
     assert not pages.any()
     with pytest.raises(TransportError, match="connect"):

@@ -12,7 +12,7 @@ from tandem.transport.tcp import wire
 from tandem.transport.tcp.transport import TcpConfig, TcpTransport
 from tandem.transport.transfer import Transfer, TransferState
 from tests.helpers.secret import SECRET
-from tests.helpers.transport_pools import COMPATIBILITY, Pages, pool_of, seeded_pages
+from tests.helpers.transport_pools import COMPATIBILITY, Pages, pool_of, seeded_pages, wait_over
 from tests.helpers.transport_scripts import scripted_peer, shake_hands, take_request, wait_for_close
 
 POOL = pool_of(seeded_pages(1, 16, 256))
@@ -90,7 +90,7 @@ def test_nobody_listens(reader: TcpTransport) -> None:
 
 def failed_read(reader: TcpTransport, card: bytes, deadline_s: float | None = None) -> Transfer:
     transfer = reader.read(reader.connect(card), [3, 4, 9], [5, 6, 7], deadline_s)
-    assert transfer.wait_over(WAIT_S)
+    assert wait_over(transfer, WAIT_S)
     assert transfer.state is TransferState.FAILED
     return transfer
 
