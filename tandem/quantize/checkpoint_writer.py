@@ -1,0 +1,130 @@
+"""A checkpoint that is written one layer at a time, in a directory of its own until it is whole.
+
+Each file gets its name once its bytes are on the disk, and so does the directory: a run that is killed leaves whole
+files, which the next one goes on from, and never half a checkpoint under the name that was asked for.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from tandem.core.errors import CheckpointError, ConfigurationError
+
+INDEX: Final = "model.safetensors.index.json"
+_RUN, _REST_BYTES = "quantization_run.json", 1 << 30
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
+
+
+class CheckpointWriter:
+    """Args:
+    target: the checkpoint's directory, which must not exist.
+    run: what the result depends on; files of another run are refused.
+    """
+
+    def __init__(self, target: Path, run: Mapping[str, Any]) -> None:
+        self._target = target
+        self.directory = target.with_name(f"{target.name}.partial")
+        self._begin(json.dumps(run, indent=2, sort_keys=True))
+
+    def _begin(self, run: str) -> None:
+        file = self.directory / _RUN
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            if not file.is_file():
+                self._write_text(_RUN, run)
+                return
+            found = file.read_text(encoding="utf-8")
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.directory} cannot be written ({error}); name a directory that can be by --out"
+            ) from error
+        if found != run:
+            raise ConfigurationError(
+                f"{self.directory} is of a run with other settings, another text or another model; delete it, or name "
+                f"another directory by --out (now {self._target})"
+            )
+
+    def layer_file(self, index: int) -> Path:
+        """Where the layer is, once it is written."""
+        return self.directory / f"model-layer-{index:05d}.safetensors"
+
+    def read_layer(self, index: int) -> tuple[dict[str, torch.Tensor], str] | None:
+        """A layer's tensors and the text of its errors; None = it is not written yet."""
+        if not self.layer_file(index).is_file():
+            return None
+        with safe_open(self.layer_file(index), framework="pt") as file:  # type: ignore[no-untyped-call]
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()["errors"]  # noqa: SIM118
+
+    def write_layer(self, index: int, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+        self._write_tensors(self.layer_file(index), tensors, metadata)
+
+    def write_rest(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """What belongs to no layer, in files of about a GiB."""
+        pending: dict[str, torch.Tensor] = {}
+        num_bytes, number = 0, 0
+        for name, tensor in tensors.items():
+            if pending and num_bytes + tensor.nbytes > _REST_BYTES:
+                self._write_tensors(self._rest_file(number), pending, {"format": "pt"})
+                pending, num_bytes, number = {}, 0, number + 1
+            pending[name] = tensor
+            num_bytes += tensor.nbytes
+        self._write_tensors(self._rest_file(number), pending, {"format": "pt"})
+
+    def finish(self, source: Path, config: Mapping[str, Any], texts: Mapping[str, str]) -> None:
+        """Adds tokenizer and the like from `source`, configuration, index and other files; gives the directory its
+        name.
+        """
+        for file in source.iterdir():
+            is_copied = file.is_file() and file.suffix not in _WEIGHTS and not file.name.endswith(".index.json")
+            if is_copied and file.name != "config.json":
+                shutil.copyfile(file, self.directory / file.name)
+        self._write_text("config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+        self._write_text(INDEX, self._index())
+        for name, text in texts.items():
+            self._write_text(name, text)
+        (self.directory / _RUN).unlink()
+        self.directory.rename(self._target)
+
+    def _index(self) -> str:
+        places: dict[str, str] = {}
+        total = 0
+        for path in sorted(self.directory.glob("model-*.safetensors")):
+            with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+                for name in file.keys():  # noqa: SIM118
+                    places[name] = path.name
+                    total += file.get_tensor(name).nbytes
+        return json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=2) + "\n"
+
+    def _rest_file(self, number: int) -> Path:
+        return self.directory / f"model-rest-{number:05d}.safetensors"
+
+    def _write_tensors(self, path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+        scratch = path.with_suffix(".writing")
+        contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        try:
+            save_file(contiguous, scratch, metadata=dict(metadata))
+            _to_disk(scratch)
+            scratch.replace(path)
+        except OSError as error:
+            scratch.unlink(missing_ok=True)
+            raise CheckpointError(
+                f"{path} cannot be written ({error}); make room and give the same command again: it goes on from here"
+            ) from error
+
+    def _write_text(self, name: str, text: str) -> None:
+        scratch = self.directory / f"{name}.writing"
+        scratch.write_text(text, encoding="utf-8")
+        _to_disk(scratch)
+        scratch.replace(self.directory / name)
+
+
+def _to_disk(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
