@@ -63,6 +63,4 @@ def _error(weights: Sequence[torch.Tensor], grid: Grid, moments: Moments, factor
     scaled = [weight * factors for weight in weights]
     fitted = grid.fitted(scaled)
     changes = [round_to_nearest(weight, fitted).decoded() / factors for weight in scaled]
-    return sum(
-        output_error(change - weight, moments.second) for change, weight in zip(changes, weights, strict=True)
-    )
+    return sum(output_error(change - weight, moments.second) for change, weight in zip(changes, weights, strict=True))

@@ -44,8 +44,10 @@ def to_stored(
     for stored_name, names in _by_stored(model, [tensor.name for tensor in model.own_tensors(index)]).items():
         if names[0] not in coded:
             dtype = model.checkpoint.tensor(stored_name).dtype
-            found[stored_name] = torch.cat([tensors[name] for name in names]).to(dtype) if len(names) > 1 else (
-                tensors[names[0]].to(dtype)
+            found[stored_name] = (
+                torch.cat([tensors[name] for name in names]).to(dtype)
+                if len(names) > 1
+                else (tensors[names[0]].to(dtype))
             )
             continue
         parts = [coded[name] for name in names]

@@ -37,12 +37,14 @@ def compare(
             wanted = ids[rows.start + 1 : rows.stop + 1]
             first = logits_before(original[rows]).log_softmax(-1)
             second = logits_after(quantised[rows]).log_softmax(-1)
-            sums += torch.stack((
-                functional.nll_loss(first, wanted, reduction="sum").double(),
-                functional.nll_loss(second, wanted, reduction="sum").double(),
-                (first.argmax(-1) == second.argmax(-1)).sum().double(),
-                functional.kl_div(second, first, reduction="sum", log_target=True).double(),
-            ))
+            sums += torch.stack(
+                (
+                    functional.nll_loss(first, wanted, reduction="sum").double(),
+                    functional.nll_loss(second, wanted, reduction="sum").double(),
+                    (first.argmax(-1) == second.argmax(-1)).sum().double(),
+                    functional.kl_div(second, first, reduction="sum", log_target=True).double(),
+                )
+            )
             num_tokens += len(wanted)
     nll_before, nll_after, same, divergence = (sums / num_tokens).tolist()
     return Quality(

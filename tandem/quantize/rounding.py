@@ -80,7 +80,9 @@ def round_with_feedback(
     diagonal = second_moments.diagonal()
     order = diagonal.argsort(descending=True, stable=True) if act_order else torch.arange(inputs)
     wide = spread(scales, inputs)[:, order]
-    left = torch.where(diagonal[order] == 0, 0.0, weight[:, order])  # NOTE: an input that is always 0 counts for nothing
+    left = torch.where(
+        diagonal[order] == 0, 0.0, weight[:, order]
+    )  # NOTE: an input that is always 0 counts for nothing
     inverse = _inverse_factor(second_moments[order][:, order])
     numbers = torch.empty_like(left)
     for start in range(0, inputs, _COLUMNS):
@@ -122,4 +124,3 @@ def _width(grid: Grid, inputs: int) -> int:
 def _absmax(weight: torch.Tensor, grid: Grid) -> torch.Tensor:
     """[out, groups]."""
     return weight.unflatten(1, (-1, _width(grid, weight.shape[1]))).abs().amax(-1)
-
