@@ -30,9 +30,8 @@ def scale_inputs(
         return moments
     if shared.norm is None and shared.rows_of is None:
         return moments
-    names = [f"{linear.name}.weight" for linear in shared.linears]
-    factors = _search([tensors[name] for name in names], grid, moments)
-    for name in names:
+    factors = _search([tensors[name] for name in shared.weights], grid, moments)
+    for name in shared.weights:
         tensors[name] = tensors[name] * factors
     if shared.norm is not None:
         assert shared.norm.tensor_name is not None

@@ -24,11 +24,16 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", "
 
 class CheckpointWriter:
     """Args:
-    target: the checkpoint's directory, which must not exist.
+    target: the checkpoint's directory, which must not exist or be empty.
     run: what the result depends on; files of another run are refused.
+
+    Raises:
+        ConfigurationError: there is something in `target`, or files of another run beside it.
+        CheckpointError: nothing can be written there.
     """
 
     def __init__(self, target: Path, run: Mapping[str, Any]) -> None:
+        check_target(target)
         self._target = target
         self.directory = target.with_name(f"{target.name}.partial")
         self._begin(json.dumps(run, indent=2, sort_keys=True))
@@ -50,6 +55,11 @@ class CheckpointWriter:
                 f"{self.directory} is of a run with other settings, another text or another model; delete it, or name "
                 f"another directory by --out (now {self._target})"
             )
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the files of weights that are written."""
+        return sum(path.stat().st_size for path in self.directory.glob("model-*.safetensors"))
 
     def layer_file(self, index: int) -> Path:
         """Where the layer is, once it is written."""
@@ -90,6 +100,7 @@ class CheckpointWriter:
         for name, text in texts.items():
             self._write_text(name, text)
         (self.directory / _RUN).unlink()
+        check_target(self._target)
         self.directory.rename(self._target)
 
     def _index(self) -> str:
@@ -123,6 +134,14 @@ class CheckpointWriter:
         scratch.write_text(text, encoding="utf-8")
         _to_disk(scratch)
         scratch.replace(self.directory / name)
+
+
+def check_target(target: Path) -> None:
+    """Raises `ConfigurationError` where something would be overwritten."""
+    if target.is_dir() and not any(target.iterdir()):
+        return
+    if target.exists():
+        raise ConfigurationError(f"--out={target} exists and is not an empty directory; name another, or delete it")
 
 
 def _to_disk(path: Path) -> None:

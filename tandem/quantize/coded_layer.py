@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from tandem.quantize.grids import Grid
-from tandem.quantize.inputs import shared_inputs
+from tandem.quantize.inputs import SharedInput, shared_inputs
 from tandem.quantize.rounding import Rounded
 from tandem.quantize.source import SourceModel, module_of
 
@@ -23,32 +23,28 @@ class WeightError:
 
 
 @dataclass(frozen=True, slots=True)
-class CodedWeight:
+class GridWeight:
     """A weight and the grid that its numbers are of."""
 
     rounded: Rounded
     grid: Grid
 
 
-def coded_names(model: SourceModel, index: int) -> tuple[str, ...]:
-    """The weights of a layer that are coded."""
-    linears = (linear for shared in shared_inputs(model.spec.layers[index]) for linear in shared.linears)
-    return tuple(f"{linear.name}.weight" for linear in linears)
+def coded_inputs(model: SourceModel, index: int) -> tuple[SharedInput, ...]:
+    """The inputs whose weights are coded: all but those that other layers share."""
+    own = {tensor.name for tensor in model.own_tensors(index)}
+    return tuple(shared for shared in shared_inputs(model.spec.layers[index]) if own.issuperset(shared.weights))
 
 
 def to_stored(
-    model: SourceModel, index: int, coded: Mapping[str, CodedWeight], tensors: Mapping[str, torch.Tensor]
+    model: SourceModel, index: int, coded: Mapping[str, GridWeight], tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """The layer's tensors by the checkpoint's names; `tensors` are its parameters in float32."""
     found: dict[str, torch.Tensor] = {}
     for stored_name, names in _by_stored(model, [tensor.name for tensor in model.own_tensors(index)]).items():
         if names[0] not in coded:
             dtype = model.checkpoint.tensor(stored_name).dtype
-            found[stored_name] = (
-                torch.cat([tensors[name] for name in names]).to(dtype)
-                if len(names) > 1
-                else (tensors[names[0]].to(dtype))
-            )
+            found[stored_name] = torch.cat([tensors[name] for name in names]).to(dtype)
             continue
         parts = [coded[name] for name in names]
         numbers = torch.cat([part.rounded.numbers for part in parts])
@@ -63,7 +59,7 @@ def from_stored(
 ) -> dict[str, torch.Tensor]:
     """The layer's parameters in float32 out of tensors that `to_stored` made, and of those that it left out."""
     found: dict[str, torch.Tensor] = {}
-    is_coded = frozenset(coded_names(model, index))
+    is_coded = {name for shared in coded_inputs(model, index) for name in shared.weights}
     shapes = {tensor.name: tensor.shape for tensor in model.spec.layers[index].tensors()}
     own = [tensor.name for tensor in model.own_tensors(index)]
     for stored_name, names in _by_stored(model, own).items():

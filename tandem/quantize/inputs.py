@@ -25,9 +25,9 @@ class SharedInput:
     rows_of: LinearSpec | None = None
 
     @property
-    def key(self) -> str:
-        """The weight whose input is observed for all."""
-        return f"{self.linears[0].name}.weight"
+    def weights(self) -> tuple[str, ...]:
+        """Names of the weights of `linears`. The first one's input is observed for all."""
+        return tuple(f"{linear.name}.weight" for linear in self.linears)
 
 
 def shared_inputs(layer: LayerSpec) -> tuple[SharedInput, ...]:

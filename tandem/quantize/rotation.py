@@ -64,6 +64,10 @@ class Rotation:
         """[rows, hidden] float32."""
         return _times(rows, self.stream)
 
+    def turn_back(self, hidden: torch.Tensor) -> torch.Tensor:
+        """A rotated stream [..., hidden] float32 as it is without the rotation."""
+        return _times(hidden, self.stream.T)
+
     def turn_head(self, rows: torch.Tensor, norm: NormSpec, weight: torch.Tensor | None) -> torch.Tensor:
         """Rows of the head, float32, with the final norm's weight in them."""
         return _times(rows if weight is None else rows * (weight + float(norm.unit_offset)), self.stream)

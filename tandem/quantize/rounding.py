@@ -71,6 +71,7 @@ def round_with_feedback(
     each adds to the outputs' error is taken from the columns behind it.
 
     Scales are chosen before any column is rounded, so that the order of columns does not show in the result's layout.
+    Columns of inputs that calibration never saw are rounded to the nearest, not set to 0 as in the paper's code.
 
     Args:
         act_order: columns in falling order of the diagonal of `second_moments`, not as they stand.
@@ -80,9 +81,7 @@ def round_with_feedback(
     diagonal = second_moments.diagonal()
     order = diagonal.argsort(descending=True, stable=True) if act_order else torch.arange(inputs)
     wide = spread(scales, inputs)[:, order]
-    left = torch.where(
-        diagonal[order] == 0, 0.0, weight[:, order]
-    )  # NOTE: an input that is always 0 counts for nothing
+    left = weight[:, order]
     inverse = _inverse_factor(second_moments[order][:, order])
     numbers = torch.empty_like(left)
     for start in range(0, inputs, _COLUMNS):

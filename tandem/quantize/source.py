@@ -17,6 +17,7 @@ from tandem.compute.ops import Kernels
 from tandem.compute.weights.dense import DenseFormat
 from tandem.core.errors import UnsupportedCheckpointError
 from tandem.models.checkpoint import Checkpoint, open_checkpoint
+from tandem.models.fingerprint import compute_fingerprint
 from tandem.models.weights import Sources, load_tensor, match_parameters
 
 _CPU = torch.device("cpu")
@@ -24,27 +25,32 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class SourceModel:
-    """`config`: the content of `config.json`. `sources`: of each tensor of the specs, where the checkpoint has it."""
+    """`config`: the content of `config.json`. `sources`: of each tensor of the specs, where the checkpoint has it.
+
+    `fingerprint`: of weights and configuration, see `tandem.models.fingerprint`.
+    """
 
     directory: Path
     config: Mapping[str, Any]
     spec: ModelSpec
     checkpoint: Checkpoint
     sources: Sources
+    fingerprint: str
 
     @classmethod
-    def open(cls, directory: Path, kernels: Kernels) -> "SourceModel":
+    def open(cls, directory: Path, kernels: Kernels, *, allow_pickle: bool = False) -> "SourceModel":
         """Raises `CheckpointError` where the model is not served, or has coded weights already."""
         path = directory / "config.json"
         config = read_json_object(path)
         _refuse_coded(directory, Fields(config, str(path)))
         fields = Fields(config, str(path))
         family = find_family(fields)
-        checkpoint = open_checkpoint(directory)
-        spec, _, sources = match_parameters(
+        checkpoint = open_checkpoint(directory, allow_pickle=allow_pickle)
+        spec, plan, sources = match_parameters(
             checkpoint, family.read_model(fields), (DenseFormat(kernels),), family.parameter_name
         )
-        return cls(directory, config, replace(spec, dtype="float32"), checkpoint, sources)
+        fingerprint = compute_fingerprint(checkpoint, plan, sources, spec)
+        return cls(directory, config, replace(spec, dtype="float32"), checkpoint, sources, fingerprint)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -72,9 +78,24 @@ class SourceModel:
             if not tensor.is_lookup and users[self.sources[tensor.name].tensor] == 1
         ]
 
+    def own_names(self) -> frozenset[str]:
+        """Stored tensors of which `own_tensors` of any layer are made."""
+        own = (tensor for index in range(self.spec.num_layers) for tensor in self.own_tensors(index))
+        return frozenset(self.sources[tensor.name].tensor for tensor in own)
+
     def head(self) -> torch.Tensor:
         """[vocab, hidden], as stored."""
-        return self.stored(EMBEDDING if self.spec.tie_word_embeddings else HEAD)
+        return self.stored(HEAD)
+
+    @property
+    def head_name(self) -> str:
+        """In a checkpoint whose head is a tensor of its own."""
+        return HEAD if self.spec.tie_word_embeddings else self.sources[HEAD].tensor
+
+    def final_norm(self) -> torch.Tensor | None:
+        """The weight of the final norm, float32; None = it has none."""
+        name = self.spec.final_norm.tensor_name
+        return None if name is None else self.load(name)
 
     def refuse_stacks(self) -> None:
         """Raises `UnsupportedCheckpointError` where weights are no rows of a matrix: the layout has no form for them."""

@@ -1,0 +1,65 @@
+"""Rounds the weights of one layer by the method that is asked for, and measures what that changes."""
+
+from collections.abc import Mapping, MutableMapping
+
+import torch
+
+from tandem.core.errors import CorruptCheckpointError
+from tandem.quantize.awq import scale_inputs
+from tandem.quantize.coded_layer import GridWeight, WeightError
+from tandem.quantize.evaluation import relative_error
+from tandem.quantize.grids import Grid
+from tandem.quantize.inputs import SharedInput
+from tandem.quantize.moments import Moments
+from tandem.quantize.recipe import Method
+from tandem.quantize.rounding import Rounded, output_error, round_clipped, round_to_nearest, round_with_feedback
+
+
+def round_layer(
+    tensors: MutableMapping[str, torch.Tensor],
+    inputs: tuple[SharedInput, ...],
+    method: Method,
+    grid: Grid,
+    moments: Mapping[str, Moments],
+) -> tuple[dict[str, GridWeight], list[WeightError]]:
+    """The coded weights by name, and their errors.
+
+    Args:
+        tensors: the layer's parameters, float32; AWQ replaces those that its factors go into.
+        moments: of the rows of each weight that comes first among those of a shared input; of none for `rtn`.
+
+    Raises:
+        CorruptCheckpointError: the model's activations are not finite.
+    """
+    coded: dict[str, GridWeight] = {}
+    errors: list[WeightError] = []
+    for shared in inputs:
+        seen = moments.get(shared.weights[0])
+        if seen is not None and not seen.second.isfinite().all():
+            raise CorruptCheckpointError(
+                f"{shared.weights[0]} is multiplied by numbers that are not finite; download the weights again"
+            )
+        if seen is not None and method == "awq":
+            seen = scale_inputs(tensors, shared, grid, seen)
+        fitted = grid.fitted([tensors[name] for name in shared.weights])
+        for name in shared.weights:
+            rounded = _rounded(tensors[name], fitted, method, seen)
+            coded[name] = GridWeight(rounded, fitted)
+            errors.append(_error(name, tensors[name], rounded.decoded(), seen))
+    return coded, errors
+
+
+def _rounded(weight: torch.Tensor, grid: Grid, method: Method, moments: Moments | None) -> Rounded:
+    if moments is None or method == "rtn":
+        return round_to_nearest(weight, grid)
+    if method == "gptq":
+        return round_with_feedback(weight, grid, moments.second)
+    return round_clipped(weight, grid, moments.second)
+
+
+def _error(name: str, before: torch.Tensor, after: torch.Tensor, moments: Moments | None) -> WeightError:
+    of_numbers = relative_error(before, after)
+    size = 0.0 if moments is None else output_error(before, moments.second)
+    if moments is None or size == 0.0:
+        return WeightError(name, of_numbers, None)
+    return WeightError(name, of_numbers, (output_error(after - before, moments.second) / size) ** 0.5)
