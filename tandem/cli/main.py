@@ -25,7 +25,7 @@ VERBS: Mapping[str, tuple[str, str | Mapping[str, str], str]] = {
     "quantize": (
         "tandem.cli.quantize",
         "QuantizeCommand",
-        "write a checkpoint whose weights have fewer bits, and report",
+        "write a checkpoint whose weights have fewer bits",
     ),
     "generate": ("tandem.cli.generate", "GenerateCommand", "answer prompts from the command line or a JSONL file"),
     "chat": ("tandem.cli.chat", "ChatCommand", "talk with a model in the terminal"),

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tandem.compute.choose import choose_kernels
 from tandem.core.errors import ConfigurationError
-from tandem.models.hub import resolve_model_path
+from tandem.models.hub import resolve_model_path, served_name
 from tandem.quantize.checkpoint_writer import CheckpointWriter, check_target
 from tandem.quantize.recipe import FormatName, Method, Recipe
 from tandem.quantize.run import QuantizationRun
@@ -45,7 +45,7 @@ class QuantizeCommand(
     rotate: bool = Field(False, description="merge Hadamard rotations into the weights first, which spreads outliers")
     calibrate: Path | None = Field(
         None,
-        description="text in UTF-8, like that which is to be served; omitted: the reference of the Python language",
+        description="text in UTF-8, like what is to be served; omitted: the reference of the Python language",
     )
     evaluate: Path | None = Field(
         None, description="text that quality is measured on; omitted: the last eighth of the text of --calibrate"
@@ -67,7 +67,7 @@ class QuantizeCommand(
         sequences = read_sequences(Tokenizer.load(directory), self.calibrate, self.evaluate, limits)
         recipe = Recipe(self.format, self.method, self.group_size, self.rotate)
         with _progress(source.spec.num_layers) as on_layer:
-            quantization = QuantizationRun(source, recipe, sequences, kernels, on_layer)
+            quantization = QuantizationRun(served_name(self.model), source, recipe, sequences, kernels, on_layer)
             report = quantization.write(CheckpointWriter(self.out, quantization.identity()))
         sys.stdout.write(report.as_json() if self.as_json else report.as_text())
         return 0

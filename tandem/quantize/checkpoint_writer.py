@@ -69,7 +69,7 @@ class CheckpointWriter:
         """A layer's tensors and the text of its errors; None = it is not written yet."""
         if not self.layer_file(index).is_file():
             return None
-        with safe_open(self.layer_file(index), framework="pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(self.layer_file(index), framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()["errors"]  # noqa: SIM118
 
     def write_layer(self, index: int, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
@@ -107,7 +107,7 @@ class CheckpointWriter:
         places: dict[str, str] = {}
         total = 0
         for path in sorted(self.directory.glob("model-*.safetensors")):
-            with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+            with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118
                     places[name] = path.name
                     total += file.get_tensor(name).nbytes

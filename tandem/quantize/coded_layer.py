@@ -69,7 +69,7 @@ def from_stored(
             whole = grid.read(parts, shapes[names[0]][1])
         else:
             whole = stored[stored_name].float()
-        found.update(zip(names, whole.split([shapes[name][0] for name in names]), strict=True))
+        found.update(zip(names, torch.split(whole, [shapes[name][0] for name in names]), strict=True))
     others = shapes.keys() - found.keys()
     return found | {name: model.load(name) for name in others}
 

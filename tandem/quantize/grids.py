@@ -78,7 +78,8 @@ class IntegerGrid:
 
     def scales(self, absmax: torch.Tensor) -> torch.Tensor:
         smallest = max(_SMALLEST, torch.finfo(self.scale_dtype).tiny)
-        return (absmax / (2**self.bits - 1) * 2).clamp(min=smallest).to(self.scale_dtype).float()
+        found: torch.Tensor = absmax / (2**self.bits - 1) * 2
+        return found.clamp(min=smallest).to(self.scale_dtype).float()
 
     def nearest(self, x: torch.Tensor) -> torch.Tensor:
         half = 1 << (self.bits - 1)
@@ -88,7 +89,7 @@ class IntegerGrid:
         """32 / bits codes to an int32, that of the first input lowest; a code is the number plus half of the range."""
         per_word = 32 // self.bits
         shifts = torch.arange(per_word, dtype=torch.int64) * self.bits
-        codes = (numbers.to(torch.int64) + (1 << (self.bits - 1))).unflatten(1, (-1, per_word))
+        codes = (numbers.to(torch.int64) + (1 << (self.bits - 1))).view(len(numbers), -1, per_word)
         return {
             "weight_packed": (codes << shifts).sum(-1).to(torch.int32),
             "weight_scale": scales.to(self.scale_dtype),

@@ -22,7 +22,8 @@ def hadamard(size: int) -> torch.Tensor | None:
         return None
     for _ in range(num_doublings):
         found = torch.cat((torch.cat((found, found), 1), torch.cat((found, -found), 1)))
-    return found / size**0.5
+    scaled: torch.Tensor = found / size**0.5
+    return scaled
 
 
 def _core(size: int) -> torch.Tensor | None:

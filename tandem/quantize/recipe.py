@@ -50,7 +50,8 @@ class Recipe:
                 f"--group-size={self.group_size}: groups of {self.format} are of one size; leave it out, or use "
                 "int4 or int8"
             )
-        return {"fp8": Fp8Grid(scale_dtype), "mxfp4": Mxfp4Grid(), "nvfp4": Nvfp4Grid()}[self.format]
+        grids: dict[str, Grid] = {"fp8": Fp8Grid(scale_dtype), "mxfp4": Mxfp4Grid(), "nvfp4": Nvfp4Grid()}
+        return grids[self.format]
 
 
 def check_divides(spec: ModelSpec, recipe: Recipe, grid: Grid) -> None:

@@ -100,7 +100,8 @@ def neutral(norm: NormSpec) -> torch.Tensor:
 
 def _times(rows: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
     """`rows` [n, k * size] float32, each piece of `size` times `matrix` [size, size]."""
-    return (rows.double().unflatten(-1, (-1, len(matrix))) @ matrix).flatten(-2).float()
+    pieces = rows.double().reshape(*rows.shape[:-1], -1, len(matrix))
+    return torch.matmul(pieces, matrix).flatten(-2).float()
 
 
 def _signed(size: int) -> torch.Tensor:

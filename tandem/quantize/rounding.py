@@ -54,7 +54,7 @@ def choose_scales(weight: torch.Tensor, grid: Grid, second_moments: torch.Tensor
         scales = grid.scales(absmax * shrinkage)
         wide = spread(scales, inputs)
         errors = (grid.nearest(weight / wide) * wide - weight).square_() * importance
-        error = errors.unflatten(1, (-1, _width(grid, inputs))).sum(-1)
+        error = _grouped(errors, grid).sum(-1)
         if best is None:
             best, least = scales, error
         else:
@@ -116,10 +116,12 @@ def _inverse_factor(second_moments: torch.Tensor) -> torch.Tensor:
     return torch.linalg.cholesky(inverse, upper=True).float()
 
 
-def _width(grid: Grid, inputs: int) -> int:
-    return grid.group_size or inputs
+def _grouped(weight: torch.Tensor, grid: Grid) -> torch.Tensor:
+    """[out, in] -> [out, groups, inputs of a group]."""
+    outputs, inputs = weight.shape
+    return weight.reshape(outputs, -1, grid.group_size or inputs)
 
 
 def _absmax(weight: torch.Tensor, grid: Grid) -> torch.Tensor:
     """[out, groups]."""
-    return weight.unflatten(1, (-1, _width(grid, weight.shape[1]))).abs().amax(-1)
+    return _grouped(weight, grid).abs().amax(-1)

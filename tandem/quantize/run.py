@@ -35,6 +35,7 @@ _ROWS: Final = 4096  # of an embedding, rotated at a time
 
 class QuantizationRun:
     """Args:
+    name: of the model, for the report.
     model: the checkpoint, which `recipe` must suit.
     sequences: at most as long as the model's.
     on_layer: called with the number of layers that are done.
@@ -46,12 +47,14 @@ class QuantizationRun:
 
     def __init__(
         self,
+        name: str,
         model: SourceModel,
         recipe: Recipe,
         sequences: Sequences,
         kernels: Kernels,
         on_layer: Callable[[int], None],
     ) -> None:
+        self._name = name
         self._model = model
         self._recipe = recipe
         self._sequences = sequences
@@ -144,7 +147,7 @@ class QuantizationRun:
         if self._rotation is not None:
             new_head = self._head(neutral(model.spec.final_norm), rest[model.head_name])
         report = QuantizationReport(
-            model=model.directory.name,
+            model=self._name,
             recipe=recipe,
             group_size=self._grid.group_size,
             num_calibration_tokens=self._sequences.calibration.numel() if self._needs_moments else 0,
@@ -182,7 +185,7 @@ class QuantizationRun:
 
     def _config(self, rest: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """`config.json`, with the scheme of the weights as compressed-tensors has it."""
-        config = json.loads(json.dumps(self._model.config))
+        config: dict[str, Any] = json.loads(json.dumps(self._model.config))
         if self._rotation is not None:
             for section in (config, config.get("text_config")):
                 if section is not None:
@@ -227,4 +230,4 @@ class QuantizationRun:
 
 def _by_rows(matrix: torch.Tensor, turn: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """`turn` of a few rows at a time, in the dtype of `matrix`."""
-    return torch.cat([turn(rows.float()).to(matrix.dtype) for rows in matrix.split(_ROWS)])
+    return torch.cat([turn(rows.float()).to(matrix.dtype) for rows in torch.split(matrix, _ROWS)])

@@ -98,7 +98,7 @@ class SourceModel:
         return None if name is None else self.load(name)
 
     def refuse_stacks(self) -> None:
-        """Raises `UnsupportedCheckpointError` where weights are no rows of a matrix: the layout has no form for them."""
+        """Raises `UnsupportedCheckpointError` where weights are no rows of a matrix, as the layout wants them."""
         for weight in self.spec.weights():
             source = self.sources[weight.name]
             if source != Source(source.tensor, start=source.start, stop=source.stop):

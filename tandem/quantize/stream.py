@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from tandem.architecture.model import LayerSpec, ModelSpec
-from tandem.compute.arena import LayerKV
+from tandem.compute.arena import Arena, LayerKV
 from tandem.compute.attention import AttentionBackend
 from tandem.compute.backends import choose_backend
 from tandem.compute.ops import Kernels
@@ -93,9 +93,8 @@ class LayerRunner:
         kept = stream.kept.get(state, ())
         if number < len(kept):
             return kept[number]
-        spec = self._spec.kv_specs[state]
-        shape = (1 + -(-stream.hidden.shape[1] // _BLOCK_SIZE), spec.num_kv_heads, _BLOCK_SIZE, spec.head_dim)
-        return LayerKV(torch.zeros(shape), torch.zeros(shape))
+        layout = build_layout((self._spec.kv_specs[state],), _BLOCK_SIZE)
+        return Arena(layout, 1 + -(-stream.hidden.shape[1] // _BLOCK_SIZE), _CPU).layers[0]
 
     def _computed(self, layer: DecoderLayer, stream: Stream, number: int, kv: LayerKV) -> torch.Tensor:
         hidden = stream.hidden[number]
