@@ -41,11 +41,12 @@ def round_layer(
             )
         if seen is not None and method == "awq":
             seen = scale_inputs(tensors, shared, grid, seen)
-        fitted = grid.fitted([tensors[name] for name in shared.weights])
-        for name in shared.weights:
-            rounded = _rounded(tensors[name], fitted, method, seen)
+        weights = [tensors[name] for name in shared.weights]
+        fitted = grid.fitted(weights)
+        together = _rounded(torch.cat(weights), fitted, method, seen)  # NOTE: no output's numbers depend on another's
+        for name, weight, rounded in zip(shared.weights, weights, together.split(weights), strict=True):
             coded[name] = GridWeight(rounded, fitted)
-            errors.append(_error(name, tensors[name], rounded.decoded(), seen))
+            errors.append(_error(name, weight, rounded.decoded(), seen))
     return coded, errors
 
 

@@ -4,6 +4,7 @@
 weight makes in the outputs is `tr(D second_moments D^T)`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +14,7 @@ from tandem.quantize.grids import Grid, spread
 
 _DAMPING: Final = 0.01  # share of the mean of the diagonal (GPTQ, section 3.3, step 3)
 _MOST_DAMPING: Final = 1.0
-_COLUMNS: Final = 128  # of a block (GPTQ, section 3.3, step 2)
+_COLUMNS: Final = 32  # of a block (GPTQ, section 3.3, step 2, has 128); what is kept of it stays in the cache
 _SHRINKAGES: Final = tuple(1 - step / 20 for step in range(9))  # 1 to 0.6
 
 
@@ -23,6 +24,12 @@ class Rounded:
 
     numbers: torch.Tensor
     scales: torch.Tensor
+
+    def split(self, weights: Sequence[torch.Tensor]) -> "list[Rounded]":
+        """One for each of `weights` [out, in], whose outputs these are one after the other."""
+        sizes = [len(weight) for weight in weights]
+        pairs = zip(torch.split(self.numbers, sizes), torch.split(self.scales, sizes), strict=True)
+        return [Rounded(numbers, scales) for numbers, scales in pairs]
 
     def decoded(self) -> torch.Tensor:
         """float32 [out, in]."""
@@ -80,20 +87,20 @@ def round_with_feedback(
     scales = choose_scales(weight, grid, second_moments)
     diagonal = second_moments.diagonal()
     order = diagonal.argsort(descending=True, stable=True) if act_order else torch.arange(inputs)
-    wide = spread(scales, inputs)[:, order]
-    left = weight[:, order]
-    inverse = _inverse_factor(second_moments[order][:, order])
+    wide = spread(scales, inputs).T[order].contiguous()  # NOTE: [in, out] here, so that columns are contiguous
+    left = weight.T[order].contiguous()
+    factor = _inverse_factor(second_moments[order][:, order])
     numbers = torch.empty_like(left)
     for start in range(0, inputs, _COLUMNS):
         stop = min(start + _COLUMNS, inputs)
-        errors = torch.empty(len(left), stop - start)
+        errors = torch.empty(stop - start, len(weight))
         for column in range(start, stop):
-            numbers[:, column] = grid.nearest(left[:, column] / wide[:, column])
-            error = (left[:, column] - numbers[:, column] * wide[:, column]) / inverse[column, column]
-            left[:, column:stop] -= torch.outer(error, inverse[column, column:stop])
-            errors[:, column - start] = error
-        left[:, stop:] -= errors @ inverse[start:stop, stop:]
-    return Rounded(numbers[:, order.argsort()], scales)
+            numbers[column] = grid.nearest(left[column] / wide[column])
+            error = (left[column] - numbers[column] * wide[column]) / factor[column, column]
+            left[column:stop].addr_(factor[column, column:stop], error, alpha=-1.0)
+            errors[column - start] = error
+        left[stop:].addmm_(factor[start:stop, stop:].T, errors, alpha=-1.0)
+    return Rounded(numbers[order.argsort()].T.contiguous(), scales)
 
 
 def output_error(change: torch.Tensor, second_moments: torch.Tensor) -> float:
@@ -102,18 +109,21 @@ def output_error(change: torch.Tensor, second_moments: torch.Tensor) -> float:
 
 
 def _inverse_factor(second_moments: torch.Tensor) -> torch.Tensor:
-    """The upper Cholesky factor of the damped matrix's inverse; more damping where it is not positive definite."""
-    damped = second_moments.double()
-    mean = float(damped.diagonal().mean()) or 1.0
+    """The upper factor R of the damped matrix's inverse `R^T R`; more damping where it is not positive definite.
+
+    It is the inverse of the upper U with `U U^T` the matrix, which is the Cholesky factor of the matrix in reverse.
+    """
+    reverse = second_moments.double().flip(0, 1)
+    mean = float(reverse.diagonal().mean()) or 1.0
+    unit = torch.eye(len(reverse), dtype=torch.float64)
     damping = _DAMPING
     while True:
-        trial = damped + torch.eye(len(damped), dtype=torch.float64) * damping * mean
-        lower, failed = torch.linalg.cholesky_ex(trial)
+        lower, failed = torch.linalg.cholesky_ex(reverse + unit * (damping * mean))
         if not int(failed) or damping >= _MOST_DAMPING:
             break
         damping *= 10
-    inverse = torch.cholesky_inverse(lower)
-    return torch.linalg.cholesky(inverse, upper=True).float()
+    inverse: torch.Tensor = torch.linalg.solve_triangular(lower.flip(0, 1), unit, upper=True)
+    return inverse.float()
 
 
 def _grouped(weight: torch.Tensor, grid: Grid) -> torch.Tensor:
