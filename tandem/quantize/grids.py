@@ -77,9 +77,7 @@ class IntegerGrid:
         return self
 
     def scales(self, absmax: torch.Tensor) -> torch.Tensor:
-        smallest = max(_SMALLEST, torch.finfo(self.scale_dtype).tiny)
-        found: torch.Tensor = absmax / (2**self.bits - 1) * 2
-        return found.clamp(min=smallest).to(self.scale_dtype).float()
+        return _as_stored(absmax / (2**self.bits - 1) * 2, self.scale_dtype)
 
     def nearest(self, x: torch.Tensor) -> torch.Tensor:
         half = 1 << (self.bits - 1)
@@ -118,8 +116,7 @@ class Fp8Grid:
         return self
 
     def scales(self, absmax: torch.Tensor) -> torch.Tensor:
-        smallest = max(_SMALLEST, torch.finfo(self.scale_dtype).tiny)
-        return (absmax / _E4M3_MAX).clamp(min=smallest).to(self.scale_dtype).float()
+        return _as_stored(absmax / _E4M3_MAX, self.scale_dtype)
 
     def nearest(self, x: torch.Tensor) -> torch.Tensor:
         return _to_e4m3(x)
@@ -213,6 +210,12 @@ def _description(bits: int, kind: str, strategy: str, group_size: int | None) ->
         "group_size": group_size,
         "dynamic": False,
     }
+
+
+def _as_stored(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """float32 of `dtype`, finite and positive."""
+    limits = torch.finfo(dtype)
+    return scales.clamp(max(_SMALLEST, limits.tiny), limits.max).to(dtype).float()
 
 
 def _to_e4m3(x: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,10 @@
 """Rounds the weights of one layer by the method that is asked for, and measures what that changes."""
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 
 import torch
 
-from tandem.core.errors import CorruptCheckpointError
+from tandem.core.errors import UnsupportedCheckpointError
 from tandem.quantize.awq import scale_inputs
 from tandem.quantize.coded_layer import GridWeight, WeightError
 from tandem.quantize.evaluation import relative_error
@@ -29,25 +29,34 @@ def round_layer(
         moments: of the rows of each weight that comes first among those of a shared input; of none for `rtn`.
 
     Raises:
-        CorruptCheckpointError: the model's activations are not finite.
+        UnsupportedCheckpointError: weights or the model's activations are not finite.
     """
     coded: dict[str, GridWeight] = {}
     errors: list[WeightError] = []
     for shared in inputs:
         seen = moments.get(shared.weights[0])
         if seen is not None and not seen.second.isfinite().all():
-            raise CorruptCheckpointError(
-                f"{shared.weights[0]} is multiplied by numbers that are not finite; download the weights again"
+            raise UnsupportedCheckpointError(
+                f"{shared.weights[0]} is multiplied by numbers that are not finite; use --method=rtn, which needs none"
             )
         if seen is not None and method == "awq":
             seen = scale_inputs(tensors, shared, grid, seen)
         weights = [tensors[name] for name in shared.weights]
+        _refuse_infinite(shared.weights, weights)
         fitted = grid.fitted(weights)
         together = _rounded(torch.cat(weights), fitted, method, seen)  # NOTE: no output's numbers depend on another's
         for name, weight, rounded in zip(shared.weights, weights, together.split(weights), strict=True):
             coded[name] = GridWeight(rounded, fitted)
             errors.append(_error(name, weight, rounded.decoded(), seen))
     return coded, errors
+
+
+def _refuse_infinite(names: Sequence[str], weights: Sequence[torch.Tensor]) -> None:
+    for name, weight in zip(names, weights, strict=True):
+        if not weight.isfinite().all():
+            raise UnsupportedCheckpointError(
+                f"{name} has numbers that are not finite, which no format has; download the weights again"
+            )
 
 
 def _rounded(weight: torch.Tensor, grid: Grid, method: Method, moments: Moments | None) -> Rounded:
