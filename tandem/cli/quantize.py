@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import torch
 from pydantic import Field
@@ -23,6 +24,8 @@ from tandem.quantize.source import SourceModel
 from tandem.quantize.text import TextLimits, read_sequences
 from tandem.serving.settings import Settings
 from tandem.text.tokenizer import Tokenizer
+
+_USUAL_LENGTH: Final = 512
 
 
 class QuantizeCommand(
@@ -50,7 +53,9 @@ class QuantizeCommand(
     evaluate: Path | None = Field(
         None, description="text that quality is measured on; omitted: the last eighth of the text of --calibrate"
     )
-    sequence_length: int = Field(512, ge=16, description="tokens of a sequence of either text")
+    sequence_length: int | None = Field(
+        None, ge=16, description="tokens of a sequence of either text; omitted: 512, or the model's longest"
+    )
     calibration_sequences: int = Field(128, ge=1, description="at most so many are used")
     evaluation_sequences: int = Field(32, ge=1, description="at most so many are used")
     allow_pickle: bool = Field(False, description="read PyTorch files, which can run code, where no others are")
@@ -62,8 +67,8 @@ class QuantizeCommand(
         directory = resolve_model_path(self.model, allow_pickle=self.allow_pickle)
         kernels = choose_kernels(torch.device("cpu"))
         source = SourceModel.open(directory, kernels, allow_pickle=self.allow_pickle)
-        self._check_length(source.spec.max_position_embeddings)
-        limits = TextLimits(self.sequence_length, self.calibration_sequences, self.evaluation_sequences)
+        length = self._length(source.spec.max_position_embeddings)
+        limits = TextLimits(length, self.calibration_sequences, self.evaluation_sequences)
         sequences = read_sequences(Tokenizer.load(directory), self.calibrate, self.evaluate, limits)
         recipe = Recipe(self.format, self.method, self.group_size, self.rotate)
         with _progress(source.spec.num_layers) as on_layer:
@@ -72,12 +77,16 @@ class QuantizeCommand(
         sys.stdout.write(report.as_json() if self.as_json else report.as_text())
         return 0
 
-    def _check_length(self, longest: int) -> None:
+    def _length(self, longest: int) -> int:
+        """Of a sequence."""
+        if self.sequence_length is None:
+            return min(_USUAL_LENGTH, longest)
         if self.sequence_length > longest:
             raise ConfigurationError(
                 f"--sequence-length={self.sequence_length}: the model's sequences have at most {longest} tokens; "
                 "give that or fewer"
             )
+        return self.sequence_length
 
 
 @contextmanager

@@ -29,9 +29,9 @@ class Sequences:
 class TextLimits:
     """`length`: tokens of a sequence. At most so many sequences are taken of a text, at even distances."""
 
-    length: int = 512
-    most_calibration: int = 128
-    most_evaluation: int = 32
+    length: int
+    most_calibration: int
+    most_evaluation: int
 
 
 def read_sequences(
