@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tandem.core.errors import CheckpointError, ConfigurationError
 
@@ -42,10 +42,10 @@ class CheckpointWriter:
         file = self.directory / _RUN
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            if not file.is_file():
+            found = file.read_text(encoding="utf-8") if file.is_file() else None
+            if found is None and not any(self.directory.glob("model-*.safetensors")):
                 self._write_text(_RUN, run)
                 return
-            found = file.read_text(encoding="utf-8")
         except OSError as error:
             raise CheckpointError(
                 f"{self.directory} cannot be written ({error}); name a directory that can be by --out"
@@ -66,14 +66,15 @@ class CheckpointWriter:
         return self.directory / f"model-layer-{index:05d}.safetensors"
 
     def read_layer(self, index: int) -> tuple[dict[str, torch.Tensor], str] | None:
-        """A layer's tensors and the text of its errors; None = it is not written yet."""
+        """A layer's tensors and what was noted of them; None = it is not written yet."""
         if not self.layer_file(index).is_file():
             return None
-        with safe_open(self.layer_file(index), framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()["errors"]  # noqa: SIM118
+        return load_file(self.layer_file(index)), (self.directory / _notes(index)).read_text(encoding="utf-8")
 
-    def write_layer(self, index: int, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
-        self._write_tensors(self.layer_file(index), tensors, metadata)
+    def write_layer(self, index: int, tensors: Mapping[str, torch.Tensor], notes: str) -> None:
+        """`notes`: a text that `read_layer` gives back; it is no part of the checkpoint."""
+        self._write_text(_notes(index), notes)
+        self._write_tensors(self.layer_file(index), tensors)
 
     def write_rest(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """What belongs to no layer, in files of about a GiB."""
@@ -81,11 +82,11 @@ class CheckpointWriter:
         num_bytes, number = 0, 0
         for name, tensor in tensors.items():
             if pending and num_bytes + tensor.nbytes > _REST_BYTES:
-                self._write_tensors(self._rest_file(number), pending, {"format": "pt"})
+                self._write_tensors(self._rest_file(number), pending)
                 pending, num_bytes, number = {}, 0, number + 1
             pending[name] = tensor
             num_bytes += tensor.nbytes
-        self._write_tensors(self._rest_file(number), pending, {"format": "pt"})
+        self._write_tensors(self._rest_file(number), pending)
 
     def finish(self, source: Path, config: Mapping[str, Any], texts: Mapping[str, str]) -> None:
         """Adds tokenizer and the like from `source`, configuration, index and other files; gives the directory its
@@ -99,9 +100,10 @@ class CheckpointWriter:
         self._write_text(INDEX, self._index())
         for name, text in texts.items():
             self._write_text(name, text)
-        (self.directory / _RUN).unlink()
         check_target(self._target)
         self.directory.rename(self._target)
+        for path in (self._target / _RUN, *self._target.glob(_notes("*"))):
+            path.unlink()
 
     def _index(self) -> str:
         places: dict[str, str] = {}
@@ -116,11 +118,11 @@ class CheckpointWriter:
     def _rest_file(self, number: int) -> Path:
         return self.directory / f"model-rest-{number:05d}.safetensors"
 
-    def _write_tensors(self, path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+    def _write_tensors(self, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         scratch = path.with_suffix(".writing")
         contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
         try:
-            save_file(contiguous, scratch, metadata=dict(metadata))
+            save_file(contiguous, scratch, metadata={"format": "pt"})
             _to_disk(scratch)
             scratch.replace(path)
         except OSError as error:
@@ -134,6 +136,10 @@ class CheckpointWriter:
         scratch.write_text(text, encoding="utf-8")
         _to_disk(scratch)
         scratch.replace(self.directory / name)
+
+
+def _notes(index: int | str) -> str:
+    return f"quantization_layer_{index}.json"
 
 
 def check_target(target: Path) -> None:

@@ -74,13 +74,13 @@ def from_stored(
     return found | {name: model.load(name) for name in others}
 
 
-def metadata(errors: Sequence[WeightError]) -> dict[str, str]:
-    """Of a shard: the layer's errors, so that a run that goes on can report them."""
-    return {"format": "pt", "errors": json.dumps([asdict(error) for error in errors])}
+def write_errors(errors: Sequence[WeightError]) -> str:
+    """As JSON, so that a run that goes on can report them."""
+    return json.dumps([asdict(error) for error in errors])
 
 
 def read_errors(text: str) -> list[WeightError]:
-    """From the metadata of a shard."""
+    """Those of `write_errors`."""
     return [WeightError(**entry) for entry in json.loads(text)]
 
 

@@ -1,4 +1,4 @@
-"""What is done to a checkpoint: the format of its weights, the method of rounding, and whether it is rotated first."""
+"""Recipe of a quantised checkpoint: format of the weights, method of rounding, and whether it is rotated first."""
 
 from dataclasses import dataclass
 from typing import Final, Literal

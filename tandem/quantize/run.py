@@ -16,7 +16,7 @@ from tandem.architecture.model import EMBEDDING, HEAD
 from tandem.compute.ops import Kernels
 from tandem.core.errors import ConfigurationError
 from tandem.quantize.checkpoint_writer import CheckpointWriter
-from tandem.quantize.coded_layer import WeightError, coded_inputs, from_stored, metadata, read_errors, to_stored
+from tandem.quantize.coded_layer import WeightError, coded_inputs, from_stored, read_errors, to_stored, write_errors
 from tandem.quantize.evaluation import compare, relative_error
 from tandem.quantize.grids import Grid
 from tandem.quantize.layer_rounding import round_layer
@@ -125,7 +125,7 @@ class QuantizationRun:
                 runner.observe(index, tensors, calibration, moments)
             coded, errors = round_layer(tensors, inputs, self._recipe.method, self._grid, moments)
             stored = to_stored(self._model, index, coded, tensors)
-            writer.write_layer(index, stored, metadata(errors))
+            writer.write_layer(index, stored, write_errors(errors))
         else:
             stored, text = found
             errors = read_errors(text)

@@ -39,14 +39,16 @@ def test_transformers_finds_our_numbers(name: FormatName, build: checkpoints.Bui
             assert torch.equal(numbers.to(torch.bfloat16), theirs[weight]), weight
 
 
-def test_fused_rows_are_read_too(tmp_path: Path) -> None:
-    """Phi 3 has q, k and v in one module."""
-    source = checkpoints.save_tiny_phi3(tmp_path / "model", dtype="bfloat16")
+@pytest.mark.parametrize(
+    "build", [checkpoints.save_tiny_phi3, checkpoints.save_tiny_qwen3_moe], ids=["fused rows", "experts"]
+)
+def test_other_forms_are_read_too(build: checkpoints.Builder, tmp_path: Path) -> None:
+    """Phi 3 has q, k and v in one module; transformers stacks experts."""
+    source = build(tmp_path / "model", dtype="bfloat16")
     quantize_tiny(source, tmp_path / "out", Recipe("int8", "gptq"))
     reference = load_reference(tmp_path / "out", dtype=torch.bfloat16)
     with torch.no_grad():
         reference(random_tokens(1, 100))
-    before = checkpoints.read_tensors(source)
-    for name, tensor in reference.named_parameters():
-        if name in before:
-            assert (tensor.float() - before[name].float()).norm() < 0.02 * before[name].float().norm(), name
+    found = dict(reference.named_parameters())
+    for name, tensor in load_reference(source, dtype=torch.bfloat16).named_parameters():
+        assert (found[name].float() - tensor.float()).norm() < 0.02 * tensor.float().norm(), name

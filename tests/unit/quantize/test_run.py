@@ -1,6 +1,7 @@
 """Whole runs on tiny checkpoints: what is written, what it is worth, what is refused, and going on after a stop."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,10 +30,10 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
     return {tensor: files[name][tensor] for tensor, name in places.items()}
 
 
-def run_of(path: Path, recipe: Recipe) -> QuantizationRun:
+def run_of(path: Path, recipe: Recipe, on_layer: Callable[[int], None] = lambda num_done: None) -> QuantizationRun:
     source = SourceModel.open(path, TorchKernels())
     sequences = random_sequences(source.spec.vocab_size)
-    return QuantizationRun("tiny", source, recipe, sequences, TorchKernels(), lambda num_done: None)
+    return QuantizationRun("tiny", source, recipe, sequences, TorchKernels(), on_layer)
 
 
 def test_what_is_not_coded_keeps_its_bits(tmp_path: Path) -> None:
@@ -116,15 +117,23 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
     """Only the layers that are missing are computed, and the files are the same."""
     source = checkpoints.save_tiny_llama(tmp_path / "llama")
     whole = quantize_tiny(source, tmp_path / "whole", INT4)
-    run = run_of(source, INT4)
+
+    def stop(num_done: int) -> None:
+        if num_done == 2:
+            raise InterruptedError
+
+    run = run_of(source, INT4, stop)
     writer = CheckpointWriter(tmp_path / "again", run.identity())
-    for index in (0, 1):
-        writer.layer_file(index).write_bytes((tmp_path / "whole" / writer.layer_file(index).name).read_bytes())
+    with pytest.raises(InterruptedError):
+        run.write(writer)
     kept = writer.layer_file(1).stat().st_ino
+    run = run_of(source, INT4)
     assert run.write(CheckpointWriter(tmp_path / "again", run.identity())) == whole
     assert (tmp_path / "again" / writer.layer_file(1).name).stat().st_ino == kept
-    for file in (tmp_path / "whole").iterdir():
-        assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes()
+    found, wanted = (
+        {path.name: path.read_bytes() for path in out.iterdir()} for out in (tmp_path / "again", tmp_path / "whole")
+    )
+    assert found == wanted
 
 
 def test_files_of_another_run_are_refused(tmp_path: Path) -> None:
@@ -133,6 +142,15 @@ def test_files_of_another_run_are_refused(tmp_path: Path) -> None:
     other = run_of(source, replace(INT4, method="awq"))
     with pytest.raises(ConfigurationError, match=r"out\.partial is of a run with other settings.*delete it, or name"):
         CheckpointWriter(tmp_path / "out", other.identity())
+
+
+def test_files_of_an_unknown_run_are_refused(tmp_path: Path) -> None:
+    """What says of which run they are is missing, so they may be of any."""
+    source = checkpoints.save_tiny_llama(tmp_path / "llama")
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "model-layer-00000.safetensors").write_bytes(b"")
+    with pytest.raises(ConfigurationError, match=r"out\.partial is of a run with other settings"):
+        CheckpointWriter(tmp_path / "out", run_of(source, INT4).identity())
 
 
 def test_a_directory_with_files_is_not_overwritten(tmp_path: Path) -> None:
