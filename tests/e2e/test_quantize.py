@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ INT4 = ["--format", "int4", "--group-size", "32"]
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("llama")
-    options = {"vocab_size": NUM_TOKENS, "num_hidden_layers": NUM_LAYERS, "initializer_range": 0.1}
+    options: dict[str, Any] = {"vocab_size": NUM_TOKENS, "num_hidden_layers": NUM_LAYERS, "initializer_range": 0.1}
     return write_byte_tokenizer(save_tiny_llama(path, **options))
 
 
@@ -37,7 +38,7 @@ def quantize(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_run_that_was_killed_goes_on_to_the_same_files(checkpoint: Path, tmp_path: Path) -> None:
-    flags = ["--model", checkpoint, *INT4, *SMALL]
+    flags = ["--model", str(checkpoint), *INT4, *SMALL]
     whole = quantize(*flags, "--out", tmp_path / "whole", "--json")
     assert whole.returncode == 0, whole.stderr
     killed = tmp_path / "killed"

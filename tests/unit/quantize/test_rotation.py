@@ -1,6 +1,7 @@
 """A rotated model computes what the model computes; models that cannot be rotated are refused."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def test_norms_behind_blocks_do_not_turn(build: checkpoints.Builder, tmp_path: P
 
 
 def test_a_size_without_a_hadamard_matrix_is_refused(tmp_path: Path) -> None:
-    options = {"hidden_size": 72, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 18}
+    options: dict[str, Any] = {"hidden_size": 72, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 18}
     model = SourceModel.open(checkpoints.save_tiny_llama(tmp_path, **options), TorchKernels())
     with pytest.raises(ConfigurationError, match="no Hadamard matrix of 18 rows"):
         Rotation.of(model.spec)

@@ -3,14 +3,13 @@
 import pytest
 import torch
 
-from tandem.quantize.grids import Grid, IntegerGrid, Mxfp4Grid
+from tandem.quantize.grids import Grid, IntegerGrid, Mxfp4Grid, spread
 from tandem.quantize.rounding import (
     choose_scales,
     output_error,
     round_clipped,
     round_to_nearest,
     round_with_feedback,
-    spread,
 )
 
 INT4 = IntegerGrid(4, 16, torch.bfloat16)
