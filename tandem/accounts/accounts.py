@@ -14,8 +14,8 @@ from tandem.accounts.journal import Journal
 from tandem.accounts.key import AccountKey, key_id_of
 from tandem.accounts.key_cache import REFRESH_S, KeyCache
 from tandem.accounts.prices import Prices
+from tandem.accounts.rate_limit_state import RateLimitState
 from tandem.accounts.settlements import Settlements
-from tandem.accounts.standing import RateLimitState
 from tandem.accounts.store import LEASE_S, AccountStore
 from tandem.accounts.usage import Usage
 from tandem.core.clock import Clock
@@ -30,15 +30,15 @@ RENEWALS_PER_LEASE = 12  # NOTE: three would keep it; what a killed gateway deli
 
 @dataclass(slots=True)
 class Held:
-    """One request's share of its key. `standing` is None while nobody knows whether the store granted it. `delivered`
-    says what its client has got so far, which is billed if this process ends before the request does.
+    """One request's share of its key. `rate_limits` is None until the store has granted it. `delivered` says what its
+    client has got so far, which is billed if this process ends before the request does.
     """
 
     charge: Charge
     request_id: str
     model: str
     delivered: Callable[[], Usage] = Usage
-    standing: RateLimitState | None = None
+    rate_limits: RateLimitState | None = None
     is_settled: bool = False
 
 
@@ -123,7 +123,7 @@ class Accounts:
             raise AccountsUnavailableError("too many settlements wait for the store of accounts", 1.0)
         self._open[held.charge.charge_id] = held
         try:
-            held.standing = await self.store.reserve(held.charge)
+            held.rate_limits = await self.store.reserve(held.charge)
         except AccountsUnavailableError as error:
             if self._may_be_lost:
                 return
@@ -142,7 +142,7 @@ class Accounts:
         self._forget(held)
         charge = held.charge
         used = (int(outcome is not ChargeOutcome.REFUNDED), usage.num_rated_input, usage.num_output)
-        is_granted = held.standing is not None
+        is_granted = held.rate_limits is not None
         entry = self._entry(held, usage, outcome)
         return self.settlements.add(ChargeSettlement(entry, charge.key.limits.rates, charge.amounts, is_granted, used))
 
@@ -191,7 +191,7 @@ class Accounts:
     def _renewal(self, held: Held) -> Renewal:
         usage = held.delivered()
         checkpoint = None if usage == Usage() else self._entry(held, usage, ChargeOutcome.EXPIRED)
-        return Renewal(held.charge, held.standing is not None, checkpoint)
+        return Renewal(held.charge, held.rate_limits is not None, checkpoint)
 
     def _entry(self, held: Held, usage: Usage, outcome: ChargeOutcome) -> LedgerEntry:
         charge, key = held.charge, held.charge.key

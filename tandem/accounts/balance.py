@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.accounts.charge import Amounts, Charge, ChargeSettlement
+from tandem.accounts.rate_limit_state import PARTS_PER_TOKEN, RateLimitState
 from tandem.accounts.refusals import BUDGET, CONCURRENCY, RATES, refusal
-from tandem.accounts.standing import PARTS_PER_TOKEN, RateLimitState
 
 Rates = tuple[int | None, int | None, int | None]
 

@@ -20,8 +20,8 @@ from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.key import AccountKey
 from tandem.accounts.ledger_file import LedgerFile
 from tandem.accounts.ledger_query import MAX_ENTRIES, LedgerQuery
+from tandem.accounts.rate_limit_state import RateLimitState
 from tandem.accounts.refusals import revoked
-from tandem.accounts.standing import RateLimitState
 from tandem.accounts.store import LEASE_S, Spending
 from tandem.core.clock import Clock
 from tandem.core.errors import ConfigurationError

@@ -10,7 +10,7 @@ UnavailableError
 └── AccountsUnavailableError the store of accounts does not answer (503)
 """
 
-from tandem.accounts.standing import RateLimitState
+from tandem.accounts.rate_limit_state import RateLimitState
 from tandem.core.errors import CapacityError, InvalidRequestError, UnavailableError
 
 
@@ -25,18 +25,20 @@ class NotAllowedError(InvalidRequestError):
 class BudgetExhaustedError(InvalidRequestError):
     """What the request could cost is more than is left; waiting does not help."""
 
-    def __init__(self, message: str, standing: RateLimitState | None = None) -> None:
+    def __init__(self, message: str, rate_limits: RateLimitState | None = None) -> None:
         super().__init__(message)
-        self.standing = standing
+        self.rate_limits = rate_limits
 
 
 class LimitExceededError(CapacityError):
     """A rate or the concurrency of the key is used up. `limit`: the name of the one that was hit."""
 
-    def __init__(self, message: str, retry_after_s: float, limit: str, standing: RateLimitState | None = None) -> None:
+    def __init__(
+        self, message: str, retry_after_s: float, limit: str, rate_limits: RateLimitState | None = None
+    ) -> None:
         super().__init__(message, retry_after_s)
         self.limit = limit
-        self.standing = standing
+        self.rate_limits = rate_limits
 
 
 class AccountsUnavailableError(UnavailableError):

@@ -19,9 +19,9 @@ from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.key import AccountKey
 from tandem.accounts.key_cache import MAX_KEYS
 from tandem.accounts.ledger_query import MAX_ENTRIES, LedgerQuery
+from tandem.accounts.rate_limit_state import RateLimitState
 from tandem.accounts.redis_scripts import EXPIRE, OVERDUE, RENEW, RESERVE, SETTLE, SPENDING
 from tandem.accounts.refusals import refusal
-from tandem.accounts.standing import RateLimitState
 from tandem.accounts.store import KEPT_DAYS, LEASE_S, Spending
 from tandem.accounts.usage import Usage
 from tandem.core.clock import Clock
@@ -113,12 +113,12 @@ class RedisAccounts:
             *map(_or_empty, limits.rates),
         )
         why, wait_ms, left, *levels = await self._ask(lambda: self._reserve(names, asked))
-        standing = RateLimitState.of(limits.rates, [int(level) for level in levels])
+        rate_limits = RateLimitState.of(limits.rates, [int(level) for level in levels])
         if why == b"settled":
             raise AccountsUnavailableError("this request was given up before the store of accounts heard of it", 1.0)
         if why != b"ok":
-            raise refusal(why.decode(), charge, float(wait_ms), int(left), standing)
-        return standing
+            raise refusal(why.decode(), charge, float(wait_ms), int(left), rate_limits)
+        return rate_limits
 
     async def settle(self, settlement: ChargeSettlement) -> None:
         entry = settlement.entry

@@ -3,7 +3,7 @@
 from tandem.accounts.charge import Charge
 from tandem.accounts.errors import BudgetExhaustedError, KeyRefusedError, LimitExceededError
 from tandem.accounts.money import format_nanos
-from tandem.accounts.standing import RateLimitState
+from tandem.accounts.rate_limit_state import RateLimitState
 from tandem.core.errors import TandemError
 
 REVOKED, BUDGET, CONCURRENCY = "revoked", "budget", "concurrency"
@@ -16,7 +16,7 @@ def revoked() -> KeyRefusedError:
     return KeyRefusedError("this API key was revoked; ask for another one")
 
 
-def refusal(why: str, charge: Charge, wait_ms: float, left_nanos: int, standing: RateLimitState) -> TandemError:
+def refusal(why: str, charge: Charge, wait_ms: float, left_nanos: int, rate_limits: RateLimitState) -> TandemError:
     """The error for a charge that could not be set aside.
 
     Args:
@@ -32,14 +32,14 @@ def refusal(why: str, charge: Charge, wait_ms: float, left_nanos: int, standing:
             f"this request could cost {format_nanos(charge.cost_nanos)}, but {format_nanos(left_nanos)} of the key's "
             f"budget of {format_nanos(limits.budget_nanos or 0)} is left; lower max_tokens or shorten the prompt, or "
             "ask for a larger budget",
-            standing,
+            rate_limits,
         )
     if why == CONCURRENCY:
         return LimitExceededError(
             f"this API key has {limits.concurrency} requests running, which is its limit; try again when one has ended",
             _BUSY_S,
             why,
-            standing,
+            rate_limits,
         )
     index = RATES.index(why)
     wanted, limit = charge.amounts[index], limits.rates[index]
@@ -49,5 +49,5 @@ def refusal(why: str, charge: Charge, wait_ms: float, left_nanos: int, standing:
         f"this API key has used up its {limit} {words} a minute{needs}; try again in {wait_ms / 1000:.1f} s",
         wait_ms / 1000,
         why,
-        standing,
+        rate_limits,
     )

@@ -12,7 +12,7 @@ from typing import Protocol
 from tandem.accounts.charge import Charge, ChargeSettlement, LedgerEntry, Renewal, Total
 from tandem.accounts.key import AccountKey
 from tandem.accounts.ledger_query import LedgerQuery
-from tandem.accounts.standing import RateLimitState
+from tandem.accounts.rate_limit_state import RateLimitState
 
 LEASE_S = 60.0  # what a lost gateway set aside comes back after this, less its checkpoints
 KEPT_DAYS = 400  # of totals

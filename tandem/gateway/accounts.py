@@ -94,7 +94,7 @@ class Bill:
         )
         self._held.delivered = lambda: self._usage() if was_heard() else Usage()
         await accounts.reserve(self._held)
-        self.headers = limit_headers(self._held.standing, is_anthropic=is_anthropic)
+        self.headers = limit_headers(self._held.rate_limits, is_anthropic=is_anthropic)
 
     async def settle(self) -> None:
         """It ended well. Returns when the caller's next request finds what is left."""

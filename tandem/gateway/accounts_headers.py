@@ -12,7 +12,7 @@ from tandem.accounts.errors import (
     LimitExceededError,
     NotAllowedError,
 )
-from tandem.accounts.standing import RateLimitState, RateLimitWindow
+from tandem.accounts.rate_limit_state import RateLimitState, RateLimitWindow
 from tandem.gateway.errors import MAX_RETRY_AFTER_S, Problem, problem_of
 
 _NEVER = {"x-should-retry": "false"}  # NOTE: or the SDKs ask again at once
@@ -44,23 +44,23 @@ def refusal_headers(error: BaseException, *, is_anthropic: bool, now: datetime |
         case NotAllowedError():
             return _NEVER
         case BudgetExhaustedError():
-            return _NEVER | dict(limit_headers(error.standing, is_anthropic=is_anthropic, now=now))
+            return _NEVER | dict(limit_headers(error.rate_limits, is_anthropic=is_anthropic, now=now))
         case LimitExceededError():
-            return limit_headers(error.standing, is_anthropic=is_anthropic, now=now)
+            return limit_headers(error.rate_limits, is_anthropic=is_anthropic, now=now)
     return {}
 
 
 def limit_headers(
-    standing: RateLimitState | None, *, is_anthropic: bool, now: datetime | None = None
+    rate_limits: RateLimitState | None, *, is_anthropic: bool, now: datetime | None = None
 ) -> Mapping[str, str]:
     """What is left of the key's rates; nothing of those that have no limit."""
-    if standing is None:
+    if rate_limits is None:
         return {}
     headers: dict[str, str] = {}
-    windows = {"requests": standing.requests, "tokens": standing.tokens}
+    windows = {"requests": rate_limits.requests, "tokens": rate_limits.tokens}
     if is_anthropic:
         now = now or datetime.now(UTC)
-        windows |= {"input-tokens": standing.input_tokens, "output-tokens": standing.output_tokens}
+        windows |= {"input-tokens": rate_limits.input_tokens, "output-tokens": rate_limits.output_tokens}
         for name, window in windows.items():
             if window is not None:
                 headers |= _anthropic(name, window, now)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tandem.core.errors import ConfigurationError
+from tandem.routing.candidates import Candidates, WorkerSnapshot, num_blocks_of, num_cached_blocks, num_cached_tokens
 from tandem.routing.snapshot import RequestShape
-from tandem.routing.standing import Candidates, WorkerSnapshot, num_blocks_of, num_cached_blocks, num_cached_tokens
 
 _MIN_RETRY_S = 0.1
 
@@ -61,10 +61,10 @@ class Refusal:
     message: str
 
 
-def num_lacking_blocks(request: RequestShape, standing: WorkerSnapshot) -> int:
+def num_lacking_blocks(request: RequestShape, snapshot: WorkerSnapshot) -> int:
     """Blocks that a decode worker needs for the prompt it lacks and the output it may expect."""
     num_tokens = request.num_tokens + request.num_expected_output
-    return num_blocks_of(num_tokens, standing.worker.block_size) - num_cached_blocks(request, standing.worker)
+    return num_blocks_of(num_tokens, snapshot.worker.block_size) - num_cached_blocks(request, snapshot.worker)
 
 
 def refuse_dead(request: RequestShape, dead_s: float) -> Refusal:

@@ -6,9 +6,9 @@ tokens never cost more, and a slower link never costs less.
 
 from dataclasses import dataclass
 
+from tandem.routing.candidates import Placement, WorkerSnapshot, num_blocks_of, num_cached_blocks, num_cached_tokens
 from tandem.routing.snapshot import Links, LinkState, RequestShape
 from tandem.routing.speed import DecodeSpeed
-from tandem.routing.standing import Placement, WorkerSnapshot, num_blocks_of, num_cached_blocks, num_cached_tokens
 
 
 @dataclass(frozen=True, slots=True)

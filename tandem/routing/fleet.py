@@ -1,6 +1,6 @@
 """All workers as the router knows them: their last reports, and what was sent to them since.
 
-Invariant: a standing is its report plus every delta the report cannot include yet. A delta ends with the request, or
+Invariant: a snapshot is its report plus every delta the report cannot include yet. A delta ends with the request, or
 with a report of figures asked for long enough after it was sent, so a lost request cannot weigh on a worker for ever.
 Owned by one thread. Decides nothing.
 """
@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tandem.routing.admission import AdmissionLimits, num_lacking_blocks
-from tandem.routing.lineup import Lineup
+from tandem.routing.candidates import Candidates, Placement, WorkerSnapshot, num_blocks_of, num_cached_tokens
+from tandem.routing.eligible_workers import EligibleWorkers
 from tandem.routing.outliers import IN_SERVICE
 from tandem.routing.pricing import wait_ms
-from tandem.routing.roster import Roster
 from tandem.routing.snapshot import Links, RequestShape, Role, WorkerState
 from tandem.routing.speed import NO_WORK, PrefillWork, Speed
-from tandem.routing.standing import Candidates, Placement, WorkerSnapshot, num_blocks_of, num_cached_tokens
+from tandem.routing.worker_table import WorkerTable
 
 _FIRST_TURNS = 1 << 52  # NOTE: first turns are random and below all later ones, so replicas do not move in step
 
@@ -39,15 +39,15 @@ class WorkerPool:
     """Workers of one fingerprint: only they may exchange blocks."""
 
     def __init__(self, links: Links) -> None:
-        self.prefill = Roster(links)
-        self.decode = Roster(links)
+        self.prefill = WorkerTable(links)
+        self.decode = WorkerTable(links)
         self.everyone: dict[str, WorkerSnapshot] = {}
 
-    def put(self, standing: WorkerSnapshot) -> None:
-        worker = standing.worker
-        self.everyone[worker.worker_id] = standing
-        _keep(self.prefill, standing, worker.role is not Role.DECODE and not worker.draining)
-        _keep(self.decode, standing, worker.role is not Role.PREFILL and not worker.draining)
+    def put(self, snapshot: WorkerSnapshot) -> None:
+        worker = snapshot.worker
+        self.everyone[worker.worker_id] = snapshot
+        _keep(self.prefill, snapshot, worker.role is not Role.DECODE and not worker.draining)
+        _keep(self.decode, snapshot, worker.role is not Role.PREFILL and not worker.draining)
 
     def drop(self, worker_id: str) -> None:
         self.prefill.drop(worker_id)
@@ -75,7 +75,7 @@ class Fleet:
 
     def report(self, state: WorkerState, aside_until_s: float = IN_SERVICE) -> None:
         """Take a worker's news, and until when it is set aside. News older than what is known is ignored."""
-        known = self.standing(state.worker_id)
+        known = self.snapshot(state.worker_id)
         if known is not None and state.reported_at_s < known.worker.reported_at_s:
             return
         if self._pool_of.get(state.worker_id, state.fingerprint) != state.fingerprint:
@@ -100,7 +100,7 @@ class Fleet:
         if not pool.everyone:
             del self._pools[fingerprint]
 
-    def standing(self, worker_id: str) -> WorkerSnapshot | None:
+    def snapshot(self, worker_id: str) -> WorkerSnapshot | None:
         fingerprint = self._pool_of.get(worker_id)
         return None if fingerprint is None else self._pools[fingerprint].everyone[worker_id]
 
@@ -117,7 +117,7 @@ class Fleet:
         self._sweep(now_s)
         self._refresh_links()
         max_ttft_ms = request.max_ttft_ms if request.max_ttft_ms is not None else self.limits.max_ttft_ms
-        prefills = Roster(self.links) if request.local_prefill else pool.prefill
+        prefills = WorkerTable(self.links) if request.local_prefill else pool.prefill
         return Candidates(
             prefill=self._eligible(prefills, request, request.num_tokens, now_s),
             decode=self._eligible(
@@ -144,32 +144,32 @@ class Fleet:
         for _ in range(min(num_spares, len(others))):
             row = others.first(waits_ms)
             waits_ms[row] = np.inf
-            spares.append(others.roster.standings[row].worker_id)
+            spares.append(others.table.snapshots[row].worker_id)
         return spares
 
     def is_served(self, request: RequestShape, now_s: float) -> bool:
         """Whether anybody alive could decode a request like this one, if it were short."""
         return any(self._eligible(self._decodes(request, pool), request, 1, now_s) for pool in self.pools(request))
 
-    def _eligible(self, roster: Roster, request: RequestShape, num_tokens: int, now_s: float) -> Lineup:
+    def _eligible(self, table: WorkerTable, request: RequestShape, num_tokens: int, now_s: float) -> EligibleWorkers:
         """Alive, not excluded, large enough when empty, and not set aside while there is another."""
-        lineup, columns = Lineup(roster), roster.columns
+        eligible, columns = EligibleWorkers(table), table.columns
         oldest_s = now_s - self.limits.dead_s
         if columns.reported_at_s.min(initial=np.inf) < oldest_s:
-            lineup = lineup.without(columns.reported_at_s < oldest_s)
-        num_blocks = num_blocks_of(num_tokens, lineup.block_size)
+            eligible = eligible.without(columns.reported_at_s < oldest_s)
+        num_blocks = num_blocks_of(num_tokens, eligible.block_size)
         if columns.num_total_blocks.min(initial=np.inf) < num_blocks:
-            lineup = lineup.without(columns.num_total_blocks < num_blocks)
-        return _without_aside(lineup.without_ids(request.excluded), now_s)
+            eligible = eligible.without(columns.num_total_blocks < num_blocks)
+        return _without_aside(eligible.without_ids(request.excluded), now_s)
 
-    def _decodes(self, request: RequestShape, pool: WorkerPool) -> Roster:
+    def _decodes(self, request: RequestShape, pool: WorkerPool) -> WorkerTable:
         if request.decode_id is None:
             return pool.decode
         pinned = pool.everyone.get(request.decode_id)
-        return Roster.of([] if pinned is None else [pinned], self.links)
+        return WorkerTable.of([] if pinned is None else [pinned], self.links)
 
     def _refresh_links(self) -> None:
-        """Tell the rosters which links have improved."""
+        """Tell the tables which links have improved."""
         for worker_id in self.links.take_improved():
             fingerprint = self._pool_of.get(worker_id)
             if fingerprint is not None:
@@ -182,8 +182,8 @@ class Fleet:
         self._swept_at_s = now_s
         oldest_s = now_s - self.limits.forget_s
         for pool in list(self._pools.values()):
-            for standing in [s for s in pool.everyone.values() if s.reported_at_s < oldest_s]:
-                self.remove(standing.worker_id)
+            for snapshot in [s for s in pool.everyone.values() if s.reported_at_s < oldest_s]:
+                self.remove(snapshot.worker_id)
 
     def sent(self, request: RequestShape, choice: Placement, now_s: float) -> None:
         """Count a request at the workers it goes to until their reports do."""
@@ -207,26 +207,26 @@ class Fleet:
         """A request has ended or moved on: count it no longer where the reports have not taken over."""
         for worker_id in worker_ids:
             if self._deltas.get(worker_id, {}).pop(request_id, None) is not None:
-                standing = self.standing(worker_id)
-                assert standing is not None
-                self._put(standing.worker, standing.turn, standing.aside_until_s)
+                snapshot = self.snapshot(worker_id)
+                assert snapshot is not None
+                self._put(snapshot.worker, snapshot.turn, snapshot.aside_until_s)
 
-    def _add(self, standing: WorkerSnapshot, request_id: str, delta: _Delta) -> None:
-        worker = standing.worker
+    def _add(self, snapshot: WorkerSnapshot, request_id: str, delta: _Delta) -> None:
+        worker = snapshot.worker
         self._deltas[worker.worker_id][request_id] = delta
         self._next_turn += 1
-        self._pools[worker.fingerprint].put(_with_delta(standing, delta, self._next_turn))
+        self._pools[worker.fingerprint].put(_with_delta(snapshot, delta, self._next_turn))
 
     def _put(self, state: WorkerState, turn: int, aside_until_s: float) -> None:
         speed, deltas = self._speed_of(state.kind), self._deltas[state.worker_id].values()
-        standing = standing_of(state, speed, deltas, self.limits.fresh_s, turn, aside_until_s)
+        snapshot = snapshot_of(state, speed, deltas, self.limits.fresh_s, turn, aside_until_s)
         pool = self._pools.get(state.fingerprint)
         if pool is None:
             pool = self._pools[state.fingerprint] = WorkerPool(self.links)
-        pool.put(standing)
+        pool.put(snapshot)
 
 
-def standing_of(
+def snapshot_of(
     state: WorkerState,
     speed: Speed,
     deltas: Iterable[_Delta] = (),
@@ -235,7 +235,7 @@ def standing_of(
     aside_until_s: float = IN_SERVICE,
 ) -> WorkerSnapshot:
     """A report with what was sent since, in the order it was sent."""
-    standing = WorkerSnapshot(
+    snapshot = WorkerSnapshot(
         worker=state,
         speed=speed,
         worker_id=state.worker_id,
@@ -253,47 +253,47 @@ def standing_of(
         aside_until_s=aside_until_s,
     )
     for delta in deltas:
-        standing = _with_delta(standing, delta, turn)
-    return standing
+        snapshot = _with_delta(snapshot, delta, turn)
+    return snapshot
 
 
-def _with_delta(standing: WorkerSnapshot, delta: _Delta, turn: int) -> WorkerSnapshot:
-    """`standing` with one request more."""
-    speed = standing.speed
-    num_running = standing.num_running + delta.num_running
-    num_context_tokens = standing.num_context_tokens + delta.num_context_tokens
+def _with_delta(snapshot: WorkerSnapshot, delta: _Delta, turn: int) -> WorkerSnapshot:
+    """`snapshot` with one request more."""
+    speed = snapshot.speed
+    num_running = snapshot.num_running + delta.num_running
+    num_context_tokens = snapshot.num_context_tokens + delta.num_context_tokens
     work_ms = speed.prefill.ms(delta.work)
     return WorkerSnapshot(  # NOTE: `dataclasses.replace` would take five times as long, twice in each decision
-        worker=standing.worker,
+        worker=snapshot.worker,
         speed=speed,
-        worker_id=standing.worker_id,
-        reported_at_s=standing.reported_at_s,
-        num_total_blocks=standing.num_total_blocks,
+        worker_id=snapshot.worker_id,
+        reported_at_s=snapshot.reported_at_s,
+        num_total_blocks=snapshot.num_total_blocks,
         joined_step_ms=speed.decode.step_ms(num_running + 1, num_context_tokens),
-        free_at_s=max(standing.free_at_s, delta.sent_at_s) + work_ms / 1000 if work_ms else standing.free_at_s,
-        stale_from_s=standing.stale_from_s,
-        queued=standing.queued + delta.work,
+        free_at_s=max(snapshot.free_at_s, delta.sent_at_s) + work_ms / 1000 if work_ms else snapshot.free_at_s,
+        stale_from_s=snapshot.stale_from_s,
+        queued=snapshot.queued + delta.work,
         num_running=num_running,
         num_context_tokens=num_context_tokens,
-        num_free_blocks=max(0, standing.num_free_blocks - delta.num_blocks),
-        num_awaiting_kv=standing.num_awaiting_kv + delta.num_awaiting_kv,
+        num_free_blocks=max(0, snapshot.num_free_blocks - delta.num_blocks),
+        num_awaiting_kv=snapshot.num_awaiting_kv + delta.num_awaiting_kv,
         turn=turn,
-        aside_until_s=standing.aside_until_s,
+        aside_until_s=snapshot.aside_until_s,
     )
 
 
-def _without_aside(lineup: Lineup, now_s: float) -> Lineup:
+def _without_aside(eligible: EligibleWorkers, now_s: float) -> EligibleWorkers:
     """Without the workers set aside, but for those that may be probed and have nothing to do; all where no other is."""
-    columns = lineup.columns
+    columns = eligible.columns
     if columns.aside_until_s.max(initial=IN_SERVICE) == IN_SERVICE:
-        return lineup
+        return eligible
     is_busy = (columns.aside_until_s > IN_SERVICE) & (columns.num_running > 0)
-    others = lineup.without((columns.aside_until_s > now_s) | is_busy)
-    return others if others else lineup
+    others = eligible.without((columns.aside_until_s > now_s) | is_busy)
+    return others if others else eligible
 
 
-def _keep(part: Roster, standing: WorkerSnapshot, wanted: bool) -> None:
+def _keep(part: WorkerTable, snapshot: WorkerSnapshot, wanted: bool) -> None:
     if wanted:
-        part.put(standing)
+        part.put(snapshot)
     else:
-        part.drop(standing.worker_id)
+        part.drop(snapshot.worker_id)

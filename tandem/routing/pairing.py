@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 from tandem.core.errors import ConfigurationError
 from tandem.routing.admission import Refusal, refuse_dead, refuse_full, refuse_late, refuse_long
+from tandem.routing.candidates import Candidates, Placement, num_blocks_of, num_cached_tokens
 from tandem.routing.cost import Prediction, predict
+from tandem.routing.eligible_workers import EligibleWorkers
 from tandem.routing.fleet import Fleet
-from tandem.routing.lineup import Lineup
 from tandem.routing.policies import RoutingPolicy
 from tandem.routing.search import cheapest
 from tandem.routing.snapshot import Links, RequestShape
-from tandem.routing.standing import Candidates, Placement, num_blocks_of, num_cached_tokens
 
 DEFAULT_MAX_RECORDS = 4096
 
@@ -156,12 +156,12 @@ def with_room(request: RequestShape, candidates: Candidates) -> Candidates:
     """Without the decode workers whose memory is taken. One that has the request already keeps it."""
     if request.decode_id is not None:
         return candidates
-    lineup = Lineup.of(candidates.decode, candidates.links)
-    num_free = lineup.columns.num_free_blocks
-    num_blocks = num_blocks_of(request.num_tokens + request.num_expected_output, lineup.block_size)
+    eligible = EligibleWorkers.of(candidates.decode, candidates.links)
+    num_free = eligible.columns.num_free_blocks
+    num_blocks = num_blocks_of(request.num_tokens + request.num_expected_output, eligible.block_size)
     if num_free.min() >= num_blocks:
         return candidates
-    return replace(candidates, decode=lineup.without(num_free < num_blocks - lineup.cached_blocks(request)))
+    return replace(candidates, decode=eligible.without(num_free < num_blocks - eligible.cached_blocks(request)))
 
 
 def _is_cut(choice: Placement, links: Links) -> bool:

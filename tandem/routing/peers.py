@@ -4,9 +4,9 @@ Each chooses the prefill worker by its formula and the decode worker by load. Wh
 class says how it was read.
 """
 
+from tandem.routing.candidates import Candidates, Placement, WorkerSnapshot, num_cached_tokens
 from tandem.routing.policies import decode_load, in_time, least, pair_of
 from tandem.routing.snapshot import RequestShape
-from tandem.routing.standing import Candidates, Placement, WorkerSnapshot, num_cached_tokens
 
 
 class DynamoLinear:
@@ -18,8 +18,8 @@ class DynamoLinear:
     name = "dynamo linear"
 
     def choose(self, request: RequestShape, candidates: Candidates) -> Placement | None:
-        def cost(standing: WorkerSnapshot) -> float:
-            return standing.queued.num_tokens + standing.num_context_tokens + _incoming(request, standing)
+        def cost(snapshot: WorkerSnapshot) -> float:
+            return snapshot.queued.num_tokens + snapshot.num_context_tokens + _incoming(request, snapshot)
 
         prefill = least(in_time(request, candidates), cost)
         return pair_of(request, candidates, prefill, decode_load)
@@ -31,9 +31,9 @@ class DynamoProduct:
     name = "lmetric"
 
     def choose(self, request: RequestShape, candidates: Candidates) -> Placement | None:
-        def cost(standing: WorkerSnapshot) -> float:
-            num_left = standing.queued.num_tokens + _incoming(request, standing)
-            return num_left * (standing.num_context_tokens / standing.worker.block_size + 1)
+        def cost(snapshot: WorkerSnapshot) -> float:
+            num_left = snapshot.queued.num_tokens + _incoming(request, snapshot)
+            return num_left * (snapshot.num_context_tokens / snapshot.worker.block_size + 1)
 
         prefill = least(in_time(request, candidates), cost)
         return pair_of(request, candidates, prefill, decode_load)
@@ -47,18 +47,18 @@ class WeightedScores:
         self._weights = (prefix, free, queue)
 
     def choose(self, request: RequestShape, candidates: Candidates) -> Placement | None:
-        standings = in_time(request, candidates)
-        lengths = [standing.queued.num_requests for standing in standings]
+        snapshots = in_time(request, candidates)
+        lengths = [snapshot.queued.num_requests for snapshot in snapshots]
         shortest, spread = min(lengths, default=0.0), max(lengths, default=0.0) - min(lengths, default=0.0)
         prefix_weight, free_weight, queue_weight = self._weights
 
-        def negated(standing: WorkerSnapshot) -> float:
-            cached = num_cached_tokens(request, standing.worker) / request.num_tokens
-            free = standing.num_free_blocks / standing.num_total_blocks
-            short = 1.0 - (standing.queued.num_requests - shortest) / spread if spread else 1.0
+        def negated(snapshot: WorkerSnapshot) -> float:
+            cached = num_cached_tokens(request, snapshot.worker) / request.num_tokens
+            free = snapshot.num_free_blocks / snapshot.num_total_blocks
+            short = 1.0 - (snapshot.queued.num_requests - shortest) / spread if spread else 1.0
             return -(prefix_weight * cached + free_weight * free + queue_weight * short)
 
-        return pair_of(request, candidates, least(standings, negated), decode_load)
+        return pair_of(request, candidates, least(snapshots, negated), decode_load)
 
 
 class CacheAware:
@@ -73,17 +73,17 @@ class CacheAware:
         self._threshold, self._absolute, self._relative = threshold, absolute, relative
 
     def choose(self, request: RequestShape, candidates: Candidates) -> Placement | None:
-        standings = in_time(request, candidates)
-        loads = [standing.queued.num_requests for standing in standings]
-        longest = least(standings, lambda standing: -num_cached_tokens(request, standing.worker))
+        snapshots = in_time(request, candidates)
+        loads = [snapshot.queued.num_requests for snapshot in snapshots]
+        longest = least(snapshots, lambda snapshot: -num_cached_tokens(request, snapshot.worker))
         if longest is None:
             return None
         unbalanced = max(loads) - min(loads) > self._absolute and max(loads) > self._relative * min(loads)
         share = num_cached_tokens(request, longest.worker) / request.num_tokens
         if unbalanced or share <= self._threshold:
-            longest = least(standings, lambda standing: standing.queued.num_requests)
+            longest = least(snapshots, lambda snapshot: snapshot.queued.num_requests)
         return pair_of(request, candidates, longest, decode_load)
 
 
-def _incoming(request: RequestShape, standing: WorkerSnapshot) -> float:
-    return request.num_tokens - num_cached_tokens(request, standing.worker)
+def _incoming(request: RequestShape, snapshot: WorkerSnapshot) -> float:
+    return request.num_tokens - num_cached_tokens(request, snapshot.worker)

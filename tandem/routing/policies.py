@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from tandem.core.errors import ConfigurationError, shown
+from tandem.routing.candidates import Candidates, Placement, WorkerSnapshot, num_cached_tokens
 from tandem.routing.search import DEFAULT_FETCH_SOURCES, cheapest
 from tandem.routing.snapshot import RequestShape
-from tandem.routing.standing import Candidates, Placement, WorkerSnapshot, num_cached_tokens
 
 MAX_SESSIONS = 65_536
 
@@ -47,7 +47,7 @@ class RoundRobin:
     name = "round robin"
 
     def choose(self, request: RequestShape, candidates: Candidates) -> Placement | None:
-        return _by_score(request, candidates, lambda standing: 0.0, lambda standing: 0.0)
+        return _by_score(request, candidates, lambda snapshot: 0.0, lambda snapshot: 0.0)
 
 
 class Random:
@@ -60,7 +60,7 @@ class Random:
 
     def choose(self, request: RequestShape, candidates: Candidates) -> Placement | None:
         return _by_score(
-            request, candidates, lambda standing: self._random.random(), lambda standing: self._random.random()
+            request, candidates, lambda snapshot: self._random.random(), lambda snapshot: self._random.random()
         )
 
 
@@ -79,8 +79,8 @@ class PrefixOnly:
     name = "prefix only"
 
     def choose(self, request: RequestShape, candidates: Candidates) -> Placement | None:
-        def longest(standing: WorkerSnapshot) -> float:
-            return -num_cached_tokens(request, standing.worker)
+        def longest(snapshot: WorkerSnapshot) -> float:
+            return -num_cached_tokens(request, snapshot.worker)
 
         return _by_score(request, candidates, longest, longest)
 
@@ -99,8 +99,8 @@ class SessionSticky:
         choice = _by_score(
             request,
             candidates,
-            lambda standing: float("-inf") if standing.worker_id == prefill_id else prefill_load(standing),
-            lambda standing: float("-inf") if standing.worker_id == decode_id else decode_load(standing),
+            lambda snapshot: float("-inf") if snapshot.worker_id == prefill_id else prefill_load(snapshot),
+            lambda snapshot: float("-inf") if snapshot.worker_id == decode_id else decode_load(snapshot),
         )
         if choice is not None and request.session_id:
             self._remember(request.session_id, choice, prefill_id)
@@ -142,25 +142,25 @@ def in_time(request: RequestShape, candidates: Candidates) -> Sequence[WorkerSna
     if candidates.max_ttft_ms == float("inf"):
         return computing
     return [
-        standing
-        for standing in computing
-        if standing.wait_ms(candidates.now_s)
-        + standing.speed.prefill.prompt_ms(request.num_tokens, num_cached_tokens(request, standing.worker))
+        snapshot
+        for snapshot in computing
+        if snapshot.wait_ms(candidates.now_s)
+        + snapshot.speed.prefill.prompt_ms(request.num_tokens, num_cached_tokens(request, snapshot.worker))
         <= candidates.max_ttft_ms
     ]
 
 
-def least(standings: Iterable[WorkerSnapshot], score: Callable[[WorkerSnapshot], float]) -> WorkerSnapshot | None:
+def least(snapshots: Iterable[WorkerSnapshot], score: Callable[[WorkerSnapshot], float]) -> WorkerSnapshot | None:
     """The lowest score; among equals, chosen longest ago."""
-    return min(standings, key=lambda standing: (score(standing), standing.turn), default=None)
+    return min(snapshots, key=lambda snapshot: (score(snapshot), snapshot.turn), default=None)
 
 
-def prefill_load(standing: WorkerSnapshot) -> float:
-    return standing.queued.num_tokens
+def prefill_load(snapshot: WorkerSnapshot) -> float:
+    return snapshot.queued.num_tokens
 
 
-def decode_load(standing: WorkerSnapshot) -> float:
-    return standing.num_running
+def decode_load(snapshot: WorkerSnapshot) -> float:
+    return snapshot.num_running
 
 
 def pair_of(

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tandem.routing.lineup import Lineup
-from tandem.routing.roster import Columns, Floats, Roster
+from tandem.routing.candidates import WorkerSnapshot, num_blocks_of, num_cached_blocks
+from tandem.routing.eligible_workers import EligibleWorkers
 from tandem.routing.snapshot import Links, LinkState, RequestShape
-from tandem.routing.standing import WorkerSnapshot, num_blocks_of, num_cached_blocks
+from tandem.routing.worker_table import Columns, Floats, WorkerTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,30 +32,30 @@ def wait_ms(columns: Columns, now_s: float) -> Floats:
     return np.maximum(0.0, 1000.0 * (columns.free_at_s - now_s))
 
 
-def decode_ms(request: RequestShape, lineup: Lineup, now_s: float) -> Floats:
+def decode_ms(request: RequestShape, eligible: EligibleWorkers, now_s: float) -> Floats:
     """What decoding costs at each worker, with the mistrust of an old report; infinite for barred ones."""
-    columns = lineup.columns
+    columns = eligible.columns
     context_ms = columns.decode_ms_per_context_token * (request.num_tokens + request.num_expected_output / 2)
     step_ms = columns.joined_step_ms + context_ms
     token_ms = step_ms + columns.num_running * (columns.decode_ms_per_request + context_ms)
     if request.max_tpot_ms is not None:
         token_ms += (columns.num_running + 1) * np.maximum(0.0, step_ms - request.max_tpot_ms)
-    return lineup.forbid(request.num_expected_output * token_ms + _staleness_ms(columns, now_s))
+    return eligible.forbid(request.num_expected_output * token_ms + _staleness_ms(columns, now_s))
 
 
 def ways_of(
     request: RequestShape,
-    lineup: Lineup,
+    eligible: EligibleWorkers,
     sources: Sequence[WorkerSnapshot],
     links: Links,
     now_s: float,
     max_ttft_ms: float,
 ) -> PrefixOptions:
     """All ways of all prefill workers; those whose first token comes later than `max_ttft_ms` are not to be had."""
-    columns, held_blocks = lineup.columns, lineup.cached_blocks(request)
+    columns, held_blocks = eligible.columns, eligible.cached_blocks(request)
     queue_ms, computing_ms = (
         wait_ms(columns, now_s),
-        _prompt_ms(columns, request.num_tokens, held_blocks * lineup.block_size),
+        _prompt_ms(columns, request.num_tokens, held_blocks * eligible.block_size),
     )
     holders: list[WorkerSnapshot | None] = [None]
     ttfts_ms, prefills_ms = [queue_ms + computing_ms], [computing_ms]
@@ -64,15 +64,15 @@ def ways_of(
         has_less = held_blocks < num_blocks
         if not has_less.any():
             continue
-        block_ms, latency_ms = _link_columns(lineup.roster, links.out_of(source.worker_id), links.default)
+        block_ms, latency_ms = _link_columns(eligible.table, links.out_of(source.worker_id), links.default)
         fetch_ms = latency_ms + columns.block_bytes * block_ms * (num_blocks - held_blocks)
-        rest_ms = _prompt_ms(columns, request.num_tokens, float(num_blocks * lineup.block_size))
+        rest_ms = _prompt_ms(columns, request.num_tokens, float(num_blocks * eligible.block_size))
         ttfts_ms.append(np.where(has_less, np.maximum(queue_ms, fetch_ms) + rest_ms, np.inf))
         prefills_ms.append(rest_ms)
         holders.append(source)
     ttft_ms = np.array(ttfts_ms)
     ttft_ms[ttft_ms > max_ttft_ms] = np.inf
-    return PrefixOptions(holders, lineup.forbid(ttft_ms + _staleness_ms(columns, now_s)), np.array(prefills_ms))
+    return PrefixOptions(holders, eligible.forbid(ttft_ms + _staleness_ms(columns, now_s)), np.array(prefills_ms))
 
 
 class HandOffCosts:
@@ -81,7 +81,7 @@ class HandOffCosts:
     costs_ms: `decode_ms` of those who are still to be considered.
     """
 
-    def __init__(self, request: RequestShape, decodes: Lineup, held_blocks: Floats, costs_ms: Floats) -> None:
+    def __init__(self, request: RequestShape, decodes: EligibleWorkers, held_blocks: Floats, costs_ms: Floats) -> None:
         self._decodes = decodes
         self._num_lacking = num_blocks_of(request.num_tokens, decodes.block_size) - held_blocks
         self.costs_ms = costs_ms
@@ -95,19 +95,19 @@ class HandOffCosts:
         least_ms: Floats = np.maximum(last_ms, whole_ms)
         return self.costs_ms + columns.best_latency_ms + least_ms
 
-    def into(self, row: int, prefills: Lineup, ways: PrefixOptions, links: Links) -> Floats:
+    def into(self, row: int, prefills: EligibleWorkers, ways: PrefixOptions, links: Links) -> Floats:
         """[num_ways, num_prefills]: the whole cost of choices with one decode worker."""
-        decode, num_lacking = self._decodes.roster.standings[row], self._num_lacking[row]
-        byte_ms, latency_ms = _link_columns(prefills.roster, links.into(decode.worker_id), links.default)
+        decode, num_lacking = self._decodes.table.snapshots[row], self._num_lacking[row]
+        byte_ms, latency_ms = _link_columns(prefills.table, links.into(decode.worker_id), links.default)
         block_ms = decode.worker.block_bytes * byte_ms
         last_ms = block_ms * np.minimum(num_lacking, prefills.columns.chunk_blocks)
         exposed_ms = latency_ms + np.maximum(last_ms, block_ms * num_lacking - ways.prefill_ms)
         return _without(prefills, decode, exposed_ms + ways.ttft_ms + self.costs_ms[row])
 
-    def out_of(self, row: int, prefills: Lineup, ways: PrefixOptions, links: Links) -> Floats:
+    def out_of(self, row: int, prefills: EligibleWorkers, ways: PrefixOptions, links: Links) -> Floats:
         """[num_ways, num_decodes]: the whole cost of choices with one prefill worker."""
-        prefill, num_lacking = prefills.roster.standings[row], self._num_lacking
-        byte_ms, latency_ms = _link_columns(self._decodes.roster, links.out_of(prefill.worker_id), links.default)
+        prefill, num_lacking = prefills.table.snapshots[row], self._num_lacking
+        byte_ms, latency_ms = _link_columns(self._decodes.table, links.out_of(prefill.worker_id), links.default)
         block_ms = self._decodes.columns.block_bytes * byte_ms
         last_ms = block_ms * np.minimum(num_lacking, prefills.columns.chunk_blocks[row])
         exposed_ms = latency_ms + np.maximum(last_ms, block_ms * num_lacking - ways.prefill_ms[:, row, None])
@@ -115,7 +115,7 @@ class HandOffCosts:
 
 
 def local_ms(
-    request: RequestShape, decodes: Lineup, held_blocks: Floats, costs_ms: Floats, now_s: float
+    request: RequestShape, decodes: EligibleWorkers, held_blocks: Floats, costs_ms: Floats, now_s: float
 ) -> tuple[Floats, Floats]:
     """(Time to the first token, whole cost) where each decode worker computes the prompt itself."""
     columns = decodes.columns
@@ -141,20 +141,20 @@ def _prompt_ms(columns: Columns, num_tokens: int, num_cached_tokens: Floats | fl
 
 
 def _link_columns(
-    roster: Roster, measured: Mapping[str, LinkState], default: LinkState
+    table: WorkerTable, measured: Mapping[str, LinkState], default: LinkState
 ) -> tuple[Floats | float, Floats | float]:
-    """(Milliseconds a byte, latency) between one worker and each of a roster; numbers where nothing was measured."""
+    """(Milliseconds a byte, latency) between one worker and each of a table; numbers where nothing was measured."""
     byte_ms = 1000.0 / default.bytes_per_s
     if not measured:
         return byte_ms, default.latency_ms
     byte_times = {worker_id: 1000.0 / link.bytes_per_s for worker_id, link in measured.items()}
     latencies = {worker_id: link.latency_ms for worker_id, link in measured.items()}
-    return roster.scattered(byte_times, byte_ms), roster.scattered(latencies, default.latency_ms)
+    return table.scattered(byte_times, byte_ms), table.scattered(latencies, default.latency_ms)
 
 
-def _without(lineup: Lineup, standing: WorkerSnapshot, costs_ms: Floats) -> Floats:
+def _without(eligible: EligibleWorkers, snapshot: WorkerSnapshot, costs_ms: Floats) -> Floats:
     """Nobody hands anything over to itself."""
-    row = lineup.roster.row_of(standing.worker_id)
+    row = eligible.table.row_of(snapshot.worker_id)
     if row is not None:
         costs_ms[:, row] = np.inf
     return costs_ms

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tandem.routing.lineup import Lineup
+from tandem.routing.candidates import Candidates, Placement, WorkerSnapshot
+from tandem.routing.eligible_workers import EligibleWorkers
 from tandem.routing.pricing import HandOffCosts, PrefixOptions, decode_ms, local_ms, ways_of
-from tandem.routing.roster import Floats
 from tandem.routing.snapshot import RequestShape
-from tandem.routing.standing import Candidates, Placement, WorkerSnapshot
+from tandem.routing.worker_table import Floats
 
 DEFAULT_FETCH_SOURCES = 4
 SHORT_TOKENS = 32  # NOTE: two blocks; a step that reads all weights for its streams hardly grows by them
@@ -40,8 +40,8 @@ class _Search:
         self._request = request
         self._candidates = candidates
         self._num_fetch_sources = num_fetch_sources
-        self._prefills = Lineup.of(candidates.prefill, candidates.links)
-        self._decodes = Lineup.of(candidates.decode, candidates.links)
+        self._prefills = EligibleWorkers.of(candidates.prefill, candidates.links)
+        self._decodes = EligibleWorkers.of(candidates.decode, candidates.links)
         self._held_blocks = self._decodes.cached_blocks(request)
         self._decode_ms = decode_ms(request, self._decodes, candidates.now_s)
         self._best: Placement | None = None
@@ -93,21 +93,21 @@ class _Search:
         way = int(totals_ms.argmin())
         if totals_ms[way] < self._best_ms * _ROUNDING:
             self._best_ms = float(totals_ms[way])
-            standings = self._prefills.roster.standings[prefill], self._decodes.roster.standings[decode]
-            self._best = Placement(*standings, ways.holders[way])
+            snapshots = self._prefills.table.snapshots[prefill], self._decodes.table.snapshots[decode]
+            self._best = Placement(*snapshots, ways.holders[way])
 
     def _try_local(self, max_tokens: int) -> None:
         """Let decode compute the prompt: what it lacks must be short, unless that is its role too."""
-        request, lineup, candidates = self._request, self._decodes, self._candidates
-        least_blocks = (request.num_tokens - max_tokens) / lineup.block_size
-        forbidden = (self._held_blocks < least_blocks) & (lineup.columns.does_both == 0)
+        request, eligible, candidates = self._request, self._decodes, self._candidates
+        least_blocks = (request.num_tokens - max_tokens) / eligible.block_size
+        forbidden = (self._held_blocks < least_blocks) & (eligible.columns.does_both == 0)
         if forbidden.all():
             return
-        ttft_ms, total_ms = local_ms(request, lineup, self._held_blocks, self._decode_ms, candidates.now_s)
+        ttft_ms, total_ms = local_ms(request, eligible, self._held_blocks, self._decode_ms, candidates.now_s)
         total_ms[forbidden | (ttft_ms > candidates.max_ttft_ms)] = np.inf
-        row = lineup.first(total_ms)
+        row = eligible.first(total_ms)
         if total_ms[row] < self._best_ms * _ROUNDING:
-            self._best_ms, self._best = float(total_ms[row]), Placement(None, lineup.roster.standings[row])
+            self._best_ms, self._best = float(total_ms[row]), Placement(None, eligible.table.snapshots[row])
 
 
 def _fetch_sources(request: RequestShape, candidates: Candidates, num_sources: int) -> list[WorkerSnapshot]:

@@ -45,7 +45,7 @@ from tandem.rpc.messages import (
 from tandem.rpc.methods import Method
 from tandem.rpc.network import Line, MetadataSource, current_network
 from tandem.rpc.session import Expected
-from tandem.rpc.trunk import Trunk, is_short
+from tandem.rpc.shared_stream import SharedStream, is_short
 
 DEFAULT_TIMEOUT_S = 5.0
 DEFAULT_MAX_CLIENTS = 1024
@@ -100,12 +100,12 @@ class WorkerClient(_Client):
         metadata_source: MetadataSource | None = None,
     ) -> None:
         super().__init__(_line(address, credentials, Expected(WORKER_ROLES, advertised), metadata_source))
-        self._trunk: Trunk | None = None
+        self._shared_stream: SharedStream | None = None
         self._unshared: WorkerAddress | None = None
 
     async def close(self) -> None:
-        if self._trunk is not None:
-            await self._trunk.close()
+        if self._shared_stream is not None:
+            await self._shared_stream.close()
         await super().close()
 
     async def serve(self, call: GenerateCall) -> AsyncGenerator[GenerateNews, None]:
@@ -116,25 +116,25 @@ class WorkerClient(_Client):
         data = methods.GENERATE.request.encode(call)
         await self._link.require(methods.GENERATE, _incarnation(call.decode))
         if is_short(data, call.params) and (call.decode is None or call.decode != self._unshared):
-            trunk = self._live_trunk()
+            shared_stream = self._live_stream()
             try:
-                async with aclosing(trunk.generate(data, call.request_id)) as shared:
+                async with aclosing(shared_stream.generate(data, call.request_id)) as shared:
                     async for news in shared:
                         yield news
                 return
             except IncompatiblePeerError:
-                if trunk.was_answered:
+                if shared_stream.was_answered:
                     raise
                 self._unshared = call.decode
         async with aclosing(self.generate(call)) as own:
             async for news in own:
                 yield news
 
-    def _live_trunk(self) -> Trunk:
-        if self._trunk is None or self._trunk.has_ended:
-            self._trunk = Trunk(self._link)
-            self._trunk.start()
-        return self._trunk
+    def _live_stream(self) -> SharedStream:
+        if self._shared_stream is None or self._shared_stream.has_ended:
+            self._shared_stream = SharedStream(self._link)
+            self._shared_stream.start()
+        return self._shared_stream
 
     async def status(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> WorkerStatus:
         return await self._link.ask(methods.STATUS, None, timeout_s)

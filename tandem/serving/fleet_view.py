@@ -248,9 +248,9 @@ class FleetView:
     def _learn_links(self, status: WorkerStatus) -> None:
         """Links from workers that are there; those of others would stay for ever."""
         links, worker_id = self._fleet.links, status.worker.worker_id
-        links.cut([name for name in status.unreachable if self._fleet.standing(name) is not None], worker_id)
+        links.cut([name for name in status.unreachable if self._fleet.snapshot(name) is not None], worker_id)
         for link in status.links:
-            is_there = self._fleet.standing(link.source_id) is not None
+            is_there = self._fleet.snapshot(link.source_id) is not None
             is_cut = link.source_id in status.unreachable
             if is_there and not is_cut and link.bytes_per_s > 0 <= link.latency_s:
                 links.update(link.source_id, worker_id, LinkState(link.bytes_per_s, 1000 * link.latency_s))

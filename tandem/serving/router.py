@@ -23,10 +23,10 @@ from tandem.core.machine import monotonic_s, random_id
 from tandem.core.process_usage import UsageMeter
 from tandem.locality.base import PublishResult
 from tandem.routing.admission import Refusal, RefusalReason
+from tandem.routing.candidates import num_cached_blocks
 from tandem.routing.cost import Prediction
 from tandem.routing.pairing import DecisionRecord, MeasuredTimes, Pairer, Pairing
 from tandem.routing.snapshot import RequestShape
-from tandem.routing.standing import num_cached_blocks
 from tandem.rpc.messages import (
     Decision,
     ModelInfo,
@@ -186,8 +186,8 @@ class RouterService:
         )
 
     def _num_cached(self, shape: RequestShape, worker_id: str | None) -> int:
-        standing = None if worker_id is None else self._pairer.fleet.standing(worker_id)
-        return 0 if standing is None else num_cached_blocks(shape, standing.worker)
+        snapshot = None if worker_id is None else self._pairer.fleet.snapshot(worker_id)
+        return 0 if snapshot is None else num_cached_blocks(shape, snapshot.worker)
 
     def _nobody(self, model: str) -> UnavailableError:
         """Not the caller's mistake: the gateway has checked the name, whose workers may be forgotten or yet to come."""

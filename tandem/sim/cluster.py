@@ -9,11 +9,11 @@ from functools import partial
 
 from tandem.planning.observation import ScalingPolicy
 from tandem.routing.admission import Refusal
+from tandem.routing.candidates import num_blocks_of
 from tandem.routing.fleet import Fleet
 from tandem.routing.pairing import MeasuredTimes, Pairer, Pairing
 from tandem.routing.policies import PredictedCost
 from tandem.routing.snapshot import Links, RequestShape
-from tandem.routing.standing import num_blocks_of
 from tandem.sim.decode_worker import DecodeWorker
 from tandem.sim.events import EventQueue
 from tandem.sim.observer import SimulatedObserver

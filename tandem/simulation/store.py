@@ -14,8 +14,8 @@ from tandem.accounts.charge import Charge, ChargeOutcome, ChargeSettlement, Ledg
 from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.key import AccountKey
 from tandem.accounts.ledger_query import LedgerQuery
+from tandem.accounts.rate_limit_state import RateLimitState
 from tandem.accounts.refusals import revoked
-from tandem.accounts.standing import RateLimitState
 from tandem.accounts.store import LEASE_S, Spending
 from tandem.simulation.fabric import Fabric
 from tandem.simulation.node import Node

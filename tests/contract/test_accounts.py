@@ -24,8 +24,8 @@ from tandem.accounts.errors import (
 from tandem.accounts.key import AccountKey, KeyLimits, new_key
 from tandem.accounts.ledger_query import LedgerQuery
 from tandem.accounts.prices import Prices
+from tandem.accounts.rate_limit_state import RateLimitState
 from tandem.accounts.redis_store import RedisAccounts
-from tandem.accounts.standing import RateLimitState
 from tandem.accounts.store import AccountStore, Spending
 from tandem.accounts.usage import Usage
 from tandem.core.clock import ManualClock
@@ -196,13 +196,17 @@ def test_the_ledger_is_decoded_beside_the_event_loop(tell: Tell, monkeypatch: py
 def test_what_was_set_aside_and_not_used_comes_back(tell: Tell) -> None:
     async def story(bench: Bench) -> None:
         key = key_with(requests_per_minute=10, input_tokens_per_minute=100, output_tokens_per_minute=200)
-        charge, standing = await bench.reserve(key, 30, 50)
-        assert standing.requests is not None
-        assert standing.input_tokens is not None
-        assert standing.output_tokens is not None
-        assert (standing.requests.limit, standing.requests.remaining, standing.requests.reset_s) == (10, 9, 6.0)
-        assert (standing.input_tokens.remaining, standing.input_tokens.reset_s) == (70, 18.0)
-        assert (standing.output_tokens.remaining, standing.tokens) == (150, standing.input_tokens)
+        charge, rate_limits = await bench.reserve(key, 30, 50)
+        assert rate_limits.requests is not None
+        assert rate_limits.input_tokens is not None
+        assert rate_limits.output_tokens is not None
+        assert (rate_limits.requests.limit, rate_limits.requests.remaining, rate_limits.requests.reset_s) == (
+            10,
+            9,
+            6.0,
+        )
+        assert (rate_limits.input_tokens.remaining, rate_limits.input_tokens.reset_s) == (70, 18.0)
+        assert (rate_limits.output_tokens.remaining, rate_limits.tokens) == (150, rate_limits.input_tokens)
         await bench.settle(charge, Usage(num_input=10, num_read=20, num_output=5))
         _, after = await bench.reserve(key, 0, 0)
         assert after.requests is not None
@@ -237,7 +241,7 @@ def test_buckets_refill_all_the_time_and_say_exactly_when(tell: Tell, limit: str
         missing = 1 if limit == "requests" else 2
         assert refused.value.limit == limit
         assert refused.value.retry_after_s == pytest.approx(60 / 7 * missing)
-        assert refused.value.standing is not None
+        assert refused.value.rate_limits is not None
         bench.clock.advance(60 / 7 * missing - 0.002)
         with pytest.raises(LimitExceededError):
             await bench.reserve(key, *wanted)
@@ -256,10 +260,10 @@ def test_a_request_of_more_than_a_minute_takes_a_full_bucket(tell: Tell) -> None
 
     async def story(bench: Bench) -> None:
         key = key_with(input_tokens_per_minute=60, output_tokens_per_minute=60)
-        charge, standing = await bench.reserve(key, 1000, 1000)
+        charge, rate_limits = await bench.reserve(key, 1000, 1000)
         assert charge.amounts == (1, 60, 60)
-        assert standing.tokens is not None
-        assert standing.tokens.remaining == 0
+        assert rate_limits.tokens is not None
+        assert rate_limits.tokens.remaining == 0
         bench.clock.advance(30)
         await bench.settle(charge, Usage(num_input=1, num_read=999, num_output=1000))
         with pytest.raises(LimitExceededError, match="output tokens") as refused:
@@ -322,9 +326,9 @@ def test_what_was_never_granted_is_still_paid(tell: Tell) -> None:
         key = key_with(output_tokens_per_minute=100)
         await bench.reserve(key, 0, 50)
         await bench.settle(bench.charge(key, 0, 50), Usage(num_output=10), is_granted=False)
-        _, standing = await bench.reserve(key, 0, 0)
-        assert standing.output_tokens is not None
-        assert standing.output_tokens.remaining == 40
+        _, rate_limits = await bench.reserve(key, 0, 0)
+        assert rate_limits.output_tokens is not None
+        assert rate_limits.output_tokens.remaining == 40
 
     tell(story)
 
@@ -643,12 +647,12 @@ def test_any_order_of_anything_is_as_the_rules_say(tell: Tell, seed: int) -> Non
 
 async def refusal_of(store: AccountStore, charge: Charge) -> str | None:
     try:
-        standing = await store.reserve(charge)
+        rate_limits = await store.reserve(charge)
     except BudgetExhaustedError:
         return "budget"
     except LimitExceededError as error:
         return error.limit
-    for window in (standing.requests, standing.input_tokens, standing.output_tokens):
+    for window in (rate_limits.requests, rate_limits.input_tokens, rate_limits.output_tokens):
         assert window is None or 0 <= window.remaining <= window.limit
     return None
 

@@ -24,7 +24,7 @@ from tandem.kvcache.block_pool import BlockPool
 from tandem.kvcache.manager import HoldKind, KVCacheManager
 from tandem.rpc.messages import ConfirmAnswer
 from tandem.rpc.shared_outbox import SharedOutbox
-from tandem.rpc.trunk import _Inbox
+from tandem.rpc.shared_stream import _Inbox
 from tandem.scheduler.scheduler import Scheduler
 from tandem.serving.fleet_view import FleetView
 from tandem.worker.fetch import Fetch
@@ -165,7 +165,7 @@ def _settled_twice(patch: Patch) -> None:
     def twice(self: Any, held: Any, usage: Any, outcome: Any) -> Any:
         first = settle(self, held, usage, outcome)
         again = replace(held.charge, charge_id=random_id())
-        settle(self, type(held)(again, held.request_id, held.model, held.standing), usage, outcome)
+        settle(self, type(held)(again, held.request_id, held.model, held.rate_limits), usage, outcome)
         return first
 
     patch.setattr(Accounts, "settle", twice)

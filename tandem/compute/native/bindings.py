@@ -97,8 +97,7 @@ class NativeKernels:
         out_dtype: torch.dtype | None = None,
         order: Order = Order.ROWS,
     ) -> torch.Tensor:
-        m, k = x.shape
-        n = weight.shape[0]
+        (m, k), n = x.shape, weight.shape[0]
         if out is None:
             out = x.new_empty(m, n) if out_dtype is None else torch.empty(m, n, dtype=out_dtype)
         assert weight.shape[1] == k

@@ -4,8 +4,8 @@ import pytest
 
 from tandem.accounts.charge import Charge
 from tandem.accounts.key import KeyLimits, new_key
+from tandem.accounts.rate_limit_state import RateLimitState
 from tandem.accounts.refusals import refusal
-from tandem.accounts.standing import RateLimitState
 from tandem.accounts.usage import Usage
 
 

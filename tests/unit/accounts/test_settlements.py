@@ -12,8 +12,8 @@ import pytest
 from tandem.accounts.charge import Charge, ChargeSettlement, LedgerEntry
 from tandem.accounts.errors import AccountsUnavailableError
 from tandem.accounts.journal import Journal
+from tandem.accounts.rate_limit_state import RateLimitState
 from tandem.accounts.settlements import NUM_SENDERS, TOLD_AGAIN_S, Settlements
-from tandem.accounts.standing import RateLimitState
 from tandem.accounts.store import Spending
 from tandem.accounts.usage import Usage
 from tandem.core.clock import ManualClock

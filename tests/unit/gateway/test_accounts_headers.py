@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from tandem.accounts.errors import BudgetExhaustedError, KeyRefusedError, LimitExceededError, NotAllowedError
-from tandem.accounts.standing import RateLimitState, RateLimitWindow
+from tandem.accounts.rate_limit_state import RateLimitState, RateLimitWindow
 from tandem.core.errors import CapacityError
 from tandem.gateway.accounts_headers import duration, limit_headers, problem_for, refusal_headers
 

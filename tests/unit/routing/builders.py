@@ -6,12 +6,12 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tandem.routing.admission import AdmissionLimits
-from tandem.routing.fleet import Fleet, standing_of
+from tandem.routing.candidates import Candidates, WorkerSnapshot
+from tandem.routing.fleet import Fleet, snapshot_of
 from tandem.routing.pairing import Pairer
 from tandem.routing.policies import PredictedCost, RoutingPolicy
 from tandem.routing.snapshot import Links, LinkState, RequestShape, Role, WorkerState
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, PrefillWork, Speed
-from tandem.routing.standing import Candidates, WorkerSnapshot
 
 BLOCK_SIZE = 16
 FAST = Speed(PrefillSpeed(2.0, 0.05, 1e-6), DecodeSpeed(5.0, 0.05, 5e-5))
@@ -56,18 +56,18 @@ def pairer_of(
 
 
 def candidates_of(*workers: WorkerState, links: Links | None = None, **changes: Any) -> Candidates:
-    standings = [standing_of(state, SPEEDS[state.kind], turn=turn) for turn, state in enumerate(workers)]
+    snapshots = [snapshot_of(state, SPEEDS[state.kind], turn=turn) for turn, state in enumerate(workers)]
     return Candidates(
-        prefill=[s for s in standings if s.worker.role is not Role.DECODE],
-        decode=[s for s in standings if s.worker.role is not Role.PREFILL],
-        holders={s.worker_id: s for s in standings},
+        prefill=[s for s in snapshots if s.worker.role is not Role.DECODE],
+        decode=[s for s in snapshots if s.worker.role is not Role.PREFILL],
+        holders={s.worker_id: s for s in snapshots},
         links=links or Links(LINK),
         **{"now_s": 0.0, **changes},
     )
 
 
-def standing(state: WorkerState) -> WorkerSnapshot:
-    return standing_of(state, SPEEDS[state.kind])
+def snapshot(state: WorkerState) -> WorkerSnapshot:
+    return snapshot_of(state, SPEEDS[state.kind])
 
 
 @st.composite

@@ -3,9 +3,9 @@ from typing import Any
 import pytest
 
 from tandem.routing.admission import AdmissionLimits
+from tandem.routing.candidates import Placement, WorkerSnapshot
 from tandem.routing.fleet import Fleet
 from tandem.routing.snapshot import Links, Role
-from tandem.routing.standing import Placement, WorkerSnapshot
 from tests.unit.routing.builders import LINK, SPEEDS, queue_of, request, worker
 
 
@@ -17,7 +17,7 @@ def fleet_of(*ids: str, limits: AdmissionLimits | None = None) -> Fleet:
 
 
 def known(fleet: Fleet, worker_id: str) -> WorkerSnapshot:
-    found = fleet.standing(worker_id)
+    found = fleet.snapshot(worker_id)
     assert found is not None
     return found
 
@@ -111,7 +111,7 @@ def test_whoever_is_silent_for_long_is_forgotten() -> None:
     (pool,) = fleet.pools(request())
     fleet.candidates(request(), pool, 11.0)
     assert fleet.num_workers() == 1
-    assert fleet.standing("p") is None
+    assert fleet.snapshot("p") is None
 
 
 def test_a_draining_worker_gets_nothing_but_may_still_give() -> None:
@@ -189,7 +189,7 @@ def test_a_worker_set_aside_serves_where_no_other_can() -> None:
     for worker_id, role in (("p", Role.PREFILL), ("d", Role.DECODE)):
         fleet.report(worker(worker_id, role, reported_at_s=1.0, num_running=3), 60.0)
     candidates = fleet.candidates(request(), next(iter(fleet.pools(request()))), 1.0)
-    assert [standing.worker_id for standing in candidates.prefill] == ["p"]
+    assert [snapshot.worker_id for snapshot in candidates.prefill] == ["p"]
     assert decodes(fleet, 1.0) == {"d"}
     fleet.report(worker("d2", Role.DECODE, reported_at_s=1.0))
     assert decodes(fleet, 1.0) == {"d2"}
@@ -206,4 +206,4 @@ def test_a_worker_set_aside_is_no_spare() -> None:
 def decodes(fleet: Fleet, now_s: float, **changes: Any) -> set[str]:
     asked = request(**changes)
     pool = next(iter(fleet.pools(asked)))
-    return {standing.worker_id for standing in fleet.candidates(asked, pool, now_s).decode}
+    return {snapshot.worker_id for snapshot in fleet.candidates(asked, pool, now_s).decode}

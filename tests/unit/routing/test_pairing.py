@@ -85,7 +85,7 @@ def test_a_second_pairing_replaces_the_first_in_the_count() -> None:
     pairer = pairer_of(worker("p0"), worker("p1"), worker("d0", D))
     first = paired(pairer)
     paired(pairer, excluded=frozenset({first.prefill_id or ""}))
-    left = pairer.fleet.standing(first.prefill_id or "")
+    left = pairer.fleet.snapshot(first.prefill_id or "")
     assert left is not None
     assert left.queued == PrefillWork()
 
@@ -140,7 +140,7 @@ def test_no_refusal_while_somebody_is_able(policy: Callable[[], RoutingPolicy], 
     pairer = pairer_of(*states, worker("p-able"), worker("d-able", D), policy=policy())
     answer = paired(pairer, max_ttft_ms=200.0)
     assert answer.predicted.ttft_ms <= 200.0
-    decode = pairer.fleet.standing(answer.decode_id)
+    decode = pairer.fleet.snapshot(answer.decode_id)
     assert decode is not None
     assert decode.worker.num_free_blocks >= 132
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.routing.candidates import Placement
 from tandem.routing.cost import predict
-from tandem.routing.lineup import Lineup
+from tandem.routing.eligible_workers import EligibleWorkers
 from tandem.routing.pricing import HandOffCosts, decode_ms, local_ms, ways_of
-from tandem.routing.standing import Placement
 from tests.unit.routing.builders import candidates_of, links_between, requests, workers
 
 ROUNDING = 1 + 1e-9
@@ -23,7 +23,7 @@ def test_columns_price_like_cost(data: st.DataObject) -> None:
     shape, links = data.draw(requests(states)), data.draw(links_between(states))
     now_s = data.draw(st.sampled_from([0.0, 0.2]))
     known = candidates_of(*states, links=links, now_s=now_s)
-    prefills, decodes = Lineup.of(known.prefill, links), Lineup.of(known.decode, links)
+    prefills, decodes = EligibleWorkers.of(known.prefill, links), EligibleWorkers.of(known.decode, links)
     held = decodes.cached_blocks(shape)
     costs_ms = decode_ms(shape, decodes, now_s)
     _, alone_ms = local_ms(shape, decodes, held, costs_ms, now_s)

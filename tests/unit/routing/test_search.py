@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.routing.candidates import Candidates, Placement, num_cached_tokens
 from tandem.routing.cost import predict
 from tandem.routing.search import SHORT_TOKENS, cheapest
 from tandem.routing.snapshot import Links, LinkState, RequestShape, Role
-from tandem.routing.standing import Candidates, Placement, num_cached_tokens
 from tests.unit.routing.builders import (
     LINK,
     candidates_of,

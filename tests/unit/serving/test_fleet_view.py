@@ -42,7 +42,7 @@ class Seen:
         found = set()
         for pool in self.fleet.pools(request(fingerprints=None)):
             candidates = self.fleet.candidates(request(10), pool, self.clock.now_s())
-            found |= {standing.worker_id for standing in (*candidates.prefill, *candidates.decode)}
+            found |= {snapshot.worker_id for snapshot in (*candidates.prefill, *candidates.decode)}
         return found
 
     def alive(self) -> dict[str, bool]:
@@ -52,9 +52,9 @@ class Seen:
 def test_news_are_dated_by_the_routers_own_clock() -> None:
     seen = Seen()
     seen.view.take("h:1", status("p", reported_at_s=-5e9))
-    standing = seen.fleet.standing("p")
-    assert standing is not None
-    assert standing.reported_at_s == 100.0
+    snapshot = seen.fleet.snapshot("p")
+    assert snapshot is not None
+    assert snapshot.reported_at_s == 100.0
 
 
 def test_whose_watch_is_lost_gets_nothing_and_stays_listed() -> None:
@@ -82,7 +82,7 @@ def test_only_the_ready_get_requests_and_the_draining_still_give_blocks(
         seen.view.take("h:1", status("d", D, lifecycle=before))
         seen.view.take("h:1", status("d", D, lifecycle=lifecycle))
         assert (seen.chosen_from() == {"d"}) == is_chosen
-        assert (seen.fleet.standing("d") is not None) == is_known
+        assert (seen.fleet.snapshot("d") is not None) == is_known
         assert seen.alive() == {"d": is_chosen}
         assert [info.name for info in seen.view.models()] == ["m"] * is_chosen
 

@@ -400,14 +400,14 @@ def test_outcomes_correct_the_count_of_what_runs_and_show_the_error() -> None:
     async def scenario() -> None:
         async with routing("p0", "d0") as router:
             answer = await router.service.pair(call())
-            standing = router.fleet.standing("d0")
-            assert standing is not None
-            assert standing.num_running == 1
+            snapshot = router.fleet.snapshot("d0")
+            assert snapshot is not None
+            assert snapshot.num_running == 1
             await router.service.settle(Settlement(request_id="r", ttft_ms=answer.predicted_ms["ttft"] + 25.0))
             await router.service.settle(Settlement(request_id="never seen"))
-            standing = router.fleet.standing("d0")
-            assert standing is not None
-            assert standing.num_running == 0
+            snapshot = router.fleet.snapshot("d0")
+            assert snapshot is not None
+            assert snapshot.num_running == 0
             assert router.sample("tandem_router_prediction_error_ms_count") == 1
             assert router.sample("tandem_router_prediction_error_ms_bucket", le="10.0") == 0
             assert router.sample("tandem_router_prediction_error_ms_bucket", le="30.0") == 1
@@ -481,9 +481,9 @@ def test_a_request_paired_again_is_counted_once() -> None:
             assert again.decode != first.decode
             running = {}
             for name in ("p0", "d0", "d1"):
-                standing = router.fleet.standing(name)
-                assert standing is not None
-                running[name] = standing.num_running
+                snapshot = router.fleet.snapshot(name)
+                assert snapshot is not None
+                running[name] = snapshot.num_running
             assert running == {"p0": 1, first.decode.worker_id: 0, again.decode.worker_id: 1}
 
     run(scenario())

@@ -1,6 +1,6 @@
-"""A worker's standing at a decision: its last report plus what was sent to it since. Frozen, like the report.
+"""Candidates of a pairing decision: each worker's last report plus the requests sent to it since, frozen.
 
-Nothing here chooses; `fleet` builds standings, `cost` prices them and policies pick among them.
+Nothing here chooses; `fleet` takes the snapshots, `cost` prices them and policies pick among them.
 """
 
 import math

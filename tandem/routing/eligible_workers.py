@@ -1,6 +1,6 @@
-"""Candidates of a decision: the workers of a roster, some of them barred, as a sequence for loops.
+"""Eligible workers of a decision: the rows of a worker table that are not excluded, as a sequence.
 
-Invariant: good for the decision it was made for; the next change of the roster moves its rows.
+Invariant: good for the decision it was made for; the next change of the table moves its rows.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,45 +9,47 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.routing.roster import Columns, Floats, Roster
+from tandem.routing.candidates import WorkerSnapshot
 from tandem.routing.snapshot import Links, RequestShape
-from tandem.routing.standing import WorkerSnapshot
+from tandem.routing.worker_table import Columns, Floats, WorkerTable
 
 Mask = NDArray[np.bool_]
 Rows = NDArray[np.intp]
 
 
-class Lineup(Sequence[WorkerSnapshot]):
-    """The roster's workers without the barred ones, in no order that means anything."""
+class EligibleWorkers(Sequence[WorkerSnapshot]):
+    """The table's workers without the barred ones, in no order that means anything."""
 
-    def __init__(self, roster: Roster, barred: Mask | None = None) -> None:
-        self.roster = roster
+    def __init__(self, table: WorkerTable, barred: Mask | None = None) -> None:
+        self.table = table
         self._barred = barred
 
     @staticmethod
-    def of(standings: Sequence[WorkerSnapshot], links: Links) -> "Lineup":
+    def of(snapshots: Sequence[WorkerSnapshot], links: Links) -> "EligibleWorkers":
         """These; the same object if they are one already."""
-        return standings if isinstance(standings, Lineup) else Lineup(Roster.of(standings, links))
+        return (
+            snapshots if isinstance(snapshots, EligibleWorkers) else EligibleWorkers(WorkerTable.of(snapshots, links))
+        )
 
     @property
     def columns(self) -> Columns:
-        """Of the whole roster, barred ones included."""
-        return self.roster.columns
+        """Of the whole table, barred ones included."""
+        return self.table.columns
 
     @property
     def block_size(self) -> int:
         """Tokens; workers of a pool agree on it. 1 where there is nobody."""
-        standings = self.roster.standings
-        return standings[0].worker.block_size if standings else 1
+        snapshots = self.table.snapshots
+        return snapshots[0].worker.block_size if snapshots else 1
 
     def __len__(self) -> int:
-        return len(self.roster) - (0 if self._barred is None else int(np.count_nonzero(self._barred)))
+        return len(self.table) - (0 if self._barred is None else int(np.count_nonzero(self._barred)))
 
     def __iter__(self) -> Iterator[WorkerSnapshot]:
-        standings = self.roster.standings
+        snapshots = self.table.snapshots
         if self._barred is None:
-            return iter(standings)
-        return (standings[row] for row in np.flatnonzero(~self._barred))
+            return iter(snapshots)
+        return (snapshots[row] for row in np.flatnonzero(~self._barred))
 
     @overload
     def __getitem__(self, key: int) -> WorkerSnapshot: ...
@@ -56,16 +58,16 @@ class Lineup(Sequence[WorkerSnapshot]):
     def __getitem__(self, key: int | slice) -> WorkerSnapshot | Sequence[WorkerSnapshot]:
         return list(self)[key]
 
-    def without(self, barred: Mask) -> "Lineup":
+    def without(self, barred: Mask) -> "EligibleWorkers":
         """With these barred too."""
-        return Lineup(self.roster, barred if self._barred is None else self._barred | barred)
+        return EligibleWorkers(self.table, barred if self._barred is None else self._barred | barred)
 
-    def without_ids(self, worker_ids: Iterable[str]) -> "Lineup":
+    def without_ids(self, worker_ids: Iterable[str]) -> "EligibleWorkers":
         """With these barred too, where they are there."""
-        rows = [row for row in map(self.roster.row_of, worker_ids) if row is not None]
+        rows = [row for row in map(self.table.row_of, worker_ids) if row is not None]
         if not rows:
             return self
-        barred = np.zeros(len(self.roster), np.bool_)
+        barred = np.zeros(len(self.table), np.bool_)
         barred[rows] = True
         return self.without(barred)
 
@@ -78,9 +80,9 @@ class Lineup(Sequence[WorkerSnapshot]):
     def cached_blocks(self, request: RequestShape) -> Floats:
         """By row, leading blocks of the prompt that a worker can skip; `num_cached_blocks` of all."""
         if not request.leading_blocks:
-            return np.zeros(len(self.roster))
+            return np.zeros(len(self.table))
         most = (request.num_tokens - 1) // self.block_size
-        return np.minimum(self.roster.scattered(request.leading_blocks), most)
+        return np.minimum(self.table.scattered(request.leading_blocks), most)
 
     def first(self, costs: Floats) -> int:
         """The row of least cost; among equals, the one chosen longest ago."""

@@ -71,7 +71,7 @@ class _Inbox:
         return news
 
 
-class Trunk:
+class SharedStream:
     """One connection's: once it has ended, another is needed. `start` before anything, in the event loop."""
 
     def __init__(self, link: Line) -> None:
@@ -87,7 +87,7 @@ class Trunk:
         self.was_answered = False
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name=f"trunk to {self._link.address}")
+        self._task = asyncio.create_task(self._run(), name=f"shared stream to {self._link.address}")
 
     async def close(self) -> None:
         """End it, and every request on it, as lost."""

@@ -29,7 +29,7 @@ from tandem.rpc.messages import GenerateCall, GenerateNews
 from tandem.rpc.methods import GENERATE, OPEN
 from tandem.rpc.network import RpcServer
 from tandem.rpc.server import serve_router, serve_worker
-from tandem.rpc.trunk import MAX_CALL_BYTES, MAX_OPENINGS, ROOM_TOKENS, is_short
+from tandem.rpc.shared_stream import MAX_CALL_BYTES, MAX_OPENINGS, ROOM_TOKENS, is_short
 from tests.helpers.raw_calls import opener
 from tests.helpers.secret import AS_GATEWAY, AS_ROUTER, AS_WORKER, serving_as
 from tests.unit.rpc.handlers import HERE, Router, Worker, generate_call, run

@@ -1,6 +1,6 @@
-"""Workers of one role in columns, so that a decision weighs all of them with a few vector operations.
+"""Worker table: the workers of one role in columns, so that a decision weighs all with a few vector operations.
 
-Invariant: row i of every column belongs to `standings[i]`. A worker that leaves is replaced by the last one, so a row
+Invariant: row i of every column belongs to `snapshots[i]`. A worker that leaves is replaced by the last one, so a row
 number is good until the next change only. Owned by one thread; decides nothing.
 """
 
@@ -12,8 +12,8 @@ from itertools import repeat
 import numpy as np
 from numpy.typing import NDArray
 
+from tandem.routing.candidates import WorkerSnapshot, num_blocks_of
 from tandem.routing.snapshot import Links, LinkState, Role
-from tandem.routing.standing import WorkerSnapshot, num_blocks_of
 
 Floats = NDArray[np.float64]
 
@@ -50,42 +50,42 @@ class Columns:
     best_latency_ms: Floats
 
 
-class Roster:
+class WorkerTable:
     """`links` says what is best into each worker. `columns` are new ones after a worker came or went."""
 
     def __init__(self, links: Links) -> None:
         self._links = links
-        self.standings: list[WorkerSnapshot] = []
+        self.snapshots: list[WorkerSnapshot] = []
         self._row_of: dict[str, int] = {}
         self._cells = [array("d", bytes(8 * _FIRST_CAPACITY)) for _ in fields(Columns)]
         self._show()
 
     @staticmethod
-    def of(standings: Iterable[WorkerSnapshot], links: Links) -> "Roster":
-        """A roster of these alone."""
-        roster = Roster(links)
-        for standing in standings:
-            roster.put(standing)
-        return roster
+    def of(snapshots: Iterable[WorkerSnapshot], links: Links) -> "WorkerTable":
+        """A table of these alone."""
+        table = WorkerTable(links)
+        for snapshot in snapshots:
+            table.put(snapshot)
+        return table
 
     def __len__(self) -> int:
-        return len(self.standings)
+        return len(self.snapshots)
 
     def row_of(self, worker_id: str) -> int | None:
         return self._row_of.get(worker_id)
 
-    def put(self, standing: WorkerSnapshot) -> None:
+    def put(self, snapshot: WorkerSnapshot) -> None:
         """Add a worker, or replace what is known of it."""
-        row = self._row_of.get(standing.worker_id)
+        row = self._row_of.get(snapshot.worker_id)
         if row is not None:
-            self.standings[row] = standing
-            self._write(row, standing)
+            self.snapshots[row] = snapshot
+            self._write(row, snapshot)
             return
-        row = self._row_of[standing.worker_id] = len(self.standings)
-        self.standings.append(standing)
+        row = self._row_of[snapshot.worker_id] = len(self.snapshots)
+        self.snapshots.append(snapshot)
         if row >= len(self._cells[0]):
             self._cells = [cells + cells for cells in self._cells]
-        self._write(row, standing)
+        self._write(row, snapshot)
         self._show()
 
     def drop(self, worker_id: str) -> None:
@@ -93,9 +93,9 @@ class Roster:
         row = self._row_of.pop(worker_id, None)
         if row is None:
             return
-        last = self.standings.pop()
+        last = self.snapshots.pop()
         if last.worker_id != worker_id:
-            self.standings[row] = last
+            self.snapshots[row] = last
             self._row_of[last.worker_id] = row
             self._write(row, last)
         self._show()
@@ -104,42 +104,42 @@ class Roster:
         """A link into this worker has become the best."""
         row = self._row_of.get(worker_id)
         if row is not None:
-            self._write(row, self.standings[row])
+            self._write(row, self.snapshots[row])
 
     def scattered(self, values: Mapping[str, float], default: float = 0.0) -> Floats:
         """A column of `values` by worker id, `default` where there is none; those of workers elsewhere are left out."""
-        num_rows, num_values = len(self.standings), len(values)
+        num_rows, num_values = len(self.snapshots), len(values)
         column = np.empty(num_rows + 1)  # NOTE: the last cell takes what belongs to nobody here
         column.fill(default)
         rows = np.fromiter(map(self._row_of.get, values, repeat(num_rows)), np.intp, num_values)
         column[rows] = np.fromiter(values.values(), np.float64, num_values)
         return column[:num_rows]
 
-    def _write(self, row: int, standing: WorkerSnapshot) -> None:
-        best = self._links.best_into.get(standing.worker_id, self._links.default)
-        for cells, value in zip(self._cells, _values(standing, best), strict=True):
+    def _write(self, row: int, snapshot: WorkerSnapshot) -> None:
+        best = self._links.best_into.get(snapshot.worker_id, self._links.default)
+        for cells, value in zip(self._cells, _values(snapshot, best), strict=True):
             cells[row] = value
 
     def _show(self) -> None:
         """Name the part of the columns that is in use."""
-        num_rows = len(self.standings)
+        num_rows = len(self.snapshots)
         self.columns = Columns(*(np.frombuffer(cells, np.float64, num_rows) for cells in self._cells))
 
 
-def _values(standing: WorkerSnapshot, best: LinkState) -> tuple[float, ...]:
+def _values(snapshot: WorkerSnapshot, best: LinkState) -> tuple[float, ...]:
     """A worker's row, in the order of `Columns`."""
-    worker, prefill, decode = standing.worker, standing.speed.prefill, standing.speed.decode
+    worker, prefill, decode = snapshot.worker, snapshot.speed.prefill, snapshot.speed.decode
     return (
-        standing.reported_at_s,
-        standing.stale_from_s,
-        standing.free_at_s,
-        standing.joined_step_ms,
-        standing.num_running,
-        standing.num_awaiting_kv,
-        standing.num_free_blocks,
-        standing.num_total_blocks,
-        standing.turn,
-        standing.aside_until_s,
+        snapshot.reported_at_s,
+        snapshot.stale_from_s,
+        snapshot.free_at_s,
+        snapshot.joined_step_ms,
+        snapshot.num_running,
+        snapshot.num_awaiting_kv,
+        snapshot.num_free_blocks,
+        snapshot.num_total_blocks,
+        snapshot.turn,
+        snapshot.aside_until_s,
         worker.role is Role.BOTH,
         num_blocks_of(worker.chunk_tokens, worker.block_size),
         worker.block_bytes,
