@@ -21,7 +21,7 @@ _ALTERNATIVE = "leave --rotate out"
 
 
 @dataclass(frozen=True, slots=True)
-class Rotation:
+class MergedRotation:
     """`stream` [hidden, hidden] and `heads` [head_dim, head_dim], both orthogonal, float64.
 
     A row of the stream becomes `x @ stream`.
@@ -31,7 +31,7 @@ class Rotation:
     heads: dict[int, torch.Tensor]
 
     @classmethod
-    def of(cls, spec: ModelSpec) -> "Rotation":
+    def of(cls, spec: ModelSpec) -> "MergedRotation":
         """Hadamard matrices with random signs, always the same ones.
 
         Raises:

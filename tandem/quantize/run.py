@@ -24,9 +24,9 @@ from tandem.quantize.moments import Moments
 from tandem.quantize.output_head import OutputHead
 from tandem.quantize.recipe import Recipe, check_divides
 from tandem.quantize.report import LayerError, QuantizationReport
-from tandem.quantize.rotation import Rotation, neutral
+from tandem.quantize.rotation import MergedRotation, neutral
 from tandem.quantize.source import SourceModel, module_of
-from tandem.quantize.stream import LayerRunner, Stream
+from tandem.quantize.stream import LayerRunner, ResidualStream
 from tandem.quantize.text import Sequences
 
 REPORT: Final = "quantization_report"
@@ -63,7 +63,7 @@ class QuantizationRun:
         self._grid: Grid = recipe.grid(model.dtype)
         check_divides(model.spec, recipe, self._grid)
         model.refuse_stacks()
-        self._rotation = Rotation.of(model.spec) if recipe.rotate else None
+        self._rotation = MergedRotation.of(model.spec) if recipe.rotate else None
         self._own = model.own_names()
         if self._rotation is not None:
             self._refuse_others()
@@ -110,7 +110,7 @@ class QuantizationRun:
         index: int,
         tensors: dict[str, torch.Tensor],
         runner: LayerRunner,
-        calibration: Stream,
+        calibration: ResidualStream,
         writer: CheckpointWriter,
     ) -> tuple[dict[str, torch.Tensor], list[WeightError]]:
         """The layer's parameters as the written file has them, and the errors of its weights."""
@@ -135,8 +135,8 @@ class QuantizationRun:
         self,
         writer: CheckpointWriter,
         embedding: torch.Tensor,
-        before: Stream,
-        after: Stream,
+        before: ResidualStream,
+        after: ResidualStream,
         layers: tuple[LayerError, ...],
     ) -> QuantizationReport:
         model, recipe = self._model, self._recipe

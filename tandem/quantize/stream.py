@@ -30,7 +30,7 @@ LayerTensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(slots=True)
-class Stream:
+class ResidualStream:
     """`token_ids` [sequences, length]; `hidden` [sequences, length, hidden] float32, changed in place by a layer.
 
     `embeddings`: what the model begins with, where layers ask for it. `kept`: by state, K and V of each sequence that
@@ -59,14 +59,14 @@ class LayerRunner:
         states = spec.state_of_layer
         self._last_reader = {state: index for index, state in enumerate(states)}
 
-    def begin(self, token_ids: torch.Tensor, embedding: torch.Tensor) -> Stream:
+    def begin(self, token_ids: torch.Tensor, embedding: torch.Tensor) -> ResidualStream:
         """The stream before the first layer; `embedding` [vocab, hidden] of any dtype."""
         hidden = embedding[token_ids].float()
         hidden = hidden if self._spec.embedding_scale == 1.0 else hidden * self._spec.embedding_scale
         keeps = any(layer.per_layer_embedding is not None for layer in self._spec.layers)
-        return Stream(token_ids, hidden, hidden.clone() if keeps else None)
+        return ResidualStream(token_ids, hidden, hidden.clone() if keeps else None)
 
-    def advance(self, index: int, tensors: LayerTensors, stream: Stream) -> None:
+    def advance(self, index: int, tensors: LayerTensors, stream: ResidualStream) -> None:
         """Moves `stream` past layer `index`."""
         layer = self._layer(index, tensors, {})
         is_read_later = self._last_reader[layer.state] > index
@@ -78,7 +78,9 @@ class LayerRunner:
         if not is_read_later:
             stream.kept.pop(layer.state, None)
 
-    def observe(self, index: int, tensors: LayerTensors, stream: Stream, moments: Mapping[str, Moments]) -> None:
+    def observe(
+        self, index: int, tensors: LayerTensors, stream: ResidualStream, moments: Mapping[str, Moments]
+    ) -> None:
         """Adds to `moments`, by weight, the rows that the weights of layer `index` are multiplied by."""
         layer = self._layer(index, tensors, moments)
         for number in range(len(stream.hidden)):
@@ -88,7 +90,7 @@ class LayerRunner:
         spec, state = self._spec.layers[index], self._spec.state_of_layer[index]
         return DecoderLayer(spec, state, self._parameters(spec, tensors, moments), self._tables, self._kernels)
 
-    def _kv(self, state: int, stream: Stream, number: int) -> LayerKV:
+    def _kv(self, state: int, stream: ResidualStream, number: int) -> LayerKV:
         """K and V of a sequence that a layer before has kept, or room for them."""
         kept = stream.kept.get(state, ())
         if number < len(kept):
@@ -96,7 +98,7 @@ class LayerRunner:
         layout = build_layout((self._spec.kv_specs[state],), _BLOCK_SIZE)
         return Arena(layout, 1 + -(-stream.hidden.shape[1] // _BLOCK_SIZE), _CPU).layers[0]
 
-    def _computed(self, layer: DecoderLayer, stream: Stream, number: int, kv: LayerKV) -> torch.Tensor:
+    def _computed(self, layer: DecoderLayer, stream: ResidualStream, number: int, kv: LayerKV) -> torch.Tensor:
         hidden = stream.hidden[number]
         batch = self._backend.prepare(_batch(len(hidden)), kv, [layer.attention])
         tokens = StepTokens(

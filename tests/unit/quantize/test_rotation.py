@@ -10,7 +10,7 @@ from tandem.architecture.model import EMBEDDING
 from tandem.compute.torch.kernels import TorchKernels
 from tandem.core.errors import ConfigurationError
 from tandem.quantize.output_head import OutputHead
-from tandem.quantize.rotation import Rotation, neutral
+from tandem.quantize.rotation import MergedRotation, neutral
 from tandem.quantize.source import SourceModel
 from tandem.quantize.stream import LayerRunner
 from tests.helpers import checkpoints
@@ -27,7 +27,7 @@ BUILDERS["llama with biases"] = lambda path: checkpoints.save_tiny_llama(path, a
 @pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS.keys())
 def test_a_rotated_model_computes_the_same(build: checkpoints.Builder, tmp_path: Path) -> None:
     model = SourceModel.open(build(tmp_path), TorchKernels())
-    rotation = Rotation.of(model.spec)
+    rotation = MergedRotation.of(model.spec)
     runner = LayerRunner(model.spec, TorchKernels())
     token_ids, embedding = random_tokens(2, model.spec.vocab_size), model.stored(EMBEDDING)
     plain, turned = runner.begin(token_ids, embedding), runner.begin(token_ids, rotation.turn_embedding(embedding))
@@ -54,11 +54,11 @@ def test_a_rotated_model_computes_the_same(build: checkpoints.Builder, tmp_path:
 def test_norms_behind_blocks_do_not_turn(build: checkpoints.Builder, tmp_path: Path) -> None:
     model = SourceModel.open(build(tmp_path), TorchKernels())
     with pytest.raises(ConfigurationError, match=r"--rotate: layer 0 of the model .*leave --rotate out"):
-        Rotation.of(model.spec)
+        MergedRotation.of(model.spec)
 
 
 def test_a_size_without_a_hadamard_matrix_is_refused(tmp_path: Path) -> None:
     options: dict[str, Any] = {"hidden_size": 72, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 18}
     model = SourceModel.open(checkpoints.save_tiny_llama(tmp_path, **options), TorchKernels())
     with pytest.raises(ConfigurationError, match="no Hadamard matrix of 18 rows"):
-        Rotation.of(model.spec)
+        MergedRotation.of(model.spec)
