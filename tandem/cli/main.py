@@ -22,6 +22,11 @@ VERBS: Mapping[str, tuple[str, str | Mapping[str, str], str]] = {
     ),
     "keys": ("tandem.cli.keys", KEY_VERBS, "create, list, show and revoke API keys"),
     "usage": ("tandem.cli.usage", "UsageCommand", "export what API keys used and what it cost"),
+    "quantize": (
+        "tandem.cli.quantize",
+        "QuantizeCommand",
+        "write a checkpoint whose weights have fewer bits",
+    ),
     "generate": ("tandem.cli.generate", "GenerateCommand", "answer prompts from the command line or a JSONL file"),
     "chat": ("tandem.cli.chat", "ChatCommand", "talk with a model in the terminal"),
 }

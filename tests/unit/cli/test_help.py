@@ -10,6 +10,7 @@ from tandem.cli.generate import GenerateCommand
 from tandem.cli.keys import CreateKey, ListKeys, RevokeKey, ShowKey
 from tandem.cli.load import LoadCommand
 from tandem.cli.plan import PlanCommand
+from tandem.cli.quantize import QuantizeCommand
 from tandem.cli.trace import TraceCommand
 from tandem.cli.up import UpCommand
 from tandem.cli.usage import UsageCommand
@@ -20,6 +21,7 @@ COMMANDS = [
     LoadCommand,
     TraceCommand,
     PlanCommand,
+    QuantizeCommand,
     CreateKey,
     ListKeys,
     ShowKey,

@@ -30,8 +30,7 @@ def test_a_failure_can_be_over_later() -> None:
     assert not transfer.is_over
     assert calls == ["done"]
     transfer.settle()
-    assert transfer.is_over
-    assert (transfer.state, calls) == (TransferState.FAILED, ["done", "over"])
+    assert (transfer.is_over, transfer.state, calls) == (True, TransferState.FAILED, ["done", "over"])
 
 
 def test_only_the_first_end_counts() -> None:

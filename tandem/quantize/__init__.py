@@ -1,0 +1,1 @@
+"""Quantiser: checkpoints with codes and scales in place of the weights of linear maps. See `quantizer`."""

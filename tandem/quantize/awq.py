@@ -1,0 +1,65 @@
+"""AWQ (Lin et al. 2023, arXiv:2306.00978): inputs with large activations are multiplied up before rounding.
+
+The factors are divided out of the norm, or the linear map, that gives the input, so nothing is left to do at run time.
+The error that is minimised is that of the linear maps' own outputs, by the second moments of their inputs; the paper's
+code measures the block's.
+"""
+
+from collections.abc import MutableMapping, Sequence
+from typing import Final
+
+import torch
+
+from tandem.quantize.grids import Grid
+from tandem.quantize.inputs import SharedInput
+from tandem.quantize.moments import Moments
+from tandem.quantize.rounding import output_error, round_to_nearest
+
+_STEPS: Final = 20  # of the exponent from 0 to 1 (AWQ, section 3.2)
+_SMALLEST: Final = 1e-4
+
+
+def scale_inputs(
+    tensors: MutableMapping[str, torch.Tensor], shared: SharedInput, grid: Grid, moments: Moments
+) -> Moments:
+    """Folds the best factors into `tensors`, a layer's, in place; returns the moments of the inputs as they are then.
+
+    `moments` themselves where nothing can take the factors.
+    """
+    if shared.norm is not None and shared.norm.tensor_name is None:
+        return moments
+    if shared.norm is None and shared.rows_of is None:
+        return moments
+    factors = _search([tensors[name] for name in shared.weights], grid, moments)
+    for name in shared.weights:
+        tensors[name] = tensors[name] * factors
+    if shared.norm is not None:
+        assert shared.norm.tensor_name is not None
+        offset = float(shared.norm.unit_offset)
+        tensors[shared.norm.tensor_name] = (tensors[shared.norm.tensor_name] + offset) / factors - offset
+    elif shared.rows_of is not None:
+        producer = shared.rows_of.name
+        tensors[f"{producer}.weight"] = tensors[f"{producer}.weight"] / factors.unsqueeze(1)
+        if shared.rows_of.bias:
+            tensors[f"{producer}.bias"] = tensors[f"{producer}.bias"] / factors
+    return moments.divided_by(factors)
+
+
+def _search(weights: Sequence[torch.Tensor], grid: Grid, moments: Moments) -> torch.Tensor:
+    """[in], the factors of the least error of all `weights` together; ones where none are better."""
+    sizes = moments.mean_absolute.clamp(min=_SMALLEST)
+    best, least = torch.ones_like(sizes), float("inf")
+    for step in range(_STEPS):
+        factors = sizes ** (step / _STEPS)
+        factors = factors / (factors.max() * factors.min()).sqrt()
+        error = _error(weights, grid, moments, factors)
+        if error < least:
+            best, least = factors, error
+    return best
+
+
+def _error(weights: Sequence[torch.Tensor], grid: Grid, moments: Moments, factors: torch.Tensor) -> float:
+    scaled = [weight * factors for weight in weights]
+    fitted = grid.fitted(scaled)
+    changes = [round_to_nearest(weight, fitted).decoded() / factors for weight in scaled]
+    return sum(output_error(change - weight, moments.second) for change, weight in zip(changes, weights, strict=True))

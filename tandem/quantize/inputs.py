@@ -1,0 +1,56 @@
+"""Inputs of a layer's linear maps: which weights share one, and what it is made of.
+
+Routers and other small maps are not coded; nor are those of per-layer embeddings.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tandem.architecture.feed_forward import FeedForwardSpec, GatedSpec, MixtureOfExpertsSpec, ParallelSpec
+from tandem.architecture.mixers import AttentionSpec
+from tandem.architecture.model import LayerSpec
+from tandem.architecture.tensors import LinearSpec, NormSpec
+
+
+@dataclass(frozen=True, slots=True)
+class SharedInput:
+    """`linears` are multiplied by the same rows, and readers fuse them into one.
+
+    `norm`: its weight multiplies the rows, which nothing else reads. `rows_of`: its outputs are the rows, or are
+    multiplied into them element by element, so that a factor of an output is one of an input of `linears`.
+    """
+
+    linears: tuple[LinearSpec, ...]
+    norm: NormSpec | None = None
+    rows_of: LinearSpec | None = None
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """Names of the weights of `linears`. The first one's input is observed for all."""
+        return tuple(f"{linear.name}.weight" for linear in self.linears)
+
+
+def shared_inputs(layer: LayerSpec) -> tuple[SharedInput, ...]:
+    """All of the layer whose weights are coded, in an order in which later ones may have been scaled by none before:
+    that of a block's output stands before that of its input.
+    """
+    return (*_of_attention(layer.mixer, layer.before_mixer), *_of_block(layer.feed_forward, layer.before_feed_forward))
+
+
+def _of_attention(mixer: AttentionSpec, norm: NormSpec | None) -> Iterator[SharedInput]:
+    has_plain_values = mixer.v is not None and mixer.v_norm is None and mixer.num_heads == mixer.num_kv_heads
+    yield SharedInput((mixer.o,), rows_of=mixer.v if has_plain_values else None)
+    yield SharedInput(tuple(filter(None, (mixer.q, mixer.k, mixer.v))), norm)
+
+
+def _of_block(block: FeedForwardSpec, norm: NormSpec | None) -> Iterator[SharedInput]:
+    match block:
+        case GatedSpec():
+            yield SharedInput((block.down,), rows_of=block.up if block.clamp is None else None)
+            yield SharedInput((block.gate, block.up), norm)
+        case MixtureOfExpertsSpec():
+            for expert in (*block.experts, *filter(None, (block.shared,))):
+                yield from _of_block(expert, None)  # NOTE: the router reads what the norm gives, too
+        case ParallelSpec():
+            for branch in block.branches:
+                yield from _of_block(branch.block, branch.before)

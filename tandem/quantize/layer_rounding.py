@@ -1,0 +1,75 @@
+"""Rounds the weights of one layer by the method that is asked for, and measures what that changes."""
+
+from collections.abc import Mapping, MutableMapping, Sequence
+
+import torch
+
+from tandem.core.errors import UnsupportedCheckpointError
+from tandem.quantize.awq import scale_inputs
+from tandem.quantize.coded_layer import GridWeight, WeightError
+from tandem.quantize.evaluation import relative_error
+from tandem.quantize.grids import Grid
+from tandem.quantize.inputs import SharedInput
+from tandem.quantize.moments import Moments
+from tandem.quantize.recipe import Method
+from tandem.quantize.rounding import Rounded, output_error, round_clipped, round_to_nearest, round_with_feedback
+
+
+def round_layer(
+    tensors: MutableMapping[str, torch.Tensor],
+    inputs: tuple[SharedInput, ...],
+    method: Method,
+    grid: Grid,
+    moments: Mapping[str, Moments],
+) -> tuple[dict[str, GridWeight], list[WeightError]]:
+    """The coded weights by name, and their errors.
+
+    Args:
+        tensors: the layer's parameters, float32; AWQ replaces those that its factors go into.
+        moments: of the rows of each weight that comes first among those of a shared input; of none for `rtn`.
+
+    Raises:
+        UnsupportedCheckpointError: weights or the model's activations are not finite.
+    """
+    coded: dict[str, GridWeight] = {}
+    errors: list[WeightError] = []
+    for shared in inputs:
+        seen = moments.get(shared.weights[0])
+        if seen is not None and not seen.second.isfinite().all():
+            raise UnsupportedCheckpointError(
+                f"{shared.weights[0]} is multiplied by numbers that are not finite; use --method=rtn, which needs none"
+            )
+        if seen is not None and method == "awq":
+            seen = scale_inputs(tensors, shared, grid, seen)
+        weights = [tensors[name] for name in shared.weights]
+        _refuse_infinite(shared.weights, weights)
+        fitted = grid.fitted(weights)
+        together = _rounded(torch.cat(weights), fitted, method, seen)  # NOTE: no output's numbers depend on another's
+        for name, weight, rounded in zip(shared.weights, weights, together.split(weights), strict=True):
+            coded[name] = GridWeight(rounded, fitted)
+            errors.append(_error(name, weight, rounded.decoded(), seen))
+    return coded, errors
+
+
+def _refuse_infinite(names: Sequence[str], weights: Sequence[torch.Tensor]) -> None:
+    for name, weight in zip(names, weights, strict=True):
+        if not weight.isfinite().all():
+            raise UnsupportedCheckpointError(
+                f"{name} has numbers that are not finite, which no format has; download the weights again"
+            )
+
+
+def _rounded(weight: torch.Tensor, grid: Grid, method: Method, moments: Moments | None) -> Rounded:
+    if moments is None or method == "rtn":
+        return round_to_nearest(weight, grid)
+    if method == "gptq":
+        return round_with_feedback(weight, grid, moments.second)
+    return round_clipped(weight, grid, moments.second)
+
+
+def _error(name: str, before: torch.Tensor, after: torch.Tensor, moments: Moments | None) -> WeightError:
+    of_numbers = relative_error(before, after)
+    size = 0.0 if moments is None else output_error(before, moments.second)
+    if moments is None or size == 0.0:
+        return WeightError(name, of_numbers, None)
+    return WeightError(name, of_numbers, (output_error(after - before, moments.second) / size) ** 0.5)

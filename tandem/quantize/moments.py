@@ -1,0 +1,69 @@
+"""Moments of the rows that a weight is multiplied by, gathered while a layer computes."""
+
+from collections.abc import Sequence
+
+import torch
+
+from tandem.architecture.feed_forward import Activation, Clamp
+from tandem.compute.weights.base import ExpertLinears, Linear, Weight
+
+
+class Moments:
+    """`second`: sum of `x^T x`, [in, in] float32. `absolute`: sum of `|x|`, [in]. `num_rows`: rows seen."""
+
+    def __init__(self, inputs: int) -> None:
+        self.second = torch.zeros(inputs, inputs)
+        self.absolute = torch.zeros(inputs)
+        self.num_rows = 0
+
+    def add(self, x: torch.Tensor) -> None:
+        """`x` [rows, in] float32."""
+        self.second.addmm_(x.T, x)
+        self.absolute += x.abs().sum(0)
+        self.num_rows += len(x)
+
+    @property
+    def mean_absolute(self) -> torch.Tensor:
+        """[in]."""
+        return self.absolute / max(1, self.num_rows)
+
+    def divided_by(self, factors: torch.Tensor) -> "Moments":
+        """Those of the rows divided by `factors` [in]."""
+        found = Moments(0)
+        found.second = self.second / torch.outer(factors, factors)
+        found.absolute, found.num_rows = self.absolute / factors, self.num_rows
+        return found
+
+
+class ObservedWeight:
+    """Implements `Weight`: another one, whose rows are added to moments first."""
+
+    matrix = None
+
+    def __init__(self, weight: Weight, moments: Moments) -> None:
+        self._weight = weight
+        self._moments = moments
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._weight.shape
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        return self._weight.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return self._weight.num_bytes
+
+    def __call__(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None, *, out_dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        self._moments.add(x)
+        return self._weight(x, bias, out_dtype=out_dtype)
+
+    def gated(self, x: torch.Tensor, bias: torch.Tensor | None, up: Linear, activation: Activation) -> None:
+        """None: each product is called by itself."""
+
+    def grouped(self, experts: Sequence[ExpertLinears], activation: Activation, clamp: Clamp | None) -> None:
+        """None: each product is called by itself."""

@@ -1,0 +1,128 @@
+"""The checkpoint that is quantised: its specs, and its tensors one layer at a time in float32."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tandem.architecture.families.base import FORMAT_KEYS
+from tandem.architecture.fields import Fields, read_json_object
+from tandem.architecture.model import EMBEDDING, HEAD, ModelSpec
+from tandem.architecture.registry import find_family
+from tandem.architecture.tensors import Source, TensorSpec
+from tandem.compute.ops import Kernels
+from tandem.compute.weights.dense import DenseFormat
+from tandem.core.errors import UnsupportedCheckpointError
+from tandem.models.checkpoint import Checkpoint, open_checkpoint
+from tandem.models.fingerprint import compute_fingerprint
+from tandem.models.weights import Sources, load_tensor, match_parameters, stored_names
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceModel:
+    """`config`: the content of `config.json`. `sources`: of each tensor of the specs, where the checkpoint has it.
+
+    `fingerprint`: of weights and configuration, see `tandem.models.fingerprint`.
+    """
+
+    directory: Path
+    config: Mapping[str, Any]
+    spec: ModelSpec
+    checkpoint: Checkpoint
+    sources: Sources
+    fingerprint: str
+
+    @classmethod
+    def open(cls, directory: Path, kernels: Kernels, *, allow_pickle: bool = False) -> "SourceModel":
+        """Raises `CheckpointError` where the model is not served, or has coded weights already."""
+        path = directory / "config.json"
+        config = read_json_object(path)
+        _refuse_coded(directory, Fields(config, str(path)))
+        fields = Fields(config, str(path))
+        family = find_family(fields)
+        checkpoint = open_checkpoint(directory, allow_pickle=allow_pickle)
+        names = stored_names(checkpoint, family.parameter_name)
+        spec, plan, sources = match_parameters(checkpoint, family.read_model(fields), (DenseFormat(kernels),), names)
+        fingerprint = compute_fingerprint(checkpoint, plan, sources, spec)
+        return cls(directory, config, replace(spec, dtype="float32"), checkpoint, sources, fingerprint)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its embedding: that of the scales and of what is not coded."""
+        return self.stored(EMBEDDING).dtype
+
+    def stored(self, name: str) -> torch.Tensor:
+        """The whole stored tensor that the parameter `name` is made of."""
+        return self.checkpoint.tensor(self.sources[name].tensor)
+
+    def load(self, name: str) -> torch.Tensor:
+        """The parameter in float32, in memory of its own or of the file's: not to be written to."""
+        return load_tensor(self.checkpoint, self.sources[name], torch.float32, _CPU)
+
+    def load_layer(self, index: int) -> dict[str, torch.Tensor]:
+        """All parameters of a layer in float32."""
+        return {tensor.name: self.load(tensor.name) for tensor in dict.fromkeys(self.spec.layers[index].tensors())}
+
+    def own_tensors(self, index: int) -> list[TensorSpec]:
+        """Those of a layer whose stored tensors no other layer shares; tables are not among them."""
+        users = self._users()
+        return [
+            tensor
+            for tensor in dict.fromkeys(self.spec.layers[index].tensors())
+            if not tensor.is_lookup and users[self.sources[tensor.name].tensor] == 1
+        ]
+
+    def own_names(self) -> frozenset[str]:
+        """Stored tensors of which `own_tensors` of any layer are made."""
+        own = (tensor for index in range(self.spec.num_layers) for tensor in self.own_tensors(index))
+        return frozenset(self.sources[tensor.name].tensor for tensor in own)
+
+    def head(self) -> torch.Tensor:
+        """[vocab, hidden], as stored."""
+        return self.stored(HEAD)
+
+    @property
+    def head_name(self) -> str:
+        """In a checkpoint whose head is a tensor of its own."""
+        return HEAD if self.spec.tie_word_embeddings else self.sources[HEAD].tensor
+
+    def final_norm(self) -> torch.Tensor | None:
+        """The weight of the final norm, float32; None = it has none."""
+        name = self.spec.final_norm.tensor_name
+        return None if name is None else self.load(name)
+
+    def refuse_stacks(self) -> None:
+        """Raises `UnsupportedCheckpointError` where weights are no rows of a matrix, as the layout wants them."""
+        for weight in self.spec.weights():
+            source = self.sources[weight.name]
+            if source != Source(source.tensor, start=source.start, stop=source.stop):
+                raise UnsupportedCheckpointError(
+                    f"{self.directory} has {weight.name} in the stack {source.tensor}, and compressed-tensors codes "
+                    "matrices only; save the checkpoint with a tensor for each expert"
+                )
+
+    def _users(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for layer in self.spec.layers:
+            found.update({self.sources[tensor.name].tensor for tensor in layer.tensors()})
+        return found
+
+
+def module_of(stored_name: str) -> str:
+    """`model.layers.0.mlp.up_proj.weight` -> its module."""
+    return stored_name.removesuffix(".weight")
+
+
+def _refuse_coded(directory: Path, fields: Fields) -> None:
+    for section in filter(None, (fields, fields.section("text_config"))):
+        for key in FORMAT_KEYS:
+            if section.get(key):
+                raise UnsupportedCheckpointError(
+                    f"--model={directory}: {fields.where} has {key}, so its weights are codes already; name the "
+                    "checkpoint that they were made of"
+                )

@@ -1,0 +1,54 @@
+"""Checkpoints of `tandem quantize`, read by transformers with compressed-tensors, beside our own reading of them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tandem.compute.torch.kernels import TorchKernels
+from tandem.quantize.coded_layer import from_stored
+from tandem.quantize.recipe import FormatName, Recipe
+from tandem.quantize.source import SourceModel
+from tests.helpers import checkpoints
+from tests.helpers.checkpoints import load_reference
+from tests.helpers.quantizing import quantize_tiny, random_tokens
+
+pytest.importorskip("compressed_tensors")
+
+FORMATS: tuple[FormatName, ...] = ("int8", "int4", "fp8", "mxfp4", "nvfp4")
+BUILDERS = {"llama": checkpoints.save_tiny_llama, "qwen2": checkpoints.save_tiny_qwen2}
+
+
+@pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS.keys())
+@pytest.mark.parametrize("name", FORMATS)
+def test_transformers_finds_our_numbers(name: FormatName, build: checkpoints.Builder, tmp_path: Path) -> None:
+    """Each weight, once decompressed, has the bits with which the quantiser went on to the next layer."""
+    source = build(tmp_path / "model", dtype="bfloat16")
+    recipe = Recipe(name, "rtn", group_size=32 if name == "int4" else None)
+    quantize_tiny(source, tmp_path / "out", recipe)
+    reference = load_reference(tmp_path / "out", dtype=torch.bfloat16)
+    with torch.no_grad():
+        reference(random_tokens(1, 100))  # NOTE: weights are decoded at the first call
+    model = SourceModel.open(source, TorchKernels())
+    grid = recipe.grid(torch.bfloat16)
+    theirs = dict(reference.named_parameters())
+    for index in range(model.spec.num_layers):
+        stored = load_file(tmp_path / "out" / f"model-layer-{index:05d}.safetensors")
+        for weight, numbers in from_stored(model, index, grid, stored).items():
+            assert torch.equal(numbers.to(torch.bfloat16), theirs[weight]), weight
+
+
+@pytest.mark.parametrize(
+    "build", [checkpoints.save_tiny_phi3, checkpoints.save_tiny_qwen3_moe], ids=["fused rows", "experts"]
+)
+def test_other_forms_are_read_too(build: checkpoints.Builder, tmp_path: Path) -> None:
+    """Phi 3 has q, k and v in one module; transformers stacks experts."""
+    source = build(tmp_path / "model", dtype="bfloat16")
+    quantize_tiny(source, tmp_path / "out", Recipe("int8", "gptq"))
+    reference = load_reference(tmp_path / "out", dtype=torch.bfloat16)
+    with torch.no_grad():
+        reference(random_tokens(1, 100))
+    found = dict(reference.named_parameters())
+    for name, tensor in load_reference(source, dtype=torch.bfloat16).named_parameters():
+        assert (found[name].float() - tensor.float()).norm() < 0.02 * tensor.float().norm(), name
