@@ -5,10 +5,11 @@ Invariant: what a moderator stops is neither shown nor kept, and the choice ends
 
 from collections.abc import Sequence
 
+from tandem.core.output import RequestOutput
 from tandem.core.types import FinishReason
 from tandem.gateway.moderation.base import Moderator
 from tandem.gateway.moderation.moderated import ModeratedAnswer
-from tandem.gateway.request import ChoiceNews, ChoiceResult, ChoiceUpdate
+from tandem.gateway.request import ChoiceResult, ChoiceUpdate
 
 
 class Hearing:
@@ -28,7 +29,7 @@ class Hearing:
         """Whether a moderator ended any choice."""
         return any(result.finish_reason is FinishReason.CONTENT_FILTER for result in self._results)
 
-    async def take(self, batch: Sequence[ChoiceNews]) -> list[ChoiceUpdate]:
+    async def take(self, batch: Sequence[RequestOutput]) -> list[ChoiceUpdate]:
         """Processes a batch and returns the updates to show. Raises as `Moderator.judge`."""
         updates: list[ChoiceUpdate] = []
         for news in batch:

@@ -27,7 +27,7 @@ from tandem.gateway.history import RequestRecord
 from tandem.gateway.metrics import GatewayMetrics
 from tandem.gateway.news_queue import NewsQueue
 from tandem.gateway.outage_lines import OutageLines
-from tandem.gateway.request import ChoiceEnd, ChoiceNews, ChoiceRequest, ServeRequest
+from tandem.gateway.request import ChoiceEnd, ChoiceRequest, ServeRequest
 from tandem.gateway.routers import Routers
 from tandem.gateway.stalls import StallWatch
 from tandem.gateway.waiting_line import Refusal, WaitingLine
@@ -241,7 +241,8 @@ class Journey:
             raise WorkerLostError(f"worker {worker.worker_id} aborted the request: {output.stop_reason or 'no reason'}")
         if output.finish_reason is FinishReason.ERROR:
             raise TandemError(f"worker {worker.worker_id} failed on the request: {output.stop_reason}")
-        await self._queue.put(self._as_news(output))
+        index = self._choice.index
+        await self._queue.put(output if output.index == index else replace(output, index=index))
         # NOTE: noted only once the client will get them: when the line above is interrupted, both never happened.
         if output.token_ids:
             self._note_tokens(output.token_ids, now_s)
@@ -258,19 +259,6 @@ class Journey:
             self._ways.metrics.observe_tokens(len(token_ids), now_s - self._last_s)
         self._last_s = now_s
         self._token_ids += token_ids
-
-    def _as_news(self, output: RequestOutput) -> ChoiceNews:
-        return ChoiceNews(
-            self._choice.index,
-            output.token_ids,
-            output.text,
-            output.logprobs,
-            output.prompt_logprobs,
-            output.finish_reason,
-            output.stop_reason,
-            0 if output.metrics is None else output.metrics.num_cached_tokens,
-            None if output.metrics is None else output.metrics.pins,
-        )
 
     def _give_up_on(self, worker: WorkerAddress, error: TandemError) -> None:
         """Records the failure; raises `error` after the last attempt."""

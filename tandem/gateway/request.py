@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from tandem.core.output import RequestMetrics
+from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.pins import Pin
 from tandem.core.reasoning import ReasoningState
 from tandem.core.sampling_params import SamplingParams
@@ -48,25 +48,10 @@ class ServeRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ChoiceNews:
-    """A worker's update on one choice, as in `RequestOutput`; the last one has a finish reason. Granted pins and the
-    number of cached tokens come with the first token and at the end.
-    """
-
-    index: int
-    token_ids: tuple[int, ...]
-    text: str
-    logprobs: tuple[TokenLogprobs, ...] | None = None
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    num_cached_tokens: int = 0
-    pins: tuple[Pin, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ChoiceUpdate:
-    """A parsed `ChoiceNews`: same fields, but `parts` replaces its text."""
+    """What a client may see of one choice's `RequestOutput`: its text parsed into `parts`, and no more tokens than a
+    moderator has passed.
+    """
 
     index: int
     parts: Sequence[Part]
@@ -142,7 +127,7 @@ class ChoiceResult:
     def num_reasoning_tokens(self) -> int:
         return 0 if self.reasoning is None else self.reasoning.num_tokens
 
-    def take(self, news: ChoiceNews) -> ChoiceUpdate:
+    def take(self, news: RequestOutput) -> ChoiceUpdate:
         """Counts an update and returns it parsed."""
         self.is_computed |= bool(news.token_ids)
         if self.is_prompt_only:
@@ -168,10 +153,11 @@ class ChoiceResult:
         if self.keep:
             self._keep(update)
 
-    def _count(self, news: ChoiceNews) -> None:
+    def _count(self, news: RequestOutput) -> None:
         self.num_output_tokens += len(news.token_ids)
-        self.num_cached_tokens = max(self.num_cached_tokens, news.num_cached_tokens)
-        self.granted = self.granted if news.pins is None else news.pins
+        if news.metrics is not None:
+            self.num_cached_tokens = max(self.num_cached_tokens, news.metrics.num_cached_tokens)
+            self.granted = news.metrics.pins
         self.stop_reason = news.stop_reason if news.stop_reason is not None else self.stop_reason
         if self.reasoning is not None:
             for token_id in news.token_ids:
@@ -193,7 +179,7 @@ class ChoiceResult:
         self.prompt_logprobs = self.prompt_logprobs or update.prompt_logprobs
 
 
-def _of_prompt(news: ChoiceNews) -> ChoiceNews:
+def _of_prompt(news: RequestOutput) -> RequestOutput:
     """`news` without generated output; its finish reason `stop` becomes `length`."""
     reason = FinishReason.LENGTH if news.finish_reason is FinishReason.STOP else news.finish_reason
     return replace(news, token_ids=(), text="", logprobs=None, finish_reason=reason, stop_reason=None)

@@ -16,8 +16,9 @@ from tandem.core.errors import (
     UntrustedPeerError,
     WorkerLostError,
 )
+from tandem.routing.settlement import Settlement
 from tandem.rpc.client import ClientPool, RouterClient
-from tandem.rpc.messages import Decision, ModelInfo, PairCall, PairingAnswer, ProcessInfo, Settlement, WorkerListing
+from tandem.rpc.messages import Decision, ModelInfo, PairCall, PairingAnswer, ProcessInfo, WorkerListing
 
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")

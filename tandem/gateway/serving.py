@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from tandem.core.errors import UnavailableError
+from tandem.core.output import RequestOutput
 from tandem.gateway.history import RequestRecord
 from tandem.gateway.journey import Journey, JourneyContext
 from tandem.gateway.news_queue import NewsQueue
 from tandem.gateway.pace import StreamPacer
-from tandem.gateway.request import ChoiceNews, ServeRequest
+from tandem.gateway.request import ServeRequest
 from tandem.gateway.settler import Settler
 
 LINGER_S = 1.0  # for workers to say good-bye after their last token
@@ -50,7 +51,7 @@ class ServeStream:
             task.add_done_callback(self._note_failure)
         return self
 
-    async def take(self, pace: StreamPacer | None = None) -> Sequence[ChoiceNews]:
+    async def take(self, pace: StreamPacer | None = None) -> Sequence[RequestOutput]:
         """New updates; empty when every choice has ended. `pace`: limits how often it returns.
 
         Raises:

@@ -9,7 +9,7 @@ import logging
 from tandem.core.errors import TandemError
 from tandem.gateway.request import ChoiceEnd
 from tandem.gateway.routers import Routers
-from tandem.rpc.messages import Settlement
+from tandem.routing.settlement import Settlement
 
 MAX_WAITING = 4096
 NUM_SENDERS = 4
