@@ -86,7 +86,7 @@ class Pairer:
         return answer
 
     def settle(self, request_id: str, outcome: MeasuredTimes) -> DecisionRecord | None:
-        """Record a request's measured times and remove its load from the snapshots. Returns None if it has no record."""
+        """Record a request's measured times and remove its load from the snapshots; None if it has no record."""
         self._stop_counting(request_id)
         record = self._records.get(request_id)
         if record is not None:

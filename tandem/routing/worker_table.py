@@ -107,7 +107,7 @@ class WorkerTable:
             self._write(row, self.snapshots[row])
 
     def scattered(self, values: Mapping[str, float], default: float = 0.0) -> Floats:
-        """Column of `values` given by worker id, `default` for workers without one. Ids not in the table are ignored."""
+        """Column of `values` given by worker id, `default` for workers without one. Other ids are ignored."""
         num_rows, num_values = len(self.snapshots), len(values)
         column = np.empty(num_rows + 1)  # NOTE: the last cell receives the values of ids that are not in the table
         column.fill(default)
