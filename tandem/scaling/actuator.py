@@ -97,7 +97,7 @@ class Actuator:
         self._claims = {pool: Claim(yield_s) for pool in Pool}
 
     async def apply(self, plan: Plan, sight: Sight) -> tuple[Action, ...]:
-        """Apply a plan; a pool that shrinks comes first, to free budget for the other. External failures never raise."""
+        """Apply a plan; a pool that shrinks comes first, to free budget. External failures never raise."""
         planned = {Pool.PREFILL: plan.num_prefill, Pool.DECODE: plan.num_decode}
         asked = {pool: _asked_before(pool, sight) for pool in Pool}
         actions: dict[Pool, Action] = {}
