@@ -113,7 +113,7 @@ class FleetView:
         return address in self._at
 
     def forgettable(self) -> Sequence[tuple[str, str]]:
-        """Returns (id, address) of workers that were replaced, or have been dead for `forget_s`."""
+        """Returns (id, address) of dead workers without a status for `forget_s`, and of replaced ones (address "")."""
         oldest_s = self._clock.now_s() - self._forget_s
         return [
             (worker_id, "" if worker.is_replaced else worker.address)

@@ -60,7 +60,7 @@ def _able_pair(world: World, outcome: ClientOutcome, until_s: float) -> str | No
 
 
 def _check_rest(world: World) -> None:
-    """Check the state at rest: no requests are left and every lease has expired."""
+    """Check the state at rest, when no requests are left and every lease has expired."""
     for name, simulated in world.workers.items():
         engine, worker = simulated.engine, simulated.worker
         try:

@@ -154,7 +154,7 @@ def _check_support(own: _Source) -> None:
 
 
 def _let_siblings_read() -> None:
-    """If Yama lets only ancestors read a process (ptrace_scope=1), also allow the other children of our parent.
+    """If Yama lets only ancestors read a process (ptrace_scope=1), also allow our parent and what it has started.
 
     Without Yama this does nothing.
     """
