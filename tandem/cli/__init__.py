@@ -1,1 +1,1 @@
-"""The `tandem` command: thin verbs over the library."""
+"""The `tandem` command: subcommands that are thin layers over the library."""

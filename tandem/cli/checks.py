@@ -13,11 +13,11 @@ _SAFETENSORS, _PICKLES = "model*.safetensors", "pytorch_model*.bin"
 
 
 def check_model(path: Path, *, allow_pickle: bool = False) -> None:
-    """Reads what there is besides weights.
+    """Checks a model directory without reading the weights.
 
     Raises:
-        CheckpointError: architecture, an option, the format of the weights or the tokenizer is not served, or a file is
-            missing or damaged.
+        CheckpointError: architecture, an option, the format of the weights or the tokenizer is not supported, or a file
+            is missing or damaged.
     """
     fields = read_config(path)
     find_quantisation(fields)

@@ -1,6 +1,6 @@
-"""One line about how a running cluster does, from what its gateway tells.
+"""One-line status of a running cluster, from its gateway's metrics and worker list.
 
-Asks and words it; decides nothing. A gateway that does not answer is said so and is no error.
+Reads and formats only. A gateway that does not answer is reported in the line, not raised.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _ROLES = ("prefill", "decode", "both")
 
 
 class ClusterStatus:
-    """Asks the gateway at `url`; rates are since the last asking. `admin_key`: for a gateway with accounts."""
+    """Reads the status of the gateway at `url`; rates are since the last call. `admin_key`: needed with accounts."""
 
     def __init__(self, url: str, supervisor: Supervisor, admin_key: str | None = None) -> None:
         self._url = url
@@ -33,7 +33,7 @@ class ClusterStatus:
         self._last_line = ""
 
     async def changed_line(self) -> str | None:
-        """The line, or None when it says what the last one said."""
+        """Returns the line, or None if it equals the last one."""
         line = " · ".join([self._health(), *await self._figures()])
         if line == self._last_line:
             return None

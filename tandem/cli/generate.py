@@ -141,7 +141,7 @@ def _feed(engine: Engine, pending: deque[_Request], answers: dict[tuple[str, int
 
 @contextmanager
 def _blaming(where: str) -> Iterator[None]:
-    """Say which line a refusal is about."""
+    """Add the line of the prompt to errors raised inside the block."""
     try:
         yield
     except InvalidRequestError as error:

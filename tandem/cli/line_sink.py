@@ -15,16 +15,16 @@ _GONE = {errno.EPIPE, errno.EBADF, errno.ECONNRESET}
 
 
 class ClosedSinkError(Exception):
-    """Nobody takes the lines any more, as when a terminal is closed."""
+    """The destination accepts no more lines, for example because the terminal was closed."""
 
 
 class LineSink:
-    """Takes lines until it is closed.
+    """Writes lines until it is closed.
 
     Args:
-        open_descriptor: makes a descriptor that this sink owns; called for the first line, and anew after a failure.
-        encode: the bytes of a line.
-        tell: takes a sentence when lines begin to be dropped, and when they are written again.
+        open_descriptor: opens a descriptor that this sink owns; called for the first line, and again after a failure.
+        encode: returns the bytes of a line.
+        tell: receives a message when lines begin to be dropped, and when they are written again.
     """
 
     def __init__(

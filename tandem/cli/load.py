@@ -1,4 +1,4 @@
-"""`tandem load`: a load test of any gateway, over HTTP as its users come, with a report on who got it in time.
+"""`tandem load`: a load test of any gateway over HTTP, with a report on latencies and attainment of objectives.
 
 Owns the flags (each also a TANDEM_LOAD_* variable) and the exit code; `tandem.loadtest` does the work.
 """
@@ -201,7 +201,7 @@ class LoadCommand(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD
             return await run_load_test(plan, SystemClock(), stop, context, narrator.watch)
 
     def _keep(self, result: LoadResult, console: Console) -> None:
-        """The JSON first: a picture that cannot be drawn loses nothing."""
+        """Write the results, the JSON first, so that a failing picture loses nothing."""
         value = result.as_json()
         if self.output is not None:
             write_json(value, None if self.output == STANDARD_OUTPUT else Path(self.output))
@@ -229,7 +229,7 @@ class LoadCommand(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD
         return 0
 
     def _said(self) -> dict[str, object]:
-        """The settings as a result may show them: no secret."""
+        """Returns the settings for the result, without secrets."""
         shown = self.model_dump(mode="json", exclude={"api_key"})
         return {name: value for name, value in shown.items() if value is not None}
 

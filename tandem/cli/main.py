@@ -1,4 +1,4 @@
-"""Entry point of the `tandem` command: finds the verb and runs it. What errors become is `serving.command`'s."""
+"""Entry point of the `tandem` command: finds the subcommand and runs it. `serving.command` handles errors."""
 
 import sys
 from collections.abc import Mapping, Sequence

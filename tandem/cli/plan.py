@@ -143,7 +143,7 @@ class PlanCommand(Settings, cli_prog_name="tandem plan", env_prefix="TANDEM_PLAN
 
 
 def _mean_rate(recorded: Sequence[TraceRequest]) -> float:
-    """Of a trace; one request a second where there is none."""
+    """Mean request rate of a trace; one request per second if there is none."""
     if not recorded:
         return _DEFAULT_RATE
     span_s = recorded[-1].arrival_s - recorded[0].arrival_s

@@ -16,7 +16,7 @@ WIDTH = 120
 
 
 def print_study(console: Console, study: Study) -> None:
-    """All of it, for reading."""
+    """Print the whole study."""
     console.print(_headline(study), markup=False, soft_wrap=True)
     tables = [_worker_table(study)]
     if study.fits:
@@ -33,14 +33,14 @@ def print_study(console: Console, study: Study) -> None:
 
 
 def roofs(study: Study) -> Sequence[tuple[str, Roofline]]:
-    """Content of a picture: one roof, or two where decode workers are of another kind."""
+    """Returns the rooflines to draw: one, or two if decode workers are of another kind."""
     prefill, decode = study.site.prefill, study.site.decode
     named = [(_hardware(prefill), prefill)]
     return named if _is_same(prefill, decode) else [*named, (_hardware(decode), decode)]
 
 
 def marks(study: Study) -> Sequence[PlotPoint]:
-    """The mean prompt, one request that decodes, and the batch that is expected."""
+    """Returns the points to draw: the mean prompt, one decoding request, and the expected batch."""
     site, running = study.site, max(1.0, study.peak.apart.num_running)
     prompt, context = site.profile.mean_prompt, site.profile.mean_context
     found = [
@@ -59,7 +59,7 @@ def marks(study: Study) -> Sequence[PlotPoint]:
 
 
 def verdict(study: Study) -> list[str]:
-    """In words: what cannot be met and why, or what to take and what the alternative would cost."""
+    """Returns sentences: unmet objectives and why, or the recommended pools and the cost of the alternative."""
     peak = study.peak
     problems = list(dict.fromkeys(problem for choice in study.choices for problem in choice.apart.problems))
     if problems:

@@ -17,7 +17,7 @@ _UP = "tandem"
 
 
 class ProcessOutput:
-    """Takes lines until its context is left. What a full disk cannot take is dropped, counted and reported.
+    """Writes lines until its context is left. Lines that a full disk cannot store are dropped, counted and reported.
 
     Args:
         directory: of one file a process, appended to; None = everything goes to `stream`.
@@ -41,7 +41,7 @@ class ProcessOutput:
                 ) from error
 
     def on_closed(self, act: Callable[[], None]) -> None:
-        """Reaction when nobody takes the lines any more, as when a terminal is closed."""
+        """Set the function called when lines can no longer be written, for example because the terminal was closed."""
         self._on_closed = act
 
     def line(self, name: str, text: str) -> None:

@@ -1,6 +1,6 @@
-"""`tandem trace`: where one request's time went, as a table with a bar for each stage.
+"""`tandem trace`: the stages of one request and their durations, as a table with a bar for each stage.
 
-Reads what the gateway remembers; shows figures as they are and words for people.
+Reads the timelines that the gateway keeps.
 """
 
 import asyncio

@@ -134,7 +134,7 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
                 build()
 
     def topology(self, path: Path, source: random.Random) -> Topology:
-        """The cluster that these settings ask for."""
+        """Returns the topology of the cluster from these settings."""
         check_anonymous(self.host, has_accounts=self._has_accounts, is_allowed=self.allow_anonymous)
         num_workers = self.prefill + self.decode
         cpus = _own_cpus() if self.cpus in ("auto", "any") else parse_cpus(self.cpus)
@@ -212,7 +212,7 @@ class UpCommand(EngineSettings, ServiceSettings, cli_prog_name="tandem up"):
         return secrets.token_hex(_SECRET_BYTES)
 
     def _engine_flags(self) -> tuple[str, ...]:
-        """The engine's settings as flags again."""
+        """Returns the engine's settings as flags."""
         flags: list[str] = []
         for name in EngineSettings.model_fields:
             value = getattr(self, name)

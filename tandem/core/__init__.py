@@ -1,1 +1,1 @@
-"""The words every room uses: types, configuration, errors, hashing, events, clock. Imports nothing of ours."""
+"""Definitions shared by all packages: types, configuration, errors, hashing, events, clock. Imports none of them."""

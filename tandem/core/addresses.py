@@ -1,4 +1,4 @@
-"""Questions about addresses that a process listens on. Pure."""
+"""Properties of addresses that a process listens on. Pure."""
 
 from ipaddress import ip_address
 

@@ -1,4 +1,4 @@
-"""Time as an argument: what decides or measures takes a `Clock`, so tests and the simulator can hold it still."""
+"""Clock interface: code that decides or measures takes a `Clock`, so that tests and the simulator control time."""
 
 from typing import Protocol
 
@@ -19,7 +19,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to."""
+    """Clock that advances only on request."""
 
     def __init__(self, now_s: float = 0.0) -> None:
         self._now_s = now_s

@@ -46,7 +46,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What a user may choose about one engine. None means: resolved from the checkpoint, the device and its memory.
+    """Configuration of one engine. None means: resolved from the checkpoint, the device and its memory.
 
     Args:
         model: a Hugging Face directory, or a hub id where there is a network.
@@ -55,7 +55,7 @@ class EngineConfig:
         attention_backend: "auto" or the name of one backend.
         block_size: tokens per KV block.
         kv_cache_bytes: memory for KV blocks.
-        gpu_memory_utilization: share of a GPU's memory for weights and KV; of no use where `kv_cache_bytes` is given.
+        gpu_memory_utilization: share of a GPU's memory for weights and KV; ignored if `kv_cache_bytes` is given.
         max_model_len: longest prompt plus answer, in tokens.
         max_num_batched_tokens: token budget of a step.
         max_num_running: requests that hold blocks at once.
@@ -63,7 +63,7 @@ class EngineConfig:
         prefix_caching: whether computed blocks are reused by later requests.
         watermark: share of the blocks that admission leaves for running requests to grow into.
         pin_share: share of the blocks that pins may keep from being reused.
-        seed: from which requests without a seed of their own draw one.
+        seed: source of the seeds of requests without one.
         num_threads: CPU threads of the model; None = PyTorch's choice.
         native_kernels: whether to use the compiled CPU kernels; None = when they can be built.
         pack_weights: keep a copy of the weights on disk, in the order of the compiled kernels, where they use one.

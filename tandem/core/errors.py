@@ -61,7 +61,7 @@ class CapacityError(TandemError):
 
 
 class NoRoomError(CapacityError):
-    """Every worker that could serve this has promised its KV cache away; waiting for one's turn helps."""
+    """The KV cache of every worker that could serve this is promised to other requests; waiting in the queue helps."""
 
 
 class EngineStoppedError(TandemError):
@@ -69,7 +69,7 @@ class EngineStoppedError(TandemError):
 
 
 class UnavailableError(TandemError):
-    """Nobody who could serve this is there now: no worker, none left, or one that is draining."""
+    """No worker can serve this now: there is none, or those that exist are draining."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -81,7 +81,7 @@ class WorkerLostError(UnavailableError):
 
 
 class WorkerStoppedError(WorkerLostError):
-    """A process stopped in good order: nothing failed, and another one can go on."""
+    """A process was shut down cleanly; another one can continue."""
 
 
 class AnotherIncarnationError(WorkerLostError):
@@ -104,7 +104,7 @@ class LocalityUnavailableError(TandemError):
 
 
 def shown(value: object) -> str:
-    """`value` as a message may quote it: like `repr`, but short and safe whatever a caller sent."""
+    """Returns `value` for quotation in a message: like `repr`, but short and safe for any input."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = short.maxlong = _MAX_SHOWN_CHARACTERS
     try:
@@ -114,7 +114,7 @@ def shown(value: object) -> str:
 
 
 def without_password(url: str) -> str:
-    """`url` as a message may quote it: without what stands before its last @, its scheme apart."""
+    """Returns `url` for quotation in a message: without user name and password, the part up to its last @."""
     return re.sub(r"^([a-z][a-z0-9+.-]*://)?.*@", r"\1", url, flags=re.IGNORECASE | re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""Numbers that nobody can foresee, without asking the kernel for each: that takes a tenth of what a request does."""
+"""Unpredictable numbers without a system call for each, which would take a tenth of a request's time."""
 
 import hashlib
 import itertools
@@ -7,7 +7,7 @@ from tandem.core.machine import random_bytes
 
 
 class FreshNumbers:
-    """A keyed hash of a counter; the key is this instance's own. Any thread may call."""
+    """Generator of unpredictable numbers: a keyed hash of a counter, with a random key per instance. Thread-safe."""
 
     def __init__(self) -> None:
         self._key = random_bytes(32)

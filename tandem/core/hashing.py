@@ -1,4 +1,4 @@
-"""The only definition of a block hash: what makes two blocks of state interchangeable.
+"""The only definition of block hashes: blocks with equal hashes are interchangeable.
 
 A block's hash covers everything its content depends on: the model's fingerprint, the layout of pages, the block size,
 the request's cache scope and every token from the start of the request to the end of the block. SHA-256 keeps it

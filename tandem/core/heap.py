@@ -1,7 +1,7 @@
 """Settings of the C library's heap for a process that serves many requests from several threads.
 
-By default glibc gives threads up to eight arenas a core, and once a large buffer was freed takes others of that size
-from an arena, too, where small ones that live on keep the pages of large ones from going back to the system.
+By default glibc gives threads up to eight arenas per core. Once a large buffer has been freed, it allocates others of
+that size from an arena too, where small live allocations keep freed pages from being returned to the system.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of malloc.h
 
 
 def bound_heap() -> bool:
-    """Bound what freed buffers keep. Call before there are threads. False: this C library has no such settings."""
+    """Bound the memory retained by freed buffers. Call before starting threads. False: the C library lacks this."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False

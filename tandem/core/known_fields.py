@@ -1,4 +1,4 @@
-"""Reading of records that another release may have written: fields that this one does not know are passed over."""
+"""Reads records that another release may have written: unknown fields are ignored."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -6,6 +6,6 @@ from typing import Any
 
 
 def known_fields(kind: type, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a record, what the dataclass `kind` has a field for. A newer release may have written more."""
+    """Returns the entries of a record for which the dataclass `kind` has a field."""
     names = {field.name for field in fields(kind)}
     return {name: value for name, value in record.items() if name in names}

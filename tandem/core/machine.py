@@ -1,8 +1,8 @@
 """Interface to the machine: two clocks, random bytes, and the resources that the process uses.
 
-The real ones by default. A simulation sets another machine in the context of its tasks, so that several processes can
-live in one, each with clocks of its own. Code that keeps a `Clock` is given one. The protocols that a simulation
-checks ask nothing else; the rest (command line, files of models, threads of transports) may ask the system itself.
+The real machine is the default. A simulation sets another one in the context of its tasks, so that several simulated
+processes, each with its own clocks, can run in one. Code that is simulated gets time from a `Clock` argument or from
+here only; the rest (command line, files of models, threads of transports) may ask the system itself.
 """
 
 import functools
@@ -24,7 +24,7 @@ class Machine(Protocol):
     def wall_s(self) -> float: ...
 
     def random_bytes(self, num_bytes: int) -> bytes:
-        """Bytes that nobody can foresee."""
+        """Returns unpredictable random bytes."""
         ...
 
     def cpu_s(self) -> float:
@@ -32,13 +32,13 @@ class Machine(Protocol):
         ...
 
     def resident_bytes(self) -> int:
-        """Memory of this process, pages that it shares with others included."""
+        """Resident memory of this process, including pages shared with others."""
         ...
 
 
 @functools.cache
 def _process_of(pid: int) -> psutil.Process:
-    """NOTE: making one takes ten times as long as asking it; by its id, since a fork has another."""
+    """NOTE: cached, since creation takes ten times as long as a query; by process id, which changes after a fork."""
     return psutil.Process(pid)
 
 
@@ -70,12 +70,12 @@ def monotonic_s() -> float:
 
 
 def wall_s() -> float:
-    """Seconds since the epoch, as this machine believes."""
+    """Seconds since the epoch by this machine's wall clock."""
     return current_machine.get().wall_s()
 
 
 def random_bytes(num_bytes: int) -> bytes:
-    """Bytes that nobody can foresee."""
+    """Returns unpredictable random bytes."""
     return current_machine.get().random_bytes(num_bytes)
 
 
@@ -85,15 +85,15 @@ def cpu_s() -> float:
 
 
 def resident_bytes() -> int:
-    """Memory of this process, pages that it shares with others included."""
+    """Resident memory of this process, including pages shared with others."""
     return current_machine.get().resident_bytes()
 
 
 def random_id() -> str:
-    """32 hexadecimal digits that name one thing for good."""
+    """Returns a unique identifier of 32 hexadecimal digits."""
     return random_bytes(16).hex()
 
 
 def random_fraction() -> float:
-    """A uniform number in [0, 1)."""
+    """Returns a uniform random number in [0, 1)."""
     return (int.from_bytes(random_bytes(8), "little") >> (64 - _FRACTION_BITS)) * 2.0**-_FRACTION_BITS

@@ -1,4 +1,4 @@
-"""Memory that a process may take: as the system says, or a control group's limit if lower."""
+"""Memory available to this process: that of the system, or a control group's limit if lower."""
 
 import contextlib
 from collections.abc import Iterator
@@ -19,26 +19,26 @@ def default_cpu_kv_bytes(num_workers: int = 1) -> int:
 
 
 def available_bytes() -> int:
-    """What can be taken now without swapping or being killed."""
+    """Bytes that can be allocated now without swapping or being killed."""
     return max(0, min([psutil.virtual_memory().available, *(limit - used for limit, used in _limits(_ROOT))]))
 
 
 def total_bytes() -> int:
-    """What there would be if nobody else took any."""
+    """Bytes that would be available without other processes."""
     return min([psutil.virtual_memory().total, *(limit for limit, _ in _limits(_ROOT))])
 
 
 def _limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Of each control group around us that has a limit: (limit, used) in bytes, cached files not counted as used."""
+    """Yields (limit, used) in bytes of each enclosing control group that has a limit; used excludes cached files."""
     for group, (limit_name, used_name, cached_name) in _groups(root):
-        with contextlib.suppress(OSError, ValueError, KeyError):  # it has none, "max" is one, or it is out of sight
+        with contextlib.suppress(OSError, ValueError, KeyError):  # no limit, "max", or a group out of sight
             limit = int((group / limit_name).read_text())
             stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
             yield limit, int((group / used_name).read_text()) - int(stat[cached_name])
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
-    """Ours and those around it; a container may see its own at the mount, whatever path the system has for it."""
+    """Yields this process's control groups and their parents; in a container the mount root may be its own group."""
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             number, controllers, path = line.split(":", 2)

@@ -6,7 +6,7 @@ _OTHER_FILES = 256
 
 
 def allow_sockets(count: int) -> None:
-    """Raise the limit of open files as far as we may, for `count` connections and what a process needs besides."""
+    """Raise the limit of open files as far as permitted, for `count` connections and the process's other files."""
     try:
         import resource
     except ImportError:  # NOTE: systems without it have no such limit

@@ -8,10 +8,10 @@ from tandem.core.types import FinishReason, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Where a request's time went, in seconds of the engine's clock, and what the cache saved it.
+    """Times of a request, in seconds of the engine's clock, and its use of the prefix cache.
 
-    `num_cached_tokens` are prompt tokens whose KV was found, at first admission. `pins` are those that were granted, in
-    the order they were asked for; one that could be granted in part has fewer tokens.
+    num_cached_tokens: prompt tokens whose KV was cached at first admission.
+    pins: granted pins in the requested order; a pin granted in part has fewer tokens.
     """
 
     arrival_s: float
@@ -26,7 +26,7 @@ class RequestMetrics:
 
     @property
     def ttft_s(self) -> float | None:
-        """Arrival to first token."""
+        """Time from arrival to the first token."""
         return None if self.first_token_s is None else self.first_token_s - self.arrival_s
 
     @property
@@ -39,12 +39,13 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """News of one choice of one request: only what is new since its last output.
+    """Update of one choice of one request: only the part that is new since its last output.
 
-    `text` may be shorter than the tokens say: half characters and possible stop strings are held back. `logprobs`
-    matches `token_ids` when asked for. `prompt_logprobs` comes whole, with the first token; its first entry is None,
-    since nothing predicts the first token. `stop_reason` is the stop string or stop token that matched, or the message
-    of an error. `metrics` comes with the first token, when it is known what the cache saved, and with the last output.
+    text: may be shorter than the tokens' text, since incomplete characters and possible stop strings are held back.
+    logprobs: one entry per token id, if requested.
+    prompt_logprobs: complete, with the first token; its first entry is None, since nothing predicts the first token.
+    stop_reason: the stop string or stop token that matched, or the message of an error.
+    metrics: with the first token, when the use of the cache is known, and with the last output.
     """
 
     request_id: str

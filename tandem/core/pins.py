@@ -1,4 +1,4 @@
-"""A promise to keep the KV of a prompt's beginning."""
+"""Pin: request to keep the KV of a prompt's beginning in the cache for a time."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""CPU time and memory of this process, as operators see them. GPU memory is not in it."""
+"""CPU and memory usage of this process, for operators. GPU memory is not included."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ MEAN_OVER_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """What a process uses now.
+    """Current usage of a process.
 
     Args:
-        memory_bytes: resident, pages that it shares with other processes included.
+        memory_bytes: resident memory, including pages shared with other processes.
         cpu_cores: mean over the last `MEAN_OVER_S` seconds or more, all threads; None before that.
     """
 
@@ -36,7 +36,7 @@ class UsageMeter:
         self._cpu_cores: float | None = None
 
     def read(self) -> ProcessUsage:
-        """Costs less than 0.1 ms, so it may be asked for with every report."""
+        """Returns the current usage. Takes less than 0.1 ms, so it can be called for every report."""
         now_s = self._clock.now_s()
         if now_s - self._since_s >= MEAN_OVER_S:
             cpu_s = self._cpu_s()

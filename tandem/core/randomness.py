@@ -21,7 +21,7 @@ def uniform(seed: int, position: int) -> float:
 
 
 def following(number: float) -> float:
-    """Another uniform number in [0, 1), where a draw needs more than one.
+    """Returns another uniform number in [0, 1) derived from `number`, for draws that need more than one.
 
     The top 53 bits of SplitMix64's output (Steele et al. 2014) for the 53 bits of the number before.
     """

@@ -1,7 +1,7 @@
-"""Place of a model's thinking among its tokens, and its budget.
+"""Tracks a model's thinking within its output tokens, and enforces the thinking budget.
 
-Invariant: a state that observed some tokens equals one built afresh that observes them again, so a request can move to
-another worker. Thinking happens once, at the beginning of an answer.
+Invariant: the state depends only on the tokens observed, so it can be rebuilt when a request moves to another worker.
+Thinking happens once, at the beginning of the output.
 """
 
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ MAX_MARKER_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """How an answer's thinking is marked.
+    """Markers and budget of thinking.
 
     Args:
-        start_token_ids: open it when the answer begins with them; none = only the prompt can open it.
-        end_token_ids: close it; at least one.
-        is_open: the prompt ends inside thinking.
-        max_tokens: thinking tokens, markers not counted, after which `end_token_ids` are forced; None = any number.
+        start_token_ids: start marker at the beginning of the output; empty = only the prompt can start thinking.
+        end_token_ids: end marker; at least one token.
+        is_open: whether the prompt ends inside thinking.
+        max_tokens: number of thinking tokens, without markers, after which the end marker is forced; None = no limit.
 
     Raises:
         InvalidRequestError: naming the value that cannot be honoured.
@@ -42,7 +42,7 @@ class Reasoning:
 
 
 class ReasoningState:
-    """Follows one answer. `num_tokens`: thinking tokens so far, markers not counted."""
+    """State of one output. `num_tokens`: number of thinking tokens so far, without markers."""
 
     def __init__(self, reasoning: Reasoning) -> None:
         self._reasoning = reasoning
@@ -54,19 +54,19 @@ class ReasoningState:
 
     @property
     def is_over(self) -> bool:
-        """Whether all that follows is the answer itself."""
+        """Whether thinking has ended, so that all further tokens are the answer."""
         return not self.is_thinking and not self._may_open
 
     @property
     def opening_token_id(self) -> int | None:
-        """The token that would go on with, or complete, the marker that opens the thinking; None where it cannot."""
+        """The token that would continue or complete the start marker; None if thinking cannot start any more."""
         return self._reasoning.start_token_ids[self._num_opening] if self._may_open else None
 
     @property
     def forced_token_id(self) -> int | None:
-        """The next token, where the budget leaves no choice.
+        """The next token if the budget forces it, else None.
 
-        NOTE: a marker that has begun counts as well, since it would be thought if it broke off.
+        NOTE: tokens of a partial end marker count as thinking, since they would be thinking if the marker broke off.
         """
         budget = self._reasoning.max_tokens
         if not self.is_thinking or budget is None or self.num_tokens + self._num_closing < budget:
@@ -74,7 +74,7 @@ class ReasoningState:
         return self._reasoning.end_token_ids[self._num_closing]
 
     def observe(self, token_id: int) -> None:
-        """The next output token."""
+        """Advance the state by the next output token."""
         if self.is_thinking:
             self._observe_thought(token_id)
         elif self._may_open:
@@ -88,7 +88,7 @@ class ReasoningState:
             self._may_open, self.is_thinking = False, True
 
     def _observe_thought(self, token_id: int) -> None:
-        """NOTE: tokens of an end marker that breaks off were thoughts after all."""
+        """NOTE: the tokens of an end marker that breaks off were thinking."""
         end = self._reasoning.end_token_ids
         before = [*end[: self._num_closing], token_id]
         closing = next(n for n in range(len(before), -1, -1) if before[len(before) - n :] == list(end[:n]))

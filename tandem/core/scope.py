@@ -1,7 +1,7 @@
-"""Cache scope: between which requests cached state may be shared.
+"""Cache scope: the requests between which cached state may be shared.
 
-Invariant: two requests share blocks only where their scopes are equal, because the scope enters the root of every block
-hash (`core.hashing.root_hash`). It is made in the gateway and passed on whole: no other process changes or splits it.
+Invariant: two requests share blocks only if their scopes are equal, because the scope is part of the root of every
+block hash (`core.hashing.root_hash`). It is created in the gateway and passed on unchanged.
 """
 
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ MAX_SALT_CHARACTERS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheScope:
-    """What a request's state depends on, and belongs to, beside the model and the tokens.
+    """Adapter and tenant of a request's cached state.
 
     Args:
-        adapter: SHA-256 of the content of the adapter that computes it; None = the model's own weights.
-        salt: the tenant's, of at most `MAX_SALT_CHARACTERS`; "" = shared by all requests without one.
+        adapter: SHA-256 of the content of the adapter used; None = the base model.
+        salt: the tenant's salt, of at most `MAX_SALT_CHARACTERS`; "" = shared by all requests without one.
 
     Raises:
-        InvalidRequestError: naming the field that is neither.
+        InvalidRequestError: a field is invalid; the message names it.
     """
 
     adapter: bytes | None = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stretch of a request's life in one process.
+    """One stage of a request in one process.
 
     Args:
         name: `queue`, `pair`, `prefill`, `prefill chunk`, `fetch`, `transfer`, `first token`, `decode`, …

@@ -1,16 +1,16 @@
-"""Small value types that cross rooms: why a request ended, and what a token's probability was."""
+"""Small value types shared between packages: finish reasons and token log-probabilities."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class FinishReason(StrEnum):
-    """Why a request produced its last token."""
+    """Reason why a request ended."""
 
     STOP = "stop"  # end-of-sequence token, stop token or stop string
     LENGTH = "length"  # max_tokens or the context limit
     ABORT = "abort"  # cancelled by its caller
-    ERROR = "error"  # the engine could not go on with it
+    ERROR = "error"  # the engine could not continue it
     CONTENT_FILTER = "content_filter"  # a moderator stopped it
 
 

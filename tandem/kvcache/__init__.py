@@ -1,1 +1,1 @@
-"""The owners of blocks. No tensors here: after every public call `free + cached + used == total`."""
+"""Accounting of KV blocks: pool, owners, prefix cache and host tier. No tensors here."""

@@ -1,8 +1,8 @@
-"""Reference counts and reuse order of blocks.
+"""Block pool: reference counts and eviction order of blocks.
 
-Invariant: every block but the null block is in exactly one state. *Used*: referenced. *Kept*: unreferenced, and its
-content is promised to somebody, so it is never evicted. *Cached*: unreferenced, but its content can be found by hash
-until it is evicted, least recently used first. *Free*: neither.
+Invariant: every block except the null block is in exactly one state. *Used*: referenced. *Kept*: unreferenced, but its
+content is promised to stay available, so it is never evicted. *Cached*: unreferenced, but its content can be found by
+hash until it is evicted, least recently used first. *Free*: none of these.
 """
 
 import heapq
@@ -13,7 +13,7 @@ from tandem.kvcache.prefix import NULL_BLOCK, PrefixCache
 
 
 class BlockPool:
-    """Hands out block ids 1 … `num_blocks`; id 0 is the null block, which nobody owns.
+    """Allocates block ids 1 … `num_blocks`; id 0 is the null block, which has no owner.
 
     Free blocks are handed out lowest id first, so that a request's blocks tend to be neighbours and a transfer of them
     merges into few descriptors.
@@ -47,21 +47,19 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """Blocks that `allocate` could hand out now."""
+        """Number of blocks that `allocate` could return now."""
         return len(self._free) + len(self._cached)
 
     def num_idle(self, block_ids: Iterable[int]) -> int:
-        """How many of these `acquire` would take out of `num_available`."""
+        """Number of these blocks that `acquire` would remove from `num_available`."""
         return sum(block_id in self._cached for block_id in block_ids)
 
     def is_used(self, block_id: int) -> bool:
-        """Whether somebody references it."""
+        """Whether the block is referenced."""
         return self._references[block_id] > 0
 
     def keep(self, block_id: int) -> None:
-        """Never evict this findable block from now on, until `let_go`. When it is cached, that takes it out of
-        `num_available`.
-        """
+        """Protect a block in the prefix cache from eviction until `let_go`; an idle one leaves `num_available`."""
         assert self._cache.holds(block_id), f"block {block_id} holds nothing that could be kept"
         assert block_id not in self._promised, f"block {block_id} is kept already"
         self._promised.add(block_id)
@@ -70,7 +68,7 @@ class BlockPool:
             self._num_kept += 1
 
     def let_go(self, block_id: int) -> None:
-        """Undo `keep`. An unreferenced block is evicted next: nobody asks for it any more, or it has a copy."""
+        """Undo `keep`. An unreferenced block is evicted next, since it is not needed any more or has a copy."""
         self._promised.remove(block_id)
         if self._references[block_id] == 0:
             self._num_kept -= 1
@@ -101,7 +99,7 @@ class BlockPool:
             self._references[block_id] += 1
 
     def release(self, block_ids: Iterable[int]) -> None:
-        """Drop a reference from each. Blocks given first are evicted first, so pass the end of a chain first."""
+        """Drop one reference from each block. Blocks given first are evicted first: pass the end of a chain first."""
         for block_id in block_ids:
             if block_id == NULL_BLOCK:
                 continue
@@ -112,7 +110,7 @@ class BlockPool:
                 self._retire(block_id)
 
     def check(self, expected: Counter[int]) -> None:
-        """Prove the class invariant, given how often owners say they reference each block.
+        """Check the module's invariant, given the number of references that owners hold on each block.
 
         Raises:
             AssertionError: naming the first block or count that is wrong.

@@ -1,4 +1,4 @@
-"""The blocks that hold one owner's tokens, per KV group."""
+"""Block table: the blocks that hold one owner's tokens, per KV group."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,12 +16,15 @@ class BlockRange:
 
 @dataclass(slots=True)
 class BlockTable:
-    """Entry `i` of `groups[g]` is for tokens `[i * block_size, (i + 1) * block_size)`. It is the null block once no
-    query sees them any more, and from the start where the group keeps nothing there. All lists have the same length and
-    only grow; `num_dropped[g]` leading entries are null, `num_held[g]` of all are not.
+    """Block table of one owner. Entry `i` of `groups[g]` is for tokens `[i * block_size, (i + 1) * block_size)`.
 
-    `num_committed` leading blocks have been offered to the prefix cache. `num_promised` more blocks, at most, will be
-    needed at once until `num_promised_tokens`, those the owner was admitted with, are computed.
+    An entry is the null block once no query attends to its tokens any more, and from the start if the group stores
+    nothing there. All lists have the same length and only grow. `num_dropped[g]` leading entries are null;
+    `num_held[g]` entries in total are not.
+
+    num_committed: leading blocks that have been offered to the prefix cache.
+    num_promised: upper bound of the additional blocks needed at once until `num_promised_tokens`, the tokens at
+        admission, are computed.
     """
 
     groups: tuple[list[int], ...]
@@ -36,7 +39,7 @@ class BlockTable:
 
     @property
     def num_blocks(self) -> int:
-        """Entries of every group, null ones included."""
+        """Number of entries in each group, null ones included."""
         return len(self.groups[0])
 
     def drop_before(self, group: int, num_blocks: int) -> list[int]:
@@ -63,14 +66,14 @@ class BlockTable:
         self.num_held[group] += len(block_ids)
 
     def skip_to(self, group: int, num_blocks: int) -> None:
-        """Append null entries up to `num_blocks`: tokens before them are in no later query's window."""
+        """Append null entries up to `num_blocks`, for tokens that no later query attends to."""
         blocks = self.groups[group]
         assert self.num_dropped[group] == len(blocks), "a real block lies before the entries to skip"
         blocks.extend([NULL_BLOCK] * (num_blocks - len(blocks)))
         self.num_dropped[group] = num_blocks
 
     def ranges(self, first_indices: Sequence[int], end: int) -> tuple[BlockRange, ...]:
-        """Per group, the real blocks from its first index up to `end`."""
+        """Returns, per group, the non-null blocks from its first index up to `end`."""
         return tuple(self._range(group, first, end) for group, first in enumerate(first_indices))
 
     def _range(self, group: int, first: int, end: int) -> BlockRange:

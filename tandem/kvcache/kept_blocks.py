@@ -1,9 +1,8 @@
-"""Contents that somebody was promised to find again until a time: in blocks of the pool that are never evicted, up to a
-share of it, or as copies in the host tier.
+"""Kept blocks: contents promised to stay available until a deadline, either in blocks of the pool that are not evicted
+(up to a share of it) or as copies in the host tier.
 
-Invariant: every content here is in the pool, in the host tier or in both until its time is over, so no more is promised
-than both can hold. It breaks a promise in one case only, when a live request could never run otherwise. Has no clock:
-it is told the time.
+Invariant: until its deadline every content is in the pool, the host tier or both, so no more is promised than both can
+hold. A promise is broken in one case only: if a live request could never run otherwise. Time is an argument.
 """
 
 import heapq
@@ -17,16 +16,16 @@ from tandem.kvcache.block_pool import BlockPool
 from tandem.kvcache.prefix import PrefixCache
 from tandem.kvcache.tiers import BlockKey, HostMove, HostRead, HostTier
 
-MAX_MOVED_BLOCKS = 64  # in one move, so that room comes by and by
+MAX_MOVED_BLOCKS = 64  # per move, so that space is freed gradually
 _MAX_STALE_ENDS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class KeptUsage:
-    """At one moment, and totals since start.
+    """Current numbers, and totals since start.
 
-    num_kept: contents promised; num_host: of them, those with a copy in the host tier. num_slots: of the host tier.
-    num_moved, num_restored: blocks copied to the host tier and back. num_broken: promises that yielded to a request.
+    num_kept: contents promised. num_host: the part of them with a copy in the host tier, which has `num_slots`.
+    num_moved, num_restored: total blocks copied to the host tier and back. num_broken: total promises broken.
     """
 
     num_kept: int = 0
@@ -39,7 +38,7 @@ class KeptUsage:
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """`block_id`: the pool's block that is not evicted for it. `slot`: where the host tier has a copy."""
+    """A promised content. `block_id`: its block in the pool, if any. `slot`: its copy in the host tier, if any."""
 
     ends_s: float
     block_id: int | None
@@ -48,17 +47,17 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Move:
-    """Under way: by content, what is being copied from which block into which slot."""
+    """A copy to the host tier in progress: block and slot of each content."""
 
     entries: dict[BlockKey, tuple[_Kept, int, int]] = field(default_factory=dict)
 
 
 class KeptBlocks:
-    """The promises of one pool.
+    """Promised contents of one pool.
 
     Args:
-        limit: the most blocks of the pool that are kept.
-        emit: told of contents that are gone from the host tier, and so altogether.
+        limit: maximum number of kept blocks in the pool.
+        emit: receives an event for each content removed from the host tier that the pool does not hold either.
     """
 
     def __init__(self, pool: BlockPool, cache: PrefixCache, limit: int, emit: BlockEventSink | None) -> None:
@@ -85,7 +84,7 @@ class KeptBlocks:
 
     @property
     def room(self) -> int:
-        """How many more contents can be promised."""
+        """Number of further contents that can be promised."""
         if self._start_move is None:
             return max(0, self._limit - len(self._pooled) - len(self._moves))
         return max(0, self._limit + self._host.num_slots - self._host.num_leaving - len(self._kept))
@@ -97,12 +96,12 @@ class KeptBlocks:
 
     @property
     def read_block_ids(self) -> list[int]:
-        """Blocks of the pool that are being copied, wherever to; each is referenced as often as it is here."""
+        """Blocks of the pool that are being read by copies, each listed once per reference."""
         return [*self.moving_block_ids, *self._sources.elements()]
 
     def attach_host(self, num_slots: int, start_move: Callable[[HostMove], None]) -> None:
-        """Use a host tier from now on. `start_move` begins to copy and returns; `end_move` is called when that is over.
-        Once.
+        """Use a host tier from now on; call once. `start_move` must start a copy without blocking; its end is reported
+        by `end_move`.
         """
         assert self._host.num_slots == 0, "there is a host tier already"
         self._host, self._start_move = HostTier(num_slots), start_move
@@ -111,13 +110,14 @@ class KeptBlocks:
         return key in self._kept
 
     def slot_of(self, key: BlockKey) -> int | None:
-        """Where the host tier has this content."""
+        """Slot of the host tier that holds this content, or None."""
         kept = self._kept.get(key)
         return None if kept is None else kept.slot
 
     def keep(self, blocks: Sequence[tuple[BlockKey, int]], ends_s: float) -> None:
-        """Promise the contents of these findable blocks of a chain, in its order, until `ends_s` or for as long as they
-        are promised already. The caller has compared those that are new with `room`.
+        """Promise the contents of these cached blocks of a chain, in order, until `ends_s` or their later deadline.
+
+        The caller has checked the number of new ones against `room`.
         """
         for key, block_id in reversed(blocks):  # NOTE: of equally old ones, the end of a chain goes first
             kept = self._kept.get(key)
@@ -131,7 +131,7 @@ class KeptBlocks:
         self._keep_to_share()
 
     def expire(self, now_s: float) -> None:
-        """Forget the promises whose time is over."""
+        """Drop the promises whose deadline has passed."""
         while self._ends and self._ends[0][0] <= now_s:
             _, _, key = heapq.heappop(self._ends)
             kept = self._kept.get(key)
@@ -140,8 +140,8 @@ class KeptBlocks:
         self._drop_stale_ends()
 
     def yield_blocks(self, count: int, *, must: bool) -> None:
-        """Make about `count` kept blocks that nobody uses evictable, the oldest use first: at once those with a copy,
-        soon those that move to the host tier now. For what it has no room for, with `must`, the promise is broken.
+        """Make about `count` unreferenced kept blocks evictable, least recently used first: those with a copy at once,
+        others after a move to the host tier that starts now. With `must`, promises it has no slot for are broken.
         """
         count -= len(self.moving_block_ids)
         if count <= 0 or not (must or self._doubled or self._start_move is not None):
@@ -155,7 +155,7 @@ class KeptBlocks:
             self._drop_stale_ends()
 
     def end_move(self, move_id: int, *, is_copied: bool) -> None:
-        """A move is over. What was not copied stays in the pool, and nothing is moved any more."""
+        """Record the end of a move. If it failed, its contents stay in the pool and no further moves are started."""
         move = self._moves.pop(move_id)
         for key, (kept, block_id, slot) in move.entries.items():
             is_kept = self._kept.get(key) is kept
@@ -177,19 +177,19 @@ class KeptBlocks:
         self._keep_to_share()
 
     def begin_read(self, key: BlockKey) -> int | None:
-        """The slot that has this content, not reused until `end_reads`; None when there is none."""
+        """Returns the slot with this content, which is not reused until `end_reads`; None if there is none."""
         slot = self.slot_of(key)
         if slot is not None:
             self._host.begin_read(slot)
         return slot
 
     def begin_block_read(self, block_id: int) -> None:
-        """Do not reuse this block of the pool until `end_reads`."""
+        """Protect this block of the pool from reuse until `end_reads`."""
         self._pool.acquire([block_id])
         self._sources[block_id] += 1
 
     def end_reads(self, reads: Sequence[HostRead], *, is_restored: bool) -> None:
-        """These are over."""
+        """Record that these reads have ended."""
         slots = [read.slot for read in reads if read.slot is not None]
         sources = [read.source_id for read in reads if read.slot is None]
         self._host.end_reads(slots)
@@ -199,11 +199,11 @@ class KeptBlocks:
         self._keep_to_share()
 
     def passed_on(self, event: BlockEvent) -> bool:
-        """Whether others hear of this event of the pool's: not of a content that the host tier holds all along."""
+        """Whether to publish this event of the pool; not if the host tier holds the content before and after."""
         return self.slot_of((event.group, event.block_hash)) is None
 
     def check(self) -> None:
-        """Prove the module's invariant.
+        """Check the module's invariant.
 
         Raises:
             AssertionError: naming what is wrong.
@@ -232,7 +232,7 @@ class KeptBlocks:
         return block_id
 
     def _to_pool(self, key: BlockKey, kept: _Kept, block_id: int) -> None:
-        """Keep its block; it has been used last."""
+        """Keep the content in this block of the pool, as the most recently used one."""
         if kept.block_id is None:
             self._pool.keep(block_id)
             kept.block_id = block_id
@@ -244,11 +244,11 @@ class KeptBlocks:
             self._doubled.move_to_end(key)
 
     def _keep_to_share(self) -> None:
-        """NOTE: there may be no slot for the last few yet, while forgotten ones are still written or read."""
+        """Move contents beyond the pool's share to the host tier. NOTE: a few may wait for slots still in use."""
         self._spill(len(self._pooled) - self._limit, self._pooled)
 
     def _spill(self, count: int, keys: Iterable[BlockKey]) -> int:
-        """Let the first `count` of these go to the host tier, as far as it has room; returns how many do."""
+        """Start moving up to `count` of these to the host tier, as far as it has slots; returns the number moved."""
         chosen = list(islice(keys, max(0, count)))
         move = _Move()
         num_gone = 0
@@ -282,7 +282,7 @@ class KeptBlocks:
         self._start_move(HostMove(self._num_moves, pairs))
 
     def _spare_slot(self) -> int | None:
-        """A slot of the host tier, one with a copy of what the pool keeps too if need be."""
+        """Returns a slot of the host tier; if none is free, one whose content the pool keeps too."""
         if self._start_move is None:
             return None
         while not self._host.num_free and self._doubled:
@@ -308,8 +308,8 @@ class KeptBlocks:
                 self._emit(BlockRemoved(block_hash, group))
 
     def _note_end(self, key: BlockKey, kept: _Kept) -> None:
-        """NOTE: of equal times the newest comes first, and so the beginning of a chain: what goes first is evicted
-        last.
+        """NOTE: among equal deadlines the newest expires first, and so the beginning of a chain; what expires first is
+        evicted last.
         """
         self._num_ends += 1
         heapq.heappush(self._ends, (kept.ends_s, -self._num_ends, key))

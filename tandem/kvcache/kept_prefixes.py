@@ -1,7 +1,7 @@
-"""Promises about whole prefixes: what every KV group needs to serve one, and which tier has it.
+"""Pinned prefixes: keeps the blocks that every KV group needs to serve a prefix, in the pool or the host tier.
 
-Invariant: what is granted of a prefix can be found by a request that begins with it, in the pool or the host tier,
-until its time is over. Decides about room; `kept_blocks` keeps the accounts.
+Invariant: a request that begins with a granted prefix finds it in the pool or the host tier until its deadline. Decides
+how much can be granted; `kept_blocks` does the accounting.
 """
 
 import math
@@ -16,10 +16,10 @@ from tandem.kvcache.tiers import BlockKey, HostRead
 
 
 class KeptPrefixes:
-    """Prefixes over one pool's `blocks`.
+    """Pinned prefixes of one pool's `blocks`.
 
     Args:
-        num_unpromised: blocks of the pool that nobody counts on.
+        num_unpromised: number of blocks of the pool that are not promised to an owner.
     """
 
     def __init__(
@@ -38,13 +38,14 @@ class KeptPrefixes:
         self._now_s = 0.0
 
     def tell_time(self, now_s: float) -> None:
-        """Promises are over by this time, and those that are given before the next call count from it."""
+        """Set the current time: promises whose deadline has passed end, and new ones count from it."""
         self._now_s = now_s
         self.blocks.expire(now_s)
 
     def pin(self, hashes: Sequence[bytes], ttl_s: float) -> int:
-        """Promise for `ttl_s` seconds that the prefix of this chain which can be found now is found; returns its number
-        of blocks. Fewer than were found when there is no room for more. Renews what is promised already.
+        """Keep the longest cached prefix of this chain for `ttl_s` seconds; returns its number of blocks.
+
+        Grants fewer if there is not enough space. Extends existing promises.
         """
         num_blocks = len(hashes)
         while num_blocks > 0:
@@ -60,12 +61,12 @@ class KeptPrefixes:
         return 0
 
     def num_restorable(self, hashes: Sequence[bytes]) -> int:
-        """How many leading blocks of a chain both tiers hold together; 0 when the pool holds as many."""
+        """Number of leading blocks of a chain that both tiers hold together; 0 if the pool alone holds as many."""
         both = longest_prefix(self, self._layout, hashes, len(hashes)).num_blocks
         return both if both > longest_prefix(self._cache, self._layout, hashes, len(hashes)).num_blocks else 0
 
     def lookup(self, block_hash: bytes, group: int) -> int | None:
-        """A `BlockLookup` over both tiers; the answer only says that one of them has it."""
+        """`BlockLookup` over both tiers; the returned number only means that one of them holds the content."""
         block_id = self._cache.lookup(block_hash, group)
         if block_id is not None:
             return block_id
@@ -73,7 +74,7 @@ class KeptPrefixes:
         return None if slot is None else slot + 1
 
     def begin_restore(self, hashes: Sequence[bytes], groups: Sequence[BlockRange]) -> tuple[HostRead, ...]:
-        """What both tiers have of reserved blocks. It stays where it is until `blocks.end_reads`."""
+        """Returns the copies that fill reserved blocks from both tiers; protects sources until `blocks.end_reads`."""
         found = [
             self._begin_read(group, index, block_id, hashes[index])
             for group, reserved in enumerate(groups)
@@ -94,7 +95,7 @@ class KeptPrefixes:
 
 
 def _blocks_of(match: PrefixMatch, hashes: Sequence[bytes]) -> list[tuple[BlockKey, int]]:
-    """Its blocks in the order of the chain, by content."""
+    """Returns (content, block id) of the match's blocks, in the order of the chain."""
     return [
         ((group, hashes[index]), block_ids[index])
         for index in range(match.num_blocks)

@@ -1,8 +1,8 @@
-"""The owners of blocks. The one place that gives blocks to owners (requests) and to holds, and takes them back.
+"""KV cache manager: allocates blocks to owners (requests) and to holds, and releases them.
 
-A hold keeps blocks from being reused, whatever becomes of their owner: under a lease a peer may read them, under a
-transfer something may still write them. A pin keeps contents findable for a time (`kept_prefixes`).
-Invariant, proved by `check()`: the states of `KVCacheUsage` add up to the pool, and every reference belongs to an
+A hold protects blocks from reuse beyond the life of their owner: a peer may read leased blocks, a transfer may still
+write pinned ones. A pinned prefix stays in the cache until a deadline (`kept_prefixes`).
+Invariant, checked by `check()`: the states of `KVCacheUsage` add up to the pool, and every reference belongs to an
 owner's block table or to a hold.
 """
 
@@ -22,15 +22,15 @@ from tandem.kvcache.kept_prefixes import KeptPrefixes
 from tandem.kvcache.prefix import NULL_BLOCK, HashPrefixCache, NoPrefixCache, PrefixCache, PrefixMatch, longest_prefix
 from tandem.kvcache.spec import KVLayout
 
-_GROWTH_BLOCKS = 8  # that a lone owner gets at a time when it must take kept ones
+_GROWTH_BLOCKS = 8  # blocks that the only owner gets at a time if it must take kept ones
 
 
 @dataclass(frozen=True, slots=True)
 class KVCacheUsage:
-    """Blocks by state, at one moment; `total` is the sum of the others.
+    """Number of blocks in each state; `total` is the sum of the others.
 
-    A block is pinned if a transfer may touch it, else leased if a peer may read it, else used if a request has it, else
-    kept if its content was promised to be found.
+    A block is pinned if a transfer may write or read it, else leased if a peer may read it, else used if a request owns
+    it, else kept if its content is promised to stay cached.
     """
 
     total: int
@@ -43,7 +43,7 @@ class KVCacheUsage:
 
 
 class HoldKind(StrEnum):
-    """Why blocks are kept."""
+    """Reason for a hold on blocks."""
 
     LEASED = "leased"
     PINNED = "pinned"
@@ -56,18 +56,18 @@ class _Hold:
 
 
 class KVCacheManager:
-    """Blocks for owners, over one pool and one prefix cache.
+    """Manages the blocks of one pool and one prefix cache.
 
     Args:
         layout: KV groups and block size.
-        num_blocks: blocks in the arena, the null block not counted.
-        max_chunk_tokens: the most tokens one owner's cursor moves by in one step.
+        num_blocks: blocks in the KV cache memory, without the null block.
+        max_chunk_tokens: maximum number of tokens by which one owner's cursor moves in one step.
         prefix_caching: whether computed blocks can be found again by hash.
-        watermark_blocks: blocks that admission leaves available, for running owners to grow into.
-        pin_share: the most of the blocks that are kept, 0 to 1.
+        watermark_blocks: blocks that admission leaves available for running owners to grow into.
+        pin_share: maximum share of the blocks that pinned prefixes occupy, 0 to 1.
         emit: receives every stored/removed event.
 
-    `kept`: what was promised to be found for a time.
+    `kept`: the pinned prefixes.
     """
 
     def __init__(
@@ -112,46 +112,46 @@ class KVCacheManager:
 
     @property
     def num_unpromised(self) -> int:
-        """Blocks that are free or evictable, and not promised to an owner that will grow into them."""
+        """Number of blocks that are free or evictable and not promised to an owner that will grow into them."""
         return max(0, self._pool.num_available - self._num_promised)
 
     def fits(self, num_tokens: int) -> bool:
-        """Whether one owner of `num_tokens` fits into the pool when it is alone."""
+        """Whether an owner of `num_tokens` fits into an otherwise empty pool."""
         return self.layout.blocks_for(num_tokens, self.max_chunk_tokens) <= self._pool.num_blocks
 
     def match(self, hashes: Sequence[bytes], num_tokens: int) -> PrefixMatch:
-        """The cached prefix an owner of `num_tokens` tokens could start from. At least one token is always left to
-        compute, since only computing yields logits.
+        """Longest cached prefix from which an owner of `num_tokens` tokens could start. At least one token is left to
+        compute, for its logits.
         """
         return longest_prefix(self._cache, self.layout, hashes, (num_tokens - 1) // self.layout.block_size)
 
     def is_being_computed(self, block_hash: bytes) -> bool:
-        """Whether some owner is about to compute this very block, so that waiting for it beats computing it twice."""
+        """Whether an owner is about to compute this block, so that waiting for it beats computing it twice."""
         return self._in_flight[block_hash] > 0
 
     def is_coming(self, block_hash: bytes) -> bool:
-        """Whether some owner gets this block, which is not here, from a worker that has yet to compute it: nobody here
-        knows when.
-        """
+        """Whether an owner expects this missing block from a worker that has yet to compute it, at an unknown time."""
         groups = range(len(self.layout.groups))
         return self._coming[block_hash] > 0 and any(self._cache.lookup(block_hash, group) is None for group in groups)
 
     def coming(self, hashes: Sequence[bytes], first: int) -> tuple[int, int]:
-        """Of the blocks, from index `first` on, that one owner gets so: how many this chain can share once they are
-        here, and how many there are. The owner is the one it shares most with.
+        """(Number of blocks from index `first` on that the chain can share once they arrive, number that arrive).
+
+        Both refer to the owner expecting blocks from another worker that shares most with the chain.
         """
         if first >= len(hashes) or not self._coming[hashes[first]]:
             return 0, 0
         return max(self._coming_to(owner, hashes, first) for owner in self._owners_waiting)
 
     def can_open(self, match: PrefixMatch, num_tokens: int) -> bool:
-        """Whether an owner of `num_tokens` starting from `match` fits beside all that has been promised to others."""
+        """Whether an owner of `num_tokens` starting from `match` fits beside the blocks promised to other owners."""
         return self._num_short(match, num_tokens) <= 0
 
     def make_room(self, match: PrefixMatch, num_tokens: int) -> bool:
-        """Let kept blocks yield to an owner that `can_open` refuses; whether it fits now. They go to the host tier as
-        far as that has room, which takes a while. What is left yields only when nobody else has blocks that would
-        come back: then the owner could never run.
+        """Free kept blocks for an owner that `can_open` refuses; returns whether it fits now.
+
+        Kept blocks move to the host tier while it has slots, which takes time. Promises are broken for the rest only if
+        no other owner has blocks that will be released: otherwise this owner could never run.
         """
         must = not self._tables and not self._holds
         while (num_short := self._num_short(match, num_tokens)) > 0:
@@ -160,7 +160,7 @@ class KVCacheManager:
         return True
 
     def make_room_to_grow(self, owner: str, num_tokens: int) -> bool:
-        """`make_room` for an owner that cannot grow; whether there is more room than before."""
+        """Like `make_room`, for an owner that cannot grow; returns whether any blocks became available."""
         own = {block_id for blocks in self._tables[owner].groups for block_id in blocks}
         is_alone = len(self._tables) == 1 and all(own.issuperset(hold.block_ids) for hold in self._holds.values())
         entries = self._entries(self._tables[owner], math.ceil(num_tokens / self.layout.block_size))
@@ -170,8 +170,9 @@ class KVCacheManager:
     def open(
         self, owner: str, match: PrefixMatch, hashes: Sequence[bytes], num_tokens: int, *, is_coming: bool = False
     ) -> BlockTable:
-        """Give `owner` a block table that starts with the matched blocks. `hashes` are the blocks it will compute, or
-        that another worker will (`is_coming`).
+        """Create `owner`'s block table, which starts with the matched blocks.
+
+        hashes: the blocks that it will compute, or that another worker will (`is_coming`).
         """
         assert owner not in self._tables, f"{owner} already owns blocks"
         for block_ids in match.block_ids:
@@ -187,8 +188,10 @@ class KVCacheManager:
         return table
 
     def grow(self, owner: str, num_computed_tokens: int, num_tokens: int) -> bool:
-        """Make room for the cursor to go from `num_computed_tokens` to `num_tokens`. When that takes new blocks, those
-        that no query sees any more are given back first. False, with nothing allocated, when too few are left.
+        """Allocate the blocks needed to move the cursor from `num_computed_tokens` to `num_tokens`.
+
+        If new blocks are needed, those that no query attends to any more are released first. Returns False, with
+        nothing allocated, if too few are available.
         """
         table = self._tables[owner]
         num_blocks = math.ceil(num_tokens / self.layout.block_size)
@@ -204,8 +207,9 @@ class KVCacheManager:
         return enough
 
     def reserve(self, owner: str, num_tokens: int, next_position: int) -> tuple[BlockRange, ...]:
-        """Give `owner`, just opened, all blocks for `num_tokens` tokens whose KV comes from elsewhere; returns those to
-        be filled. Groups get none that the query at `next_position` no longer sees.
+        """Allocate to `owner`, just opened, all blocks of `num_tokens` tokens whose KV comes from another worker.
+
+        Returns the blocks to fill; none that the query at `next_position` does not attend to.
         """
         table = self._tables[owner]
         num_blocks = math.ceil(num_tokens / self.layout.block_size)
@@ -220,8 +224,8 @@ class KVCacheManager:
         return table.ranges(num_matched, num_blocks)
 
     def lease(self, owner: str, num_tokens: int, first_block: int, end_block: int, name: str) -> tuple[BlockRange, ...]:
-        """Hold, under `name`, the owner's blocks `[first_block, end_block)` that a reader of all `num_tokens` tokens
-        needs: those that its last query sees.
+        """Lease under `name` those of the owner's blocks `[first_block, end_block)` that the last query of `num_tokens`
+        tokens attends to, which are all that a reader needs.
         """
         firsts = [max(first_block, first) for first in self._first_needed(num_tokens - 1)]
         ranges = self._tables[owner].ranges(firsts, end_block)
@@ -230,15 +234,16 @@ class KVCacheManager:
         return ranges
 
     def hold(self, name: str, block_ids: Iterable[int], kind: HoldKind) -> None:
-        """Keep blocks that somebody has anyway from being reused until `drop(name)`. More can be added to a name."""
+        """Protect blocks that are referenced already from reuse until `drop(name)`; later calls add to the hold."""
         block_ids = list(block_ids)
         is_used = self._pool.is_used
         assert all(map(is_used, filter(None, block_ids))), "only blocks in use can be held without room for them"
         self._keep(name, block_ids, kind)
 
     def hold_cached(self, name: str, hashes: Sequence[bytes]) -> tuple[int, tuple[BlockRange, ...]]:
-        """Lease the longest cached prefix of a chain, as far as others' promises allow; returns its number of blocks
-        and where they are. Nothing is held when that is 0.
+        """Lease the longest cached prefix of a chain, as far as promises to other owners allow.
+
+        Returns its number of blocks and the blocks of each group; with 0, nothing is held.
         """
         match = longest_prefix(self._cache, self.layout, hashes, len(hashes))
         idle = sum(self._pool.num_idle(block_ids) for block_ids in match.block_ids)
@@ -251,7 +256,7 @@ class KVCacheManager:
         return match.num_blocks, tuple(ranges)
 
     def borrow(self, name: str, count: int) -> list[int]:
-        """Up to `count` blocks for scratch, pinned until `drop(name)`."""
+        """Returns up to `count` blocks for temporary use, pinned until `drop(name)`."""
         block_ids = self._pool.allocate(min(count, self.num_unpromised))
         self._holds.setdefault(name, _Hold(HoldKind.PINNED)).block_ids += block_ids
         return block_ids
@@ -265,7 +270,7 @@ class KVCacheManager:
     def commit(self, owner: str, hashes: Sequence[bytes], num_computed_tokens: int) -> None:
         """Offer the owner's full, computed blocks to the prefix cache. `hashes` is its whole chain so far.
 
-        Call it for every growth, before the next: only what was committed may leave a query's sight.
+        Call it after every growth, before the next: only committed blocks may leave a group's window.
         """
         table = self._tables[owner]
         num_full = min(num_computed_tokens // self.layout.block_size, len(hashes))
@@ -285,7 +290,7 @@ class KVCacheManager:
         table.num_committed = num_full
 
     def close(self, owner: str) -> None:
-        """Take all blocks back from `owner`. Committed ones stay findable until evicted, the end of the chain first."""
+        """Release all blocks of `owner`. Committed ones stay cached until evicted, the end of the chain first."""
         table = self._tables.pop(owner)
         self._landed(owner, self._hashes_in_flight.pop(owner))
         self._owners_waiting.discard(owner)
@@ -294,7 +299,7 @@ class KVCacheManager:
             self._pool.release(reversed(blocks))
 
     def check(self) -> None:
-        """Prove the module's invariant.
+        """Check the module's invariant.
 
         Raises:
             AssertionError: naming what is wrong.
@@ -320,21 +325,21 @@ class KVCacheManager:
             self._emit(event)
 
     def _num_short(self, match: PrefixMatch, num_tokens: int) -> int:
-        """By how many blocks an owner of `num_tokens` starting from `match` exceeds what is not promised to others."""
+        """Number of blocks that an owner of `num_tokens` starting from `match` needs beyond the unpromised ones."""
         revived = sum(self._pool.num_idle(block_ids) for block_ids in match.block_ids)
         needed = self._num_missing(match.num_blocks, match.num_held, num_tokens)
         left = self._watermark_blocks if self._tables else 0
         return left + revived + self._num_promised + needed - self._pool.num_available
 
     def _yield(self, count: int, must: bool) -> bool:
-        """Whether some kept blocks became evictable."""
+        """Make kept blocks evictable; returns whether any became so."""
         num_available = self._pool.num_available
         self.kept.blocks.yield_blocks(count, must=must)
         return self._pool.num_available > num_available
 
     def _num_missing(self, num_blocks: int, num_held: Sequence[int], num_tokens: int) -> int:
-        """The most blocks that an owner with `num_blocks` entries a group, of which `num_held` are real, needs besides
-        at once until `num_tokens` are computed.
+        """Upper bound of the additional blocks that an owner needs at once until `num_tokens` are computed; it has
+        `num_blocks` entries per group, `num_held` of them not null.
         """
         num_coming = max(0, math.ceil(num_tokens / self.layout.block_size) - num_blocks)
         if num_coming == 0:
@@ -343,11 +348,11 @@ class KVCacheManager:
         return sum(min(num_coming, limit - held) for limit, held in zip(limits, num_held, strict=True))
 
     def _first_needed(self, position: int) -> list[int]:
-        """Per group, the first block that the query at `position` sees."""
+        """Returns, per group, the first block that the query at `position` attends to."""
         return [self.layout.first_needed(group, position) for group in range(len(self.layout.groups))]
 
     def _entries(self, table: BlockTable, num_blocks: int) -> list[Sequence[int]]:
-        """Per group, which entries of `table` up to `num_blocks` will take a block."""
+        """Returns, per group, the entries of `table` up to `num_blocks` that need a block."""
         groups = range(len(table.groups))
         return [self.layout.stored(group, table.num_blocks, num_blocks) for group in groups]
 

@@ -1,6 +1,6 @@
-"""Index of blocks by content, and the longest prefix that every KV group can serve from it.
+"""Prefix cache: index of blocks by content hash, and search of the longest prefix that every KV group can serve.
 
-Invariant: a hash maps to at most one block per group, and a block answers to at most one hash.
+Invariant: a hash maps to at most one block per group, and a block has at most one hash.
 """
 
 from collections.abc import Sequence
@@ -14,35 +14,35 @@ NULL_BLOCK = 0
 
 
 class BlockLookup(Protocol):
-    """Where contents are: all that finding a prefix takes."""
+    """Look-up of contents by hash: the interface needed to search a prefix."""
 
     def lookup(self, block_hash: bytes, group: int) -> int | None:
-        """The place of this content for this group, or None."""
+        """Returns the location of this content for this group, or None."""
         ...
 
 
 class PrefixCache(Protocol):
-    """From block hashes to block ids. Knows nothing of references or eviction order: the block pool owns those."""
+    """Map from block hashes to block ids. The block pool owns references and eviction order."""
 
     def lookup(self, block_hash: bytes, group: int) -> int | None:
-        """The block that holds this content for this group, or None."""
+        """Returns the block that holds this content for this group, or None."""
         ...
 
     def insert(self, block_id: int, block_hash: bytes, parent_hash: bytes | None, group: int) -> bool:
-        """Offer a computed block for reuse. False when its content is held by another block already."""
+        """Add a computed block. Returns False if another block holds its content already."""
         ...
 
     def holds(self, block_id: int) -> bool:
-        """Whether this block can be found by a hash."""
+        """Whether this block is in the cache."""
         ...
 
     def discard(self, block_id: int) -> None:
-        """Forget a block because its memory is about to be reused."""
+        """Remove a block whose memory is about to be reused."""
         ...
 
 
 class HashPrefixCache:
-    """One dictionary a group. Emits `BlockStored` and `BlockRemoved`, one for each change."""
+    """Prefix cache with one dictionary per group. Emits a `BlockStored` or `BlockRemoved` event for each change."""
 
     def __init__(self, num_groups: int, emit: BlockEventSink | None = None) -> None:
         self._blocks: tuple[dict[bytes, int], ...] = tuple({} for _ in range(num_groups))
@@ -73,7 +73,7 @@ class HashPrefixCache:
 
 
 class NoPrefixCache:
-    """Never remembers anything: what `prefix_caching=False` means."""
+    """Prefix cache that stores nothing, used for `prefix_caching=False`."""
 
     def lookup(self, block_hash: bytes, group: int) -> int | None:
         return None
@@ -90,9 +90,9 @@ class NoPrefixCache:
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The longest cached prefix: `num_blocks` leading blocks are served by every group.
+    """Longest cached prefix: its `num_blocks` leading blocks are available in every group.
 
-    `block_ids[group]` has `num_blocks` entries; those that the group's next query does not see are the null block.
+    `block_ids[group]` has `num_blocks` entries; the null block where the group's next query does not attend.
     """
 
     num_blocks: int
@@ -100,20 +100,20 @@ class PrefixMatch:
 
     @property
     def num_held(self) -> list[int]:
-        """Real blocks of each group."""
+        """Number of non-null blocks of each group."""
         return [len(block_ids) - block_ids.count(NULL_BLOCK) for block_ids in self.block_ids]
 
     @property
     def num_dropped(self) -> list[int]:
-        """Leading null blocks of each group."""
+        """Number of leading null blocks of each group."""
         return [block_ids.count(NULL_BLOCK) for block_ids in self.block_ids]
 
 
 def longest_prefix(cache: BlockLookup, layout: KVLayout, hashes: Sequence[bytes], max_blocks: int) -> PrefixMatch:
-    """Find the most leading blocks of the chain that all groups can serve.
+    """Returns the longest prefix of the chain that all groups can serve, of at most `max_blocks` blocks.
 
-    A group needs those blocks that its next query sees, so a bounded one may serve a prefix whose beginning it has long
-    dropped. Groups lower each other's bound until they agree.
+    A group only needs the blocks that its next query attends to, so a bounded one can serve a prefix whose beginning
+    it has dropped. Each group lowers the bound of the others until all agree.
     """
     num_blocks = min(len(hashes), max_blocks)
     agreed = False

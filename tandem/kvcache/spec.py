@@ -28,8 +28,9 @@ class KVGroup:
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """How a model's state is cut into pages. Within a page: `[layer in group][plane]` and the plane's own shape, as of
-    K and V `[kv head][token][head_dim]`.
+    """Division of a model's state into pages.
+
+    Layout within a page: `[layer in group][plane]` and the plane's own shape; for K and V `[kv head][token][head_dim]`.
     """
 
     block_size: int
@@ -37,7 +38,7 @@ class KVLayout:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one block: the largest group's need, so that any block can serve any group."""
+        """Bytes of one block: those of the largest group, so that any block can serve any group."""
         return max(group.spec.block_bytes(self.block_size) * len(group.layers) for group in self.groups)
 
     @property
@@ -46,24 +47,24 @@ class KVLayout:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether some group gives blocks back while its request goes on."""
+        """Whether some group releases blocks while its request continues."""
         return any(group.spec.is_bounded for group in self.groups)
 
     @property
     def can_rewind(self) -> bool:
-        """Whether a request may go on from fewer tokens than its blocks were computed for."""
+        """Whether a request may continue from fewer tokens than its blocks were computed for."""
         return all(group.spec.can_rewind for group in self.groups)
 
     def first_needed(self, group: int, position: int) -> int:
-        """The first block of a group that the query at `position` sees."""
+        """First block of a group that the query at `position` attends to."""
         return self.groups[group].spec.needed(position) // self.block_size
 
     def publishable(self, group: int, first: int, end: int) -> range:
-        """Which of a group's blocks `[first, end)` can be reused once they are computed."""
+        """Indices of a group's blocks in `[first, end)` that can be reused once computed."""
         return self.groups[group].spec.publishable(first, end, self.block_size)
 
     def stored(self, group: int, first: int, end: int) -> Sequence[int]:
-        """Which of a group's blocks `[first, end)` need memory when a cursor goes over them and stops in the last."""
+        """Indices of a group's blocks in `[first, end)` that need memory if a cursor stops in the last of them."""
         kept = self.publishable(group, first, end)
         return kept if first == end or end - 1 in kept else (*kept, end - 1)
 
@@ -75,13 +76,13 @@ class KVLayout:
         raise KeyError(layer)
 
     def blocks_for(self, num_tokens: int, max_chunk_tokens: int) -> int:
-        """The most blocks that one request holds at once while its cursor goes to `num_tokens` in chunks of at most
-        `max_chunk_tokens`. A bounded group never holds more than what a query sees and the chunk being computed.
+        """Maximum number of blocks that one request holds at once while its cursor moves to `num_tokens` in chunks of
+        at most `max_chunk_tokens`. A bounded group holds at most one query's window and the chunk being computed.
         """
         return sum(self.blocks_for_group(index, num_tokens, max_chunk_tokens) for index in range(len(self.groups)))
 
     def blocks_for_group(self, group: int, num_tokens: int, max_chunk_tokens: int) -> int:
-        """What `blocks_for` counts for one group."""
+        """Share of one group in `blocks_for`."""
         return self.groups[group].spec.most_blocks(num_tokens, max_chunk_tokens, self.block_size)
 
 
@@ -92,10 +93,10 @@ def build_layout(specs: Sequence[StateSpec], block_size: int) -> KVLayout:
     one of 4 global); where a local layer is half as large, four (two of 8 and one of 6, one of 4 global).
 
     Args:
-        specs: of the layers that keep state.
+        specs: state specs of the layers that keep state.
 
     Raises:
-        ConfigurationError: for a block size that no backend serves.
+        ConfigurationError: no backend supports the block size.
     """
     if block_size not in SUPPORTED_BLOCK_SIZES:
         raise ConfigurationError(f"block_size={block_size} is not served; choose one of {SUPPORTED_BLOCK_SIZES}")
@@ -112,10 +113,10 @@ def build_layout(specs: Sequence[StateSpec], block_size: int) -> KVLayout:
 
 
 def _page_bytes(counts: Mapping[StateSpec, int], block_size: int) -> int:
-    """Bytes of one page, for so many layers of each spec.
+    """Chooses the bytes of one page, given the number of layers of each spec.
 
-    Pages of layers whose queries see every token are as full as can be, since these keep every token; among such sizes,
-    the one with the fewest groups whose pages take at most a fifth more than they must.
+    Pages of full-attention layers are as full as possible, since these layers keep every token. Among such sizes, the
+    one with the fewest groups whose pages take at most a fifth more memory than necessary is chosen.
     """
 
     def num_groups(spec: StateSpec, size: int) -> int:
@@ -137,5 +138,5 @@ def _page_bytes(counts: Mapping[StateSpec, int], block_size: int) -> int:
 
 
 def _reach(spec: StateSpec) -> int:
-    """How many positions before it a query sees at most; 0 = all."""
+    """Number of previous positions that a query attends to at most; 0 = all."""
     return _FAR - spec.needed(_FAR) + 1 if spec.is_bounded else 0

@@ -1,7 +1,7 @@
-"""The host tier's accounts: which of its slots hold a copy of which content. No bytes here: the worker moves them.
+"""Host tier: accounting of its slots, which hold copies of blocks. The worker copies the bytes.
 
-Invariant: a slot is free, holds one content, is being written, or waits for its last reader; it is handed out again
-only when it is free.
+Invariant: a slot is free, holds one content, is being written, or waits for its last reader; only a free slot is
+allocated.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ BlockKey = tuple[int, bytes]  # KV group, block hash
 
 @dataclass(frozen=True, slots=True)
 class HostMove:
-    """Copy these blocks of the pool into these slots. The blocks do not change and are not reused until it is over."""
+    """Copy of blocks of the pool into slots. The blocks are neither changed nor reused until it has ended."""
 
     move_id: int
     pairs: tuple[tuple[int, int], ...]  # block id, slot
@@ -21,8 +21,10 @@ class HostMove:
 
 @dataclass(frozen=True, slots=True)
 class HostRead:
-    """Copy into a block what entry `index` of KV group `group` of a request's block table needs: from a slot, or, when
-    that is None, from the pool's block `source_id`, which the request could not share without the host tier's part.
+    """Copy into the block of entry `index` of KV group `group` in a request's block table.
+
+    The source is a slot or, if that is None, the pool's block `source_id`, which the request cannot share directly
+    since its prefix is only complete with the host tier's blocks.
     """
 
     group: int
@@ -33,7 +35,7 @@ class HostRead:
 
 
 class HostTier:
-    """Slots `0 … num_slots - 1`."""
+    """Allocation of the slots `0 … num_slots - 1`."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -47,31 +49,31 @@ class HostTier:
 
     @property
     def num_taken(self) -> int:
-        """Slots that are not free, whatever for."""
+        """Number of slots that are not free, for any reason."""
         return self.num_slots - len(self._free)
 
     @property
     def num_leaving(self) -> int:
-        """Slots whose content is forgotten while somebody still reads it."""
+        """Number of released slots that are still being read."""
         return len(self._leaving)
 
     def take(self) -> int:
-        """A free slot; the caller checks `num_free` first."""
+        """Allocate a free slot; the caller checks `num_free` first."""
         return self._free.pop()
 
     def give_back(self, slot: int) -> None:
-        """Its content is not needed any more. It becomes free when nobody reads it."""
+        """Release a slot; it becomes free after its last read has ended."""
         if self._readers[slot]:
             self._leaving.add(slot)
         else:
             self._free.append(slot)
 
     def begin_read(self, slot: int) -> None:
-        """Do not hand it out until `end_reads`."""
+        """Protect a slot from reuse until `end_reads`."""
         self._readers[slot] += 1
 
     def end_reads(self, slots: Iterable[int]) -> None:
-        """One reader less of each."""
+        """End one read of each slot."""
         for slot in slots:
             self._readers[slot] -= 1
             if self._readers[slot] == 0:
@@ -81,7 +83,7 @@ class HostTier:
                     self._free.append(slot)
 
     def check(self, taken: Iterator[int]) -> None:
-        """Prove the class invariant, given the slots that hold or are about to hold something.
+        """Check the module's invariant, given the slots that hold a content or are being written.
 
         Raises:
             AssertionError: naming what is wrong.

@@ -1,1 +1,1 @@
-"""Index of the block hashes that workers hold: hints for routing, which may be stale and corrupt nothing."""
+"""Locality index: the block hashes that workers hold, as hints for routing that may be stale without harm."""

@@ -1,9 +1,10 @@
-"""The seam between workers, which report the blocks they gain and lose, and routers, which ask who holds a prefix.
+"""Interface of the locality index: workers report blocks stored and removed, routers look up the holders of a prefix.
 
-Everything here is a hint: a wrong answer costs a recompute or a refused fetch, never a wrong token. So hashes are
-shortened, loss is repaired by a snapshot rather than prevented, and what does not fit is forgotten.
-Only KV group 0 is counted. It is the full-attention group where a model has one, and so the only group whose blocks
-say how long a prefix is; windowed groups drop old blocks by design. A model of windowed groups alone is understated.
+All answers are hints: a wrong one costs a recompute or a refused fetch, never a wrong token. So hashes are shortened,
+lost reports are repaired by a snapshot rather than prevented, and entries beyond the memory bound are dropped.
+Only KV group 0 is indexed. It is the full-attention group if the model has one, and so the only group whose blocks
+determine the length of a prefix; windowed groups drop old blocks. For models of windowed groups alone, answers are
+too low.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,11 +24,11 @@ SILENT_S = 30.0
 
 
 class PublishResult(Enum):
-    """What became of a report.
+    """Result of a report.
 
-    APPLIED: the index has it (a repeated sequence number is not applied twice).
-    RESYNC: the index missed something, or has lost or never known this worker: send a snapshot with `replace`.
-    STALE: a later incarnation of this worker has reported within `SILENT_S`; nothing was changed. Ask again later.
+    APPLIED: the index contains it (a repeated sequence number is not applied twice).
+    RESYNC: the index missed a report, or has lost or never known this worker: send a snapshot with `replace`.
+    STALE: a later incarnation of this worker has reported within `SILENT_S`; nothing was changed. Retry later.
     """
 
     APPLIED = "applied"
@@ -37,9 +38,9 @@ class PublishResult(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LocalityStats:
-    """How full an index is. Replicas of workers that are gone count until they are cleaned up.
+    """Fill level of an index. Replicas of workers that are gone count until they are cleaned up.
 
-    `num_rotations` is how often the older half was forgotten since the index was created.
+    `num_rotations`: number of times the older generation was dropped since the index was created.
     """
 
     num_workers: int
@@ -50,17 +51,17 @@ class LocalityStats:
 
 
 class LocalityIndex(Protocol):
-    """Who holds which blocks. Any thread may call; for each worker, reports come from one caller in order.
+    """Index of the workers that hold each block. Thread-safe; reports of one worker must come from one caller in order.
 
-    A worker is known by its id and an epoch that grows with each incarnation (0 <= epoch < 2**64), unless its clock was
-    set back: a later epoch that has been silent for `SILENT_S` counts no more, and an earlier one is taken. Reports are
-    numbered; a snapshot says which number it reflects and the next report continues from there. A worker that has
-    nothing to say still reports an empty batch now and then: only so does it learn of a loss.
+    A worker is identified by its id and an epoch that grows with each incarnation (0 <= epoch < 2**64). If its clock
+    was set back, a smaller epoch is accepted once the larger one has been silent for `SILENT_S`. Reports are numbered;
+    a snapshot names the number it reflects, and the next report continues from there. A worker without changes must
+    report an empty batch now and then, since only the result tells it of a loss.
 
-    Memory is bounded by `max_block_replicas`. Entries live in two generations; what is stored or asked for moves to
-    the young one. When that reaches half of the bound, the old generation is forgotten and the young one becomes old.
-    So what nobody touched for longest goes first, whole chains at a time, and nothing a worker holds is forgotten as
-    long as all workers together hold at most half of the bound.
+    Memory is bounded by `max_block_replicas`. Entries live in two generations; storing or looking up an entry moves it
+    to the recent one. When that reaches half of the bound, the previous generation is dropped and the recent one takes
+    its place. So the least recently used entries go first, and no block that a worker holds is dropped as long as all
+    workers together hold at most half of the bound.
 
     An index outside this process raises `LocalityUnavailableError` from every method when it cannot be reached.
     """
@@ -74,9 +75,9 @@ class LocalityIndex(Protocol):
         ...
 
     def replace(self, worker_id: str, epoch: int, hashes: Iterable[bytes], sequence: int) -> PublishResult:
-        """Take `hashes` for all that this worker holds after its report `sequence`.
+        """Replace the worker's entries by `hashes`, all that it holds after its report `sequence`.
 
-        What was known of the worker before is gone when this starts; `hashes` become visible at once when it ends.
+        Previous entries disappear when the call starts; `hashes` become visible together when it ends.
 
         Raises:
             InvalidRequestError: for a hash, id or number that is out of range.
@@ -84,10 +85,10 @@ class LocalityIndex(Protocol):
         ...
 
     def leading_blocks(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
-        """For each worker that holds the first block of this chain, how many leading blocks it holds.
+        """Returns the number of leading blocks of this chain that each worker holds, if it holds the first.
 
-        Workers evict a chain from its end, so one that holds a block holds those before it; past a chain's first
-        blocks an index may rely on that, and overstate a worker that has a gap.
+        Workers evict a chain from its end, so one that holds a block holds those before it. Beyond the first blocks of
+        a chain an index may rely on that, so the number may be too high for a worker with a gap.
 
         Raises:
             InvalidRequestError: for a hash that is not one.
@@ -95,14 +96,14 @@ class LocalityIndex(Protocol):
         ...
 
     def remove_worker(self, worker_id: str) -> None:
-        """Forget a worker in O(1): its entries are invisible from now on and cleaned up later."""
+        """Remove a worker in O(1): its entries become invisible at once and are cleaned up later."""
         ...
 
     def stats(self) -> LocalityStats: ...
 
 
 def net_changes(events: Iterable[BlockEvent]) -> dict[bytes, bool]:
-    """Per shortened hash, whether the worker holds the block after all `events`; other groups are left out."""
+    """Returns, per shortened hash, whether the worker holds the block after all `events` of group 0."""
     counted = [event for event in events if event.group == COUNTED_GROUP]
     check_hashes([event.block_hash for event in counted])
     return {event.block_hash[:KEY_BYTES]: isinstance(event, BlockStored) for event in counted}

@@ -1,8 +1,8 @@
-"""The locality index inside one process: what serves when there is no Redis, and in the simulator.
+"""Locality index inside one process, used without Redis and in the simulator.
 
 A worker's entries carry its slot, a number that is never used twice. A new epoch or snapshot takes a new slot, which
 makes all entries with the former one invisible at once; they are pruned when their block is next written or asked for,
-and forgotten with their generation. Every method takes one lock, snapshots in short turns.
+or dropped with their generation. Every method takes one lock; snapshots take it for short intervals.
 """
 
 import itertools
@@ -31,7 +31,7 @@ _FIRST_BLOCKS = 16
 
 @dataclass(slots=True)
 class _Worker:
-    """What is known of a worker. Nothing counts before the snapshot under `slot` is `complete`."""
+    """State of a worker. Its entries do not count before the snapshot under `slot` is `complete`."""
 
     epoch: int
     seen_s: float
@@ -101,7 +101,7 @@ class EmbeddedIndex:
             )
 
     def _current(self, worker_id: str, epoch: int) -> _Worker | None:
-        """The worker's record for this epoch, begun anew when the epoch is new; None while a later one reports."""
+        """Returns the worker's record of this epoch, creating it for a new epoch; None while a later epoch reports."""
         worker, now_s = self._workers.get(worker_id), self._clock.now_s()
         if worker is not None and epoch < worker.epoch and now_s - worker.seen_s <= SILENT_S:
             return None
@@ -116,7 +116,7 @@ class EmbeddedIndex:
             del self._owners[worker.slot]
 
     def _begin(self, worker_id: str, epoch: int) -> int | None:
-        """A new slot to collect a snapshot under, invisible before `_commit`; None while a later epoch reports."""
+        """Returns a new slot for a snapshot, invisible before `_commit`; None while a later epoch reports."""
         worker = self._current(worker_id, epoch)
         if worker is None:
             return None
@@ -135,7 +135,7 @@ class EmbeddedIndex:
         return PublishResult.APPLIED
 
     def _write(self, changes: Mapping[bytes, bool], slot: int) -> None:
-        """Add `slot` to the holders of blocks or take it away, pruning slots that are over."""
+        """Add `slot` to the holders of blocks or remove it, pruning slots that are no longer valid."""
         after: dict[tuple[bytes, bool], bytes] = {}
         for key, held in changes.items():
             before = self._table.get(key)
@@ -146,8 +146,9 @@ class EmbeddedIndex:
                 self._table.put(key, after[before, held])
 
     def _walk(self, hashes: Sequence[bytes]) -> dict[str, int]:
-        """Follow the chain until the last worker drops out: block by block at its start and, while some blocks are old,
-        to its end, which makes the blocks that counted young. Else by leaps: whoever holds a block has those before it.
+        """Follow the chain until the last worker drops out: block by block at its start, and to its end while blocks
+        are of the previous generation, which moves them to the recent one. Otherwise by leaps, relying on the rule that
+        a worker holding a block holds those before it.
         """
         table, leading = self._table, dict[int, int]()
         racing = self._visible(table.get(hashes[0][:KEY_BYTES]))
@@ -161,7 +162,7 @@ class EmbeddedIndex:
         return {self._owners[slot]: count for slot, count in leading.items()}
 
     def _step(self, hashes: Sequence[bytes], racing: set[int], leading: dict[int, int]) -> int:
-        """Look at every block until nobody races; how many were looked at."""
+        """Visit block by block until no worker remains in `racing`; returns the number of blocks visited."""
         table, previous, aged = self._table, NOBODY, list[tuple[bytes, bytes]]()
         for position, block_hash in enumerate(hashes):
             key = block_hash[:KEY_BYTES]
@@ -178,7 +179,7 @@ class EmbeddedIndex:
         return len(hashes)
 
     def _leap(self, hashes: Sequence[bytes], position: int, racing: set[int]) -> int:
-        """The first block from `position` on that one of `racing` lacks, found by doubling steps and then by halves."""
+        """Returns the first block from `position` on that some worker of `racing` lacks, by galloping search."""
         get, leap = self._table.get, _FIRST_BLOCKS
         first, beyond = position, len(hashes)
         while first < beyond:
@@ -190,7 +191,7 @@ class EmbeddedIndex:
         return first
 
     def _narrow(self, racing: set[int], holders: bytes, position: int, leading: dict[int, int]) -> None:
-        """Whoever is not among the holders of block `position` has dropped out there."""
+        """Record that workers of `racing` which do not hold block `position` drop out there."""
         lost = racing.difference(unpack(holders))
         racing -= lost
         leading.update(dict.fromkeys(lost, position))

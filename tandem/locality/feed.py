@@ -1,7 +1,7 @@
-"""A worker's side of the index: turns its block events into numbered reports and repairs whatever was lost.
+"""Worker's side of the locality index: sends block events as numbered reports and repairs losses by snapshots.
 
-`emit` is what the block pool calls: it only remembers. `flush` is what the worker's reporter calls every so often,
-with or without news. Invariant: after a `flush` that returned APPLIED the index has everything emitted before it.
+The block pool calls `emit`, which only records the event. The worker's reporter calls `flush` periodically, with or
+without events. Invariant: after a `flush` that returned APPLIED, the index contains everything emitted before it.
 """
 
 import threading
@@ -17,7 +17,7 @@ class BlockFeed:
     """Reports one incarnation of a worker to an index. `emit` from any thread, `flush` from one thread at a time.
 
     Args:
-        max_pending: events kept while the index is away; past this a snapshot replaces them.
+        max_pending: events kept while the index is unreachable; beyond this a snapshot replaces them.
     """
 
     def __init__(self, index: LocalityIndex, worker_id: str, epoch: int, max_pending: int = 65_536) -> None:
@@ -33,7 +33,7 @@ class BlockFeed:
         self._needs_snapshot = True
 
     def emit(self, event: BlockEvent) -> None:
-        """A `BlockEventSink`: remember one change."""
+        """Record one event; a `BlockEventSink`."""
         if event.group != COUNTED_GROUP:
             return
         with self._lock:
@@ -47,13 +47,13 @@ class BlockFeed:
                 self._pending.append(event)
 
     def flush(self) -> PublishResult:
-        """Bring the index up to date: with the news, an empty report as a sign of life, or a snapshot when it asks.
+        """Bring the index up to date: send the events, an empty report as a heartbeat, or a snapshot if requested.
 
-        STALE means that a later incarnation of this worker reports now; ask again later, it may end. RESYNC means that
-        the index lost the snapshot before it was complete; the next `flush` sends another.
+        STALE: a later incarnation of this worker reports now; retry later, as it may end. RESYNC: the index lost the
+        snapshot before it was complete; the next `flush` sends another.
 
         Raises:
-            LocalityUnavailableError: nothing is lost; call again later.
+            LocalityUnavailableError: the index is unreachable; no event is lost, retry later.
         """
         while not self._needs_snapshot:
             report = self._next_report()
@@ -65,7 +65,7 @@ class BlockFeed:
         return self._send_snapshot()
 
     def _next_report(self) -> Sequence[BlockEvent]:
-        """An unconfirmed report goes again unchanged: the index may have applied it although no answer came."""
+        """Returns the report to send. An unconfirmed one is repeated unchanged: the index may have applied it."""
         with self._lock:
             if self._unconfirmed is None:
                 self._unconfirmed = self._pending[:_MAX_REPORT]
@@ -73,14 +73,14 @@ class BlockFeed:
             return self._unconfirmed
 
     def _confirm(self) -> bool:
-        """Count a report as applied; whether there is more."""
+        """Mark a report as applied; returns whether there are more."""
         with self._lock:
             self._sequence += 1
             self._unconfirmed = None
             return bool(self._pending)
 
     def _send_snapshot(self) -> PublishResult:
-        """Its number leaves one out: if it gets lost, a report that was late cannot make the next one look in order."""
+        """Send a snapshot. Its number skips one: if it is lost, a late report cannot make the next seem in order."""
         with self._lock:
             held = tuple(self._held)
             self._sequence += 2

@@ -15,17 +15,17 @@ _OBJECT_BYTES = 100
 
 
 def pack(slots: Iterable[int]) -> bytes:
-    """Slot numbers as holders, in ascending order."""
+    """Packs slot numbers into holders, in ascending order."""
     return array("I", sorted(slots)).tobytes()
 
 
 def unpack(holders: bytes) -> "array[int]":
-    """The slot numbers in `holders`."""
+    """Returns the slot numbers in `holders`."""
     return array("I", holders)
 
 
 class HolderTable:
-    """From block keys to holders. Putting a key makes it young."""
+    """Map from block keys to holders. Writing a key moves it to the recent generation."""
 
     def __init__(self, max_block_replicas: int) -> None:
         self.num_rotations = 0
@@ -46,7 +46,7 @@ class HolderTable:
         return self._num_young + self._num_old
 
     def get(self, key: bytes) -> bytes:
-        """Its holders, `NOBODY` when there are none. Equal holders are mostly the same object."""
+        """Returns the holders of a key, `NOBODY` if there are none. Equal holders are mostly the same object."""
         return self._young.get(key) or self._old.get(key, NOBODY)
 
     @property
@@ -57,7 +57,9 @@ class HolderTable:
         return key in self._old
 
     def put(self, key: bytes, holders: bytes) -> None:
-        """Set its holders and make it young; `NOBODY` discards it. May forget the whole old generation first."""
+        """Set the holders of a key and move it to the recent generation; `NOBODY` removes it. May first drop the whole
+        previous generation.
+        """
         self._discard(key)
         if not holders:
             return
@@ -79,7 +81,7 @@ class HolderTable:
         self.num_rotations += 1
 
     def _share(self, holders: bytes) -> bytes:
-        """The same object for equal holders, as long as it is remembered."""
+        """Returns the same object for equal holders, as long as it is cached."""
         known = self._shared.get(holders)
         if known is not None:
             return known

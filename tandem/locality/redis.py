@@ -1,8 +1,8 @@
-"""The locality index in Redis, shared by all routers and workers of a deployment. One round trip a question.
+"""Locality index in Redis, shared by all routers and workers of a deployment. One round trip per operation.
 
-Every operation is one Lua script (`lua/`), so each is atomic and all clients agree; only the ageing of a long chain
-follows in several, so that no question holds Redis up for long. Keys share a `{hash tag}` and a time to live. A Redis
-that is away, slow, full or holds nonsense raises `LocalityUnavailableError` and nothing else.
+Every operation is one atomic Lua script (`lua/`); only refreshing a long chain takes several, so that no call blocks
+Redis for long. Keys share a `{hash tag}` and a time to live. A Redis that is unreachable, slow, full or holds invalid
+data raises `LocalityUnavailableError` and nothing else.
 """
 
 import contextlib
@@ -47,17 +47,17 @@ _Item = TypeVar("_Item")
 class RedisIndex:
     """`LocalityIndex` in one Redis (7.0 or newer; one hash slot of a cluster). Any thread may call.
 
-    For up to 7000 workers; an answer for a block that more of them hold leaves all of them out.
+    For up to 7000 workers: if more of them hold a block, its look-up omits all of them.
 
     Args:
         url: as for `tandem.redis_client.connect`.
-        prefix: names the deployment; must contain a `{hash tag}`.
-        max_block_replicas: see `LocalityIndex`; about 75 bytes of Redis each. Of all clients of a prefix, that of the
-            one who asked last counts: workers only report, and routers bound what they may.
-        ttl_s: after this long without any report the keys vanish; also when a silent worker is forgotten.
-        read_timeout_s: a question that takes longer is given up.
-        write_timeout_s: the same for reports.
-        retry_after_s: after a failed question, further ones fail at once for this long.
+        prefix: key prefix of the deployment; must contain a `{hash tag}`.
+        max_block_replicas: see `LocalityIndex`; about 75 bytes of Redis each. The value of the client that looked up
+            last applies to all clients of a prefix: routers look up, workers only report.
+        ttl_s: time without reports after which the keys expire, and a silent worker is removed.
+        read_timeout_s: timeout of a look-up.
+        write_timeout_s: timeout of a report.
+        retry_after_s: after a failed look-up, further ones fail at once for this long.
     """
 
     def __init__(
@@ -139,9 +139,9 @@ class RedisIndex:
         self._writer.close()
 
     def _make_young(self, hashes: Sequence[bytes]) -> None:
-        """The rest of a long chain that was asked for, in pieces, between which others are answered.
+        """Move the rest of a long looked-up chain to the recent generation, in pieces between which other calls run.
 
-        When Redis does not take one, whoever asks for the chain next begins again.
+        If a piece fails, the next look-up of the chain starts again.
         """
         keys = [block_hash[:KEY_BYTES] for block_hash in hashes]
         with contextlib.suppress(LocalityUnavailableError):
@@ -164,16 +164,16 @@ class RedisIndex:
         return self._write("commit", [[*header, sequence, self._ttl_ms]])
 
     def _header(self, worker_id: str, epoch: int) -> list[Any]:
-        """A name for the generation, should a new one be needed; the worker; its epoch, comparable as text."""
+        """Returns a name for a generation, if a new one is needed; the worker id; its epoch, comparable as text."""
         return [secrets.token_hex(8), _encoded(worker_id), f"{epoch:020d}"]
 
     def _write(self, script: str, calls: Sequence[Sequence[Any]]) -> PublishResult:
-        """APPLIED when every call was."""
+        """Run a script for each call; APPLIED if every call was applied."""
         answers = {bytes(answer).decode() for answer in self._run(self._writer, script, calls)}
         return next((result for result in _WORST_FIRST if result.value in answers), PublishResult.RESYNC)
 
     def _run(self, client: Redis, script: str, calls: Sequence[Sequence[Any]]) -> list[Any]:
-        """One round trip; two when Redis has forgotten the script. All scripts may be repeated."""
+        """Run a script in one round trip, or two if Redis has not cached it. All scripts are idempotent."""
         try:
             try:
                 return self._send(client, self._digests[script], calls)
@@ -221,7 +221,7 @@ def _master(url: str, options: dict[str, Any]) -> Redis:
 
 
 def _load_scripts() -> dict[str, bytes]:
-    """Each script with the common part before it."""
+    """Returns each script, preceded by the common part."""
     folder = resources.files("tandem.locality") / "lua"
     common = (folder / "common.lua").read_bytes()
     return {name: common + (folder / f"{name}.lua").read_bytes() for name in _SCRIPTS}
@@ -232,7 +232,7 @@ def _encoded(worker_id: str) -> bytes:
 
 
 def _parts(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
-    """Pieces small enough that no script holds Redis up for long."""
+    """Splits items into pieces small enough that no script blocks Redis for long."""
     for start in range(0, len(items), _KEYS_PER_CALL):
         yield items[start : start + _KEYS_PER_CALL]
 

@@ -1,7 +1,7 @@
-"""The alternative to two pools: workers that do both, chunks of prompts and decode steps taking turns. Pure.
+"""Sizing of aggregated serving, the alternative to two pools: workers that prefill and decode. Pure.
 
-A prompt's chunk lengthens the step it is in: decoding gets the time that prompts leave, and a token that meets a chunk
-waits for all of it. No KV moves.
+Chunks of prompts and decode steps share the worker's time: a chunk lengthens the step it is part of, decoding gets the
+time that prompts leave, and a token whose step carries a chunk waits for all of it. No KV moves.
 """
 
 import math
@@ -19,13 +19,13 @@ from tandem.planning.sizing import Goals, PredictedLatency, SizedPool, Sizing
 
 
 def size_aggregated(roofline: Roofline, profile: Profile, goals: Goals, rate_per_s: float) -> Sizing:
-    """The fewest workers that do both and meet the objectives; where none can, enough to keep up, and the reason."""
+    """Fewest aggregated workers that meet the objectives; if none can, enough to sustain the load, and the reason."""
     return AggregatedSizing(roofline, profile, goals, rate_per_s).sizing()
 
 
 @dataclass(frozen=True)
 class AggregatedSizing:
-    """One kind of worker at one rate."""
+    """Sizing of one kind of worker at one request rate."""
 
     roofline: Roofline
     profile: Profile
@@ -49,7 +49,7 @@ class AggregatedSizing:
 
     @cached_property
     def _problems(self) -> tuple[Sequence[str], Sequence[str]]:
-        """Of the first token and of further ones: what no number of workers can change."""
+        """(Problems of TTFT, problems of TPOT) that no number of workers can solve."""
         fit = misfits(self.roofline, self.profile, "a worker")
         return (
             fit or ttft_problem(self._prompts, self.profile, self.goals, "workers"),
@@ -84,18 +84,18 @@ class AggregatedSizing:
 
     @cached_property
     def _prompts(self) -> PrefillQueue:
-        """Prompt work as if nobody decoded."""
+        """Queue of prompts without any decoding."""
         return prompt_queue(self.roofline, self.profile, self.rate_per_s, self.goals.chunk_tokens)
 
     def _queue(self, num: int) -> PrefillQueue:
-        """Prompts whose every chunk carries a decode step of the mean batch."""
+        """Queue of prompts each of whose chunks includes a decode step of the mean batch."""
         batch = self._batch(num)
         running = batch.running()
         along_ms = math.inf if math.isinf(running) else batch.along_ms(running)
         return self._prompts.slowed(along_ms)
 
     def _batch(self, num: int) -> DecodeBatch:
-        """Decoding along with chunks of prompts, and in the time that these leave."""
+        """Decode batch that runs both together with chunks of prompts and in the time these leave."""
         prompts, goals = self._prompts, self.goals
         busy, chunk_ms = prompts.offered / num, prompts.service_ms / prompts.mean_chunks
         return DecodeBatch(self.roofline, self.profile, self.rate_per_s, num, goals.share, busy, chunk_ms)
@@ -112,7 +112,7 @@ class AggregatedSizing:
         return self._batch(num).kv_use(self._crowd(num), promised)
 
     def _gap_ms(self, num: int) -> float:
-        """Of a token whose step carries the last whole chunk of a long prompt."""
+        """Time between two tokens if the step includes the last full chunk of a long prompt."""
         prompt, crowd = self.profile.prompt_at(self.goals.share), self._crowd(num)
         computed = max(self.profile.cached(prompt), prompt - self.goals.chunk_tokens)
         chunk_ms = self.roofline.prefill_ms(prompt, computed)

@@ -1,7 +1,7 @@
 """Predicts TTFT and TPOT of a pool of given size at a given load, queueing included.
 
-Prefill is a queue in front of several servers; decode is a batch whose size follows from Little's law. Latencies are of
-the percentile that the objective is for, and infinite when work arrives faster than it is done.
+Prefill is a queue in front of several servers; decode is a batch whose size follows from Little's law. Latencies are
+at the percentile of the objective, and infinite if work arrives faster than it is done.
 """
 
 import math
@@ -14,10 +14,10 @@ from tandem.routing.speed import DecodeSpeed, PrefillSpeed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedLoad:
-    """Mean demand: requests a second, and the tokens of one request.
+    """Mean demand: requests per second, and the tokens of one request.
 
-    num_missing_tokens: of the prompt, those that no cache has. num_context_tokens: of a request that decodes, in the
-    middle of its answer.
+    num_missing_tokens: prompt tokens that no cache holds. num_context_tokens: mean context of a decoding request: its
+    prompt and half of its output.
     """
 
     requests_per_s: float
@@ -32,12 +32,12 @@ class OfferedLoad:
 
 @dataclass(frozen=True, slots=True)
 class PrefillCapacity:
-    """Prefill workers of one kind.
+    """Capacity of prefill workers of one kind.
 
     Args:
-        speed: of one worker.
-        variation: of a prompt's time: standard deviation over mean.
-        share: of the requests for which a latency is predicted, 0.95 for the 95th percentile.
+        speed: speed of one worker.
+        variation: coefficient of variation of a prompt's time (standard deviation over mean).
+        share: percentile of predicted latencies, as a share of requests: 0.95 for the 95th.
     """
 
     speed: PrefillSpeed
@@ -45,26 +45,26 @@ class PrefillCapacity:
     share: float
 
     def service_ms(self, load: OfferedLoad) -> float:
-        """Mean time of a prompt. Long prompts weigh more than their number: attention is quadratic."""
+        """Mean time of a prompt; the variation of lengths raises it, since attention is quadratic."""
         missing, cached = load.num_missing_tokens, load.num_prompt_tokens - load.num_missing_tokens
         pairs = missing * (cached + missing * (1 + self.variation**2) / 2)
         return self.speed.ms_per_request + self.speed.ms_per_token * missing + self.speed.ms_per_pair * pairs
 
     def offered(self, load: OfferedLoad) -> float:
-        """Workers kept busy."""
+        """Offered load: mean number of workers kept busy."""
         return load.requests_per_s * self.service_ms(load) / 1000
 
     def wait_ms(self, num_workers: int, offered: float, service_ms: float, backlog_ms: float = 0.0) -> float:
-        """Longest wait of all but 1 - `share` of the prompts, behind `backlog_ms` of the pool's work."""
+        """Wait that `share` of the prompts do not exceed, behind `backlog_ms` of work for the whole pool."""
         queue_ms = wait_quantile(num_workers, offered, service_ms, self.variation, self.share)
         return queue_ms + backlog_ms / num_workers
 
     def own_ms(self, service_ms: float) -> float:
-        """The prompt's own time at the percentile; no number of workers shortens it."""
+        """Prefill time of the prompt itself at the percentile; more workers do not shorten it."""
         return service_ms * (1 + self.variation * (-math.log(1 - self.share) - 1))
 
     def ttft_ms(self, num_workers: int, offered: float, service_ms: float, backlog_ms: float = 0.0) -> float:
-        """Wait and own time. Their percentiles rarely meet in one request: beyond the means they add as squares."""
+        """Wait and own time at the percentile; excesses over the means add as squares, as both rarely coincide."""
         wait_ms = self.wait_ms(num_workers, offered, service_ms)
         if math.isinf(wait_ms):
             return math.inf
@@ -74,9 +74,10 @@ class PrefillCapacity:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Decode workers at a load. `kv_use`: share of their KV that is taken at the percentile; more than 1 is too much.
+    """State of decode workers at a load.
 
-    `tpot_ms` is of a step at the percentile, `num_running` the mean number of requests at each worker.
+    num_running: mean number of requests on each worker. tpot_ms: time of a step at the percentile.
+    kv_use, slot_use: shares of KV and of request slots in use at the percentile; above 1 means overload.
     """
 
     num_running: float
@@ -94,14 +95,14 @@ _OVERLOADED = Batch(math.inf, math.inf, math.inf, math.inf)
 
 @dataclass(frozen=True, slots=True)
 class DecodeCapacity:
-    """Decode workers of one kind.
+    """Capacity of decode workers of one kind.
 
     Args:
-        speed: of one worker.
-        kv_tokens: of one worker's KV; 0 = not known, taken for enough.
-        max_running: requests that one worker runs at once.
-        variation: of a request's context: standard deviation over mean.
-        share: of the time for which a step's time is predicted.
+        speed: speed of one worker.
+        kv_tokens: tokens that one worker's KV memory holds; 0 = unknown, assumed to suffice.
+        max_running: maximum number of requests that one worker runs at once.
+        variation: coefficient of variation of a request's context (standard deviation over mean).
+        share: percentile of predicted step times, as a share of time.
     """
 
     speed: DecodeSpeed
@@ -111,10 +112,10 @@ class DecodeCapacity:
     share: float
 
     def batch(self, num_workers: int, load: OfferedLoad, prefill_s: float = 0.0) -> Batch:
-        """The steady state of Little's law: requests running = arrivals x answer's length x step's time.
+        """Steady state by Little's law: running requests = arrival rate x output length x step time.
 
-        A request's steps are as long as those that it finds make them, and itself.
-        `prefill_s`: how long a request has its KV promised here while its prompt is computed elsewhere.
+        The step time of a request includes the requests it finds running and itself.
+        `prefill_s`: time for which a request's KV is reserved here while another worker computes its prompt.
         """
         rate = load.requests_per_s / num_workers
         context = load.num_context_tokens
@@ -133,6 +134,6 @@ class DecodeCapacity:
         )
 
     def _crowd(self, num_running: float, num_workers: int) -> float:
-        """Requests at one worker when there are many: arrivals are random, and the router levels the workers."""
+        """Requests on one worker at the percentile: arrivals are random, and the router balances the workers."""
         spread = NormalDist().inv_cdf(self.share) * math.sqrt(num_running * (1 + self.variation**2))
         return (num_running + spread) / num_workers

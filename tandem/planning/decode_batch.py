@@ -1,6 +1,6 @@
 """Batch size and step time of decode workers at a given load. Pure arithmetic.
 
-The steady state of Little's law: requests running = arrivals x answer's length x time of a step, which grows with them.
+Steady state by Little's law: running requests = arrival rate x output length x step time, which grows with them.
 """
 
 import math
@@ -18,9 +18,9 @@ class DecodeBatch:
     """Requests that decode together in each of `num_workers`.
 
     Args:
-        share: of the time for which `crowd` is the batch at most: arrivals are random, the router levels the workers.
-        busy: share of a worker's time that chunks of prompts take.
-        chunk_ms: of one such chunk; a decode step goes along with each, and needs no sweep of the weights.
+        share: share of the time for which the batch is at most `crowd`: arrivals are random, and the router balances.
+        busy: share of a worker's time taken by chunks of prompts.
+        chunk_ms: time of one such chunk; it includes a decode step, which then need not read the weights again.
     """
 
     roofline: Roofline
@@ -32,7 +32,7 @@ class DecodeBatch:
     chunk_ms: float = math.inf
 
     def running(self) -> float:
-        """Mean batch of a worker by Little's law; infinite when tokens are wanted faster than they come."""
+        """Mean batch of a worker by Little's law; infinite if tokens are demanded faster than they can be generated."""
         wanted_per_ms = self.rate_per_s / self.num_workers * self.profile.mean_output / 1000
         low, high = 0.0, 1.0
         while self._tokens_per_ms(high) < wanted_per_ms:
@@ -57,12 +57,12 @@ class DecodeBatch:
         return 1 / ((1 - self.busy) / alone_ms + with_chunks)
 
     def along_ms(self, num_running: float) -> float:
-        """Time that a step adds to a chunk in the same step: its KV is read, the weights are being read anyway."""
+        """Time that decoding adds to a chunk in the same step: reading the KV; the weights are read anyway."""
         context = self.profile.mean_context
         return self.roofline.step_ms(num_running, context) - self.roofline.step_ms(num_running, 0)
 
     def kv_use(self, num_running: float, promised: float) -> float:
-        """Share of the KV memory that so many requests take; `promised` more have theirs reserved already."""
+        """Share of the KV memory used by `num_running` requests and by `promised` more whose KV is reserved."""
         mean_bytes = self.roofline.model.kv_bytes(self.profile.mean_context)
         memory = self.roofline.kv_memory_bytes
         return (num_running + promised) * mean_bytes / memory if memory > 0 else math.inf

@@ -1,6 +1,6 @@
-"""Recent and expected demand: forecasts of rates, slow means of lengths.
+"""Recent and expected demand: forecasts of rates, and slowly decaying means of lengths.
 
-Owns the memory of past traffic; knows nothing of workers. Prompt tokens are forecast by themselves, because long
+Owns the history of traffic; independent of workers. Prompt tokens are forecast separately from requests, because long
 prompts come in bursts that a mean length would hide.
 """
 
@@ -16,7 +16,7 @@ _UNKNOWN_OUTPUT = 256.0
 
 @dataclass(slots=True)
 class _Mean:
-    """Tokens over requests, older ones weighing less."""
+    """Mean tokens per request, with exponentially decaying weights."""
 
     tokens: float = 0.0
     requests: float = 0.0
@@ -30,7 +30,7 @@ class _Mean:
 
 
 class Demand:
-    """Feed it every window once, in order."""
+    """Demand of one deployment. Call `observe` once for every window, in order."""
 
     def __init__(self, settings: ForecastSettings) -> None:
         self._memory_s = settings.memory_s / 3
@@ -60,41 +60,41 @@ class Demand:
         self._missing.observe(now_s, traffic.duration_s, num_missing / traffic.duration_s)
 
     def now(self) -> OfferedLoad:
-        """The last minute's."""
+        """Demand of the last minute."""
         requests, missing = self._expect(0.0)
         return self._load(requests.level, missing.level)
 
     def arriving(self, horizon_s: float) -> OfferedLoad:
-        """If all goes on as it does."""
+        """Expected demand at the horizon if the trend continues."""
         requests, missing = self._expect(horizon_s)
         return self._load(requests.mean, missing.mean)
 
     def at_most(self, horizon_s: float) -> OfferedLoad:
-        """Demand that the pools must bear until then."""
+        """Upper bound of demand within the horizon, which the pools must sustain."""
         requests, missing = self._expect(horizon_s)
         return self._load(requests.upper, missing.upper)
 
     def variation(self, unknown: float) -> float:
-        """Of one request's tokens to compute: standard deviation over mean, of the last minutes."""
+        """Recent coefficient of variation of a request's tokens to compute; `unknown` if it was not measured."""
         mean = self._measured.value(0.0)
         return math.sqrt(max(0.0, self._squares.value(0.0) / mean**2 - 1)) if mean > 0 else unknown
 
     def _expect(self, horizon_s: float) -> tuple[ExpectedDemand, ExpectedDemand]:
-        """Of requests and of tokens to compute; each horizon is worked out once a window."""
+        """(Forecast of requests, forecast of tokens to compute), cached per window and horizon."""
         found = self._known.get(horizon_s)
         if found is None:
             found = self._known[horizon_s] = self._requests.expect(horizon_s), self._missing.expect(horizon_s)
         return found
 
     def _missing_of_one(self) -> float:
-        """Tokens to compute of one prompt now: a burst of long ones shows here long before it does in their mean."""
+        """Tokens to compute per prompt now; shows a burst of long prompts long before the decaying mean does."""
         requests, missing = self._expect(0.0)
         return missing.level / requests.level if requests.level > 0 else 0.0
 
     def _load(self, requests_per_s: float, missing_per_s: float) -> OfferedLoad:
-        """Prompts as long as their tokens make them, but no longer than they are, be it in the last minutes or now.
+        """Load of these rates; the length of a prompt follows from both, limited to the recent or current length.
 
-        NOTE: two margins of which that of the requests is next to nothing would make prompts of any length.
+        NOTE: without the limit, a large margin of tokens over a small margin of requests would give any length.
         """
         prompt = self._prompt.value(0.0)
         mean = max(0.0, prompt - self._cached.value(0.0))

@@ -13,7 +13,7 @@ from tandem.planning.sizing import Goals
 
 
 def misfits(roofline: Roofline, profile: Profile, who: str) -> Sequence[str]:
-    """Why a worker cannot hold the model, or its largest request."""
+    """Reasons why a worker cannot hold the model or the largest request."""
     model, memory = roofline.model, roofline.kv_memory_bytes
     if memory <= 0:
         usable = memory + model.weight_bytes
@@ -34,7 +34,7 @@ def misfits(roofline: Roofline, profile: Profile, who: str) -> Sequence[str]:
 
 
 def ttft_problem(queue: PrefillQueue, profile: Profile, goals: Goals, who: str) -> Sequence[str]:
-    """Why no number of workers meets the objective of the first token: prefill alone takes longer."""
+    """Reason why no number of workers meets the TTFT objective: prefill alone takes longer."""
     own_ms = queue.service_at(goals.share)
     if own_ms <= goals.ttft_ms:
         return []
@@ -48,8 +48,9 @@ def ttft_problem(queue: PrefillQueue, profile: Profile, goals: Goals, who: str) 
 def tpot_problem(
     roofline: Roofline, profile: Profile, goals: Goals, who: str, exposed_ms: float = 0.0
 ) -> Sequence[str]:
-    """Why no number of workers meets the objective of further tokens: a step of one request takes longer. `exposed_ms`:
-    what a hand-off adds to each token.
+    """Reason why no number of workers meets the TPOT objective: a step of one request takes longer.
+
+    exposed_ms: time that the KV hand-off adds to each token.
     """
     step_ms = roofline.step_ms(1, profile.mean_context)
     if step_ms + exposed_ms <= goals.tpot_ms:

@@ -1,6 +1,6 @@
-"""Forecast of demand within a short horizon: its level, its trend, and how much it has risen before.
+"""Forecast of demand within a short horizon, from its level, its trend and the errors of past forecasts.
 
-Deterministic; remembers a bounded past. It answers high on purpose: `upper` is what the pools must bear.
+Deterministic; keeps a bounded history. `upper` is deliberately high: it is the demand that the pools must sustain.
 """
 
 import math
@@ -10,18 +10,18 @@ from dataclasses import dataclass, replace
 
 from tandem.core.errors import ConfigurationError
 
-_DOUBT = 6.0  # NOTE: a slope that explains six times the noise is believed by half
-_MOST_GAIN = 1.5  # NOTE: of one horizon; a jump in the trend's window looks like a steep ramp for a while
+_DOUBT = 6.0  # NOTE: a slope that explains six times the noise is halved
+_MOST_GAIN = 1.5  # NOTE: limit within one horizon; a jump in the trend's window looks like a steep ramp for a while
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastSettings:
-    """Times in seconds.
+    """Settings of a forecast. Times in seconds.
 
-    memory_s: how far back risings are remembered. level_s: over which the level is a mean; bursts shorter than that are
-    the queue's to bear. quick_s: over which a jump is noticed. trend_s: over which a trend is fitted.
-    share: of the past forecasts that the margin would have covered. prior_rise: relative margin per minute of horizon,
-    while little is known.
+    memory_s: length of the history. level_s: window of the mean that is the level; queues absorb shorter bursts.
+    quick_s: window of the mean that detects a jump. trend_s: window over which the trend is fitted.
+    share: share of past forecast errors that the margin covers.
+    prior_rise: relative margin per minute of horizon while the history is short.
     """
 
     memory_s: float = 900.0
@@ -40,7 +40,7 @@ class ForecastSettings:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedDemand:
-    """Demand now, what it will be at the horizon if all goes on as it does, and what it may be at most until then."""
+    """Forecast. level: demand now. mean: at the horizon if the trend continues. upper: upper bound until then."""
 
     level: float
     mean: float
@@ -49,7 +49,7 @@ class ExpectedDemand:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """One window: its end, its length, the mean of demand in it, and what level and trend were then."""
+    """One window: its end, its duration, its mean demand, and the level and trend estimated at its end."""
 
     at_s: float
     duration_s: float
@@ -58,19 +58,19 @@ class _Sample:
     slope: float = 0.0
 
     def mean(self, horizon_s: float) -> float:
-        """The level at the horizon if the trend goes on, within reason."""
+        """Level at the horizon if the trend continues, at most `_MOST_GAIN` times the level."""
         return max(0.0, min(_MOST_GAIN * self.level, self.level + self.slope * horizon_s))
 
 
 class Forecast:
-    """One series of demand; `observe` windows in order, ask for any horizon."""
+    """Forecast of one series. Call `observe` for windows in order, `expect` for any horizon."""
 
     def __init__(self, settings: ForecastSettings | None = None) -> None:
         self._settings = settings or ForecastSettings()
         self._samples: deque[_Sample] = deque()
 
     def observe(self, at_s: float, duration_s: float, value: float) -> None:
-        """A window that ended at `at_s`. One that is not after the last is ignored, as is one without a length."""
+        """Add a window that ended at `at_s`; ignored if it does not end after the last one or has no duration."""
         if duration_s <= 0 or (self._samples and at_s <= self._samples[-1].at_s):
             return
         self._samples.append(_Sample(at_s, duration_s, value))
@@ -79,7 +79,7 @@ class Forecast:
             self._samples.popleft()
 
     def expect(self, horizon_s: float) -> ExpectedDemand:
-        """Zero while nothing was observed."""
+        """Returns the forecast; zero before the first observation."""
         if not self._samples:
             return ExpectedDemand(0.0, 0.0, 0.0)
         now = replace(self._samples[-1], level=self._level())
@@ -87,12 +87,12 @@ class Forecast:
         return ExpectedDemand(now.level, mean, mean + self._margin(horizon_s, mean))
 
     def _level(self) -> float:
-        """The mean of the last minute, or of the last seconds after a jump up."""
+        """Mean over `level_s`, or over `quick_s` after a jump up."""
         level, quick = self._mean(self._settings.level_s), self._mean(self._settings.quick_s)
         return quick if quick > level + 3 * self._noise(self._settings.quick_s) else level
 
     def _mean(self, span_s: float) -> float:
-        """Of the windows that ended within the last `span_s`."""
+        """Mean demand of the windows that ended within the last `span_s`."""
         oldest_s = self._samples[-1].at_s - span_s
         total = length_s = 0.0
         for sample in reversed(self._samples):
@@ -103,7 +103,7 @@ class Forecast:
         return total / length_s
 
     def _noise(self, span_s: float | None = None) -> float:
-        """Standard deviation of means over `span_s` (the level's span when not told) around the level."""
+        """Standard deviation of means over `span_s` (default: `level_s`) around the level."""
         span_s = span_s or self._settings.level_s
         squares = weight_s = 0.0
         for sample in self._samples:
@@ -114,7 +114,7 @@ class Forecast:
         return math.sqrt(squares / weight_s / span_s)
 
     def _slope(self) -> float:
-        """Demand gained a second by least squares, the less of it the more it drowns in noise."""
+        """Slope per second by least squares, shrunk towards zero in proportion to the noise."""
         oldest_s = self._samples[-1].at_s - self._settings.trend_s
         recent = [sample for sample in self._samples if sample.at_s > oldest_s]
         if len(recent) < 4:
@@ -128,7 +128,7 @@ class Forecast:
         return slope * explained / (explained + _DOUBT * noise) if explained > 0 else 0.0
 
     def _margin(self, horizon_s: float, mean: float) -> float:
-        """By how much demand has exceeded what the same forecast said, in all but few cases."""
+        """Margin over `mean`: the quantile `share` of past forecast errors, mixed with the prior while they are few."""
         prior = self._settings.prior_rise * max(1.0, horizon_s / 60) * mean
         errors = sorted(_errors(list(self._samples), horizon_s))
         if not errors:
@@ -139,10 +139,10 @@ class Forecast:
 
 
 def _errors(samples: Sequence[_Sample], horizon_s: float) -> list[float]:
-    """For every past moment with a whole horizon and an observation behind it: demand less what was expected of it.
+    """Actual minus forecast demand, for every past moment whose horizon has passed with observations in it.
 
-    Demand is taken over the horizon's second half: what a replica meets that was asked for at that moment. Errors are
-    absolute: relative ones of a quiet hour would call for too much in a busy one.
+    Actual demand is the mean of the horizon's second half, when a replica requested at that moment would serve. Errors
+    are absolute: relative errors of a quiet hour would demand too much in a busy one.
     """
     errors: list[float] = []
     total, first, end = 0.0, 0, 0

@@ -1,7 +1,7 @@
-"""Accelerators and links as their makers' data sheets give them: peaks, not what is reached. Values only.
+"""Accelerators and links with the peak figures of their data sheets. Values only.
 
-Rates are per second and of one accelerator or one node's link, one way. Prices are assumptions (what specialised clouds
-asked per accelerator-hour in 2025, rounded) and never more than that: name yours.
+Rates are per second, for one accelerator or one node's link, in one direction. Prices are assumptions (rounded prices
+per accelerator-hour of specialised clouds in 2025): replace them by yours.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from tandem.core.errors import ConfigurationError, shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
-    """One device.
+    """One accelerator device.
 
     Args:
         flops: dense tensor operations per second at 16 bits, accumulated in 32 (no sparsity).
-        flops_8bit: the same at 8 bits (FP8, else INT8); equal to `flops` where 8 bits are no faster.
-        memory_bytes_per_s: of its own memory.
-        memory_bytes: of its own memory, as sold (10^9).
-        peer_bytes_per_s: to the others of its node, one way.
-        usd_per_hour: an assumption.
+        flops_8bit: the same at 8 bits (FP8, else INT8); equal to `flops` if 8 bits are no faster.
+        memory_bytes_per_s: bandwidth of its own memory.
+        memory_bytes: size of its own memory, as sold (1 GB = 10^9 bytes).
+        peer_bytes_per_s: bandwidth to the other accelerators of its node, one way.
+        usd_per_hour: assumed price.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Accelerator:
 
     @property
     def ridge(self) -> float:
-        """FLOP per byte above which 16-bit work is bound by compute, below which by memory."""
+        """Arithmetic intensity (FLOP per byte) above which 16-bit work is compute-bound, below which memory-bound."""
         return self.flops / self.memory_bytes_per_s
 
 
@@ -44,8 +44,8 @@ class NetworkLink:
 
     Args:
         bytes_per_s: line rate, one way.
-        share: of the line rate that hand-offs reach. Published: 0.71 to 0.82 over RDMA for long prompts.
-        latency_ms: of one hand-off before its first byte: handshake, descriptors.
+        share: share of the line rate that hand-offs reach. Published: 0.71 to 0.82 over RDMA for long prompts.
+        latency_ms: time of one hand-off before its first byte: handshake, descriptors.
     """
 
     name: str
@@ -121,19 +121,20 @@ _LINK_KEYS = {"gbit-per-s": ("bytes_per_s", _G / 8), "share": ("share", 1.0), "l
 
 
 def find_accelerator(spec: str) -> Accelerator:
-    """`h100`, or one with values of your own: `h100,usd=1.9` or `cpu,tflops=1,gb-per-s=80,gb=32`.
+    """Returns the accelerator of a spec: a name such as `h100`, or a name with own values such as `h100,usd=1.9` or
+    `cpu,tflops=1,gb-per-s=80,gb=32`.
 
     Raises:
-        ConfigurationError: no such accelerator or value.
+        ConfigurationError: unknown accelerator or value.
     """
     return _find(spec, ACCELERATORS, _ACCELERATOR_KEYS, "hardware")
 
 
 def find_link(spec: str) -> NetworkLink:
-    """`rdma-400g`, or one with values of your own: `tcp-25g,share=0.6`.
+    """Returns the link of a spec: a name such as `rdma-400g`, or a name with own values such as `tcp-25g,share=0.6`.
 
     Raises:
-        ConfigurationError: no such link or value.
+        ConfigurationError: unknown link or value.
     """
     link = _find(spec, LINKS, _LINK_KEYS, "link")
     if not link.share <= 1:

@@ -1,4 +1,4 @@
-"""The fewest workers that satisfy every named need. Pure: a need is a question about a count."""
+"""Smallest number of workers that satisfies every named need. Pure: a need is a predicate on the number of workers."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -9,9 +9,10 @@ Needs = Mapping[str, Need]
 
 
 def largest_need(needs: Needs) -> tuple[int, str, Sequence[str]]:
-    """The fewest workers that satisfy all, the need that asks for most of them, and, in words, those that no count up
-    to `MAX_WORKERS` satisfies; these do not count, but where there is no other, the answer is `MAX_WORKERS`.
-    More workers never make a need worse.
+    """(Fewest workers that satisfy all needs, the name of the need that requires most, messages on unmet needs).
+
+    Needs that no count up to `MAX_WORKERS` satisfies are unmet and otherwise ignored; if all are unmet, the count is
+    `MAX_WORKERS`. A need satisfied by one count must be satisfied by every larger one.
     """
     counts = {name: fewest(need) for name, need in needs.items()}
     known = {name: count for name, count in counts.items() if count is not None} or dict.fromkeys(needs, MAX_WORKERS)
@@ -21,7 +22,7 @@ def largest_need(needs: Needs) -> tuple[int, str, Sequence[str]]:
 
 
 def fewest(suffices: Need) -> int | None:
-    """The smallest count that does, one more never being worse; None where `MAX_WORKERS` do not."""
+    """Smallest count up to `MAX_WORKERS` that suffices, or None. `suffices` must be monotonic."""
     high = 1
     while not suffices(high):
         high *= 2

@@ -1,6 +1,6 @@
-"""Observations that a planner is given and plans that it returns. Values only.
+"""Observations (input of a scaling policy) and plans (its output). Values only.
 
-Lengths are tokens, times seconds, latencies milliseconds. A replica is one worker.
+Lengths are in tokens, times in seconds, latencies in milliseconds. A replica is one worker.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from tandem.routing.speed import Speed
 class Traffic:
     """Arrivals at all gateways during the `duration_s` before the observation, rejected requests included.
 
-    `num_cached_tokens` of the `num_prompt_tokens` needed no prefill. `num_output_tokens` belongs to those that ended.
-    `variation` is of one request's tokens to compute: standard deviation over mean, where that is known.
+    num_cached_tokens: the part of `num_prompt_tokens` that needed no prefill. num_output_tokens: of requests that
+    finished. variation: coefficient of variation of a request's tokens to compute; None if unknown.
     """
 
     duration_s: float
@@ -30,18 +30,18 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolState:
-    """One pool as it is.
+    """State of one pool.
 
     Args:
-        num_wanted: replicas that were asked for last.
-        num_ready: those that take work; starting and draining ones are not among them.
-        starting_s: for each replica that starts, for how long it has.
-        speed: of one worker, measured or from its roofline; None = nothing is known yet.
-        kv_tokens: of one worker's KV pool.
-        max_running: requests that one worker runs at once.
-        num_waiting, num_running, num_context_tokens: in the whole pool now.
-        queued_ms: prompt work that waits in the whole pool.
-        startup_s: how long a replica takes from being wanted to being ready, as far as known.
+        num_wanted: replicas requested last.
+        num_ready: replicas that accept work, without starting and draining ones.
+        starting_s: seconds since the start of each starting replica.
+        speed: speed of one worker, measured or from its roofline; None = unknown.
+        kv_tokens: capacity of one worker's KV pool.
+        max_running: maximum number of requests that one worker runs at once.
+        num_waiting, num_running, num_context_tokens: current totals of the pool.
+        queued_ms: prompt work that waits, total of the pool.
+        startup_s: time from requesting a replica until it is ready; None = unknown.
     """
 
     num_wanted: int
@@ -59,7 +59,7 @@ class PoolState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """Everything at one moment. Measured latencies are of the traffic's window; None = nothing ended in it."""
+    """Input of a scaling policy at one moment. Latencies were measured in the traffic's window; None = no sample."""
 
     now_s: float
     traffic: Traffic
@@ -71,7 +71,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """Predicted latencies for users (infinite when work arrives faster than it is done)."""
+    """Predicted latencies of requests (infinite if work arrives faster than it is done) and use of the pools."""
 
     ttft_ms: float
     tpot_ms: float
@@ -82,7 +82,7 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Replicas wanted from now on; `reason` says in words why, `now` and `then` what it changes."""
+    """Replicas wanted from now on. `reason`: explanation; `now`, `then`: predictions before and after the change."""
 
     num_prefill: int
     num_decode: int
@@ -93,6 +93,6 @@ class Plan:
 
 
 class ScalingPolicy(Protocol):
-    """Observations in, replicas out. Deterministic; it may remember what it was told before."""
+    """Decides the number of replicas from observations. Deterministic; may keep state from earlier observations."""
 
     def plan(self, observation: Observation) -> Plan: ...

@@ -1,7 +1,7 @@
-"""Ratio of workers' real to predicted speed: two factors, learned only from samples that show it.
+"""Ratio of workers' real to predicted speed: two factors, learned only from windows that determine them.
 
-Prefill is only judged while the whole pool is busy, and nobody while a replica is new: its first steps compile, load
-and fill caches, and say nothing of the next.
+Prefill is measured only while the whole pool is busy, and nothing while a replica is new: its first steps compile, load
+and fill caches, and are not representative.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _TRUSTED = 0.2
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The last window's end."""
+    """State at the end of the last window."""
 
     num_prefill: int
     num_decode: int
@@ -24,7 +24,7 @@ class _Seen:
 
 
 class SpeedCorrection:
-    """`prefill`: work done in a unit of time over what the speed says; below 1 is slower."""
+    """Correction factors of speeds. `prefill`: measured over predicted prefill throughput; below 1 is slower."""
 
     def __init__(self, warmup_s: float) -> None:
         self._warmup_s = warmup_s
@@ -34,7 +34,7 @@ class SpeedCorrection:
         self._step = 1.0
 
     def observe(self, observation: Observation, prefill: PrefillSpeed, decode: DecodeSpeed) -> None:
-        """Take a window's measurements, if they tell anything."""
+        """Learn from a window's measurements if they are representative."""
         seen = _Seen(observation.prefill.num_ready, observation.decode.num_ready, observation.prefill.queued_ms)
         last, self._last = self._last, seen
         if last is None or seen.num_prefill > last.num_prefill or seen.num_decode > last.num_decode:
@@ -44,7 +44,7 @@ class SpeedCorrection:
             self._learn_decode(observation, decode)
 
     def slowed(self, speed: DecodeSpeed) -> DecodeSpeed:
-        """Decode as it has proved to be; small differences are noise."""
+        """Returns the decode speed corrected by the measured factor; small differences are ignored as noise."""
         if abs(self._step - 1) <= _TRUSTED:
             return speed
         return DecodeSpeed(
@@ -54,7 +54,7 @@ class SpeedCorrection:
         )
 
     def _learn_prefill(self, observation: Observation, last: _Seen, speed: PrefillSpeed) -> None:
-        """Done = arrived - what the queue grew by; that is the pool's capacity only when nobody was ever idle."""
+        """Work done = work arrived - growth of the queue; this is the pool's capacity only if no worker was idle."""
         traffic, pool = observation.traffic, observation.prefill
         capacity_ms = 1000 * traffic.duration_s * pool.num_ready
         if min(last.queued_ms, pool.queued_ms) < capacity_ms or traffic.num_rejected or traffic.num_requests == 0:

@@ -1,8 +1,8 @@
-"""The planner: as many replicas as the objectives need at the demand to come, and the reason in words.
+"""Scaling policy by objectives: the replicas needed at the demand to come, with an explanation.
 
-Growing is at once, for the demand that may come while a replica starts. Shrinking waits until the remaining replicas
-would have borne everything of the recent past with some comfort. Between the two needs nothing changes, so a steady
-load settles. Deterministic: it reads no clock, and remembers only what it was told.
+Pools grow at once, for the demand that may come while a replica starts. They shrink only when the remaining replicas
+would have sustained the whole recent past with a margin ("comfort"). Between the two thresholds nothing changes, so a
+steady load leads to a steady size. Deterministic: reads no clock, and its state depends on observations only.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ _MOST_PATIENCE = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Replicas needed at one moment: the fewest that do, and the fewest that do with comfort."""
+    """Replicas needed at one moment: the fewest that suffice, and the fewest that suffice with a margin."""
 
     at_s: float
     least: int
@@ -30,7 +30,7 @@ class Need:
 
 
 class Holding:
-    """One pool's hysteresis. After a shrinking that had to be taken back at once it waits longer before the next."""
+    """Hysteresis of one pool. After shrinking that had to be undone soon, it waits longer before shrinking again."""
 
     def __init__(self, hold_s: float) -> None:
         self._hold_s = hold_s
@@ -59,14 +59,14 @@ class Holding:
         return min(num_wanted, enough)
 
     def _regret(self, at_s: float, soon_s: float) -> None:
-        """Growing soon after a shrinking: the shrinking was a mistake."""
+        """Record growth; if it follows shrinking within `soon_s`, the shrinking was a mistake."""
         if self._shrunk_at_s is not None and at_s - self._shrunk_at_s < soon_s:
             self._patience = min(_MOST_PATIENCE, 2 * self._patience)
         self._shrunk_at_s = None
 
 
 class SloPlanner:
-    """A `ScalingPolicy`. `prior` prices the workers of a pool whose speed nobody has measured yet."""
+    """Scaling policy by latency objectives. `prior_*`: speed of a pool's workers until it has been measured."""
 
     def __init__(
         self, settings: PlannerConfig, prior_prefill: Speed | None = None, prior_decode: Speed | None = None
@@ -80,7 +80,7 @@ class SloPlanner:
         self._decode = Holding(settings.hold_s)
 
     def plan(self, observation: Observation) -> Plan:
-        """Call it once for every window, in order."""
+        """Plan for one observation; call it once per window, in order."""
         self._demand.observe(observation.traffic, observation.now_s)
         prefill_speed = observation.prefill.speed or self._prior_prefill
         decode_speed = observation.decode.speed or self._prior_decode
@@ -130,7 +130,7 @@ class SloPlanner:
     def _prospect(
         self, observation: Observation, prefill: PrefillSpeed, decode: DecodeSpeed, pool: PoolState
     ) -> Prospect:
-        """Demand as it may be when a replica of `pool` that is asked for now is ready."""
+        """Demand and capacity at the time when a replica of `pool` requested now would be ready."""
         settings = self._settings
         horizon_s = self._horizon_s(pool)
         decoding, variation = observation.decode, self._demand.variation(settings.variation)
@@ -147,7 +147,7 @@ class SloPlanner:
         return replace(prospect, backlog_ms=self._backlog_ms(observation.prefill, offered, horizon_s))
 
     def _backlog_ms(self, pool: PoolState, offered: float, horizon_s: float) -> float:
-        """Backlog at the horizon: what waits now and arrives, less what ready and coming replicas get done."""
+        """Backlog at the horizon: waiting and arriving work minus the work of ready and starting replicas."""
         startup_s = self._startup_s(pool)
         coming = sorted(max(0.0, min(horizon_s, startup_s - so_far_s)) for so_far_s in pool.starting_s)
         backlog_ms, at_s, num_ready = pool.queued_ms / self._pace.prefill, 0.0, pool.num_ready
@@ -174,7 +174,7 @@ class SloPlanner:
 
 
 def _heavier(prefill: Prospect, decode: Prospect) -> OfferedLoad:
-    """Of the two horizons' loads."""
+    """Returns the load with the higher request rate of the two horizons."""
     return prefill.load if prefill.load.requests_per_s >= decode.load.requests_per_s else decode.load
 
 

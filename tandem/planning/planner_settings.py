@@ -8,21 +8,22 @@ from tandem.planning.forecast import ForecastSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerConfig:
-    """Latencies in milliseconds, times in seconds.
+    """Settings of the planner. Latencies in milliseconds, times in seconds.
 
     Args:
-        ttft_ms, tpot_ms: the objectives; `share` of the requests shall meet them.
-        min_prefill, max_prefill, min_decode, max_decode: replicas of each pool. Never below one: from nothing no
-            first request would be served in time.
-        prefill_accelerators, decode_accelerators: of one replica. max_accelerators: of both pools; None = no limit.
-        variation: of a prompt's length, standard deviation over mean, where nobody measures it.
-        max_use: the share of a pool's capacity (prefill time, decode KV and slots) that is planned with.
-        comfort: a replica is only given up when the rest stay below this share of every limit.
-        hold_s: and only when that has been so for this long, or one and a half start-ups where that is longer.
-        drain_s: in how long a backlog is to be worked off.
-        warmup_s: how long after a replica became ready nothing is learned from measurements.
-        startup_s: a replica's start-up while nobody has measured it.
-        interval_s: between observations.
+        ttft_ms, tpot_ms: the objectives, which `share` of the requests must meet.
+        min_prefill, max_prefill, min_decode, max_decode: bounds of each pool's replicas; at least one, since an empty
+            pool could not serve a first request in time.
+        prefill_accelerators, decode_accelerators: accelerators of one replica.
+        max_accelerators: limit of both pools together; None = no limit.
+        variation: coefficient of variation of prompt lengths (standard deviation over mean), used until measured.
+        max_use: maximum planned share of a pool's capacity (prefill time, decode KV and slots).
+        comfort: a pool shrinks only if the remaining replicas stay below this share of every limit,
+        hold_s: for at least this long, and for at least one and a half start-up times.
+        drain_s: time in which a backlog is to be worked off.
+        warmup_s: time after a replica became ready during which measurements are ignored.
+        startup_s: start-up time of a replica, used until measured.
+        interval_s: time between observations.
     """
 
     ttft_ms: float
@@ -67,5 +68,5 @@ class PlannerConfig:
             raise ConfigurationError(f"{self} cannot be planned with; use {needed}")
 
     def accelerators(self, num_prefill: int, num_decode: int) -> int:
-        """Accelerators that pools of these sizes take."""
+        """Number of accelerators used by pools of these sizes."""
         return num_prefill * self.prefill_accelerators + num_decode * self.decode_accelerators

@@ -1,7 +1,7 @@
-"""From a workload and two kinds of workers to pools: the fewest of each that meet the objectives, or why none can.
+"""Sizing of prefill and decode pools for a workload: the fewest workers that meet the objectives, or why none can.
 
-What is predicted is the steady state of random arrivals; who must follow a changing load is the planner. Every demand
-on a pool is a named need, so that a plan says what asks for its size.
+Predicts the steady state of random arrivals; the planner follows a changing load. Every requirement of a pool is a
+named need, so that the result names the one that determines its size.
 """
 
 import math
@@ -18,13 +18,13 @@ from tandem.planning.sizing import DeploymentSite, PredictedLatency, SizedPool, 
 
 
 def size_pools(site: DeploymentSite, rate_per_s: float) -> Sizing:
-    """The fewest workers of each pool; where an objective cannot be met, enough to keep up, and the reason."""
+    """Fewest workers of each pool; if an objective cannot be met, enough to sustain the load, and the reason."""
     return PoolSizing(site, rate_per_s).sizing()
 
 
 @dataclass(frozen=True)
 class PoolSizing:
-    """One site at one rate."""
+    """Sizing of one site at one request rate."""
 
     site: DeploymentSite
     rate_per_s: float
@@ -58,7 +58,7 @@ class PoolSizing:
 
     @cached_property
     def _problems(self) -> tuple[Sequence[str], Sequence[str]]:
-        """Of prefill and of decode: what no number of workers can change."""
+        """(Problems of prefill, problems of decode) that no number of workers can solve."""
         site = self.site
         prefill = misfits(site.prefill, site.profile, "a prefill worker")
         decode = misfits(site.decode, site.profile, "a decode worker")
@@ -115,7 +115,7 @@ class PoolSizing:
 
     @cached_property
     def _exposed_ms(self) -> float:
-        """Time that the hand-off of a long prompt adds to each token of a mean answer: only its second one waits."""
+        """Exposed hand-off time of a long prompt per token of a mean output; in fact only its second token waits."""
         return self.site.hand_off(self._long_prompt).exposed_ms / max(1.0, self.site.profile.mean_output - 1)
 
     def _batch(self, num_workers: int) -> DecodeBatch:
@@ -129,7 +129,7 @@ class PoolSizing:
         return self._batch(num_workers).step_ms(max(1.0, self._crowd(num_workers))) + self._exposed_ms
 
     def _kv_use(self, num_workers: int) -> float:
-        """A request's KV is promised from when its prompt begins to be computed."""
+        """Share of KV in use; a request's KV is reserved as soon as the computation of its prompt begins."""
         promised = self.rate_per_s / num_workers * self._queue.service_ms / 1000
         return self._batch(num_workers).kv_use(self._crowd(num_workers), promised)
 

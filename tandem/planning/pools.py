@@ -1,7 +1,7 @@
 """Searches the best sizes of the pools and rates pools of given sizes. Pure.
 
-`Prospect` prices any pair of sizes at one demand. Sizes are the fewest that meet both objectives, or, where a budget is
-too small, those that make the worse of both objectives' ratios best.
+`Prospect` predicts the latencies of any pair of sizes at one demand. The best sizes are the fewest that meet both
+objectives, or, if the budget is too small, those that minimise the larger of the two ratios of latency to objective.
 """
 
 import math
@@ -12,16 +12,16 @@ from tandem.planning.capacity import Batch, DecodeCapacity, OfferedLoad, Prefill
 from tandem.planning.observation import Outlook
 from tandem.planning.planner_settings import PlannerConfig
 
-_LEAST_WAIT_SHARE = 0.25  # NOTE: where a long prompt alone takes the whole objective, waits are still kept short
+_LEAST_WAIT_SHARE = 0.25  # NOTE: waits are kept short even if a long prompt alone takes the whole objective
 
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """Demand against capacity.
+    """Expected demand and the capacity of workers.
 
-    load: what users ask for. prefill, decode: what one worker of each pool can do.
-    pace: how fast prefill workers have proved to be; 1 = as their speed says.
-    backlog_ms: prompt work that will wait already when a change takes effect, of the whole pool.
+    load: expected demand. prefill, decode: capacity of the workers of each pool.
+    pace: measured over predicted speed of prefill workers.
+    backlog_ms: prompt work that will already wait when a change takes effect, total of the pool.
     """
 
     settings: PlannerConfig
@@ -37,7 +37,7 @@ class Prospect:
 
     @property
     def offered(self) -> float:
-        """Prefill workers kept busy by what arrives."""
+        """Offered load: mean number of prefill workers kept busy by arrivals."""
         return self.load.requests_per_s * self.service_ms / 1000
 
     @property
@@ -46,7 +46,7 @@ class Prospect:
 
     @property
     def alone_ms(self) -> float:
-        """A decode step of one request; no number of workers shortens it."""
+        """Time of a decode step with one request; more workers do not shorten it."""
         return self.decode.speed.step_ms(1, self.load.num_context_tokens)
 
     def ttft_ms(self, num_prefill: int) -> float:
@@ -69,7 +69,7 @@ class Prospect:
         )
 
     def prefill_need(self, comfort: float = 1.0) -> int:
-        """The fewest prefill workers, at least the minimum, that keep `comfort` of every limit."""
+        """Fewest prefill workers within the bounds that stay below the share `comfort` of every limit."""
         settings = self.settings
         budget_ms = comfort * max(settings.ttft_ms - self.own_ms, _LEAST_WAIT_SHARE * settings.ttft_ms)
         drained = self.offered + self.backlog_ms / 1000 / settings.drain_s
@@ -82,7 +82,10 @@ class Prospect:
         return _fewest(suffices, settings.min_prefill, settings.max_prefill)
 
     def decode_need(self, comfort: float = 1.0) -> int:
-        """The fewest decode workers, likewise; those that keep up, where a step alone is over the objective."""
+        """Fewest decode workers within the bounds that stay below the share `comfort` of every limit.
+
+        If a step of one request already exceeds the TPOT objective, that limit is ignored.
+        """
         settings, limit_ms = self.settings, self._step_limit_ms(comfort)
 
         def suffices(num: int) -> bool:
@@ -92,7 +95,7 @@ class Prospect:
         return _fewest(suffices, settings.min_decode, settings.max_decode)
 
     def strain(self, num_prefill: int, num_decode: int) -> tuple[float, ...]:
-        """The worse objective's ratio first; pools that cannot keep up are worse than any that can."""
+        """Both ratios of latency to objective, the larger first; overloaded pools rate worse than any others."""
         prefill = _strain(self.ttft_ms(num_prefill), self.settings.ttft_ms, self.offered / num_prefill)
         batch = self.batch(num_decode)
         demand = self._decode_demand(num_decode) if math.isinf(batch.tpot_ms) else batch.use
@@ -100,27 +103,27 @@ class Prospect:
         return max(prefill, decode), min(prefill, decode)
 
     def best_within(self, max_accelerators: int) -> tuple[int, int]:
-        """The least strained sizes that the budget allows; of equals the smallest."""
+        """(Prefill, decode) sizes of least strain within the budget; the smallest of equals."""
         settings = self.settings
         pairs = _pairs(settings, max_accelerators)
         return min(pairs, key=lambda pair: (self.strain(*pair), settings.accelerators(*pair), pair))
 
     def at(self, load: OfferedLoad, backlog_ms: float | None = None) -> "Prospect":
-        """The same pools at another demand."""
+        """Returns this prospect with another demand."""
         return replace(self, load=load, backlog_ms=self.backlog_ms if backlog_ms is None else backlog_ms)
 
     def _step_limit_ms(self, comfort: float) -> float:
-        """`comfort` of the TPOT objective, or all of it, or no limit: the first that a step of one request keeps."""
+        """First limit that a step of one request meets: `comfort` of the TPOT objective, all of it, or none."""
         limits_ms = comfort * self.settings.tpot_ms, self.settings.tpot_ms
         return next((limit_ms for limit_ms in limits_ms if self.alone_ms <= limit_ms), math.inf)
 
     def _late_ms(self, num_prefill: int) -> float:
-        """Backlog that is still there when it should be worked off."""
+        """Backlog that remains after `drain_s`, by when it should have been worked off."""
         spare = max(0.0, num_prefill - self.offered)
         return max(0.0, self.backlog_ms - 1000 * spare * self.settings.drain_s)
 
     def _decode_demand(self, num_decode: int) -> float:
-        """Tokens wanted over the most that the workers give; above 1 by definition where there is no steady state."""
+        """Demanded over maximum token throughput; at least 1 if there is no steady state."""
         speed, load = self.decode.speed, self.load
         growth = speed.ms_per_request + speed.ms_per_context_token * load.num_context_tokens
         return load.requests_per_s * load.num_output_tokens * growth / 1000 / num_decode
@@ -131,7 +134,7 @@ def _strain(latency_ms: float, objective_ms: float, use: float) -> float:
 
 
 def _fewest(suffices: Callable[[int], bool], least: int, most: int) -> int:
-    """By bisection: one worker more never makes it worse. `most` when nothing suffices."""
+    """Smallest count from `least` to `most` that suffices, by bisection; `most` if none does. Must be monotonic."""
     while least < most:
         middle = (least + most) // 2
         least, most = (least, middle) if suffices(middle) else (middle + 1, most)
@@ -139,7 +142,7 @@ def _fewest(suffices: Callable[[int], bool], least: int, most: int) -> int:
 
 
 def _pairs(settings: PlannerConfig, max_accelerators: int) -> Iterable[tuple[int, int]]:
-    """Every size of prefill with the largest decode pool that is left; a smaller one is never less strained."""
+    """Every prefill size with the largest decode pool the budget leaves; a smaller one never has less strain."""
     for num_prefill in range(settings.min_prefill, settings.max_prefill + 1):
         left = max_accelerators - num_prefill * settings.prefill_accelerators
         num_decode = min(settings.max_decode, left // settings.decode_accelerators)

@@ -18,7 +18,7 @@ class PrefillQueue:
     """Prompts in front of prefill workers, first come first served by any free worker.
 
     Args:
-        prompts: (milliseconds of its own, chunks) of each prompt, equally likely, the quickest first.
+        prompts: (own prefill time in ms, number of chunks) of each prompt, equally likely, in ascending order.
     """
 
     prompts: Sequence[tuple[float, int]]
@@ -26,7 +26,7 @@ class PrefillQueue:
 
     @cached_property
     def services_ms(self) -> Sequence[float]:
-        """Of each prompt, in ascending order."""
+        """Prefill time of each prompt, in ascending order."""
         return [own_ms for own_ms, _ in self.prompts]
 
     @cached_property
@@ -35,12 +35,12 @@ class PrefillQueue:
 
     @cached_property
     def mean_chunks(self) -> float:
-        """Of a prompt."""
+        """Mean number of chunks of a prompt."""
         return math.fsum(chunks for _, chunks in self.prompts) / len(self.prompts)
 
     @property
     def offered(self) -> float:
-        """Workers kept busy."""
+        """Offered load: mean number of workers kept busy."""
         return self.rate_per_s * self.service_ms / 1000
 
     def service_at(self, share: float) -> float:
@@ -50,7 +50,7 @@ class PrefillQueue:
         return self.service_ms + mean_wait(num_workers, self.offered, self.service_ms, self._variation)
 
     def attainment(self, num_workers: int, ttft_ms: float) -> float:
-        """Share of the requests whose wait and own time are within `ttft_ms`."""
+        """Share of the requests whose wait plus own time is at most `ttft_ms`."""
         if self.offered >= num_workers:
             return 0.0
         chance = waiting_chance(num_workers, self.offered)
@@ -60,7 +60,7 @@ class PrefillQueue:
         return math.fsum(within) / len(self.services_ms)
 
     def ttft_at(self, num_workers: int, share: float) -> float:
-        """Time that `share` of the requests stay within; infinite when work arrives faster than it is done."""
+        """TTFT that `share` of the requests do not exceed; infinite if work arrives faster than it is done."""
         if self.offered >= num_workers:
             return math.inf
         low, high = 0.0, 2 * self.services_ms[-1] + 1
@@ -72,7 +72,7 @@ class PrefillQueue:
         return high
 
     def slowed(self, extra_ms: float) -> "PrefillQueue":
-        """The same prompts when each chunk takes `extra_ms` more."""
+        """Returns the queue with each chunk taking `extra_ms` longer."""
         return PrefillQueue(
             sorted((own_ms + chunks * extra_ms, chunks) for own_ms, chunks in self.prompts), self.rate_per_s
         )
@@ -84,7 +84,7 @@ class PrefillQueue:
 
 
 def prompt_queue(roofline: Roofline, profile: Profile, rate_per_s: float, chunk_tokens: int) -> PrefillQueue:
-    """Of a workload's prompts at such workers."""
+    """Queue of a workload's prompts in front of workers with this roofline."""
     prompts = []
     for length, _ in profile.lengths:
         cached = profile.cached(length)

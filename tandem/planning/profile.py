@@ -1,6 +1,6 @@
-"""Profile of a workload: pairs of prompt and answer lengths that stand for all requests. Values only.
+"""Profile of a workload: pairs of prompt and output lengths that represent all requests. Values only.
 
-Distributions are drawn with a fixed seed: the same words give the same plan.
+Distributions are sampled with a fixed seed, so the same description gives the same plan.
 """
 
 import math
@@ -18,11 +18,11 @@ _SEED = 17
 
 @dataclass(frozen=True)
 class Profile:
-    """Lengths of requests, equally likely.
+    """Lengths of equally likely requests.
 
     Args:
         lengths: (prompt tokens, output tokens) of each.
-        prefix_hit: share of a prompt's tokens whose KV some cache holds where the prompt is computed.
+        prefix_hit: share of a prompt's tokens whose KV is cached on the worker that computes the prompt.
     """
 
     lengths: Sequence[tuple[int, int]]
@@ -35,7 +35,7 @@ class Profile:
             raise ConfigurationError(f"prefix_hit={self.prefix_hit:g}; use a share of 0 or more and below 1")
 
     def cached(self, num_prompt_tokens: float) -> float:
-        """Tokens of such a prompt that need no prefill."""
+        """Number of tokens of such a prompt that need no prefill."""
         return self.prefix_hit * num_prompt_tokens
 
     @cached_property
@@ -48,13 +48,13 @@ class Profile:
 
     @cached_property
     def mean_context(self) -> float:
-        """Of the requests that decode at a moment: long answers are there for longer."""
+        """Mean context of the requests decoding at one moment; long outputs count more, since they decode longer."""
         weighted = math.fsum(output * (prompt + output / 2) for prompt, output in self.lengths)
         return weighted / math.fsum(output for _, output in self.lengths)
 
     @cached_property
     def longest(self) -> int:
-        """Tokens of the largest request, prompt and answer."""
+        """Tokens of the largest request, prompt and output."""
         return max(map(sum, self.lengths))
 
     def prompt_at(self, share: float) -> int:
@@ -64,13 +64,13 @@ class Profile:
 
 
 def draw_profile(prompts: Lengths, outputs: Lengths, prefix_hit: float = 0.0) -> Profile:
-    """Independent lengths of two distributions."""
+    """Profile with prompt and output lengths drawn independently from two distributions."""
     source = random.Random(_SEED)
     return Profile([(prompts.draw(source), outputs.draw(source)) for _ in range(_NUM_SAMPLES)], prefix_hit)
 
 
 def sample_profile(lengths: Iterable[tuple[int, int]], prefix_hit: float = 0.0) -> Profile:
-    """Recorded lengths; evenly thinned by size of prompt when there are many, the largest request kept."""
+    """Profile of recorded lengths; many are thinned evenly over prompt lengths, keeping the largest request."""
     recorded = sorted(lengths)
     if len(recorded) > _NUM_SAMPLES:
         largest = max(recorded, key=sum)

@@ -1,4 +1,4 @@
-"""A plan in words: what is asked for, what it takes, and what cannot be had. Decides nothing."""
+"""Explains a plan as text: demand, the replicas it needs, and objectives that cannot be met. Decides nothing."""
 
 import math
 from collections.abc import Sequence
@@ -11,10 +11,11 @@ from tandem.planning.pools import Prospect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Everything a reader may want to know. Pairs are (prefill, decode).
+    """Facts from which a plan is explained. Pairs are (prefill, decode) replicas.
 
-    had: what was wanted before. wanted: what the objectives need. given: what the budget allows of that.
-    load: of the last minute. prospect: what was planned for, `horizon_s` ahead. before, after: at that demand.
+    had: requested before. wanted: needed by the objectives. given: what the budget allows of that.
+    load: demand of the last minute. prospect: demand and capacity planned for, `horizon_s` ahead.
+    before, after: predictions at that demand with `had` and `given`.
     """
 
     had: tuple[int, int]
@@ -28,7 +29,7 @@ class Change:
 
 
 def explain(change: Change) -> str:
-    """One sentence a pool, after one on demand."""
+    """Returns one sentence on demand and one per pool."""
     settings, coming = change.prospect.settings, change.prospect.load
     demand = (
         f"{change.load.requests_per_s:.1f} requests/s now, up to {coming.requests_per_s:.1f} within "
@@ -48,7 +49,7 @@ def explain(change: Change) -> str:
 
 
 def warn(change: Change) -> Sequence[str]:
-    """Objectives that cannot be met, with reasons."""
+    """Returns messages on objectives that cannot be met, with reasons."""
     found = []
     settings, prospect, after = change.prospect.settings, change.prospect, change.after
     if change.given != change.wanted:

@@ -1,7 +1,7 @@
-"""Roofline of a worker, best case and likely case: FLOPs, bytes and the larger of the two times.
+"""Roofline model of a worker: time as the larger of compute time (FLOPs) and memory time (bytes).
 
-Peaks come from the data sheet, `Assumptions` says which share of them is reached; with `IDEAL` every figure is the
-floor that physics sets. Source: Williams, Waterman and Patterson, "Roofline" (2009), applied to prefill and decode.
+Peaks come from the data sheet, and `Assumptions` gives the shares of them that are reached; with `IDEAL` every figure
+is the physical lower bound. Source: Williams, Waterman and Patterson, "Roofline" (2009), applied to prefill and decode.
 """
 
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ _NUM_RUNNING_OF_LINE = 256.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
-    """Everything that is neither in a data sheet nor in a checkpoint. Replace it by what you measure.
+    """Assumed efficiencies and overheads, to be replaced by measured values.
 
     Args:
         mfu: share of the peak FLOP/s that a prompt's matrix products and attention reach.
         mbu: share of the peak memory bandwidth that a decode step reaches.
-        prompt_overhead_ms: of each prompt: scheduling, sampling, the first step's launch.
-        step_overhead_ms: of each decode step: scheduling, launches, sampling.
-        request_overhead_ms: of each request in a decode step.
-        all_reduce_ms: latency of one sum over a worker's accelerators; every layer has two.
-        reserve_share: of the memory that neither weights nor KV may have: activations, graphs, fragmentation.
+        prompt_overhead_ms: per prompt: scheduling, sampling, the first step's launch.
+        step_overhead_ms: per decode step: scheduling, launches, sampling.
+        request_overhead_ms: per request in a decode step.
+        all_reduce_ms: latency of one all-reduce over a worker's accelerators; every layer has two.
+        reserve_share: share of the memory used neither by weights nor by KV: activations, graphs, fragmentation.
         products_8bit: matrix products run at the 8-bit rate; attention stays at 16 bits.
     """
 
@@ -52,7 +52,7 @@ IDEAL = Assumptions(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandOffEstimate:
-    """One prompt's KV on its way: how much, for how long, and the part that prefill does not hide."""
+    """Transfer of one prompt's KV: size, duration, and the part of the duration not hidden by prefill."""
 
     num_bytes: float
     ms: float
@@ -74,20 +74,20 @@ class Roofline:
 
     @property
     def flops(self) -> float:
-        """Peak of the worker at 16 bits, per second."""
+        """Peak FLOP/s of the worker at 16 bits."""
         return self.hardware.flops * self.num_accelerators
 
     @property
     def bytes_per_s(self) -> float:
-        """Peak of the worker's memories."""
+        """Peak memory bandwidth of the worker."""
         return self.hardware.memory_bytes_per_s * self.num_accelerators
 
     def attainable_flops(self, intensity: float) -> float:
-        """The roof: what work of `intensity` FLOP per byte can reach at best, per second."""
+        """The roof: highest FLOP/s that work of `intensity` FLOP per byte can reach."""
         return min(self.flops, intensity * self.bytes_per_s)
 
     def prefill_flops(self, num_tokens: float, num_cached_tokens: float = 0) -> float:
-        """Two for each token and parameter it is multiplied by, the head once, and attention."""
+        """FLOPs of one prompt: two per token and parameter, the output head once, and attention."""
         return (
             2.0 * self.model.num_prompt_parameters * (num_tokens - num_cached_tokens)
             + 2.0 * self.model.num_table_parameters
@@ -95,12 +95,12 @@ class Roofline:
         )
 
     def prefill_bytes(self, num_tokens: float, num_cached_tokens: float = 0) -> float:
-        """Weights read once, cached KV read once, new KV written once; activations stay on the chip."""
+        """Bytes moved by one prompt: weights and cached KV read once, new KV written once; activations stay on chip."""
         missing = num_tokens - num_cached_tokens
         return self.model.swept_weight_bytes(missing) + self.model.kv_bytes(num_tokens)
 
     def prefill_ms(self, num_tokens: float, num_cached_tokens: float = 0) -> float:
-        """One prompt alone, from the first chunk to its first token."""
+        """Time of one prompt alone, from its first chunk to its first token."""
         missing = num_tokens - num_cached_tokens
         products = 2.0 * (self.model.num_prompt_parameters * missing + self.model.num_table_parameters)
         attention = self.model.attention_flops(num_tokens, num_cached_tokens)
@@ -110,7 +110,7 @@ class Roofline:
         return self.assumptions.prompt_overhead_ms + 1000 * max(compute_s, memory_s) + reduce_ms
 
     def step_flops(self, num_running: float, context_tokens: float) -> float:
-        """Of one decode step of `num_running` requests with `context_tokens` each."""
+        """FLOPs of one decode step of `num_running` requests with `context_tokens` each."""
         attention = self.model.step_attention_flops(context_tokens)
         return num_running * (2.0 * self.model.num_active_parameters + attention)
 
@@ -119,31 +119,31 @@ class Roofline:
         return self.model.swept_weight_bytes(num_running) + num_running * self.model.read_bytes(context_tokens)
 
     def step_ms(self, num_running: float, context_tokens: float) -> float:
-        """One decode step; the products by the larger of sweep and compute, attention by its sweep."""
+        """Time of one decode step: matrix products by the larger of memory and compute, attention by memory."""
         kv_ms = 1000 * num_running * self.model.read_bytes(context_tokens) / self._reached_bytes_per_s
         overhead_ms = self.assumptions.step_overhead_ms + self._reduce_latency_ms
         return overhead_ms + self._running_ms(num_running) + self._products_ms(num_running) + kv_ms
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens whose KV fits beside the weights, no window used; 0 when not even the weights fit.
+        """Number of tokens whose KV fits beside the weights if no layer is windowed; 0 if the weights do not fit.
 
-        Windowed layers keep less: `max_running` counts them.
+        `max_running` accounts for windowed layers, which keep less.
         """
         return max(0, int(self.kv_memory_bytes / self.model.kv_bytes_per_token))
 
     @property
     def kv_memory_bytes(self) -> float:
-        """Memory left for KV; below zero when the weights do not fit."""
+        """Memory left for KV; negative if the weights do not fit."""
         memory = self.hardware.memory_bytes * self.num_accelerators
         return memory * (1 - self.assumptions.reserve_share) - self.model.weight_bytes
 
     def max_running(self, context_tokens: float) -> int:
-        """Requests of that context whose KV fits at once."""
+        """Number of requests with that context whose KV fits at once."""
         return max(0, int(self.kv_memory_bytes / self.model.kv_bytes(context_tokens)))
 
     def max_running_within(self, tpot_ms: float, context_tokens: float) -> int:
-        """The largest batch whose step takes no longer than `tpot_ms`; 0 when even one request's takes longer."""
+        """Largest batch whose step takes at most `tpot_ms`; 0 if a step of one request takes longer."""
         low, high = 0, 1 << 20
         while low < high:
             middle = (low + high + 1) // 2
@@ -153,10 +153,10 @@ class Roofline:
     def hand_off(
         self, num_tokens: float, num_cached_tokens: float, link: NetworkLink, chunk_tokens: float
     ) -> HandOffEstimate:
-        """One prompt's KV over `link` to a worker that holds none of it: each chunk moves while the next is computed.
+        """Transfer of one prompt's KV over `link` to a worker that holds none of it, overlapped with prefill by chunks.
 
-        Blocks that prefill had cached move from the start. What is left when prefill ends is exposed: the last chunk,
-        or more when the link is slower than prefill.
+        Blocks cached by the prefill worker are sent from the start. The time left when prefill ends is exposed: that of
+        the last chunk, or more if the link is slower than prefill.
         """
         num_bytes = self.model.kv_bytes(num_tokens)
         ms = link.latency_ms + 1000 * num_bytes / link.usable_bytes_per_s
@@ -169,10 +169,10 @@ class Roofline:
 
     @property
     def speed(self) -> Speed:
-        """The linear model of the same worker, nowhere faster than the roofline up to 256 requests of full windows.
+        """Linear speed model of the worker, never faster than the roofline up to 256 requests with full windows.
 
-        Prompts: windowed layers cost as if every query saw a whole window. Steps: the chord from 0 to 256 requests of
-        the products' time, which bends up where the batch becomes bound by compute.
+        Prompts: windowed layers cost as if every query attended to a full window. Steps: the chord from 0 to 256
+        requests of the matrix products' time, which is convex: it grows once the batch is compute-bound.
         """
         return Speed(self._prefill_speed(), self._decode_speed())
 
@@ -209,7 +209,7 @@ class Roofline:
         return self.bytes_per_s * self.assumptions.mbu
 
     def _products_ms(self, num_running: float) -> float:
-        """Of one step: every weight is read once, and multiplied once for each request."""
+        """Time of a step's matrix products: every weight is read once, and multiplied once per request."""
         sweep_s = self.model.swept_weight_bytes(num_running) / self._reached_bytes_per_s
         compute_s = 2.0 * num_running * self.model.num_active_parameters / (self._product_flops * self.assumptions.mfu)
         return 1000 * max(sweep_s, compute_s)
@@ -219,12 +219,12 @@ class Roofline:
 
     @property
     def _reduce_latency_ms(self) -> float:
-        """Two sums a layer over the worker's accelerators; none on one."""
+        """Latency of two all-reduces per layer over the worker's accelerators; 0 with one accelerator."""
         return 2 * self.model.num_layers * self.assumptions.all_reduce_ms if self.num_accelerators > 1 else 0.0
 
     @property
     def _reduce_ms_per_token(self) -> float:
-        """Each sum sends and gets `2 (n - 1) / n` times a token's 16-bit hidden state (ring)."""
+        """Transfer time of a ring all-reduce: `2 (n - 1) / n` times a token's 16-bit hidden state, twice per layer."""
         n = self.num_accelerators
         num_bytes = 2 * self.model.num_layers * self.model.hidden_size * 2 * 2 * (n - 1) / n
         return 1000 * num_bytes / self.hardware.peer_bytes_per_s
@@ -233,12 +233,12 @@ class Roofline:
 def worker_speed(
     model: ModelCost, hardware: Accelerator, *, num_accelerators: int = 1, assumptions: Assumptions = TYPICAL
 ) -> Speed:
-    """Speed that a planner assumes of such a worker until it has measured one."""
+    """Speed that a planner assumes for such a worker until one has been measured."""
     return Roofline(model, hardware, num_accelerators, assumptions).speed
 
 
 def kv_tokens(
     model: ModelCost, hardware: Accelerator, *, num_accelerators: int = 1, assumptions: Assumptions = TYPICAL
 ) -> int:
-    """Tokens whose KV fits such a worker; 0 when the weights do not fit."""
+    """Number of tokens whose KV fits such a worker; 0 if the weights do not fit."""
     return Roofline(model, hardware, num_accelerators, assumptions).kv_tokens

@@ -1,6 +1,6 @@
-"""Rules that clusters scale by, as they are published; here to be compared with. Simplifications are named at each.
+"""Published autoscaling rules, as baselines for comparison. Each class names its simplifications.
 
-All are told the same as our planner, and none is given less than its source has.
+All get the same observations as our planner, which contain everything the published rules use.
 """
 
 import math
@@ -14,7 +14,7 @@ from tandem.routing.speed import PrefillWork
 
 @dataclass(frozen=True, slots=True)
 class FixedPools:
-    """Never anything else."""
+    """Keeps the numbers of replicas constant."""
 
     num_prefill: int
     num_decode: int
@@ -24,10 +24,10 @@ class FixedPools:
 
 
 class UtilisationRule:
-    """Kubernetes HPA v2 on utilisation: `ceil(replicas x use / target)` within 10 % tolerance, down after 300 s.
+    """Kubernetes HPA v2 on utilisation: `ceil(replicas x use / target)` outside a 10 % tolerance, down after 300 s.
 
-    Prefill's use is the share of time it computes, decode's its KV: what a cluster would export for it. Replicas that
-    start count as unused when it grows, as the HPA counts pods that are not ready.
+    The use of prefill is its share of busy time, that of decode its share of KV in use, as a cluster would export them.
+    Starting replicas count as unused, as the HPA counts pods that are not ready when it scales up.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class UtilisationRule:
         )
 
     def _wanted(self, pool: PoolState, used: float) -> int:
-        """`used`: replicas' worth of use among the ready ones."""
+        """Recommended replicas. `used`: use summed over the ready replicas, in replicas."""
         if pool.num_ready == 0 or abs(used / pool.num_ready / self._target - 1) <= self._tolerance:
             return pool.num_wanted
         return math.ceil(used / self._target - 1e-9)
 
 
 class QueueRule:
-    """KEDA on waiting requests, as production-stack ships it: one replica for every 5 that wait; decode by KV at 80 %.
+    """KEDA on waiting requests, as production-stack ships it: one replica per 5 waiting; decode by KV at 80 %.
 
-    With nothing waiting it wants the minimum, 300 s later.
+    If nothing waits, it scales down to the minimum after 300 s.
     """
 
     def __init__(self, settings: PlannerConfig, target: float = 5.0, stabilisation_s: float = 300.0) -> None:
@@ -88,7 +88,7 @@ class QueueRule:
 
 
 class _Stabilised:
-    """The highest recommendation of the last while: the HPA's window for scaling down. It begins with what it found."""
+    """Highest recommendation of the last `span_s` (the HPA's stabilisation window), starting with the initial size."""
 
     def __init__(self, span_s: float) -> None:
         self._span_s = span_s
@@ -104,7 +104,7 @@ class _Stabilised:
 
 
 def _busy(observation: Observation) -> float:
-    """Prefill workers that computed: what arrived or waited, at most all of them."""
+    """Mean number of busy prefill workers: the work that arrived or waits, at most all ready ones."""
     traffic, pool = observation.traffic, observation.prefill
     if pool.speed is None or traffic.num_requests == 0 or traffic.duration_s <= 0:
         return 0.0
@@ -116,7 +116,7 @@ def _busy(observation: Observation) -> float:
 
 
 def _kv_used(pool: PoolState) -> float:
-    """Workers' worth of KV that is taken."""
+    """KV in use, in units of one worker's capacity."""
     return pool.num_context_tokens / pool.kv_tokens if pool.kv_tokens else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Inputs and result of a plan: objectives and limits in, pools and predicted latencies out. Values only."""
+"""Inputs and results of sizing: objectives and limits, pools and predicted latencies. Values only."""
 
 import math
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from tandem.planning.roofline import HandOffEstimate, Roofline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goals:
-    """Objectives, and the limits that a pool is kept under.
+    """Objectives, and limits of a pool's use.
 
     Args:
-        ttft_ms, tpot_ms: that `share` of the requests shall meet.
-        max_use: share of a prefill worker's time, and of a decode worker's KV, that may be taken in the steady state.
-        max_link_use: share of a link's usable rate, likewise.
-        max_running: requests that a decode worker runs at once.
-        chunk_tokens: prompt tokens of one step, after which KV is handed on.
+        ttft_ms, tpot_ms: latencies that `share` of the requests must meet.
+        max_use: maximum share of a prefill worker's time, and of a decode worker's KV, in use in the steady state.
+        max_link_use: maximum share of a link's usable rate in use.
+        max_running: maximum number of requests that a decode worker runs at once.
+        chunk_tokens: prompt tokens of one prefill step, after which their KV is sent.
     """
 
     ttft_ms: float
@@ -45,7 +45,7 @@ class Goals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentSite:
-    """Two kinds of workers, what lies between them, and what is asked of them."""
+    """Deployment to size: prefill and decode workers, the link between them, the workload and the objectives."""
 
     prefill: Roofline
     decode: Roofline
@@ -54,20 +54,22 @@ class DeploymentSite:
     goals: Goals
 
     def hand_off(self, num_prompt_tokens: float) -> HandOffEstimate:
-        """Of one such prompt."""
+        """Hand-off of a prompt of this length."""
         cached = self.profile.cached(num_prompt_tokens)
         return self.prefill.hand_off(num_prompt_tokens, cached, self.link, self.goals.chunk_tokens)
 
     def link_bytes_per_s(self, rate_per_s: float) -> float:
-        """KV that all prefill workers together send, as if no decode worker held any of it."""
+        """Bytes of KV per second that all prefill workers send, assuming that decode workers hold none of it."""
         prompts = [prompt for prompt, _ in self.profile.lengths]
         return rate_per_s * math.fsum(map(self.prefill.model.kv_bytes, prompts)) / len(prompts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizedPool:
-    """Workers of one kind, and why so many. Uses are shares: of the time by prompts, of KV when there are many
-    requests, of the link's usable rate. None: not what this pool is short of.
+    """Number of workers of one kind, with the need that determines it.
+
+    limit: name of that need. time_use: share of time spent on prompts. kv_use: share of KV in use at the percentile.
+    link_use: share of the link's usable rate. None: does not apply to this pool.
     """
 
     num_workers: int
@@ -81,7 +83,7 @@ class SizedPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedLatency:
-    """Of all requests: the mean, and what the objective's share of them stays within. Milliseconds."""
+    """Latency of all requests in milliseconds: the mean, and the percentile of the objective (`high_ms`)."""
 
     mean_ms: float
     high_ms: float
@@ -89,12 +91,12 @@ class PredictedLatency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """Pools for one rate: prefill and decode, or one that does both (`decode` is None).
+    """Pools for one request rate: prefill and decode, or one aggregated pool (`decode` is None).
 
     Args:
-        num_running: requests that decode at once in each worker, in the mean.
-        longest_gap_ms: the longest time between two tokens of a request that is usual, once it decodes.
-        problems: which objective cannot be met at any count, and why; empty = all are met.
+        num_running: mean number of requests decoding at once on each worker.
+        longest_gap_ms: longest usual time between two tokens of a decoding request.
+        problems: objectives that no number of workers meets, with reasons; empty = all are met.
     """
 
     rate_per_s: float
@@ -119,5 +121,5 @@ class Sizing:
         return math.fsum(pool.usd_per_hour for pool in self.pools)
 
     def usd_per_million(self, num_tokens_of_request: float) -> float:
-        """Cost of a million tokens, of which each request has so many."""
+        """Cost of a million tokens, given the tokens of one request."""
         return self.usd_per_hour / (3600 * self.rate_per_s * num_tokens_of_request) * 1e6

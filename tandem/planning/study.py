@@ -1,4 +1,4 @@
-"""Everything that a plan answers, for one site at one rate or several: workers in figures, pools, the alternative."""
+"""Sizing study of one site at one or several rates: facts on the workers, pools, and the aggregated alternative."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from tandem.planning.worker_facts import WorkerFacts, worker_facts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizedDeployment:
-    """Pools for one rate. `together`: workers that do both instead, of the cheaper of the two kinds."""
+    """Pools for one rate. `apart`: prefill and decode pools; `together`: aggregated workers of the cheaper kind."""
 
     apart: Sizing
     together: Sizing
@@ -22,7 +22,7 @@ class SizedDeployment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """One site. `choices` are in the order of the rates; the hand-off is of the longest prompt that goals speak of."""
+    """Results for one site. `choices`: by rate, in order. `hand_off`: of a prompt at the objective's percentile."""
 
     site: DeploymentSite
     prefill: WorkerFacts
@@ -32,12 +32,12 @@ class Study:
 
     @property
     def peak(self) -> SizedDeployment:
-        """That of the highest rate."""
+        """The choice for the highest rate."""
         return max(self.choices, key=lambda choice: choice.apart.rate_per_s)
 
     @property
     def fits(self) -> bool:
-        """Whether both kinds of workers hold the model and its longest request; sizes mean nothing otherwise."""
+        """Whether both kinds of workers hold the model and its longest request; if not, the sizes are meaningless."""
         longest = self.site.profile.longest
         return all(
             roofline.kv_memory_bytes >= roofline.model.kv_bytes(longest)
@@ -46,10 +46,10 @@ class Study:
 
 
 def study(site: DeploymentSite, rates_per_s: Sequence[float]) -> Study:
-    """Plan for each of the rates.
+    """Sizes the site for each of the rates, in requests per second.
 
     Raises:
-        ConfigurationError: there is none, or one is not above zero.
+        ConfigurationError: no rate is given, or one is not above zero.
     """
     if not rates_per_s or not all(0 < rate < 1e6 for rate in rates_per_s):
         raise ConfigurationError(f"rates {list(rates_per_s)}: give one or more, each above zero requests a second")

@@ -1,4 +1,4 @@
-"""NVIDIA Dynamo's published planner, as its documents describe it in 2026; here to be compared with."""
+"""NVIDIA Dynamo's published planner, as documented in 2026, as a baseline for comparison."""
 
 import math
 
@@ -11,11 +11,11 @@ from tandem.routing.speed import PrefillWork, Speed
 
 
 class TwoLoopRule:
-    """NVIDIA Dynamo's published planner: a slow loop sets the least sizes, a quick one moves by one replica.
+    """NVIDIA Dynamo's published planner: a slow loop sets minimum sizes, a fast one changes them by one replica.
 
-    Slow, every 180 s: demand of the last interval over one worker's throughput. Quick, every 5 s: up when the TTFT (or
-    the step's time) estimated from queues is over the objective, down when the remaining workers would stay under 0.8
-    of it; while replicas start it only watches. Simplified: queues are levelled, so "every engine" is the pool's mean.
+    Slow, every 180 s: demand of the last interval over one worker's throughput. Fast, every 5 s: up if the TTFT (or
+    the step time) estimated from queues exceeds the objective, down if the remaining workers would stay below 0.8 of
+    it; no change while replicas start. Simplified: queues are balanced, so "every engine" is the pool's mean.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class TwoLoopRule:
         )
 
     def _moved(self, pool: PoolState, ratios: tuple[float, float]) -> int:
-        """`ratios`: estimated latency over its objective with all workers, and with one less."""
+        """Size after the fast loop. `ratios`: estimated latency over objective with all workers, and with one less."""
         if pool.num_ready != pool.num_wanted:
             return pool.num_wanted
         if ratios[0] > 1:
@@ -76,7 +76,7 @@ class TwoLoopRule:
         return pool.num_wanted - 1 if pool.num_wanted > 1 and ratios[1] < self._safety else pool.num_wanted
 
     def _ttft_ratio(self, pool: PoolState, speed: Speed) -> tuple[float, float]:
-        """Each worker's queue, and then one prompt more."""
+        """Ratios for TTFT: time of each worker's queue plus one more prompt, over the objective."""
         load = self._demand.now()
         own_ms = speed.prefill.prompt_ms(
             round(load.num_prompt_tokens), round(load.num_prompt_tokens - load.num_missing_tokens)

@@ -1,6 +1,6 @@
 """Waiting time for one of several servers: the M/G/c approximation, as pure arithmetic.
 
-Erlang's C gives the chance to wait at all; waits beyond that are exponential (Allen and Cunneen; Tijms, "A First Course
+Erlang's C gives the probability of waiting; waits are then exponential (Allen and Cunneen; Tijms, "A First Course
 in Stochastic Models", ch. 9). Exact for exponential service times, and for c = 1 in the mean (Pollaczek-Khinchine).
 """
 
@@ -8,7 +8,7 @@ import math
 
 
 def waiting_chance(num_servers: int, offered: float) -> float:
-    """Erlang C: the share of arrivals that find all servers busy. `offered`: mean number of servers kept busy."""
+    """Erlang C: share of arrivals that find all servers busy. `offered`: mean number of servers kept busy."""
     if offered <= 0:
         return 0.0
     if offered >= num_servers:
@@ -37,5 +37,5 @@ def wait_quantile(num_servers: int, offered: float, service: float, variation: f
 
 
 def _longer(num_servers: int, offered: float, service: float, variation: float) -> float:
-    """The mean wait of those that wait."""
+    """Mean wait of the arrivals that have to wait."""
     return service * (1 + variation**2) / 2 / (num_servers - offered)

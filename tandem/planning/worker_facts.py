@@ -1,4 +1,4 @@
-"""One kind of worker in figures: what it holds, what prompts and steps take at best and likely. Values for reports."""
+"""Facts on one kind of worker for reports: capacity, best-case and likely times of prompts and steps. Values only."""
 
 from dataclasses import dataclass, replace
 
@@ -9,7 +9,7 @@ from tandem.planning.sizing import Goals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """Work on the roofline: FLOP per byte, and FLOP per second that it likely reaches."""
+    """Point on the roofline: FLOP per byte, and the FLOP per second likely to be reached."""
 
     intensity: float
     flops: float
@@ -17,13 +17,13 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFacts:
-    """`floor`: every peak reached and nothing else in the way. Contexts are means, prompts as said.
+    """Capacity and times of one kind of worker. `*_floor_ms`: lower bounds, with every peak reached and no overhead.
 
     Args:
-        prompt_tokens: the prompt that the objective's share of requests do not exceed; it is computed uncached.
-        swept_bytes, step_ms: of a decode step of one request at the end of such a prompt.
-        num_fitting: requests of the mean context that KV has room for.
-        num_within_tpot: requests of the mean context whose step meets the objective.
+        prompt_tokens: prompt length at the objective's percentile; the prompt is computed without cache.
+        swept_bytes, step_ms: bytes read and time of a decode step of one request at the end of such a prompt.
+        num_fitting: number of requests with the mean context that fit the KV memory.
+        num_within_tpot: number of requests with the mean context whose step meets the TPOT objective.
     """
 
     hardware: str
@@ -45,17 +45,17 @@ class WorkerFacts:
 
     @property
     def kv_bytes_per_s(self) -> float:
-        """KV that prefill makes. A slower link does not keep up; a faster one fetches a prefix sooner than that."""
+        """Rate at which prefill produces KV: a slower link falls behind; a faster one beats recomputing a prefix."""
         return 1000 * self.prompt_kv_bytes / self.prefill_ms
 
     @property
     def tokens_per_s(self) -> float:
-        """Of one request alone, at best."""
+        """Upper bound of the token rate of one request alone."""
         return 1000 / self.step_floor_ms
 
 
 def worker_facts(roofline: Roofline, profile: Profile, goals: Goals) -> WorkerFacts:
-    """Facts of such a worker under that workload."""
+    """Computes the facts of a worker under a workload."""
     model, prompt = roofline.model, profile.prompt_at(goals.share)
     floor = replace(roofline, assumptions=replace(IDEAL, products_8bit=roofline.assumptions.products_8bit))
     return WorkerFacts(
@@ -79,7 +79,7 @@ def worker_facts(roofline: Roofline, profile: Profile, goals: Goals) -> WorkerFa
 
 
 def prefill_point(roofline: Roofline, num_tokens: float, num_cached_tokens: float = 0) -> Point:
-    """One prompt on the roofline."""
+    """Point of one prompt on the roofline."""
     flops = roofline.prefill_flops(num_tokens, num_cached_tokens)
     return Point(
         intensity=flops / roofline.prefill_bytes(num_tokens, num_cached_tokens),
@@ -88,7 +88,7 @@ def prefill_point(roofline: Roofline, num_tokens: float, num_cached_tokens: floa
 
 
 def decode_point(roofline: Roofline, num_running: float, context_tokens: float) -> Point:
-    """One decode step on the roofline."""
+    """Point of one decode step on the roofline."""
     flops = roofline.step_flops(num_running, context_tokens)
     return Point(
         intensity=flops / roofline.step_bytes(num_running, context_tokens),

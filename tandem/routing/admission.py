@@ -1,6 +1,6 @@
-"""Limits of admission: the reasons for a refusal, and the time to ask again.
+"""Admission limits: reasons for refusing a request, and the time after which to retry.
 
-A refusal is an answer, not an exception. `retry_after_s` comes from the queues; None means that asking again is no use.
+A refusal is returned, not raised. `retry_after_s` is derived from the queues; None means that retrying cannot help.
 """
 
 from collections.abc import Iterable
@@ -16,14 +16,14 @@ _MIN_RETRY_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionLimits:
-    """What the router tolerates. Times in seconds except where named otherwise.
+    """Limits of the router. Times are in seconds unless the name says otherwise.
 
-    fresh_s: up to this age a report is taken at its word; older ones cost their extra age.
-    dead_s: without a report for so long, a worker gets nothing.
-    forget_s: without a report for so long, a worker is forgotten.
-    settle_s: a request sent this long before a report's figures were asked for is counted in them.
-    max_ttft_ms: requests predicted to wait longer are refused, unless they say themselves what they tolerate.
-    max_local_tokens: a decode worker prefills a prompt itself when it lacks at most this much of it.
+    fresh_s: a report up to this age has no penalty; beyond it, the excess age is added to the worker's cost.
+    dead_s: a worker without a report for this long gets no requests.
+    forget_s: a worker without a report for this long is removed.
+    settle_s: a request sent at least this long before a report's figures were asked for is included in them.
+    max_ttft_ms: a request predicted to wait longer is refused, unless it carries a TTFT limit of its own.
+    max_local_tokens: a decode worker may prefill a prompt itself if it lacks at most this many of its tokens.
     """
 
     fresh_s: float = 0.75
@@ -44,7 +44,7 @@ class AdmissionLimits:
 
 
 class RefusalReason(StrEnum):
-    """Why nobody can take a request now."""
+    """Reasons why no worker can accept a request now."""
 
     NO_WORKER = "no_worker"  # none is alive for its fingerprints and roles
     TOO_LONG = "too_long"  # it fits no worker even when that is empty
@@ -54,7 +54,7 @@ class RefusalReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """No, and why. `retry_after_s` None: the same request can never succeed here."""
+    """Refusal of a request, with its reason. `retry_after_s` None: the same request can never succeed here."""
 
     reason: RefusalReason
     retry_after_s: float | None
@@ -62,7 +62,7 @@ class Refusal:
 
 
 def num_lacking_blocks(request: RequestShape, snapshot: WorkerSnapshot) -> int:
-    """Blocks that a decode worker needs for the prompt it lacks and the output it may expect."""
+    """Blocks that a decode worker must allocate: the prompt's blocks it does not hold and the expected output's."""
     num_tokens = request.num_tokens + request.num_expected_output
     return num_blocks_of(num_tokens, snapshot.worker.block_size) - num_cached_blocks(request, snapshot.worker)
 
@@ -81,14 +81,15 @@ def refuse_long(request: RequestShape) -> Refusal:
 
 
 def refuse_full(request: RequestShape, decodes: Iterable[WorkerSnapshot]) -> Refusal:
-    """All memory is taken: ask again when the first worker is expected to have freed enough."""
+    """Refusal because no decode worker has enough free blocks; retry when the first is expected to have them."""
     retry_after_s = min(_until_room_s(request, decode) for decode in decodes)
     return Refusal(RefusalReason.NO_BLOCKS, max(_MIN_RETRY_S, retry_after_s), "every decode worker's KV cache is full")
 
 
 def refuse_late(request: RequestShape, candidates: Candidates) -> Refusal:
-    """The queues are too long: ask again when the shortest has drained to what is tolerated, or altogether where the
-    prompt by itself takes longer than that.
+    """Refusal because the queues are too long for the TTFT limit.
+
+    Retry when the shortest queue has drained enough; if the prompt alone exceeds the router's limit, when it is empty.
     """
     soonest_ms, prompt_ms = min(
         (worker.wait_ms(candidates.now_s) + prompt_ms, prompt_ms)
@@ -102,7 +103,9 @@ def refuse_late(request: RequestShape, candidates: Candidates) -> Refusal:
 
 
 def _until_room_s(request: RequestShape, decode: WorkerSnapshot) -> float:
-    """Running requests are half done on average and free their blocks one after another."""
+    """Expected seconds until enough blocks are free, assuming that running requests are half done on average and
+    finish one after another.
+    """
     if decode.num_running == 0:
         return 0.0
     num_used = decode.worker.num_total_blocks - decode.num_free_blocks

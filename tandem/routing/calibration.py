@@ -1,8 +1,8 @@
-"""The coefficients of each kind of worker, learned online from what workers measure.
+"""Calibration of speed models: coefficients per kind of worker, learned online from the times workers measure.
 
-Weighted least squares on relative errors, with coefficients of zero or more and exponential forgetting that quickens
-when errors keep one sign. What the samples leave open is decided by a weak pull towards the prior's proportions, at the
-scale the samples show. A worker's first samples (compilation, cold caches) are dropped, and outliers count less the
+Weighted least squares on relative errors, with non-negative coefficients and exponential forgetting, which is faster
+while errors keep the same sign. A weak prior fixes the proportions that the samples do not determine, at the scale of
+the samples. A worker's first samples (compilation, cold caches) are dropped, and outliers are weighted less the
 further they are from the usual error.
 """
 
@@ -20,9 +20,12 @@ _MAX_WORKERS = 65_536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationSettings:
-    """memory: samples that count, roughly. num_warmup: first samples of a worker that do not. prior_weight: in samples.
+    """Settings of the calibration.
 
-    outlier: errors beyond so many times the usual one are scaled down to it.
+    memory: approximate number of recent samples that count.
+    num_warmup: first samples of a worker, which are dropped.
+    prior_weight: weight of the prior, in samples.
+    outlier: an error larger than this multiple of the usual error is scaled down to that multiple.
     """
 
     memory: float = 64.0
@@ -33,7 +36,7 @@ class CalibrationSettings:
 
 @dataclass(frozen=True, slots=True)
 class FitError:
-    """How far predictions were off before each sample was learned from; relative, exponentially averaged."""
+    """Relative error of predictions, each measured before its sample was learned from; exponential averages."""
 
     num_samples: int = 0
     mean: float = 0.0
@@ -41,7 +44,7 @@ class FitError:
 
 
 class Fit:
-    """Three coefficients of a linear model. Unknowns are their ratios to the prior, so all have one scale."""
+    """Fit of a linear model's three coefficients, solved for their ratios to the prior so that all have one scale."""
 
     def __init__(self, prior: Vector, settings: CalibrationSettings) -> None:
         if len(prior) != 3 or not all(math.isfinite(value) and value > 0 for value in prior):
@@ -109,7 +112,7 @@ class Fit:
 
 
 class Calibration:
-    """Speeds by kind of worker. `priors` names kinds known beforehand; others start from `default`."""
+    """Calibrated speeds by kind of worker. `priors`: initial speeds of known kinds; others start from `default`."""
 
     def __init__(
         self,
@@ -125,12 +128,12 @@ class Calibration:
         self._num_seen: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def speed(self, kind: str) -> Speed:
-        """The present estimate; the same object until a sample of this kind arrives."""
+        """Returns the current estimate; the same object until a sample of this kind arrives."""
         found = self._speeds.get(kind)
         return found if found is not None else self._priors.get(kind, self._default)
 
     def observe_prefill(self, worker_id: str, kind: str, work: PrefillWork, measured_ms: float) -> None:
-        """A worker computed `work` in this time, waiting excluded."""
+        """Learn from a prefill: a worker computed `work` in `measured_ms`, time in the queue excluded."""
         if self._is_warm(worker_id, "prefill"):
             prefill, _ = self._fit(kind)
             prefill.observe((work.num_requests, work.num_tokens, work.num_pairs), measured_ms)
@@ -139,7 +142,7 @@ class Calibration:
     def observe_step(
         self, worker_id: str, kind: str, num_running: int, num_context_tokens: int, measured_ms: float
     ) -> None:
-        """A worker's decode step (or the mean of some like it) took this time."""
+        """Learn from a decode step, or from the mean of several similar ones."""
         if self._is_warm(worker_id, "decode"):
             _, decode = self._fit(kind)
             decode.observe((1.0, num_running, num_context_tokens), measured_ms)
@@ -150,7 +153,7 @@ class Calibration:
         return {kind: (prefill.error, decode.error) for kind, (prefill, decode) in self._fits.items()}
 
     def forget(self, worker_id: str) -> None:
-        """A worker is gone; whoever comes under its id is cold again."""
+        """Remove a worker: the next one with this id starts with warm-up samples again."""
         for stage in ("prefill", "decode"):
             self._num_seen.pop((worker_id, stage), None)
 

@@ -13,16 +13,17 @@ from tandem.routing.speed import PrefillWork, Speed
 
 @dataclass(frozen=True, slots=True)
 class WorkerSnapshot:
-    """One worker, as far as the router knows.
+    """One worker as the router knows it: its last report with the requests sent since added.
 
-    worker_id, reported_at_s, num_total_blocks: the worker's, at hand for a decision's inner loops.
+    worker_id, reported_at_s, num_total_blocks: copies of `worker`'s fields, for speed in inner loops.
     joined_step_ms: a decode step with one request more, whose context is not counted yet.
     free_at_s: when its queue of prompts will be empty.
-    stale_from_s: from when its report is too old to be taken at its word.
+    stale_from_s: time after which its report has a staleness penalty.
     queued, num_running, num_context_tokens, num_free_blocks, num_awaiting_kv: the report's figures with in-flight
         requests added.
-    turn: when it was last chosen; among equals the lowest goes first, so nobody is preferred for ever. Unique.
-    aside_until_s: set aside for being slow: nothing is sent before, then one request at a time. -inf: in service.
+    turn: number of the decision that last chose it, unique; the lowest wins a tie, so that ties rotate.
+    aside_until_s: end of its ejection as an outlier: nothing is sent before, then one request at a time. -inf: in
+        service.
     """
 
     worker: WorkerState
@@ -42,17 +43,21 @@ class WorkerSnapshot:
     aside_until_s: float = -math.inf
 
     def wait_ms(self, now_s: float) -> float:
-        """How long a prompt would wait for those before it."""
+        """Milliseconds that a new prompt would wait in the queue."""
         return max(0.0, 1000.0 * (self.free_at_s - now_s))
 
     def staleness_ms(self, now_s: float) -> float:
-        """What an old report costs: its age beyond what is normal, for that long it may have been wrong."""
+        """Penalty of an old report: its age beyond `stale_from_s`, for as long as it may have been wrong."""
         return max(0.0, 1000.0 * (now_s - self.stale_from_s))
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Who serves a request. `prefill` None: decode computes the prompt. `holder`: prefill fetches the prefix there."""
+    """Workers that serve a request.
+
+    prefill: None if the decode worker computes the prompt.
+    holder: worker from which the prefill worker fetches the cached prefix, if any.
+    """
 
     prefill: WorkerSnapshot | None
     decode: WorkerSnapshot
@@ -61,10 +66,11 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """Workers of one fingerprint that may be chosen: alive, not draining, not excluded, with room.
+    """Workers of one KV-compatibility fingerprint that may be chosen: alive, not draining, not excluded, with space.
 
-    holders: who may be fetched from if it reported since `oldest_s`, whatever its role; draining ones are among them.
-    max_ttft_ms: a choice predicted to take longer is refused. max_local_tokens: what decode may prefill itself.
+    holders: workers of every role, draining ones included; KV may be fetched from those that reported since `oldest_s`.
+    max_ttft_ms: a choice with a later predicted first token is refused.
+    max_local_tokens: the most missing prompt tokens that a decode worker may prefill itself.
     """
 
     prefill: Sequence[WorkerSnapshot]
@@ -78,7 +84,7 @@ class Candidates:
 
 
 def num_cached_blocks(request: RequestShape, worker: WorkerState) -> int:
-    """Leading blocks `worker` can skip; the prompt's last token is always computed, for its logits."""
+    """Leading blocks that `worker` need not compute; the prompt's last token is always computed, for its logits."""
     return min(request.leading_blocks.get(worker.worker_id, 0), (request.num_tokens - 1) // worker.block_size)
 
 

@@ -1,7 +1,7 @@
-"""Cost of a pairing, in milliseconds: the definition that `search` minimises and records keep.
+"""Cost of a pairing, in milliseconds: the definition that `search` minimises and decision records keep.
 
-The currency is request-milliseconds: this request's own time plus the delay it causes to those it joins. More cached
-tokens never cost more, and a slower link never costs less.
+The cost is this request's own time plus the delays it causes to the requests it joins, summed over them. More cached
+tokens never raise the cost, and a slower link never lowers it.
 """
 
 from dataclasses import dataclass
@@ -13,12 +13,13 @@ from tandem.routing.speed import DecodeSpeed
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Every term of a choice's cost. Queue, fetch and prefill end with the first token.
+    """Terms of a choice's predicted cost. Queue, fetch and prefill add up to the time to the first token.
 
     fetch_ms: the part of a remote prefix's fetch that outlasts the queue.
-    transfer_ms: the part of the hand-off that outlasts prefill.
-    decode_ms: the request's own decoding. slowdown_ms: delay of those already there, and objectives put at risk.
-    staleness_ms: mistrust of old reports.
+    transfer_ms: the part of the KV hand-off that outlasts prefill.
+    decode_ms: the request's own decoding.
+    slowdown_ms: delays of requests already on the workers, and the penalty for TPOT objectives missed.
+    staleness_ms: penalty for old reports.
     """
 
     queue_ms: float
@@ -62,7 +63,7 @@ def predict(request: RequestShape, choice: Placement, links: Links, now_s: float
 
 
 def full_fetch_ms(request: RequestShape, worker: WorkerSnapshot, holder: WorkerSnapshot, link: LinkState) -> float:
-    """Fetching what `holder` has of the prefix and `worker` lacks. It goes on while the worker's queue drains."""
+    """Time to fetch the prefix blocks that `holder` has and `worker` lacks, part of which may overlap with queueing."""
     num_blocks = num_cached_blocks(request, holder.worker) - num_cached_blocks(request, worker.worker)
     return link.ms(num_blocks * worker.worker.block_bytes)
 
@@ -70,7 +71,7 @@ def full_fetch_ms(request: RequestShape, worker: WorkerSnapshot, holder: WorkerS
 def exposed_ms(
     request: RequestShape, prefill: WorkerSnapshot, decode: WorkerSnapshot, link: LinkState, prefill_ms: float
 ) -> float:
-    """The hand-off's time after prefill ends: the last chunk, or more where the link is slower than prefill."""
+    """Time of the hand-off after prefill ends: that of the last chunk, or more if the link is slower than prefill."""
     block_size = decode.worker.block_size
     num_lacking = num_blocks_of(request.num_tokens, block_size) - num_cached_blocks(request, decode.worker)
     num_last = min(num_lacking, num_blocks_of(prefill.worker.chunk_tokens, block_size))
@@ -79,9 +80,10 @@ def exposed_ms(
 
 
 def decoding_ms(request: RequestShape, decode: WorkerSnapshot) -> tuple[float, float]:
-    """(The request's own decoding in the batch it joins, what joining takes from that batch).
+    """(Time of the request's own decoding in the batch it joins, total delay of the requests already in that batch).
 
-    Steps get longer for everybody there while the request runs, and a TPOT objective may be missed by all.
+    The request lengthens every step of the batch while it runs. A step beyond its TPOT objective adds the excess once
+    per request in the batch.
     """
     context_ms, longer_ms = step_parts_ms(request, decode.speed.decode)
     step_ms = decode.joined_step_ms + context_ms
@@ -92,14 +94,14 @@ def decoding_ms(request: RequestShape, decode: WorkerSnapshot) -> tuple[float, f
 
 
 def step_parts_ms(request: RequestShape, speed: DecodeSpeed) -> tuple[float, float]:
-    """(What the request's context adds to a step, what it adds altogether), at the mean of its context's lengths."""
+    """(Time the request's context adds to a step, time the whole request adds), at its mean context length."""
     context_ms = speed.ms_per_context_token * (request.num_tokens + request.num_expected_output / 2)
     return context_ms, speed.ms_per_request + context_ms
 
 
 def stall_ms(decode: WorkerSnapshot, prefill_ms: float) -> float:
-    """What a prompt computed beside a decode batch takes from each request in it; a step's overhead they pay anyway.
-    Requests that wait for their KV are not in it yet.
+    """Total delay of a decode batch by a prompt computed on the same worker, without the overhead of a step, which the
+    batch pays anyway. Requests that wait for their KV are not in the batch yet.
     """
     num_delayed = max(0, decode.num_running - decode.num_awaiting_kv)
     return num_delayed * max(0.0, prefill_ms - decode.speed.prefill.ms_per_request)

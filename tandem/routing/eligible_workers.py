@@ -1,6 +1,6 @@
 """Eligible workers of a decision: the rows of a worker table that are not excluded, as a sequence.
 
-Invariant: good for the decision it was made for; the next change of the table moves its rows.
+Valid for one decision only: the next change of the table may move its rows.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ Rows = NDArray[np.intp]
 
 
 class EligibleWorkers(Sequence[WorkerSnapshot]):
-    """The table's workers without the barred ones, in no order that means anything."""
+    """Workers of a table except the barred ones, in arbitrary order."""
 
     def __init__(self, table: WorkerTable, barred: Mask | None = None) -> None:
         self.table = table
@@ -26,19 +26,19 @@ class EligibleWorkers(Sequence[WorkerSnapshot]):
 
     @staticmethod
     def of(snapshots: Sequence[WorkerSnapshot], links: Links) -> "EligibleWorkers":
-        """These; the same object if they are one already."""
+        """Returns `snapshots` as eligible workers; the same object if they are already."""
         return (
             snapshots if isinstance(snapshots, EligibleWorkers) else EligibleWorkers(WorkerTable.of(snapshots, links))
         )
 
     @property
     def columns(self) -> Columns:
-        """Of the whole table, barred ones included."""
+        """Columns of the whole table, barred workers included."""
         return self.table.columns
 
     @property
     def block_size(self) -> int:
-        """Tokens; workers of a pool agree on it. 1 where there is nobody."""
+        """Tokens per block, equal for all workers of a pool; 1 if the table is empty."""
         snapshots = self.table.snapshots
         return snapshots[0].worker.block_size if snapshots else 1
 
@@ -59,11 +59,11 @@ class EligibleWorkers(Sequence[WorkerSnapshot]):
         return list(self)[key]
 
     def without(self, barred: Mask) -> "EligibleWorkers":
-        """With these barred too."""
+        """Returns the eligible workers without those of a row mask."""
         return EligibleWorkers(self.table, barred if self._barred is None else self._barred | barred)
 
     def without_ids(self, worker_ids: Iterable[str]) -> "EligibleWorkers":
-        """With these barred too, where they are there."""
+        """Returns the eligible workers without these ids; ids that are not in the table are ignored."""
         rows = [row for row in map(self.table.row_of, worker_ids) if row is not None]
         if not rows:
             return self
@@ -72,24 +72,24 @@ class EligibleWorkers(Sequence[WorkerSnapshot]):
         return self.without(barred)
 
     def forbid(self, costs: Floats) -> Floats:
-        """`costs`, whose last dimension goes by row, with infinite ones for whoever is barred."""
+        """Returns `costs`, whose last dimension is the row, after setting those of barred workers to infinity."""
         if self._barred is not None:
             costs[..., self._barred] = np.inf
         return costs
 
     def cached_blocks(self, request: RequestShape) -> Floats:
-        """By row, leading blocks of the prompt that a worker can skip; `num_cached_blocks` of all."""
+        """Leading blocks of the prompt that each worker need not compute, by row: `num_cached_blocks` of all rows."""
         if not request.leading_blocks:
             return np.zeros(len(self.table))
         most = (request.num_tokens - 1) // self.block_size
         return np.minimum(self.table.scattered(request.leading_blocks), most)
 
     def first(self, costs: Floats) -> int:
-        """The row of least cost; among equals, the one chosen longest ago."""
+        """The row of least cost; ties go to the worker chosen longest ago."""
         rows = np.flatnonzero(costs <= costs.min())
         return int(rows[0] if len(rows) == 1 else rows[self.columns.turn[rows].argmin()])
 
     def ranked(self, costs: Floats, limit: float) -> Rows:
-        """Rows of costs below `limit`, the least first; among equals, the one chosen longest ago."""
+        """Rows with costs below `limit`, cheapest first; ties go to the worker chosen longest ago."""
         rows = np.flatnonzero(costs < limit)
         return rows[np.lexsort((self.columns.turn[rows], costs[rows]))]

@@ -1,7 +1,8 @@
-"""All workers as the router knows them: their last reports, and what was sent to them since.
+"""All workers known to the router: their last reports plus the requests sent to them since.
 
-Invariant: a snapshot is its report plus every delta the report cannot include yet. A delta ends with the request, or
-with a report of figures asked for long enough after it was sent, so a lost request cannot weigh on a worker for ever.
+Invariant: a snapshot is the report plus the delta of every sent request that the report cannot include yet. A delta
+is dropped when its request ends, or when a report's figures were asked for at least `settle_s` after it was sent, so a
+lost request does not load a worker for ever.
 Owned by one thread. Decides nothing.
 """
 
@@ -25,7 +26,7 @@ _FIRST_TURNS = 1 << 52  # NOTE: first turns are random and below all later ones,
 
 @dataclass(frozen=True, slots=True)
 class _Delta:
-    """What one request just sent adds to one worker."""
+    """Load that one request, sent recently, adds to one worker."""
 
     sent_at_s: float
     work: PrefillWork = NO_WORK
@@ -36,7 +37,7 @@ class _Delta:
 
 
 class WorkerPool:
-    """Workers of one fingerprint: only they may exchange blocks."""
+    """Workers of one KV-compatibility fingerprint; only workers of the same pool can exchange KV blocks."""
 
     def __init__(self, links: Links) -> None:
         self.prefill = WorkerTable(links)
@@ -60,7 +61,10 @@ class WorkerPool:
 
 
 class Fleet:
-    """Snapshots in, candidates out. `speed_of`: a kind's calibrated speed; `seed` sets the first order of turns."""
+    """Keeps worker snapshots by pool and selects the candidates of each decision.
+
+    speed_of: the calibrated speed of a kind of worker. seed: determines how the first ties are broken.
+    """
 
     def __init__(self, limits: AdmissionLimits, links: Links, speed_of: Callable[[str], Speed], seed: int = 0) -> None:
         self.limits = limits
@@ -74,7 +78,7 @@ class Fleet:
         self._swept_at_s = float("-inf")
 
     def report(self, state: WorkerState, aside_until_s: float = IN_SERVICE) -> None:
-        """Take a worker's news, and until when it is set aside. News older than what is known is ignored."""
+        """Store a worker's report and the end of its ejection as an outlier; ignores a report older than the last."""
         known = self.snapshot(state.worker_id)
         if known is not None and state.reported_at_s < known.worker.reported_at_s:
             return
@@ -108,12 +112,12 @@ class Fleet:
         return len(self._pool_of)
 
     def pools(self, request: RequestShape) -> Iterable[WorkerPool]:
-        """Where the request may be served."""
+        """Returns the pools that may serve the request."""
         wanted = request.fingerprints
         return [pool for fingerprint, pool in self._pools.items() if wanted is None or fingerprint in wanted]
 
     def candidates(self, request: RequestShape, pool: WorkerPool, now_s: float) -> Candidates:
-        """Who may be chosen, except for what decode workers have room for at the moment."""
+        """Returns the workers that may be chosen; free space of decode workers is not considered yet."""
         self._sweep(now_s)
         self._refresh_links()
         max_ttft_ms = request.max_ttft_ms if request.max_ttft_ms is not None else self.limits.max_ttft_ms
@@ -134,7 +138,7 @@ class Fleet:
     def spares(
         self, request: RequestShape, prefill_id: str, decode_id: str, now_s: float, num_spares: int
     ) -> Sequence[str]:
-        """Other prefill workers of the same pool for when `prefill_id` fails, the shortest wait first."""
+        """Returns other prefill workers of the same pool, to use if `prefill_id` fails; shortest wait first."""
         pool = self._pools[self._pool_of[prefill_id]]
         others = self._eligible(pool.prefill, request, request.num_tokens, now_s).without_ids(
             (prefill_id, *self.links.cut_into(decode_id))
@@ -148,11 +152,11 @@ class Fleet:
         return spares
 
     def is_served(self, request: RequestShape, now_s: float) -> bool:
-        """Whether anybody alive could decode a request like this one, if it were short."""
+        """Whether any live worker could decode this request if it were short."""
         return any(self._eligible(self._decodes(request, pool), request, 1, now_s) for pool in self.pools(request))
 
     def _eligible(self, table: WorkerTable, request: RequestShape, num_tokens: int, now_s: float) -> EligibleWorkers:
-        """Alive, not excluded, large enough when empty, and not set aside while there is another."""
+        """Returns workers that are alive, not excluded, large enough when empty, and not ejected (unless all are)."""
         eligible, columns = EligibleWorkers(table), table.columns
         oldest_s = now_s - self.limits.dead_s
         if columns.reported_at_s.min(initial=np.inf) < oldest_s:
@@ -176,7 +180,7 @@ class Fleet:
                 self._pools[fingerprint].refresh_link(worker_id)
 
     def _sweep(self, now_s: float) -> None:
-        """Bounded memory: forget whom nobody has heard of for long."""
+        """Remove workers that have not reported for `forget_s`, to bound memory."""
         if now_s - self._swept_at_s < self.limits.forget_s:
             return
         self._swept_at_s = now_s
@@ -186,7 +190,7 @@ class Fleet:
                 self.remove(snapshot.worker_id)
 
     def sent(self, request: RequestShape, choice: Placement, now_s: float) -> None:
-        """Count a request at the workers it goes to until their reports do."""
+        """Add a request's load to its workers until their reports include it."""
         first = choice.prefill or choice.decode
         source = choice.holder or first
         work = PrefillWork.of(request.num_tokens, num_cached_tokens(request, source.worker))
@@ -204,7 +208,7 @@ class Fleet:
             self._add(choice.decode, request.request_id, replace(serving, num_awaiting_kv=1))
 
     def over(self, request_id: str, worker_ids: Iterable[str]) -> None:
-        """A request has ended or moved on: count it no longer where the reports have not taken over."""
+        """Remove the load of a request that ended or moved, on workers whose reports do not include it yet."""
         for worker_id in worker_ids:
             if self._deltas.get(worker_id, {}).pop(request_id, None) is not None:
                 snapshot = self.snapshot(worker_id)
@@ -234,7 +238,7 @@ def snapshot_of(
     turn: int = 0,
     aside_until_s: float = IN_SERVICE,
 ) -> WorkerSnapshot:
-    """A report with what was sent since, in the order it was sent."""
+    """Snapshot of a worker: its report with the requests sent since added, in the order they were sent."""
     snapshot = WorkerSnapshot(
         worker=state,
         speed=speed,
@@ -258,7 +262,7 @@ def snapshot_of(
 
 
 def _with_delta(snapshot: WorkerSnapshot, delta: _Delta, turn: int) -> WorkerSnapshot:
-    """`snapshot` with one request more."""
+    """Returns `snapshot` with the load of one more request."""
     speed = snapshot.speed
     num_running = snapshot.num_running + delta.num_running
     num_context_tokens = snapshot.num_context_tokens + delta.num_context_tokens
@@ -283,7 +287,7 @@ def _with_delta(snapshot: WorkerSnapshot, delta: _Delta, turn: int) -> WorkerSna
 
 
 def _without_aside(eligible: EligibleWorkers, now_s: float) -> EligibleWorkers:
-    """Without the workers set aside, but for those that may be probed and have nothing to do; all where no other is."""
+    """Returns workers that are in service, and ejected ones that are due for a probe and idle; all if none is left."""
     columns = eligible.columns
     if columns.aside_until_s.max(initial=IN_SERVICE) == IN_SERVICE:
         return eligible

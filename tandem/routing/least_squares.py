@@ -1,4 +1,4 @@
-"""Least squares with unknowns of zero or more, solved exactly: they are few enough to try every face."""
+"""Non-negative least squares, solved exactly: unknowns are few enough to try every set of positive ones."""
 
 from itertools import combinations
 
@@ -9,7 +9,7 @@ Matrix = tuple[tuple[float, ...], ...]
 def solve_nonnegative(products: Matrix, targets: Vector) -> Vector:
     """The x >= 0 that minimises x·A·x / 2 - b·x, for a symmetric positive definite A of a few rows.
 
-    The minimum lies inside the face of the unknowns that are positive; faces are tried from the largest down.
+    The minimum is the unconstrained one over the unknowns that are positive; sets of them are tried, largest first.
     """
     num_unknowns = len(targets)
     best: Vector = (0.0,) * num_unknowns

@@ -1,10 +1,10 @@
-"""Outlier ejection: sets a worker aside that is several times as slow as its peers, and probes it until it is not.
+"""Outlier ejection: sets aside a worker that is several times slower than its peers, and probes it until it recovers.
 
-Peers are workers of one pool, kind and role: other hardware has its own calibrated speed and is priced instead. A
-worker in service is set aside after some slow rounds in a row. Its time over, it may have one request at a time, and
-what those show returns it to service or sets it aside for twice as long. Invariant: at most half of the peers are set
-aside, so a peer that serves alone never is. Owned by one thread; decides from what workers measured, on a clock of the
-caller's, so routers that hear the same measurements come to the same end.
+Peers are workers of the same pool, kind and role: other hardware has its own calibrated speed, which the cost takes
+into account. A worker in service is set aside after several slow rounds in a row. After its time aside it gets one
+request at a time, and their measured times return it to service or set it aside for twice as long. Invariant: at most
+half of the peers are set aside, so a worker without peers never is. Owned by one thread; the time is an argument, so
+routers that receive the same measurements decide the same.
 """
 
 import math
@@ -25,7 +25,7 @@ _Peers = tuple[str, str, str]  # fingerprint, kind, role
 
 
 class MeasuredStage(StrEnum):
-    """What a measurement is of; the two have speeds of their own."""
+    """Stage that a measurement belongs to; each stage has its own speed model."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -33,15 +33,16 @@ class MeasuredStage(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutlierSettings:
-    """Times in seconds.
+    """Settings of outlier ejection. Times in seconds.
 
-    factor: a round is slow from so many times the median of the peers; infinite sets nobody aside.
-    round_s, num_samples: a round lasts at least so long and has at least so many measurements.
-    num_rounds: so many slow rounds in a row set aside, and so many others while probed return to service.
-    num_probes: so many slow rounds in a row set aside again; the first steps after a long rest are slow by themselves.
-    fresh_s: a peer's last round counts for so long.
-    first_s, longest_s: the first time aside, and the bound of its doubling.
-    calm: back in service for so many times its last time aside, a worker starts from `first_s` again.
+    factor: a round is slow if it takes at least this multiple of the peers' median; infinity disables ejection.
+    round_s, num_samples: minimum duration of a round and minimum number of its measurements.
+    num_rounds: slow rounds in a row that set a worker aside; also the normal rounds in a row that end its probing.
+    num_probes: slow rounds in a row that set a probed worker aside again; the first steps after a long idle time are
+        slow anyway.
+    fresh_s: time for which a peer's last round counts in the median.
+    first_s, longest_s: the first time aside, and the upper bound of its doubling.
+    calm: a worker in service for this multiple of its last time aside starts from `first_s` again.
     """
 
     factor: float = 4.0
@@ -65,8 +66,10 @@ class OutlierSettings:
 
 @dataclass(frozen=True, slots=True)
 class OutlierVerdict:
-    """until_s: nothing is sent before, then one request at a time; `IN_SERVICE`: as to any other. slowness: times the
-    peers' median when it was last set aside.
+    """Verdict on one worker.
+
+    until_s: no requests are sent before this time, then one at a time; `IN_SERVICE`: no restriction.
+    slowness: multiple of the peers' median when it was last set aside.
     """
 
     until_s: float = IN_SERVICE
@@ -79,8 +82,10 @@ class OutlierVerdict:
 
 @dataclass(slots=True)
 class _Worker:
-    """aside_s: how long it was set aside last. slow_stage: for which of the two. num_well: rounds of that stage in this
-    probing that were not slow.
+    """State of one worker.
+
+    aside_s: duration of its last time aside. slow_stage: stage for which it was set aside. num_well: rounds of that
+    stage in a row that were not slow while probed.
     """
 
     peers: _Peers
@@ -102,7 +107,7 @@ class _Median:
 
 
 class Outliers:
-    """`observe` measurements, then `judge` at every report. `forget` a worker that is gone for good.
+    """Detects slow workers: call `observe` for measurements, `judge` at every report, `forget` for removed workers.
 
     Args:
         speed_of: a kind's calibrated speed.
@@ -118,11 +123,10 @@ class Outliers:
     def observe(
         self, state: WorkerState, stage: MeasuredStage, features: Vector, measured_ms: float, now_s: float
     ) -> None:
-        """Count a measurement, with `features` as for the stage's `Fit`; one of a worker that is set aside does not
-        count before it may be probed.
+        """Add a measurement, with `features` as for the stage's `Fit`; ignored while the worker may not be probed yet.
 
         Raises:
-            InvalidRequestError: the time is no finite number above zero.
+            InvalidRequestError: `measured_ms` is not a finite number above zero.
         """
         if not (math.isfinite(measured_ms) and measured_ms > 0):
             raise InvalidRequestError(
@@ -133,7 +137,7 @@ class Outliers:
             worker.paces[stage].observe(features, measured_ms, now_s)
 
     def judge(self, state: WorkerState, now_s: float) -> OutlierVerdict:
-        """The verdict on a worker that has just reported."""
+        """Returns the verdict on a worker that has just reported, with its completed rounds taken into account."""
         worker = self._known(state)
         for stage, pace in worker.paces.items():
             if pace.close_round(now_s, self._settings.round_s, self._settings.num_samples):
@@ -142,12 +146,12 @@ class Outliers:
         return worker.verdict
 
     def verdict(self, worker_id: str) -> OutlierVerdict:
-        """The last one; in service where nothing is known."""
+        """Returns a worker's last verdict; in service for an unknown worker."""
         worker = self._workers.get(worker_id)
         return OutlierVerdict() if worker is None else worker.verdict
 
     def leave(self, worker_id: str) -> None:
-        """A worker is away: it is nobody's peer until it reports again; what was found of it is kept."""
+        """Remove a worker from its peers until it reports again; its state is kept."""
         worker = self._workers.get(worker_id)
         if worker is not None and worker.is_present:
             worker.is_present = False
@@ -159,7 +163,7 @@ class Outliers:
                     self._medians.pop((worker.peers, stage), None)
 
     def forget(self, worker_id: str) -> None:
-        """A worker is gone for good, or another has its id."""
+        """Remove a worker and its state: it is gone for good, or another worker has its id."""
         self.leave(worker_id)
         self._workers.pop(worker_id, None)
 
@@ -176,7 +180,9 @@ class Outliers:
         return worker
 
     def _weigh(self, worker: _Worker, stage: MeasuredStage, slowness: float, now_s: float) -> None:
-        """What one closed round changes. NOTE: rounds of the other stage say nothing of the one that was slow."""
+        """Update the verdict after one closed round. NOTE: while a worker is probed, only normal rounds of the stage
+        that was slow count towards its return.
+        """
         is_slow, pace = slowness >= self._settings.factor, worker.paces[stage]
         pace.num_slow = pace.num_slow + 1 if is_slow else 0
         if worker.verdict.is_aside:
@@ -199,12 +205,12 @@ class Outliers:
             pace.discard_round()
 
     def _may_lose_one(self, peers: _Peers) -> bool:
-        """Whether at most half of them are set aside with one more."""
+        """Whether at most half of the peers are set aside after one more."""
         num_aside = sum(worker.verdict.is_aside for worker in self._peers(peers))
         return num_aside + 1 <= len(self._present[peers]) // 2
 
     def _median(self, peers: _Peers, stage: MeasuredStage, now_s: float) -> float:
-        """The lower median of the peers' last rounds, this worker's own included; looked up once in a round's time."""
+        """Lower median of the peers' last rounds, this worker's included; cached for half of `round_s`."""
         known = self._medians.get((peers, stage))
         if known is None or not 0 <= now_s - known.at_s < self._settings.round_s / 2:
             oldest_s = now_s - self._settings.fresh_s

@@ -1,7 +1,7 @@
-"""Snapshots + policy + what is in flight → a decision, kept with its prediction until its outcome is known.
+"""Picks the prefill and decode workers of each request, and keeps predicted beside measured times.
 
-Invariant: no request is refused while an admissible choice exists, whatever the policy: where it finds none, the
-search of all choices has the last word. Owned by one thread; never blocks, never does I/O.
+Invariant: no request is refused while an admissible choice exists, whatever the policy: if the policy finds none, the
+search of all choices decides. Owned by one thread; never blocks, never does I/O.
 """
 
 from collections import OrderedDict
@@ -24,7 +24,7 @@ DEFAULT_MAX_RECORDS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """Who serves a request, by worker id. `prefill_id` None: decode computes the prompt itself."""
+    """Ids of the workers that serve a request. `prefill_id` None: the decode worker computes the prompt itself."""
 
     prefill_id: str | None
     decode_id: str
@@ -34,7 +34,7 @@ class Pairing:
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecord:
-    """One decision, for operators and for the error of predictions."""
+    """Record of one decision, shown to operators and used to measure the error of predictions."""
 
     request_id: str
     decided_at_s: float
@@ -51,7 +51,7 @@ class DecisionRecord:
 
 
 class Pairer:
-    """The router's decision. Reports go to `fleet`, requests to `pair`, outcomes to `settle`."""
+    """Decides pairings. Pass worker reports to `fleet`, requests to `pair` and measured times to `settle`."""
 
     def __init__(self, fleet: Fleet, policy: RoutingPolicy, max_records: int = DEFAULT_MAX_RECORDS) -> None:
         if max_records < 1:
@@ -66,7 +66,7 @@ class Pairer:
         return self._policy.name
 
     def pair(self, request: RequestShape, now_s: float) -> Pairing | Refusal:
-        """Decide, count the request at its workers, and record the decision."""
+        """Choose workers, add the request's load to their snapshots, and record the decision."""
         self._stop_counting(request.request_id)
         answer = self._decide(request, now_s)
         record = DecisionRecord(request.request_id, now_s, self._policy.name, answer)
@@ -77,7 +77,7 @@ class Pairer:
         return answer
 
     def settle(self, outcome: Settlement) -> DecisionRecord | None:
-        """Record what became of a request and stop counting it. None: its record is gone, or never was."""
+        """Record a request's measured times and remove its load from the snapshots; None if it has no record."""
         self._stop_counting(outcome.request_id)
         record = self._records.get(outcome.request_id)
         if record is not None:
@@ -85,11 +85,11 @@ class Pairer:
         return record
 
     def records(self) -> Sequence[DecisionRecord]:
-        """The latest decisions, oldest first."""
+        """Returns the latest decisions, oldest first."""
         return tuple(self._records.values())
 
     def _stop_counting(self, request_id: str) -> None:
-        """Where the request was sent before; a second pairing replaces the first."""
+        """Remove the request's load from the workers it was sent to before; a second pairing replaces the first."""
         record = self._records.get(request_id)
         if record is not None and isinstance(record.answer, Pairing):
             ids = (record.answer.prefill_id, record.answer.decode_id)
@@ -106,7 +106,7 @@ class Pairer:
         return self._place(request, roomy)
 
     def _place(self, request: RequestShape, roomy: Sequence[Candidates]) -> Pairing | Refusal:
-        """The cheapest of the pools' choices."""
+        """Returns the cheapest of the pools' choices, or a refusal if no pool meets the limits."""
         best = self._cheapest(request, roomy)
         if best is None and request.max_ttft_ms is None:
             best = self._cheapest(request, [without_queue(request, found) for found in roomy])
@@ -135,8 +135,8 @@ class Pairer:
 
 
 def without_queue(request: RequestShape, candidates: Candidates) -> Candidates:
-    """With a limit that lets a worker without a queue take the request, however long its prompt takes by itself: asking
-    again later would not make that shorter.
+    """Returns the candidates with a TTFT limit that an idle worker always meets, however long the prompt takes by
+    itself: retrying later would not make that shorter.
     """
     workers = candidates.prefill or candidates.decode
     alone_ms = min(w.speed.prefill.prompt_ms(request.num_tokens, num_cached_tokens(request, w.worker)) for w in workers)
@@ -144,7 +144,7 @@ def without_queue(request: RequestShape, candidates: Candidates) -> Candidates:
 
 
 def with_room(request: RequestShape, candidates: Candidates) -> Candidates:
-    """Without the decode workers whose memory is taken. One that has the request already keeps it."""
+    """Returns the candidates without decode workers that lack free blocks; a decode worker already assigned remains."""
     if request.decode_id is not None:
         return candidates
     eligible = EligibleWorkers.of(candidates.decode, candidates.links)
@@ -156,7 +156,7 @@ def with_room(request: RequestShape, candidates: Candidates) -> Candidates:
 
 
 def _is_cut(choice: Placement, links: Links) -> bool:
-    """Whether its hand-off would not get through; most policies look at workers only."""
+    """Whether the choice's hand-off uses a cut link, which most policies do not check."""
     return choice.prefill is not None and choice.prefill.worker_id in links.cut_into(choice.decode.worker_id)
 
 

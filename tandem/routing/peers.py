@@ -1,7 +1,7 @@
-"""Published formulas of other routers as policies, to be compared with in benchmarks. Nothing serves with them.
+"""Published formulas of other routers as policies, for comparison in benchmarks only.
 
-Each chooses the prefill worker by its formula and the decode worker by load. Where a source leaves something open, the
-class says how it was read.
+Each chooses the prefill worker by its formula and the decode worker by load. If a source is ambiguous, the class
+states the interpretation.
 """
 
 from tandem.routing.candidates import Candidates, Placement, WorkerSnapshot, num_cached_tokens
@@ -10,9 +10,9 @@ from tandem.routing.snapshot import RequestShape
 
 
 class DynamoLinear:
-    """`prefill_blocks_left + decode_blocks + incoming_blocks`, argmin.
+    """Dynamo: the minimum of `prefill_blocks_left + decode_blocks + incoming_blocks`.
 
-    `decode_blocks` of a prefill worker is read as the blocks of the requests it holds.
+    `decode_blocks` of a prefill worker is interpreted as the blocks of the requests it holds.
     """
 
     name = "dynamo linear"
@@ -26,7 +26,7 @@ class DynamoLinear:
 
 
 class DynamoProduct:
-    """ "lmetric": `prefill_left * (decode_blocks + 1)`, argmin; the incoming prompt counts as left."""
+    """Dynamo's "lmetric": the minimum of `prefill_left * (decode_blocks + 1)`, incoming prompt included."""
 
     name = "lmetric"
 
@@ -62,9 +62,9 @@ class WeightedScores:
 
 
 class CacheAware:
-    """SGLang's gateway: the shortest queue when the loads are out of balance, else the longest match above a share.
+    """SGLang's gateway: the shortest queue if loads are out of balance, else the longest prefix match above a share.
 
-    Below that share it takes the smallest cache tree; that is read as the shortest queue.
+    Below that share the source picks the smallest cache tree, interpreted here as the shortest queue.
     """
 
     name = "sglang"

@@ -1,8 +1,8 @@
-"""The seam of routing and its implementations: cost, which serves, and the simple ones it is compared with.
+"""Interface of routing policies and its implementations: predicted cost, and simpler policies for comparison.
 
-A policy picks among candidates that are all possible; it never sees a dead, draining or incompatible worker. None means
-that it finds nobody within the limits; `pairing` then asks `search` before it refuses. Ties go to the worker chosen
-longest ago, so no policy prefers a worker for ever.
+All candidates a policy sees are usable: none is dead, draining or incompatible. It returns None if none meets the
+limits; `pairing` then tries `search` before it refuses. Ties go to the worker chosen longest ago, so no policy
+prefers a worker for ever.
 """
 
 import random
@@ -19,13 +19,15 @@ MAX_SESSIONS = 65_536
 
 
 class RoutingPolicy(Protocol):
-    """Who serves a request, given who may."""
+    """Chooses the workers that serve a request among the candidates."""
 
     @property
     def name(self) -> str: ...
 
     def choose(self, request: RequestShape, candidates: Candidates) -> Placement | None:
-        """A choice among `candidates`. Called for every request, by one thread; may keep state of bounded size."""
+        """Returns a choice, or None if none meets the limits. Called once per request and pool, by one thread; may keep
+        state of bounded size.
+        """
         ...
 
 
@@ -42,7 +44,7 @@ class PredictedCost:
 
 
 class RoundRobin:
-    """Whoever was chosen longest ago."""
+    """The worker chosen longest ago."""
 
     name = "round robin"
 
@@ -51,7 +53,7 @@ class RoundRobin:
 
 
 class Random:
-    """Anybody."""
+    """Any worker, at random."""
 
     name = "random"
 
@@ -74,7 +76,7 @@ class LeastLoaded:
 
 
 class PrefixOnly:
-    """The longest cached prefix. All requests that share a first block end on few workers: here for comparison."""
+    """The longest cached prefix. Requests that share a first block all go to few workers; for comparison only."""
 
     name = "prefix only"
 
@@ -86,7 +88,7 @@ class PrefixOnly:
 
 
 class SessionSticky:
-    """A session stays on its workers while they are there; a new one, or none, goes to the least loaded."""
+    """Keeps a session on its workers while they are candidates; other requests go to the least loaded."""
 
     name = "session sticky"
 
@@ -107,7 +109,7 @@ class SessionSticky:
         return choice
 
     def __len__(self) -> int:
-        """Sessions remembered."""
+        """Number of sessions remembered."""
         return len(self._homes)
 
     def _remember(self, session_id: str, choice: Placement, former_prefill_id: str) -> None:
@@ -129,7 +131,11 @@ POLICIES: dict[str, Callable[[], RoutingPolicy]] = {
 
 
 def policy_named(name: str) -> RoutingPolicy:
-    """A new policy by the name it has in settings."""
+    """Creates the policy that has this name in settings.
+
+    Raises:
+        ConfigurationError: the name is unknown.
+    """
     try:
         return POLICIES[name]()
     except KeyError:
@@ -137,7 +143,7 @@ def policy_named(name: str) -> RoutingPolicy:
 
 
 def in_time(request: RequestShape, candidates: Candidates) -> Sequence[WorkerSnapshot]:
-    """The prefill workers whose first token is predicted within the limit; decode workers where no other prefills."""
+    """Returns the prefill workers with a predicted TTFT within the limit; decode workers if no other can prefill."""
     computing = candidates.prefill or candidates.decode
     if candidates.max_ttft_ms == float("inf"):
         return computing
@@ -151,7 +157,7 @@ def in_time(request: RequestShape, candidates: Candidates) -> Sequence[WorkerSna
 
 
 def least(snapshots: Iterable[WorkerSnapshot], score: Callable[[WorkerSnapshot], float]) -> WorkerSnapshot | None:
-    """The lowest score; among equals, chosen longest ago."""
+    """Returns the worker with the lowest score; ties go to the one chosen longest ago."""
     return min(snapshots, key=lambda snapshot: (score(snapshot), snapshot.turn), default=None)
 
 
@@ -169,7 +175,7 @@ def pair_of(
     prefill: WorkerSnapshot | None,
     score: Callable[[WorkerSnapshot], float],
 ) -> Placement | None:
-    """`prefill` with the other worker that scores least for decode, which serves alone where no other prefills."""
+    """Returns `prefill` with the other worker of lowest decode score; that worker alone if nobody else prefills."""
     if not candidates.prefill:
         alone = least(in_time(request, candidates), score)
         return None if alone is None else Placement(None, alone)

@@ -1,6 +1,6 @@
-"""`cost` in columns: what its parts cost at every worker at once, and the least that a pair's part can be.
+"""Vectorised form of `cost`: its terms for all workers at once, and lower bounds for pairs.
 
-Invariant: equal to what `cost` says, and a bound never above it, but for rounding.
+Invariant: up to rounding, values equal those of `cost` and bounds never exceed them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,11 @@ from tandem.routing.worker_table import Columns, Floats, WorkerTable
 
 @dataclass(frozen=True, slots=True)
 class PrefixOptions:
-    """The ways to the first token: what is missing is computed, or some of it fetched from a holder before.
+    """Ways to compute a prompt on each worker: alone, or after fetching part of the prefix from a holder.
 
-    holders: of each way; None computes. ttft_ms [num_ways, num_workers]: mistrust of old reports included; infinite
-    where it is not to be had. prefill_ms [num_ways, num_workers]: its last part, during which the hand-off goes on.
+    holders: holder of each way; None computes all that is missing.
+    ttft_ms [num_ways, num_workers]: time to the first token with the staleness penalty; infinite if not admissible.
+    prefill_ms [num_ways, num_workers]: the part of it spent computing, during which the hand-off already runs.
     """
 
     holders: Sequence[WorkerSnapshot | None]
@@ -28,12 +29,12 @@ class PrefixOptions:
 
 
 def wait_ms(columns: Columns, now_s: float) -> Floats:
-    """`WorkerSnapshot.wait_ms` of each."""
+    """`WorkerSnapshot.wait_ms` of every worker. [num_workers]"""
     return np.maximum(0.0, 1000.0 * (columns.free_at_s - now_s))
 
 
 def decode_ms(request: RequestShape, eligible: EligibleWorkers, now_s: float) -> Floats:
-    """What decoding costs at each worker, with the mistrust of an old report; infinite for barred ones."""
+    """Cost of decoding on each worker with its staleness penalty, infinite for barred workers. [num_workers]"""
     columns = eligible.columns
     context_ms = columns.decode_ms_per_context_token * (request.num_tokens + request.num_expected_output / 2)
     step_ms = columns.joined_step_ms + context_ms
@@ -51,7 +52,7 @@ def ways_of(
     now_s: float,
     max_ttft_ms: float,
 ) -> PrefixOptions:
-    """All ways of all prefill workers; those whose first token comes later than `max_ttft_ms` are not to be had."""
+    """All ways on all prefill workers; those with a first token later than `max_ttft_ms` are not admissible."""
     columns, held_blocks = eligible.columns, eligible.cached_blocks(request)
     queue_ms, computing_ms = (
         wait_ms(columns, now_s),
@@ -76,9 +77,9 @@ def ways_of(
 
 
 class HandOffCosts:
-    """What decode costs and what it lacks, for `exposed_ms` added to it.
+    """Costs of decode workers including the hand-off (`exposed_ms`) of the blocks they lack.
 
-    costs_ms: `decode_ms` of those who are still to be considered.
+    costs_ms: `decode_ms` of each worker; set to infinity once a worker has been considered. [num_decodes]
     """
 
     def __init__(self, request: RequestShape, decodes: EligibleWorkers, held_blocks: Floats, costs_ms: Floats) -> None:
@@ -87,7 +88,7 @@ class HandOffCosts:
         self.costs_ms = costs_ms
 
     def least_ms(self, ways: PrefixOptions, least_chunk_blocks: float) -> Floats:
-        """The least cost of every decode worker, each over its best link, whatever the way."""
+        """Lower bound of each decode worker's cost, over its best link and the best way. [num_decodes]"""
         columns = self._decodes.columns
         block_ms = 1000.0 * columns.block_bytes / columns.best_bytes_per_s
         last_ms = ways.ttft_ms.min() + block_ms * np.minimum(self._num_lacking, least_chunk_blocks)
@@ -96,7 +97,7 @@ class HandOffCosts:
         return self.costs_ms + columns.best_latency_ms + least_ms
 
     def into(self, row: int, prefills: EligibleWorkers, ways: PrefixOptions, links: Links) -> Floats:
-        """[num_ways, num_prefills]: the whole cost of choices with one decode worker."""
+        """Total cost of the choices with the decode worker of `row`. [num_ways, num_prefills]"""
         decode, num_lacking = self._decodes.table.snapshots[row], self._num_lacking[row]
         byte_ms, latency_ms = _link_columns(prefills.table, links.into(decode.worker_id), links.default)
         block_ms = decode.worker.block_bytes * byte_ms
@@ -105,7 +106,7 @@ class HandOffCosts:
         return _without(prefills, decode, exposed_ms + ways.ttft_ms + self.costs_ms[row])
 
     def out_of(self, row: int, prefills: EligibleWorkers, ways: PrefixOptions, links: Links) -> Floats:
-        """[num_ways, num_decodes]: the whole cost of choices with one prefill worker."""
+        """Total cost of the choices with the prefill worker of `row`. [num_ways, num_decodes]"""
         prefill, num_lacking = prefills.table.snapshots[row], self._num_lacking
         byte_ms, latency_ms = _link_columns(self._decodes.table, links.out_of(prefill.worker_id), links.default)
         block_ms = self._decodes.columns.block_bytes * byte_ms
@@ -117,7 +118,7 @@ class HandOffCosts:
 def local_ms(
     request: RequestShape, decodes: EligibleWorkers, held_blocks: Floats, costs_ms: Floats, now_s: float
 ) -> tuple[Floats, Floats]:
-    """(Time to the first token, whole cost) where each decode worker computes the prompt itself."""
+    """(Time to the first token, total cost) if each decode worker computes the prompt itself. Each [num_decodes]."""
     columns = decodes.columns
     prefill_ms = _prompt_ms(columns, request.num_tokens, held_blocks * decodes.block_size)
     ttft_ms = wait_ms(columns, now_s) + prefill_ms
@@ -127,14 +128,14 @@ def local_ms(
 
 
 def _staleness_ms(columns: Columns, now_s: float) -> Floats | float:
-    """`WorkerSnapshot.staleness_ms` of each; 0 when all reports are young."""
+    """`WorkerSnapshot.staleness_ms` of every worker; the number 0 if all reports are recent."""
     if now_s <= columns.stale_from_s.min(initial=np.inf):
         return 0.0
     return np.maximum(0.0, 1000.0 * (now_s - columns.stale_from_s))
 
 
 def _prompt_ms(columns: Columns, num_tokens: int, num_cached_tokens: Floats | float) -> Floats:
-    """`PrefillSpeed.prompt_ms` of each."""
+    """`PrefillSpeed.prompt_ms` of every worker."""
     missing = num_tokens - num_cached_tokens
     pairs = missing * (num_cached_tokens + missing / 2)
     return columns.prefill_ms_per_request + columns.prefill_ms_per_token * missing + columns.prefill_ms_per_pair * pairs
@@ -143,7 +144,7 @@ def _prompt_ms(columns: Columns, num_tokens: int, num_cached_tokens: Floats | fl
 def _link_columns(
     table: WorkerTable, measured: Mapping[str, LinkState], default: LinkState
 ) -> tuple[Floats | float, Floats | float]:
-    """(Milliseconds a byte, latency) between one worker and each of a table; numbers where nothing was measured."""
+    """(Milliseconds per byte, latency) between one worker and each of a table; plain numbers if none was measured."""
     byte_ms = 1000.0 / default.bytes_per_s
     if not measured:
         return byte_ms, default.latency_ms
@@ -153,7 +154,7 @@ def _link_columns(
 
 
 def _without(eligible: EligibleWorkers, snapshot: WorkerSnapshot, costs_ms: Floats) -> Floats:
-    """Nobody hands anything over to itself."""
+    """Returns `costs_ms` with that of `snapshot` set to infinity: no worker hands over to itself."""
     row = eligible.table.row_of(snapshot.worker_id)
     if row is not None:
         costs_ms[:, row] = np.inf

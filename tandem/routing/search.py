@@ -1,9 +1,9 @@
 """The cheapest choice, exactly, without pricing every pair of prefill and decode worker.
 
-A choice's cost is a part of prefill, a part of decode and a part of their link. In turn the likeliest decode worker is
-priced with all prefill workers, and the likeliest prefill worker with all decode workers; both are then done with.
-That goes on until no bound of those left, over the best links there are, can beat the best found. Never chooses what
-the candidates' limits forbid; ties go to the worker whose turn is longest ago.
+A choice's cost is the sum of a prefill part, a decode part and a part for their link. Alternately, the most promising
+decode worker is priced with all prefill workers, and the most promising prefill worker with all decode workers; each
+is then removed. The search ends when no lower bound of the remaining workers, over the best links, is below the best
+cost found. Never exceeds the candidates' limits; ties go to the worker chosen longest ago.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,16 +25,16 @@ _ROUNDING = 1 - 1e-12  # NOTE: bounds add up in another order than costs
 def cheapest(
     request: RequestShape, candidates: Candidates, num_fetch_sources: int = DEFAULT_FETCH_SOURCES
 ) -> Placement | None:
-    """The admissible choice of least predicted cost, or None when the limits forbid every one.
+    """Returns the admissible choice of least predicted cost, or None if there is none.
 
     A prefix may be fetched from the `num_fetch_sources` workers that hold most of it. A prompt of at most
-    `SHORT_TOKENS` is handed over only where no decode worker may compute it.
+    `SHORT_TOKENS` is prefilled by a separate worker only if no decode worker may compute it.
     """
     return _Search(request, candidates, num_fetch_sources).run() if candidates.decode else None
 
 
 class _Search:
-    """One decision. Workers are named by their rows; an infinite cost rules one out."""
+    """Search for one decision. Workers are referred to by table row; an infinite cost excludes one."""
 
     def __init__(self, request: RequestShape, candidates: Candidates, num_fetch_sources: int) -> None:
         self._request = request
@@ -89,7 +89,7 @@ class _Search:
         ways.ttft_ms[:, row] = np.inf
 
     def _keep(self, totals_ms: Floats, prefill: int, decode: int, ways: PrefixOptions) -> None:
-        """Take a pair's best way if it beats the best choice."""
+        """Make the pair's cheapest way the best choice if it costs less."""
         way = int(totals_ms.argmin())
         if totals_ms[way] < self._best_ms * _ROUNDING:
             self._best_ms = float(totals_ms[way])
@@ -97,7 +97,9 @@ class _Search:
             self._best = Placement(*snapshots, ways.holders[way])
 
     def _try_local(self, max_tokens: int) -> None:
-        """Let decode compute the prompt: what it lacks must be short, unless that is its role too."""
+        """Consider decode workers that compute the prompt themselves: those that lack at most `max_tokens` of it, and
+        those whose role includes prefill.
+        """
         request, eligible, candidates = self._request, self._decodes, self._candidates
         least_blocks = (request.num_tokens - max_tokens) / eligible.block_size
         forbidden = (self._held_blocks < least_blocks) & (eligible.columns.does_both == 0)
@@ -111,7 +113,7 @@ class _Search:
 
 
 def _fetch_sources(request: RequestShape, candidates: Candidates, num_sources: int) -> list[WorkerSnapshot]:
-    """Those that hold most of the prefix."""
+    """Returns the live workers that hold most of the prefix."""
     holders, oldest_s = candidates.holders, candidates.oldest_s
     if num_sources < 1 or not request.leading_blocks:
         return []

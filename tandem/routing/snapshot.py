@@ -16,7 +16,7 @@ MAX_SOURCES = 256
 
 
 class Role(StrEnum):
-    """What a worker may be asked for. A decode worker can always prefill a prompt itself."""
+    """Stages that a worker serves. A decode worker can always prefill a prompt itself."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -47,9 +47,9 @@ class WorkerState:
     num_running, num_context_tokens: requests accepted and not finished, and their tokens in context.
     num_awaiting_kv: of `num_running`, those whose prompt another worker computes: they do not decode yet.
     reported_at_s: when the report arrived here.
-    figures_age_s: how long before that its figures were asked for: an engine gives them between two steps, which can be
-        long, and they include what it was sent before they were asked for.
-    taken_age_s: how long before that it gave them: `queued` has been worked on since.
+    figures_age_s: seconds between the request for the figures and `reported_at_s`. An engine answers between two steps,
+        which can take long; the figures include the requests it was sent before they were asked for.
+    taken_age_s: seconds between the engine's answer and `reported_at_s`: `queued` has been worked on since.
     """
 
     worker_id: str
@@ -88,7 +88,7 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
-    """A measured path between two workers. `latency_ms` is what one transfer costs before its first byte."""
+    """Measured path between two workers. `latency_ms`: time of a transfer before its first byte."""
 
     bytes_per_s: float
     latency_ms: float = 0.0
@@ -103,15 +103,15 @@ class LinkState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestShape:
-    """What of a request matters for its placement.
+    """Properties of a request that determine its placement.
 
-    fingerprints: the pools that may serve it, among which cost chooses; None leaves it all of them.
-    leading_blocks: per worker, how many leading blocks of the prompt it holds (the locality index's answer).
-    num_expected_output: tokens it will probably generate.
-    max_ttft_ms, max_tpot_ms: its objectives. The first bounds admission, the second weighs on the choice of decode.
-    excluded: workers that just failed it.
-    decode_id: the decode worker that already has it and only looks for another prefill worker.
-    local_prefill: decode computes the prompt itself, whatever that costs.
+    fingerprints: the pools that may serve it, among which cost chooses; None allows all.
+    leading_blocks: number of leading blocks of the prompt that each worker holds, from the locality index.
+    num_expected_output: expected number of output tokens.
+    max_ttft_ms, max_tpot_ms: its objectives. The first is a limit of admission, the second a term of the decode cost.
+    excluded: workers that have just failed it.
+    decode_id: the decode worker already assigned; only a prefill worker is to be chosen.
+    local_prefill: the decode worker must compute the prompt itself, whatever that costs.
     """
 
     request_id: str
@@ -140,12 +140,12 @@ _NO_LINKS: Mapping[str, LinkState] = MappingProxyType({})
 
 
 class Links:
-    """Measured links between ordered pairs of workers; an unmeasured pair is taken for `default`.
+    """Measured links between ordered pairs of workers; an unmeasured pair has the `default` link.
 
-    Of each destination the `MAX_SOURCES` measured last are kept, so that a large fleet's pairs stay few. A link that
-    is `cut` has an infinite latency, so that no choice over it has a finite cost.
-    best_into: per destination with a measured link, what is never slower than any link into it; `default` for others.
-    Bounds only improve: one that is too good costs a search time, not correctness.
+    At most `MAX_SOURCES` links are kept per destination, to bound memory in a large fleet; the one known longest is
+    dropped. A link that is `cut` has an infinite latency, so that every choice over it has an infinite cost.
+    best_into: per destination with a measured link, a bound that no link into it beats; `default` for others. Bounds
+    only improve: one that is too good makes a search slower, not wrong.
     """
 
     def __init__(self, default: LinkState, measured: Mapping[tuple[str, str], LinkState] | None = None) -> None:
@@ -170,7 +170,7 @@ class Links:
         return self._out_of.get(source_id, _NO_LINKS)
 
     def cut(self, source_ids: Iterable[str], destination_id: str) -> None:
-        """Nothing gets through to a worker from exactly these, whatever was measured before."""
+        """Set the sources that cannot reach `destination_id`, replacing those set before."""
         cut = frozenset(source_ids)
         for source_id in self.cut_into(destination_id) - cut:
             self._into.get(destination_id, {}).pop(source_id, None)
@@ -183,11 +183,11 @@ class Links:
             self._cut.pop(destination_id, None)
 
     def cut_into(self, destination_id: str) -> frozenset[str]:
-        """The sources that are cut from a worker."""
+        """The sources that cannot reach a worker."""
         return self._cut.get(destination_id, frozenset())
 
     def update(self, source_id: str, destination_id: str, link: LinkState) -> None:
-        """Take a measurement."""
+        """Store a measurement."""
         links = self._into.setdefault(destination_id, {})
         if links.get(source_id) == link:
             return
@@ -212,6 +212,6 @@ class Links:
         self._cut.pop(worker_id, None)
 
     def take_improved(self) -> Iterable[str]:
-        """Destinations whose best has changed since they were taken last."""
+        """Returns the destinations whose best link has improved since the last call."""
         improved, self._improved = self._improved, set()
         return improved

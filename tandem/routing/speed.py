@@ -1,7 +1,7 @@
 """Speed of a kind of worker: linear models of prefill and decode, in milliseconds.
 
 Work adds up: the work of a queue is the sum of its requests' work, so one model prices both. Every coefficient is
-zero or more, which makes more work never cheaper. Who measures the coefficients is `calibration`.
+zero or more, so more work is never cheaper. `calibration` learns the coefficients.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PrefillWork:
 
     @staticmethod
     def of(num_tokens: int, num_cached_tokens: int) -> PrefillWork:
-        """What one prompt costs when its first `num_cached_tokens` have their KV already."""
+        """Work of one prompt whose first `num_cached_tokens` tokens have their KV already."""
         missing = num_tokens - num_cached_tokens
         return PrefillWork(1.0, missing, missing * (num_cached_tokens + missing / 2))
 
@@ -36,7 +36,7 @@ NO_WORK = PrefillWork()
 
 @dataclass(frozen=True, slots=True)
 class PrefillSpeed:
-    """`ms_per_request + ms_per_token + ms_per_pair`: overhead, matrix products, attention."""
+    """Prefill model: overhead per request, matrix products per token, attention per query-key pair."""
 
     ms_per_request: float
     ms_per_token: float
@@ -58,7 +58,7 @@ class PrefillSpeed:
 
 @dataclass(frozen=True, slots=True)
 class DecodeSpeed:
-    """One decode step: the weights are read once, each request adds its part, each context token its KV."""
+    """Decode model: time per step (reading the weights), per request in it, and per context token (reading its KV)."""
 
     ms_per_step: float
     ms_per_request: float
@@ -70,7 +70,7 @@ class DecodeSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Both halves of one kind of worker."""
+    """Prefill and decode models of one kind of worker."""
 
     prefill: PrefillSpeed
     decode: DecodeSpeed

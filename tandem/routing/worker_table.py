@@ -22,10 +22,10 @@ _FIRST_CAPACITY = 16
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What a decision weighs, one entry a worker; to be read only. Names as in `WorkerSnapshot` and `WorkerState`.
+    """Read-only inputs of a decision, one entry per worker. Names as in `WorkerSnapshot` and `WorkerState`.
 
-    does_both: 1 where the role is both. chunk_blocks: what one prefill step computes at most. prefill_*, decode_*: the
-    calibrated speed. best_*: what no link into the worker beats.
+    does_both: 1 if the role is both. chunk_blocks: most blocks that one prefill step computes. prefill_*, decode_*: the
+    calibrated speed. best_*: `Links.best_into` of the worker.
     """
 
     reported_at_s: Floats
@@ -51,7 +51,7 @@ class Columns:
 
 
 class WorkerTable:
-    """`links` says what is best into each worker. `columns` are new ones after a worker came or went."""
+    """Workers of one role. `links`: the source of `best_*`. `columns` is a new object after a worker came or went."""
 
     def __init__(self, links: Links) -> None:
         self._links = links
@@ -62,7 +62,7 @@ class WorkerTable:
 
     @staticmethod
     def of(snapshots: Iterable[WorkerSnapshot], links: Links) -> "WorkerTable":
-        """A table of these alone."""
+        """Creates a table of these workers."""
         table = WorkerTable(links)
         for snapshot in snapshots:
             table.put(snapshot)
@@ -75,7 +75,7 @@ class WorkerTable:
         return self._row_of.get(worker_id)
 
     def put(self, snapshot: WorkerSnapshot) -> None:
-        """Add a worker, or replace what is known of it."""
+        """Add a worker, or replace its snapshot."""
         row = self._row_of.get(snapshot.worker_id)
         if row is not None:
             self.snapshots[row] = snapshot
@@ -101,15 +101,15 @@ class WorkerTable:
         self._show()
 
     def refresh_link(self, worker_id: str) -> None:
-        """A link into this worker has become the best."""
+        """Update a worker's row after its best link has changed."""
         row = self._row_of.get(worker_id)
         if row is not None:
             self._write(row, self.snapshots[row])
 
     def scattered(self, values: Mapping[str, float], default: float = 0.0) -> Floats:
-        """A column of `values` by worker id, `default` where there is none; those of workers elsewhere are left out."""
+        """Column of `values` given by worker id, `default` for workers without one. Other ids are ignored."""
         num_rows, num_values = len(self.snapshots), len(values)
-        column = np.empty(num_rows + 1)  # NOTE: the last cell takes what belongs to nobody here
+        column = np.empty(num_rows + 1)  # NOTE: the last cell receives the values of ids that are not in the table
         column.fill(default)
         rows = np.fromiter(map(self._row_of.get, values, repeat(num_rows)), np.intp, num_values)
         column[rows] = np.fromiter(values.values(), np.float64, num_values)
@@ -121,7 +121,7 @@ class WorkerTable:
             cells[row] = value
 
     def _show(self) -> None:
-        """Name the part of the columns that is in use."""
+        """Set `columns` to views of the cells in use."""
         num_rows = len(self.snapshots)
         self.columns = Columns(*(np.frombuffer(cells, np.float64, num_rows) for cells in self._cells))
 

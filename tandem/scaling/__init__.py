@@ -1,1 +1,1 @@
-"""The planner's process: observes the pools, asks `tandem.planning`, acts on replicas or only advises."""
+"""The planner's process: observes the pools, plans with `tandem.planning`, and sets replicas or only advises."""

@@ -1,7 +1,7 @@
-"""Applies a scaling plan, or records why it was not applied. The only place that changes anything.
+"""Applies a scaling plan, or records why it was not applied. The only module that changes replicas.
 
-Invariant: only a leader that was told to act writes, only within the bounds and the budget, and never against somebody
-else who scales the same pool. A pool never shrinks while something could not be seen.
+Invariant: only the leader writes, only in mode "act" and within the bounds and the budget, and never against another
+autoscaler of the same pool. No pool shrinks while part of the cluster could not be observed.
 """
 
 import asyncio
@@ -38,9 +38,10 @@ class ScalingOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """`num_before` were asked for, the plan wants `num_planned`, and `num_asked` are asked for now.
+    """Result of applying a plan to one pool.
 
-    `note` says why a change was not, or not wholly, made.
+    num_before: replicas set before. num_planned: replicas of the plan. num_asked: replicas set now.
+    note: reason why a change was not made, or only in part.
     """
 
     pool: Pool
@@ -53,7 +54,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolBounds:
-    """Replicas of one pool, and what each takes."""
+    """Limits of one pool's replicas, and the accelerators of each replica."""
 
     least: int
     most: int
@@ -62,7 +63,7 @@ class PoolBounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Limits of a plan. `max_accelerators`: of both pools; None = no limit."""
+    """Limits of what may be applied. `max_accelerators`: of both pools together; None = no limit."""
 
     pools: Mapping[Pool, PoolBounds]
     max_step_up: int
@@ -71,7 +72,10 @@ class Bounds:
 
 
 class Actuator:
-    """Carries plans out. `acts`: whether it may at all; `yield_s`: for how long others who scale have their way."""
+    """Applies plans.
+
+    acts: whether it may write at all. yield_s: time for which a pool is left alone after another autoscaler changed it.
+    """
 
     def __init__(
         self,
@@ -93,7 +97,7 @@ class Actuator:
         self._claims = {pool: Claim(yield_s) for pool in Pool}
 
     async def apply(self, plan: Plan, sight: Sight) -> tuple[Action, ...]:
-        """Shrinking first, so that a budget has room for what grows. Raises nothing for what others do."""
+        """Apply a plan; a pool that shrinks comes first, to free budget. External failures never raise."""
         planned = {Pool.PREFILL: plan.num_prefill, Pool.DECODE: plan.num_decode}
         asked = {pool: _asked_before(pool, sight) for pool in Pool}
         actions: dict[Pool, Action] = {}
@@ -126,7 +130,7 @@ class Actuator:
     async def _do(
         self, pool: Pool, target: int, asked: Mapping[Pool, int], sight: Sight, seen: PoolReplicas | None
     ) -> tuple[ScalingOutcome, str]:
-        """Write `target`, or say why not."""
+        """Write `target`, or return the reason why not."""
         if not self._acts:
             return (ScalingOutcome.UNCHANGED if target == asked[pool] else ScalingOutcome.ADVISED), ""
         if seen is None:
@@ -151,7 +155,7 @@ class Actuator:
         return await self._write(pool, target, seen, claim)
 
     async def _write(self, pool: Pool, target: int, seen: PoolReplicas, claim: Claim) -> tuple[ScalingOutcome, str]:
-        claim.drop()  # NOTE: whether a write that fails has happened all the same is known at the next look
+        claim.drop()  # NOTE: a failed write may have taken effect all the same; the next observation shows it
         try:
             async with asyncio.timeout(self._write_timeout_s):
                 await self._targets.write(pool, target, seen)
@@ -172,7 +176,7 @@ class Actuator:
         return target, "" if target == num_planned else f"{target} of the {num_planned} planned at this step"
 
     def _within_budget(self, pool: Pool, wanted: int, asked: Mapping[Pool, int]) -> int:
-        """As many of `wanted` as the other pool leaves accelerators for; a budget alone shrinks nothing."""
+        """Returns `wanted`, limited to the accelerators the other pool leaves; the budget alone shrinks no pool."""
         pools, most = self._bounds.pools, self._bounds.max_accelerators
         if most is None:
             return wanted
@@ -181,7 +185,7 @@ class Actuator:
 
 
 def _asked_before(pool: Pool, sight: Sight) -> int:
-    """Replicas asked for last; if unknown, those that are ready."""
+    """Replicas requested last; if unknown, those that are ready."""
     if pool in sight.replicas:
         return sight.replicas[pool].num_wanted
     assert sight.observation is not None, "a plan follows from an observation"

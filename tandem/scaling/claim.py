@@ -1,14 +1,14 @@
-"""Check that a pool still has the replicas that we asked for. Reads no clock and acts on nothing.
+"""Detects that another autoscaler changed the replicas this planner set. Reads no clock, does no I/O.
 
-Invariant: once somebody else has changed them, we leave the pool alone for a while, longer each time, so that two
-autoscalers never pull at it in turns.
+Invariant: after such a change the pool is left alone for a while, longer each time, so that two autoscalers do not
+keep undoing each other's changes.
 """
 
 _MOST_DOUBLINGS = 4
 
 
 class Claim:
-    """On one pool. `yield_s`: for how long it is left alone at first."""
+    """This planner's claim on one pool. `yield_s`: time for which the pool is left alone after the first change."""
 
     def __init__(self, yield_s: float) -> None:
         self._yield_s = yield_s
@@ -19,19 +19,19 @@ class Claim:
 
     @property
     def yields_for_s(self) -> float:
-        """Time for which the last change by somebody else is respected."""
+        """Seconds for which the last change by another autoscaler is respected."""
         return float(self._yield_s * 2 ** min(_MOST_DOUBLINGS, max(0, self._num_broken - 1)))
 
     def take(self, num_replicas: int, now_s: float) -> None:
-        """We asked for so many."""
+        """Record that this planner set `num_replicas`."""
         self._asked, self._asked_at_s = num_replicas, now_s
 
     def drop(self) -> None:
-        """Forgets the owner: the number asked for now may be anybody's."""
+        """Forget the number set last: it is unknown whose the current one is."""
         self._asked = None
 
     def is_broken_by(self, num_wanted: int, now_s: float) -> bool:
-        """Whether somebody else has asked for `num_wanted` since we did; then it is theirs for a while."""
+        """Whether another autoscaler has set `num_wanted` since this planner wrote; if so, starts the time to yield."""
         if self._asked is None or num_wanted == self._asked:
             self._forgive(now_s)
             return False
@@ -42,10 +42,10 @@ class Claim:
         return True
 
     def yields(self, now_s: float) -> bool:
-        """Whether it is somebody else's now."""
+        """Whether the pool is left to another autoscaler now."""
         return now_s < self._until_s
 
     def _forgive(self, now_s: float) -> None:
-        """Nobody has interfered for long."""
+        """Reset the growth of the time to yield if nobody has interfered for long."""
         if self._num_broken and self._asked is not None and now_s - self._asked_at_s > 4 * self.yields_for_s:
             self._num_broken = 0

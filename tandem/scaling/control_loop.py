@@ -1,6 +1,6 @@
-"""The planner's round: look, plan, act, tell; again after the interval.
+"""Control loop of the planner: observe, plan, act and report, once per interval.
 
-Invariant: whatever fails outside, the next round comes; a bug of ours ends the process, which is started again.
+Invariant: failures outside never stop the loop; a bug ends the process, which is then restarted.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class Looker(Protocol):
 
 
 class ControlLoop:
-    """Owns the last decision. `mode` is only told."""
+    """Runs the rounds and owns the last decision. `mode` is only reported."""
 
     def __init__(
         self,
@@ -57,14 +57,14 @@ class ControlLoop:
         self.last: ScalingDecision | None = None
 
     async def run(self) -> None:
-        """Round after round until cancelled, each beginning an interval after the one before began."""
+        """Run rounds until cancelled, each starting one interval after the start of the previous one."""
         while True:
             began_s = self._clock.now_s()
             await self.round()
             await asyncio.sleep(max(0.1 * self._interval_s, self._interval_s - (self._clock.now_s() - began_s)))
 
     async def round(self) -> ScalingDecision | None:
-        """One round; None when too little was seen to plan with."""
+        """Run one round; None if too little was observed to plan."""
         sight = self.sight = await self._observer.look()
         self._metrics.saw(sight, self._leadership.is_leader)
         self._tell_problems(sight.problems)
@@ -75,7 +75,7 @@ class ControlLoop:
         return decision
 
     def health(self) -> tuple[int, dict[str, object]]:
-        """For /health: 503 when rounds have stopped coming."""
+        """Status and body of /health; status 503 if no round has completed for too long."""
         age_s = self._clock.now_s() - self._looked_at_s
         is_stuck = age_s > 3 * self._interval_s + _MOST_ROUND_S
         return 503 if is_stuck else 200, {
@@ -87,7 +87,7 @@ class ControlLoop:
         }
 
     def page(self) -> dict[str, object]:
-        """For /plan: the last decision, and what was seen since."""
+        """Body of /plan: the last decision, and the problems of the last observation."""
         sight, last = self.sight, self.last
         said: dict[str, Any] = {
             "mode": self._mode,
@@ -116,7 +116,7 @@ class ControlLoop:
         return decision
 
     def _tell(self, decision: ScalingDecision) -> None:
-        """One line a decision; at info when it is another one than before."""
+        """Log one line per decision, at level info if it differs from the previous one."""
         plan = decision.plan
         said = (*((one.num_before, one.num_planned, one.outcome) for one in decision.actions), *plan.warnings)
         level = logging.DEBUG if said == self._said else logging.INFO
@@ -130,7 +130,7 @@ class ControlLoop:
         _LOG.log(level, "%s", decision.words, extra=extra)
 
     def _tell_problems(self, problems: Sequence[str]) -> None:
-        """Each once while it lasts."""
+        """Log each problem once while it lasts."""
         now = frozenset(problems)
         for problem in problems:
             if problem not in self._problems:

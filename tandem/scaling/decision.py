@@ -1,4 +1,4 @@
-"""One plan with what it was made from and what became of it, for logs, metrics and /plan. Values only."""
+"""Record of one plan with its observation and the actions taken, for logs, metrics and /plan. Values only."""
 
 import dataclasses
 import math
@@ -14,7 +14,10 @@ from tandem.scaling.observer import Sight
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingDecision:
-    """`ttft_error_ms`, `tpot_error_ms`: measured now minus what the plan before expected; None = one is missing."""
+    """One plan, its observation and its actions.
+
+    ttft_error_ms, tpot_error_ms: measured latency minus that predicted by the previous plan; None if one is missing.
+    """
 
     sight: Sight
     plan: Plan
@@ -30,14 +33,14 @@ class ScalingDecision:
 
 
 def error_ms(measured_ms: float | None, predicted_ms: float | None) -> float | None:
-    """Error of a prediction, positive if it took longer; None when either is not known or not finite."""
+    """Measured minus predicted; None if either is unknown or not finite."""
     if measured_ms is None or predicted_ms is None or not math.isfinite(predicted_ms):
         return None
     return measured_ms - predicted_ms
 
 
 def as_json(value: Any) -> Any:
-    """Dataclasses as objects, and numbers that JSON lacks as words: "inf", "nan"."""
+    """Converts to JSON values: dataclasses to objects, and numbers that JSON lacks to the strings "inf" and "nan"."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: as_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):

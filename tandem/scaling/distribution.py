@@ -1,6 +1,6 @@
-"""A histogram as it is exported: how many measurements were at most so large, and what all of them add up to.
+"""Cumulative histogram in Prometheus' form: counts of measurements up to each bound, and their sum.
 
-Values only. The difference of two is what was measured between them.
+Values only. The difference of two contains the measurements made between them.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ class Distribution:
 
     @property
     def mean(self) -> float | None:
-        """None = nothing was measured."""
+        """Mean of the measurements; None if there are none."""
         return self.total / self.num_samples if self.num_samples else None
 
     def quantile(self, share: float) -> float | None:
-        """Value that `share` of the measures did not exceed, linear in a bucket; at most the last finite bound."""
+        """Value that `share` of the measurements do not exceed, interpolated linearly in its bucket.
+
+        At most the last finite bound; None if there are no measurements.
+        """
         target = share * self.num_samples
         if not self.num_samples:
             return None
@@ -50,7 +53,7 @@ class Distribution:
         return low
 
     def since(self, earlier: Distribution) -> Distribution:
-        """Measurements after `earlier`; everything when the buckets are others or counting began anew."""
+        """Measurements after `earlier`; all of them if the buckets differ or counting restarted."""
         if self.bounds != earlier.bounds or self.num_samples < earlier.num_samples:
             return self
         counts = [late - early for late, early in zip(self.counts, earlier.counts, strict=True)]
@@ -60,7 +63,7 @@ class Distribution:
         return Distribution(self.bounds, tuple(count * factor for count in self.counts), self.total * factor)
 
     def __add__(self, other: Distribution) -> Distribution:
-        """Both together. Of different buckets (two versions) the fuller one stands for both."""
+        """Sum of both. If the buckets differ (two versions), the one with more measurements is returned."""
         if self.bounds != other.bounds:
             return self if self.num_samples >= other.num_samples else other
         counts = tuple(left + right for left, right in zip(self.counts, other.counts, strict=True))
@@ -71,7 +74,7 @@ NOTHING = Distribution()
 
 
 def _cumulative(counts: Sequence[float]) -> tuple[float, ...]:
-    """NOTE: a scrape may see a histogram half updated, which makes a difference dip by one."""
+    """Returns the running maximum. NOTE: a scrape may see a half-updated histogram, whose difference then decreases."""
     most, found = 0.0, []
     for count in counts:
         most = max(most, count)

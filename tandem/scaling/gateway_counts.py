@@ -1,6 +1,6 @@
-"""Counts of one gateway since it started, read from the text of its /metrics.
+"""Counters of one gateway since it started, parsed from the text of its /metrics.
 
-Knows the names that `tandem.gateway.metrics` exports; several models' figures are added up. Reads, never decides.
+Uses the names exported by `tandem.gateway.metrics`; the figures of several models are summed.
 """
 
 import math
@@ -21,13 +21,14 @@ _BORN = "tandem_gateway_arrivals_created"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayCounts:
-    """Counts since the gateway's start; requests are choices, but refusals are of calls over HTTP.
+    """Counts since the gateway's start. Requests are counted as choices (an HTTP call with n=2 has two), refusals as
+    HTTP calls.
 
-    born_s: when it began to count, by its own wall clock; None = it does not say.
-    num_refused: calls that were answered with an error because of load or time.
-    num_turned_away: of those, calls that never became choices.
-    num_looked_up_tokens, num_cached_tokens: prompt tokens of finished choices, and those that needed no prefill.
-    ttft, tpot: seconds.
+    born_s: start of counting by the gateway's wall clock; None if not exported.
+    num_refused: calls answered with an error because of load or time limits.
+    num_turned_away: the part of `num_refused` that never became choices.
+    num_looked_up_tokens, num_cached_tokens: prompt tokens of finished choices, and those of them found in a cache.
+    ttft, tpot: distributions in seconds.
     """
 
     born_s: float | None = None
@@ -43,7 +44,7 @@ class GatewayCounts:
     tpot: Distribution = NOTHING
 
     def since(self, earlier: "GatewayCounts") -> "GatewayCounts":
-        """Counts after `earlier`."""
+        """Returns the counts added after `earlier`."""
         counted = {name: max(0.0, getattr(self, name) - getattr(earlier, name)) for name in _COUNTERS}
         return GatewayCounts(
             born_s=self.born_s,
@@ -61,7 +62,7 @@ class GatewayCounts:
         return GatewayCounts(ttft=self.ttft + other.ttft, tpot=self.tpot + other.tpot, **counted)
 
     def began_anew_after(self, earlier: "GatewayCounts") -> bool:
-        """Whether another process counts here now."""
+        """Whether the counters were reset since `earlier`: another process answers now."""
         return self.born_s != earlier.born_s or any(getattr(self, name) < getattr(earlier, name) for name in _COUNTERS)
 
 
@@ -69,10 +70,10 @@ _COUNTERS = tuple(field.name for field in fields(GatewayCounts) if field.name.st
 
 
 def parse_counts(text: str) -> GatewayCounts:
-    """Read a gateway's /metrics.
+    """Parse a gateway's /metrics.
 
     Raises:
-        UnavailableError: it is not what a gateway exports.
+        UnavailableError: the text is not what a gateway exports.
     """
     samples: dict[str, list[Sample]] = {}
     try:

@@ -1,7 +1,7 @@
 """`ScaleTargets` and gateways in Kubernetes: Deployments' scale subresource, and pods by label.
 
-Only asks and writes; whether to write is decided elsewhere. Every failure is a `KubeError` that names verb, resource
-and remedy.
+Only reads and writes; the caller decides whether to write. Failures of the API are `KubeError`s that name verb,
+resource and remedy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ _METRICS_PORTS = ("metrics", "http")  # by name; the latter in pods of earlier r
 
 @dataclass(frozen=True, slots=True)
 class PoolName:
-    """A pool in Kubernetes. `selector` chooses its pods; None = they are not looked at."""
+    """Name of a pool's Deployment. `selector`: label selector of its pods; None = pods are not read."""
 
     deployment: str
     selector: str | None = None
@@ -40,7 +40,10 @@ class KubernetesTargets:
         return PoolReplicas(num_wanted=scale.num_wanted, replicas=[_replica(pod) for pod in pods if _is_there(pod)])
 
     async def write(self, pool: Pool, num_replicas: int, seen: PoolReplicas) -> None:
-        """NOTE: a Deployment's version changes with its status too; so the number is compared, and then the version."""
+        """Set a Deployment's replicas if they are still those of `seen`.
+
+        NOTE: a Deployment's version also changes with its status, so the number is compared first, then the version.
+        """
         deployment = self._names[pool].deployment
         now = await self._api.read_scale(deployment)
         if now.num_wanted != seen.num_wanted:
@@ -58,11 +61,11 @@ class GatewayPods:
         self._selector = selector
 
     async def find(self) -> Sequence[str]:
-        """host:port of each that takes requests.
+        """Returns host:port of each gateway that is ready.
 
         Raises:
-            KubeError: the API cannot be asked.
-            UnavailableError: none is there, or one has no port named http.
+            KubeError: the API call failed.
+            UnavailableError: there is no gateway, or one has no metrics port.
         """
         pods = [pod for pod in (await self._api.list_pods(self._selector)).pods if pod.ip and pod.ready]
         if not pods:

@@ -1,6 +1,6 @@
-"""The workers that routers list, as a `Discovery`: so the planner watches them as a router does, wherever they are.
+"""Discovery of workers from the lists of routers, so that the planner can watch workers wherever they run.
 
-Only reads; who lives is decided by the watch on each of them.
+Only reads; the watch on each worker decides whether it is alive.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ _FRESH_S = 5.0
 
 
 class ListedWorkers:
-    """Asks every router; one that answers is enough.
+    """Asks every router for its workers; one that answers is enough.
 
     Args:
-        model: served name of the workers that count; None = all.
+        model: served model name of the workers to return; None = all.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class ListedWorkers:
         self.problem: str | None = None
 
     async def workers(self) -> Sequence[WorkerRecord]:
-        """Those that some router has heard of lately. `problem` then says in words why this may be nobody.
+        """Returns the workers that a router has heard from recently.
 
         Raises:
-            LocalityUnavailableError: no router answers.
+            LocalityUnavailableError: no router answers; `problem` then holds the message.
         """
         answers = await asyncio.gather(*map(self._ask, self._clients))
         listings = [answer for answer in answers if not isinstance(answer, TandemError)]

@@ -1,6 +1,6 @@
-"""The planner's numbers for Prometheus, in a registry of their own so that two planners can share a process.
+"""The planner's Prometheus metrics, in a registry of their own so that two planners can share a process.
 
-Invariant: labels take few values; what others can invent is never one.
+Invariant: labels have few values, none of them chosen by clients.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -53,7 +53,7 @@ class PlannerMetrics:
         )
 
     def saw(self, sight: Sight, is_leader: bool) -> None:
-        """One look."""
+        """Record one observation."""
         self._leader.set(is_leader)
         self._unseen.set(len(sight.problems))
         self._looks.labels("blind" if sight.observation is None else "planned").inc()
@@ -69,7 +69,7 @@ class PlannerMetrics:
                 self._startup_s.labels(pool).set(state.startup_s)
 
     def decided(self, decision: ScalingDecision) -> None:
-        """One plan and what became of it."""
+        """Record one plan and the actions taken."""
         plan = decision.plan
         for action in decision.actions:
             self._wanted.labels(action.pool).set(action.num_planned)
@@ -86,7 +86,7 @@ class PlannerMetrics:
                 self._error.labels(name).set(error_ms)
 
     def _show_latency(self, name: str, latency: MeasuredLatency) -> None:
-        """NOTE: a window without any keeps the last: silence is no improvement."""
+        """NOTE: a window without measurements keeps the last value, since no traffic is no improvement."""
         if latency.share_ms is not None:
             self._measured.labels(name).set(latency.share_ms)
         if latency.mean_ms is not None:

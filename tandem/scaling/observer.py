@@ -1,7 +1,7 @@
-"""Puts together what the planner is told: gateways' counters, the workers' own reports, and the replicas asked for.
+"""Assembles the planner's observation from gateway counters, worker reports and the replicas set.
 
-Invariant: what could not be seen is said, never guessed: `Sight.problems` names it, and without traffic or without
-workers of a pool there is no observation at all. Raises nothing for what others do.
+Invariant: missing data is reported in `Sight.problems`, never guessed. Without traffic counts, or without ready workers
+in a pool, there is no observation at all. Failures outside do not raise.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _READ_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLatency:
-    """Milliseconds of a window: the mean, and what the objective's share of the requests did not exceed."""
+    """Latency in one window, in milliseconds: the mean, and the quantile of the objective's share of requests."""
 
     mean_ms: float | None = None
     share_ms: float | None = None
@@ -31,14 +31,14 @@ class MeasuredLatency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """One look at everything.
+    """Everything observed in one round.
 
     Args:
         at_s: seconds since 1970.
-        observation: None = too little was seen to plan with.
-        replicas: of the pools whose replicas were read.
-        problems: in words, what was not seen; then no pool may shrink.
-        ttft, tpot: as the gateways measured them.
+        observation: input of the policy; None if too little was observed to plan.
+        replicas: replicas of each pool that could be read.
+        problems: messages on what could not be observed; while there are any, no pool may shrink.
+        ttft, tpot: latencies measured by the gateways.
     """
 
     at_s: float
@@ -50,13 +50,13 @@ class Sight:
 
 
 class Observer:
-    """Looks when asked to.
+    """Collects one observation per call of `look`.
 
     Args:
-        wall_s: seconds since 1970.
-        max_running: requests that one worker runs at once.
-        share: of the requests that objectives are for.
-        read_timeout_s: for the replicas of a pool.
+        wall_s: wall clock, in seconds since 1970.
+        max_running: maximum number of requests that one worker runs at once.
+        share: share of the requests that must meet the objectives.
+        read_timeout_s: timeout of reading one pool's replicas.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Observer:
         self._startups = {pool: Startups() for pool in Pool}
 
     async def look(self) -> Sight:
-        """Everything as it is now; traffic is what came since the last look."""
+        """Returns the current state; its traffic is that since the last call."""
         problems: list[str] = []
         replicas = await self._read_replicas(problems)
         scrape = await self._scraper.scrape()
@@ -151,7 +151,9 @@ class Observer:
 
 
 def _starting_s(replicas: PoolReplicas, num_ready: int, wall_s: float) -> Sequence[float]:
-    """For how long each replica starts: the youngest are those that do not work yet, and some may not even exist."""
+    """Seconds since each starting replica was created: the youngest are taken to be those that are not ready, and
+    replicas requested but not created yet count with 0.
+    """
     existing = replicas.replicas or ()
     youngest = sorted(max(0.0, wall_s - replica.created_s) for replica in existing)
     num_starting = max(0, len(existing) - num_ready)
@@ -160,7 +162,7 @@ def _starting_s(replicas: PoolReplicas, num_ready: int, wall_s: float) -> Sequen
 
 
 def _unseen(pool: Pool, load: PoolLoad, replicas: PoolReplicas | None) -> str | None:
-    """Why the workers seen may not be all that work."""
+    """Returns the reason why the observed workers may be incomplete, or None."""
     if not load.num_ready:
         return f"no {pool} worker is seen to be ready"
     existing = () if replicas is None or replicas.replicas is None else replicas.replicas

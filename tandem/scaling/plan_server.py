@@ -1,4 +1,4 @@
-"""/plan beside a process's /metrics and /health: the last decision as JSON, for operators and tests."""
+"""Server of /plan beside /metrics and /health: the last decision as JSON, for operators and tests."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ _CLIENT_TIMEOUT_S = 5.0
 
 
 class PlanServer(MetricsServer):
-    """A metrics server with one page more. `page` is called in the event loop and must be quick."""
+    """Metrics server with the additional page /plan. `page` is called in the event loop and must not block."""
 
     def __init__(self, registry: CollectorRegistry, health: Health, page: Callable[[], Mapping[str, object]]) -> None:
         super().__init__(registry, health, _CLIENT_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""The planner's brain, set up as the operator asked: objectives, bounds, and what a worker's speed is guessed from."""
+"""Builds the planner's policy, bounds and initial worker speeds from its settings."""
 
 import json
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from tandem.scaling.targets import Pool
 
 
 def policy_of(settings: PlannerSettings) -> ScalingPolicy:
-    """The policy that decides."""
+    """Creates the scaling policy from the settings."""
     return SloPlanner(
         PlannerConfig(
             ttft_ms=settings.ttft_ms,
@@ -41,7 +41,7 @@ def policy_of(settings: PlannerSettings) -> ScalingPolicy:
 
 
 def bounds_of(settings: PlannerSettings) -> Bounds:
-    """Limits of a decision."""
+    """Limits of what the actuator may apply, from the settings."""
     return Bounds(
         pools={
             Pool.PREFILL: PoolBounds(
@@ -58,11 +58,11 @@ def bounds_of(settings: PlannerSettings) -> Bounds:
 
 
 def guessed_speeds(settings: PlannerSettings) -> Mapping[Pool, Speed]:
-    """Speed of each pool's workers by their data sheet; nothing for pools whose hardware is not said.
+    """Estimated speed of each pool's workers from their data sheets; omits pools whose hardware is not configured.
 
     Raises:
-        ConfigurationError: there is no such model or hardware.
-        CheckpointError: the model's config.json describes none.
+        ConfigurationError: the model or the hardware is unknown.
+        CheckpointError: config.json does not describe a supported model.
     """
     if settings.model is None:
         return {}

@@ -1,6 +1,6 @@
-"""A planner's life: built from settings, planning until told to stop. The only place where its parts meet.
+"""Life cycle of a planner process: assembles the parts from settings and runs until told to stop.
 
-Invariant: whatever was opened is closed again in reverse order, also when starting fails half-way; the lease is let go.
+Invariant: whatever was opened is closed in reverse order, even if starting fails half-way, and the lease is released.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ _MOST_WRITE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """A planner at work. `metrics_port` is None when there is no server; `tasks` never end on their own."""
+    """A running planner. `metrics_port` is None if there is no server; `tasks` never end on their own."""
 
     loop: ControlLoop
     leadership: Leadership
@@ -50,7 +50,7 @@ class Planner:
 
 
 def run_planner(settings: PlannerSettings) -> int:
-    """Plan until SIGTERM or SIGINT; the exit code."""
+    """Run the planner until SIGTERM or SIGINT; returns the exit code."""
     configure_logging(settings.log_level, settings.log_format, "planner")
     return asyncio.run(_run(settings))
 
@@ -74,14 +74,14 @@ async def _run(settings: PlannerSettings) -> int:
 async def running_planner(
     settings: PlannerSettings, policy: ScalingPolicy | None = None, access: Access | None = None
 ) -> AsyncIterator[Planner]:
-    """Plan for the time of the block.
+    """Run a planner for the duration of the block.
 
     Args:
-        policy: who decides; omitted: what the settings ask for.
-        access: to the Kubernetes API; omitted: what this process is given.
+        policy: scaling policy; default: the one from the settings.
+        access: access to the Kubernetes API; default: that of this process's environment.
 
     Raises:
-        ConfigurationError: a setting cannot be honoured, or an address cannot be listened at.
+        ConfigurationError: a setting cannot be honoured, or an address cannot be bound.
     """
     clock, metrics = SystemClock(), PlannerMetrics()
     async with contextlib.AsyncExitStack() as opened:
@@ -164,14 +164,14 @@ def _leadership(settings: PlannerSettings, api: KubeApi | None) -> Leadership:
 
 
 def lease_terms(settings: PlannerSettings) -> LeaseTerms:
-    """In the proportions that Kubernetes' own controllers have."""
+    """Terms of the leader lease, in the proportions used by Kubernetes' own controllers."""
     return LeaseTerms(
         lease_s=settings.lease_s, renew_deadline_s=settings.lease_s * 2 / 3, retry_s=settings.lease_s * 2 / 15
     )
 
 
 def write_timeout_s(settings: PlannerSettings) -> float:
-    """The write that begins when leading must end is over before another may lead."""
+    """Timeout of a write, such that one started at the renew deadline ends before another planner can lead."""
     terms = lease_terms(settings)
     return min(_MOST_WRITE_S, 0.9 * (terms.lease_s - terms.renew_deadline_s))
 

@@ -1,6 +1,6 @@
-"""Asks every gateway for its counters, once. Knows addresses and HTTP; what counters mean is `traffic`'s.
+"""Scrapes the counters of every gateway, once per call. `traffic` interprets them.
 
-A gateway that does not answer is named, never passed over in silence: its traffic is missing from what is seen.
+A gateway that does not answer is reported as a problem, since its traffic is missing from the observation.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """`counts` by address; `problems` in words: who did not answer, and lists of gateways that could not be had."""
+    """Result of one scrape: counts by address, and messages on gateways and address look-ups that failed."""
 
     counts: dict[str, GatewayCounts]
     problems: tuple[str, ...]
 
 
 async def resolve_host(host: str, port: int) -> Sequence[str]:
-    """Every address of a host; of one with both kinds, which is one gateway and not two, those of IPv4.
+    """Returns every address of a host; only IPv4 ones if it has both kinds, which belong to the same gateways.
 
     Raises:
         OSError: it has none.
@@ -39,12 +39,12 @@ async def resolve_host(host: str, port: int) -> Sequence[str]:
 
 
 class GatewayScraper:
-    """Asks all at once.
+    """Scrapes all gateways concurrently.
 
     Args:
-        names: host:port; every address that a host has is one gateway.
-        find: names further ones, as host:port.
-        timeout_s: for one gateway, and for finding them.
+        names: host:port; every address of a host is one gateway.
+        find: returns further gateways, as host:port.
+        timeout_s: timeout of one gateway, and of finding them.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class GatewayScraper:
         self._resolve = resolve
 
     async def scrape(self) -> Scrape:
-        """Never raises for what a gateway, a name server or an API does."""
+        """Scrape once. Failures of gateways, name servers and APIs are returned as problems, never raised."""
         problems: list[str] = []
         found = await asyncio.gather(*(self._named(name, problems) for name in self._names), self._found(problems))
         addresses = list(dict.fromkeys(address for addresses in found for address in addresses))
@@ -76,7 +76,7 @@ class GatewayScraper:
         try:
             async with asyncio.timeout(self._timeout_s):
                 hosts = await self._resolve(host.strip("[]"), int(port))
-        except (OSError, TimeoutError) as error:  # NOTE: a timeout has no words
+        except (OSError, TimeoutError) as error:  # NOTE: a timeout has an empty message
             problems.append(f"gateways {name} cannot be found: {str(error) or 'the name server is silent'}")
             return ()
         return [f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in hosts]

@@ -102,7 +102,7 @@ class PlannerSettings(PeerSettings, cli_prog_name="python -m services.planner"):
 
     @model_validator(mode="after")
     def _check_together(self) -> "PlannerSettings":
-        """NOTE: no `ValueError`, whose message would be given to one flag."""
+        """NOTE: does not raise `ValueError`, whose message would be attributed to a single flag."""
         problem = self._bounds_problem() or self._reach_problem()
         if problem is not None:
             raise ConfigurationError(problem)
@@ -141,7 +141,7 @@ class PlannerSettings(PeerSettings, cli_prog_name="python -m services.planner"):
 
     @property
     def needs_kubernetes(self) -> bool:
-        """Whether anything is asked of a Kubernetes API."""
+        """Whether the planner uses a Kubernetes API."""
         return self.prefill_deployment is not None or bool(self.gateway_selector)
 
     @cached_property

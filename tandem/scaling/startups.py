@@ -1,6 +1,6 @@
-"""Start-up times of replicas, learned from those that were seen to become ready.
+"""Start-up times of replicas, learned from those observed to become ready.
 
-Invariant: a replica counts once, for its first time only: one that was unready for a moment later has not started.
+Invariant: a replica counts once, when it first becomes ready; one that is unready again later has not started anew.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ _MOST_S = 3600.0
 
 
 class Startups:
-    """One pool's. Call `take` for every look at its replicas."""
+    """Start-up times of one pool. Call `take` for every observation of its replicas."""
 
     def __init__(self) -> None:
         self._durations_s: deque[float] = deque(maxlen=_MEMORY)
@@ -23,11 +23,14 @@ class Startups:
 
     @property
     def typical_s(self) -> float | None:
-        """The median of the last ones; None = none was seen."""
+        """Median of the latest start-up times in seconds; None if none was observed."""
         return median(self._durations_s) if self._durations_s else None
 
     def take(self, replicas: Sequence[Replica]) -> None:
-        """NOTE: of those that were ready when first seen, only one that is new since the last look just started."""
+        """Record one observation of all replicas.
+
+        NOTE: a replica that is ready when first seen counts only if it is new since the previous observation.
+        """
         for replica in replicas:
             is_new = self._known is not None and replica.name not in self._known
             if replica.ready_s is not None and (replica.name in self._starting or is_new):
@@ -38,5 +41,5 @@ class Startups:
         self._known = frozenset(replica.name for replica in replicas)
 
     def _is_first(self, name: str) -> bool:
-        """Whether it has never been ready, as far as was seen."""
+        """Whether the replica has never been observed to be ready."""
         return self._known is None or name not in self._known or name in self._starting

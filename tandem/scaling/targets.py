@@ -1,6 +1,6 @@
-"""Interface of scaled pools: replicas are read and written, and one planner leads.
+"""Interfaces of scaled pools and of leader election.
 
-Protocols and values; `kubernetes` has the implementations that act, here are those that act on nothing.
+Protocols and values, with implementations that change nothing; `kubernetes` has those that do.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class Pool(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """One that exists and was not told to end. Times are seconds since 1970; `ready_s`: None while it is not ready."""
+    """A replica that exists and is not terminating. Times are seconds since 1970; `ready_s`: None while not ready."""
 
     name: str
     created_s: float
@@ -27,24 +27,24 @@ class Replica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolReplicas:
-    """`num_wanted` is what was asked for last, by whomever. `replicas`: None = which exist is not known."""
+    """Replicas of one pool. `num_wanted`: number set last, by anyone. `replicas`: those that exist; None = unknown."""
 
     num_wanted: int
     replicas: Sequence[Replica] | None = None
 
 
 class ScaleTargets(Protocol):
-    """Pools in which replicas are counted and asked for.
+    """Pools whose replicas can be read and set.
 
-    Both raise a `TandemError` that names what was refused or is away, and what to do; calling again later can help.
+    Both methods raise a `TandemError` that names what was refused or is unavailable and the remedy; retrying can help.
     """
 
     async def read(self, pool: Pool) -> PoolReplicas | None:
-        """Number asked for, and the replicas that exist. None: unknown here."""
+        """Returns the number set and the replicas that exist; None if unknown."""
         ...
 
     async def write(self, pool: Pool, num_replicas: int, seen: PoolReplicas) -> None:
-        """Ask for so many, unless somebody else asked for another number since `seen`."""
+        """Set the number of replicas, unless it was changed since `seen`."""
         ...
 
 
@@ -53,16 +53,16 @@ class Leadership(Protocol):
 
     @property
     def is_leader(self) -> bool:
-        """Whether this one may act at this very moment."""
+        """Whether this planner may act at this moment."""
         ...
 
     async def run(self) -> None:
-        """Stand for it until cancelled, then give it up."""
+        """Take part in the election until cancelled, then give up leadership."""
         ...
 
 
 class NoTargets:
-    """`ScaleTargets` where there is nothing to scale: what is ready is all that is known."""
+    """`ScaleTargets` with nothing to scale: the number of replicas set is unknown."""
 
     async def read(self, pool: Pool) -> PoolReplicas | None:
         return None
@@ -79,4 +79,4 @@ class Adviser:
         return False
 
     async def run(self) -> None:
-        """Nobody is asked."""
+        """Wait until cancelled; there is no election."""

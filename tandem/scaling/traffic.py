@@ -1,8 +1,8 @@
-"""From the counters of many gateways to what arrived between two looks at them.
+"""Traffic between two observations, computed from the counters of all gateways.
 
-Invariant: counting begins at a gateway's first sight, so one that appears is no burst; one that restarts loses nothing
-of what it counted since; one that could not be asked for a while has what it counted spread over that while. Prefix
-hits are told by requests that end; while none does, the share of the last that did holds.
+Invariant: a gateway counts from its first observation, so a new one is no burst; after a restart all its counts are
+used; counts of a gateway that could not be reached for a while are spread over that time. Prefix hits are known when
+requests finish; in a window without any, the last known share is used.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _CLOCK_TOLERANCE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class TrafficWindow:
-    """Counts of all gateways in a time. `ttft` and `tpot` are of what reached its first token or its end in it."""
+    """Counts of all gateways in one window. `ttft`, `tpot`: of requests with their first token, or their end, in it."""
 
     traffic: Traffic
     ttft: Distribution
@@ -33,7 +33,7 @@ class _Seen:
 
 
 class TrafficMeter:
-    """Call `take` once for every look at the gateways."""
+    """Computes traffic from counters. Call `take` once for every observation of the gateways."""
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
@@ -41,14 +41,15 @@ class TrafficMeter:
         self._cached_share = 0.0
 
     def take(self, now_s: float, wall_s: float, counts: Mapping[str, GatewayCounts]) -> TrafficWindow | None:
-        """Counts since the last observation.
+        """Returns the traffic since the last call.
 
         Args:
-            now_s, wall_s: of a clock that never goes back, and of the wall's, which gateways date their start by.
-            counts: by address, of those that answered.
+            now_s: time of a monotonic clock.
+            wall_s: time of the wall clock, with which gateways date their start.
+            counts: counters by address, of the gateways that answered.
 
         Returns:
-            None as long as nobody was seen twice.
+            None until some gateway has been observed twice.
         """
         last_s, self._last_s = self._last_s, now_s
         grown = [
@@ -75,7 +76,7 @@ class TrafficMeter:
         elif found.born_s is None or found.born_s >= seen.wall_s - _CLOCK_TOLERANCE_S:
             growth = found
         else:
-            return None  # NOTE: older than our last look: another gateway that answers at the same address
+            return None  # NOTE: started before our last observation: another gateway answers at the same address
         return growth.scaled(min(1.0, (now_s - last_s) / (now_s - seen.now_s)))
 
 

@@ -1,4 +1,4 @@
-"""Leaves out what a worker measures while it is cold: compilation and empty caches say nothing of its speed."""
+"""Filters out measurements of cold workers: compilation and empty caches distort their speed."""
 
 import contextlib
 from collections.abc import AsyncGenerator
@@ -12,7 +12,7 @@ _MAX_KNOWN = 65_536
 
 
 class WarmSamples:
-    """Time of the first work of each incarnation of a worker. One for all watches of a planner."""
+    """Filter of samples by the time of the first work of each worker incarnation; shared by a planner's watches."""
 
     def __init__(self, clock: Clock, warmup_s: float) -> None:
         self._clock = clock
@@ -20,7 +20,7 @@ class WarmSamples:
         self._first_s: dict[str, float] = {}
 
     def filtered(self, status: WorkerStatus) -> WorkerStatus:
-        """The same updates, without samples of the worker's first seconds of work."""
+        """Returns the status without samples of the worker's first seconds of work."""
         if not status.prefill_samples and not status.step_samples:
             return status
         now_s, key = self._clock.now_s(), f"{status.worker.worker_id} {status.worker.incarnation}"
@@ -32,7 +32,7 @@ class WarmSamples:
 
 
 class WarmClient:
-    """A client of a worker whose updates go through `WarmSamples`."""
+    """Worker client whose updates are filtered by `WarmSamples`."""
 
     def __init__(self, client: Watchable, samples: WarmSamples) -> None:
         self._client = client

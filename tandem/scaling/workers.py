@@ -1,4 +1,4 @@
-"""The planner's own watch on every worker: what each pool has, does and is able to do.
+"""The planner's watch on every worker: size, load and speed of each pool.
 
 The same parts as a router's: `FleetWatch` feeds a `FleetView`, which calibrates speeds. Decides nothing.
 """
@@ -35,11 +35,11 @@ _FIRST_SPEED = Speed(PrefillSpeed(2.0, 0.05, 1e-6), DecodeSpeed(5.0, 0.05, 5e-5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolLoad:
-    """One pool's workers that are ready, added up.
+    """Sums over one pool's ready workers.
 
     Args:
-        speed: of the most frequent kind of worker; None = nobody measured it yet.
-        kv_tokens: of the smallest worker.
+        speed: speed of the most frequent kind of worker; None if neither measured nor configured.
+        kv_tokens: KV capacity of the smallest worker.
         queued_ms: prompt work that waits; 0 without a speed.
     """
 
@@ -53,7 +53,10 @@ class PoolLoad:
 
 
 class WorkerWatch:
-    """Run it; then `loads` says what is so now. `priors`: a pool's speed until its workers have measured theirs."""
+    """Watches workers while `run` runs; `loads` returns the current state.
+
+    priors: a pool's speed until its workers have measured theirs.
+    """
 
     def __init__(
         self,
@@ -75,7 +78,7 @@ class WorkerWatch:
 
     @property
     def problem(self) -> str | None:
-        """Why workers may be missing."""
+        """The reason why workers may be missing, or None."""
         return self._listed.problem
 
     async def run(self) -> None:
@@ -86,7 +89,7 @@ class WorkerWatch:
             await self._listed.close()
 
     def loads(self) -> Mapping[Pool, PoolLoad]:
-        """Of both pools. Workers that start, drain or are dead are not among them."""
+        """Returns the load of both pools, without workers that are starting, draining or dead."""
         statuses: dict[Pool, list[WorkerStatus]] = {pool: [] for pool in Pool}
         for listing in self._view.listings():
             if listing.is_alive:
@@ -113,7 +116,7 @@ class WorkerWatch:
         )
 
     def _speed(self, pool: Pool, kind: str) -> Speed | None:
-        """The measured speed; for a half that was not measured, the guess."""
+        """The measured speed, with the prior for the stage that was not measured."""
         prior = self._priors.get(pool)
         errors = self._calibration.errors().get(kind)
         if errors is None:
@@ -134,5 +137,5 @@ def _connect(credentials: Credentials, samples: WarmSamples, worker: WorkerAddre
 
 
 async def _keep(worker_id: str) -> None:
-    """Nobody's blocks are indexed here. NOTE: yields, as an index look-up would."""
+    """Does nothing, since no block index is kept here. NOTE: yields, as an index look-up would."""
     await asyncio.sleep(0)

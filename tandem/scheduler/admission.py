@@ -4,14 +4,14 @@ from tandem.core.errors import InvalidRequestError, shown
 from tandem.kvcache.manager import KVCacheManager
 from tandem.scheduler.request import Request
 
-MAX_PRIORITY = 100  # levels; each is worth `aging_steps` of waiting, so more would be starvation by another name
+MAX_PRIORITY = 100  # levels; each equals `aging_steps` steps of waiting, so a larger range would allow starvation
 
 
 def refuse_impossible(request: Request, max_model_len: int, kv: KVCacheManager) -> None:
     """Refuse a request that could never run to its end.
 
     Raises:
-        InvalidRequestError: naming what is wrong with it.
+        InvalidRequestError: the request can never run; the message gives the reason.
     """
     if type(request.priority) is not int or abs(request.priority) > MAX_PRIORITY:
         raise InvalidRequestError(

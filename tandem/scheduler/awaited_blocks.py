@@ -1,7 +1,8 @@
 """Finds waiting requests that gain by waiting for blocks of another request, and names these blocks.
 
-Invariant: whoever is waited for goes on whatever the waiter does: it runs, or it has all its blocks and gets their KV
-from a worker elsewhere. So nobody waits whom such a worker may wait for: who is under lease, or has one there.
+Invariant: a request only waits for one whose progress does not depend on it: one that runs, or one that owns all its
+blocks and receives their KV from another worker. A request whose own blocks are leased, or whose KV another worker
+already offers under a lease, does not wait for arriving KV, since that worker may wait for it. So waits form no cycle.
 """
 
 from tandem.kvcache.manager import KVCacheManager
@@ -10,14 +11,14 @@ from tandem.scheduler.request import Request
 
 
 class AwaitedBlocks:
-    """One step's. What a request waits for from elsewhere it keeps itself, for later steps."""
+    """Awaited blocks of one step. KV awaited from other workers outlives the step: see `Request.awaited_hash`."""
 
     def __init__(self, kv: KVCacheManager) -> None:
         self._kv = kv
         self._computing: set[tuple[int, bytes]] = set()  # (index, hash) of blocks that running requests compute
 
     def still_waits(self, request: Request) -> bool:
-        """Whether that is known without a search for its prefix."""
+        """Whether the request is known to wait still, without looking up its prefix."""
         if request.awaited_hash is not None and self._kv.is_coming(request.awaited_hash):
             return True
         hashes = request.block_hashes
@@ -26,7 +27,7 @@ class AwaitedBlocks:
         )
 
     def waits(self, request: Request, match: PrefixMatch) -> bool:
-        """Whether it is better off so than if it started from `match`, its prefix, now."""
+        """Whether the request should wait rather than start now from `match`, its cached prefix."""
         request.awaited_hash = None
         reusable = request.block_hashes[: (request.num_tokens - 1) // self._kv.layout.block_size]
         if request.needs_whole_prompt or match.num_blocks >= len(reusable):
@@ -41,7 +42,7 @@ class AwaitedBlocks:
         return num_awaited > 0
 
     def _num_awaited(self, request: Request, num_held: int, reusable: list[bytes]) -> int:
-        """Leading blocks that will be here when those it waits for have come from elsewhere; 0 = it waits for none."""
+        """Number of leading blocks present once the awaited ones have arrived from other workers; 0: do not wait."""
         if request.handoff.lease_id is not None:
             return 0
         block_size = self._kv.layout.block_size
@@ -50,7 +51,7 @@ class AwaitedBlocks:
         if request.is_computed_elsewhere:
             is_better = not request.is_offered
         else:
-            # NOTE: who shares little with a long prompt would be done before that, which may wait itself, has begun
+            # NOTE: a request that shares little with a long prompt would finish before that one, which may wait, begins
             is_much = 2 * num_shared * block_size >= min(num_coming * block_size, self._kv.max_chunk_tokens)
             is_better = is_much and num_shared * block_size > request.num_tokens - (first + num_shared) * block_size
         return first + num_shared if num_shared and is_better else 0

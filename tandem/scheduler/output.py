@@ -1,7 +1,7 @@
-"""The whole contract between deciding and executing: what one step computes, as plain data.
+"""Contract between scheduler and executor: the work of one step, as plain data.
 
-Nothing here refers to an object that the scheduler goes on changing, so a step can be sent to another process. A
-request is described once, when it is first scheduled; later steps say what is new of it, until `released` names it.
+Nothing here refers to mutable state of the scheduler, so a step can be sent to another process. A request is described
+once, when it is first scheduled; later steps carry its changes only, until `released` names it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,14 @@ from tandem.kvcache.block_table import BlockRange
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """A request the executor has not been told of, or not since it was released.
+    """Description of a request that the executor does not know, or no longer knows since it was released.
 
     Args:
-        request_id: by which later steps name it.
+        request_id: id that later steps refer to.
         prompt_token_ids: its prompt.
-        output_token_ids: chosen before, here or elsewhere.
-        params: how its tokens are chosen.
-        seed: of its random numbers.
+        output_token_ids: output tokens generated before, here or on other workers.
+        params: sampling parameters.
+        seed: seed of its random numbers.
         eos_token_ids: tokens that end it unless `params.ignore_eos`.
         hash_root: parent hash of its first block: equal tokens have equal KV only where this is equal.
     """
@@ -37,11 +37,12 @@ class NewRequest:
 
 @dataclass(frozen=True, slots=True)
 class NewBlocks:
-    """What has changed of a request's block tables, a KV group each.
+    """Changes of a request's block tables, one entry per KV group.
 
     Args:
         added: block ids to append.
-        num_dropped: so many leading entries, of all, have left the group's window and are the null block now.
+        num_dropped: number of leading entries of the whole table that have left the group's window and are now the
+            null block.
     """
 
     added: tuple[Sequence[int], ...]
@@ -52,15 +53,15 @@ class NewBlocks:
 class ScheduledRequest:
     """Compute `token_ids`, the request's tokens from position `start` on.
 
-    Nobody changes it. NOTE: not frozen, which would take nine times as long to make, for each request and step.
+    Immutable by convention. NOTE: not frozen, which would make construction nine times slower, per request and step.
 
     Args:
-        request_id: of a request that this or an earlier step described.
-        start: position of the first token: where the request's cursor was.
-        token_ids: at least one.
-        samples: whether the last token's logits choose a new token: only when the cursor catches up.
-        scores_prompt: whether the logits of all tokens are asked for.
-        blocks: None = its block tables have not changed.
+        request_id: id of a request that this or an earlier step described.
+        start: position of the first token: the request's cursor before this step.
+        token_ids: tokens to compute, at least one.
+        samples: whether a new token is sampled from the last token's logits: only when the cursor reaches the end.
+        scores_prompt: whether the logits of all tokens are needed, for prompt logprobs.
+        blocks: changes of its block tables; None if there are none.
     """
 
     request_id: str
@@ -76,19 +77,19 @@ class ScheduledRequest:
 
     @property
     def end(self) -> int:
-        """Where the cursor will be."""
+        """Position of the cursor after this step."""
         return self.start + len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step.
+    """Work of one step.
 
     Args:
         new: the scheduled requests that have not been described yet.
-        scheduled: what to compute.
-        released: ids of requests whose blocks were taken back since the last step (finished, aborted or preempted):
-            whatever an executor keeps for them is stale. They may be among `new` again.
+        scheduled: tokens to compute, by request.
+        released: ids of requests whose blocks were released since the last step (finished, aborted or preempted):
+            executor state for them is stale. They may be among `new` again.
     """
 
     new: tuple[NewRequest, ...]
@@ -102,9 +103,9 @@ class SchedulerOutput:
 
 @dataclass(slots=True)
 class SampledToken:
-    """The token chosen for one request, or why none could be. `ends`: none was needed, the answer is complete.
+    """Token sampled for one request, or the error that prevented it. `ends`: the output was complete without a token.
 
-    Nobody changes it. NOTE: not frozen, for the same reason as `ScheduledRequest`.
+    Immutable by convention. NOTE: not frozen, for the same reason as `ScheduledRequest`.
     """
 
     token_id: int
@@ -119,7 +120,7 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorOutput:
-    """What a step computed: a token for every request that samples, and prompt logprobs where asked for.
+    """Results of a step: a token for every request that samples, and prompt logprobs where requested.
 
     `prompt_logprobs[request_id]` covers the prompt positions this step computed, in order.
     """
@@ -130,9 +131,9 @@ class ExecutorOutput:
 
 @dataclass(frozen=True, slots=True)
 class KVReserved:
-    """A request has blocks for KV that comes from elsewhere. They stay pinned until the hold `fetch_id` is dropped.
+    """Event: blocks were allocated for a request's KV from another worker, pinned until the hold `fetch_id` is dropped.
 
-    `groups`: the blocks to fill, one range a KV group; tokens before `num_held_tokens` are here already.
+    `groups`: the blocks to fill, one range per KV group; KV before token `num_held_tokens` is present already.
     """
 
     request_id: str
@@ -144,7 +145,10 @@ class KVReserved:
 
 @dataclass(frozen=True, slots=True)
 class KVComputed:
-    """More blocks of a request are leased: their KV reaches to token `num_tokens`. `groups`: what is new."""
+    """Event: more blocks of a request are leased; their KV covers the first `num_tokens` tokens.
+
+    `groups`: the blocks added, one range per KV group.
+    """
 
     request_id: str
     lease_id: str

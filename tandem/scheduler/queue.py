@@ -1,4 +1,4 @@
-"""The requests that wait, most urgent first, with aging.
+"""Queue of waiting requests, most urgent first, with aging.
 
 A request's order is `priority * aging_steps + step of arrival`: a fixed number, yet it makes every request one
 priority level more urgent for each `aging_steps` steps it waits. So nothing starves, and the order of two requests
@@ -13,7 +13,7 @@ MAX_STALE_ENTRIES = 64
 
 
 class WaitingQueue:
-    """A heap by `Request.order`. Requests that finish while they wait are skipped when their turn comes."""
+    """Heap by `Request.order`. Requests that finish while they wait are skipped when they reach the top."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, int], Request]] = []
@@ -36,7 +36,7 @@ class WaitingQueue:
         return None
 
     def forget(self, request: Request) -> None:
-        """Account for a request that stopped waiting without being popped; its state says so already."""
+        """Account for a request that finished while waiting; its state must have been changed before."""
         assert request.state is not RequestState.WAITING
         self._num_waiting -= 1
         if len(self._heap) > 2 * self._num_waiting + MAX_STALE_ENTRIES:

@@ -15,7 +15,7 @@ from tandem.core.types import FinishReason
 
 
 class RequestState(Enum):
-    """Where a request is. Only in WAITING_FOR_KV and RUNNING it owns blocks."""
+    """State of a request. It owns blocks in WAITING_FOR_KV and RUNNING only."""
 
     WAITING = auto()
     WAITING_FOR_KV = auto()
@@ -25,15 +25,15 @@ class RequestState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """What other workers do of a request, and what is left for later ones; by default nothing.
+    """Division of a request's work between workers; by default this worker does everything.
 
     Args:
-        output_token_ids: generated elsewhere before; the answer continues after them.
-        num_new_tokens: stop after so many further tokens, whatever the request asks for; None = go on to its end.
-        num_expected_tokens: KV of so many leading tokens will come from elsewhere: the request waits for it.
-        lease_id: lease its blocks under this name as they are computed, for a peer to read.
-        pins: beginnings of the prompt to keep, unless all of the prompt's KV comes from elsewhere: who computes it,
-            keeps it.
+        output_token_ids: output tokens that other workers generated before; the output continues after them.
+        num_new_tokens: stop after this many further tokens, whatever the request asks for; None = no such limit.
+        num_expected_tokens: number of leading tokens whose KV comes from another worker; the request waits for it.
+        lease_id: id of the lease under which its blocks are offered to a peer as they are computed.
+        pins: prompt prefixes to keep in the cache; ignored if all of the prompt's KV comes from another worker, which
+            then keeps them.
     """
 
     output_token_ids: tuple[int, ...] = ()
@@ -48,18 +48,18 @@ WHOLE = Handoff()
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Changed by the scheduler alone; everybody else reads.
+    """State of one request. Only the scheduler changes it.
 
     Args:
         request_id: unique among live requests.
         prompt_token_ids: at least one token.
-        params: how tokens are chosen.
-        seed: of its random numbers; fixed for its life, so that any worker draws the same.
+        params: sampling parameters.
+        seed: seed of its random numbers; constant, so that every worker draws the same.
         hash_root: parent hash of its first block (model, adapter, tenant).
         eos_token_ids: tokens that end it unless `params.ignore_eos`.
-        max_tokens: the most output tokens, resolved.
+        max_tokens: maximum number of output tokens, resolved.
         priority: lower is more urgent.
-        handoff: what other workers do of it.
+        handoff: division of its work between workers.
     """
 
     request_id: str
@@ -107,22 +107,22 @@ class Request:
 
     @property
     def num_resumed_tokens(self) -> int:
-        """Output tokens that were generated elsewhere before."""
+        """Number of output tokens that other workers generated before."""
         return len(self.handoff.output_token_ids)
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens whose KV does not exist yet."""
+        """Number of tokens whose KV does not exist yet."""
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
     def is_computed_elsewhere(self) -> bool:
-        """Whether another worker computes all of its prompt, and has perhaps not begun."""
+        """Whether another worker computes its whole prompt, perhaps without having begun."""
         return self.num_expected_tokens >= self.num_prompt_tokens
 
     @property
     def needs_whole_prompt(self) -> bool:
-        """Prompt logprobs need the logits of every prompt position, so cached positions must be computed again."""
+        """Whether cached prompt positions must be recomputed, since prompt logprobs need the logits of all of them."""
         return self.params.prompt_logprobs is not None and self.num_output_tokens == 0
 
     @property
@@ -137,7 +137,7 @@ class Request:
 
     @property
     def granted_pins(self) -> tuple[Pin, ...]:
-        """What of `pins` was granted, in their order."""
+        """The part of each pin that was granted, in the order of `pins`."""
         return tuple(Pin(self.num_pinned_tokens.get(index, 0), pin.ttl_s) for index, pin in enumerate(self.pins))
 
     def extend_hashes(self, block_size: int) -> None:
@@ -145,7 +145,7 @@ class Request:
         extend_hashes(self.hash_root, self.block_hashes, self.token_ids, block_size)
 
     def append(self, token_id: int) -> None:
-        """Take a chosen token, and finish if it ends the request."""
+        """Append a sampled token, and set the finish reason if it ends the request."""
         self.token_ids.append(token_id)
         num_output_tokens = self.num_output_tokens
         if num_output_tokens >= self.params.min_tokens and self._stops_at(token_id):

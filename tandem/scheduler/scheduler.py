@@ -1,9 +1,9 @@
-"""One rule: every step moves cursors toward the ends of their token lists, within one token budget.
+"""Scheduler: every step moves request cursors toward the ends of their token lists, within one token budget.
 
-Running decodes come first, so a long prompt never stalls them; then prompts under way; then waiting requests while
-blocks last. When blocks run out the least urgent running request is preempted: its cursor goes back and it waits again.
-The most urgent request can always go on, so every request ends. A request whose KV comes from elsewhere gets its blocks
-like any other and then waits; it is no victim, since it would lose what is on its way.
+Running decodes come first, so a long prompt never stalls them; then prompts in progress; then waiting requests while
+blocks last. When blocks run out, the least urgent running request is preempted: its cursor is reset and it waits again.
+The most urgent request can always advance, so every request ends. A request whose KV comes from another worker is
+allocated its blocks like any other and then waits; it is never preempted, since it would lose the KV in transit.
 """
 
 from bisect import insort
@@ -39,7 +39,7 @@ class SchedulerCounters:
 
 
 class Scheduler:
-    """Decides each step's work. Call `schedule`, execute, `update`; `add` and `abort` in between, at any time."""
+    """Decides each step's work: call `schedule`, execute its output, call `update`. `add` and `finish` at any time."""
 
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
         assert kv.max_chunk_tokens >= config.max_num_batched_tokens, "block accounting expects smaller chunks"
@@ -82,8 +82,8 @@ class Scheduler:
         """Queue a request.
 
         Raises:
-            InvalidRequestError: when it could never run, or its id is taken.
-            CapacityError: when the queue is full.
+            InvalidRequestError: it could never run, or its id is in use.
+            CapacityError: the queue is full.
         """
         if request.request_id in self._requests:
             raise InvalidRequestError(f"request_id={request.request_id!r} is in use; ids of live requests are unique")
@@ -99,7 +99,7 @@ class Scheduler:
             self._expecting.add(request.request_id)
 
     def finish(self, request_id: str, reason: FinishReason, stop_reason: int | str | None = None) -> Request | None:
-        """End a request now, wherever it is, and take its blocks back. None when there is no such request."""
+        """End a request in any state and release its blocks. Returns None if there is no such request."""
         request = self._requests.get(request_id)
         if request is None:
             return None
@@ -108,8 +108,8 @@ class Scheduler:
         return request
 
     def take_token(self, request_id: str, token_id: int) -> Request | None:
-        """Append the next token of a request, chosen by the worker that computes its KV. None: the token is not wanted,
-        since the request has ended or goes on by itself.
+        """Append a request's next token, sampled by the worker that computes its KV. Returns None if the token is not
+        used: the request has ended, or computes its own tokens by now.
         """
         request = self._requests.get(request_id)
         if request is None or request.num_computed_tokens or request.num_output_tokens > request.num_resumed_tokens:
@@ -121,9 +121,9 @@ class Scheduler:
         return request
 
     def kv_coming(self, request_id: str, num_tokens: int) -> None:
-        """The worker that computes the request's KV lets it be read; that of the leading `num_tokens` is in place, more
-        will come. Others may share what is there, and it waits for nobody else's KV from now on: the lease of its own
-        takes room there that somebody it waits for might need.
+        """Record that the worker computing the request's KV offers it: KV of the first `num_tokens` tokens has arrived,
+        and more will follow. Other requests may share what has arrived. The request no longer waits for other KV, since
+        its lease occupies blocks on that worker which a request it waits for might need.
         """
         request = self._requests.get(request_id)
         if request is None:
@@ -134,9 +134,9 @@ class Scheduler:
             self._kv.commit(request_id, request.block_hashes, min(num_tokens, request.num_tokens - 1))
 
     def kv_arrived(self, request_id: str, num_tokens: int) -> None:
-        """KV of the leading `num_tokens` tokens is in place; no more will come. Less than was expected, or a state that
-        is past what is needed, puts the request back in the queue, where it finds what did arrive in the prefix cache
-        and computes the rest.
+        """Record that KV of the first `num_tokens` tokens has arrived and no more will follow. If that is less than
+        expected, or is state beyond the tokens needed that cannot be rewound, the request is queued again: it finds
+        what arrived in the prefix cache and computes the rest.
         """
         request = self._requests.get(request_id)
         if request is None or request.state is RequestState.RUNNING:
@@ -165,16 +165,16 @@ class Scheduler:
         self._sharing.note_computed(request)
 
     def take_news(self) -> list[KVNews]:
-        """What was reserved and leased since the last call."""
+        """Returns the reservations and leases since the last call."""
         return self._sharing.take_news()
 
     def take_evicted(self) -> list[Request]:
-        """Requests that ended because their leased blocks could not be kept together, since the last call."""
+        """Returns the requests ended since the last call because their leased blocks could not be preempted."""
         evicted, self._evicted = self._evicted, []
         return evicted
 
     def schedule(self) -> SchedulerOutput:
-        """Choose this step's work. Empty only when nothing can go on; `released` then keeps for the next step."""
+        """Choose this step's work. The output is empty only if no request can advance; `released` is then deferred."""
         self._step += 1
         plan = StepPlan(self.config.max_num_batched_tokens)
         num_preempted = self.counters.num_preemptions
@@ -193,7 +193,7 @@ class Scheduler:
         return SchedulerOutput(deltas.take_new(), tuple(scheduled), released)
 
     def update(self, output: SchedulerOutput, result: ExecutorOutput) -> list[Request]:
-        """Move the cursors that `output` planned and take the chosen tokens; returns the requests that ended."""
+        """Move the cursors as planned by `output` and append the sampled tokens; returns the requests that ended."""
         ended = []
         for item in output.scheduled:
             request = self._requests.get(item.request_id)
@@ -201,7 +201,7 @@ class Scheduler:
                 continue
             request.num_computed_tokens = item.end
             sampled = result.sampled.get(request.request_id)
-            if sampled is None or sampled.error is None:  # NOTE: whatever broke a request must not become findable
+            if sampled is None or sampled.error is None:  # NOTE: KV of a failed request must not enter the prefix cache
                 self._kv.commit(request.request_id, request.block_hashes, request.num_computed_tokens)
                 self._sharing.note_computed(request)
             if sampled is None:
@@ -221,10 +221,10 @@ class Scheduler:
         return ended
 
     def check(self) -> None:
-        """Prove that exactly the running requests own blocks, and that the block accounting holds.
+        """Check that exactly the running and fetching requests own blocks, and that the block accounting holds.
 
         Raises:
-            AssertionError: naming what is wrong.
+            AssertionError: an invariant is violated; the message names it.
         """
         self._kv.check()
         running = {request.request_id for request in self._running}
@@ -238,7 +238,7 @@ class Scheduler:
             assert self._kv.usage.used == 0, f"{self._kv.usage.used} blocks are used by nobody"
 
     def _catch_up_order(self) -> Iterator[Request]:
-        """Running requests, decodes first, each kind in order of urgency; requests preempted meanwhile are left out."""
+        """Running requests, decodes first, each kind in order of urgency; skips those preempted during iteration."""
         decoding: list[Request] = []
         prefilling: list[Request] = []
         for request in self._running:
@@ -263,7 +263,9 @@ class Scheduler:
         plan.add(request, count)
 
     def _preempt(self, request: Request) -> None:
-        """Back to the queue. NOTE: not one under lease, whose blocks stay taken: two such could wait for each other."""
+        """Queue a running request again. NOTE: a leased one ends with an error instead: its blocks stay allocated, so
+        two such requests could wait for each other.
+        """
         if request.handoff.lease_id is not None:
             request.finish_reason, request.stop_reason = FinishReason.ERROR, "its blocks were needed by others"
             self._remove(request)
@@ -278,8 +280,8 @@ class Scheduler:
 
     def _admit(self, plan: StepPlan) -> None:
         """Start waiting requests in order. One that lacks blocks holds back those behind it, so that it cannot starve;
-        one that is better off with blocks another request is about to have steps aside until they can be shared. In a
-        step that is full, only those whose KV comes from elsewhere begin.
+        one that gains from blocks another request is about to complete is passed over until they can be shared. In a
+        step without budget, only requests whose KV comes from other workers start.
         """
         aside: list[Request] = []
         awaited = AwaitedBlocks(self._kv)
@@ -309,7 +311,9 @@ class Scheduler:
             self._waiting.push(request)
 
     def _has_room_for(self, request: Request) -> bool:
-        """NOTE: its prefix, which may need no room, is looked up only where it matters: it can be long."""
+        """Whether the request could be opened. NOTE: its prefix, which needs no free blocks, is looked up only if that
+        decides, since the lookup of a long prompt is slow.
+        """
         nothing = self._kv.match([], request.num_tokens)
         if self._kv.can_open(nothing, request.num_tokens):
             return True
@@ -330,7 +334,7 @@ class Scheduler:
         self._tables[request.request_id] = table
         if not request.was_admitted:
             request.was_admitted = True
-            # NOTE: of an answer that goes on here, output may be held too
+            # NOTE: a request resumed here may find output tokens in the cache too
             request.num_cached_tokens = min(num_held_tokens, request.num_prompt_tokens)
             self.counters.num_prompt_tokens += request.num_prompt_tokens
             self.counters.num_cached_prompt_tokens += request.num_cached_tokens
@@ -349,7 +353,9 @@ class Scheduler:
         return True
 
     def _take_arrived(self, request: Request) -> None:
-        """All KV it expected is here. Whoever computed the whole prompt keeps what is pinned of it."""
+        """Record that all expected KV is present. If another worker computed the whole prompt, that worker keeps the
+        pins.
+        """
         if request.num_expected_tokens >= request.num_prompt_tokens:
             request.pins = ()
         request.num_expected_tokens = 0

@@ -1,5 +1,5 @@
-"""Blocks that outlive a request's need of them: reserves and leases for other workers, with the news of both, and pins
-for later requests.
+"""Blocks held longer than a request needs them: reservations and leases for KV transfers, with the events of both, and
+pins for later requests.
 
 Invariant: a reserved block is pinned until its transfer is over, a leased one until its lease ends, whatever becomes of
 the request.
@@ -12,7 +12,7 @@ from tandem.scheduler.request import Request
 
 
 class KVSharing:
-    """The scheduler's side of moving KV between workers. Knows no transport."""
+    """Scheduler's part of KV transfers between workers, independent of the transport."""
 
     def __init__(self, kv: KVCacheManager) -> None:
         self._kv = kv
@@ -20,7 +20,7 @@ class KVSharing:
         self._num_fetches = 0
 
     def reserve(self, request: Request, num_held_tokens: int) -> None:
-        """Give a request, just opened, all blocks of the KV it expects, pinned."""
+        """Allocate and pin all blocks of the KV that a newly opened request expects."""
         expected = request.num_expected_tokens
         groups = self._kv.reserve(request.request_id, expected, min(expected, request.num_tokens - 1))
         fetch_id = self._tell_reserved(request, num_held_tokens, groups)
@@ -28,18 +28,18 @@ class KVSharing:
             self._kv.hold(fetch_id, group.block_ids, HoldKind.PINNED)
 
     def reserve_nothing(self, request: Request, num_held_tokens: int) -> None:
-        """Tell that all KV a request expects is here already."""
+        """Emit the event that all KV a request expects is present already."""
         self._tell_reserved(request, num_held_tokens, tuple(BlockRange(0, ()) for _ in self._kv.layout.groups))
 
     def note_computed(self, request: Request) -> None:
-        """Its cursor has moved and its blocks are committed: grant the pins it has passed, lease what is whole."""
+        """After the cursor moved and blocks were committed: grant the pins it has passed and lease complete blocks."""
         if request.pins:
             self._grant_pins(request)
         if request.handoff.lease_id is not None:
             self._lease_computed(request, request.handoff.lease_id)
 
     def _grant_pins(self, request: Request) -> None:
-        """NOTE: as soon as a pin's last token is computed: later a windowed group has dropped what was before it."""
+        """NOTE: grants a pin as soon as its last token is computed, before a windowed group drops earlier blocks."""
         block_size = self._kv.layout.block_size
         for index, pin in enumerate(request.pins):
             num_blocks = min(pin.num_tokens, request.num_prompt_tokens) // block_size
@@ -48,7 +48,7 @@ class KVSharing:
                 request.num_pinned_tokens[index] = num_granted * block_size
 
     def _lease_computed(self, request: Request, lease_id: str) -> None:
-        """Lease the blocks that have become whole; the last one, part full, when the cursor has caught up."""
+        """Lease the blocks that have become full, and the last, partial one once all tokens are computed."""
         block_size = self._kv.layout.block_size
         is_last = request.num_pending_tokens == 0
         first, end = request.num_leased_blocks, (request.num_computed_tokens + is_last * (block_size - 1)) // block_size
@@ -66,6 +66,6 @@ class KVSharing:
         return fetch_id
 
     def take_news(self) -> list[KVNews]:
-        """What was reserved and leased since the last call."""
+        """Returns the reservations and leases since the last call."""
         news, self._news = self._news, []
         return news

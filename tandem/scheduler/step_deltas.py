@@ -1,4 +1,4 @@
-"""Differences between steps: remembers what the executor knows of each request, so that steps carry what is new."""
+"""Differences between steps: records what the executor knows of each request, so that steps carry changes only."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from tandem.scheduler.request import Request
 
 @dataclass(slots=True)
 class _Told:
-    """Entries of the block tables that were sent, and how many of them as dropped, by KV group."""
+    """Number of entries sent of each block table, and the number of them sent as dropped, per KV group."""
 
     num_blocks: int
     num_dropped: list[int]
@@ -23,7 +23,7 @@ class StepDeltas:
         self._new: list[NewRequest] = []
 
     def schedule(self, request: Request, num_tokens: int, table: BlockTable) -> ScheduledRequest:
-        """The request's next `num_tokens` tokens. Where nothing was sent of it yet, `take_new` describes it."""
+        """Returns the step data of the next `num_tokens` tokens; `take_new` describes a request not sent before."""
         told = self._told.get(request.request_id)
         if told is None:
             told = self._told[request.request_id] = _Told(0, [0] * len(table.groups))
@@ -41,17 +41,17 @@ class StepDeltas:
         )
 
     def take_new(self) -> tuple[NewRequest, ...]:
-        """Requests that were described since the last call."""
+        """Returns the descriptions of requests first scheduled since the last call."""
         new, self._new = tuple(self._new), []
         return new
 
     def forget(self, request_id: str) -> None:
-        """The executor is to forget a request; scheduled again, it is described anew."""
+        """Forget a request that the executor releases; if scheduled again, it is described again."""
         self._told.pop(request_id, None)
 
     @property
     def request_ids(self) -> set[str]:
-        """Requests the executor knows."""
+        """Ids of the requests that the executor knows."""
         return set(self._told)
 
 

@@ -4,7 +4,7 @@ from tandem.scheduler.request import Request
 
 
 class StepPlan:
-    """Token budget of one step, and who has how much of it."""
+    """Token budget of one step and each request's share of it."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget

@@ -1,7 +1,7 @@
-"""Block hashes of prompts, where most prompts begin like one seen lately: what was hashed once is looked up.
+"""Block hashes of prompts, with a cache for beginnings that recent prompts share.
 
-Invariant: an answer equals `core.hashing`'s. A stretch of tokens is found by its own bytes and the hash before it,
-which covers model, scope and everything earlier, so nobody learns from its speed what another tenant asked.
+Invariant: results equal those of `core.hashing`. A stretch of tokens is looked up by its own bytes and the hash before
+it, which covers model, scope and everything earlier, so timing does not reveal the prompts of other tenants.
 """
 
 from array import array
@@ -17,7 +17,7 @@ DEFAULT_MAX_STRETCHES = 8192  # NOTE: of 512 tokens each where blocks have 16; a
 
 
 class ChainHasher:
-    """Remembers `max_stretches` or somewhat fewer. Used by one thread."""
+    """Computes block hashes and caches about `max_stretches` stretches. Used by one thread."""
 
     def __init__(self, max_stretches: int = DEFAULT_MAX_STRETCHES) -> None:
         self._half = max(1, max_stretches // 2)
@@ -25,11 +25,11 @@ class ChainHasher:
         self._old: dict[tuple[bytes, bytes], list[bytes]] = {}
 
     def __len__(self) -> int:
-        """Stretches remembered."""
+        """Number of cached stretches."""
         return len(self._young) + len(self._old)
 
     def hashes(self, chain: Chain, token_ids: Sequence[int], scope: CacheScope) -> list[bytes]:
-        """The hashes of a prompt's full blocks.
+        """Returns the hashes of a prompt's full blocks.
 
         Raises:
             InvalidRequestError: a token id is out of range.
@@ -45,7 +45,7 @@ class ChainHasher:
         return hashes
 
     def _stretch(self, parent: bytes, tokens: "array[int]", block_size: int) -> list[bytes]:
-        """The hashes of some blocks after `parent`. A prompt's last, shorter stretch is not worth remembering."""
+        """Returns the hashes of a stretch's blocks after `parent`. A prompt's last, shorter stretch is not cached."""
         if len(tokens) < BLOCKS_PER_STRETCH * block_size:
             return _hashed(parent, tokens, block_size)
         key = (parent, tokens.tobytes())
@@ -65,7 +65,7 @@ def _hashed(parent: bytes, tokens: "array[int]", block_size: int) -> list[bytes]
 
 
 def _packed(token_ids: Sequence[int]) -> "array[int]":
-    """As the wire brings them already."""
+    """Returns the ids as an array, the type in which they arrive from the wire."""
     if isinstance(token_ids, array) and token_ids.typecode == "I":
         return token_ids
     try:

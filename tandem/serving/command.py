@@ -1,7 +1,8 @@
-"""Runs a command line: settings from flags and environment, then the work; our errors become one line and a code.
+"""Runs a command line: reads settings from flags and environment, runs the command, and turns errors into one line and
+an exit code.
 
-Exit codes: 2 for settings and anything else we refuse, 130 for Ctrl-C, 141 when our reader went; bugs keep their
-traceback.
+Exit codes: 2 for refused settings and other expected errors, 130 for Ctrl-C, 141 for a closed output pipe; bugs keep
+their traceback.
 """
 
 import argparse
@@ -24,7 +25,7 @@ S = TypeVar("S", bound=BaseSettings)
 
 
 class Command(Protocol):
-    """Settings that can be run."""
+    """Settings of a command, with a method that runs it."""
 
     def run(self) -> int: ...
 

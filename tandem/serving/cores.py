@@ -10,7 +10,7 @@ _MIN_OWN_CORES = 2
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One worker's: how many threads its model gets and the cores it is confined to (none: any)."""
+    """Share of one worker: the number of its model's threads, and the cores it is confined to (empty: any)."""
 
     num_threads: int
     cpus: tuple[int, ...] = ()
@@ -37,10 +37,10 @@ def share_cores(
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:
-    """`0-3,8` as (0, 1, 2, 3, 8).
+    """Parses a list of cores: `0-3,8` gives (0, 1, 2, 3, 8).
 
     Raises:
-        ConfigurationError: it is no such list.
+        ConfigurationError: the text is not such a list.
     """
     cpus: list[int] = []
     for part in text.split(","):

@@ -1,7 +1,7 @@
-"""Discovery of workers: they announce themselves every second, routers ask. Owns no connection to a worker.
+"""Discovery of workers: workers announce themselves every second, routers read the list. Opens no worker connection.
 
-Invariant: a record that is not announced again vanishes after `TTL_S`, so nobody who died has to be cleaned up. Being
-listed proves nothing: whether a worker lives is what its `watch` says.
+Invariant: a record that is not announced again expires after `TTL_S`, so dead workers need no cleaning up. A listed
+worker may be dead: its `watch` determines whether it is alive.
 """
 
 import asyncio
@@ -25,22 +25,22 @@ _ROUTER_TIMEOUT_S = 1.0
 
 
 class Discovery(Protocol):
-    """Where workers are announced and found. A worker is known by its id; of two incarnations the later stays.
+    """Registry in which workers are announced and found by id; of two incarnations the later one is kept.
 
     An implementation outside this process raises `LocalityUnavailableError` from `announce`, `withdraw` and `workers`
-    when it cannot be reached; calling again later is all it takes.
+    if it cannot be reached; the caller retries later.
     """
 
     async def announce(self, record: WorkerRecord) -> None:
-        """A sign of life; repeated every `ANNOUNCE_INTERVAL_S`."""
+        """Announce a worker as alive; to be repeated every `ANNOUNCE_INTERVAL_S`."""
         ...
 
     async def withdraw(self, record: WorkerRecord) -> None:
-        """Leave at once. A later incarnation's record stays."""
+        """Remove a record at once, unless it is of a later incarnation."""
         ...
 
     async def workers(self) -> Sequence[WorkerRecord]:
-        """All that were announced during the last `TTL_S`; a list that costs somebody time, see `look_interval_s`."""
+        """Returns the workers announced during the last `TTL_S`. A long list is costly: see `look_interval_s`."""
         ...
 
     async def close(self) -> None:
@@ -49,10 +49,10 @@ class Discovery(Protocol):
 
 
 def look_interval_s(num_workers: int) -> float:
-    """How long a worker waits before it looks again who is there.
+    """Returns the random interval between two reads of the list by a worker, in seconds.
 
-    Each of n looks costs the time of n entries, 4 us apiece in Redis: so all workers together take 4 % of its core,
-    however many they are. From 100 workers on that is more than a second.
+    Each of n workers reads n entries, 4 us apiece in Redis. The interval grows so that all workers together use 4 % of
+    its core, however many they are; from 100 workers on it is more than a second.
     """
     return _SQUARE_S * num_workers**2 * (0.5 + random_fraction())  # NOTE: those who began together do not stay together
 
@@ -98,10 +98,10 @@ class EmbeddedDiscovery:
 
 
 class RouterDiscovery:
-    """`Discovery` for workers without Redis: announces to every router. It knows what routers answered last, asks them
-    as often as `look_interval_s` says, and adds what was announced through it since then.
+    """`Discovery` for workers without Redis: announces to every router.
 
-    One router that answers is enough; the others learn of the worker when they are back.
+    Returns the lists that routers sent last, requested at `look_interval_s`, plus the announcements since then. One
+    router that answers is enough; the others receive the announcement when they are back.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class RouterDiscovery:
 
 
 class StaticDiscovery:
-    """`Discovery` of addresses that are known beforehand. Who answers there says itself who it is."""
+    """`Discovery` of fixed addresses. The worker that answers at an address reports its own id."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._records = [

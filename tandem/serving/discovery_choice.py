@@ -7,7 +7,7 @@ from tandem.serving.discovery import Discovery, RouterDiscovery
 
 
 def open_discovery(redis: str | None, routers: Sequence[str], credentials: Credentials) -> Discovery:
-    """For a worker: Redis when there is a URL, else the routers. Imports only what is chosen.
+    """Opens a worker's discovery: Redis if there is a URL, else the routers. Imports only the one chosen.
 
     Raises:
         ConfigurationError: the URL is not understood.

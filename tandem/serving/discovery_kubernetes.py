@@ -1,7 +1,7 @@
 """Discovery through the Kubernetes API: the ready pods of a selector are the workers. Announcing is not needed there.
 
-Invariant: a pod is listed while it is ready (readiness gates included) and was not told to end; a worker that leaves
-the list keeps its watch while it lives, so draining is seen to its end. While the API is away nothing is claimed.
+Invariant: a pod is listed while it is ready (readiness gates included) and not terminating. A worker that leaves the
+list keeps its watch while it lives, so draining is observed to its end. While the API is unreachable, calls raise.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ PORT = "grpc"
 
 
 class KubernetesDiscovery:
-    """`Discovery` for routers. Begins to list when first asked; owns `api` and closes it.
+    """`Discovery` for routers. Starts listing at the first call; owns `api` and closes it.
 
     Args:
-        first_wait_s: how long the first question may wait for the first list.
+        first_wait_s: time for which the first call waits for the first list.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class KubernetesDiscovery:
         await self._api.close()
 
     async def _listing(self) -> None:
-        """Make sure that it is running, and give the first list a moment."""
+        """Start the listing task if necessary, and wait briefly for the first list."""
         if self._task is None:
             self._task = asyncio.create_task(self._watch.run(), name="pods")
             with contextlib.suppress(TimeoutError):
@@ -66,7 +66,7 @@ class KubernetesDiscovery:
 
 
 def record_of(pod: Pod) -> WorkerRecord | None:
-    """The worker in a pod, under the pod's name; None while it cannot be given requests."""
+    """Returns the record of a pod's worker, with the pod's name as id; None while it cannot receive requests."""
     port = pod.ports.get(PORT)
     if not pod.ip or port is None or not pod.ready or pod.deleting:
         return None

@@ -1,7 +1,7 @@
 """Discovery in Redis: one hash of worker records, each with the time until which it counts, by Redis' own clock.
 
-Invariant: nothing outlives `ttl_s` without announcements. Records are sealed with the cluster's secret, their end too;
-whatever else is found under the key is ignored or replaced, never believed. A Redis that is away, slow or full raises
+Invariant: nothing outlives `ttl_s` without announcements. Records, including their expiry, are sealed with the
+cluster's secret; any other data under the key is ignored or replaced. A Redis that is unreachable, slow or full raises
 `LocalityUnavailableError` within the timeout.
 """
 
@@ -71,14 +71,14 @@ class RedisDiscovery:
 
     Args:
         url: `redis://`, `rediss://` or `unix://` URL.
-        credentials: of this process; their secret seals the records.
-        prefix: names the deployment; the key of the hash.
-        ttl_s: how long an announcement counts.
-        timeout_s: of every call, connecting included.
-        on_refused: called for each record that is found and not believed.
+        credentials: credentials of this process; their secret seals the records.
+        prefix: name of the deployment, used as the key of the hash.
+        ttl_s: validity of an announcement.
+        timeout_s: timeout of every call, connecting included.
+        on_refused: called for each record that is refused because of its seal.
 
     Raises:
-        ConfigurationError: the URL is not understood. Whether Redis is there is not asked.
+        ConfigurationError: the URL is invalid. Does not connect to Redis.
     """
 
     def __init__(

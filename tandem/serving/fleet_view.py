@@ -1,7 +1,7 @@
-"""A router's view of its workers: the last news of each, and what follows from them for routing.
+"""A router's view of its workers: the last status of each, and the state of routing derived from it.
 
-Invariant: `fleet` holds exactly the workers that are ready or draining and whose watch is alive; of one worker id the
-latest incarnation counts, and at one address only who answers there now. Owned by one thread; does no I/O.
+Invariant: `fleet` holds exactly the workers that are ready or draining and whose watch is alive; of each worker id only
+the latest incarnation, and of each address only the worker that answers there now. Owned by one thread; does no I/O.
 """
 
 import logging
@@ -25,7 +25,7 @@ READY, DRAINING = "ready", "draining"
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What block hashes depend on besides tokens and scope, and the `WorkerState.fingerprint`s it occurs with."""
+    """Inputs of block hashes other than tokens and scope, and the `WorkerState.fingerprint`s that use them."""
 
     model_fingerprint: str
     block_size: int
@@ -34,8 +34,10 @@ class Chain:
 
 @dataclass(slots=True)
 class _Worker:
-    """`is_alive`: its watch is open and not silent. `is_replaced`: somebody else answers at its address now. `links`:
-    what was learned last of its links: after which change of the fleet, those measured, and those that are cut.
+    """A worker known to the router.
+
+    is_alive: its watch is open and not silent. is_replaced: another worker answers at its address now.
+    links: the last update of its links: (number of the fleet's change it followed, measured links, cut sources).
     """
 
     status: WorkerStatus
@@ -47,13 +49,13 @@ class _Worker:
 
 
 class FleetView:
-    """Feeds `fleet`, its links, `calibration` and `outliers` with the news of workers, and answers who serves what.
+    """Updates `fleet`, its links, `calibration` and `outliers` from worker statuses, and looks up models and workers.
 
     Args:
-        outliers: sets slow workers aside, whose samples then do not calibrate their kind. None: none is set aside.
-        dead_s: news older than this counts as silence.
-        forget_s: a dead worker stays listed for so long.
-        max_workers: one more is refused.
+        outliers: ejects slow workers, whose samples then do not calibrate their kind. None: no ejection.
+        dead_s: a worker without a status for this long is silent.
+        forget_s: time for which a dead worker stays listed.
+        max_workers: maximum number of workers; further ones are refused.
     """
 
     def __init__(
@@ -80,10 +82,10 @@ class FleetView:
         self._chains: Mapping[str, Sequence[Chain]] | None = None
 
     def take(self, address: str, status: WorkerStatus) -> None:
-        """News from the worker that answers at `address`.
+        """Store the status of the worker that answers at `address`.
 
         Raises:
-            InvalidRequestError: it contradicts itself.
+            InvalidRequestError: the status contradicts itself.
             CapacityError: `max_workers` others are known.
         """
         worker_id = status.worker.worker_id
@@ -101,7 +103,7 @@ class FleetView:
         self._keep(address, status)
 
     def lose(self, address: str) -> None:
-        """The watch at `address` is broken or silent: who was there gets nothing from now on."""
+        """Record that the watch at `address` is broken or silent: its worker gets no requests from now on."""
         worker_id = self._at.pop(address, None)
         if worker_id is not None:
             self._workers[worker_id].is_alive = False
@@ -111,7 +113,7 @@ class FleetView:
         return address in self._at
 
     def forgettable(self) -> Sequence[tuple[str, str]]:
-        """(Id, address) of workers that were replaced, or are dead for so long that nobody expects them back."""
+        """Returns (id, address) of dead workers without a status for `forget_s`, and of replaced ones (address "")."""
         oldest_s = self._clock.now_s() - self._forget_s
         return [
             (worker_id, "" if worker.is_replaced else worker.address)
@@ -127,7 +129,7 @@ class FleetView:
             self._forget_speed(worker_id)
 
     def chains(self, model: str) -> Sequence[Chain]:
-        """Of the workers of this name; more than one while a new version is rolled out."""
+        """Returns the hash inputs of the workers serving this model; several while a new version is rolled out."""
         if self._chains is None:
             self._chains = _chains_of([worker.status for worker in self._workers.values() if self._is_served(worker)])
         return self._chains.get(model, ())
@@ -138,20 +140,20 @@ class FleetView:
         return worker is not None and worker.status.state.fingerprint in chain.pools
 
     def where(self, worker_id: str) -> WorkerAddress:
-        """Where to call a worker of `fleet`."""
+        """Returns the address of a worker of `fleet`."""
         worker = self._workers[worker_id]
         return replace(worker.status.worker, address=worker.address)
 
     def model_fingerprint(self, worker_id: str) -> str:
-        """Of the model that a worker of `fleet` serves."""
+        """Fingerprint of the model that a worker of `fleet` serves."""
         return self._workers[worker_id].status.model.fingerprint
 
     def known_models(self) -> Sequence[str]:
-        """Names that some worker has, be it starting or dead."""
+        """Names of the models of all known workers, including starting and dead ones."""
         return sorted({worker.status.model.name for worker in self._workers.values()})
 
     def models(self) -> Sequence[ModelInfo]:
-        """What can be served now: at least one decode worker is there. Where workers differ, the narrowest limit."""
+        """Returns the models with at least one decode worker now. If workers differ, the narrowest limits."""
         by_name: dict[str, list[WorkerStatus]] = {}
         for worker in self._workers.values():
             if self._is_given_requests(worker):
@@ -160,7 +162,7 @@ class FleetView:
         return [model for model in found if model.num_decode]
 
     def listings(self) -> Sequence[WorkerListing]:
-        """Every worker known, dead ones until they are forgotten."""
+        """Returns every known worker, including dead ones that have not been forgotten yet."""
         now_s = self._clock.now_s()
         return [
             WorkerListing(
@@ -173,7 +175,7 @@ class FleetView:
         ]
 
     def _arrive(self, address: str, worker_id: str) -> None:
-        """From now on `worker_id` is who answers at `address`, and there only."""
+        """Record that `worker_id` answers at `address`, and at no other address."""
         former_id = self._at.get(address)
         if former_id is not None and former_id != worker_id:
             self.lose(address)
@@ -213,7 +215,7 @@ class FleetView:
         self._outliers.forget(worker_id)
 
     def _learn(self, status: WorkerStatus) -> OutlierVerdict:
-        """Compare with the peers, and calibrate; a measurement that is none is left out."""
+        """Pass the status's samples to outlier ejection and calibration; ignores invalid measurements."""
         worker_id, before = status.worker.worker_id, self._outliers.verdict(status.worker.worker_id)
         try:
             self._compare(status)
@@ -246,7 +248,7 @@ class FleetView:
             )
 
     def _learn_links(self, status: WorkerStatus) -> None:
-        """Links from workers that are there; those of others would stay for ever."""
+        """Store links from workers of the fleet only; those of others would never be removed."""
         links, worker_id = self._fleet.links, status.worker.worker_id
         links.cut([name for name in status.unreachable if self._fleet.snapshot(name) is not None], worker_id)
         for link in status.links:
@@ -264,7 +266,7 @@ class FleetView:
 
 
 def _identity(status: WorkerStatus) -> tuple[object, ...]:
-    """What `chains` and the fleet's membership depend on."""
+    """The fields on which `chains` and the fleet's membership depend."""
     model = status.model
     return (status.worker, status.lifecycle, status.state.fingerprint, model.name, model.fingerprint, model.block_size)
 

@@ -1,8 +1,8 @@
-"""Watches every worker that discovery names: one open stream of news each, from which life and death follow.
+"""Watches every discovered worker by one open stream of status updates each, which determines whether it is alive.
 
-Invariant: a stream that breaks, or is silent for `silence_s`, ends the worker for routing at once; only news bring it
-back. A worker that discovery no longer names stays as long as its stream lives, so an outage of Redis kills nobody.
-News come every `INTERVAL_S`; of a fleet so large that they would fill the router's time they come less often.
+Invariant: a worker whose stream breaks, or is silent for `silence_s`, gets no requests until its next update. A worker
+that discovery no longer lists stays as long as its stream is alive, so an outage of Redis removes no worker. Updates
+arrive every `INTERVAL_S`, or less often if the fleet is so large that they would take too much of the router's time.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _MAX_BACKOFF_S = 1.0
 
 
 class Watchable(Protocol):
-    """A client of a worker, as far as watching needs it."""
+    """Part of a worker's client that watching needs."""
 
     def watch(self, interval_s: float) -> AsyncGenerator[WorkerStatus, None]: ...
 
@@ -44,12 +44,12 @@ class FleetWatch:
     """Keeps `view` up to date until closed. Everything happens in one event loop.
 
     Args:
-        discoveries: their workers together are watched.
-        connect: a new client of a listed worker, closed when its address is watched no more.
-        remove: told the id of a worker whose blocks are gone for good; asked again after `LocalityUnavailableError`.
-        silence_s: a stream without news for so long is given up.
-        poll_s: how often discovery is asked.
-        max_reports_per_s: of all workers together; more of them report less often.
+        discoveries: sources of workers; the union is watched.
+        connect: creates a client of a listed worker, which is closed when its address is no longer watched.
+        remove: called with the id of a worker whose blocks are gone; retried after `LocalityUnavailableError`.
+        silence_s: a stream without updates for this long is closed.
+        poll_s: interval of reading the discoveries.
+        max_reports_per_s: limit of updates from all workers together; a larger fleet reports less often.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class FleetWatch:
         self._is_blind = False
 
     def wake(self) -> None:
-        """Ask discovery now: somebody new is there."""
+        """Read the discoveries now, because a worker was added."""
         self._wanted.set()
 
     async def run(self) -> None:
@@ -104,7 +104,7 @@ class FleetWatch:
             await self._forget(records)
 
     async def _records(self) -> Sequence[WorkerRecord] | None:
-        """Everybody listed; None when that is not known now."""
+        """Returns all listed workers; None if the list is not available now."""
         try:
             lists = [await discovery.workers() for discovery in self._discoveries]
         except LocalityUnavailableError as error:
@@ -118,7 +118,7 @@ class FleetWatch:
         return [record for records in lists for record in records]
 
     async def _forget(self, records: Sequence[WorkerRecord]) -> None:
-        """Drop whoever is dead for good, unless discovery says otherwise: perhaps only this router cannot reach it."""
+        """Remove workers that have long been dead, unless they are still listed: perhaps only this router lost them."""
         ids = {record.worker.worker_id for record in records}
         addresses = {record.worker.address for record in records}
         for worker_id, address in self._view.forgettable():
@@ -131,7 +131,7 @@ class FleetWatch:
             self._view.forget(worker_id)
 
     async def _follow(self, worker: WorkerAddress) -> None:
-        """Hold a stream open, again and again."""
+        """Keep a stream to one worker open, reopening it after each failure."""
         backoff_s, address = _FIRST_BACKOFF_S, worker.address
         client = self._connect(worker)
         try:
@@ -145,7 +145,7 @@ class FleetWatch:
             await client.close()
 
     async def _stream(self, address: str, client: Watchable) -> bool:
-        """Streams, a new one when news should come at another rate, until one ends; whether they brought news."""
+        """Read streams, opening a new one when the update interval changes, until one ends; True if any had updates."""
         reason, level = "the worker ended it", logging.WARNING
         try:
             while True:
@@ -173,7 +173,7 @@ class FleetWatch:
         return was_alive
 
     async def _take_news(self, address: str, client: Watchable) -> None:
-        """One stream, for as long as its interval suits the size of the fleet."""
+        """Read one stream, as long as its interval suits the size of the fleet."""
         interval_s = self._interval_s()
         async with contextlib.aclosing(client.watch(interval_s)) as news:
             while True:
@@ -185,14 +185,14 @@ class FleetWatch:
                     return
 
     def _interval_s(self) -> float:
-        """How often each worker should report: never so seldom that its silence could not be told from its rhythm. A
-        fleet that is too large for that needs a longer silence, or costs the router more.
+        """Returns the interval between a worker's updates, at most `silence_s / NEWS_PER_SILENCE`, so that silence can
+        be detected. A larger fleet needs a longer `silence_s`, or takes more of the router's time.
         """
         wanted_s = len(self._streams) / self._max_reports_per_s
         return max(INTERVAL_S, min(wanted_s, self._silence_s / NEWS_PER_SILENCE))
 
     def _restart_failed(self) -> None:
-        """A stream's task that ended on its own has met a bug of ours: say so, and watch that worker anew."""
+        """Restart stream tasks that ended on their own, which is a bug, and log it."""
         for address in [address for address, task in self._streams.items() if task.done()]:
             task = self._streams.pop(address)
             if not task.cancelled():

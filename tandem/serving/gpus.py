@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GpuShare:
-    """One worker's: its GPU and the share of that GPU's memory that weights and KV may take."""
+    """Share of one worker: its GPU and the share of that GPU's memory for weights and KV."""
 
     device: str
     memory: float
 
 
 def share_gpus(device: str, num_gpus: int, num_workers: int, memory: float) -> list[GpuShare]:
-    """Workers go round the GPUs; those that meet on one have equal parts of its `memory`.
+    """Assigns GPUs to workers in turn; workers on the same GPU get equal parts of its `memory`.
 
     Args:
         device: "auto" or "cuda": all of them; "cuda:N": that one. Others have no GPU, so nobody gets one.

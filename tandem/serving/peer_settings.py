@@ -1,4 +1,4 @@
-"""Settings by which a process proves itself to others of its deployment and encrypts what they say."""
+"""Settings for authentication and encryption between the processes of a deployment."""
 
 import logging
 from collections.abc import Iterable
@@ -28,12 +28,12 @@ class PeerSettings(Settings):
     def credentials(
         self, secret: bytes, role: ProcessRole, addresses: Iterable[str], *, address: str = "", incarnation: str = ""
     ) -> Credentials:
-        """Of this process.
+        """Returns the credentials of this process.
 
         Args:
-            secret: of the cluster.
-            addresses: host:port where it listens and of those that it was told to call.
-            address: under which others call it.
+            secret: the cluster's secret.
+            addresses: host:port on which it listens, and of the processes that it is configured to call.
+            address: host:port under which others call it.
             incarnation: "" = a new one.
 
         Raises:

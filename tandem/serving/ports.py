@@ -1,4 +1,4 @@
-"""Ports of this machine: free ones for processes that will be started, and started again, at the same address."""
+"""Free ports of this machine for processes that are started, and restarted, at the same address."""
 
 import random
 import socket
@@ -12,7 +12,7 @@ _MAX_TRIES = 10_000
 
 
 def free_ports(count: int, host: str, source: random.Random) -> list[int]:
-    """`count` different ports that nobody listens at now.
+    """Returns `count` different ports that are not in use now.
 
     Raises:
         CapacityError: none were found.

@@ -1,7 +1,7 @@
-"""The router's side of the locality index: who holds how much of a prompt's prefix, without ever failing a request.
+"""Router's side of the locality index: looks up the holders of a prompt's prefix without ever failing a request.
 
-Invariant: an answer is the index's own, of this moment, or empty; nothing is kept and shown later. An index outside
-this process is asked in threads, so the event loop never waits for it.
+Invariant: an answer is the current one of the index, or empty; nothing is cached. An index outside this process is
+called in threads, so the event loop never waits for it.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ _T = TypeVar("_T")
 
 
 class PrefixLookup:
-    """Asks one index. Used by one event loop.
+    """Access to one index. Used by one event loop.
 
     Args:
         is_remote: the index is outside this process; calls may block.
-        timeout_s: a question that takes longer is answered with nothing.
-        write_timeout_s: after this long a removal is given up.
+        timeout_s: timeout of a look-up, after which the answer is empty.
+        write_timeout_s: timeout of a removal.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class PrefixLookup:
         self.num_unanswered = 0
 
     async def leading_blocks(self, hashes: Sequence[bytes]) -> Mapping[str, int]:
-        """Per worker, how many leading blocks of this chain it holds; empty when the index does not answer."""
+        """Returns the number of leading blocks of this chain that each worker holds; empty if the index fails."""
         if not hashes:
             return _NOTHING
         if not self.is_remote:
@@ -60,17 +60,17 @@ class PrefixLookup:
         return found
 
     async def publish(self, worker_id: str, epoch: int, events: Sequence[BlockEvent], sequence: int) -> PublishResult:
-        """A worker's report to the index of this process; long ones do not hold the event loop."""
+        """Pass a worker's report to the index of this process; long ones do not block the event loop."""
         if len(events) <= _QUICK_EVENTS:
             return self._index.publish(worker_id, epoch, events, sequence)
         return await self._in_thread(None, self._index.publish, worker_id, epoch, events, sequence)
 
     async def replace(self, worker_id: str, epoch: int, hashes: Sequence[bytes], sequence: int) -> PublishResult:
-        """A worker's snapshot for the index of this process."""
+        """Pass a worker's snapshot to the index of this process."""
         return await self._in_thread(None, self._index.replace, worker_id, epoch, hashes, sequence)
 
     async def remove_worker(self, worker_id: str) -> None:
-        """Forget what a worker held.
+        """Remove a worker from the index.
 
         Raises:
             LocalityUnavailableError: try again later.
@@ -78,7 +78,7 @@ class PrefixLookup:
         await self._in_thread(self._write_timeout_s, self._index.remove_worker, worker_id)
 
     async def stats(self) -> LocalityStats:
-        """How full the index is.
+        """Returns the fill level of the index.
 
         Raises:
             LocalityUnavailableError: it does not answer.

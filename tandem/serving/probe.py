@@ -1,6 +1,6 @@
-"""One small GET, for asking our own processes how they are.
+"""Health probe: one small HTTP GET to a process of the deployment.
 
-Never for users' requests: the answer is bounded, redirects and proxies are not followed.
+Not for users' requests: the answer is bounded in size, redirects and proxies are not followed.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class ProbeResponse:
-    """What came back."""
+    """Response to a probe."""
 
     status: int
     body: bytes

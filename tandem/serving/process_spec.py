@@ -1,4 +1,4 @@
-"""Description of a process for its supervisor, and how patient it is with it."""
+"""Description of a process for its supervisor, and the policy of restarting it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """One process.
+    """Description of one process.
 
     Args:
         name: unique among its supervisor's.
@@ -29,7 +29,7 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
-    """How a process that died is started again.
+    """Policy of restarting a process that died.
 
     Args:
         first_delay_s, max_delay_s: the wait before a start doubles from the one to the other.

@@ -1,7 +1,7 @@
-"""The router: turns what workers report and the index knows into pairings, and answers the router's RPCs.
+"""The router service: computes pairings from worker reports and the locality index, and handles the router's RPCs.
 
-Invariant: it is on the control path only and keeps nothing that cannot be lost; a replica started a second ago decides
-like any other. Whatever happens to the index or to discovery, a request is paired while somebody alive can serve it.
+Invariant: it is on the control path only and keeps no state that must not be lost; a new replica decides like any other
+after a second. Even if the index or discovery fails, a request is paired while a live worker can serve it.
 """
 
 import os
@@ -140,8 +140,8 @@ class RouterService:
         return [_decision_of(record, now_s) for record in self._pairer.records()[-num_latest:]]
 
     async def _leading(self, hashed: Sequence[tuple[Chain, Sequence[bytes]]]) -> Mapping[str, int]:
-        """Per worker, how many leading blocks of the prompt it holds or will in a moment; each version of a model has
-        its own hashes.
+        """Returns the number of leading blocks of the prompt that each worker holds or will soon hold; each version of
+        a model has its own hashes.
         """
         leading: dict[str, int] = {}
         for chain, hashes in hashed:
@@ -153,7 +153,7 @@ class RouterService:
         return leading
 
     def _remember(self, request_id: str, pairing: Pairing, hashed: Sequence[tuple[Chain, Sequence[bytes]]]) -> None:
-        """Who will hold this prompt, until the index says so."""
+        """Record the workers that will hold this prompt, until the index knows."""
         worker_ids = [worker_id for worker_id in (pairing.prefill_id, pairing.decode_id) if worker_id is not None]
         for chain, hashes in hashed:
             if self._view.is_of(pairing.decode_id, chain):
@@ -184,7 +184,7 @@ class RouterService:
         return 0 if snapshot is None else num_cached_blocks(shape, snapshot.worker)
 
     def _nobody(self, model: str) -> UnavailableError:
-        """Not the caller's mistake: the gateway has checked the name, whose workers may be forgotten or yet to come."""
+        """Error for a model without workers. Not the caller's fault: the gateway has checked the name."""
         known = self._view.known_models()
         if model in known:
             message = f"all workers of the model {shown(model)} have stopped answering; try again in a moment"

@@ -1,6 +1,6 @@
-"""The router's numbers for Prometheus, in a registry of their own so that two routers can share a process.
+"""The router's Prometheus metrics, in a registry of their own so that two routers can share a process.
 
-Invariant: labels take few values; no request, session or worker id is ever one.
+Invariant: labels have few values; request, session and worker ids are never labels.
 """
 
 from collections import Counter as Tally
@@ -18,7 +18,7 @@ _SILENT_S = 2.0
 
 
 class RouterMetrics:
-    """What a router counts. `registry` is what `/metrics` shows."""
+    """Metrics of a router. `registry` is served at `/metrics`."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -56,7 +56,7 @@ class RouterMetrics:
         self._num_unanswered = 0
 
     def record_refused(self) -> None:
-        """One record of discovery was not believed."""
+        """Count one refused record of discovery."""
         self._refused.inc()
 
     def decided(self, policy: str, outcome: str, duration_s: float) -> None:

@@ -1,6 +1,6 @@
-"""A router's life: built from settings, serving until told to stop. The only place where its parts meet.
+"""Life cycle of a router process: assembles the parts from settings and serves until told to stop.
 
-Invariant: whatever was opened is closed again in reverse order, also when starting fails half-way.
+Invariant: whatever was opened is closed in reverse order, even if starting fails half-way.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ _MAX_YOUNG_OBJECTS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class RouterProcess:
-    """A router that serves. `metrics_port` is None when there is no metrics server; `tasks` never end on their own."""
+    """A running router. `metrics_port` is None if there is no metrics server; `tasks` never end on their own."""
 
     service: RouterService
     address: str
@@ -79,8 +79,8 @@ async def _run(settings: RouterSettings) -> int:
 
 
 def rest_collector() -> None:
-    """Let Python's garbage collector look at less, and less often: a thousand workers' last news are 8,000 objects, and
-    passing them takes longer than a pairing. They go when the next news come; hardly anything needs the collector.
+    """Make Python's garbage collector scan fewer objects, less often: the last statuses of a thousand workers are 8,000
+    objects, and scanning them takes longer than a pairing. Reference counting frees nearly everything anyway.
     """
     gc.collect()
     gc.freeze()

@@ -1,6 +1,6 @@
-"""Seals on records that are kept where others may write: whoever has no key cannot make, change or prolong one.
+"""Seals of records in storage that others can write: without the key, no record can be forged, changed or prolonged.
 
-A seal says nothing of whether a record is the latest. What it names must still prove itself when it is called.
+A seal does not prove that a record is the latest. The process it names must still authenticate when called.
 """
 
 import hashlib
@@ -14,26 +14,26 @@ _SEAL_BYTES = 32
 
 
 class RecordSealer:
-    """Seals and opens records of one kind, as "worker"; a record of another kind does not open."""
+    """Seals and verifies records of one kind, such as "worker"; records of another kind are refused."""
 
     def __init__(self, credentials: Credentials, kind: str) -> None:
         self._key = credentials.key(_PURPOSE)
         self._kind = kind.encode()
 
     def seal(self, key: bytes, until_ms: int, content: bytes) -> bytes:
-        """A record as it is kept: "<until_ms>|<seal in hexadecimal>|<content>".
+        """Returns the stored form of a record: "<until_ms>|<seal in hexadecimal>|<content>".
 
         Args:
-            key: under which it is kept.
-            until_ms: when it ends, milliseconds by the clock of where it is kept.
+            key: key under which it is stored.
+            until_ms: expiry in milliseconds, by the clock of the storage.
         """
         return b"%d|%s|%s" % (until_ms, self._mac(key, until_ms, content), content)
 
     def opened(self, key: bytes, sealed: bytes) -> bytes:
-        """The content that was sealed under `key`.
+        """Verifies a record stored under `key` and returns its content.
 
         Raises:
-            InvalidRequestError: it has no seal, or one of another key, kind, secret, end or content.
+            InvalidRequestError: it has no seal, or one of another key, kind, secret, expiry or content.
         """
         until, _, rest = sealed.partition(b"|")
         seal, _, content = rest.partition(b"|")

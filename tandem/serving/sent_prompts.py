@@ -1,7 +1,7 @@
-"""Prompts sent to workers a moment ago: these workers will hold them, though no index can know yet.
+"""Prompts sent to workers recently, whose blocks these workers will hold before the index knows.
 
-Without it a prefix asked for again at once goes to a worker that computes it a second time. Invariant: what is said is
-forgotten after `window_s`, by when the index knows better; it is a guess, so a worker that lacks the blocks is only
+Without it, a prefix requested again at once may be sent to a worker that computes it a second time. Entries expire
+after `window_s`, when the index is up to date; they are guesses: if the worker lacks the blocks, the request is only
 slower. Owned by one event loop.
 """
 
@@ -29,7 +29,7 @@ class SentPrompts:
         return len(self._sent)
 
     def sent(self, request_id: str, hashes: Sequence[bytes], worker_ids: Sequence[str], now_s: float) -> None:
-        """A prompt with these chained block hashes goes to these workers, and no longer to those before."""
+        """Record that a prompt with these block hashes goes to these workers, instead of those recorded before."""
         self.forget(request_id)
         if hashes:
             self._sent[request_id] = _Sent(hashes, worker_ids, now_s)
@@ -37,11 +37,11 @@ class SentPrompts:
             self._sent.popitem(last=False)
 
     def forget(self, request_id: str) -> None:
-        """Its prompt was not computed, or will be elsewhere."""
+        """Remove a request whose prompt was not computed, or will be computed elsewhere."""
         self._sent.pop(request_id, None)
 
     def credit(self, hashes: Sequence[bytes], leading: Mapping[str, int], now_s: float) -> Mapping[str, int]:
-        """`leading` (per worker, the leading blocks it holds) with the blocks that were sent to it."""
+        """Returns `leading` (leading blocks that each worker holds) raised by the prompts sent to workers."""
         self._expire(now_s)
         credited: dict[str, int] | None = None
         for sent in self._sent.values():
@@ -59,7 +59,7 @@ class SentPrompts:
 
 
 def _num_common(ours: Sequence[bytes], theirs: Sequence[bytes]) -> int:
-    """Leading blocks that two chains share: a chained hash is equal exactly when everything before it is."""
+    """Number of leading blocks that two chains share; chained hashes are equal exactly if everything before is."""
     most = min(len(ours), len(theirs))
     if not most or ours[0] != theirs[0]:
         return 0

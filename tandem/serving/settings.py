@@ -1,4 +1,4 @@
-"""The only place where flags and environment are read: one declaration makes `--max-model-len` and its variable.
+"""The only module that reads flags and environment: one declaration defines `--max-model-len` and its variable.
 
 A flag wins over a variable, a variable over the default.
 """
@@ -42,7 +42,7 @@ Address = Annotated[str, AfterValidator(_checked_address)]  # host:port
 
 
 def secret_of(cluster_secret: SecretStr | None) -> bytes | None:
-    """What `cluster_secret` says; None when it says nothing.
+    """Returns the configured cluster secret; None if it is not set.
 
     Raises:
         ConfigurationError: it is too short.
@@ -124,7 +124,7 @@ class EngineSettings(Settings):
     )
 
     def engine_config(self) -> EngineConfig:
-        """The engine these settings ask for."""
+        """Returns the configuration of the engine."""
         return EngineConfig(
             model=self.model,
             dtype=self.dtype,
@@ -171,11 +171,11 @@ class SamplingSettings(Settings):
     n: int = Field(1, description="answers per prompt")
 
     def sampling_params(self, defaults: Mapping[str, Any], **own: Any) -> SamplingParams:
-        """A request's `own` settings over what was said here, over `defaults`, the checkpoint's, over ours."""
+        """Returns a request's parameters. Precedence: `own`, these settings, `defaults` (the checkpoint's), ours."""
         return SamplingParams(**{**defaults, **self.overrides(), **own})
 
     def overrides(self) -> dict[str, Any]:
-        """What was said here, as arguments of `SamplingParams`."""
+        """Returns the values set here, as arguments of `SamplingParams`."""
         fields = {name: getattr(self, name) for name in SamplingSettings.model_fields}
         said = {name: value for name, value in fields.items() if value is not None}
         return {**said, "stop": tuple(self.stop), "stop_token_ids": tuple(self.stop_token_ids)}

@@ -1,4 +1,4 @@
-"""Meaning of SIGTERM and SIGINT to a process that has nothing to finish yet."""
+"""Handling of SIGTERM and SIGINT in a process that is still starting."""
 
 import asyncio
 import os

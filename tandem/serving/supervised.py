@@ -1,6 +1,6 @@
-"""One process kept alive: started, listened to, probed, started again after a death, ended when asked.
+"""Keeps one process running: starts it, reads its output, probes it, restarts it after a crash, and stops it.
 
-Invariant: when `keep` has returned, by whatever way, nothing of its process group lives and its pipe is closed.
+Invariant: after `keep` has returned or raised, its whole process group has ended and its pipe is closed.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class StartError(TandemError):
 
 
 class ProcessState(StrEnum):
-    """Where a process is in its life."""
+    """State of a supervised process."""
 
     STARTING = "starting"
     READY = "ready"
@@ -66,7 +66,7 @@ class Supervised:
 
     @property
     def pid(self) -> int | None:
-        """None while it does not run."""
+        """Process id; None while it does not run."""
         return None if self._process is None else self._process.pid
 
     async def keep(self) -> None:
@@ -91,7 +91,7 @@ class Supervised:
             self.ended.set()
 
     async def stop(self) -> bool:
-        """Ask it to end and wait; past the grace it is killed. Returns whether it ended by itself."""
+        """Ask it to end and wait; kill it after the grace time. Returns whether it ended by itself."""
         self._stopping.set()
         self._signal(signal.SIGTERM)
         try:
@@ -110,7 +110,7 @@ class Supervised:
         self._signal_group(signal.SIGKILL)
 
     def _judge(self, code: int) -> None:
-        """Raise if starting it again is pointless."""
+        """Raise `StartError` if restarting it is pointless."""
         if self._was_ready:
             return
         said = f": {self._last_lines[-1]}" if self._last_lines else ""
@@ -127,7 +127,7 @@ class Supervised:
                 await self._stopping.wait()
 
     async def _live(self) -> int:
-        """One life of the process; returns its exit code, negative for a signal."""
+        """Run the process once; returns its exit code, negative for a signal."""
         self.state = ProcessState.STARTING
         self.num_starts += 1
         async with self._spawned() as (process, read_end):
@@ -198,7 +198,7 @@ class Supervised:
         self._output(self.spec.name, text)
 
     async def _watch(self) -> None:
-        """Set `ready` as soon as it is."""
+        """Set `ready` as soon as the process is ready."""
         if self.spec.ready_url is None:
             await asyncio.sleep(self._policy.settled_s)
         while self.spec.ready_url is not None and not await _answers(self.spec.ready_url):

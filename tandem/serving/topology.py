@@ -1,6 +1,6 @@
-"""Processes of a cluster on one machine and their flags; starts none of them.
+"""Processes of a cluster on one machine and their flags; does not start them.
 
-The one place that knows the command lines of the services, so that `tandem up` and tests start the same cluster.
+The only module that builds the command lines of the services, so that `tandem up` and tests start the same cluster.
 """
 
 import sys

@@ -1,1 +1,1 @@
-"""A fleet in virtual time: the same routing and planning decisions, workers that only take as long as real ones."""
+"""Fleet simulator in virtual time: production's routing and planning decisions, workers modelled by their speed."""

@@ -1,7 +1,7 @@
-"""A fleet in virtual time: the router's real decisions, workers that take as long as their speed says, and a policy.
+"""Simulated cluster: the router's real decisions, workers modelled by their speed, and a scaling policy.
 
-Left out on purpose, and said in every report: decode workers' own prefix caches, contention of links, failures, and a
-request's move to another worker when its own drains (it is finished there instead).
+Not modelled, as every report states: decode workers' own prefix caches, contention of links, failures, and a request's
+move to another worker when its own drains (it is finished there instead).
 """
 
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ _EXPECTED_OUTPUT = 256
 
 
 class Cluster:
-    """One run: `run` it once."""
+    """Cluster of one run; call `run` once."""
 
     def __init__(self, setting: SimSetting, policy: ScalingPolicy) -> None:
         self._setting = setting
@@ -115,7 +115,7 @@ class Cluster:
         )
 
     def _num_cached_tokens(self, request: SimRequest, answer: Pairing) -> int:
-        """Of the prompt, as the router knows it when it decides."""
+        """Number of the prompt's tokens that are cached, as known to the router when it decides."""
         source_id = answer.fetch_from_id or answer.prefill_id
         num_held = request.shape.leading_blocks.get(source_id, 0) if source_id is not None else 0
         block_size = self._setting.block_size
@@ -135,7 +135,7 @@ class Cluster:
         prefill.prefill(request, partial(self._prefilled, prefill, decode), num_fetched, fetched_s)
 
     def _fetch(self, request: SimRequest, prefill: PrefillWorker, answer: Pairing) -> tuple[int, float]:
-        """(Blocks a peer sends, when they are there)."""
+        """(Number of blocks that a peer sends, time of their arrival)."""
         if answer.fetch_from_id is None:
             return 0, 0.0
         num_held = request.shape.leading_blocks[answer.fetch_from_id]
@@ -143,14 +143,14 @@ class Cluster:
         return num_held, self._events.now_s + self._setting.link.ms(max(0, num_bytes)) / 1000
 
     def _prefilled(self, prefill: PrefillWorker, decode: DecodeWorker, request: SimRequest, service_s: float) -> None:
-        """The first token goes out at once; the rest of the KV follows, and only then may the prefill worker go."""
+        """Deliver the first token at once; the prefill worker may only leave after the rest of the KV was sent."""
         request.first_token_s = self._events.now_s
         prefill.num_pulls += 1
         exposed_s = self._exposed_s(request.asked.num_prompt_tokens, service_s)
         self._events.at(self._events.now_s + exposed_s, partial(self._handed_over, prefill, decode, request))
 
     def _exposed_s(self, num_tokens: int, service_s: float) -> float:
-        """The last chunk, or more where the link is slower than prefill."""
+        """Time of the hand-off after prefill: that of the last chunk, or more if the link is slower than prefill."""
         setting, link = self._setting, self._setting.link
         num_last = num_blocks_of(min(num_tokens, setting.chunk_tokens), setting.block_size)
         all_ms = link.ms(num_blocks_of(num_tokens, setting.block_size) * setting.block_bytes)

@@ -1,8 +1,8 @@
-"""A decode worker in virtual time: one batch whose steps take as long as its size and contexts say.
+"""Decode worker in virtual time: one batch whose step time follows from its size and contexts.
 
-All requests of a batch advance together, so time follows in closed form: the contexts grow by one token a step, and m
-steps take m * first + growth * m^2 / 2. KV is reserved for a request's whole length from acceptance on; a request for
-which there is none waits. The batch moves only at joins and ends, which are the only events.
+All requests of a batch advance together, so time has a closed form: contexts grow by one token per step, and m steps
+take m * first + growth * m^2 / 2. KV is reserved for a request's whole length on acceptance; a request without enough
+KV waits. The batch is updated only at joins and ends, which are the only events.
 """
 
 import heapq
@@ -44,7 +44,7 @@ class DecodeWorker:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have their KV and are not in the batch."""
+        """Number of requests that have their KV but are not in the batch."""
         return len(self._waiting)
 
     @property
@@ -52,24 +52,24 @@ class DecodeWorker:
         return len(self._batch)
 
     def num_context_tokens(self) -> float:
-        """Of the batch, now."""
+        """Number of context tokens of the batch now."""
         self._advance()
         return self._context
 
     def accept(self, request: SimRequest, awaits_kv: bool) -> None:
-        """Promise its KV; it joins later."""
+        """Reserve KV for a request that joins later."""
         self.num_accepted += 1
         self.num_awaiting_kv += awaits_kv
         self.num_reserved_blocks += request.num_reserved_blocks
 
     def join(self, request: SimRequest, awaited_kv: bool) -> None:
-        """Its prompt's KV is here and its first token made: decode the rest."""
+        """Start decoding a request whose prompt's KV is present and whose first token exists."""
         self.num_awaiting_kv -= awaited_kv
         self._waiting.append(request)
         self._admit()
 
     def prefill(self, request: SimRequest, prefill_s: float, done: Done) -> None:
-        """Compute a short prompt here: the batch stands still meanwhile."""
+        """Compute a short prompt on this worker; the batch is stalled meanwhile."""
         self._advance()
         self._resume_s = max(self._events.now_s, self._resume_s) + prefill_s
         self._events.at(self._resume_s, lambda: done(request))
@@ -103,12 +103,12 @@ class DecodeWorker:
         self._context += num_steps * len(self._batch)
 
     def _step(self) -> tuple[float, float]:
-        """(Time of a step now, by what each step lengthens the next), in milliseconds."""
+        """(Time of a step now, growth of the step time per step), in milliseconds."""
         decode, num = self._speed.decode, len(self._batch)
         return decode.step_ms(num, self._context), decode.ms_per_context_token * num
 
     def _schedule(self) -> None:
-        """The next end of a request; any earlier plan is void."""
+        """Schedule the next end of a request, replacing any earlier schedule."""
         self._version += 1
         if not self._batch:
             return
@@ -136,6 +136,6 @@ class DecodeWorker:
         self._admit()
 
     def release(self, request: SimRequest) -> None:
-        """It is over here: its KV is free."""
+        """Free the KV of a request that has ended here."""
         self.num_accepted -= 1
         self.num_reserved_blocks -= request.num_reserved_blocks

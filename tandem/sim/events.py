@@ -1,11 +1,11 @@
-"""Virtual time: what happens next, in order. Equal times happen in the order they were asked for."""
+"""Event queue of virtual time. Events of equal time run in the order in which they were added."""
 
 import heapq
 from collections.abc import Callable
 
 
 class EventQueue:
-    """A clock that jumps from event to event; nothing waits for real."""
+    """Clock that jumps from event to event without real waiting."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -13,12 +13,12 @@ class EventQueue:
         self._number = 0
 
     def at(self, time_s: float, happen: Callable[[], None]) -> None:
-        """Let something happen; never before now."""
+        """Schedule a call at `time_s`, or now if that has passed."""
         self._number += 1
         heapq.heappush(self._heap, (max(time_s, self.now_s), self._number, happen))
 
     def run(self) -> None:
-        """Until nothing is left to happen."""
+        """Run until no event is left."""
         heap = self._heap
         while heap:
             self.now_s, _, happen = heapq.heappop(heap)

@@ -1,6 +1,6 @@
 """Observations of the simulated fleet for a planner: one window of traffic after another, and the pools.
 
-Nothing is told that the running system could not know.
+They contain nothing that the running system could not know.
 """
 
 import math
@@ -30,7 +30,7 @@ class _Window:
 
 
 class SimulatedObserver:
-    """Counts what passes; `observe` closes the window."""
+    """Counts traffic; `observe` returns the observation and starts the next window."""
 
     def __init__(
         self, setting: SimSetting, prefill: ReplicaPool[PrefillWorker], decode: ReplicaPool[DecodeWorker]
@@ -49,7 +49,7 @@ class SimulatedObserver:
         self._window.missing_tokens.append(request.asked.num_prompt_tokens - num_cached_tokens)
 
     def began(self, request: SimRequest) -> None:
-        """Its first token is there."""
+        """Record a request's first token."""
         assert request.first_token_s is not None
         self._window.ttfts_s.append(request.first_token_s - request.asked.arrival_s)
 

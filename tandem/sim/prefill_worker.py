@@ -1,7 +1,7 @@
-"""A prefill worker in virtual time: one prompt after another, an LRU cache of prefixes, hand-offs that keep it alive.
+"""Prefill worker in virtual time: one prompt after another, an LRU cache of prefixes, and hand-offs that delay its end.
 
-A prompt's time is the router's own model, so what differs from reality is only knowledge, never arithmetic. Chunks of a
-prompt run back to back; they matter for how much of a hand-off outlasts the prompt.
+A prompt's time follows the router's own model, so the router's predictions err only by missing knowledge. Chunks of a
+prompt run back to back; they determine how much of a hand-off outlasts the prompt.
 """
 
 from collections import deque
@@ -47,7 +47,7 @@ class PrefillWorker:
 
     @property
     def idle(self) -> bool:
-        """Nothing to compute, and nobody pulls any more: it may go."""
+        """Whether it has nothing to compute and no hand-off in progress, so that it may be removed."""
         return self._current is None and self.num_pulls == 0
 
     @property

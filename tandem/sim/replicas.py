@@ -1,6 +1,6 @@
-"""One pool's replicas: asked for, starting, ready, draining, gone. What a replica does is its worker's business.
+"""Replicas of one simulated pool and their states: starting, ready, draining, gone.
 
-Invariant: a draining replica is gone only when its worker is idle, so no request is lost and no pull is cut off.
+Invariant: a draining replica is removed only when its worker is idle, so no request or transfer is interrupted.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from tandem.sim.events import EventQueue
 
 
 class DrainableWorker(Protocol):
-    """What a pool must know of a worker."""
+    """Interface of a worker towards its pool."""
 
     @property
     def idle(self) -> bool: ...
@@ -22,7 +22,7 @@ W = TypeVar("W", bound=DrainableWorker)
 
 @dataclass(slots=True, eq=False)
 class SimulatedReplica(Generic[W]):
-    """Accelerators are taken from `asked_s` until `gone_s`."""
+    """A replica, which uses accelerators from `asked_s` until `gone_s`."""
 
     replica_id: str
     worker: W
@@ -54,11 +54,11 @@ class ReplicaPool(Generic[W]):
         return [replica for replica in self.alive.values() if replica.ready and not replica.draining]
 
     def starting_s(self) -> Sequence[float]:
-        """For each starting replica, for how long it has."""
+        """Seconds since the start of each starting replica."""
         return [self.events.now_s - replica.asked_s for replica in self.alive.values() if not replica.ready]
 
     def scale(self, num_wanted: int) -> None:
-        """Start what is missing; give up those that start first, then drain the least loaded."""
+        """Start missing replicas, or remove surplus ones: first those still starting, then the least loaded."""
         staying = self.staying()
         for _ in range(num_wanted - len(staying)):
             self.start(self.startup_s)

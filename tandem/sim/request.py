@@ -1,4 +1,4 @@
-"""One request on its way through the simulated fleet."""
+"""State of one request in the simulated fleet."""
 
 from dataclasses import dataclass
 

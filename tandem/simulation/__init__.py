@@ -1,1 +1,1 @@
-"""The production protocol on a virtual clock: several processes in one, a network in memory, faults by seed."""
+"""Deterministic simulation of the production code on a virtual clock: processes, network and faults from a seed."""

@@ -1,6 +1,6 @@
-"""A client of a simulated gateway: one HTTP request, and what came of it. Owns no socket: it calls the app as a server.
+"""Client of a simulated gateway: one HTTP request and its outcome. Calls the ASGI app directly, without a socket.
 
-Invariant: `tokens` are those that were sent to it, in order; what a dead gateway never sent is not there.
+Invariant: `tokens` are those that were sent to it, in order, without those that a crashed gateway never sent.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ _DONE = b"[DONE]"
 
 @dataclass(slots=True)
 class ClientOutcome:
-    """What a client got.
+    """Outcome of a client's request.
 
-    error: the error event of a stream, or the body of a refusal. has_left: it left before the end. is_lost: its gateway
-    died. ended_s: None while it waits. longest_gap: between two of its tokens, from and until. token_times: when each
-    of `tokens` came.
+    error: the error event of a stream, or the body of a refusal. has_left: it disconnected before the end. is_lost: its
+    gateway crashed. ended_s: None while it waits. longest_gap: (start, end) of the longest time between two tokens.
+    token_times: time of arrival of each of `tokens`.
     """
 
     ask: ClientRequest
@@ -102,13 +102,13 @@ class Exchange:
             self.leave()
 
     def leave(self) -> None:
-        """Close the connection, unless all is there."""
+        """Close the connection, unless the response is complete."""
         if not self.ended.is_set():
             self.outcome.has_left = True
             self._end()
 
     def lose(self) -> None:
-        """The gateway has died."""
+        """Record that the gateway has crashed."""
         if not self.ended.is_set():
             self.outcome.is_lost = True
             self._end()

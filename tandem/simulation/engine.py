@@ -1,6 +1,6 @@
-"""The asynchronous engine without a thread: each of its turns is an event of its node and takes virtual time.
+"""The asynchronous engine without a thread: each turn of its loop is an event of its node and takes virtual time.
 
-What a turn tells anybody arrives when the turn is over, as from a thread that was busy until then.
+Results of a turn are delivered when the turn is over, as from a thread that was busy until then.
 """
 
 import queue

@@ -1,7 +1,7 @@
-"""Computes steps of the simulated model over a real arena, and takes virtual time for it.
+"""Executor of the simulated model: computes steps over real KV cache memory, in virtual time.
 
-A step reads KV when it begins and writes when it ends. Invariant it checks: it writes no block that a transfer may
-write, and a transfer writes none that is not pinned for one.
+A step reads KV when it begins and writes when it ends. Checks the invariant that a step writes no block that a transfer
+may write, and that a transfer writes only blocks pinned for one.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ class StepCost:
 
 
 def owner_of(request_id: str) -> str:
-    """Whose request an id names: requests of a simulation are called OWNER.NUMBER."""
+    """Returns the owner of a request from its id, OWNER.NUMBER."""
     return request_id.partition(".")[0]
 
 
@@ -40,12 +40,12 @@ class _Known:
 
 
 class SimulatedExecutor:
-    """`Executor` of one node, which knows of a request what steps have said.
+    """`Executor` of one node, which knows only what steps have described of a request.
 
-    `on_write` is told the blocks that a step is about to write.
+    `on_write` is called with the blocks that a step is about to write.
 
     Args:
-        cost: what a step takes.
+        cost: duration of a step.
     """
 
     def __init__(self, arena: Arena, node: Node, loop: VirtualLoop, cost: StepCost) -> None:

@@ -1,7 +1,7 @@
-"""Network between nodes: the time of a message, cuts, and the time at which a cut is noticed.
+"""Simulated network: delays, loss and partitions, and the time at which a cut is noticed.
 
-As TCP does, a connection keeps order and loses nothing while it lives: what is cut off waits and arrives once the
-partition heals, unless keepalive has ended the connection by then. Blocking may be one-way.
+As with TCP, a connection keeps order and loses nothing while it is alive: messages during a partition wait and arrive
+after it heals, unless keepalive has ended the connection by then. A partition may be one-way.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _RETRANSMIT_S = (0.05, 0.4)
 
 @dataclass(slots=True)
 class Weather:
-    """How the network is. `slow_share` of the messages take up to `slow_s`, as lost and sent again."""
+    """Delays of the network. A share `slow_share` of the messages take up to `slow_s`, as if lost and sent again."""
 
     mean_s: float = 4e-4
     slow_share: float = 0.005
@@ -31,7 +31,7 @@ class Weather:
 
 
 class EventTrace:
-    """A digest of everything that happened, in order. `keep` also remembers the lines."""
+    """Digest of all events of a run, in order. With `keep`, the lines are stored too."""
 
     def __init__(self, keep: bool = False) -> None:
         self._digest = hashlib.blake2b(digest_size=16)
@@ -63,25 +63,25 @@ class Pipe:
         self._held: deque[Callable[[], None]] = deque()
 
     async def room(self) -> None:
-        """Until the target has taken enough of what was sent, as flow control has it, or nothing will arrive."""
+        """Wait until flow control permits more to be sent, or nothing will arrive any more."""
         while self._num_under_way >= WINDOW and not self.is_cut:
             self._has_room.clear()
             await self._has_room.wait()
 
     def cut(self) -> None:
-        """Nothing more arrives."""
+        """Stop delivery: nothing more arrives."""
         self.is_cut = True
         self._has_room.set()
 
     def send(self, action: Callable[[], None]) -> None:
-        """Have `action` done at the target, in its context."""
+        """Send a message: run `action` at the target, in its context."""
         self._num_under_way += 1
         now_s = self._fabric.loop.time()
         self._last_s = max(self._last_s, now_s + self._fabric.delay_s())
         self._fabric.loop.call_at(self._last_s, self._arrive, action, context=self.target.context)
 
     def release(self) -> None:
-        """The way is free again: what was held back arrives, in order, after it was sent once more."""
+        """End a partition: messages held back arrive, in order, after being sent again."""
         if self._held:
             after_s = self._fabric.random.uniform(*_RETRANSMIT_S)
             self._fabric.loop.call_later(after_s, self._arrive_late, context=self.target.context)
@@ -112,7 +112,7 @@ class Pipe:
 
 @dataclass(eq=False, slots=True)
 class SimulatedConnection:
-    """Two pipes. `on_lost` is told, in each end's context, that it is over and why."""
+    """Connection of two pipes. `on_lost` is called in each end's context when it ends, with the reason."""
 
     up: Pipe
     down: Pipe
@@ -132,7 +132,7 @@ class Fabric:
     """The network of one simulation.
 
     Args:
-        source: of its delays.
+        source: source of random delays.
     """
 
     def __init__(self, loop: VirtualLoop, source: random.Random, trace: EventTrace, weather: Weather) -> None:
@@ -147,7 +147,7 @@ class Fabric:
         self._num_blocks = 0
 
     def delay_s(self) -> float:
-        """Of one message."""
+        """Returns the delay of one message."""
         if self.random.random() < self.weather.slow_share:
             return self.random.uniform(0.1, 1.0) * self.weather.slow_s
         return 5e-5 + self.random.expovariate(1 / self.weather.mean_s)
@@ -159,7 +159,7 @@ class Fabric:
         return not (self.is_blocked(one, other) or self.is_blocked(other, one))
 
     def can_read(self, one: str, other: str) -> bool:
-        """Whether blocks get through: they may, where calls do not."""
+        """Whether blocks can be read between two nodes, which may be possible where calls are blocked."""
         pair = (one, other)
         return self.can_talk(one, other) or pair in self._readable or pair[::-1] in self._readable
 
@@ -206,7 +206,7 @@ class Fabric:
                 self.loop.call_later(after_s, self.cut, connection, "connection reset by peer")
 
     def cut(self, connection: SimulatedConnection, why: str) -> None:
-        """Both ends notice that it is over."""
+        """End a connection and notify both ends."""
         if connection.is_over:
             return
         connection.is_over = True
@@ -219,7 +219,7 @@ class Fabric:
         self.loop.call_soon(connection.on_lost_server, why, context=server.context)
 
     def _keep_alive(self, connection: SimulatedConnection, still: Callable[[], bool]) -> None:
-        """End it when a ping was not answered in time."""
+        """End a connection if a ping is not answered in time."""
         after_s = self.random.uniform(KEEPALIVE_TIMEOUT_S, KEEPALIVE_S + KEEPALIVE_TIMEOUT_S)
 
         def check() -> None:

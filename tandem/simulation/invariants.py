@@ -1,7 +1,7 @@
-"""Invariants of a run, whatever went wrong in it. Looks, and changes nothing.
+"""Invariants that must hold at the end of every run, whatever faults it had. Read-only.
 
-Tokens equal the model's, or there is a clear error; nothing stays held once leases have ended; no request fails while a
-worker that could have served it was there. What accounts must come to is in `ledger_invariants`.
+Tokens equal the model's, or there is a clear error; no blocks stay held after leases have ended; no request fails while
+a worker could have served it. Invariants of accounts are in `ledger_invariants`.
 """
 
 from tandem.simulation.client import ClientOutcome
@@ -43,14 +43,14 @@ def _check_outcome(world: World, outcome: ClientOutcome) -> None:
 
 
 def _check_gap(world: World, outcome: ClientOutcome) -> None:
-    """A stream does not stand still for long while somebody could go on with it."""
+    """Check that a stream does not stall for long while some worker could continue it."""
     since_s, until_s = outcome.longest_gap
     if until_s - since_s > MAX_GAP_S and (able := _able_pair(world, outcome, until_s)) is not None:
         world.violate(f"{outcome.ask.request_id} stood still for {until_s - since_s:.1f} s beside {able}")
 
 
 def _able_pair(world: World, outcome: ClientOutcome, until_s: float) -> str | None:
-    """A decode worker and a router that nothing was wrong with during the last `ABLE_S`."""
+    """Returns the names of a decode worker and a router without faults during the last `ABLE_S`, or None."""
     since_s = until_s - ABLE_S
     if since_s < 0 or not world.was_well(outcome.ask.gateway, since_s, until_s):
         return None
@@ -60,7 +60,7 @@ def _able_pair(world: World, outcome: ClientOutcome, until_s: float) -> str | No
 
 
 def _check_rest(world: World) -> None:
-    """Nobody asks any more, and every lease has had its time."""
+    """Check the state at rest, when no requests are left and every lease has expired."""
     for name, simulated in world.workers.items():
         engine, worker = simulated.engine, simulated.worker
         try:

@@ -1,8 +1,8 @@
-"""An event loop on a virtual clock: time moves to the next timer when nothing is ready; nothing ever really waits.
+"""Event loop on a virtual clock: time jumps to the next timer when nothing is ready; nothing really waits.
 
-Invariant: the order of callbacks is a function of the seed. Callbacks of one node keep their order, as asyncio
-promises; among nodes the seed chooses who runs next. Work for threads runs at once, as one event, after a delay that
-the seed draws; what it says it `spend`s passes before its result arrives.
+Invariant: the order of callbacks is a function of the seed. Callbacks of one node keep their order, as in asyncio; the
+seed chooses the node that runs next. Work for threads runs as one event after a delay drawn from the seed; its result
+arrives after the time that the work declared by `spend`.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _MAX_CLOSES = 20
 
 
 class DeadlockError(RuntimeError):
-    """Nothing is ready and no timer is set: whoever waits, waits for ever."""
+    """Nothing is ready and no timer is set, so all tasks would wait for ever."""
 
 
 class _Task(asyncio.Task[Any]):
@@ -79,7 +79,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._nodes.remove(node)
 
     def spend(self, seconds: float) -> None:
-        """Work for a thread, now running, takes so long."""
+        """Declare the virtual duration of the thread work that is running."""
         assert self.in_job, "only what runs as a thread would can take time"
         self._ahead_s += seconds
 
@@ -95,7 +95,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._ahead_s = 0.0
 
     def tear_down(self) -> None:
-        """Let go of everything that still waits. Nothing may be run afterwards."""
+        """Cancel everything that still waits. The loop must not be used afterwards."""
         self._is_over = True
         with warnings.catch_warnings():
             self._let_go()

@@ -1,4 +1,4 @@
-"""A model whose KV is a hash of its prefix and whose tokens are a hash of the KV: one wrong byte changes an answer.
+"""Simulated model: KV is a hash of the prefix and tokens are hashes of the KV, so any wrong byte changes the output.
 
 A position's KV is 16 bytes: BLAKE2b of the owner's name, the KV before it and its token. A token is chosen from the KV
 of every earlier position. `answer_of` is what a request must get, computed from its tokens alone.

@@ -32,7 +32,7 @@ A = TypeVar("A")
 
 
 class SimulatedNetwork:
-    """All listeners, by address."""
+    """Simulated network of all nodes: its listeners, by address."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
@@ -52,7 +52,7 @@ class SimulatedNetwork:
 
 
 class NodeNetwork:
-    """`rpc.network.Network` as one node has it."""
+    """`rpc.network.Network` of one node."""
 
     def __init__(self, network: SimulatedNetwork, node: Node) -> None:
         self._network = network

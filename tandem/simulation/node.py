@@ -1,7 +1,7 @@
-"""One simulated process: its tasks run in its context, with clocks and random bytes of its own.
+"""Node: one simulated process, whose tasks run in its context with clocks and random bytes of its own.
 
-Invariant: whatever runs in a node's context is the node's; a dead node runs nothing ever again, a paused one nothing
-until it goes on. Time is the loop's.
+Invariant: all code in a node's context belongs to the node; a dead node never runs again, a paused one not until it
+resumes. Time is the loop's.
 """
 
 import asyncio

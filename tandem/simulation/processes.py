@@ -1,6 +1,6 @@
-"""Real workers, routers and gateways, each wired by production's own code onto a node.
+"""Real workers, routers and gateways, assembled by production code and run on a node.
 
-What a machine or a model would give comes from the simulation: arena contents, steps, reads, the shared store.
+The simulation replaces hardware and model: KV cache memory, steps, reads, the shared store.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ COMPLETIONS = "/v1/completions"
 
 @dataclass(frozen=True, slots=True)
 class WorkerSizes:
-    """How large a worker is. Small, so that blocks run out and prompts come in chunks."""
+    """Sizes of a worker: small, so that blocks run out and prompts are computed in chunks."""
 
     block_size: int = 8
     num_blocks: int = 96
@@ -90,7 +90,7 @@ class WorkerSizes:
 
 @dataclass(slots=True)
 class SimulatedSurroundings:
-    """What the processes of one simulation share. `routers`: those that live, by address. `is_open`: no accounts."""
+    """Shared parts of one simulation. `routers`: live ones, by address. `is_open`: without accounts."""
 
     loop: VirtualLoop
     fabric: Fabric

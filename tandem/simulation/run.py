@@ -1,6 +1,6 @@
-"""One run of a scenario, from its first process to what did not hold.
+"""Runs one scenario and reports violated invariants.
 
-Invariant: the result is a function of the scenario. Everything a run makes is let go of when it ends.
+Invariant: the result is a function of the scenario. Everything a run creates is released when it ends.
 """
 
 import gc
@@ -15,7 +15,7 @@ from tandem.simulation.world import World
 
 @dataclass(slots=True)
 class Report:
-    """What a run was. `violations`: what did not hold; none = all is well."""
+    """Result of a run. `violations`: messages on violated invariants; empty = success."""
 
     scenario: Scenario
     violations: list[str] = field(default_factory=list)
@@ -27,7 +27,7 @@ class Report:
 
 
 def run_scenario(scenario: Scenario, *, keep_trace: bool = False) -> Report:
-    """Run it, and check what must hold."""
+    """Run a scenario and check the invariants."""
     was_enabled = gc.isenabled()
     gc.disable()  # NOTE: what it frees, and when, must not change the order of events
     gc.freeze()  # NOTE: so that looking for what this run leaves does not pass all that was imported

@@ -1,6 +1,6 @@
-"""Scenario of one run: the nodes, the requests and the faults. A function of the seed; plain values.
+"""Scenario of one run: nodes, requests and faults, as plain values derived from the seed.
 
-Leaving faults or requests out of a scenario gives another one, so a failing one can be made smaller.
+A scenario without some of its faults or requests is a valid one, so a failing one can be reduced.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Runs many seeds over processes, each seed by itself. What a seed comes to does not depend on who runs it."""
+"""Runs many seeds in several processes. The result of a seed does not depend on the process that runs it."""
 
 import logging
 import multiprocessing
@@ -12,7 +12,7 @@ from tandem.simulation.scenario import scenario_of
 
 @dataclass(frozen=True, slots=True)
 class SeedResult:
-    """What one seed came to."""
+    """Result of one seed."""
 
     seed: int
     num_events: int

@@ -10,7 +10,7 @@ def shrunk(scenario: Scenario, fails: Callable[[Scenario], bool], max_runs: int 
     """The smallest scenario found that `fails`, which `scenario` does: halves first, then one by one.
 
     Args:
-        max_runs: how often `fails` may be asked.
+        max_runs: maximum number of calls of `fails`.
     """
     num_runs = 0
     for field in ("faults", "asks"):

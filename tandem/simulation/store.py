@@ -1,7 +1,7 @@
-"""Store that gateways share, in one simulated server: keys, balances and the ledger, as in the Redis store.
+"""Store shared by the gateways, in one simulated server: keys, balances and the ledger, as in the Redis store.
 
-A call takes its way over the network and may be lost before or after it was done. A failover promotes a replica that
-lacks the last writes. `Balance` is production's own, whose behaviour the contract tests hold equal to the scripts'.
+A call goes over the network and may be lost before or after its execution. A failover promotes a replica that lacks the
+last writes. `Balance` is production code; contract tests keep it equal to the Redis scripts.
 """
 
 import asyncio
@@ -187,7 +187,7 @@ class SimulatedStore:
         return await self._call(lambda: self._server.write(action))
 
     async def _call(self, action: Callable[[], T]) -> T:
-        """There, done, and back, each a chance to be lost."""
+        """Send a call, execute it and return its result; request and response may be lost."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 await self._way(self._node.name, STORE)

@@ -1,7 +1,7 @@
-"""The server's end of simulated calls, and the connection they share: who serves at an address, and what is under way.
+"""Server's end of simulated calls, and the connection they share.
 
-Invariant: a handler whose caller has gone is cancelled once the news of that arrive; what it raises is sent to its
-caller as gRPC would. Every request and answer is encoded and decoded on its way.
+Invariant: a handler whose caller has gone is cancelled when it is notified of that; its errors are sent to the caller
+as gRPC would. Every request and response is encoded and decoded.
 """
 
 import asyncio

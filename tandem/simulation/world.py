@@ -1,4 +1,4 @@
-"""The world of one run: starts the processes of a scenario, does what goes wrong in it, and asks as its clients."""
+"""World of one run: starts a scenario's processes, injects its faults and sends its clients' requests."""
 
 import asyncio
 import random
@@ -38,7 +38,7 @@ _CHECK_EVERY = 16  # turns of an engine
 
 @dataclass(slots=True)
 class FaultInterval:
-    """When something was not as it should be; `until_s` is None while it lasts."""
+    """Time interval of a fault; `until_s` is None while it lasts."""
 
     name: str
     other: str
@@ -47,7 +47,7 @@ class FaultInterval:
 
 
 class World:
-    """Everything of one run."""
+    """State of one run."""
 
     def __init__(self, scenario: Scenario, *, keep_trace: bool = False) -> None:
         self.scenario = scenario
@@ -94,7 +94,7 @@ class World:
         )
 
     async def run(self) -> None:
-        """From the first process to the last check."""
+        """Run from the first process to the last check."""
         loop = self.loop
         for name in self.scenario.names:
             self.start(name)
@@ -173,7 +173,7 @@ class World:
         self.trace.note(f"{self.loop.time():.9f}", ask.request_id, outcome.status, len(outcome.tokens), outcome.error)
 
     def _break(self, fault: Fault) -> None:
-        """Begin what goes wrong, and have it end."""
+        """Begin a fault and schedule its end."""
         self.trace.note(f"{self.loop.time():.9f}", "fault", fault)
         undo = self._begun(fault)
         if undo is not None:
@@ -187,7 +187,7 @@ class World:
             self._in_world(self.loop.time() + fault.for_s, end)
 
     def _begun(self, fault: Fault) -> Callable[[], None] | None:
-        """Begin it; returns what ends it, None when it has no end or could not begin."""
+        """Begin a fault; returns the function that ends it, None if it has no end or could not begin."""
         node = self.nodes.get(fault.name)
         match fault.kind:
             case FaultKind.PAUSE if node is not None and not node.is_paused:

@@ -1,1 +1,1 @@
-"""Structured logs, metrics and traces for operators. Imports no torch and none of the rooms it reports about."""
+"""Structured logs, metrics and traces for operators. Imports neither torch nor the packages it reports about."""

@@ -1,8 +1,8 @@
 """Metrics of one worker: the `vllm:*` names that dashboards and gateways read, and our `tandem_*` ones.
 
-Takes plain values, so that it needs no engine; every metric lives in the registry given. Label values are bounded:
-what a peer can invent never becomes a new time series without limit. A count whose labels are known is exported from
-the start, at 0: a rate over a series that begins at 1 misses its first event.
+Takes plain values, so that it needs no engine; every metric belongs to the registry given. Label values are bounded, so
+peers cannot create unlimited time series. A count whose labels are known is exported as 0 from the start: a rate over a
+series that begins at 1 misses its first event.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ class _Link(Protocol):
 
 
 class ExportedStatus(Protocol):
-    """The part of `rpc.messages.WorkerStatus` that is exported; that room lies above this one."""
+    """The part of `rpc.messages.WorkerStatus` that is exported; this package may not import `rpc`."""
 
     @property
     def state(self) -> WorkerState: ...
@@ -60,8 +60,8 @@ class WorkerMetrics:
     """A worker's metrics. Not thread-safe for `observe_status`: call it from one thread.
 
     Args:
-        registry: whose owner serves it.
-        model_name: the served name.
+        registry: registry of all metrics; its owner serves it.
+        model_name: the served model name.
         max_model_len: bounds the buckets of token counts.
     """
 
@@ -114,7 +114,7 @@ class WorkerMetrics:
         self._reasons: set[str] = set()
 
     def observe_status(self, status: ExportedStatus) -> None:
-        """Take a worker's update; what it no longer names is no longer exported."""
+        """Export a worker's status; entries that it no longer contains are removed."""
         state = status.state
         self._running.set(max(0, state.num_running - status.num_waiting))
         self._waiting.set(status.num_waiting)
@@ -127,11 +127,11 @@ class WorkerMetrics:
         _replace(self._link_rate, {link.source_id: link.bytes_per_s for link in status.links})
 
     def observe_leases(self, counts: Mapping[str, int]) -> None:
-        """Leases on this worker's blocks now, by state."""
+        """Export the current number of leases on this worker's blocks, by state."""
         _replace(self._leases, counts)
 
     def observe_kept(self, kept: Kept, block_bytes: int) -> None:
-        """Pinned prefixes of this worker now. Its totals must not shrink."""
+        """Export the current use by pinned prefixes. Its totals must not decrease."""
         self._host_bytes.set(kept.num_host * block_bytes)
         totals = {"moved": kept.num_moved, "restored": kept.num_restored, "broken": kept.num_broken}
         for event, total in totals.items():
@@ -146,14 +146,14 @@ class WorkerMetrics:
             self._pins[outcome].inc()
 
     def observe_tokens(self, num_tokens: int, gap_s: float | None) -> None:
-        """Tokens that one request just got, `gap_s` after its last; None for its first."""
+        """Count new tokens of one request, `gap_s` after its previous ones; None for its first."""
         self._generation_tokens.inc(num_tokens)
         if gap_s is not None and num_tokens > 0:
             for _ in range(num_tokens):
                 self._gap.observe(gap_s / num_tokens)
 
     def observe_request(self, metrics: RequestMetrics, finish_reason: FinishReason) -> None:
-        """A request that ended; its generated tokens were counted by `observe_tokens`."""
+        """Count a request that ended; its generated tokens were counted by `observe_tokens`."""
         self._success[finish_reason].inc()
         self._prompt_tokens.inc(metrics.num_prompt_tokens)
         if metrics.first_scheduled_s is not None:
@@ -173,7 +173,7 @@ class WorkerMetrics:
             self._tpot.observe(metrics.tpot_s)
 
     def observe_transfer(self, num_bytes: int, seconds: float, failure: str | None = None) -> None:
-        """A KV transfer that ended. `failure`: why it moved nothing usable, in a word or two."""
+        """Count a KV transfer that ended. `failure`: short reason if it failed."""
         if failure is not None:
             self._transfer_failures.labels(self._bounded(failure)).inc()
             return

@@ -1,6 +1,6 @@
 """Attributes of a request's span, by OpenTelemetry's names for generative models.
 
-Prompts and answers are not among them: what users write stays out of traces.
+Prompts and outputs are not included: user content stays out of traces.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ def response_attributes(
     num_output_tokens: int,
     num_cached_tokens: int = 0,
 ) -> dict[str, Attribute]:
-    """Attributes known when it has ended: one finish reason a choice, tokens of all choices."""
+    """Attributes known when a request has ended: one finish reason per choice, tokens of all choices."""
     return {
         "gen_ai.response.id": request_id,
         "gen_ai.response.finish_reasons": list(finish_reasons),

@@ -28,7 +28,7 @@ _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} 
 
 @contextlib.contextmanager
 def request_context(request_id: str) -> Iterator[None]:
-    """Records made inside, in this task and those it starts, are about this request."""
+    """Add the request id to the records logged inside the block, in this task and those it starts."""
     previous = request_id_var.get()
     request_id_var.set(request_id)
     try:
@@ -43,7 +43,7 @@ def configure_logging(level: str, format: str, process: str, stream: TextIO | No
     Args:
         level: debug, info, warning or error.
         format: "text" for people, "json" for collectors.
-        process: who is speaking: gateway, router or a worker's id.
+        process: name of this process: gateway, router or a worker's id.
 
     Raises:
         ConfigurationError: naming the level or format that does not exist.

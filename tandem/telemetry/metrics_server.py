@@ -1,7 +1,7 @@
-"""A small HTTP server for one process's metrics and health; owns its connections and nothing they show.
+"""Small HTTP server for one process's metrics and health; owns its connections but not the data it serves.
 
-Invariant: whatever a client sends or fails to send, it costs one bounded buffer for a few seconds and keeps nobody out.
-Every answer closes its connection. It must never be where requests of users are served.
+Invariant: a client costs at most one bounded buffer for a few seconds, whatever it sends, and does not block others.
+Every answer closes its connection. It must never serve users' requests.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ _JSON = "application/json"
 class MetricsServer:
     """Answers GET /metrics (Prometheus text), /health and /live (JSON). Made by `serve_metrics`.
 
-    /health says whether requests should be sent here; /live is 200 while the process can answer at all, also while it
-    starts or drains: who is restarted for draining loses streams.
+    /health tells whether requests should be sent here. /live is 200 while the process can answer at all, also while it
+    starts or drains, since restarting a draining process would lose its streams.
     """
 
     def __init__(self, registry: CollectorRegistry, health: Health, client_timeout_s: float) -> None:
@@ -48,7 +48,7 @@ class MetricsServer:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Stop listening and drop who is connected."""
+        """Stop listening and close all connections."""
         if self._server is not None:
             self._server.close()
         for task in self._connections:
@@ -108,8 +108,8 @@ async def serve_metrics(
     """Serve `registry` until closed; `port` 0 takes a free one.
 
     Args:
-        health: called in the event loop for each /health; gives the HTTP status and what to say. It must be quick.
-        client_timeout_s: a client that has not sent its request and taken its answer by then is dropped.
+        health: called in the event loop for each /health; returns the HTTP status and the body. Must not block.
+        client_timeout_s: time for a client to send its request and receive the answer.
 
     Raises:
         ConfigurationError: the address cannot be listened at.

@@ -1,4 +1,4 @@
-"""The W3C `traceparent` header as a value, and the one this task works under.
+"""The W3C `traceparent` header as a value, and the current one of this task.
 
 What a client sends is not trusted: anything malformed counts as absent, as the standard asks.
 """
@@ -15,7 +15,7 @@ traceparent_var: ContextVar[str | None] = ContextVar("traceparent", default=None
 
 @dataclass(frozen=True, slots=True)
 class TraceParent:
-    """Ids of a trace and of the span that is its caller's."""
+    """Ids of a trace and of the caller's span in it."""
 
     trace_id: int
     span_id: int
@@ -23,7 +23,7 @@ class TraceParent:
 
     @classmethod
     def parse(cls, header: str | None) -> "TraceParent | None":
-        """None when there is none, or none to be used."""
+        """Parses a header; None if it is absent or invalid."""
         match = _FORM.fullmatch(header.strip()) if header is not None and len(header) <= _MAX_CHARACTERS else None
         if match is None or match[1] == "ff" or (match[1] == "00" and match[5]):
             return None

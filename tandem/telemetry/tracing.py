@@ -1,7 +1,7 @@
 """Spans of this process, sent to an OpenTelemetry collector; without one, trace ids are only passed through.
 
-Invariant: what is traced never waits for the collector and never fails because of it: spans queue in bounded memory and
-are dropped when it is away. Holds no global tracer: two processes' worth of tracing can live in one.
+Invariant: traced code never waits for the collector and never fails because of it: spans queue in bounded memory and
+are dropped if it is unreachable. There is no global tracer: several independent ones can exist in one process.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,10 +27,10 @@ _NS_PER_S = 1_000_000_000
 
 
 class Span:
-    """One stretch of work, from entering to leaving the context.
+    """Span of one piece of work, from entering to leaving the context.
 
-    `traceparent` is what calls made on its behalf must carry; None when nobody traces. What ends it by an error marks
-    it; a cancellation is noted and is no error.
+    `traceparent`: header for calls made on its behalf; None without tracing. An exception that leaves the context marks
+    it as failed; a cancellation is recorded, but not as an error.
     """
 
     def __init__(self, traceparent: str | None, span: "trace.Span | None" = None) -> None:
@@ -39,12 +39,12 @@ class Span:
         self._former: str | None = None
 
     def set(self, attributes: Mapping[str, Attribute]) -> None:
-        """Add what is known only now."""
+        """Add attributes."""
         if self._span is not None:
             self._span.set_attributes(attributes)
 
     def fail(self, error: BaseException) -> None:
-        """Mark it as failed by an error that was dealt with inside."""
+        """Mark the span as failed by an error that was handled inside."""
         if self._span is not None:
             self._mark(error)
 
@@ -74,7 +74,7 @@ class Span:
 
 
 class Tracing:
-    """Makes spans. `configure` builds one."""
+    """Creates spans. Build one by `configure`."""
 
     def __init__(self, process: str, provider: "TracerProvider | None") -> None:
         self._process = process

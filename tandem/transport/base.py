@@ -1,7 +1,7 @@
-"""The seam that every transport implements: pools of blocks, peers, and reads from a peer's pool into ours.
+"""Interface of transports: pools of blocks, peers, and reads from a peer's pool into the local one.
 
-Blocks are named by index only and both sides check the range, so no peer can reach beyond a pool. The destination's
-owner starts and owns every read (decode pulls). Imports no torch and no grpc.
+Blocks are addressed by index only and both sides check the range, so no peer can access memory outside a pool. The
+owner of the destination starts and owns every read (decode pulls). Imports neither torch nor grpc.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ class MemoryPool:
     """Memory that blocks are read from and into: block `i` is `page_bytes` at `address + i * page_bytes`.
 
     Args:
-        address: of block 0, the null block, which is never transferred.
+        address: address of block 0, the null block, which is never transferred.
         page_bytes: size of a block.
-        num_blocks: block 0 included.
+        num_blocks: number of blocks, block 0 included.
         device: "cpu" or "cuda:N".
-        owner: keeps the memory alive as long as the pool.
+        owner: object that keeps the memory alive as long as the pool.
     """
 
     address: int
@@ -66,16 +66,15 @@ class Peer:
 class KVTransport(Protocol):
     """Reads blocks of peers into the pool it was built with, and lets peers read that pool.
 
-    Every method may be called from any thread. Errors are `TransportError`, or its subclass `IncompatiblePeerError`
-    where trying again cannot help.
+    Thread-safe. Errors are `TransportError`, or its subclass `IncompatiblePeerError` if retrying cannot help.
     """
 
     @property
     def name(self) -> str:
-        """The word that cards and settings use for it."""
+        """Name of the transport in cards and settings."""
 
     def card(self) -> bytes:
-        """What a peer needs to reach this pool, sealed with the cluster's secret."""
+        """Returns the information with which a peer reaches this pool, sealed with the cluster's secret."""
 
     def connect(self, card: bytes) -> Peer:
         """Verify a card, shake hands and prepare everything that is done once per peer. Takes up to seconds.
@@ -96,16 +95,16 @@ class KVTransport(Protocol):
 
         Args:
             deadline_s: seconds from now after which the transfer fails; None = `max(3, 5 * bytes / measured rate)`,
-                counting what was asked of this peer before.
+                including the bytes of earlier reads of this peer that are still pending.
 
         Raises:
             TransportError: an index is out of range, null or repeated, the lists differ in length, or the peer is not
-                connected. What goes wrong later fails the transfer instead.
+                connected. Later errors fail the transfer instead.
             CapacityError: too many reads of this peer are waiting.
         """
 
     def disconnect(self, peer: Peer) -> None:
-        """Fail the peer's reads and forget it. Forgetting it again does nothing."""
+        """Fail the peer's reads and remove it. Repeated calls do nothing."""
 
     def close(self) -> None:
-        """Fail every read, stop serving and free everything; on return no byte of the pool is touched any more."""
+        """Fail every read, stop serving and free all resources; after return the pool is neither read nor written."""

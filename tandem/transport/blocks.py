@@ -1,6 +1,6 @@
-"""Index lists in, runs out: checks what a caller asks for and joins blocks that are adjacent on both sides.
+"""Plans reads: checks lists of block indices and merges blocks that are adjacent on both sides into runs.
 
-Nothing that passes `plan_read` can touch the null block or memory outside either pool.
+A plan of `plan_read` never touches the null block or memory outside either pool.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from tandem.transport.base import NULL_BLOCK
 
 
 class Run(NamedTuple):
-    """`num_blocks` blocks from `remote` on go to as many from `local` on."""
+    """Copy of `num_blocks` adjacent blocks, from index `remote` on to index `local` on."""
 
     remote: int
     local: int
@@ -27,7 +27,7 @@ Indices = NDArray[np.int64]
 def check_pairs(
     remote_blocks: Sequence[int], local_blocks: Sequence[int], num_remote_blocks: int, num_local_blocks: int
 ) -> tuple[Indices, Indices]:
-    """The same pairs as (remote, local), both [num_pairs], ordered by remote block so that runs are neighbours.
+    """Returns the pairs as (remote, local), each [num_pairs], ordered by remote block so that runs are adjacent.
 
     Raises:
         TransportError: naming the first index that cannot be honoured.
@@ -45,7 +45,7 @@ def check_pairs(
 def plan_read(
     remote_blocks: Sequence[int], local_blocks: Sequence[int], num_remote_blocks: int, num_local_blocks: int
 ) -> list[Run]:
-    """The fewest runs that cover the pairs, ordered by remote block; raises as `check_pairs`."""
+    """Returns the fewest runs that cover the pairs, ordered by remote block; raises as `check_pairs`."""
     remote, local = check_pairs(remote_blocks, local_blocks, num_remote_blocks, num_local_blocks)
     is_start = np.ones(len(remote) + 1, dtype=np.bool_)
     is_start[1:-1] = (remote[1:] - remote[:-1] != 1) | (local[1:] - local[:-1] != 1)
@@ -72,7 +72,7 @@ def _checked(blocks: Sequence[int], num_blocks: int, side: str) -> Indices:
 
 
 def batches(runs: Sequence[Run], max_blocks: int) -> Iterator[list[Run]]:
-    """The same pairs in the same order, in groups of at most `max_blocks`; longer runs are cut."""
+    """Yields the runs in order, in groups of at most `max_blocks` blocks; longer runs are split."""
     batch: list[Run] = []
     room = max_blocks
     for run in runs:

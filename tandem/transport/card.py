@@ -1,4 +1,4 @@
-"""The envelope in which a worker tells peers how to reach its pool, and who it is.
+"""Card: signed message in which a worker tells peers its identity and how to reach its pool.
 
 A card is `magic | format version | body | HMAC-SHA256 of all that`. It is verified in the order MAC, version, fields,
 before any of it is used: some metadata is read by native code that damaged bytes can crash.
@@ -28,12 +28,12 @@ _ABSENT = "(absent)"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this process is to its peers.
+    """Identity of this process towards its peers.
 
     Args:
-        compatibility: everything that must be equal on both sides for blocks to mean the same, by name.
+        compatibility: properties, by name, that must be equal on both sides for blocks to be exchanged.
         secret: shared by the cluster, at least `MIN_SECRET_BYTES`.
-        incarnation: 32 hexadecimal digits, new for every process, so that nobody mistakes a restarted worker for its
+        incarnation: 32 hexadecimal digits, new for every process, which distinguish a restarted worker from its
             predecessor.
     """
 
@@ -48,13 +48,13 @@ class Identity:
             )
 
     def key(self, purpose: str) -> bytes:
-        """A key for one use of the secret, so that no MAC made for one can serve another."""
+        """Derives a key for one purpose, so that a MAC made for one purpose is invalid for others."""
         return hmac.digest(self.secret, f"tandem kv {purpose}".encode(), "sha256")
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a card says, once verified. `metadata` is the transport's own."""
+    """Content of a verified card. `metadata` belongs to the transport."""
 
     transport: str
     incarnation: str
@@ -65,21 +65,21 @@ class Card:
 
 
 def describe(transport: str, identity: Identity, pool: MemoryPool, metadata: bytes) -> Card:
-    """This process's own card."""
+    """Creates this process's own card."""
     return Card(
         transport, identity.incarnation, pool.page_bytes, pool.num_blocks, dict(identity.compatibility), metadata
     )
 
 
 def seal(card: Card, identity: Identity) -> bytes:
-    """The bytes to hand out."""
+    """Returns the card's bytes with their MAC, to give to peers."""
     fields = asdict(card) | {"metadata": base64.b64encode(card.metadata).decode()}
     signed = _MAGIC + CARD_VERSION.to_bytes(2, "big") + json.dumps(fields, sort_keys=True).encode()
     return signed + hmac.digest(identity.key("card"), signed, "sha256")
 
 
 def unseal(sealed: bytes, identity: Identity) -> Card:
-    """What a card says, without asking whether it suits us.
+    """Verifies a card's MAC and returns its content, without checking compatibility.
 
     Raises:
         IncompatiblePeerError: it is damaged, foreign, of another version or sealed with another secret.
@@ -96,13 +96,13 @@ def unseal(sealed: bytes, identity: Identity) -> Card:
 
 
 def _parse(fields: dict[str, Any]) -> Card:
-    """NOTE: a newer release may say more."""
+    """NOTE: a newer release may have added fields."""
     known = {each.name: fields[each.name] for each in dataclasses.fields(Card)}
     return Card(**known | {"metadata": base64.b64decode(fields["metadata"], validate=True)})
 
 
 def accept(sealed: bytes, transport: str, identity: Identity, pool: MemoryPool) -> Card:
-    """A card that this process may read from through `transport`.
+    """Returns the verified card of a peer from which this process may read through `transport`.
 
     Raises:
         IncompatiblePeerError: as for `unseal`, or naming every field that differs with both sides' values.
@@ -120,7 +120,7 @@ def accept(sealed: bytes, transport: str, identity: Identity, pool: MemoryPool) 
 
 
 def _fields(theirs: Card, ours: Card) -> list[tuple[str, object, object]]:
-    """Everything that has to be equal: (name, theirs, ours)."""
+    """Returns (name, theirs, ours) of every field that must be equal."""
     fields: list[tuple[str, object, object]] = [
         ("transport", theirs.transport, ours.transport),
         ("page_bytes", theirs.page_bytes, ours.page_bytes),

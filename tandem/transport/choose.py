@@ -1,7 +1,7 @@
-"""Choice of the transport of a pair of workers, and why. Pure, except for `Site.here`, which looks at this machine.
+"""Choice of the transport for a pair of workers, with the reason. Pure, except `Site.here`, which inspects the machine.
 
-CPU blocks of one host are copied without NIXL, which adds nothing there. It is chosen where reads are one-sided and of
-its making, over RDMA or CUDA IPC; where UCX would emulate them over TCP our own TCP is faster and safer.
+CPU blocks of one host are copied without NIXL, which adds nothing there. NIXL is chosen if its reads are truly
+one-sided, over RDMA or CUDA IPC; where UCX would emulate them over TCP, our own TCP transport is faster and safer.
 """
 
 import os
@@ -21,7 +21,7 @@ TRANSPORTS = ("inproc", "cma", "nixl", "tcp")
 
 
 class LinkPath(StrEnum):
-    """What carries the bytes."""
+    """Medium that carries the bytes."""
 
     INPROC = "inproc"
     CMA = "cma: memory of another process of this host"
@@ -35,15 +35,15 @@ class LinkPath(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a worker lives; exchanged in the handshake of the layers above.
+    """Location of a worker, exchanged in the handshake of the layers above.
 
     Args:
         host: equal for processes under one kernel.
-        pid_namespace: processes can name each other only within one.
-        user: processes can read each other only as the same user.
+        pid_namespace: processes can address each other by id only within one.
+        user: processes can read each other's memory only as the same user.
         process: equal only for the same process.
-        device: of its pool, "cpu" or "cuda:N".
-        nixl: why NIXL is not available there, or "" when it is.
+        device: device of its pool, "cpu" or "cuda:N".
+        nixl: reason why NIXL is not available there; "" if it is.
         has_rdma: whether it has an RDMA device.
     """
 
@@ -57,7 +57,7 @@ class Site:
 
     @staticmethod
     def here(device: str) -> "Site":
-        """This process's."""
+        """Returns the site of this process."""
         return Site(
             host=_BOOT_ID.read_text().strip() if _BOOT_ID.exists() else socket.gethostname(),
             pid_namespace=_link("/proc/self/ns/pid"),
@@ -82,7 +82,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class TransportChoice:
-    """A transport by name, what will carry the bytes, and why."""
+    """Name of a transport, the medium that will carry the bytes, and the reason for the choice."""
 
     name: str
     path: LinkPath
@@ -90,7 +90,7 @@ class TransportChoice:
 
 
 def choose(local: Site, remote: Site, override: str = AUTO) -> TransportChoice:
-    """The fastest transport that is safe for this pair.
+    """Returns the fastest transport that is safe for this pair.
 
     Args:
         override: the name of one transport, or "auto".
@@ -160,7 +160,7 @@ def _tcp(local: Site, remote: Site) -> TransportChoice | str:
 
 
 def _may_read(local: Site, remote: Site) -> bool:
-    """Of two processes on one host: whether the kernel lets each read the other's memory."""
+    """Whether the kernel lets two processes on one host read each other's memory."""
     is_known = local.pid_namespace != _UNKNOWN
     return is_known and (local.pid_namespace, local.user) == (remote.pid_namespace, remote.user)
 

@@ -1,9 +1,9 @@
-"""Peers of this host, user and process-id namespace: the reader copies from their memory ("cross memory attach").
+"""Transport between processes of one host, user and process-id namespace, by reading memory (cross memory attach).
 
-A source listens nowhere: the kernel lets processes of its own user read its memory, and no others. Each call that
-copies blocks copies the source's proof as well, last: its incarnation, at an address that its sealed card names. So
-bytes count only if they are of the process that the card means, and while its pool is open; a process that was given
-the same number later has no such proof.
+The source does not listen anywhere: the kernel lets only processes of the same user read its memory. Each call that
+copies blocks also copies the source's proof, last: its incarnation, at an address named by its sealed card. So bytes
+are accepted only from the process of the card and while its pool is open; a later process with the same process id
+has no such proof.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ Buffers = NDArray[np.uint64]  # [num_buffers, 2]: address, bytes
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where a peer's pool and proof are; `incarnation` is what the proof must say."""
+    """Addresses of a peer's pool and proof. `incarnation`: the expected content of the proof."""
 
     incarnation: str
     pid: int
@@ -40,12 +40,12 @@ class _Source:
     proof: int
 
     def metadata(self) -> bytes:
-        """What a card carries of it."""
+        """Returns the metadata of the peer's card."""
         return json.dumps({"pid": self.pid, "pool": self.pool, "proof": self.proof}).encode()
 
     @staticmethod
     def of(card: Card) -> "_Source":
-        """Raises `IncompatiblePeerError` when a verified card is not as `metadata` makes it: the peer's bug."""
+        """Parses a verified card. Raises `IncompatiblePeerError` if its metadata is invalid, a bug of the peer."""
         try:
             fields = json.loads(card.metadata)
             numbers = [int(fields[name]) for name in ("pid", "pool", "proof")]
@@ -56,7 +56,7 @@ class _Source:
         return _Source(card.incarnation, *numbers)
 
     def copy_runs(self, pool: MemoryPool, runs: list[Run]) -> None:
-        """Copy at most `copies.MAX_RUNS` runs into `pool`; none only asks whether the peer can be read.
+        """Copy at most `copies.MAX_RUNS` runs into `pool`; without runs, only checks that the peer can be read.
 
         Raises:
             TransportError: the bytes in `pool` must not be used.
@@ -128,7 +128,7 @@ class CmaTransport:
 def _buffers(
     base: int, offsets: NDArray[np.uint64], lengths: NDArray[np.uint64], last_address: int, last_bytes: int
 ) -> Buffers:
-    """Pieces of a pool, then one more buffer."""
+    """Returns buffers of pieces of a pool, followed by one more buffer. [num_buffers, 2]"""
     buffers = np.empty((len(offsets) + 1, 2), dtype=np.uint64)
     buffers[:-1, 0] = offsets + np.uint64(base)
     buffers[:-1, 1] = lengths
@@ -137,7 +137,7 @@ def _buffers(
 
 
 def _read_memory(pid: int, local: Buffers, remote: Buffers) -> int:
-    """process_vm_readv: bytes copied, -1 with `errno` set. Other threads of ours run meanwhile."""
+    """Calls process_vm_readv; returns the bytes copied, or -1 with `errno` set. Releases the interpreter lock."""
     read = _LIBC.process_vm_readv
     read.restype = ctypes.c_ssize_t
     pointers = [(ctypes.c_void_p(b.ctypes.data), ctypes.c_ulong(len(b))) for b in (local, remote)]
@@ -154,7 +154,7 @@ def _check_support(own: _Source) -> None:
 
 
 def _let_siblings_read() -> None:
-    """Where Yama lets only ancestors read a process (ptrace_scope=1), allow what our parent has started as well.
+    """If Yama lets only ancestors read a process (ptrace_scope=1), also allow our parent and what it has started.
 
     Without Yama this does nothing.
     """

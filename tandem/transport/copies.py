@@ -1,6 +1,6 @@
-"""Reads that are copies on a thread of the reader's own: their queue, their deadlines, and who is copied from.
+"""Reads performed as copies on a thread of the reader: their queue, deadlines and peers.
 
-Shared by the transports whose peers' memory this process can read. Each peer comes with a function that copies runs.
+Shared by the transports that can read their peers' memory directly. Each peer has a function that copies runs.
 """
 
 import threading
@@ -38,7 +38,7 @@ class _Copy:
 
 
 class CopyReader:
-    """The reading half of a `KVTransport` called `name`, into `pool`.
+    """Reading part of the `KVTransport` called `name`, with destination `pool`.
 
     Raises:
         ConfigurationError: the pool is not CPU memory.
@@ -58,9 +58,9 @@ class CopyReader:
         self._thread.start()
 
     def add(self, card: Card, copy_runs: CopyRuns) -> Peer:
-        """A peer from whose blocks `copy_runs` copies at most `MAX_RUNS` runs into the pool.
+        """Adds a peer. `copy_runs` copies at most `MAX_RUNS` runs of its blocks into the pool.
 
-        It is called on the reader's thread and raises `TransportError` when the bytes must not be used.
+        It is called on the reader's thread and raises `TransportError` if the bytes must not be used.
         """
         return self._peers.add(card, _Link(copy_runs))
 

@@ -1,7 +1,7 @@
-"""Peers in one process: a copy from one pool to the other on the reader's own thread.
+"""Transport between pools of one process: copies on a thread of the reader.
 
-A pool's memory is read only while its transport lends it, which `close` waits out: on return from `close` nobody
-touches it any more.
+A pool's memory is read only while its transport lends it, and `close` waits for that to end: after `close` the pool is
+not accessed any more.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from tandem.transport.transfer import Transfer
 
 
 class InprocRegistry:
-    """The transports that can reach each other. One per process or per test; thread-safe."""
+    """Registry of the transports that can reach each other. One per process or per test; thread-safe."""
 
     def __init__(self) -> None:
         self._by_incarnation: dict[str, InprocTransport] = {}
@@ -97,7 +97,7 @@ class InprocTransport:
 
     @contextmanager
     def _lend(self) -> Iterator[MemoryPool]:
-        """The pool, which stays alive inside."""
+        """Yields the pool, which stays alive during the block."""
         with self._changed:
             if self._is_closed:
                 raise TransportError(f"the pool of incarnation {self._identity.incarnation} was closed")

@@ -1,4 +1,4 @@
-"""Measurement of a link's speed by a short timed read at start-up, and whether that is what such a path should give.
+"""Measures a link's speed by short timed reads at start-up, and compares it with the speed expected of its medium.
 
 Moves bytes into blocks that the caller lends; knows no transport by name.
 """
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LinkMeasurement:
-    """One link, measured: GB/s (1e9 bytes) of its best read, seconds of a median single block."""
+    """Measured link: rate of its best read in GB/s (1e9 bytes), and median time of a single block in seconds."""
 
     path: LinkPath
     gb_per_s: float
@@ -54,11 +54,11 @@ def measure_link(
     expected_gb_per_s: float | None = None,
     on_transfer: Callable[[Transfer], None] = lambda _: None,
 ) -> LinkMeasurement:
-    """Read `remote_blocks` into `local_blocks` a few times, and warn when that is far slower than `path` should be.
+    """Read `remote_blocks` into `local_blocks` a few times, and warn if that is far slower than expected of `path`.
 
-    Takes milliseconds on a good link, at most the deadlines of 16 reads on a bad one. A link is called slow only where
-    the blocks together have `MEASURABLE_BYTES`. `on_transfer` is told of every read before it is waited for: when one
-    fails, the blocks lent may be written until that read is over.
+    Takes milliseconds on a good link, at most the deadlines of 16 reads on a bad one. Warns only if the blocks together
+    have at least `MEASURABLE_BYTES`. `on_transfer` is called with every read before it is waited for: if one fails, the
+    local blocks may still be written until that read is over.
 
     Raises:
         TransportError: a read failed.

@@ -1,4 +1,4 @@
-"""A CPU pool's bytes as Python buffers, without copying."""
+"""Access to a CPU pool's bytes as Python buffers, without copying."""
 
 import ctypes
 
@@ -16,5 +16,5 @@ class PoolBytes:
         self._bytes = memoryview((ctypes.c_ubyte * pool.num_bytes).from_address(pool.address)).cast("B")
 
     def blocks(self, first: int, count: int) -> memoryview:
-        """`count` blocks from `first` on."""
+        """Returns a view of `count` blocks from `first` on."""
         return self._bytes[first * self._page_bytes : (first + count) * self._page_bytes]

@@ -1,4 +1,4 @@
-"""Peers that a transport is connected to, and how fast each has been."""
+"""Peers that a transport is connected to, with the measured rate of each."""
 
 import itertools
 import threading
@@ -19,7 +19,7 @@ _SMOOTHING = 0.2
 
 
 class PeerTable(Generic[Link]):
-    """Peers and what a transport keeps for each. Safe to use from any thread; closed for good by `drain`."""
+    """Map from peers to the transport's links. Thread-safe; closed permanently by `drain`."""
 
     def __init__(self, transport: str) -> None:
         self._transport = transport
@@ -54,7 +54,7 @@ class PeerTable(Generic[Link]):
             return self._links.pop(peer, None)
 
     def drain(self) -> list[Link]:
-        """Every link, for the last time."""
+        """Remove and return all links, and close the table."""
         with self._lock:
             self._is_closed = True
             links = list(self._links.values())
@@ -63,7 +63,7 @@ class PeerTable(Generic[Link]):
 
 
 class LinkPace:
-    """How fast one peer has been, how much is asked of it, and so how long a read may take. Thread-safe."""
+    """Measured rate and pending bytes of one peer, from which the timeout of a read is derived. Thread-safe."""
 
     def __init__(self) -> None:
         self._bytes_per_s: float | None = None
@@ -72,10 +72,10 @@ class LinkPace:
         self._lock = threading.Lock()
 
     def begin(self, num_bytes: int) -> float:
-        """A read of `num_bytes` joins the queue: the seconds it may take from now on.
+        """Add a read of `num_bytes` to the pending ones; returns its timeout in seconds.
 
         Raises:
-            CapacityError: too much is asked of this peer already.
+            CapacityError: too many reads of this peer are pending.
         """
         with self._lock:
             if self._pending_reads >= MAX_PENDING_READS:
@@ -88,7 +88,7 @@ class LinkPace:
             return max(MIN_DEADLINE_S, DEADLINE_FACTOR * self._pending_bytes / rate)
 
     def end(self, num_bytes: int, seconds: float | None) -> None:
-        """It left the queue; `seconds` is how long its bytes took, None when it failed."""
+        """Remove a read from the pending ones. `seconds`: duration of its transfer; None if it failed."""
         with self._lock:
             self._pending_reads -= 1
             self._pending_bytes -= num_bytes

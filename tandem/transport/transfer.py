@@ -1,8 +1,8 @@
-"""One read under way: its state, and whether its destination may still be written.
+"""Transfer: state of one read, and whether its destination may still be written.
 
-Invariant: `state` leaves PENDING once; `is_over` becomes true once, and from then on no byte of the destination can be
-written on this transfer's behalf. Whoever owns the destination blocks keeps them pinned until `is_over`, not merely
-until the transfer has failed. Only the transport that made a transfer may call `succeed`, `fail` and `settle`.
+Invariant: `state` leaves PENDING once; `is_over` becomes true once, and from then on no byte of the destination is
+written by this transfer. The owner of the destination blocks keeps them pinned until `is_over`, not only until the
+transfer has failed. Only the transport that created a transfer may call `succeed`, `fail` and `settle`.
 """
 
 import threading
@@ -22,11 +22,11 @@ class TransferState(StrEnum):
 
 
 class Transfer:
-    """The handle `KVTransport.read` returns. Safe to use from any thread.
+    """Handle returned by `KVTransport.read`. Thread-safe.
 
     Args:
-        num_bytes: what the whole read moves.
-        clock: stamps `started_s` and `finished_s`.
+        num_bytes: total bytes of the read.
+        clock: source of `started_s` and `finished_s`.
     """
 
     def __init__(self, num_bytes: int, clock: Clock) -> None:
@@ -42,12 +42,12 @@ class Transfer:
         self._over_callbacks: list[Callable[[Transfer], None]] = []
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Whether it is DONE or FAILED, waiting up to `timeout_s` for that."""
+        """Wait until it is DONE or FAILED, at most `timeout_s`; returns whether it is."""
         with self._changed:
             return self._changed.wait_for(lambda: self.state is not TransferState.PENDING, timeout_s)
 
     def add_done_callback(self, callback: "Callable[[Transfer], None]") -> None:
-        """Call once DONE or FAILED: from the transport's thread, or at once if that has happened. It must not raise."""
+        """Call `callback` when DONE or FAILED: from the transport's thread, or at once if it is. It must not raise."""
         with self._changed:
             if self.state is TransferState.PENDING:
                 self._done_callbacks.append(callback)
@@ -55,7 +55,7 @@ class Transfer:
         callback(self)
 
     def add_over_callback(self, callback: "Callable[[Transfer], None]") -> None:
-        """Call once `is_over`, in the same manner: where the destination blocks are unpinned."""
+        """Call `callback` when `is_over`, in the same way; this is where the destination blocks are unpinned."""
         with self._changed:
             if not self.is_over:
                 self._over_callbacks.append(callback)
@@ -63,15 +63,15 @@ class Transfer:
         callback(self)
 
     def succeed(self) -> None:
-        """Every byte is in place."""
+        """Mark as DONE: every byte is in place."""
         self._become(TransferState.DONE, None, is_over=True)
 
     def fail(self, error: TransportError, *, is_over: bool = True) -> None:
-        """It will not complete. `is_over=False` when something may still write the destination. Again is ignored."""
+        """Mark as FAILED. `is_over=False` if the destination may still be written. Repeated calls are ignored."""
         self._become(TransferState.FAILED, error, is_over=is_over)
 
     def settle(self) -> None:
-        """A failed transfer can no longer write."""
+        """Mark a failed transfer as over: it can no longer write."""
         assert self.state is not TransferState.PENDING
         self._become(self.state, self.error, is_over=True)
 

@@ -1,1 +1,1 @@
-"""NIXL over UCX, where one-sided reads are real: RDMA, CUDA IPC, memory of other processes of the host."""
+"""Transport by NIXL over UCX, where one-sided reads are native: RDMA, CUDA IPC, memory of processes of one host."""

@@ -1,7 +1,7 @@
-"""One NIXL agent: a typed face of the native calls we use, all from one thread.
+"""NIXL agent: typed interface of the native calls used, all from one thread.
 
-`destroy` is the only fence NIXL has: releasing a handle does not stop a transfer. An agent's name is new every time,
-because damaged metadata can poison a name in a peer's process for ever.
+`destroy` is the only way to stop a transfer: releasing a handle does not. Every agent has a new name, because damaged
+metadata can make a name unusable in a peer's process for ever.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ NUM_PROBES = 32  # connections that can be under way at once
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Equal, adjacent pieces of registered memory, addressed by index from here on."""
+    """Adjacent pieces of registered memory of equal size, addressed by index."""
 
     address: int
     piece_bytes: int
@@ -48,7 +48,7 @@ def region_of(pool: MemoryPool) -> Region:
 
 @dataclass(frozen=True, slots=True)
 class RemoteAgent:
-    """A peer's agent as we hold it: prepared descriptors of its pool and of its identity."""
+    """Local handle of a peer's agent: prepared descriptors of its pool and of its identity."""
 
     name: str
     pool: int
@@ -56,7 +56,7 @@ class RemoteAgent:
 
 
 class NixlAgent:
-    """Registers the pool, and a few bytes by which peers recognise us, and reads from peers.
+    """Registers the pool and a few bytes that identify this process, and reads from peers.
 
     Args:
         bind_host: beside loopback, the only address at which UCX may listen, if the environment lets it listen at all.
@@ -121,7 +121,7 @@ class NixlAgent:
         return remote
 
     def remove_remote(self, remote: RemoteAgent) -> None:
-        """Forget a peer none of whose reads is under way."""
+        """Remove a peer that has no read in flight."""
         if remote in self._remotes:
             self._remotes.remove(remote)
             for descriptors in (remote.pool, remote.identity):
@@ -132,17 +132,17 @@ class NixlAgent:
                     self._agent.invalidateRemoteMD(remote.name)
 
     def read_blocks(self, remote: RemoteAgent, remote_blocks: Indices, local_blocks: Indices) -> int:
-        """Start a read into the pool, copying in this call where the path does; the handle to ask about it."""
+        """Start a read into the pool and return its handle; on some paths the call itself copies."""
         return self._start(self._local[self.pool], local_blocks, remote.pool, remote_blocks)
 
     def read_identity(self, remote: RemoteAgent, probe: int) -> int:
-        """Start reading what a peer says it is, into row `probe`."""
+        """Start reading a peer's identity into row `probe`; returns the handle."""
         return self._start(
             self._local[self.identity], np.array([probe]), remote.identity, np.array([0], dtype=np.int64)
         )
 
     def identity_read(self, probe: int) -> bytes:
-        """What `read_identity` brought."""
+        """Returns the identity that `read_identity` has read."""
         return bytes(self._scratch[probe])
 
     def _start(self, local: int, local_indices: Indices, remote: int, remote_indices: Indices) -> int:
@@ -162,7 +162,7 @@ class NixlAgent:
         return handle
 
     def is_done(self, handle: int) -> bool:
-        """Whether a read has completed; raises `TransportError` when it ended otherwise. Then `release` it."""
+        """Whether a read has completed; raises `TransportError` if it failed. Call `release` in both cases."""
         try:
             status = self._agent.getXferStatus(handle)
         except self._errors as error:
@@ -170,13 +170,13 @@ class NixlAgent:
         return bool(status == self._nixl.NIXL_SUCCESS)
 
     def release(self, handle: int) -> None:
-        """Free the handle of a read that is over."""
+        """Free the handle of a read that has ended."""
         self._handles.discard(handle)
         with contextlib.suppress(*self._errors):
             self._agent.releaseXferReq(handle)
 
     def destroy(self) -> None:
-        """Free everything; on return no read of this agent can write any more. Not to be used afterwards."""
+        """Free all resources; after return no read of this agent can write any more. The agent is then unusable."""
         for handle in list(self._handles):
             self.release(handle)
         for remote in list(self._remotes):
@@ -194,7 +194,7 @@ def _error_classes(nixl: ModuleType) -> tuple[type[Exception], ...]:
 
 @dataclass(frozen=True, slots=True)
 class AgentAddress:
-    """What a card carries for NIXL, beside its metadata."""
+    """Content of a card for NIXL, beside NIXL's own metadata."""
 
     name: str
     pool: Region

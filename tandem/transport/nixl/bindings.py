@@ -1,4 +1,4 @@
-"""Finds and loads NIXL's native bindings, or says why not. The only place where its environment defaults are set.
+"""Finds and loads NIXL's native bindings, or gives the reason why not. The only module that sets NIXL's environment.
 
 The bindings are used without NIXL's Python wrapper, which sets the progress thread's delay to 0, so that every idle
 agent burns most of a core. What we call of them is checked against exactly the versions named here.
@@ -35,7 +35,7 @@ ENVIRONMENT_DEFAULTS = {
 
 
 def unavailable_reason() -> str | None:
-    """Why `load_bindings` would raise here, or None. Loads nothing."""
+    """Returns the reason why `load_bindings` would raise here, or None. Loads nothing."""
     for module, wheel in _WHEELS:
         if importlib.util.find_spec(module) is not None:
             version = importlib.metadata.version(wheel)
@@ -46,17 +46,17 @@ def unavailable_reason() -> str | None:
 
 
 def rdma_ports(infiniband: Path = INFINIBAND) -> list[str]:
-    """This host's RDMA ports in UCX's words, such as "mlx5_0:1"."""
+    """Returns this host's RDMA ports in UCX's notation, such as "mlx5_0:1"."""
     return sorted(f"{port.parent.parent.name}:{port.name}" for port in infiniband.glob("*/ports/*"))
 
 
 def environment_defaults(ports: list[str]) -> Mapping[str, str]:
-    """For a host with these RDMA ports: UCX uses no other network device, and without any only loopback."""
+    """Returns environment defaults by which UCX uses only these RDMA ports, or only loopback if there are none."""
     return ENVIRONMENT_DEFAULTS | {"UCX_NET_DEVICES": ",".join(ports) or "lo"}
 
 
 def set_environment_defaults() -> None:
-    """What NIXL and UCX read on loading and for each agent. What is set already stays.
+    """Set the variables that NIXL and UCX read on loading and for each agent, unless they are set already.
 
     NOTE: UCX's settings are lists, which NIXL's own options cannot carry: those end at a comma.
     """
@@ -65,10 +65,10 @@ def set_environment_defaults() -> None:
 
 
 def load_bindings() -> ModuleType:
-    """The native module.
+    """Loads the native module.
 
     Raises:
-        ConfigurationError: there is none, of a version we know, that loads here.
+        ConfigurationError: no module of a supported version can be loaded here.
     """
     reason = unavailable_reason()
     if reason is not None:

@@ -1,4 +1,4 @@
-"""Refuses an agent whose TCP ports can be reached from outside: UCX takes writes into memory from all who connect."""
+"""Refuses an agent whose TCP ports are reachable from outside: UCX lets every client that connects write to memory."""
 
 import ipaddress
 import logging
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A TCP socket at which this process listens. `inode` tells one from a later one at the same address."""
+    """TCP socket on which this process listens. `inode` distinguishes it from a later one at the same address."""
 
     inode: str
     host: Address
@@ -33,7 +33,7 @@ class Listener:
 
 
 def listeners() -> frozenset[Listener]:
-    """Those of this process now, as Linux tells in /proc."""
+    """Returns the listening sockets of this process, from /proc."""
     ours = _socket_inodes()
     return frozenset(
         Listener(fields[9], *_parse(fields[1], words))
@@ -70,7 +70,7 @@ def _settings() -> str:
 
 
 def _addresses(host: str) -> set[Address]:
-    """What a name stands for; nothing where it cannot be resolved. "" is every address."""
+    """Returns the addresses of a name, none if it cannot be resolved. "" means every address."""
     try:
         found = socket.getaddrinfo(host or "0.0.0.0", None, type=socket.SOCK_STREAM)
     except OSError:
@@ -91,12 +91,12 @@ def _socket_inodes() -> set[str]:
 
 
 def _rows(table: Path) -> list[list[str]]:
-    """Without the heading; none where the kernel has no such protocol."""
+    """Returns a table's rows without the heading; none if the kernel lacks the protocol."""
     return [line.split() for line in table.read_text().splitlines()[1:]] if table.exists() else []
 
 
 def _parse(text: str, words: str) -> tuple[Address, int]:
-    """An address as /proc writes it: words of 32 bits in this machine's order, then the port."""
+    """Parses an address in the format of /proc: 32-bit words in native byte order, then the port."""
     host, _, port = text.partition(":")
     swapped = struct.unpack(f">{words}", bytes.fromhex(host))
     address = ipaddress.ip_address(struct.pack(f"={words}", *swapped))

@@ -1,4 +1,4 @@
-"""State of one read, and of one peer, in the owner thread. Touched by that thread only, unless said otherwise."""
+"""State of reads in flight and of peers in the owner thread, used by that thread only unless noted otherwise."""
 
 from collections import deque
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from tandem.transport.transfer import Transfer
 
 @dataclass(slots=True, eq=False)
 class PeerLink:
-    """A peer. `broken` says why it can no longer be read from; any thread may look at it."""
+    """Link to a peer. `broken`: reason why it can no longer be read from; any thread may read this field."""
 
     remote: RemoteAgent
     pace: LinkPace = field(default_factory=LinkPace)
@@ -21,7 +21,7 @@ class PeerLink:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a read that is posted at once: `start` posts it and returns NIXL's handle."""
+    """Part of a read that is posted in one call: `start` posts it and returns NIXL's handle."""
 
     num_bytes: int
     start: Callable[[NixlAgent, RemoteAgent], int]
@@ -29,7 +29,7 @@ class Part:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A read: its parts yet to be posted, and those NIXL is working on. `deadline_s` is on the transport's clock."""
+    """A read in flight: parts yet to be posted, and posted ones. `deadline_s` is a time of the transport's clock."""
 
     link: PeerLink
     transfer: Transfer

@@ -1,7 +1,7 @@
-"""The one thread that touches an agent: posts reads, polls them, and ends them.
+"""Owner thread of an agent, the only thread that uses it: posts reads, polls them, and ends them.
 
-A read that fails while NIXL may still be writing is failed with `is_over=False` and polled on; it is over when NIXL
-says so, or when the agent has been destroyed, which happens `FENCE_AFTER_S` past its deadline and on `close`.
+A read that fails while NIXL may still be writing is failed with `is_over=False` and polled further; it is over when
+NIXL reports it, or when the agent has been destroyed, which happens `FENCE_AFTER_S` past its deadline and on `close`.
 """
 
 import logging
@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 
 
 class AgentOwner:
-    """Owns what `build` makes. Its methods may be called from any thread.
+    """Owns the agents created by `build`. Thread-safe.
 
     Raises:
-        ConfigurationError: when the first agent cannot be built.
+        ConfigurationError: the first agent cannot be built.
     """
 
     def __init__(self, build: Callable[[], NixlAgent], clock: Clock, fence_after_s: float = FENCE_AFTER_S) -> None:
@@ -55,7 +55,7 @@ class AgentOwner:
             raise
 
     def call(self, command: Callable[[], Answer]) -> Answer:
-        """Run `command` on the owner thread, and return or raise what it does."""
+        """Run `command` on the owner thread; returns its result or raises its error."""
         if threading.current_thread() is self._thread:
             return command()
         future: Future[Answer] = Future()
@@ -63,7 +63,7 @@ class AgentOwner:
         return future.result()
 
     def agent(self) -> NixlAgent:
-        """The agent of the moment; only for commands. One that could not be built after a fence is tried again."""
+        """The current agent, for commands only. If building one after a fence failed, it is tried again."""
         if self._agent is None and self._clock.now_s() >= self._may_rebuild_s:
             with suppress(ConfigurationError):
                 self._rebuild()
@@ -72,15 +72,15 @@ class AgentOwner:
         return self._agent
 
     def link(self, add: Callable[[NixlAgent], RemoteAgent]) -> PeerLink:
-        """A link to the peer that `add` makes known to the agent."""
+        """Returns a link to the peer that `add` adds to the agent."""
         return self.call(lambda: self._link(add))
 
     def submit(self, flight: Flight) -> None:
-        """Take over a read; returns at once. Raises `TransportError` once closed."""
+        """Submit a read; returns at once. Raises `TransportError` after `close`."""
         self._send(lambda: self._flights.append(flight))
 
     def drop(self, link: PeerLink) -> None:
-        """End a peer's reads and forget it as soon as none of them is under way."""
+        """End a peer's reads and remove it as soon as none of them is in flight."""
         self._send(lambda: self._break(link, "the peer was disconnected"))
 
     def fence(self) -> None:
@@ -118,7 +118,7 @@ class AgentOwner:
             pause_s = _MIN_PAUSE_S if has_news else min(2 * pause_s, _MAX_PAUSE_S)
 
     def _run_commands(self, timeout_s: float | None) -> bool:
-        """Wait for a command, then run all there are; whether there was one."""
+        """Wait for a command, then run all that are queued; returns whether there was one."""
         try:
             command = self._commands.get(timeout=timeout_s)
         except Empty:
@@ -129,7 +129,7 @@ class AgentOwner:
         return True
 
     def _advance_all(self) -> bool:
-        """Move every read on as far as it goes, or until a command waits; whether anything happened."""
+        """Advance every read as far as possible, or until a command waits; returns whether anything changed."""
         has_news = False
         for flight in list(self._flights):
             has_news |= self._advance(flight)
@@ -162,7 +162,7 @@ class AgentOwner:
         return has_news
 
     def _poll(self, flight: Flight) -> bool:
-        """Ask after what was posted; whether any of it has ended."""
+        """Poll the posted parts of a read; returns whether any has ended."""
         agent = self.agent()
         num_posted = len(flight.posted)
         for handle in list(flight.posted):
@@ -203,14 +203,14 @@ class AgentOwner:
         return has_posted
 
     def _land(self, flight: Flight, handle: int) -> Part:
-        """A posted part has ended."""
+        """Remove a posted part that has ended."""
         part = flight.posted.pop(handle)
         flight.link.inflight_bytes -= part.num_bytes
         self.agent().release(handle)
         return part
 
     def _finish(self, flight: Flight, error: TransportError | None) -> None:
-        """Tell the caller, and forget the read unless NIXL is still at it."""
+        """Complete or fail the read's transfer, and remove the read unless NIXL still works on it."""
         transfer, is_over = flight.transfer, not flight.posted
         if transfer.state is TransferState.PENDING:
             started_s = flight.first_posted_s
@@ -233,7 +233,7 @@ class AgentOwner:
             self._forget(link)
 
     def _forget(self, link: PeerLink) -> None:
-        """Release a broken peer's descriptors once nothing of it is under way."""
+        """Release a broken peer's descriptors once none of its reads is in flight."""
         if link in self._links and not any(flight.link is link for flight in self._flights):
             self._links.remove(link)
             self.agent().remove_remote(link.remote)
@@ -249,7 +249,7 @@ class AgentOwner:
             self._may_rebuild_s = self._clock.now_s() + REBUILD_PAUSE_S
 
     def _end_all(self, error: TransportError) -> None:
-        """Destroy the agent, after which every read is over and what it knew of peers is no more."""
+        """Destroy the agent: every read is then over, and all peers are gone."""
         if self._agent is not None:
             self._agent.destroy()
             self._agent = None

@@ -126,7 +126,7 @@ class NixlTransport:
         return transfer
 
     def _recognise(self, card: Card, link: PeerLink) -> None:
-        """Read what the peer says it is: proves that it lives, is who the card says, and that reads work."""
+        """Read the peer's identity, which proves that it is alive, is the process of the card, and can be read."""
         with self._lock:
             if not self._probes:
                 raise TransportError(f"{NUM_PROBES} connections are under way at once; try again")
@@ -150,7 +150,7 @@ def _read_identity(probe: int, agent: NixlAgent, remote: RemoteAgent) -> int:
 
 
 def _parse_metadata(card: Card, pool: MemoryPool) -> tuple[AgentAddress, bytes]:
-    """Where the peer's memory is, and NIXL's own bytes. The MAC was verified: a mistake here is the peer's bug."""
+    """Returns the address of the peer's memory and NIXL's metadata. The MAC is verified: errors are the peer's bugs."""
     try:
         fields = json.loads(card.metadata)
         address, metadata = AgentAddress.from_fields(fields), base64.b64decode(fields["metadata"], validate=True)

@@ -1,1 +1,1 @@
-"""Our own transport between hosts: bytes go from pool to socket to pool, and closing the socket is a true abort."""
+"""TCP transport between hosts: bytes go from pool to socket to pool, and closing the socket reliably aborts a read."""

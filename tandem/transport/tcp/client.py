@@ -1,4 +1,4 @@
-"""One stream to one peer: a socket, and the thread that alone touches it, doing one read at a time.
+"""Stream to one peer: a socket and the only thread that uses it, performing one read at a time.
 
 A read that fails closes the socket before its transfer is failed, so nothing can write its blocks afterwards. The next
 read connects again, to the same incarnation only.
@@ -30,7 +30,7 @@ _DISCONNECTED = "the peer was disconnected while a read of it was under way"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a peer listens."""
+    """Address on which a peer listens."""
 
     host: str
     port: int
@@ -50,16 +50,16 @@ def open_connection(
     timeout_s: float = HANDSHAKE_S,
     tls: TlsFiles | None = None,
 ) -> socket.socket:
-    """A connection to the worker that `card` describes, both sides authenticated.
+    """Connects to the worker that `card` describes and authenticates both sides.
 
     Args:
-        tick: raises to give up; it runs from time to time once somebody has answered.
-        timeout_s: how long somebody may take to answer.
-        tls: this process's certificate; None = plain.
+        tick: called from time to time once the connection is established; raises to give up.
+        timeout_s: timeout of an answer.
+        tls: this process's certificate; None = unencrypted.
 
     Raises:
-        IncompatiblePeerError: another incarnation or something else listens there, or the secrets differ.
-        TransportError: nobody answers, or not in our protocol.
+        IncompatiblePeerError: another incarnation or another program listens there, or the secrets differ.
+        TransportError: the peer does not answer, or not in this protocol.
     """
     try:
         connection = socket.create_connection((address.host, address.port), timeout=timeout_s)
@@ -124,11 +124,11 @@ def _shake_hands(connection: socket.socket, address: Address, card: Card, identi
 
 
 class Stream:
-    """Takes reads from `queue` and does them, until the queue is closed.
+    """Performs the reads of `queue` until the queue is closed.
 
     Args:
-        connection: already authenticated; None to connect with the first read.
-        connect: makes a new one; takes what `open_connection` calls `tick` and `timeout_s`.
+        connection: an authenticated connection; None = connect with the first read.
+        connect: opens a new connection, given `tick` and `timeout_s` as in `open_connection`.
     """
 
     def __init__(
@@ -147,14 +147,14 @@ class Stream:
         self._thread.start()
 
     def abort(self) -> None:
-        """Break the connection: the read under way fails. The queue must have been closed."""
+        """Close the connection, which fails the read in progress. The queue must have been closed before."""
         with self._lock:
             if self._connection is not None:
                 with contextlib.suppress(OSError):
                     self._connection.shutdown(socket.SHUT_RDWR)
 
     def join(self) -> None:
-        """Wait for the thread to end; a thread of the stream's own (a callback) does not wait for itself."""
+        """Wait for the thread to end; returns at once if called from that thread (in a callback)."""
         if threading.current_thread() is not self._thread:
             self._thread.join()
 

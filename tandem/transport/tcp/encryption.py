@@ -10,13 +10,13 @@ from tandem.tls.socket import dns_names
 
 
 def wrap_client(connection: socket.socket, material: Material) -> ssl.SSLSocket:
-    """What takes the place of `connection`, before its handshake."""
+    """Returns the TLS socket that replaces `connection`, before its handshake."""
     name = material.peer_name(CertifiedRole.WORKER)
     return material.client.wrap_socket(connection, server_hostname=name, do_handshake_on_connect=False)
 
 
 def wrap_server(connection: socket.socket, material: Material) -> ssl.SSLSocket:
-    """As `wrap_client`, for the side that was called."""
+    """Like `wrap_client`, for the server side."""
     return material.server.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
 
 

@@ -1,6 +1,6 @@
-"""The reads asked of one peer that no stream has taken yet.
+"""Queue of the reads of one peer that no stream has started yet.
 
-Each leaves exactly once: taken by a stream, expired, or drained at the end.
+Each read leaves it exactly once: started by a stream, expired, or failed on close.
 """
 
 import threading
@@ -16,7 +16,7 @@ from tandem.transport.transfer import Transfer
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingRead:
-    """What a stream has to do; `deadline_s` is on the transport's clock."""
+    """A read to be performed by a stream. `deadline_s` is a time of the transport's clock."""
 
     transfer: Transfer
     runs: list[Run]
@@ -24,7 +24,7 @@ class PendingRead:
 
 
 class ReadQueue:
-    """First in, first out, with deadlines. Thread-safe. Fails what it drops, and keeps the pace's books."""
+    """FIFO queue of reads with deadlines. Thread-safe. Fails the reads it drops, and updates the peer's `LinkPace`."""
 
     def __init__(self, clock: Clock, pace: LinkPace) -> None:
         self._clock, self._pace = clock, pace
@@ -51,7 +51,7 @@ class ReadQueue:
             return self._reads.popleft() if self._reads else None
 
     def expire(self) -> None:
-        """Fail what has waited past its deadline: nothing of it was sent or received."""
+        """Fail the reads that waited past their deadline, for which nothing was sent or received."""
         now_s = self._clock.now_s()
         with self._changed:
             overdue = [read for read in self._reads if read.deadline_s < now_s]
@@ -61,7 +61,7 @@ class ReadQueue:
             self.fail(read, TransportError("a read waited past its deadline behind others of the same peer"))
 
     def close(self) -> None:
-        """Fail everything that waits and let `take` return None."""
+        """Fail all waiting reads; `take` returns None from now on."""
         with self._changed:
             self._is_closed = True
             waiting = list(self._reads)

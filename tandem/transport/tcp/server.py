@@ -1,4 +1,4 @@
-"""Lets authenticated peers read blocks of a pool: one thread accepts, one thread serves each connection.
+"""Server from which authenticated peers read blocks of a pool: one thread accepts, one thread serves each connection.
 
 Every request is range-checked against the pool. After `close` no thread touches the pool any more.
 """
@@ -95,7 +95,7 @@ class BlockServer:
                 self._connections.pop(threading.current_thread()).close()
 
     def _encrypted(self, connection: socket.socket, material: Material) -> socket.socket:
-        """NOTE: `close` must find either the old socket or the new one."""
+        """Returns the connection wrapped in TLS. NOTE: `close` must find either the old socket or the new one."""
         with self._lock:
             encrypted = self._connections[threading.current_thread()] = wrap_server(connection, material)
         shake_hands(encrypted, material, HANDSHAKE_S)
@@ -120,7 +120,7 @@ class BlockServer:
         connection.sendall(wire.WELCOME.pack(wire.Status.OK, *sizes, proof))
 
     def _answer(self, connection: socket.socket) -> None:
-        """Serve one request; raises when the connection is over."""
+        """Serve one request; raises if the connection has ended."""
         (length,) = wire.REQUEST_LENGTH.unpack(wire.receive(connection, wire.REQUEST_LENGTH.size, _no_tick))
         try:
             wire.check_request_length(length)
@@ -159,6 +159,6 @@ def _no_tick() -> None:
 
 
 def _shutdown(connection: socket.socket) -> None:
-    """Wake whoever waits on it. A connection that is gone already needs nothing."""
+    """Shut a connection down, which wakes the threads waiting on it; ignores one that is closed already."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

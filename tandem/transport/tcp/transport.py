@@ -22,12 +22,12 @@ from tandem.transport.transfer import Transfer
 
 @dataclass(frozen=True, slots=True)
 class TcpConfig:
-    """Where to listen, and how to read.
+    """Configuration of the server and of reads.
 
     Args:
         bind_host: the address to listen on.
-        port: 0 = any that is free.
-        advertise_host: what peers connect to, if not `bind_host`; needed when that is a wildcard.
+        port: port to listen on; 0 = any free one.
+        advertise_host: the address to which peers connect, if not `bind_host`; required if that is a wildcard.
         num_streams: connections to each peer, each with a thread; more let reads overtake each other.
         tls: this worker's certificate; None = blocks are readable on the wire.
     """

@@ -1,11 +1,11 @@
-"""The TCP protocol's bytes: handshake, request and answer, each of bounded size and checked before use.
+"""Format of the TCP protocol's messages: handshake, request and answer, each of bounded size and checked before use.
 
     server → client  HELLO    magic, version, server nonce, server incarnation
     client → server  AUTH     magic, version, client nonce, expected incarnation, MAC of the client's side
     server → client  WELCOME  status, page_bytes, num_blocks, MAC of the server's side
     then, any number of times:
     client → server  REQUEST  length, request id, runs of (first block, count)
-    server → client  ANSWER   request id, status, number of bytes that follow (blocks, or a refusal's words)
+    server → client  ANSWER   request id, status, number of bytes that follow (blocks, or a refusal's message)
 
 Both MACs cover both nonces and both sides' purpose, so neither can be replayed or reflected. All of it goes over TLS
 where workers have certificates; where they have none, the blocks are plain on the wire.
@@ -37,7 +37,7 @@ ANSWER = struct.Struct("!QBQ")
 
 
 class Status(IntEnum):
-    """How the server took a message."""
+    """Result of a message, reported by the server."""
 
     OK = 0
     REFUSED = 1
@@ -48,8 +48,8 @@ Tick = Callable[[], None]
 
 
 def set_timeouts(connection: socket.socket, *, receive_s: float = 0.0, send_s: float = 0.0) -> None:
-    """Let the kernel wait that long in one call, 0 = for ever. The socket stays blocking for Python, so that one call
-    moves as much as it can instead of one buffer's worth.
+    """Set the kernel's timeouts of one call, 0 = none. The socket stays blocking for Python, so that one call moves as
+    much as it can instead of one buffer.
     """
     if isinstance(connection, EncryptedSocket):
         connection.wait_at_most(receive_s=receive_s, send_s=send_s)
@@ -62,13 +62,13 @@ def set_timeouts(connection: socket.socket, *, receive_s: float = 0.0, send_s: f
 
 
 def tune(connection: socket.socket) -> None:
-    """Small messages leave at once; a host that vanished is noticed."""
+    """Configure a socket to send small messages at once and to detect a peer host that has vanished."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def receive_into(connection: socket.socket, views: Sequence[memoryview], tick: Tick) -> None:
-    """Fill every view, in order. `tick` runs whenever the kernel's wait ran out; it raises to give up.
+    """Fill every view, in order. `tick` is called at every timeout of the kernel; it raises to give up.
 
     Raises:
         TransportError: the other side closed the connection.
@@ -90,7 +90,7 @@ def receive_into(connection: socket.socket, views: Sequence[memoryview], tick: T
 
 
 def _fill(connection: socket.socket, views: Sequence[memoryview]) -> int:
-    """How many bytes came, until all is full or the wait ran out."""
+    """Receive until all views are full or the kernel's timeout; returns the number of bytes."""
     if isinstance(connection, EncryptedSocket):
         return connection.fill(views)
     num_bytes, *_ = connection.recvmsg_into(views, 0, socket.MSG_WAITALL)
@@ -114,7 +114,7 @@ def send_all(connection: socket.socket, views: Sequence[memoryview]) -> None:
 
 
 def _advance(views: list[memoryview], num_bytes: int) -> list[memoryview]:
-    """What is left after the first `num_bytes`."""
+    """Returns the views without their first `num_bytes` bytes."""
     for index, view in enumerate(views):
         if num_bytes < len(view):
             return [view[num_bytes:], *views[index + 1 :]]
@@ -123,7 +123,7 @@ def _advance(views: list[memoryview], num_bytes: int) -> list[memoryview]:
 
 
 def receive(connection: socket.socket, num_bytes: int, tick: Tick) -> bytes:
-    """Exactly `num_bytes`; raises as `receive_into`."""
+    """Receives exactly `num_bytes`; raises as `receive_into`."""
     buffer = bytearray(num_bytes)
     if num_bytes:
         receive_into(connection, [memoryview(buffer)], tick)
@@ -131,12 +131,12 @@ def receive(connection: socket.socket, num_bytes: int, tick: Tick) -> bytes:
 
 
 def client_mac(key: bytes, server_nonce: bytes, client_nonce: bytes, incarnation: bytes) -> bytes:
-    """What proves to the server that the client has the secret and means this very incarnation."""
+    """MAC that proves to the server that the client has the secret and addresses this incarnation."""
     return hmac.digest(key, b"client" + server_nonce + client_nonce + incarnation, "sha256")
 
 
 def server_mac(key: bytes, server_nonce: bytes, client_nonce: bytes, incarnation: bytes, pool: bytes) -> bytes:
-    """What proves to the client that the server has the secret, and that its pool is as said."""
+    """MAC that proves to the client that the server has the secret and the pool it describes."""
     return hmac.digest(key, b"server" + server_nonce + client_nonce + incarnation + pool, "sha256")
 
 
