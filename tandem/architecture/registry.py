@@ -24,6 +24,8 @@ ARCHITECTURES: Mapping[str, Entry] = {
     "MixtralForCausalLM": Entry("mixtral", "mixtral"),
     "Qwen3ForCausalLM": Entry("qwen3", "qwen3"),
     "Qwen3MoeForCausalLM": Entry("qwen3_moe", "qwen3_moe"),
+    "DeepseekV2ForCausalLM": Entry("deepseek_v2", "deepseek_v2"),
+    "DeepseekV3ForCausalLM": Entry("deepseek_v3", "deepseek_v3"),
     "Glm4MoeForCausalLM": Entry("glm4_moe", "glm4_moe"),
     "GptOssForCausalLM": Entry("gpt_oss", "gpt_oss"),
     "GraniteForCausalLM": Entry("granite", "granite"),

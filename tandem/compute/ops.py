@@ -6,12 +6,11 @@ implementation keeps that bit for bit, which is what makes batched equal alone i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from tandem.architecture.feed_forward import Activation, Clamp, RouterSpec
-from tandem.compute.arena import LayerKV
 from tandem.compute.order import Order
 from tandem.compute.step import AttentionBatch, WantedTokens
 
@@ -128,13 +127,13 @@ class Stack(Protocol):
         self,
         residual: torch.Tensor,
         positions: torch.Tensor,
-        caches: Sequence[LayerKV],
+        caches: Sequence[Any],
         batches: Sequence[AttentionBatch],
         wanted: WantedTokens | None = None,
     ) -> torch.Tensor:
         """Embeddings [num_tokens, hidden] to hidden states after the final norm; writes the step's K and V.
 
-        `residual`, the embeddings, is used up. Same bits as the layers one by one. Layers of a KV group share a batch.
+        `residual`, the embeddings, is used up. `caches`: a `LayerKV` for each layer. Same bits as the layers one by one. Layers of a KV group share a batch.
         `wanted`: the tokens whose hidden states are returned; None = all.
         """
         ...
@@ -165,6 +164,12 @@ class Kernels(Protocol):
         order: Order = Order.ROWS,
     ) -> torch.Tensor:
         """`x` [num_tokens, in] times `weight` [out, in] transposed, plus bias; accumulated in float32, rounded once."""
+        ...
+
+    def linear_by_head(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """`x` [num_tokens, heads, in], each head times its own of `weight` [heads, out, in], transposed:
+        [num_tokens, heads, out], accumulated in float32, rounded once.
+        """
         ...
 
     def gated_linear(

@@ -125,6 +125,14 @@ class NativeKernels:
         )
         return out
 
+    def linear_by_head(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        num_tokens, num_heads, _ = x.shape
+        out = x.new_empty(num_tokens, num_heads, weight.shape[1])
+        assert weight.shape[0] == num_heads
+        for head in range(num_heads):
+            self.linear(x[:, head], weight[head], out=out[:, head])
+        return out
+
     def gated_linear(
         self,
         x: torch.Tensor,
@@ -206,7 +214,7 @@ class NativeKernels:
         """Causal attention of each request's newest tokens over its whole context, which the cache already holds.
 
         Args:
-            q: [num_tokens, num_heads, head_dim], requests concatenated; head_dim a multiple of 8, at most 512.
+            q: [num_tokens, num_heads, head_dim], requests concatenated; head_dim a multiple of 8, at most 576.
             k_cache, v_cache: [num_blocks, num_kv_heads, block_size, head_dim], each block contiguous.
             block_tables: [num_requests, max_blocks] int32. Entries wholly before a window are never read.
             query_start: [num_requests + 1] int32, cumulative query lengths.
@@ -225,7 +233,7 @@ class NativeKernels:
         out_token_stride, out_head_stride, out_stride = out.stride()
         num_requests = seq_lens.shape[0]
         assert head_dim % 8 == 0
-        assert head_dim <= 512
+        assert head_dim <= 576
         assert num_heads % num_kv_heads == 0
         assert k_cache.shape == v_cache.shape
         assert cached_dim == head_dim

@@ -42,6 +42,9 @@ class TorchKernels:
         assert order is Order.ROWS
         return functional.linear(x, weight, bias).to(out_dtype or x.dtype)
 
+    def linear_by_head(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("nhi,hoi->nho", x, weight)
+
     def gated_linear(
         self,
         x: torch.Tensor,
