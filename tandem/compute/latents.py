@@ -25,9 +25,7 @@ class LatentsAsKV:
         reason = self._inner.refuses(KVSpec(1, spec.size, spec.dtype), block_size, softcap, sinks=sinks)
         return None if reason is None else f"{spec}, as K and V of one head: {reason}"
 
-    def prepare(
-        self, batch: AttentionBatch, kv: LayerLatents, layers: Collection[AttentionParams]
-    ) -> AttentionBatch:
+    def prepare(self, batch: AttentionBatch, kv: LayerLatents, layers: Collection[AttentionParams]) -> AttentionBatch:
         return self._inner.prepare(batch, kv.as_kv, layers)
 
     def attend(

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.compute.torch.attention import ReferenceBackend
 from tandem.compute.torch.kernels import TorchKernels
 from tandem.models.loader import LoadedModel, load_model
 from tests.helpers import checkpoints
-from tests.helpers.stepping import Stepper
+from tests.helpers.stepping import REFERENCE, Stepper
 
 NUM_GENERATED = 64
 RELATIVE_ERROR = 1e-4
@@ -118,7 +117,7 @@ def load(path: Path, dtype: str = "auto") -> LoadedModel:
 
 
 def stepper(model: LoadedModel) -> Stepper:
-    return Stepper(model.decoder, ReferenceBackend(), num_tokens=192)
+    return Stepper(model.decoder, REFERENCE, num_tokens=192)
 
 
 def random_prompt(length: int) -> list[int]:

@@ -102,6 +102,17 @@ def save_tiny_glm4_moe(path: Path, *, seed: int = 0, dtype: str = "float32", **o
     return _save(path, transformers.Glm4MoeConfig(**_SIZES | experts | options), seed, dtype)
 
 
+def save_tiny_deepseek_v2(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A DeepseekV2ForCausalLM without latents of queries, as V2-Lite: experts are chosen among all."""
+    return _save(path, transformers.DeepseekV2Config(**_LATENT | {"q_lora_rank": None} | options), seed, dtype)
+
+
+def save_tiny_deepseek_v3(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A DeepseekV3ForCausalLM with YaRN's factor of the scores: a dense layer, then experts in groups and shared."""
+    groups = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
+    return _save(path, transformers.DeepseekV3Config(**_LATENT | groups | options), seed, dtype)
+
+
 def save_tiny_minimax_m2(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A MiniMaxM2ForCausalLM of seven experts that rotates half of each head."""
     experts = {
@@ -272,6 +283,29 @@ _MINISTRAL3 = _SIZES | {
         "llama_4_scaling_beta": 0.4,
     },
 }
+_LATENT = _SIZES | {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 40,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 0.7,
+        "mscale_all_dim": 1.0,
+    },
+}
 _GEMMA3 = _SIZES | {
     "initializer_range": 0.06,  # NOTE: embeddings are scaled up and tied; wider, every token predicts itself
     "head_dim": 16,
@@ -308,6 +342,8 @@ BUILDERS: dict[str, Builder] = {
 EXPERT_BUILDERS: dict[str, Builder] = {
     "gemma4_moe": save_tiny_gemma4_moe,
     "qwen2_moe": save_tiny_qwen2_moe,
+    "deepseek_v2": save_tiny_deepseek_v2,
+    "deepseek_v3": save_tiny_deepseek_v3,
     "glm4_moe": save_tiny_glm4_moe,
     "minimax_m2": save_tiny_minimax_m2,
     "gpt_oss": save_tiny_gpt_oss,

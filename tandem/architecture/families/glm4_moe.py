@@ -28,9 +28,7 @@ def _read_model(fields: Fields) -> ModelSpec:
     rope, bias, norms = sizes.rope(fields), fields.flag("attention_bias", False), fields.flag("use_qk_norm", False)
     blocks = read_blocks(fields, sizes, sigmoid_router(fields, sizes, _ROUTING), _ROUTING)
     layers = [
-        base.pre_norm_layer(
-            sizes, index, base.attention(sizes, index, rope, qkv_bias=bias, head_norms=norms), block
-        )
+        base.pre_norm_layer(sizes, index, base.attention(sizes, index, rope, qkv_bias=bias, head_norms=norms), block)
         for index, block in enumerate(blocks)
     ]
     model = base.build_model("glm4_moe", fields, sizes, layers, unserved=further_layers(fields, sizes))

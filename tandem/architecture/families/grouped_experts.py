@@ -63,7 +63,11 @@ def read_top_k(fields: Fields, defaults: RoutingDefaults, num_reachable: int) ->
 
 
 def read_blocks(
-    fields: Fields, sizes: base.Sizes, router: RouterSpec, defaults: RoutingDefaults, dense: Sequence[bool] | None = None
+    fields: Fields,
+    sizes: base.Sizes,
+    router: RouterSpec,
+    defaults: RoutingDefaults,
+    dense: Sequence[bool] | None = None,
 ) -> list[MixtureOfExpertsSpec | None]:
     """One for each layer; None = a gated block of the usual size.
 

@@ -13,6 +13,7 @@ import torch
 
 from tandem.architecture.feed_forward import MixtureOfExpertsSpec
 from tandem.architecture.model import LayerSpec
+from tandem.architecture.state import KVSpec
 from tandem.architecture.tensors import NormSpec
 from tandem.compute.arena import Arena
 from tandem.compute.attention import AttentionBackend
@@ -79,7 +80,7 @@ def _run(
     for index, (input_ids, positions, batches) in enumerate(steps):
         by_layer = [batches[group] for group in group_of]
         wanted = None if asked is None else _wanted(by_layer, decoder.spec.wanted_states, asked[index])
-        hidden.append(decoder.forward(input_ids, positions, arena.layers, by_layer, backend, wanted))
+        hidden.append(decoder.forward(input_ids, positions, arena.layers, by_layer, {KVSpec: backend}, wanted))
     return hidden, arena.pages
 
 
