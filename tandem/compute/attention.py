@@ -83,7 +83,7 @@ class LatentBackend(StateBackend[LatentSpec], Protocol):
 
 
 Backends = Mapping[type[StateSpec], Any]
-"""Kind of state -> the backend that reads it: an `AttentionBackend` for `KVSpec`, a `LatentBackend` for `LatentSpec`."""
+"""Kind of state -> what reads it: an `AttentionBackend` for `KVSpec`, a `LatentBackend` for `LatentSpec`."""
 
 
 def prepare_by_state(

@@ -133,7 +133,8 @@ class Stack(Protocol):
     ) -> torch.Tensor:
         """Embeddings [num_tokens, hidden] to hidden states after the final norm; writes the step's K and V.
 
-        `residual`, the embeddings, is used up. `caches`: a `LayerKV` for each layer. Same bits as the layers one by one. Layers of a KV group share a batch.
+        `residual`, the embeddings, is used up. `caches`: a `LayerKV` for each layer. Same bits as the layers one by
+        one. Layers of a KV group share a batch.
         `wanted`: the tokens whose hidden states are returned; None = all.
         """
         ...

@@ -14,6 +14,7 @@ import torch
 from tandem.compute.torch.kernels import TorchKernels
 from tandem.models.loader import LoadedModel, load_model
 from tests.helpers import checkpoints
+from tests.helpers.specs import attention_of
 from tests.helpers.stepping import REFERENCE, Stepper
 
 NUM_GENERATED = 64
@@ -211,7 +212,7 @@ class TestOlderFiles:
             rope_local_base_freq=7000.0,
             rope_scaling={"rope_type": "linear", "factor": 4.0},
         )
-        assert [layer.mixer.window for layer in load(path).spec.layers] == [10, None, 10]
+        assert [mixer.window for mixer in attention_of(load(path).spec)] == [10, None, 10]
         assert_same(path, random_prompt(40))
 
     def test_absent_keys_mean_the_family_defaults(self, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class LatentAttention:
         rotated; its rows are in `latents` then.
         """
         spec = self._spec
-        latent, key = self._kv_a(x).split((spec.rank, spec.rotary_dim), dim=1)
+        latent, key = self._kv_a(x).tensor_split([spec.rank], dim=1)
         rotated = self._rotated(key.unsqueeze(1), positions).squeeze(1)
         latents.write(torch.cat((self._kv_norm(latent), rotated), dim=1), batch.slot_mapping)
         queries = self._q(x if self._q_a is None else self._normed(self._q_a(x)))
@@ -58,7 +58,7 @@ class LatentAttention:
         self, queries: torch.Tensor, latents: LayerLatents, batch: AttentionBatch, backend: LatentBackend
     ) -> torch.Tensor:
         """[num_tokens, hidden], of what the queries find in `latents`."""
-        plain, rotated = queries.split((self._spec.plain_dim, self._spec.rotary_dim), dim=2)
+        plain, rotated = queries.tensor_split([self._spec.plain_dim], dim=2)
         mapped = torch.cat((self._kernels.linear_by_head(plain, self._key_map), rotated), dim=2)
         sums = backend.attend(mapped, latents, batch, self.params)
         return self._o(self._kernels.linear_by_head(sums, self._value_map).flatten(1))
@@ -77,12 +77,14 @@ class LatentAttention:
 
 
 def _split(kv_b: Linear, spec: LatentAttentionSpec, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The maps of latents to keys and to values, turned to be multiplied by a query and by a sum of latents: [num_heads,
-    rank, plain_dim] and [num_heads, value_dim, rank].
+    """The maps of latents to keys and to values, turned for a query and for a sum of latents.
+
+    Returns:
+        [num_heads, rank, plain_dim] and [num_heads, value_dim, rank].
 
     NOTE: a weight in any format is asked for its numbers by multiplying unit vectors, which is exact.
     """
     units = torch.eye(spec.rank, dtype=kv_b.weight.dtype, device=device)
     by_head = kv_b(units).view(spec.rank, spec.num_heads, spec.plain_dim + spec.value_dim)
-    keys, values = by_head.split((spec.plain_dim, spec.value_dim), dim=2)
+    keys, values = by_head.tensor_split([spec.plain_dim], dim=2)
     return keys.transpose(0, 1).contiguous(), values.permute(1, 2, 0).contiguous()

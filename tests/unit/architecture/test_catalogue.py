@@ -5,6 +5,7 @@ import pytest
 
 from tandem.architecture.catalogue import catalogue_names, find_cost
 from tandem.core.errors import ConfigurationError
+from tests.helpers.specs import attention_of
 
 # As their model cards say, in billions; norms and biases, which planning leaves out, are below 0.1 %.
 PUBLISHED = {
@@ -40,7 +41,7 @@ def test_mixtures_multiply_a_token_by_few_of_them() -> None:
 
 
 def test_local_layers_of_gemma_keep_a_window() -> None:
-    windows = [layer.mixer.window for layer in find_cost("gemma-3-27b").model.layers]
+    windows = [mixer.window for mixer in attention_of(find_cost("gemma-3-27b").model)]
     assert (len(windows), windows.count(None)) == (62, 10)
     assert set(windows) == {None, 1024}
 

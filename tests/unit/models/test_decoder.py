@@ -14,6 +14,7 @@ from tandem.compute.arena import Arena, LayerKV
 from tandem.compute.attention import AttentionParams
 from tandem.compute.order import Order
 from tandem.compute.step import AttentionBatch, WantedTokens
+from tandem.compute.torch.attention import ReferenceBackend
 from tandem.compute.torch.kernels import TorchKernels
 from tandem.kvcache.spec import build_layout
 from tandem.models.decoder import Decoder
