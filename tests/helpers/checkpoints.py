@@ -336,6 +336,7 @@ BUILDERS: dict[str, Builder] = {
     "gemma4": save_tiny_gemma4,
     "mixtral": save_tiny_mixtral,
     "qwen3_moe": save_tiny_qwen3_moe,
+    "deepseek_v3": save_tiny_deepseek_v3,
 }
 """Families that every property is tested of."""
 
@@ -343,7 +344,6 @@ EXPERT_BUILDERS: dict[str, Builder] = {
     "gemma4_moe": save_tiny_gemma4_moe,
     "qwen2_moe": save_tiny_qwen2_moe,
     "deepseek_v2": save_tiny_deepseek_v2,
-    "deepseek_v3": save_tiny_deepseek_v3,
     "glm4_moe": save_tiny_glm4_moe,
     "minimax_m2": save_tiny_minimax_m2,
     "gpt_oss": save_tiny_gpt_oss,

@@ -21,6 +21,21 @@ from tandem.architecture.registry import ARCHITECTURES, find_family
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+}
 GEMMA4_TYPES = ["sliding_attention", "full_attention", "full_attention"]
 MODEL_TYPES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -38,6 +53,8 @@ MODEL_TYPES: dict[str, dict[str, Any]] = {
     "mixtral": {},
     "qwen2_moe": EXPERTS | {"shared_expert_intermediate_size": 16},
     "qwen3_moe": {},
+    "deepseek_v2": LATENT | {"n_group": 1, "topk_group": 1},
+    "deepseek_v3": LATENT | {"n_group": 2, "topk_group": 1},
     "glm4_moe": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": YARN},
