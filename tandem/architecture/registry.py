@@ -11,10 +11,11 @@ from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointErro
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Module of the family, and the `model_type` that goes with the architecture."""
+    """Module of the family, and the `model_type` that goes with the architecture; `others`: further ones that do."""
 
     module: str
     model_type: str
+    others: tuple[str, ...] = ()
 
 
 ARCHITECTURES: Mapping[str, Entry] = {
@@ -25,7 +26,7 @@ ARCHITECTURES: Mapping[str, Entry] = {
     "Qwen3ForCausalLM": Entry("qwen3", "qwen3"),
     "Qwen3MoeForCausalLM": Entry("qwen3_moe", "qwen3_moe"),
     "DeepseekV2ForCausalLM": Entry("deepseek_v2", "deepseek_v2"),
-    "DeepseekV3ForCausalLM": Entry("deepseek_v3", "deepseek_v3"),
+    "DeepseekV3ForCausalLM": Entry("deepseek_v3", "deepseek_v3", others=("kimi_k2",)),
     "Glm4MoeForCausalLM": Entry("glm4_moe", "glm4_moe"),
     "GptOssForCausalLM": Entry("gpt_oss", "gpt_oss"),
     "GraniteForCausalLM": Entry("granite", "granite"),
@@ -58,7 +59,7 @@ def find_family(fields: Fields) -> Family:
     """
     entry = _find_entry(fields)
     model_type = fields.text("model_type", entry.model_type)
-    if model_type != entry.model_type:
+    if model_type not in (entry.model_type, *entry.others):
         raise fields.wrong("model_type", f"{entry.model_type!r} as architectures implies")
     family: Family = import_module(f"tandem.architecture.families.{entry.module}").FAMILY
     return family
@@ -84,7 +85,7 @@ def _find_entry(fields: Fields) -> Entry:
     if model_type is None:
         raise CorruptCheckpointError(f"{fields.where}: neither architectures nor model_type says what this model is")
     for entry in ARCHITECTURES.values():
-        if entry.model_type == model_type:
+        if model_type in (entry.model_type, *entry.others):
             return entry
     raise UnsupportedCheckpointError(
         f"{fields.where}: model_type={model_type!r} is not served; supported architectures: {supported}"

@@ -29,13 +29,6 @@ LATENT = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 16,
 }
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "num_key_value_heads": 4,
-    "n_routed_experts": 4,
-    "kv_lora_rank": 16,
-    "q_lora_rank": 16,
-}
 GEMMA4_TYPES = ["sliding_attention", "full_attention", "full_attention"]
 MODEL_TYPES: dict[str, dict[str, Any]] = {
     "llama": {},
