@@ -113,6 +113,19 @@ def save_tiny_deepseek_v3(path: Path, *, seed: int = 0, dtype: str = "float32", 
     return _save(path, transformers.DeepseekV3Config(**_LATENT | groups | options), seed, dtype)
 
 
+def save_tiny_glm4_moe_lite(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A Glm4MoeLiteForCausalLM whose middle layer is the dense one and whose rotated elements are half-split."""
+    others = {"mlp_layer_types": ["sparse", "dense", "sparse"], "rope_interleave": False, "rope_parameters": None}
+    return _save(path, transformers.Glm4MoeLiteConfig(**_LATENT | others | options), seed, dtype)
+
+
+def save_tiny_mistral4(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A Mistral4ForCausalLM whose queries grow from position 16 on; its experts are stored as stacks."""
+    rope = _LATENT["rope_parameters"] | {"llama_4_scaling_beta": 0.4, "original_max_position_embeddings": 16}
+    others = {"n_group": 4, "topk_group": 2, "rope_parameters": rope}
+    return _save(path, transformers.Mistral4Config(**_LATENT | others | options), seed, dtype)
+
+
 def save_tiny_minimax_m2(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A MiniMaxM2ForCausalLM of seven experts that rotates half of each head."""
     experts = {
@@ -327,6 +340,10 @@ _GEMMA4 = _SIZES | {
     "layer_types": [*["sliding_attention"] * 2, "full_attention", "sliding_attention", "full_attention"],
 }
 
+_NOT_IN_AUTO = {
+    "mistral4": transformers.Mistral4ForCausalLM
+}  # NOTE: of 5.23; its auto classes know it in wrappers only
+
 BUILDERS: dict[str, Builder] = {
     "llama": save_tiny_llama,
     "mistral": save_tiny_mistral,
@@ -345,6 +362,8 @@ EXPERT_BUILDERS: dict[str, Builder] = {
     "qwen2_moe": save_tiny_qwen2_moe,
     "deepseek_v2": save_tiny_deepseek_v2,
     "glm4_moe": save_tiny_glm4_moe,
+    "glm4_moe_lite": save_tiny_glm4_moe_lite,
+    "mistral4": save_tiny_mistral4,
     "minimax_m2": save_tiny_minimax_m2,
     "gpt_oss": save_tiny_gpt_oss,
 }
@@ -396,20 +415,26 @@ def empty_weights(path: Path) -> Path:
 
 def load_reference(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The same checkpoint in transformers, with its plain attention."""
-    auto = _auto_class("text_config" in json.loads((path / "config.json").read_text()))
-    model: PreTrainedModel = auto.from_pretrained(path, dtype=dtype, attn_implementation="eager")
+    config = json.loads((path / "config.json").read_text())
+    oracle = oracle_class(config["model_type"], "text_config" in config)
+    model: PreTrainedModel = oracle.from_pretrained(path, dtype=dtype, attn_implementation="eager")
     return model
 
 
 def _save(path: Path, config: PreTrainedConfig, seed: int, dtype: str) -> Path:
     torch.manual_seed(seed)
-    model = _auto_class(hasattr(config, "text_config")).from_config(config, attn_implementation="eager")
+    oracle = oracle_class(config.model_type, hasattr(config, "text_config"))
+    config._attn_implementation = "eager"
+    model = oracle._from_config(config) if config.model_type in _NOT_IN_AUTO else oracle.from_config(config)
     _spread(model, getattr(config, "text_config", config).initializer_range)
     model.to(getattr(torch, dtype)).save_pretrained(path)
     return path
 
 
-def _auto_class(multimodal: bool) -> Any:
+def oracle_class(model_type: str, multimodal: bool = False) -> Any:
+    """The class of transformers that makes and loads such models."""
+    if model_type in _NOT_IN_AUTO:
+        return _NOT_IN_AUTO[model_type]
     return transformers.AutoModelForImageTextToText if multimodal else transformers.AutoModelForCausalLM
 
 

@@ -5,7 +5,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from tandem.architecture.families import base
-from tandem.architecture.families.experts import TRAINING_KEYS, mixture_of_experts, read_num_experts
+from tandem.architecture.families.experts import (
+    TRAINING_KEYS,
+    mixture_of_experts,
+    read_num_experts,
+    stacked_experts,
+)
 from tandem.architecture.feed_forward import MixtureOfExpertsSpec, RouterSpec, Score
 from tandem.architecture.fields import REQUIRED, Fields
 from tandem.architecture.tensors import LinearSpec, TensorSpec
@@ -67,13 +72,16 @@ def read_blocks(
     sizes: base.Sizes,
     router: RouterSpec,
     defaults: RoutingDefaults,
+    *,
     dense: Sequence[bool] | None = None,
+    are_stacked: bool = False,
 ) -> list[MixtureOfExpertsSpec | None]:
     """One for each layer; None = a gated block of the usual size.
 
     Args:
         router: its names are without a prefix.
         dense: the layers without experts; None = the first ones.
+        are_stacked: the experts of a layer are stored as one stack.
     """
     fields.only("moe_layer_freq", (1,), "1 (experts in every layer behind the dense ones)")
     width = fields.count("moe_intermediate_size", defaults.width, high=1 << 20)
@@ -82,7 +90,8 @@ def read_blocks(
         num_dense = fields.count("first_k_dense_replace", defaults.num_dense, low=0)
         dense = [index < num_dense for index in range(sizes.num_layers)]
     return [
-        None if is_dense else _block(sizes, index, router, width, num_shared) for index, is_dense in enumerate(dense)
+        None if is_dense else _block(sizes, index, router, width, num_shared, are_stacked)
+        for index, is_dense in enumerate(dense)
     ]
 
 
@@ -92,7 +101,12 @@ def further_layers(fields: Fields, sizes: base.Sizes) -> tuple[str, ...]:
     return tuple(f"{base.layer_prefix(sizes.num_layers + index)}." for index in range(num_further))
 
 
-def _block(sizes: base.Sizes, index: int, router: RouterSpec, width: int, num_shared: int) -> MixtureOfExpertsSpec:
+def _block(
+    sizes: base.Sizes, index: int, router: RouterSpec, width: int, num_shared: int, are_stacked: bool
+) -> MixtureOfExpertsSpec:
     prefix = f"{base.layer_prefix(index)}.mlp"
     shared = base.gated(sizes, f"{prefix}.shared_experts", width * num_shared) if num_shared else None
+    if are_stacked:
+        experts = stacked_experts(sizes, f"{prefix}.experts", router.num_experts, width)
+        return MixtureOfExpertsSpec(router=router.under(prefix), experts=experts, shared=shared)
     return mixture_of_experts(sizes, prefix, router, width, shared)

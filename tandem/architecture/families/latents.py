@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tandem.architecture.families import base
 from tandem.architecture.fields import Fields
 from tandem.architecture.mixers import LatentAttentionSpec
-from tandem.architecture.rope import flat_rope
+from tandem.architecture.rope import RopeSpec, flat_rope
 from tandem.architecture.tensors import LinearSpec, NormSpec, ShardAxis
 
 _NORM_EPS = 1e-6  # NOTE: of the latents' norms, whatever `rms_norm_eps` is
@@ -25,18 +25,27 @@ class LatentDefaults:
     value_dim: int = 128
 
 
-def read_latent_attention(
-    fields: Fields, sizes: base.Sizes, defaults: LatentDefaults, *, is_interleaved: bool
-) -> Callable[[int], LatentAttentionSpec]:
-    """The attention of each layer, by index."""
-    rank = fields.count("kv_lora_rank", defaults.rank, high=_MOST)
-    query_rank = fields.optional_count("q_lora_rank", defaults.query_rank, high=_MOST)
+def read_head_dims(fields: Fields, defaults: LatentDefaults) -> tuple[int, int]:
+    """Elements of a query that are not rotated, and that are."""
     plain_dim = fields.count("qk_nope_head_dim", defaults.plain_dim, high=_MOST)
     rotary_dim = fields.count("qk_rope_head_dim", defaults.rotary_dim, low=2, high=_MOST)
+    if rotary_dim % 2:
+        raise fields.wrong("qk_rope_head_dim", "even, because rotary embedding turns pairs")
+    return plain_dim, rotary_dim
+
+
+def read_latent_attention(
+    fields: Fields, sizes: base.Sizes, defaults: LatentDefaults, *, is_interleaved: bool, rope: RopeSpec | None = None
+) -> Callable[[int], LatentAttentionSpec]:
+    """The attention of each layer, by index. `rope`: None = as the file has it for the rotated elements."""
+    rank = fields.count("kv_lora_rank", defaults.rank, high=_MOST)
+    query_rank = fields.optional_count("q_lora_rank", defaults.query_rank, high=_MOST)
+    plain_dim, rotary_dim = read_head_dims(fields, defaults)
     value_dim = fields.count("v_head_dim", defaults.value_dim, high=_MOST)
     _check_copies(fields, sizes, plain_dim, rotary_dim)
     bias = fields.flag("attention_bias", False)
-    rope = flat_rope(fields, head_dim=rotary_dim, max_positions=sizes.max_positions, theta=sizes.defaults.theta)
+    if rope is None:
+        rope = flat_rope(fields, head_dim=rotary_dim, max_positions=sizes.max_positions, theta=sizes.defaults.theta)
     scale = (plain_dim + rotary_dim) ** -0.5 * _stretched_scale(fields)
     heads, hidden = sizes.num_heads, sizes.hidden
     queries = heads * (plain_dim + rotary_dim)
@@ -74,8 +83,6 @@ def _check_copies(fields: Fields, sizes: base.Sizes, plain_dim: int, rotary_dim:
     if sizes.num_kv_heads != sizes.num_heads:
         raise fields.wrong("num_key_value_heads", f"num_attention_heads={sizes.num_heads}: latents are for all heads")
     fields.only("qk_head_dim", (plain_dim + rotary_dim,), "qk_nope_head_dim + qk_rope_head_dim")
-    if rotary_dim % 2:
-        raise fields.wrong("qk_rope_head_dim", "even, because rotary embedding turns pairs")
 
 
 def _stretched_scale(fields: Fields) -> float:
