@@ -115,7 +115,8 @@ def save_tiny_deepseek_v3(path: Path, *, seed: int = 0, dtype: str = "float32", 
 
 def save_tiny_glm4_moe_lite(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A Glm4MoeLiteForCausalLM whose middle layer is the dense one and whose rotated elements are half-split."""
-    others = {"mlp_layer_types": ["sparse", "dense", "sparse"], "rope_interleave": False, "rope_parameters": None}
+    kinds = {"mlp_layer_types": ["sparse", "dense", "sparse"], "first_k_dense_replace": 0}
+    others = kinds | {"rope_interleave": False, "rope_parameters": None}
     return _save(path, transformers.Glm4MoeLiteConfig(**_LATENT | others | options), seed, dtype)
 
 
@@ -340,9 +341,8 @@ _GEMMA4 = _SIZES | {
     "layer_types": [*["sliding_attention"] * 2, "full_attention", "sliding_attention", "full_attention"],
 }
 
-_NOT_IN_AUTO = {
-    "mistral4": transformers.Mistral4ForCausalLM
-}  # NOTE: of 5.23; its auto classes know it in wrappers only
+_NOT_IN_AUTO = {"mistral4": transformers.Mistral4ForCausalLM}  # NOTE: in 5.23 only its wrapper is
+
 
 BUILDERS: dict[str, Builder] = {
     "llama": save_tiny_llama,
