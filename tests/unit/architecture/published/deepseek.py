@@ -1,4 +1,4 @@
-"""Checkpoints of DeepSeek and Moonshot AI with latent attention."""
+"""Checkpoints with latent attention, of DeepSeek and others."""
 
 from typing import Any
 
@@ -85,6 +85,9 @@ _SHAPE_671B = {
     "vocab_size": 129280,
 }
 
+_FURTHER_LAYER_FLASH = 1_278_094_656
+"""Parameters of the layer that predicts further tokens, with its copies of both tables; files count it."""
+
 LATENT = (
     Checkpoint(
         name="deepseek-ai/DeepSeek-V2-Lite",
@@ -166,5 +169,101 @@ LATENT = (
         is_count=False,
         active=32,
         kv_bytes=61 * 576 * 2,
+    ),
+    Checkpoint(
+        name="zai-org/GLM-4.7-Flash",
+        config=BOOKKEEPING
+        | {
+            "architectures": ["Glm4MoeLiteForCausalLM"],
+            "attention_bias": False,
+            "dtype": "bfloat16",
+            "eos_token_id": [154820, 154827, 154829],
+            "first_k_dense_replace": 1,
+            "hidden_size": 2048,
+            "intermediate_size": 10240,
+            "kv_lora_rank": 512,
+            "max_position_embeddings": 202752,
+            "model_type": "glm4_moe_lite",
+            "moe_intermediate_size": 1536,
+            "n_group": 1,
+            "n_routed_experts": 64,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+            "num_attention_heads": 20,
+            "num_experts_per_tok": 4,
+            "num_hidden_layers": 47,
+            "num_key_value_heads": 20,
+            "num_nextn_predict_layers": 1,
+            "pad_token_id": 154820,
+            "partial_rotary_factor": 1.0,
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 192,
+            "qk_rope_head_dim": 64,
+            "rms_norm_eps": 1e-05,
+            "rope_scaling": None,
+            "rope_theta": 1000000,
+            "routed_scaling_factor": 1.8,
+            "tie_word_embeddings": False,
+            "topk_group": 1,
+            "topk_method": "noaux_tc",
+            "transformers_version": "5.0.0rc0",
+            "v_head_dim": 256,
+            "vocab_size": 154880,
+        },
+        total=31_221_488_576 - _FURTHER_LAYER_FLASH,  # its publisher rounds 3.26 active ones to 3
+        kv_bytes=54_144,
+    ),
+    Checkpoint(
+        name="mistralai/Mistral-Small-4-119B-2603",
+        config={
+            "architectures": ["Mistral4ForCausalLM"],
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "first_k_dense_replace": 0,
+            "hidden_act": "silu",
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "kv_lora_rank": 256,
+            "max_position_embeddings": 1048576,
+            "model_type": "mistral4",
+            "moe_intermediate_size": 2048,
+            "n_group": 1,
+            "n_routed_experts": 128,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+            "num_attention_heads": 32,
+            "num_experts_per_tok": 4,
+            "num_hidden_layers": 36,
+            "num_key_value_heads": 32,
+            "q_lora_rank": 1024,
+            "qk_nope_head_dim": 64,
+            "qk_rope_head_dim": 64,
+            "rms_norm_eps": 1e-06,
+            "rope_interleave": True,
+            "rope_parameters": {
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "factor": 128.0,
+                "llama_4_scaling_beta": 0.1,
+                "max_position_embeddings": 1048576,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 8192,
+                "partial_rotary_factor": 0.5,
+                "rope_theta": 10000.0,
+                "type": "yarn",
+            },
+            "routed_scaling_factor": 1.0,
+            "tie_word_embeddings": False,
+            "topk_group": 1,
+            "v_head_dim": 128,
+            "vocab_size": 131072,
+        },
+        total=119e9,
+        is_count=False,
+        active=6.5,
+        kv_bytes=23_040,
     ),
 )
