@@ -35,9 +35,7 @@ def backend(request: pytest.FixtureRequest) -> LatentBackend:
 def test_attention_over_rows_matches_keys_and_values(
     backend: LatentBackend, dtype: str, size: str, requests: list[tuple[int, int]]
 ) -> None:
-    """Of each head a random map to keys is applied to its queries, and not to the latents; the sums of latents are
-    compared with those by the keys' scores.
-    """
+    """A row is the key of all heads, and its first `rank` numbers are the value."""
     rank, rotary_dim, num_heads = SIZES[size]
     spec = LatentSpec(rank, rotary_dim, dtype)
     if (reason := backend.refuses(spec, 16, 0.0)) is not None:

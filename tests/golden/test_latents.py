@@ -25,7 +25,7 @@ FAMILIES = {
     "mistral4": checkpoints.save_tiny_mistral4,
 }
 CPU = torch.device("cpu")
-LONG = {"max_position_embeddings": 4096}
+LONG: dict[str, Any] = {"max_position_embeddings": 4096}
 REAL_ROWS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
 OPTIONS: dict[str, dict[str, Any]] = {
     "half-split": {"rope_interleave": False},
@@ -73,7 +73,12 @@ def test_options_of_deepseek_v3(option: str, computed_by: tuple[Kernels, Backend
 
 def test_groups_of_experts_that_count_by_their_best(computed_by: tuple[Kernels, Backends], tmp_path: Path) -> None:
     kernels, backends = computed_by
-    grouped = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 16.0}
+    grouped: dict[str, Any] = {
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 16.0,
+    }
     path, prompt = checkpoints.save_tiny_deepseek_v2(tmp_path, q_lora_rank=24, **grouped), random_prompt(40)
     expected = reference_logits(checkpoints.load_reference(path), prompt)
     logits = Stepper(load(path, kernels).decoder, backends, num_tokens=40).step(prompt)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from tandem.architecture.feed_forward import Activation, Clamp, RouterSpec
-from tandem.compute.native.arguments import bind, has_contiguous_rows, is_paged, norm_weights, row_strides
+from tandem.compute.native.arguments import are_paged, bind, has_contiguous_rows, norm_weights, row_strides
 from tandem.compute.native.build import load_library
 from tandem.compute.native.codes import ACTIVATION_CODES, DTYPE_CODES
 from tandem.compute.native.expert_choice import NativeExpertChoice
@@ -126,10 +126,8 @@ class NativeKernels:
         return out
 
     def linear_by_head(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        num_tokens, num_heads, _ = x.shape
-        out = x.new_empty(num_tokens, num_heads, weight.shape[1])
-        assert weight.shape[0] == num_heads
-        for head in range(num_heads):
+        out = x.new_empty(*x.shape[:2], weight.shape[1])
+        for head in range(x.shape[1]):
             self.linear(x[:, head], weight[head], out=out[:, head])
         return out
 
@@ -235,13 +233,11 @@ class NativeKernels:
         assert head_dim % 8 == 0
         assert head_dim <= 576
         assert num_heads % num_kv_heads == 0
-        assert k_cache.shape == v_cache.shape
         assert cached_dim == head_dim
         assert out.shape == (num_tokens, num_heads, head_dim)
         assert q.dtype == k_cache.dtype == v_cache.dtype == out.dtype
         assert q_stride == out_stride == 1
-        assert is_paged(k_cache)
-        assert is_paged(v_cache)
+        assert are_paged(k_cache, v_cache)
         assert block_tables.dtype == query_start.dtype == seq_lens.dtype == torch.int32
         assert block_tables.stride(1) == 1
         assert query_start.is_contiguous()
@@ -336,9 +332,7 @@ class NativeKernels:
         assert k.shape == v.shape == (num_tokens, num_kv_heads, head_dim)
         assert q.dtype == k.dtype == v.dtype == k_cache.dtype == v_cache.dtype
         assert k_stride == v_stride == 1
-        assert k_cache.shape == v_cache.shape
-        assert is_paged(k_cache)
-        assert is_paged(v_cache)
+        assert are_paged(k_cache, v_cache)
         assert positions.shape == slot_mapping.shape
         assert slot_mapping.dtype == torch.int64
         assert slot_mapping.is_contiguous()

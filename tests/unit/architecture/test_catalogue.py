@@ -24,6 +24,9 @@ PUBLISHED = {
     "gemma-4-e2b": 4.65,  # 2.3 "effective" ones and 2.35 of per-layer embeddings
     "gemma-4-26b-a4b": 25.2,
     "gemma-4-31b": 30.7,
+    "deepseek-v2-lite": 15.7,
+    "deepseek-v3": 671.0,
+    "glm-4.7-flash": 29.9,
     "dense-30b": 30.0,
 }
 
