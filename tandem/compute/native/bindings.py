@@ -225,8 +225,7 @@ class NativeKernels:
         """
         if out is None:
             out = torch.empty_like(q)
-        num_tokens, num_heads, head_dim = q.shape
-        _, num_kv_heads, block_size, cached_dim = k_cache.shape
+        (num_tokens, num_heads, head_dim), (_, num_kv_heads, block_size, cached_dim) = q.shape, k_cache.shape
         q_token_stride, q_head_stride, q_stride = q.stride()
         out_token_stride, out_head_stride, out_stride = out.stride()
         num_requests = seq_lens.shape[0]
@@ -240,8 +239,7 @@ class NativeKernels:
         assert are_paged(k_cache, v_cache)
         assert block_tables.dtype == query_start.dtype == seq_lens.dtype == torch.int32
         assert block_tables.stride(1) == 1
-        assert query_start.is_contiguous()
-        assert seq_lens.is_contiguous()
+        assert all(x.is_contiguous() for x in (query_start, seq_lens))
         assert block_tables.shape[0] == num_requests
         assert query_start.shape[0] == num_requests + 1
         assert sinks is None or (sinks.shape == (num_heads,) and sinks.dtype == torch.float32 and sinks.is_contiguous())
