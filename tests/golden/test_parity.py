@@ -109,7 +109,8 @@ CASES = {
     "ministral3-multimodal-tied": Case(
         checkpoints.save_tiny_mistral3_conditional, {"tied": True, "initializer_range": 0.2}
     ),
-    "mistral-multimodal": Case(checkpoints.save_tiny_mistral3_conditional, {"older": True}),
+    "mistral-multimodal": Case(checkpoints.save_tiny_mistral3_conditional, {"text": "mistral"}),
+    "mistral4-multimodal": Case(checkpoints.save_tiny_mistral3_conditional, {"text": "mistral4"}),
 }
 
 

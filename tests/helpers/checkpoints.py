@@ -122,9 +122,7 @@ def save_tiny_glm4_moe_lite(path: Path, *, seed: int = 0, dtype: str = "float32"
 
 def save_tiny_mistral4(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A Mistral4ForCausalLM whose queries grow from position 16 on; its experts are stored as stacks."""
-    rope = _LATENT["rope_parameters"] | {"llama_4_scaling_beta": 0.4, "original_max_position_embeddings": 16}
-    others = {"n_group": 4, "topk_group": 2, "rope_parameters": rope}
-    return _save(path, transformers.Mistral4Config(**_LATENT | others | options), seed, dtype)
+    return _save(path, transformers.Mistral4Config(**_MISTRAL4 | options), seed, dtype)
 
 
 def save_tiny_minimax_m2(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
@@ -194,9 +192,9 @@ def save_tiny_ministral3(path: Path, *, seed: int = 0, dtype: str = "float32", *
 
 
 def save_tiny_mistral3_conditional(
-    path: Path, *, seed: int = 0, dtype: str = "float32", tied: bool = False, older: bool = False, **options: Any
+    path: Path, *, seed: int = 0, dtype: str = "float32", tied: bool = False, text: str = "ministral3", **options: Any
 ) -> Path:
-    """A Mistral3ForConditionalGeneration: the text model of Ministral 3, or with `older` of Mistral, beside a very
+    """A Mistral3ForConditionalGeneration: the text model of Ministral 3, of Mistral or of Mistral 4, beside a very
     small vision tower.
     """
     vision = {
@@ -209,11 +207,13 @@ def save_tiny_mistral3_conditional(
         "image_size": 16,
         "patch_size": 8,
     }
-    text: transformers.PreTrainedConfig = transformers.Ministral3Config(**_MINISTRAL3 | options)
-    if older:
-        text = transformers.MistralConfig(**_SIZES | {"sliding_window": None, "head_dim": 32} | options)
+    texts: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
+        "ministral3": lambda: transformers.Ministral3Config(**_MINISTRAL3 | options),
+        "mistral": lambda: transformers.MistralConfig(**_SIZES | {"sliding_window": None, "head_dim": 32} | options),
+        "mistral4": lambda: transformers.Mistral4Config(**_MISTRAL4 | options),
+    }
     config = transformers.Mistral3Config(
-        text_config=text, vision_config=vision, image_token_index=5, tie_word_embeddings=tied
+        text_config=texts[text](), vision_config=vision, image_token_index=5, tie_word_embeddings=tied
     )
     return _save(path, config, seed, dtype)
 
@@ -319,6 +319,12 @@ _LATENT = _SIZES | {
         "mscale": 0.7,
         "mscale_all_dim": 1.0,
     },
+}
+_MISTRAL4 = _LATENT | {
+    "n_group": 4,
+    "topk_group": 2,
+    "rope_parameters": _LATENT["rope_parameters"]
+    | {"llama_4_scaling_beta": 0.4, "original_max_position_embeddings": 16},
 }
 _GEMMA3 = _SIZES | {
     "initializer_range": 0.06,  # NOTE: embeddings are scaled up and tied; wider, every token predicts itself
