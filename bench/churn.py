@@ -32,9 +32,10 @@ from tandem.routing.calibration import Calibration
 from tandem.routing.fleet import Fleet
 from tandem.routing.pairing import Pairer
 from tandem.routing.policies import PredictedCost
+from tandem.routing.settlement import Settlement
 from tandem.routing.snapshot import Links, LinkState, Role
 from tandem.rpc.client import client_of
-from tandem.rpc.messages import LinkReport, PairCall, Settlement, StepSample
+from tandem.rpc.messages import LinkReport, PairCall, StepSample
 from tandem.serving.fleet_view import FleetView
 from tandem.serving.fleet_watch import FleetWatch
 from tandem.serving.prefix_lookup import PrefixLookup

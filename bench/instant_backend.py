@@ -17,6 +17,7 @@ from typing import Any
 from tandem.core.errors import InvalidRequestError
 from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.types import FinishReason
+from tandem.routing.settlement import Settlement
 from tandem.routing.snapshot import Role, WorkerState
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import (
@@ -27,7 +28,6 @@ from tandem.rpc.messages import (
     PairCall,
     PairingAnswer,
     ProcessInfo,
-    Settlement,
     WorkerAddress,
     WorkerListing,
     WorkerStatus,

@@ -15,8 +15,9 @@ from tandem.locality.base import LocalityIndex
 from tandem.routing.admission import AdmissionLimits
 from tandem.routing.calibration import Calibration
 from tandem.routing.fleet import Fleet
-from tandem.routing.pairing import MeasuredTimes, Pairer
+from tandem.routing.pairing import Pairer
 from tandem.routing.policies import PredictedCost
+from tandem.routing.settlement import Settlement
 from tandem.routing.snapshot import Links, LinkState, RequestShape, Role, WorkerState
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, PrefillWork, Speed
 from tandem.rpc import methods
@@ -183,7 +184,7 @@ class RouterFleet:
         for part, (began_s, ended_s) in zip(names, pairwise(times_s), strict=True):
             parts[part].append(ended_s - began_s)
         for request_id in (f"decided {number}", f"{number}"):
-            self._pairer.settle(request_id, MeasuredTimes())
+            self._pairer.settle(Settlement(request_id=request_id))
 
     def _call(self, request_id: str) -> PairCall:
         tokens = self._prompts[int(request_id) % NUM_PROMPTS]

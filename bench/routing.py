@@ -19,9 +19,10 @@ from bench.load import ForeignLoad, prioritise
 from bench.report import Report, Row
 from tandem.routing.admission import AdmissionLimits
 from tandem.routing.fleet import Fleet
-from tandem.routing.pairing import MeasuredTimes, Pairer, Pairing
+from tandem.routing.pairing import Pairer, Pairing
 from tandem.routing.peers import CacheAware, DynamoLinear, DynamoProduct, WeightedScores
 from tandem.routing.policies import LeastLoaded, PredictedCost, PrefixOnly, Random, RoundRobin, RoutingPolicy
+from tandem.routing.settlement import Settlement
 from tandem.routing.snapshot import Links, LinkState, RequestShape, Role, WorkerState
 from tandem.routing.speed import NO_WORK, DecodeSpeed, PrefillSpeed, PrefillWork, Speed
 from tandem.workload.arrivals import spread_in_ticks
@@ -210,7 +211,7 @@ class Replay:
             assert answer.prefill_id is not None
             self._serve(request, answer, self._workers[answer.prefill_id])
             if not self._knowledge.counts_in_flight:
-                self._pairer.settle(str(number), MeasuredTimes())
+                self._pairer.settle(Settlement(request_id=str(number)))
 
     def _shape(self, request_id: str, request: TraceRequest, now_s: float) -> RequestShape:
         delay_s = self._knowledge.index_delay_s
@@ -287,7 +288,7 @@ def _time_decisions(num_workers: int, num_decisions: int) -> list[float]:
         request = RequestShape(
             request_id=str(number), num_tokens=12_000, num_expected_output=300, leading_blocks=leading
         )
-        pairer.settle(str(number - 16), MeasuredTimes())
+        pairer.settle(Settlement(request_id=str(number - 16)))
         started_s = time.perf_counter()
         answer = pairer.pair(request, 0.01)
         samples.append(time.perf_counter() - started_s)

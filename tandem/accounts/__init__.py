@@ -1,1 +1,1 @@
-"""API keys, limits, budgets and the ledger of a deployment. Knows no HTTP, no tensors and no wire."""
+"""API keys, limits, budgets and the ledger of a deployment. Independent of HTTP, tensors and the RPC format."""

@@ -1,6 +1,6 @@
-"""Accounts as a gateway uses them: keys, reservations before a request, settlements after it, renewed leases.
+"""Accounts as a gateway uses them: keys, reservations before a request, settlements after it, lease renewals between.
 
-Invariant: each `Held` is settled once; a store that is away is told again until it knows. Knows no HTTP.
+Invariant: each `Held` is settled once; a settlement is resent until the store has accepted it. Independent of HTTP.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ RENEWALS_PER_LEASE = 12  # NOTE: three would keep it; what a killed gateway deli
 
 @dataclass(slots=True)
 class Held:
-    """One request's share of its key. `rate_limits` is None until the store has granted it. `delivered` says what its
-    client has got so far, which is billed if this process ends before the request does.
+    """The reservation of one request. `rate_limits` is None until the store has granted it. `delivered` returns the
+    usage delivered to the client so far, which is billed if this process dies before the request ends.
     """
 
     charge: Charge
@@ -43,11 +43,11 @@ class Held:
 
 
 class Accounts:
-    """Started and closed once; owned by one event loop.
+    """Keys and billing of one gateway. Started and closed once; owned by one event loop.
 
     Args:
-        may_be_lost: requests go on, unlimited but counted, while the store is away; else they are refused.
-        wall: seconds since the epoch.
+        may_be_lost: while the store is unavailable, requests are served without limits but recorded; else refused.
+        wall: returns the time in seconds since the epoch.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Accounts:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Raises as the store's `start`."""
+        """Starts the store and the background tasks. Raises as the store's `start`."""
         self.store.start()
         self.settlements.start()
         self._tasks = [
@@ -82,7 +82,7 @@ class Accounts:
         ]
 
     async def close(self) -> None:
-        """Requests must have ended."""
+        """Ends tasks and the store; all requests must have ended."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -90,11 +90,11 @@ class Accounts:
         await self.store.close()
 
     async def authenticate(self, secret: str | None) -> AccountKey:
-        """Whose secret it is.
+        """The key of a secret.
 
         Raises:
-            KeyRefusedError: there is none, or it does not count.
-            AccountsUnavailableError: nobody can say.
+            KeyRefusedError: the secret is missing, unknown or revoked.
+            AccountsUnavailableError: the store cannot be asked.
         """
         if not secret:
             raise KeyRefusedError("an API key is needed: send it as `Authorization: Bearer …` or `x-api-key: …`")
@@ -107,16 +107,16 @@ class Accounts:
         return key
 
     def charge(self, key: AccountKey, request_id: str, model: str, most: Usage) -> Held:
-        """What a request will need at most. Nothing is set aside before `reserve`."""
+        """Computes the reservation for the most a request may use; `reserve` makes it."""
         charge_id = random_id()
         return Held(Charge.of(charge_id, key, most, self.prices.dearest.cost_nanos(most)), request_id, model)
 
     async def reserve(self, held: Held) -> None:
-        """Set it aside; `settle` it whatever happens then, also when this was cancelled.
+        """Makes a reservation. `settle` it afterwards in every case, also when this call was cancelled.
 
         Raises:
-            TandemError: as `Till.reserve`; then it is settled.
-            AccountsUnavailableError: the store is away, and requests must not go on without it.
+            TandemError: as `Till.reserve`; it is then settled already.
+            AccountsUnavailableError: the store is unavailable, and `may_be_lost` is False.
         """
         if self.settlements.is_full:
             held.is_settled = True
@@ -136,7 +136,9 @@ class Accounts:
             raise
 
     def settle(self, held: Held, usage: Usage, outcome: ChargeOutcome) -> asyncio.Event | None:
-        """Put it into the ledger and give back the rest. What is set once the store has it; None: it was settled."""
+        """Bills the usage and releases the rest of the reservation. Returns an event that is set once the store has
+        accepted it; None: it was settled before.
+        """
         if held.is_settled:
             return None
         self._forget(held)
@@ -147,7 +149,7 @@ class Accounts:
         return self.settlements.add(ChargeSettlement(entry, charge.key.limits.rates, charge.amounts, is_granted, used))
 
     async def settle_and_wait(self, held: Held, usage: Usage, outcome: ChargeOutcome) -> None:
-        """As `settle`; returns when the store has it, so that the next request finds what is left, or is slow."""
+        """Like `settle`; waits up to `SETTLE_WAIT_S` for the store, so that the next request sees the new balance."""
         has_it = self.settle(held, usage, outcome)
         if has_it is not None and not has_it.is_set():
             try:
@@ -157,7 +159,7 @@ class Accounts:
                 pass
 
     async def refresh(self) -> None:
-        """Hear of keys that changed."""
+        """Looks up the known keys again, to notice changes."""
         await self._keys.refresh()
 
     def _forget(self, held: Held) -> None:
@@ -173,10 +175,10 @@ class Accounts:
                 _logger.exception("keys could not be looked up again; that is tried every %g s", REFRESH_S)
 
     async def renew(self) -> None:
-        """Keep what runs set aside, with checkpoints; tell another store what its predecessor took; bill what gateways
-        that are gone have left.
+        """Renews the leases of running requests with checkpoints, expires leases of dead gateways, and resends recent
+        settlements if another store process has taken over.
 
-        NOTE: of those that the store may not have granted, too: it ignores what it does not know.
+        NOTE: also renews requests that the store may not have granted: it ignores unknown ones.
         """
         await self.store.renew([self._renewal(held) for held in self._open.values()])
         await self.store.expire()

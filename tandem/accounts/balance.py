@@ -1,7 +1,7 @@
-"""One key's balance: buckets that refill all the time, money, and what running requests have set aside.
+"""The balance of one key: token buckets that refill continuously, money, and the reservations of running requests.
 
-Invariant: nothing is ever below zero; `held_nanos` is the sum of what is open; integers only, so nothing drifts. The
-scripts in `redis_scripts` do the same. Times are given, in milliseconds of one clock.
+Invariant: nothing is ever below zero; `held_nanos` is the sum of open reservations; integers only, so nothing drifts.
+The scripts in `redis_scripts` follow the same rules. Times are arguments, in milliseconds of one clock.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class _Held:
 
 
 class Balance:
-    """Of one key. New ones have full buckets."""
+    """Balance of one key. A new one has full buckets."""
 
     def __init__(self, rates: Rates, spent_nanos: int, now_ms: int) -> None:
         self._rates = rates
@@ -38,11 +38,11 @@ class Balance:
         return len(self._open)
 
     def has(self, charge_id: str) -> bool:
-        """Whether it is set aside."""
+        """Whether this charge has an open reservation."""
         return charge_id in self._open
 
     def reserve(self, charge: Charge, now_ms: int, lease_ms: int) -> RateLimitState:
-        """Raises as `Till.reserve`; then nothing was taken."""
+        """Makes a reservation. Raises as `Till.reserve`; nothing is reserved then."""
         self._advance(now_ms)
         if why := self._missing(charge):
             raise refusal(
@@ -54,7 +54,7 @@ class Balance:
         return RateLimitState.of(self._rates, self._levels)
 
     def settle(self, settlement: ChargeSettlement, now_ms: int) -> None:
-        """Once for each charge. A rate that was overdrawn stops at zero."""
+        """Settles a charge; call once for each. A bucket that would be overdrawn stops at zero."""
         self._advance(now_ms)
         held = self._open.pop(settlement.entry.charge_id, None)
         reserved = (0, 0, 0)
@@ -69,7 +69,7 @@ class Balance:
         self.spent_nanos += settlement.entry.cost_nanos
 
     def renew(self, charge: Charge, now_ms: int, lease_ms: int, *, is_granted: bool) -> None:
-        """It still runs; one that was granted and has expired meanwhile is set aside again."""
+        """Extends the lease of a running charge; one that was granted but has expired is reserved again."""
         held = self._open.get(charge.charge_id)
         if held is not None:
             held.until_ms = now_ms + lease_ms
@@ -77,7 +77,7 @@ class Balance:
             self._hold(charge, now_ms + lease_ms)
 
     def expire(self, now_ms: int) -> None:
-        """Give back the money and the places of those that nobody renewed; their tokens have come back by then."""
+        """Releases the money and concurrency of expired leases; their buckets have refilled by then."""
         if now_ms < self._next_end_ms:
             return
         for charge_id in [charge_id for charge_id, held in self._open.items() if held.until_ms <= now_ms]:
@@ -96,7 +96,7 @@ class Balance:
         self.expire(now_ms)
 
     def _missing(self, charge: Charge) -> tuple[str, float] | None:
-        """The first limit that does not allow it, and the milliseconds until it would."""
+        """The first limit that does not allow the charge, and the milliseconds until it will."""
         limits = charge.key.limits
         if limits.budget_nanos is not None and charge.cost_nanos > self._left_nanos(charge):
             return BUDGET, 0.0

@@ -1,4 +1,4 @@
-"""Charges: the most a request may use, and its use. Plain values; `charge_id` is ours, so nobody can send one twice."""
+"""Charges: the most a request may use, and its actual use. Plain values; charge ids are ours, so none is reused."""
 
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ Amounts = tuple[int, int, int]  # requests, input tokens, output tokens
 
 
 class ChargeOutcome(StrEnum):
-    """How a charged request ended. REFUNDED: nobody got anything of it. EXPIRED: its gateway was not heard of any more,
+    """Outcome of a charged request. REFUNDED: nothing was delivered. EXPIRED: its gateway stopped renewing the lease,
     and its last checkpoint is billed.
     """
 
@@ -26,7 +26,7 @@ class ChargeOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What is set aside for a request. `amounts`: no more than a minute of each rate, so that it can ever be had."""
+    """The reservation for a request. `amounts`: at most one minute's rate each, so that a full bucket suffices."""
 
     charge_id: str
     key: AccountKey
@@ -35,7 +35,9 @@ class Charge:
 
     @classmethod
     def of(cls, charge_id: str, key: AccountKey, most: Usage, cost_nanos: int) -> "Charge":
-        """NOTE: a request of more than a minute's worth takes a full bucket, as what it reads is not known yet."""
+        """NOTE: a request of more than a minute's rate takes a full bucket. Cached tokens count, as they are not known
+        yet.
+        """
         wanted = (1, most.num_rated_input + most.num_read, most.num_output)
         requests, num_input, num_output = (
             amount if rate is None else min(amount, rate) for amount, rate in zip(wanted, key.limits.rates, strict=True)
@@ -45,7 +47,7 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One request, for good. `at_ms`: when it ended, since the epoch."""
+    """The permanent record of one request. `at_ms`: its end, milliseconds since the epoch."""
 
     charge_id: str
     request_id: str
@@ -59,7 +61,7 @@ class LedgerEntry:
 
     @property
     def day(self) -> str:
-        """In UTC, as 2026-11-21."""
+        """The UTC day, such as 2026-11-21."""
         return datetime.fromtimestamp(self.at_ms // 1000, UTC).strftime("%Y-%m-%d")
 
     def as_json(self) -> dict[str, Any]:
@@ -67,19 +69,19 @@ class LedgerEntry:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "LedgerEntry":
-        """Raises KeyError or TypeError where it is something else."""
+        """Inverse of `as_json`. Raises KeyError or TypeError for anything else."""
         return cls(**{**known_fields(cls, value), "usage": Usage(**known_fields(Usage, value["usage"]))})
 
 
 @dataclass(frozen=True, slots=True)
 class ChargeSettlement:
-    """What becomes of a charge.
+    """The end of a charge.
 
     Args:
-        limits: the three rates of the key.
-        reserved: what was set aside.
-        is_granted: the store said so; else it may or may not have been.
-        used: what counts against the rates.
+        rates: the three rate limits of the key.
+        reserved: amounts that were reserved.
+        is_granted: the store confirmed the reservation; otherwise it may or may not exist.
+        used: amounts that count against the rates.
     """
 
     entry: LedgerEntry
@@ -93,18 +95,18 @@ class ChargeSettlement:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "ChargeSettlement":
-        """Raises KeyError or TypeError where it is something else."""
+        """Inverse of `as_json`. Raises KeyError or TypeError for anything else."""
         rates, reserved, used = (tuple(value[name]) for name in ("rates", "reserved", "used"))
         return cls(LedgerEntry.from_json(value["entry"]), rates, reserved, bool(value["is_granted"]), used)
 
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """A request that still runs.
+    """Renewal of a running request's lease.
 
     Args:
-        is_granted: the store said so; then it is set aside again where that was lost.
-        checkpoint: the entry that is billed if nothing more is heard of it; None: nothing was delivered yet.
+        is_granted: the store confirmed the reservation; it is made again if it was lost.
+        checkpoint: the entry billed if the gateway dies; None: nothing was delivered yet.
     """
 
     charge: Charge
@@ -114,7 +116,7 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """All of a key's requests to a model on one day."""
+    """Sum of a key's requests to a model on one day."""
 
     day: str
     key_id: str

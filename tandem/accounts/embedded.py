@@ -1,8 +1,8 @@
-"""Accounts of one gateway: balances in memory, keys and ledger in a file that one thread writes.
+"""Accounts of a single gateway: balances in memory, keys and ledger in a file that one thread writes.
 
-Invariant: only one gateway uses the file, which a lock makes sure of; `tandem keys` and `tandem usage` may open it.
-What a request waits for happens in memory; its entry is in the file a moment later, and at the latest on `close`.
-Checkpoints are written to the file too: those that an earlier gateway left are billed by `start`.
+Invariant: a lock ensures that only one gateway uses the file; `tandem keys` and `tandem usage` may open it too.
+Requests wait for memory only; entries reach the file a moment later, at the latest on `close`. Checkpoints are written
+too: `start` bills those that an earlier gateway left.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 
 
 class EmbeddedAccounts:
-    """`AccountStore` for one gateway. Its keys and entries are in the file that `path` names; None: in memory.
+    """An `AccountStore` for one gateway. `path`: the file of its keys and entries; None: in memory only.
 
     Raises:
         ConfigurationError: the file cannot be used, or `start` finds another gateway using it.
@@ -131,7 +131,7 @@ class EmbeddedAccounts:
             await asyncio.to_thread(self._file.put_checkpoints, checkpoints)
 
     async def expire(self) -> None:
-        """NOTE: what this gateway has forgotten it will settle all the same; only its end leaves a checkpoint over."""
+        """NOTE: checkpoints are not billed: this gateway still settles expired charges; only its death leaves some."""
         for balance in self._balances.values():
             balance.expire(self._now_ms())
 
@@ -143,7 +143,7 @@ class EmbeddedAccounts:
         return Spending(balance.spent_nanos, balance.held_nanos, balance.num_open)
 
     async def incarnation(self) -> str:
-        """This process."""
+        """Empty: the store is this process and cannot be replaced."""
         return ""
 
     async def entries(self, query: LedgerQuery) -> Sequence[LedgerEntry]:
@@ -155,7 +155,7 @@ class EmbeddedAccounts:
         return await asyncio.to_thread(self._file.totals, since_day, until_day)
 
     def _balance(self, key_id: str, rates: Rates, now_ms: int) -> Balance:
-        """NOTE: made before any of its entries waits to be written, so what the file says is all there is."""
+        """NOTE: created before any entry of the key waits to be written, so the file's sum is complete."""
         balance = self._balances.get(key_id)
         if balance is None:
             balance = self._balances[key_id] = Balance(rates, self._file.spent_nanos(key_id), now_ms)
@@ -165,7 +165,7 @@ class EmbeddedAccounts:
         return int(self._clock.now_s() * 1000)
 
     def _write(self) -> None:
-        """The writer: everything that waits, in one transaction, until the end."""
+        """Loop of the writer thread: writes all waiting entries in one transaction, until closed."""
         while True:
             with self._wake:
                 while not self._unwritten and not self._is_closing:
@@ -200,7 +200,7 @@ class EmbeddedAccounts:
 
 
 def _locked(path: Path) -> TextIO:
-    """Held until it is closed, or this process ends."""
+    """The lock file; the lock is held until it is closed or this process ends."""
     lock = path.with_name(f"{path.name}.lock").open("a")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,15 +15,15 @@ from tandem.core.errors import CapacityError, InvalidRequestError, UnavailableEr
 
 
 class KeyRefusedError(InvalidRequestError):
-    """No key came with the request, or one that does not count; the message says which."""
+    """The request has no key, or an unknown or revoked one; the message says which."""
 
 
 class NotAllowedError(InvalidRequestError):
-    """The key is good, but not for this."""
+    """The key is valid but may not do this."""
 
 
 class BudgetExhaustedError(InvalidRequestError):
-    """What the request could cost is more than is left; waiting does not help."""
+    """The request could cost more than the key's remaining budget; waiting does not help."""
 
     def __init__(self, message: str, rate_limits: RateLimitState | None = None) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class BudgetExhaustedError(InvalidRequestError):
 
 
 class LimitExceededError(CapacityError):
-    """A rate or the concurrency of the key is used up. `limit`: the name of the one that was hit."""
+    """A rate or the concurrency of the key is exhausted. `limit`: the name of that limit."""
 
     def __init__(
         self, message: str, retry_after_s: float, limit: str, rate_limits: RateLimitState | None = None
@@ -42,7 +42,7 @@ class LimitExceededError(CapacityError):
 
 
 class AccountsUnavailableError(UnavailableError):
-    """The store did not answer in time, or is not asked. `may_have_happened`: what it was asked for, all the same."""
+    """The store did not answer in time, or is not being asked. `may_have_happened`: the call may have taken effect."""
 
     def __init__(self, message: str, retry_after_s: float | None = None, *, may_have_happened: bool = False) -> None:
         super().__init__(message, retry_after_s)

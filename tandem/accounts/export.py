@@ -1,4 +1,4 @@
-"""The ledger for spreadsheets and programs: CSV and JSON, entries or totals. Pure; amounts are exact, as text."""
+"""Exports the ledger as CSV or JSON, as entries or totals. Pure; amounts are exact, as text."""
 
 import csv
 import io
@@ -18,7 +18,7 @@ _FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 
 
 class Format(StrEnum):
-    """How it is written."""
+    """Format of an export."""
 
     CSV = "csv"
     JSON = "json"
@@ -41,7 +41,7 @@ def entry_rows(entries: Iterable[LedgerEntry]) -> list[dict[str, Any]]:
 
 
 def total_rows(totals: Iterable[Total], by: Sequence[str] = GROUPS) -> list[dict[str, Any]]:
-    """`by`: some of `GROUPS`; the others are added up."""
+    """Totals by the groups of `by`, some of `GROUPS`; they are summed over the others."""
     sums: dict[tuple[str, ...], tuple[int, Usage, int]] = {}
     for total in totals:
         who = tuple(getattr(total, name) for name in by)
@@ -59,7 +59,7 @@ def total_rows(totals: Iterable[Total], by: Sequence[str] = GROUPS) -> list[dict
 
 
 def written(rows: Sequence[Mapping[str, Any]], form: Format) -> str:
-    """Ends with a line feed."""
+    """The rows as text, which ends with a line feed; CSV without rows is empty."""
     if form is Format.JSON:
         return json.dumps(list(rows), indent=1) + "\n"
     text = io.StringIO()
@@ -71,5 +71,5 @@ def written(rows: Sequence[Mapping[str, Any]], form: Format) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """NOTE: request ids are the clients' words, and a spreadsheet must not run them."""
+    """A value of a CSV cell. NOTE: clients choose request ids, and a spreadsheet must not execute them as formulas."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULAS) else value

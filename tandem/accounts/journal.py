@@ -1,6 +1,6 @@
-"""Settlements that the store has not taken, in a file, so that they outlive this process. One JSON object a line.
+"""File of settlements that the store has not accepted, so that they survive this process. One JSON object a line.
 
-Invariant: a settlement is in the file until the store has it; told twice, the store counts it once.
+Invariant: a settlement stays in the file until the store has it; the store counts a repeated one once.
 """
 
 import json
@@ -16,7 +16,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Journal:
-    """Raises ConfigurationError where `path` cannot be written."""
+    """The journal file. Raises ConfigurationError where `path` cannot be written."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -26,7 +26,7 @@ class Journal:
             raise ConfigurationError(f"accounts_journal={str(path)!r} cannot be written: {error}") from error
 
     def read(self) -> list[ChargeSettlement]:
-        """What an earlier process left; a line that it did not finish is left out."""
+        """Settlements that an earlier process left; incomplete lines are skipped."""
         found: list[ChargeSettlement] = []
         for line in self._path.read_text().splitlines():
             try:
@@ -36,7 +36,7 @@ class Journal:
         return found
 
     def add(self, settlements: Sequence[ChargeSettlement]) -> None:
-        """They are on the disk when this returns. From any thread, one at a time."""
+        """Appends settlements; they are on disk when this returns. Call from any thread, one at a time."""
         with self._path.open("ab+") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)

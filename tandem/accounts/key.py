@@ -1,7 +1,7 @@
-"""API keys: a secret that is shown once, and what is known of it. Immutable; a key changes only by being revoked.
+"""API keys: a secret that is shown once, and its record. Immutable; a key changes only by being revoked.
 
-A secret has 32 random bytes, so nobody can guess one from its digest, and one SHA-256 is as good as a slow hash; slow
-hashes are for passwords, and would cost each request what serving it costs. Digests are compared in constant time.
+A secret has 32 random bytes and cannot be guessed from its digest, so one SHA-256 suffices; slow password hashes would
+cost as much as serving a request. Digests are compared in constant time.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _SECRET = re.compile(rf"{PREFIX}([0-9a-f]{{12}})-[A-Za-z0-9_-]{{43}}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyLimits:
-    """None: not limited. `budget_nanos`: what all its requests may cost together."""
+    """Limits of a key; None: not limited. `budget_nanos`: total cost of all its requests."""
 
     requests_per_minute: int | None = None
     input_tokens_per_minute: int | None = None
@@ -46,12 +46,12 @@ class KeyLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountKey:
-    """What is kept of a key; never its secret.
+    """The stored record of a key, without its secret.
 
     Args:
         digest: of the secret.
-        tenant: whose caches, history and stored answers it sees.
-        models: those it may use; empty: all.
+        tenant: owner of the caches, history and stored answers that the key may see.
+        models: allowed models; empty: all.
         cache_group: keys of one group read each other's caches, whatever their tenants.
     """
 
@@ -84,31 +84,31 @@ class AccountKey:
         return not self.models or model in self.models
 
     def matches(self, secret: str) -> bool:
-        """Whether this is its secret; takes the same time whatever it is."""
+        """Whether this is the key's secret; the comparison takes constant time."""
         return hmac.compare_digest(self.digest, digest_of(secret))
 
     def revoked(self, now_s: int) -> "AccountKey":
         return replace(self, revoked_s=now_s)
 
     def as_json(self) -> dict[str, Any]:
-        """All but the digest."""
+        """All fields except the digest."""
         limits = {field.name: getattr(self.limits, field.name) for field in fields(self.limits)}
         names = ("key_id", "name", "tenant", "cache_group", "is_admin", "created_s", "revoked_s")
         return {**{name: getattr(self, name) for name in names}, "models": list(self.models), "limits": limits}
 
     @classmethod
     def from_json(cls, value: dict[str, Any], digest: str) -> "AccountKey":
-        """What `as_json` made; raises KeyError or TypeError for anything else."""
+        """Inverse of `as_json`; raises KeyError or TypeError for anything else."""
         limits = KeyLimits(**known_fields(KeyLimits, value["limits"]))
         own = {**known_fields(cls, value), "models": tuple(value["models"]), "limits": limits}
         return cls(**own, digest=digest)
 
 
 def new_key(name: str, created_s: int, tenant: str | None = None, **more: Any) -> tuple[AccountKey, str]:
-    """A key and its secret, which is never seen again. Without a tenant it is one of its own.
+    """Creates a key and its secret, which is not stored. Without `tenant`, the key is its own tenant.
 
     Raises:
-        InvalidRequestError: naming what it cannot have.
+        InvalidRequestError: naming the invalid field.
     """
     key_id = secrets.token_hex(6)
     secret = f"{PREFIX}{key_id}-{secrets.token_urlsafe(32)}"
@@ -118,7 +118,7 @@ def new_key(name: str, created_s: int, tenant: str | None = None, **more: Any) -
 
 
 def key_id_of(secret: str) -> str | None:
-    """The key that a secret says it is of; None where it has not a secret's form."""
+    """The key id that a secret contains; None where it does not have the form of a secret."""
     found = _SECRET.fullmatch(secret)
     return None if found is None else found.group(1)
 

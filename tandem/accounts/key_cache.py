@@ -1,6 +1,6 @@
-"""Keys as a gateway knows them, so that looking one up costs a request nothing.
+"""Cache of keys in a gateway, so that a lookup costs a request nothing.
 
-Invariant: a key that was revoked is refused within two refreshes. Bounded; the one unused for longest is forgotten.
+Invariant: a revoked key is refused within two refreshes. Bounded; the least recently used key is evicted.
 """
 
 from collections import OrderedDict
@@ -15,7 +15,7 @@ MAX_KEYS = 10_000
 
 
 class KeyCache:
-    """Asks `store` for keys it has not seen, and again for all of them on `refresh`. Owned by one event loop."""
+    """Loads unknown keys from `store`, and all cached ones again on `refresh`. Owned by one event loop."""
 
     def __init__(self, store: KeyStore, clock: Clock, *, may_be_stale: bool) -> None:
         self._store = store
@@ -25,7 +25,7 @@ class KeyCache:
         self._fresh_s = clock.now_s()
 
     async def find(self, key_id: str) -> AccountKey | None:
-        """Raises AccountsUnavailableError where what is known is too old, unless it may be."""
+        """The key, or None. Raises AccountsUnavailableError where the store must be asked and is unavailable."""
         key = self._keys.get(key_id)
         if key is not None and (self._may_be_stale or self._clock.now_s() - self._fresh_s < 2 * REFRESH_S):
             self._keys.move_to_end(key_id)
@@ -38,7 +38,7 @@ class KeyCache:
         return key
 
     async def refresh(self) -> None:
-        """Hear of keys that were revoked; when the store is away, what is known stays as it is and grows old."""
+        """Reloads the cached keys to notice revocations; while the store is unavailable they stay and become stale."""
         asked_s = self._clock.now_s()
         key_ids = tuple(self._keys)
         try:

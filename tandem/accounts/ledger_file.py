@@ -1,7 +1,7 @@
-"""Keys and the ledger in one SQLite file. Synchronous; any thread, one at a time; several processes may have it open.
+"""Keys and ledger in one SQLite file. Synchronous; any thread, one at a time; several processes may have it open.
 
-Invariant: an entry, its totals and what its key spent are written together or not at all, and each entry once; that of
-a checkpoint is replaced by what the request came to. A checkpoint goes with its entry.
+Invariant: an entry, its totals and its key's spending are written together or not at all, and each entry once; an entry
+billed from a checkpoint is replaced by the final one. Writing an entry deletes its checkpoint.
 """
 
 import functools
@@ -55,7 +55,7 @@ class LedgerFile:
     """An open file; None keeps everything in memory.
 
     Raises:
-        ConfigurationError: it cannot be opened, or is something else.
+        ConfigurationError: it cannot be opened, or is not a ledger.
     """
 
     def __init__(self, path: Path | None, max_entries: int) -> None:
@@ -77,7 +77,7 @@ class LedgerFile:
             self._connection.close()
 
     def put_key(self, key: AccountKey) -> None:
-        """A new one, or in place of what it was."""
+        """Adds a key or replaces its record."""
         with self._changing() as run:
             run.execute(
                 "INSERT INTO keys (key_id, digest, value) VALUES (?, ?, ?) "
@@ -106,7 +106,7 @@ class LedgerFile:
             return _entry(run, charge_id)
 
     def put_checkpoints(self, checkpoints: Sequence[LedgerEntry]) -> None:
-        """What requests that run have used so far; of those that have no entry yet."""
+        """Stores the usage so far of running requests, except those that have an entry already."""
         rows = [(entry.charge_id, json.dumps(entry.as_json()), entry.charge_id) for entry in checkpoints]
         with self._changing() as run:
             run.executemany(
@@ -116,7 +116,7 @@ class LedgerFile:
             )
 
     def bill_checkpoints(self) -> int:
-        """Make all that are left entries of the ledger; how many."""
+        """Turns all remaining checkpoints into ledger entries; returns their number."""
         with self._changing() as run:
             values = run.execute("SELECT value FROM checkpoints ORDER BY rowid").fetchall()
             for (value,) in values:
@@ -124,7 +124,7 @@ class LedgerFile:
         return len(values)
 
     def add(self, entries: Sequence[LedgerEntry]) -> None:
-        """Those that are new."""
+        """Adds entries that are new; prunes the ledger now and then."""
         with self._changing() as run:
             for entry in entries:
                 _add(run, entry)
@@ -196,7 +196,7 @@ def _entry(run: sqlite3.Connection, charge_id: str) -> LedgerEntry | None:
 
 
 def _add(run: sqlite3.Connection, entry: LedgerEntry) -> None:
-    """Unless it is there; that of a checkpoint is taken out first."""
+    """Adds an entry unless it exists; one billed from a checkpoint is replaced."""
     run.execute("DELETE FROM checkpoints WHERE charge_id = ?", (entry.charge_id,))
     former = _entry(run, entry.charge_id)
     if former is not None:
@@ -212,7 +212,7 @@ def _add(run: sqlite3.Connection, entry: LedgerEntry) -> None:
 
 
 def _count(run: sqlite3.Connection, entry: LedgerEntry, sign: int) -> None:
-    """Add an entry to what its key spent and to its totals, or take it off."""
+    """Adds an entry to (or, with `sign` -1, removes it from) its key's spending and its totals."""
     run.execute(
         "INSERT INTO spent (key_id, nanos) VALUES (?, ?) ON CONFLICT DO UPDATE SET nanos = nanos + excluded.nanos",
         (entry.key_id, sign * entry.cost_nanos),

@@ -1,4 +1,4 @@
-"""Filter of ledger entries. Plain values; days are UTC's."""
+"""Filter for ledger entries. Plain values; days are in UTC."""
 
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -11,7 +11,9 @@ MAX_ENTRIES = 100_000  # that a ledger keeps; totals go on
 
 @dataclass(frozen=True, slots=True)
 class LedgerQuery:
-    """None: any. Both days are included; the latest `limit` entries are found."""
+    """A field that is None does not filter; both days are inclusive; at most the latest `limit` entries are
+    returned.
+    """
 
     since_day: str | None = None
     until_day: str | None = None
@@ -25,12 +27,12 @@ class LedgerQuery:
 
     @property
     def since_ms(self) -> int | None:
-        """Since the epoch."""
+        """Start of the first day, milliseconds since the epoch."""
         return _day_ms(self.since_day, "since_day", 0)
 
     @property
     def until_ms(self) -> int | None:
-        """The first moment that is not meant any more."""
+        """End of the last day (exclusive), milliseconds since the epoch."""
         return _day_ms(self.until_day, "until_day", 1)
 
     def takes(self, entry: LedgerEntry) -> bool:

@@ -1,4 +1,4 @@
-"""Amounts of money as integers: a nano is a billionth of a unit, whatever the currency. Nothing here is a float."""
+"""Amounts of money as integers: a nano is a billionth of a unit of currency. No floats."""
 
 from decimal import Decimal, InvalidOperation
 
@@ -9,10 +9,10 @@ MAX_UNITS = 4_000_000  # NOTE: in nanos it is below 2**53, so that stores which 
 
 
 def parse_nanos(text: str) -> int:
-    """Units such as "12.50".
+    """Parses a decimal amount of units, such as "12.50".
 
     Raises:
-        InvalidRequestError: it is no amount, negative, too large, or finer than a nano.
+        InvalidRequestError: it is no amount, negative, too large, or has more than nine decimals.
     """
     try:
         units = Decimal(text.strip())
@@ -26,7 +26,7 @@ def parse_nanos(text: str) -> int:
 
 
 def format_nanos(nanos: int) -> str:
-    """All nine decimals but trailing zeros; exact."""
+    """The exact decimal amount of units, without trailing zeros."""
     whole, rest = divmod(abs(nanos), NANOS_PER_UNIT)
     sign = "-" if nanos < 0 else ""
     decimals = f"{rest:09d}".rstrip("0")

@@ -1,4 +1,4 @@
-"""Opens the store of accounts that a setting names, a Redis or a file; nothing is asked of a Redis yet."""
+"""Opens the account store that a setting names: Redis or a file. Does not contact Redis yet."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ _REDIS = ("redis://", "rediss://", "unix://", "redis+sentinel://", "rediss+senti
 
 
 def open_store(where: str, clock: Clock, lease_s: float = LEASE_S, *, must_exist: bool = False) -> AccountStore:
-    """`where`: the URL of a Redis, which several gateways can share, or a file, which they cannot. `must_exist`: a file
-    that is not there is not made.
+    """The store. `where`: the URL of a Redis, for several gateways, or a file, for one. `must_exist`: never
+    create it.
 
     Raises:
         ConfigurationError: the URL is not understood, or the file cannot be used or is missing.

@@ -1,6 +1,6 @@
-"""Prices of tokens: four for prompts and one for output. Exact: integers in, integers out.
+"""Token prices: four classes of prompt tokens, and output. Exact: integers in, integers out.
 
-Invariant: a request's cost is rounded once, up, to a nano; totals are sums of such costs.
+Invariant: a request's cost is rounded once, up to the next nano; totals are sums of such costs.
 """
 
 import json
@@ -18,7 +18,7 @@ _MAX_PRICE = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Each in millionths of a unit for a million tokens, which are picos for a token."""
+    """Prices in millionths of a unit for a million tokens, which equals picos (10^-12 units) for one token."""
 
     input: int = 1_000_000
     output: int = 5_000_000
@@ -38,7 +38,7 @@ class Prices:
 
     @property
     def dearest(self) -> "Prices":
-        """What a token may cost in the end: one to be written may be read, be written for less long, or be neither."""
+        """Upper bounds, for reservations: planned cache writes may be billed as reads or plain input in the end."""
         read_or_not = max(self.input, self.cache_read)
         written_5m = max(read_or_not, self.cache_write_5m)
         return replace(
@@ -47,12 +47,12 @@ class Prices:
 
     @classmethod
     def parse(cls, text: str | None) -> "Prices":
-        """JSON, or the name of a file that holds it: units for a million tokens, as {"input": 3, "output": 15}.
+        """Parses JSON, or a file of it: units for a million tokens, such as {"input": 3, "output": 15}.
 
-        Cache prices that are left out follow from `input`: 1.25 and 2 times for writing, a tenth for reading.
+        Omitted cache prices follow from `input`: 1.25 times for five minutes, 2 times for an hour, a tenth for reading.
 
         Raises:
-            ConfigurationError: naming the price that cannot be taken.
+            ConfigurationError: naming the invalid price.
         """
         if text is None:
             return cls()

@@ -1,4 +1,4 @@
-"""Remaining limits of a key, as clients are told. Plain values."""
+"""Remaining rate limits of a key, as reported to clients. Plain values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ PARTS_PER_TOKEN = 60_000  # a bucket counts in these: one limit's worth of a mil
 
 @dataclass(frozen=True, slots=True)
 class RateLimitWindow:
-    """One rate. `reset_s`: until all of it is there again."""
+    """State of one rate limit. `reset_s`: seconds until it is completely refilled."""
 
     limit: int
     remaining: int
@@ -17,7 +17,7 @@ class RateLimitWindow:
 
 @dataclass(frozen=True, slots=True)
 class RateLimitState:
-    """After a request was reserved, or refused. None: that one is not limited."""
+    """Rate limits after a request was reserved or refused; None: not limited."""
 
     requests: RateLimitWindow | None = None
     input_tokens: RateLimitWindow | None = None
@@ -25,13 +25,13 @@ class RateLimitState:
 
     @property
     def tokens(self) -> RateLimitWindow | None:
-        """Of the two token rates the one of which less is left."""
+        """The token limit (input or output) with fewer tokens remaining."""
         found = [window for window in (self.input_tokens, self.output_tokens) if window is not None]
         return min(found, key=lambda window: window.remaining, default=None)
 
     @classmethod
     def of(cls, rates: Sequence[int | None], levels: Sequence[int]) -> "RateLimitState":
-        """`levels`: what each bucket holds, in parts of a token; those of limits that are None do not matter."""
+        """Computes the state. `levels`: contents of the buckets, in 1/`PARTS_PER_TOKEN` of a token."""
         return cls(*map(_window, rates, levels))
 
 

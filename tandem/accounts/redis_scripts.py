@@ -1,15 +1,15 @@
-"""Scripts of the accounts in Redis, each done at once or not at all. The same rules as `balance.Balance`.
+"""Lua scripts for accounts in Redis, each atomic. They follow the same rules as `balance.Balance`.
 
-Levels are parts of a token and money is nanos, both whole numbers below 2**53, so Lua's doubles hold them exactly; what
-was spent is added up by HINCRBY, in 64-bit integers. Every script takes the time in milliseconds, or '' for Redis' own.
+Levels are in 1/60000 of a token and money in nanos, whole numbers below 2**53, which Lua's doubles hold exactly;
+spending is summed by HINCRBY, in 64-bit integers. Every script gets the time in milliseconds, or '' to use Redis' own.
 
-Keys of an account key: state (spent, held, levels), open (charges by the end of their lease), held (what is set aside
-of each, and as `CHARGE+` its checkpoint). Keys of all: leases (account keys by the last end of a lease), settled:CHARGE
-('1', or the bill of a checkpoint that was billed), ledger, totals:DAY, days; their names follow from that of `state`,
-and their common braces keep them in one slot.
+Redis keys of each account key: state (spent, held, levels), open (charges by the end of their lease), held (amounts
+reserved by each charge, and as `CHARGE+` its checkpoint). Shared keys: leases (account keys by the last end of a
+lease), settled:CHARGE ('1', or the bill of a checkpoint that was billed), ledger, totals:DAY, days. Their names follow
+from that of `state`, and their common braces keep them in one slot.
 
-A bill is a JSON object of strings: cost, entry, day, who (as in totals), the five counts of tokens, and the limits
-max_entries, totals_s and remembered_ms.
+A bill is a JSON object of strings: cost, entry, day, who (account key, tenant and model, as in totals), the five token
+counts, and the limits max_entries, totals_s and remembered_ms.
 """
 
 _NOW = """

@@ -1,7 +1,7 @@
 """Accounts in one Redis, shared by all gateways of a deployment.
 
-Invariant: each change is one script, so it happened whole or not at all; a call ends within its timeout. Redis must
-keep what it is told (AOF or snapshots): keys and what was spent are nowhere else.
+Invariant: each change is one script, so it is atomic; a call ends within its timeout. Redis must be persistent (AOF or
+snapshots): it has the only copy of keys and spending.
 """
 
 import asyncio
@@ -36,17 +36,17 @@ _COUNTS = ("num_input", "num_written_5m", "num_written_1h", "num_read", "num_out
 
 
 class RedisAccounts:
-    """`AccountStore` in one Redis (7.0 or newer).
+    """An `AccountStore` in one Redis (7.0 or newer).
 
     Args:
         url: as for `redis_client.connect`.
-        clock: tells the time for limits and, after a failure, for the pause.
-        is_own_time: limits go by `clock`, not by Redis' own; for tests.
+        clock: times the pause after a failure, and with `is_own_time` the limits.
+        is_own_time: limits use `clock` instead of Redis' time; for tests.
         prefix: names the deployment; its braces keep all keys in one slot.
         timeout_s: of every call, connecting included.
 
     Raises:
-        ConfigurationError: the URL is not understood. Whether Redis is there is not asked.
+        ConfigurationError: the URL is not understood. Redis is not contacted yet.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class RedisAccounts:
         return Spending(int(spent), int(held), int(num_open))
 
     async def incarnation(self) -> str:
-        """NOTE: another one after a restart and after a failover, whoever noticed it."""
+        """The id of the Redis process. NOTE: it changes after a restart and after a failover."""
         info = await self._ask(lambda: self._client.info("server"))
         return str(info.get("run_id", ""))
 
@@ -184,7 +184,7 @@ class RedisAccounts:
         await self._ask(lambda: self._expire(self._names(key_id), (self._now(),)))
 
     def _bill(self, entry: LedgerEntry) -> str:
-        """What the scripts put into the ledger and the totals; values are strings, as Lua's numbers are doubles."""
+        """The values that scripts add to the ledger and the totals; strings, as Lua's numbers are doubles."""
         fields = {
             "cost": entry.cost_nanos,
             "entry": json.dumps(entry.as_json()),
@@ -206,7 +206,7 @@ class RedisAccounts:
         return cast(Mapping[bytes, bytes], fields)
 
     async def _ask(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        """NOTE: once Redis did not answer, it is left alone for a moment, or each request would wait for it again."""
+        """NOTE: after a failure no call is made for a moment; otherwise each request would wait for a timeout."""
         if self._retry_at_s is not None and self._clock.now_s() < self._retry_at_s:
             raise AccountsUnavailableError("the store of accounts is away; it is tried again in a moment", 1.0)
         try:
@@ -223,7 +223,7 @@ class RedisAccounts:
         return answer
 
     async def _drop_idle(self) -> None:
-        """NOTE: after a restart every idle connection is broken, and each would fail one more call."""
+        """Closes idle connections. NOTE: after a restart all are broken, and each would fail one more call."""
         with contextlib.suppress(RedisError, OSError):
             async with answered_within(self._timeout_s):
                 await self._client.connection_pool.disconnect(inuse_connections=False)
@@ -239,7 +239,7 @@ class RedisAccounts:
 
 
 def _totals(day: str, fields: Mapping[bytes, bytes]) -> list[Total]:
-    """Field names are the JSON of who it was, then what was counted."""
+    """Totals of a day. A field's name is the JSON of key, tenant and model, followed by the counter's name."""
     counted: dict[tuple[str, str, str], dict[str, int]] = {}
     for field, value in fields.items():
         who, _, name = field.decode().rpartition("]")
@@ -261,7 +261,7 @@ def _decoded(value: bytes) -> AccountKey:
 
 
 def _wanted(page: Sequence[Any], query: LedgerQuery) -> list[LedgerEntry]:
-    """Those of a page of the ledger that are asked for."""
+    """Entries of a page that match the query."""
     entries = (LedgerEntry.from_json(json.loads(fields[b"entry"])) for _, fields in page)
     return [entry for entry in entries if query.takes(entry)]
 

@@ -1,4 +1,4 @@
-"""A store's "no" in words, the same from every store. Pure."""
+"""Error messages for refused charges, the same for every store. Pure."""
 
 from tandem.accounts.charge import Charge
 from tandem.accounts.errors import BudgetExhaustedError, KeyRefusedError, LimitExceededError
@@ -17,10 +17,10 @@ def revoked() -> KeyRefusedError:
 
 
 def refusal(why: str, charge: Charge, wait_ms: float, left_nanos: int, rate_limits: RateLimitState) -> TandemError:
-    """The error for a charge that could not be set aside.
+    """The error for a charge that could not be reserved.
 
     Args:
-        why: a name above, of what was missing.
+        why: the name of the exhausted limit, one of the constants above.
         wait_ms: until a rate has enough.
         left_nanos: of the budget.
     """

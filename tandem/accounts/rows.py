@@ -1,4 +1,4 @@
-"""Keys and usage as operators read them, at the command line and over HTTP. Asks the store; amounts are exact."""
+"""Keys and usage as operators read them, on the command line and over HTTP. Amounts are exact."""
 
 import asyncio
 from typing import Any
@@ -12,7 +12,7 @@ from tandem.core.errors import InvalidRequestError, shown
 
 
 async def usage_text(store: AccountStore, by: str | None, query: LedgerQuery, form: Format) -> bytes:
-    """Requests, or totals by the groups named. NOTE: written in a thread, as all of a ledger takes seconds.
+    """Usage as text: requests, or totals by the named groups. NOTE: formatted in a thread, as it can take seconds.
 
     Raises:
         InvalidRequestError: a group is not one of `GROUPS`.
@@ -29,7 +29,7 @@ async def usage_text(store: AccountStore, by: str | None, query: LedgerQuery, fo
 
 
 async def key_row(key: AccountKey, store: AccountStore) -> dict[str, Any]:
-    """A key and what it has spent; amounts as decimals."""
+    """A key and its spending as JSON values; amounts as decimals."""
     value = key.as_json()
     budget = value["limits"].pop("budget_nanos")
     spending = await store.spending(key.key_id)

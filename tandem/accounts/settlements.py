@@ -1,8 +1,8 @@
-"""Settlements on their way to the store, in order, whatever becomes of it meanwhile.
+"""Delivers settlements to the store, in order, across outages.
 
-Invariant: what was used is never forgotten while this process lives, nor after it where there is a journal; and it is
-counted once. What the store has taken lately can be told again, for it may lose that in a failover. Bounded: `is_full`
-tells when no more must be begun.
+Invariant: usage is never lost while this process lives, nor after it where there is a journal; and it is counted once.
+Recently accepted settlements can be resent, since the store may lose them in a failover. Bounded: when `is_full`, no
+more requests may begin.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class _Item:
 
 
 class Settlements:
-    """`add` from the event loop; a few tasks tell the store."""
+    """Queue of settlements: `add` from the event loop; a few tasks send them to the store."""
 
     def __init__(self, till: Till, journal: Journal | None, clock: Clock | None = None) -> None:
         self._till = till
@@ -52,12 +52,12 @@ class Settlements:
 
     @property
     def num_waiting(self) -> int:
-        """Not taken by the store yet."""
+        """Settlements that the store has not accepted yet."""
         return len(self._waiting) + self._num_sending
 
     @property
     def num_taken(self) -> int:
-        """That it can be told again."""
+        """Accepted settlements that can be resent."""
         return len(self._taken)
 
     @property
@@ -65,7 +65,7 @@ class Settlements:
         return self.num_waiting >= MAX_WAITING
 
     def start(self) -> None:
-        """With what an earlier process left first."""
+        """Starts sending, beginning with the settlements that an earlier process left in the journal."""
         left = [] if self._journal is None else self._journal.read()
         self._is_journal_empty = not left
         for settlement in left:
@@ -73,7 +73,7 @@ class Settlements:
         self._senders = [asyncio.create_task(self._run(), name="settlements") for _ in range(NUM_SENDERS)]
 
     async def close(self, timeout_s: float = 2.0) -> None:
-        """Tell the store what waits, if that is quick; the journal keeps the rest."""
+        """Waits up to `timeout_s` for the store; the rest goes to the journal."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._is_done.wait()
@@ -89,7 +89,7 @@ class Settlements:
             _logger.error("%d settlements are lost: the journal cannot be written", len(self._unkept))
 
     def add(self, settlement: ChargeSettlement) -> asyncio.Event:
-        """What is set once the store has it."""
+        """Queues a settlement; returns an event that is set once the store has accepted it."""
         item = _Item(settlement)
         self._unkept[item] = None
         self._queue(item)
@@ -98,7 +98,7 @@ class Settlements:
         return item.has_it
 
     def tell_again(self) -> int:
-        """Tell the store what it has taken lately; how many those are. What it still has it ignores."""
+        """Resends the recently accepted settlements and returns their number; the store ignores those it still has."""
         self.forget_taken(may_be_lost=True)
         settlements = [settlement for _, settlement in self._taken]
         self._taken.clear()
@@ -107,7 +107,7 @@ class Settlements:
         return len(settlements)
 
     def forget_taken(self, *, may_be_lost: bool) -> None:
-        """What the store took longer ago than is told again; all, unless it may lose what it took."""
+        """Drops accepted settlements that are too old to resend; all, if the store cannot lose any."""
         oldest_s = self._clock.now_s() - TOLD_AGAIN_S
         while self._taken and (not may_be_lost or self._taken[0][0] < oldest_s):
             self._taken.popleft()
@@ -126,7 +126,7 @@ class Settlements:
                 await asyncio.sleep(_RETRY_S)
 
     async def _send(self, item: _Item) -> bool:
-        """Whether the store has it now; else it waits again."""
+        """Returns whether the store has accepted the settlement; otherwise it is queued again."""
         self._num_sending += 1
         is_taken = False
         try:
@@ -166,12 +166,12 @@ class Settlements:
             self._keep()
 
     def _keep(self) -> None:
-        """Have the journal brought up to date, by one task at a time."""
+        """Starts a task that updates the journal, unless one runs."""
         if self._journal is not None and (self._keeper is None or self._keeper.done()):
             self._keeper = asyncio.create_task(self._update(self._journal), name="journal of settlements")
 
     async def _update(self, journal: Journal) -> None:
-        """While the store is away, put in what waits; once nothing waits, leave nothing in."""
+        """While the store is unavailable, adds waiting settlements; once none waits, clears the journal."""
         while self._is_away and self._unkept:
             if not await self._write(journal):
                 break
@@ -179,7 +179,7 @@ class Settlements:
             self._clear(journal)
 
     async def _write(self, journal: Journal) -> bool:
-        """Whether all that waited for it are in the journal now, each once."""
+        """Writes the settlements that are in memory only; returns whether that succeeded."""
         items = tuple(self._unkept)
         self._is_journal_empty = False
         try:

@@ -1,8 +1,8 @@
-"""The seam of what all gateways of a deployment must agree on: keys, what is left of their limits, and the ledger.
+"""Interface of the state that all gateways of a deployment share: keys, the balances of their limits, and the ledger.
 
-Invariant: a charge is settled once however often it is told; what was spent is the sum of the ledger's costs; nothing
-is set aside for longer than a lease without being renewed, and its last checkpoint is billed then. Every call raises
-AccountsUnavailableError when the store is away; it may have happened all the same.
+Invariant: a charge is settled once however often it is sent; spending is the sum of the ledger's costs; a reservation
+that is not renewed expires after a lease, and its last checkpoint is billed then. Every call raises
+AccountsUnavailableError when the store cannot be reached; it may still have taken effect.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ KEPT_DAYS = 400  # of totals
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """Of one key. `held_nanos`: set aside for requests that run; `num_open`: how many those are."""
+    """Spending of one key. `held_nanos`: reserved for running requests; `num_open`: number of those."""
 
     spent_nanos: int
     held_nanos: int
@@ -28,70 +28,70 @@ class Spending:
 
 
 class KeyStore(Protocol):
-    """The keys."""
+    """The part of the store that has the keys."""
 
     async def add_key(self, key: AccountKey) -> None: ...
 
     async def find_keys(self, key_ids: Sequence[str]) -> Mapping[str, AccountKey]:
-        """Those that exist, revoked ones among them."""
+        """The keys that exist, including revoked ones."""
         ...
 
     async def all_keys(self) -> Sequence[AccountKey]:
-        """Oldest first."""
+        """All keys, oldest first."""
         ...
 
     async def revoke_key(self, key_id: str, now_s: int) -> bool:
-        """From now on nothing is reserved for it. False: there is no such key."""
+        """Revokes a key: nothing is reserved for it any more. False: it does not exist."""
         ...
 
 
 class Till(Protocol):
-    """Reserve and settle, each at once or not at all."""
+    """The part of the store that reserves and settles charges; each call is atomic."""
 
     async def reserve(self, charge: Charge) -> RateLimitState:
-        """Set it aside.
+        """Reserves a charge.
 
         Raises:
             KeyRefusedError: the key was revoked.
-            BudgetExhaustedError, LimitExceededError: it is not there; nothing was taken.
+            BudgetExhaustedError, LimitExceededError: a limit does not allow it; nothing was reserved.
         """
         ...
 
     async def settle(self, settlement: ChargeSettlement) -> None:
-        """Put it into the ledger and give back what was not used; does nothing when it was done before. An entry of a
-        checkpoint that was billed meanwhile is replaced.
+        """Adds the charge to the ledger and releases the unused reservation; no effect if repeated. Replaces an entry
+        that was billed from a checkpoint meanwhile.
         """
         ...
 
     async def renew(self, renewals: Sequence[Renewal]) -> None:
-        """They still run. One that was taken for lost is set aside again, and its checkpoint is billed no longer."""
+        """Renews leases of running charges. An expired one is reserved again, and its billed checkpoint undone."""
         ...
 
     async def expire(self) -> None:
-        """Bill the checkpoints of what nobody renewed, and give back the rest."""
+        """Bills the checkpoints of expired charges and releases their reservations."""
         ...
 
     async def spending(self, key_id: str) -> Spending: ...
 
     async def incarnation(self) -> str:
-        """Of the process that answers: once it is another, what was acknowledged lately may be lost. "": never."""
+        """Id of the answering process: if it changes, recently accepted calls may be lost. "": they never are."""
         ...
 
 
 class Ledger(Protocol):
-    """What was used."""
+    """The part of the store that has the usage."""
 
     async def entries(self, query: LedgerQuery) -> Sequence[LedgerEntry]:
-        """Oldest first."""
+        """Entries that match, oldest first."""
         ...
 
     async def totals(self, since_day: str | None = None, until_day: str | None = None) -> Sequence[Total]:
-        """By day, key and model; both days included."""
+        """Totals by day, key and model; both days are inclusive."""
         ...
 
 
 class AccountStore(KeyStore, Till, Ledger, Protocol):
-    """All three. `start` before anything else, in the event loop; `close` once."""
+    """A complete store. Call `start` in the event loop before anything else, and `close` once."""
 
     def start(self) -> None: ...
 

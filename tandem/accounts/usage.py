@@ -1,14 +1,14 @@
-"""Tokens by what they cost. Plain values, counted once however many workers it took."""
+"""Tokens by billing class. Plain values; a request counts once, however many workers served it."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of one request, or of many. The first four add up to the prompts.
+    """Usage of one or more requests. The first four fields add up to the prompts.
 
     Args:
-        num_input: prompt tokens that were neither read from a cache nor kept in one.
+        num_input: prompt tokens neither read from a cache nor written to one.
         num_written_5m, num_written_1h: prompt tokens kept for up to five minutes, or longer.
         num_read: prompt tokens read from the cache.
     """
@@ -21,7 +21,7 @@ class Usage:
 
     @property
     def num_rated_input(self) -> int:
-        """What counts against input tokens a minute: all but what was read."""
+        """Tokens that count against the input rate limit: all prompt tokens except those read from the cache."""
         return self.num_input + self.num_written_5m + self.num_written_1h
 
     def __add__(self, other: "Usage") -> "Usage":

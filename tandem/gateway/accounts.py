@@ -1,7 +1,7 @@
-"""The caller of a request, what is theirs alone, and the bill of each request.
+"""The caller of a request, the isolation of its cached state, and the billing of each request.
 
-Invariant: every request of a key is settled once, whatever became of it; what a key's requests leave in caches can be
-found by its tenant or its group only. Without accounts everybody is one open caller, and nothing is billed.
+Invariant: every request of a key is settled once, however it ends; cached state of a key's requests is reachable only
+from the same tenant or cache group. Without accounts every request has the same anonymous caller and nothing is billed.
 """
 
 import hashlib
@@ -27,23 +27,23 @@ _STATE_KEY = "tandem.caller"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose request it is. Without a key: anybody's, of a gateway that is open."""
+    """The client that sent a request, identified by its API key; without one, an open gateway's anonymous client."""
 
     key: AccountKey | None = None
     accounts: Accounts | None = None
 
     @property
     def tenant(self) -> str:
-        """Whose history and stored answers the caller sees; empty for the one tenant of an open gateway."""
+        """The tenant whose history and stored answers the caller may see; empty for an open gateway's only one."""
         return "" if self.key is None else self.key.tenant
 
     @property
     def is_operator(self) -> bool:
-        """Sees what belongs to any tenant."""
+        """Whether the caller may see the requests of all tenants."""
         return self.key is None or self.key.is_admin
 
     def isolated(self, request: ServeRequest) -> ServeRequest:
-        """The request with names that nobody else's requests can have."""
+        """Returns the request with its cache salt and session id made unique to the caller's tenant or cache group."""
         key = self.key
         if key is None:
             return request
@@ -61,7 +61,7 @@ class Caller:
 
 @dataclass(slots=True)
 class Bill:
-    """One request's. `reserve` once it is understood; then `settle` or `close`, of which the first counts."""
+    """The bill of one request: `reserve` once the body is read, then `settle` or `close`, of which the first counts."""
 
     caller: Caller
     request_id: str
@@ -72,7 +72,7 @@ class Bill:
     async def reserve(
         self, asked: Asked, max_model_len: int | None, *, is_anthropic: bool, was_heard: Callable[[], bool]
     ) -> None:
-        """Set aside what `asked` may use at most; `headers` then say what is left.
+        """Sets aside the most that `asked` may use; afterwards `headers` hold the remaining limits.
 
         Args:
             was_heard: whether the client got the beginning of an answer; until then nothing is billed.
@@ -97,17 +97,18 @@ class Bill:
         self.headers = limit_headers(self._held.rate_limits, is_anthropic=is_anthropic)
 
     async def settle(self) -> None:
-        """It ended well. Returns when the caller's next request finds what is left."""
+        """Bills a request that ended well; waits for the store, so that the next request sees the new balance."""
         if self._held is not None and self.caller.accounts is not None:
             await self.caller.accounts.settle_and_wait(self._held, self._usage(), ChargeOutcome.DONE)
 
     def close(self, ends: Mapping[int, ChoiceEnd], *, is_abort: bool, was_heard: bool) -> None:
-        """It did not end well, or was settled already. A client that got nothing for its request pays nothing.
+        """Bills a request that failed or was aborted; does nothing if it was settled. An undelivered answer costs
+        nothing.
 
         Args:
-            ends: how its choices ended, by index; what was generated may be more than the results have taken.
-            is_abort: the client left; what was generated for it is paid.
-            was_heard: the client got the beginning of an answer.
+            ends: how its choices ended, by index; their token counts may exceed those of the results.
+            is_abort: the client left; the tokens generated for it are billed.
+            was_heard: the client received the beginning of an answer.
         """
         if self._held is None or self.caller.accounts is None:
             return
@@ -128,7 +129,7 @@ class Bill:
 
 
 def caller_of(scope: Scope) -> Caller:
-    """Whom the guard found to ask; everybody, where there is no guard."""
+    """The caller that the guard stored in `scope`; the anonymous caller where there is no guard."""
     found = scope.get(_STATE_KEY)
     return found if isinstance(found, Caller) else Caller()
 

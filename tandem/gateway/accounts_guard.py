@@ -1,4 +1,4 @@
-"""The key that each path needs. Invariant: decided before a body is read. Pages and health are open."""
+"""Checks the API key that a path requires. Invariant: decided before a body is read. Pages and health need no key."""
 
 from starlette.types import Scope
 
@@ -13,18 +13,18 @@ _CLOSED = ("/v1/", "/admin/", METRICS, "/tokenize", "/detokenize", "/tokenizer_i
 
 
 class Guard:
-    """Of one gateway."""
+    """Admits requests to a gateway with accounts."""
 
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
 
     async def admit(self, scope: Scope) -> Caller:
-        """Who asks.
+        """Returns the caller of a request.
 
         Raises:
-            KeyRefusedError, NotAllowedError: not with this key.
-            RequestError: not on this port.
-            AccountsUnavailableError: nobody can say.
+            KeyRefusedError, NotAllowedError: the key is missing or unknown, or may not use this path.
+            RequestError: this port does not serve the path.
+            AccountsUnavailableError: the account store cannot be asked.
         """
         path: str = scope["path"]
         check_port(scope)
@@ -37,7 +37,7 @@ class Guard:
 
 
 def secret_of(scope: Scope) -> str | None:
-    """The key that came with a request, in either header; clients may send a token of something else beside it."""
+    """The API key of a request, from either header. One with our prefix wins over other tokens."""
     found: dict[bytes, str] = {}
     for name, value in scope["headers"]:
         if name in (b"authorization", b"x-api-key"):

@@ -1,4 +1,4 @@
-"""Limits and refusals as each API's clients read them: header names, times and error types. Pure."""
+"""Rate limits and refusals in each API's form: header names, durations and error types. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _NEVER = {"x-should-retry": "false"}  # NOTE: or the SDKs ask again at once
 
 
 def problem_for(error: BaseException) -> Problem:
-    """As `problem_of`, with the words of accounts."""
+    """Like `problem_of`, and also maps the errors of accounts."""
     match error:
         case KeyRefusedError():
             return Problem(401, "invalid_request_error", "invalid_api_key", str(error))
@@ -37,7 +37,7 @@ def problem_for(error: BaseException) -> Problem:
 
 
 def refusal_headers(error: BaseException, *, is_anthropic: bool, now: datetime | None = None) -> Mapping[str, str]:
-    """What is sent beside the problem's own."""
+    """Headers to send with a refusal, in addition to `Problem.headers`."""
     match error:
         case KeyRefusedError():
             return {"www-authenticate": "Bearer", **_NEVER}
@@ -53,7 +53,7 @@ def refusal_headers(error: BaseException, *, is_anthropic: bool, now: datetime |
 def limit_headers(
     rate_limits: RateLimitState | None, *, is_anthropic: bool, now: datetime | None = None
 ) -> Mapping[str, str]:
-    """What is left of the key's rates; nothing of those that have no limit."""
+    """Headers with the remaining rate limits of a key; limits that are not set are left out."""
     if rate_limits is None:
         return {}
     headers: dict[str, str] = {}
@@ -90,7 +90,7 @@ def _anthropic(name: str, window: RateLimitWindow, now: datetime) -> Mapping[str
 
 
 def duration(seconds: float) -> str:
-    """As OpenAI writes it: 20ms, 1s, 1.5s, 6m0s."""
+    """A duration in OpenAI's notation, rounded up to milliseconds: 20ms, 1s, 1.5s, 6m0s."""
     milliseconds = math.ceil(seconds * 1000)
     if 0 < milliseconds < 1000:
         return f"{milliseconds}ms"

@@ -1,4 +1,4 @@
-"""A gateway's accounts as its settings ask for them. Says once when there are none; nothing is asked of a Redis yet."""
+"""Creates a gateway's accounts from its settings and logs when there are none. Does not contact Redis yet."""
 
 import logging
 
@@ -14,7 +14,7 @@ _logger = logging.getLogger(__name__)
 
 
 def open_accounts(settings: GatewaySettings, clock: Clock) -> Accounts | None:
-    """None: everybody may use it.
+    """The accounts that the settings name; None: the gateway is open and asks for no keys.
 
     Raises:
         ConfigurationError: a setting cannot be honoured.

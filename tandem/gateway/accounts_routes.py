@@ -1,6 +1,6 @@
-"""`/admin/keys` and `/admin/usage`: what `tandem keys` and `tandem usage` do, over HTTP, for whoever has an admin key.
+"""HTTP routes `/admin/keys` and `/admin/usage` for admin keys: the same functions as `tandem keys` and `tandem usage`.
 
-A secret is in the answer that makes it, and nowhere else.
+A secret is shown only in the answer that creates the key.
 """
 
 import time
@@ -42,7 +42,7 @@ class NewKeyBody(BaseModel):
 
 
 def add_account_routes(app: FastAPI, accounts: Accounts) -> None:
-    """The routes of one gateway."""
+    """Adds the routes to a gateway's app."""
     _add_keys(app, accounts)
     _add_usage(app, accounts.store)
 

@@ -1,4 +1,4 @@
-"""Usage of a request, and the most it may use, for its bill: a prompt counts once however many answers it got. Pure."""
+"""Usage of a request so far, and the most it may use, for its bill. A prompt counts once for all its answers. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -11,10 +11,10 @@ from tandem.gateway.request import ChoiceRequest, ChoiceResult, ServeRequest
 def usage_of_results(
     request: ServeRequest, results: Sequence[ChoiceResult], generated: Mapping[int, int] = MappingProxyType({})
 ) -> Usage:
-    """Of what was generated so far; a prompt of which nothing was, is free.
+    """Tokens used so far. A prompt is counted once it was computed for any of its choices; before that it is free.
 
     Args:
-        generated: tokens by choice, where more are known of than its result has taken.
+        generated: output tokens by choice, where more are known than its result has counted.
     """
     total = Usage()
     for indexes in _by_prompt(request.choices):
@@ -32,10 +32,10 @@ def usage_of_results(
 
 
 def most_usage(request: ServeRequest, max_model_len: int | None) -> Usage:
-    """Nothing cached, every pin granted, and every answer as long as it may be.
+    """The most that a request may use: nothing is cached, every pin is granted, and every answer has its full length.
 
     Args:
-        max_model_len: tokens of the context; None: not known, so only what was asked for bounds an answer.
+        max_model_len: tokens of the context; None: not known, so only `max_tokens` bounds an answer.
     """
     total = Usage()
     for indexes in _by_prompt(request.choices):

@@ -1,6 +1,7 @@
-"""Routes for operators: every process of the cluster, and where a request's time went. Reads only.
+"""Read-only routes for operators: every process of the cluster, routing decisions, and the timelines of requests.
 
-Figures come from the routers, which hear from each worker four times a second; a router that is away is listed as such.
+Worker figures come from the routers, to which each worker reports four times a second; unreachable routers are listed
+as such.
 """
 
 import os
@@ -18,7 +19,7 @@ from tandem.rpc.messages import Decision, WorkerListing
 
 
 async def list_processes(gateway: Gateway, address: str) -> dict[str, Any]:
-    """`GET /admin/workers`. `address`: where this gateway is being asked."""
+    """The body of `GET /admin/workers`. `address`: at which this gateway was asked."""
     listings = await gateway.listings()
     own = {
         "role": PROCESS,
@@ -36,15 +37,15 @@ async def list_processes(gateway: Gateway, address: str) -> dict[str, Any]:
 
 
 async def list_decisions(gateway: Gateway, num_latest: int) -> dict[str, Any]:
-    """`GET /admin/decisions`: who was paired with whom, what that was predicted to take and what it took."""
+    """The body of `GET /admin/decisions`: chosen workers, with predicted and measured times."""
     return {"decisions": [_decision(*item) for item in await gateway.routers.decisions(num_latest)]}
 
 
 def find_request(gateway: Gateway, request_id: str, caller: Caller) -> dict[str, Any]:
-    """`GET /admin/requests/{request_id}`; the id of an answer finds it too.
+    """The body of `GET /admin/requests/{request_id}`; the id of an answer is accepted too.
 
     Raises:
-        RequestError: it is unknown, another tenant's, or was forgotten.
+        RequestError: the id is unknown, belongs to another tenant, or was evicted from the history.
     """
     for prefix in ("", "chatcmpl-", "cmpl-", "msg_"):
         record = gateway.history.find(request_id.removeprefix(prefix))
@@ -80,7 +81,7 @@ def _router(listing: RouterListing) -> dict[str, Any]:
 
 
 def _usage(usage: ProcessUsage | None) -> dict[str, Any]:
-    """Of a process that may be away, or too old to tell."""
+    """CPU and memory of a process; None if it is unreachable or of an older release that does not report them."""
     if usage is None:
         return {"cpu_cores": None, "memory_bytes": None}
     cpu_cores = None if usage.cpu_cores is None else round(usage.cpu_cores, 3)
@@ -88,7 +89,7 @@ def _usage(usage: ProcessUsage | None) -> dict[str, Any]:
 
 
 def _latest(listings: Sequence[RouterListing]) -> Iterator[WorkerListing]:
-    """Each worker once, by the router that heard of it last."""
+    """Each worker once, as seen by the router that heard from it last."""
     found: dict[str, WorkerListing] = {}
     for worker in (worker for listing in listings for worker in listing.workers):
         worker_id = worker.status.worker.worker_id

@@ -1,4 +1,4 @@
-"""Limit on the requests served at once. Invariant: never more than the limit; what is past it is told to wait."""
+"""Limit on concurrent requests. Invariant: never more than the limit; further requests are refused."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,10 +16,10 @@ class Admission:
 
     @contextmanager
     def place(self) -> Iterator[Callable[[], None]]:
-        """A place for the time of the block, or until the yielded function is called.
+        """Occupies one place until the block ends or the yielded function is called, whichever comes first.
 
         Raises:
-            CapacityError: all are taken.
+            CapacityError: all places are occupied.
             UnavailableError: this gateway is stopping.
         """
         if self._is_closed:
@@ -40,7 +40,7 @@ class Admission:
             free()
 
     def close(self) -> None:
-        """Take no more."""
+        """Refuses all further requests."""
         self._is_closed = True
 
     @property

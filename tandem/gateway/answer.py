@@ -1,7 +1,7 @@
-"""One generating request over ASGI: body in, dialect and core in the middle, frames or one body out.
+"""Serves one generating request over ASGI: reads the body, runs dialect and core, sends events or one whole body.
 
-Invariant: errors before the first byte are HTTP statuses, later ones are an error event; a client that leaves cancels
-everything behind it at once; nothing is cut silently.
+Invariant: an error before the first byte has an HTTP status, a later one is sent as an error event; a client that
+disconnects cancels all work for it at once; no answer ends early without an error.
 """
 
 import asyncio
@@ -43,9 +43,10 @@ _logger = logging.getLogger(__name__)
 
 
 class EndpointResponse(Response):
-    """What an endpoint returns: it reads the body itself and serves it when called. `body`: one that was read before.
+    """The response object of an endpoint: when called, it reads the body and serves the request. `body`: one read
+    before.
 
-    NOTE: a `Response`, because that is what the web framework passes the connection to.
+    NOTE: a `Response`, because the web framework passes the connection to nothing else.
     """
 
     def __init__(self, gateway: Gateway, dialect: Dialect, body: Body | None = None) -> None:
@@ -67,7 +68,7 @@ class EndpointResponse(Response):
             await self._serve(exchange, body, scope, receive)
 
     async def _serve(self, exchange: "_Exchange", body: Body, scope: Scope, receive: Receive) -> None:
-        """Until the answer is out or the client has left."""
+        """Runs until the answer is sent or the client has disconnected."""
         name = f"POST {scope['path']}"
         work = asyncio.create_task(exchange.serve(body, name, header_of(scope, b"traceparent")), name="exchange")
         gone = asyncio.create_task(wait_until_left(receive), name="disconnect")
@@ -86,7 +87,7 @@ class EndpointResponse(Response):
 
 
 class _Exchange:
-    """The life of one request, from its body to the last byte."""
+    """One request and its response, from the body to the last byte."""
 
     def __init__(self, gateway: Gateway, dialect: Dialect, scope: Scope, send: Send) -> None:
         self._gateway = gateway
@@ -108,7 +109,7 @@ class _Exchange:
         self._pings: asyncio.Task[None] | None = None
 
     async def serve(self, body: Body, name: str, traceparent: str | None) -> None:
-        """Answer; raises only for our own bugs, after the client was told."""
+        """Answers the request. Raises only when cancelled; unexpected exceptions are logged and reported."""
         with self._gateway.tracing.span(name, traceparent) as self._span:
             try:
                 async with asyncio.timeout(self._gateway.request_timeout_s):
@@ -128,7 +129,7 @@ class _Exchange:
                 self._stop_pings()
 
     async def refuse(self, error: BaseException) -> None:
-        """Say what went wrong, in whichever way is still open."""
+        """Reports an error: as an HTTP status before the response has begun, else as an error event."""
         problem = problem_for(error)
         self._gateway.metrics.rejected(problem.code, problem.status, has_arrived=self._has_arrived)
         give_up_unread(self._scope)
@@ -145,7 +146,7 @@ class _Exchange:
         _log_problem(self._request_id, problem, error)
 
     async def _serve(self, body: Body, free: Callable[[], None]) -> None:
-        """NOTE: its place is free before the client has the last byte, and may send its next request."""
+        """NOTE: the place is freed before the last byte is sent, because the client may then send its next request."""
         gateway = self._gateway
         record = self._record = gateway.history.open(self._request_id, gateway.model.name, wall_s())
         record.kind, record.tenant = self._dialect.kind, self._caller.tenant
@@ -180,7 +181,7 @@ class _Exchange:
         self._finish_span(asked, record)
 
     async def _stream(self, stream: ServeStream, hearing: Hearing, asked: Asked, record: RequestRecord) -> None:
-        """NOTE: headers wait for the first news, so that whatever fails before it has a status."""
+        """NOTE: headers wait for the first update, so that any failure before it has an HTTP status."""
         pace = StreamPacer(self._gateway.clock)
         while not hearing.is_over and (batch := await stream.take(pace)):
             updates = await hearing.take(batch)
@@ -194,7 +195,7 @@ class _Exchange:
                 self._pings = asyncio.create_task(self._ping(), name="pings")
 
     async def _ping(self) -> None:
-        """A stream that thinks unseen, or whose worker is changed, is not taken for a dead one."""
+        """Sends pings through pauses (hidden thinking, a failover), so that clients do not take the stream for dead."""
         loop = asyncio.get_running_loop()
         while True:
             silent_s = loop.time() - self._said_s
@@ -213,13 +214,13 @@ class _Exchange:
             await self._note_pins(asked)
 
     async def _note_pins(self, asked: Asked) -> None:
-        """Once it is known what was granted, whatever becomes of the request then: what is billed is in the book."""
+        """Records the granted pins once the worker has reported them, even if the request fails later."""
         if self._pins is not None and asked.results[0].granted is not None:
             pins, self._pins = self._pins, None
             await self._gateway.keep_pins(pins, asked)
 
     async def _end(self, asked: Asked, record: RequestRecord) -> None:
-        """The last words of a stream, or all of an answer."""
+        """Sends the last events of a stream, or the whole body."""
         if asked.is_stream:
             await self._send_body(asked.writer.end(), is_last=True)
             return
@@ -229,7 +230,7 @@ class _Exchange:
         await self._send_body(body, is_last=True)
 
     async def _stop(self, asked: Asked, hearing: Hearing) -> None:
-        """A prompt that may not be asked has an answer that was stopped before it began."""
+        """Answers a prompt that moderation rejected: every choice is ended before anything was generated."""
         updates = hearing.stop()
         assert self._record is not None
         self._record.close("filtered")
@@ -276,7 +277,7 @@ class _Exchange:
 
 
 def _log_problem(request_id: str, problem: Problem, error: BaseException) -> None:
-    """With the error's own words, which may say more than a client is told."""
+    """Logs the error's own message, which may say more than the client is told."""
     level = logging.WARNING if problem.status >= 500 else logging.INFO
     why = str(error) if isinstance(error, TandemError) else problem.message
     _logger.log(level, "request %s is refused with %d: %s", request_id, problem.status, why)

@@ -1,4 +1,4 @@
-"""The routes: which path is answered by what. Errors of every path have OpenAI's shape."""
+"""The HTTP routes of a gateway. Errors that no dialect answers have OpenAI's form, below `/v1/messages` Anthropic's."""
 
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -52,14 +52,14 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class Apps:
-    """The HTTP surface. `public`: for users; `operator`: for the operators' port."""
+    """The ASGI apps of a gateway. `public`: for users; `operator`: for the operators' port."""
 
     public: ASGIApp
     operator: ASGIApp
 
 
 def build_apps(gateway: Gateway, settings: GatewaySettings) -> Apps:
-    """The whole HTTP surface over a started gateway."""
+    """Builds all routes over a started gateway."""
     app = FastAPI(title="Tandem", version=__version__, redirect_slashes=False)
     around = gateway.surroundings
     generating: list[tuple[str, Dialect, type[BaseModel], str]] = [
@@ -87,7 +87,7 @@ def build_apps(gateway: Gateway, settings: GatewaySettings) -> Apps:
 
 
 def guard_of(gateway: Gateway, settings: GatewaySettings) -> Guard | OpenGuard:
-    """Says whose a request is: by its key, or where there are no accounts everybody's but another site's."""
+    """The guard that admits requests: checks API keys, or without accounts refuses web pages of other sites."""
     if gateway.accounts is not None:
         return Guard(gateway.accounts)
     rules = BrowserRules((settings.host.lower(), *settings.hosts), settings.origins)
@@ -200,7 +200,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 
 def _methods_at(request: Request) -> list[str]:
-    """Those of all routes of a path. NOTE: the framework's own `Allow` has those of the first."""
+    """Methods of all routes of a path. NOTE: the framework's own `Allow` lists those of the first route only."""
     routes = [route for route in request.app.routes if isinstance(route, Route)]
     found = [route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE]
     return sorted({method for methods in found for method in methods})

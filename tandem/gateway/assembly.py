@@ -1,6 +1,6 @@
-"""A conversation as the tokens a model reads, and the rules its answer must keep: the same for every dialect.
+"""Turns a conversation into prompt tokens and the constraints on its answer; the same for every dialect.
 
-Invariant: what a conversation asks of the answer is enforced while it is generated, or the request is refused.
+Invariant: a constraint that a conversation asks for is enforced during generation, or the request is refused.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ from tandem.rpc.messages import ModelInfo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembled:
-    """What is served.
+    """A conversation as tokens, with the constraints on its answer.
 
     Args:
         prompt: the text that `token_ids` encode.
-        pins: what the conversation's breakpoints keep; those that keep nothing are left out.
+        pins: prefixes that the conversation's cache breakpoints keep; empty ones are left out.
         grammar, reasoning, skip_special_tokens: as in `SamplingParams`.
         tools: those the answer may call.
         is_call_forced: the grammar admits only calls.
@@ -51,10 +51,10 @@ class Assembled:
     is_thinking_open: bool
 
     def params(self, params: SamplingParams) -> SamplingParams:
-        """`params` with the rules of this conversation.
+        """Returns `params` with the constraints of this conversation.
 
         Raises:
-            InvalidRequestError: naming the option that does not go with them.
+            InvalidRequestError: naming an option that contradicts them.
         """
         return replace(
             params,
@@ -64,7 +64,7 @@ class Assembled:
         )
 
     def new_result(self, *, keep: bool, is_prompt_only: bool = False) -> ChoiceResult:
-        """For one answer; `keep` and `is_prompt_only` as in `ChoiceResult`."""
+        """A new result for one answer; `keep` and `is_prompt_only` as in `ChoiceResult`."""
         reasoning = None if self.reasoning is None else ReasoningState(self.reasoning)
         return ChoiceResult(
             len(self.token_ids), keep, self._new_parser(), reasoning, self.pins, is_prompt_only=is_prompt_only
@@ -79,7 +79,7 @@ class Assembled:
 async def assemble(
     conversation: Conversation, around: DialectContext, info: ModelInfo, *, is_only_counted: bool = False
 ) -> Assembled:
-    """Render, encode and constrain. `is_only_counted`: longer ones than the context are taken, too.
+    """Renders, encodes and constrains a conversation. `is_only_counted`: it may exceed the context.
 
     Raises:
         InvalidRequestError: the model's template refuses it, it is too long, or a rule cannot be kept.
@@ -115,7 +115,7 @@ async def assemble(
 
 
 async def _grammar(asked: Conversation, model: ServedModel, info: ModelInfo) -> str | None:
-    """What the answer must match, which can be enforced."""
+    """The grammar of the answer, checked; None without constraints. Schemas of non-strict tools may be dropped."""
     grammar = await _written(asked, model)
     try:
         await _check(grammar, model, info)
@@ -129,10 +129,10 @@ async def _grammar(asked: Conversation, model: ServedModel, info: ModelInfo) -> 
 
 
 async def _only_offered(asked: Conversation, model: ServedModel, info: ModelInfo) -> frozenset[str]:
-    """Tools that are not strict, and whose schemas nobody but the compiler refuses, which names none of them.
+    """Names of tools that are not strict and whose schemas only the compiler refuses, without naming the tool.
 
     Raises:
-        InvalidRequestError: naming a strict one that it refuses.
+        InvalidRequestError: naming a strict tool whose schema it refuses.
     """
     found = set()
     one = ToolChoice(ToolMode.REQUIRED, is_parallel=False)
@@ -152,7 +152,7 @@ async def _check(grammar: str | None, model: ServedModel, info: ModelInfo) -> No
 
 
 async def _written(asked: Conversation, model: ServedModel, free: Collection[str] = ()) -> str | None:
-    """NOTE: writing down large schemas takes a while, which must not hold up streams."""
+    """The grammar as text. NOTE: large schemas take a while, so they are written in a thread and delay no streams."""
     wanted = (asked.tools, asked.tool_choice, asked.output_format, free)
     if not asked.tools and asked.output_format is None:
         return model.answers.grammar(*wanted)
@@ -160,7 +160,7 @@ async def _written(asked: Conversation, model: ServedModel, free: Collection[str
 
 
 def _without_unused_tools(conversation: Conversation) -> Conversation:
-    """A model that may call none is told of none."""
+    """The conversation without tools where none may be called."""
     return replace(
         conversation,
         tools=() if conversation.tool_choice.mode is ToolMode.NONE else conversation.tools,
@@ -187,7 +187,7 @@ def _check_abilities(asked: Conversation, model: ServedModel) -> None:
 
 
 def _thinking_variables(asked: Conversation, model: ServedModel) -> Mapping[str, Any]:
-    """What the template is told of thinking; what the caller told it itself must not contradict the effort."""
+    """Template variables, with thinking switched as the effort asks. Raises RequestError if they contradict it."""
     thinking, effort = model.answers.thinking, asked.thinking.effort
     if thinking is None or effort is None or thinking.variable is None:
         return asked.variables
@@ -202,7 +202,7 @@ def _thinking_variables(asked: Conversation, model: ServedModel) -> Mapping[str,
 
 
 async def _render(asked: Conversation, variables: Mapping[str, Any], model: ServedModel) -> str:
-    """The prompt; one that the answer goes on with ends where its last message does."""
+    """The prompt; if the answer continues the last message, it ends where that message does."""
     whole = await _render_whole(asked, variables, model)
     if not asked.is_continued:
         return whole
@@ -228,7 +228,7 @@ async def _render_whole(asked: Conversation, variables: Mapping[str, Any], model
 
 
 def _described(tool: Tool) -> dict[str, Any]:
-    """As templates of Hugging Face checkpoints take it."""
+    """A tool in the form that templates of Hugging Face checkpoints take."""
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description
@@ -236,7 +236,9 @@ def _described(tool: Tool) -> dict[str, Any]:
 
 
 def _begin_thinking(prompt: str, grammar: str | None, asked: Conversation, model: ServedModel) -> str:
-    """NOTE: a grammar begins where thinking ends, so whether there is any must be settled before the answer begins."""
+    """The prompt, with thinking opened if needed. NOTE: a grammar begins after the thinking, so it must be certain
+    before generation whether there is any.
+    """
     thinking = model.answers.thinking
     if grammar is None or thinking is None or asked.is_continued or asked.thinking.effort is Effort.NONE:
         return prompt
@@ -246,7 +248,7 @@ def _begin_thinking(prompt: str, grammar: str | None, asked: Conversation, model
 
 
 def _check_followed(rendered: str, prompt: str, grammar: str | None, asked: Conversation, model: ServedModel) -> None:
-    """Raises RequestError for what is asked of thinking whose end no token tells: there a grammar could not begin."""
+    """Raises RequestError for a grammar or a budget beside thinking whose end cannot be detected in tokens."""
     thinking, budget = model.answers.thinking, _budget(asked, model)
     if thinking is None or thinking.is_followed or (grammar is None and budget is None):
         return
@@ -264,7 +266,7 @@ def _check_followed(rendered: str, prompt: str, grammar: str | None, asked: Conv
 
 
 def _asked_of_thinking(grammar: str | None, budget: int | None, asked: Conversation) -> tuple[str, str]:
-    """And the field that asks."""
+    """The constraint that cannot be enforced, and the field that asks for it."""
     if grammar is not None and asked.output_format is not None:
         return "an output format", "response_format"
     if grammar is not None:
@@ -291,7 +293,7 @@ def _budget(asked: Conversation, model: ServedModel) -> int | None:
 
 
 async def _pins(asked: Conversation, variables: Mapping[str, Any], prompt: str, model: ServedModel) -> tuple[Pin, ...]:
-    """The breakpoints as tokens: whole ones only."""
+    """The breakpoints as pins of whole tokens."""
     if not asked.breakpoints:
         return ()
     ends = await model.encoder.token_ends(prompt, add_special_tokens=asked.add_special_tokens)
@@ -303,6 +305,6 @@ async def _pins(asked: Conversation, variables: Mapping[str, Any], prompt: str, 
 async def _place(
     point: Breakpoint, asked: Conversation, variables: Mapping[str, Any], prompt: str, model: ServedModel
 ) -> int:
-    """The characters of `prompt` before it."""
+    """Number of characters of `prompt` before a breakpoint."""
     marked = MarkedConversation.of(asked, point)
     return marked.place(await _render_whole(marked.conversation, variables, model), prompt)

@@ -1,7 +1,7 @@
-"""Reads requests' JSON bodies off the wire, and charges what they take, and will take when parsed, before they are.
+"""Reads JSON bodies of requests and charges, before parsing, for the memory that they take now and will take parsed.
 
-Invariant: never holds more than the limit of one, of one key's, nor of all together, nor waits longer; a client that
-leaves is noticed.
+Invariant: the bytes held stay within the limits of one body, one API key and all together; reading ends within
+`BODY_TIMEOUT_S`; a disconnect is noticed.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ _KEYS_SHARE = 4  # a key's bodies may take this part of what all may
 
 
 class ClientLeftError(ConnectionError):
-    """The client closed its connection; there is nobody to answer."""
+    """The client closed its connection, so no answer can be sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """Of one body: its bytes, the others as `JsonScan` counts them."""
+    """Limits of one body: its bytes, and its values and members as `JsonScan` counts them."""
 
     max_bytes: int
     max_values: int
@@ -41,17 +41,17 @@ class BodyLimits:
 
     @property
     def max_charge(self) -> int:
-        """What the largest one is charged."""
+        """Bytes charged for the largest body allowed."""
         return self.max_bytes + VALUE_BYTES * (self.max_values + self.max_members)
 
 
 class Bodies:
-    """The bodies that a gateway holds. Owned by one event loop.
+    """The request bodies that a gateway holds. Owned by one event loop.
 
     Args:
-        limits: of one.
-        max_held_bytes: of all that are not freed yet.
-        max_key_bytes: of one API key's.
+        limits: of one body.
+        max_held_bytes: of all bodies that are not freed yet.
+        max_key_bytes: of the bodies of one API key.
     """
 
     def __init__(self, limits: BodyLimits, max_held_bytes: int, max_key_bytes: int) -> None:
@@ -63,18 +63,20 @@ class Bodies:
 
     @classmethod
     def for_this_machine(cls, limits: BodyLimits) -> "Bodies":
-        """Together at most a quarter of the memory there is, a key's a quarter of that, but always one."""
+        """Limits for this machine: all bodies may take a quarter of its memory, but at most `MAX_HELD_BYTES`; one key a
+        quarter of that. One body of the largest size always fits.
+        """
         max_held_bytes = max(limits.max_charge, min(MAX_HELD_BYTES, total_bytes() // 4))
         return cls(limits, max_held_bytes, max(limits.max_charge, max_held_bytes // _KEYS_SHARE))
 
     async def read(self, receive: Receive, scope: Scope) -> "Body":
-        """The whole body of a request, which is its reader's to free.
+        """Reads the whole body of a request; the caller must free it.
 
         Raises:
-            RequestError: it does not say that it is JSON, is compressed, is larger than one may be, or takes longer
-                than `BODY_TIMEOUT_S`.
-            CapacityError: too much is held already.
-            ClientLeftError: it did not come to its end.
+            RequestError: it is not declared as JSON, is compressed, exceeds the limits, or takes longer than
+                `BODY_TIMEOUT_S`.
+            CapacityError: too many bytes are held already.
+            ClientLeftError: the client left before its end.
         """
         check_content_type(scope)
         check_codings(scope)
@@ -132,7 +134,7 @@ class Bodies:
 
 
 class Body:
-    """One body, as a context: held until it is freed, which may be done again. `key_id`: who pays for it."""
+    """A body, as context manager: held until `free`, which is idempotent. `key_id`: the API key that is charged."""
 
     def __init__(self, bodies: Bodies, key_id: str | None = None) -> None:
         self._bodies = bodies
@@ -141,7 +143,7 @@ class Body:
         self.data = b""
 
     def charge(self, num_bytes: int) -> None:
-        """It takes so many now."""
+        """Sets the bytes charged for this body; the first `SMALL_BYTES` are free."""
         num_charged = max(0, num_bytes - SMALL_BYTES)
         more = num_charged - self._num_charged
         self._num_charged = num_charged
@@ -165,7 +167,7 @@ class Body:
 
 
 async def wait_until_left(receive: Receive) -> None:
-    """Returns when the client closes its connection."""
+    """Returns when the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

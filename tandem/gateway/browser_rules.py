@@ -1,8 +1,8 @@
-"""Refuses what a web page elsewhere makes its visitor's browser send to a gateway that asks nobody for a key.
+"""Refuses requests that a web page of another site makes its visitor's browser send to a gateway without API keys.
 
-Two checks, before a body is read. `Host`: a page whose name was pointed at our address (DNS rebinding) shares its
-origin with us, and could read every answer. `Origin`: a page of another site needs no preflight for a POST of plain
-text. With accounts neither is needed: a key is in a header that no such page can send without a preflight.
+Two checks, before a body is read. `Host`: a page whose name was pointed at our address (DNS rebinding) has our origin
+and could read every answer. `Origin`: a page of another site needs no preflight to POST plain text. With accounts
+neither check is needed: such pages cannot send a key's header without a preflight.
 """
 
 from collections.abc import Collection
@@ -19,11 +19,12 @@ _LOCAL_NAME = "localhost"
 
 
 class BrowserRules:
-    """Of one gateway without accounts.
+    """Checks of `Host` and `Origin` for a gateway without accounts.
 
     Args:
-        hosts: names of this gateway besides loopback's and all IP addresses; `*.example`: all below it; `*`: any.
-        origins: of web pages elsewhere that may call it; `*`: every one.
+        hosts: names of this gateway besides loopback's and all IP addresses; `*.example`: every name below it; `*`:
+            any.
+        origins: web origins of other sites that may call it; `*`: every one.
     """
 
     def __init__(self, hosts: Collection[str], origins: Collection[str]) -> None:
@@ -32,7 +33,7 @@ class BrowserRules:
         self._origins = frozenset(origins)
 
     def check(self, scope: Scope) -> None:
-        """Raises RequestError with status 403, which names the value and the setting."""
+        """Raises RequestError with status 403, naming the refused value and the setting that allows it."""
         hosts = _values(scope, b"host")
         for host in hosts:
             if not self._is_ours(_name_of(host)):
@@ -66,7 +67,7 @@ def _values(scope: Scope, name: bytes) -> list[str]:
 
 
 def _is_same(origin: str, hosts: Collection[str]) -> bool:
-    """Whether a page of `origin` is our own. NOTE: its scheme is that of a proxy before us, so it is not compared."""
+    """Whether a page of `origin` is our own. Schemes are not compared: a proxy in front of us may use another one."""
     _, has_scheme, authority = origin.partition("://")
     return bool(has_scheme) and _without_default_port(authority) in map(_without_default_port, hosts)
 

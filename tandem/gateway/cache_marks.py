@@ -1,4 +1,4 @@
-"""Lifetimes of cache breakpoints as clients of either API write them. Pure."""
+"""Lifetimes of cache breakpoints, as clients of both APIs write them. Pure."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ SHORT_S = LIFETIMES_S["5m"]  # what lives longer is billed as an hour's
 
 
 def lifetime_s(value: Any, where: str) -> float:
-    """Seconds. Raises RequestError naming what may be said."""
+    """The lifetime in seconds. Raises RequestError naming the accepted values."""
     if not isinstance(value, str) or value not in LIFETIMES_S:
         raise RequestError(f"{where}.ttl={shown(value)} must be one of {', '.join(LIFETIMES_S)}", param=where)
     return LIFETIMES_S[value]

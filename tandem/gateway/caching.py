@@ -1,7 +1,7 @@
-"""Billing of a prompt's tokens: read from the cache, written to it, or plain input. Pure; same in all dialects.
+"""Splits a prompt's tokens for billing: read from the cache, written to it, or plain input. Pure; same in all dialects.
 
-Invariant: each token is exactly one of them. Written is what a pin keeps from now on that no pin kept before, whether
-or not its KV happened to be there: what a client pays for is the keeping.
+Invariant: each token belongs to exactly one class. Written tokens are those that a pin keeps now and no earlier pin
+kept, whether or not their KV was already cached: the client pays for the guarantee to keep them.
 """
 
 from collections.abc import Sequence
@@ -15,20 +15,20 @@ MAX_PROMPT_TOKENS = 2**31
 
 @dataclass(frozen=True, slots=True)
 class LivePins:
-    """How many leading tokens earlier pins keep: any pin, and pins of more than five minutes."""
+    """Number of leading tokens that unexpired earlier pins keep: any pins, and pins of over five minutes."""
 
     num_any: int = 0
     num_long: int = 0
 
     @classmethod
     def of_everything(cls) -> "LivePins":
-        """As if all was paid for: nobody is billed for what could not be looked up."""
+        """As if all were pinned already, so that nothing is billed as written when the pin book is unavailable."""
         return cls(MAX_PROMPT_TOKENS, MAX_PROMPT_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
 class PromptSplit:
-    """Tokens; all four add up to the prompt. `num_written_short`: for at most five minutes."""
+    """Tokens of each billing class; the four fields add up to the prompt. `num_written_short`: for up to 5 minutes."""
 
     num_input: int
     num_read: int
@@ -41,7 +41,7 @@ class PromptSplit:
 
 
 def split_prompt(num_prompt: int, num_cached: int, granted: Sequence[Pin], live: LivePins) -> PromptSplit:
-    """`num_cached`: leading tokens whose KV was found. `granted`: by the worker that computed the prompt."""
+    """Splits a prompt. `num_cached`: leading tokens whose KV was cached; `granted`: pins that its worker granted."""
     num_cached = min(num_cached, num_prompt)
     long_end = max((pin.num_tokens for pin in granted if pin.ttl_s > SHORT_S), default=0)
     short_end = max((pin.num_tokens for pin in granted if pin.ttl_s <= SHORT_S), default=0)

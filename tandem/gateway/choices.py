@@ -1,6 +1,6 @@
-"""Prompts and parameters as the choices of a request, the same in every dialect.
+"""Creates the choices of a request from its prompts and parameters, the same in every dialect.
 
-Invariant: every choice has a seed before it leaves the gateway, so that any worker draws the same tokens.
+Invariant: every choice has a seed before it leaves the gateway, so that every worker samples the same tokens.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ EXPECTED_OUTPUT_TOKENS = 256  # of an answer whose length nobody knows
 def make_choices(
     request_id: str, prompts: Sequence[Sequence[int]], params: SamplingParams, fresh: FreshNumbers
 ) -> tuple[ChoiceRequest, ...]:
-    """`params.n` answers to each prompt. A request without a seed gets one nobody can foresee."""
+    """Makes `params.n` choices for each prompt. A request without a seed gets an unpredictable one."""
     seed = fresh.bits(63) if params.seed is None else params.seed
     each = [replace(params, n=1, seed=choice_seed(seed, index)) for index in range(params.n)]
     is_single = len(prompts) * params.n == 1
@@ -32,14 +32,14 @@ def make_choices(
 
 
 def expected_output(params: SamplingParams) -> int:
-    """Tokens an answer probably has."""
+    """Estimated output tokens of one answer."""
     if params.ignore_eos and params.max_tokens is not None:
         return params.max_tokens
     return min(params.max_tokens or EXPECTED_OUTPUT_TOKENS, EXPECTED_OUTPUT_TOKENS)
 
 
 def check_num_choices(num_prompts: int, n: int | None, max_choices: int) -> None:
-    """Counted before anything is encoded."""
+    """Raises RequestError for too many choices; called before any prompt is encoded."""
     if num_prompts * (n or 1) > max_choices:
         raise RequestError(
             f"{num_prompts} prompts with n={shown(n or 1)} are more than {max_choices} answers; send several requests",

@@ -1,7 +1,7 @@
-"""Content types and codings: a body is taken for JSON where its sender says so, and only as it is.
+"""Checks the content type and encoding of bodies: only uncompressed bodies declared as JSON are read.
 
-A page of another site may send text/plain, a form, or a body without a type at once, but JSON only after a preflight.
-curl sends a form unless told otherwise, and every SDK says JSON, so a missing type is refused too. Pure.
+A page of another site may send text/plain, a form, or a body without a type at once, but JSON only after a preflight. A
+missing type is refused too; curl sends a form by default, and every SDK declares JSON. Pure.
 """
 
 from starlette.types import Scope
@@ -13,7 +13,7 @@ _REMEDY = "send the header content-type: application/json (curl: -H 'content-typ
 
 
 def check_content_type(scope: Scope) -> None:
-    """Raises RequestError with status 415."""
+    """Raises RequestError with status 415 for a body that is not declared as JSON."""
     given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"content-type"]
     if not given:
         raise RequestError(f"the body has no content-type; {_REMEDY}", code="unsupported_media_type", status=415)
@@ -25,7 +25,7 @@ def check_content_type(scope: Scope) -> None:
 
 
 def check_codings(scope: Scope) -> None:
-    """Raises RequestError for a body that is compressed, with status 415, or whose transfer is, with 501."""
+    """Raises RequestError: status 415 for a compressed body, 501 for a transfer encoding other than chunked."""
     for name, value in scope["headers"]:
         given = value.decode("latin-1")
         if name == b"content-encoding" and given.strip().lower() not in ("", "identity"):

@@ -1,4 +1,4 @@
-"""A conversation as every dialect means it: messages a template takes, tools, and how the answer must be.
+"""A conversation, independent of the API: messages for the chat template, tools, and constraints on the answer.
 
 Plain values. Dialects translate their bodies into this; `assembly` turns it into tokens.
 """
@@ -20,7 +20,7 @@ class Tool:
 
 
 class ToolMode(StrEnum):
-    """Whether tools are called."""
+    """Whether the model may not, may, or must call tools."""
 
     NONE = "none"
     AUTO = "auto"
@@ -29,7 +29,7 @@ class ToolMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """`names`: the tools that may be called; none = all. `is_parallel`: whether one answer may hold several calls."""
+    """Constraint on tool calls. `names`: callable tools; empty = all. `is_parallel`: several in one answer."""
 
     mode: ToolMode = ToolMode.AUTO
     names: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class ToolChoice:
 
 
 class FormatKind(StrEnum):
-    """What `OutputFormat.value` is: a schema (object), a regex, a Lark grammar, or texts to choose from."""
+    """The kind of `OutputFormat.value`: a schema, nothing (any JSON object), a regex, a list of texts, or Lark."""
 
     JSON_SCHEMA = "json_schema"
     JSON_OBJECT = "json_object"
@@ -48,14 +48,14 @@ class FormatKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """What the answer must match."""
+    """A format that the answer must match."""
 
     kind: FormatKind
     value: Any = None
 
 
 class Effort(StrEnum):
-    """How much a model may think."""
+    """Amount of thinking requested."""
 
     NONE = "none"
     MINIMAL = "minimal"
@@ -68,7 +68,7 @@ class Effort(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """What was asked of thinking; None = nothing. `budget`: thinking tokens, which goes before `effort`'s."""
+    """Thinking requested by the client; None = not specified. `budget`: thinking tokens, overriding `effort`."""
 
     effort: Effort | None = None
     budget: int | None = None
@@ -76,7 +76,7 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True)
 class Breakpoint:
-    """Keep the KV of the prompt up to a place for `ttl_s` seconds.
+    """A cache breakpoint: keep the KV of the prompt up to this place for `ttl_s` seconds.
 
     The place is the end of tool number `tool`, or after `offset` characters of the content of message number `message`.
     """
@@ -89,16 +89,16 @@ class Breakpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """What the model reads and how it must answer.
+    """Input of the model, and the constraints on its answer.
 
     Args:
         messages: role, content and, where they have them, tool_calls (arguments as objects), tool_call_id, name and
             reasoning_content: the shape that templates of Hugging Face checkpoints take.
-        variables: what else the template sees.
+        variables: further variables of the template.
         documents: for templates that take them.
         breakpoints: in the order of their places.
-        add_special_tokens: whether the template's text gets a bos.
-        is_continued: the answer goes on with the last message, which is the assistant's.
+        add_special_tokens: whether the tokenizer adds special tokens, such as a bos, to the rendered text.
+        is_continued: the answer continues the last message, which is the assistant's.
     """
 
     messages: Sequence[Mapping[str, Any]]

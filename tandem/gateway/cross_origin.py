@@ -1,6 +1,6 @@
-"""CORS: web pages that may call from browsers, before anybody is asked for a key, which preflights never carry.
+"""CORS: web origins that may call from browsers. Runs before keys are checked, because preflights never carry one.
 
-Invariant: an answer of `/admin/` or `/metrics` is shown to no page of another origin. Cookies are never asked for.
+Invariant: no page of another origin can read an answer of `/admin/` or `/metrics`. Cookies are never allowed.
 """
 
 from collections.abc import Collection
@@ -15,7 +15,7 @@ _ALL = ("*",)
 
 
 class CrossOrigin:
-    """Wraps `app`. `origins`: as browsers name them; `*`: every one."""
+    """Wraps `app` with CORS headers. `origins`: as in the `Origin` header; `*`: every one."""
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
         self._app = app

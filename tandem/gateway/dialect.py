@@ -1,6 +1,6 @@
-"""The seam between an API's words and the shared core: a dialect reads bodies, its writer puts news into words.
+"""Interface between an API's format and the shared core: a dialect parses bodies, its writer formats updates.
 
-An implementation keeps no state between requests and talks to no other process.
+An implementation keeps no state between requests and contacts no other process.
 """
 
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ from tandem.gateway.request import ChoiceResult, ChoiceUpdate, ServeRequest
 
 
 class Writer(Protocol):
-    """One answer in a dialect's words. `results`, shared with the caller, have taken a batch before it is written."""
+    """Formats one answer. `results`, shared with the caller, already include a batch when it is written."""
 
     def chunk(self, batch: Sequence[ChoiceUpdate]) -> bytes:
-        """Frames of a stream for these updates; may be empty."""
+        """Events of a stream for these updates; may be empty."""
         ...
 
     def end(self) -> bytes:
-        """The last frames of a stream that ended well."""
+        """The last events of a stream that ended well."""
         ...
 
     def failed(self, problem: Problem) -> bytes:
-        """The last frames of a stream that did not."""
+        """The last events of a stream that failed."""
         ...
 
     def whole(self) -> bytes:
@@ -37,11 +37,11 @@ class Writer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A body, understood: what to serve and how to say it.
+    """A parsed body: the request to serve and the writer of its answer.
 
     Args:
-        results: one a choice, in order.
-        answer_id: what the client calls the answer, where that does not follow from the request's id.
+        results: one for each choice, in order.
+        answer_id: the id of the answer that the client sees, where it does not follow from the request's id.
     """
 
     request: ServeRequest
@@ -52,13 +52,13 @@ class Asked:
 
     @property
     def is_prompt_only(self) -> bool:
-        """Of its answers nothing is told or billed; its prompts are."""
+        """Whether only prompts are computed and billed, and no output is returned."""
         return all(result.is_prompt_only for result in self.results)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What one request may ask for."""
+    """Limits on the choices and messages of one request."""
 
     max_choices: int
     max_messages: int
@@ -66,7 +66,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class DialectContext:
-    """What a dialect may look at."""
+    """Parts of the gateway that dialects may use."""
 
     model: ServedModel
     directory: ModelDirectory
@@ -76,20 +76,20 @@ class DialectContext:
 
 
 class Dialect(Protocol):
-    """One endpoint that generates.
+    """One generating endpoint of an API.
 
     Args:
         kind: chat, text_completion, messages or responses.
-        ping: what a stream says that has nothing to say.
+        ping: bytes that keep a silent stream alive.
     """
 
     kind: str
     ping: bytes
 
     async def read(self, body: bytes, request_id: str) -> Asked:
-        """Raises InvalidRequestError naming the field that is wrong; UnavailableError when no worker is known."""
+        """Parses a body. Raises InvalidRequestError naming the field; UnavailableError if no worker is known."""
         ...
 
     def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
-        """The HTTP status and body of an error."""
+        """The HTTP status and body of an error, in the API's format."""
         ...

@@ -1,6 +1,6 @@
-"""The served model by its routers' word: context length, vocabulary, sampling defaults. Kept fresh by a task.
+"""The served model as routers describe it: context length, vocabulary, sampling defaults. Refreshed by a task.
 
-Invariant: requests never wait for a router here once an answer is known; a stale answer is better than none.
+Invariant: once a description is known, requests never wait for a router here; a stale description is used if need be.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ModelDirectory:
-    """The model `name` as its workers describe it."""
+    """Description of the model `name`, reported by its workers through the routers."""
 
     def __init__(self, routers: Routers, name: str) -> None:
         self._routers = routers
@@ -35,11 +35,11 @@ class ModelDirectory:
 
     @property
     def known(self) -> ModelInfo | None:
-        """What was last said."""
+        """The latest description, or None before the first one."""
         return self._info
 
     async def info(self) -> ModelInfo:
-        """What is known, or what a router says now.
+        """The latest description; asks the routers if none is known yet.
 
         Raises:
             UnavailableError: no router answers, or none knows a worker that serves the model.
@@ -47,7 +47,7 @@ class ModelDirectory:
         return self._info or await self.ask()
 
     async def ask(self) -> ModelInfo:
-        """What a router says now; raises as `info`."""
+        """Asks the routers for a new description; raises as `info`."""
         found = await self._routers.models()
         mine = [info for info in found if info.name == self._name]
         if not mine:

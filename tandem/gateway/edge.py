@@ -1,6 +1,6 @@
-"""The outermost ASGI layer: every request gets its id and caller, every response the id, every bug is a 500 in JSON.
+"""Outermost ASGI layer: assigns each request an id and a caller, adds the id to responses, and answers bugs with a 500.
 
-Pure ASGI, so that a client's leaving reaches those inside. Never reads a body.
+Pure ASGI, so that a client's disconnect reaches the inner layers. Never reads a body.
 """
 
 import logging
@@ -23,7 +23,7 @@ Admit = Callable[[Scope], Awaitable[Caller]]
 
 
 class Edge:
-    """Wraps `app`. `admit`: says whose a request is, or raises TandemError; None: everybody's, whatever it is."""
+    """Wraps `app`. `admit`: returns the caller of a request or raises TandemError; None: every request is admitted."""
 
     def __init__(self, app: ASGIApp, ids: RequestIds, admit: Admit | None = None) -> None:
         self._app = app
@@ -52,7 +52,7 @@ class Edge:
             await self._refuse(error, scope, guarded)
 
     async def _is_admitted(self, scope: Scope, guarded: "_Guarded") -> bool:
-        """Else its sender was told why."""
+        """Whether the request may pass; if not, the refusal has been sent."""
         if self._admit is None:
             return True
         try:
@@ -92,11 +92,11 @@ class _Guarded:
 
 
 def header_of(scope: Scope, name: bytes) -> str | None:
-    """The first header of this name."""
+    """The value of the first header of this name, or None."""
     found = next((value for key, value in scope["headers"] if key == name), None)
     return None if found is None else found.decode("latin-1")
 
 
 def request_id_of(scope: Scope) -> str:
-    """What `Edge` called this request."""
+    """The id that `Edge` assigned to this request."""
     return str(scope[_STATE_KEY])

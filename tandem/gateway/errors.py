@@ -1,6 +1,6 @@
-"""Errors as HTTP says them: the one mapping from `core.errors` to status, type and code.
+"""Errors as HTTP problems: the one mapping from `core.errors` to status, type and code.
 
-Dialects write a `Problem` in their own shape. Nothing here knows a dialect's JSON.
+Dialects write a `Problem` in their own format. Nothing here knows a dialect's JSON.
 """
 
 import math
@@ -32,12 +32,12 @@ _NAMED_FIELD = re.compile(r"([a-z][a-z_]*)(?:=|\[| (?:names|holds|has|is|entry|k
 
 
 class RequestError(InvalidRequestError):
-    """A request refused by the gateway itself, with what OpenAI's clients expect beside the message.
+    """A request refused by the gateway itself, with the fields that OpenAI's clients expect beside the message.
 
     Args:
         param: the field that is wrong.
-        code: a word for programs, as `model_not_found`.
-        status: 400, or a more exact one: 404, 405, 408, 413.
+        code: a machine-readable code, such as `model_not_found`.
+        status: 400, or a more specific one, such as 403, 404, 408, 413 or 415.
     """
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
@@ -49,7 +49,7 @@ class RequestError(InvalidRequestError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error for a client. `retry_after_s`: whole seconds, when trying again can help."""
+    """An error as reported to a client. `retry_after_s`: whole seconds, where a retry can help."""
 
     status: int
     kind: str
@@ -66,7 +66,7 @@ class Problem:
 
 
 def problem_of(error: BaseException) -> Problem:
-    """How a client is told of `error`; of what we did not raise on purpose it learns nothing."""
+    """The problem to report for `error`; details of unexpected exceptions are not disclosed."""
     if isinstance(error, InvalidRequestError):
         return _refusal(error)
     if isinstance(error, CapacityError):
@@ -89,7 +89,7 @@ def problem_of(error: BaseException) -> Problem:
 
 
 def http_problem(status: int, path: str, method: str) -> Problem:
-    """For what never reached a dialect."""
+    """The problem for a request that matched no route or method."""
     if status == 404:
         return Problem(404, "invalid_request_error", "not_found", f"there is nothing at {path}; /docs lists what is")
     if status == 405:

@@ -1,4 +1,4 @@
-"""JSON whose integers have any number of digits: orjson reads those beyond 64 bits as floats. Pure."""
+"""Reads JSON with integers of any size; orjson alone reads those beyond 64 bits as floats. Pure."""
 
 import re
 from typing import Any
@@ -17,13 +17,13 @@ _SAME_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 
 
 def read_exactly(text: str) -> Any:
-    """What `text` says, to the digit. Raises ValueError where it is not JSON."""
+    """Parses `text`, with exact integers. Raises ValueError where it is not JSON."""
     read = orjson.loads(text)
     return from_json(text) if _IN_TEXT.search(text) else read
 
 
 def exact_fields(body: bytes, parsed: dict[str, Any]) -> dict[str, Any]:
-    """`parsed`, which orjson has read from `body`, with its messages and schemas to the digit.
+    """`parsed`, which orjson has read from `body`, with exact integers in its messages and schemas.
 
     Raises:
         RequestError: it is nested too deep.

@@ -1,5 +1,6 @@
-"""The generating paths, answered before the web framework sees them: what it does for a request that we read and write
-ourselves is half a millisecond of nothing. It still describes them in its OpenAPI document.
+"""Serves the generating paths before the web framework, whose own processing would cost half a millisecond a request.
+
+The framework still describes these paths in its OpenAPI document.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""A gateway's parts, put together: what requests share. Started and closed once; owned by one event loop."""
+"""The parts of a gateway that requests share. Started and closed once; owned by one event loop."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Gateway:
-    """Serves requests for one model. `open` is the core that every dialect shares."""
+    """Serves requests for one model. All dialects serve through `open`."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Gateway:
         )
 
     def start(self) -> None:
-        """Begin the background work; call in the event loop."""
+        """Starts the background tasks; call in the event loop."""
         if self.accounts is not None:
             self.accounts.start()
         self._stalls.start()
@@ -100,7 +100,7 @@ class Gateway:
         self.directory.start()
 
     async def close(self, drain_s: float = 0.0) -> None:
-        """End it, and every connection. `drain_s`: how long background responses may go on, seconds."""
+        """Ends background tasks and connections. `drain_s`: seconds for background responses to finish."""
         await self.responses.close(drain_s)
         self.model.grammars.close()
         self.model.encoder.close()
@@ -116,7 +116,7 @@ class Gateway:
             await self.accounts.close()
 
     async def may_ask(self, request: ServeRequest) -> bool:
-        """Whether the moderator, where there is one, lets every prompt pass; raises as `Moderator.judge`."""
+        """Whether moderation, if there is any, passes every prompt; raises as `Moderator.judge`."""
         if self.moderator is None:
             return True
         for token_ids in dict.fromkeys(choice.prompt_token_ids for choice in request.choices):
@@ -125,7 +125,7 @@ class Gateway:
         return True
 
     async def find_pins(self, asked: Asked) -> PromptPins | None:
-        """What was paid for of this prompt before; its results learn of it. None: it asks for no pins."""
+        """Looks up earlier pins of this prompt and tells its results. None: there is nothing to record."""
         if not asked.request.pins:
             return None
         pins, live = None, LivePins.of_everything()
@@ -139,21 +139,21 @@ class Gateway:
         return pins
 
     async def keep_pins(self, pins: PromptPins, asked: Asked) -> None:
-        """Note what its worker keeps of a request's prompt."""
+        """Records the pins that the worker granted to a request."""
         try:
             await pins.keep(asked.results[0].granted or ())
         except UnavailableError as error:
             _logger.warning("what request %s has paid for is not noted: %s", asked.request.request_id, error)
 
     def open(self, request: ServeRequest, record: RequestRecord) -> ServeStream:
-        """Serve a request; use as `async with`."""
+        """The stream that serves a request; use as `async with`."""
         return ServeStream(self._ways, self._settler, self._open_streams, request, record)
 
     def fail_open(self, reason: str) -> None:
-        """End every request with an error that its client is told."""
+        """Ends every open request with an error that its client receives."""
         for stream in tuple(self._open_streams):
             stream.fail(reason)
 
     async def listings(self) -> Sequence[RouterListing]:
-        """What the routers say of the workers."""
+        """The workers as every router reports them."""
         return await self.routers.listings()

@@ -1,7 +1,7 @@
-"""Check that the workers can enforce a grammar, made before one is asked. Owned by one event loop.
+"""Checks that the workers can enforce a grammar, before one is contacted. Owned by one event loop.
 
-Invariant: grammars wait for each other and for nothing else, and nothing else waits for them. Remembers a digest and
-the outcome of the latest, never what they were compiled to, which only workers use.
+Invariant: grammars are checked one at a time and delay no other work. Only digests and outcomes of the latest grammars
+are kept, not the compiled grammars, which only workers use.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ MAX_REMEMBERED = 4096  # outcomes; each takes less than a kilobyte
 
 
 class GrammarCheck:
-    """Builds the vocabulary that grammars are compiled against when the first one comes."""
+    """Compiles grammars against the model's vocabulary, which is prepared when the first grammar arrives."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -25,7 +25,7 @@ class GrammarCheck:
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="tandem-grammars")  # they compile one at a time
 
     async def check(self, grammar: str, vocab_size: int) -> None:
-        """Raises InvalidRequestError for one that is wrong or too large."""
+        """Raises InvalidRequestError for a grammar that is wrong or too large."""
         if vocab_size not in self._grammars:
             self._grammars = {vocab_size: _Judge(Grammars(self._tokenizer, vocab_size, self._eos_ids()))}
         judge, digest = self._grammars[vocab_size], sha256(grammar.encode("utf-8", "surrogatepass")).digest()
@@ -36,7 +36,7 @@ class GrammarCheck:
             raise InvalidRequestError(fault)
 
     def close(self) -> None:
-        """What waits is dropped; nothing can be checked any more."""
+        """Drops waiting checks; no grammar can be checked afterwards."""
         self._compiler.shutdown(wait=False, cancel_futures=True)
 
     def _eos_ids(self) -> tuple[int, ...]:
@@ -45,18 +45,18 @@ class GrammarCheck:
 
 
 class _Judge:
-    """The outcomes for one vocabulary: what is wrong, or nothing."""
+    """Outcomes of checks for one vocabulary size: an error message, or "" for a valid grammar."""
 
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
         self._faults: OrderedDict[bytes, str] = OrderedDict()
 
     def known(self, digest: bytes) -> str | None:
-        """What is wrong with the grammar of this digest; None: that is not remembered. Any thread may call."""
+        """The remembered outcome for this digest, or None. Any thread may call."""
         return self._faults.get(digest)
 
     def judge(self, grammar: str, digest: bytes) -> str:
-        """As `known`, after finding it out; in the compiler's thread alone."""
+        """The outcome for a grammar, compiled if it is not remembered; call in the compiler's thread only."""
         fault = self._faults.get(digest)
         if fault is None:
             fault = self._faults[digest] = self._grammars.fault(grammar) or ""

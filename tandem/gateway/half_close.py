@@ -1,7 +1,7 @@
-"""Tells a client that only ended its sending from one that left: both look alike until something is written to them.
+"""Tells a client that only ended its sending (half-close) from one that left: only a write shows the difference.
 
-A client that left answers what is written by a reset, which ends the connection; one that waits for its answer skips
-interim responses (RFC 9110 §15.2) and pings. Invariant: nothing is written inside a response's own bytes.
+A client that left answers a write with a reset, which ends the connection; one that waits for its answer skips interim
+responses (RFC 9110 §15.2) and pings. Invariant: nothing is written inside a response's own bytes.
 """
 
 import asyncio
@@ -13,10 +13,10 @@ MAX_DELAY_S = 15.0
 
 
 class HalfCloseProbe:
-    """Writes to one connection whose client sends no more, until its answer is out or it is gone.
+    """Writes probes to a half-closed connection until its answer is sent or it is reset.
 
     Args:
-        ping: what a stream may say between two of its events; None: a response that has begun is not probed, since it
+        ping: bytes that a stream may send between two events; None: a response that has begun is not probed, since it
             is written in one piece.
     """
 

@@ -1,18 +1,19 @@
-"""A request's news on its way to its writer: taken apart, judged where there is a moderator, added to the results.
+"""Processes the updates of a request before they are written: parses, moderates, and adds them to the results.
 
 Invariant: what a moderator stops is neither shown nor kept, and the choice ends there.
 """
 
 from collections.abc import Sequence
 
+from tandem.core.output import RequestOutput
 from tandem.core.types import FinishReason
 from tandem.gateway.moderation.base import Moderator
 from tandem.gateway.moderation.moderated import ModeratedAnswer
-from tandem.gateway.request import ChoiceNews, ChoiceResult, ChoiceUpdate
+from tandem.gateway.request import ChoiceResult, ChoiceUpdate
 
 
 class Hearing:
-    """Owned by one request."""
+    """Parses and moderates the updates of one request."""
 
     def __init__(self, results: Sequence[ChoiceResult], moderator: Moderator | None) -> None:
         self._results = results
@@ -20,7 +21,7 @@ class Hearing:
 
     @property
     def is_over(self) -> bool:
-        """Whether every choice has its end."""
+        """Whether every choice has ended."""
         return all(result.finish_reason is not None for result in self._results)
 
     @property
@@ -28,8 +29,8 @@ class Hearing:
         """Whether a moderator ended any choice."""
         return any(result.finish_reason is FinishReason.CONTENT_FILTER for result in self._results)
 
-    async def take(self, batch: Sequence[ChoiceNews]) -> list[ChoiceUpdate]:
-        """What may be shown. Raises as `Moderator.judge`."""
+    async def take(self, batch: Sequence[RequestOutput]) -> list[ChoiceUpdate]:
+        """Processes a batch and returns the updates to show. Raises as `Moderator.judge`."""
         updates: list[ChoiceUpdate] = []
         for news in batch:
             result = self._results[news.index]
@@ -43,7 +44,7 @@ class Hearing:
         return updates
 
     def stop(self) -> list[ChoiceUpdate]:
-        """End every choice before it began: the prompt may not pass."""
+        """Ends every choice before it began, because moderation rejected the prompt; returns the updates to show."""
         updates = [
             ChoiceUpdate(index, (), (), finish_reason=FinishReason.CONTENT_FILTER)
             for index in range(len(self._results))

@@ -1,8 +1,7 @@
 """The latest requests and where their time went, for operators.
 
-Invariant: bounded, in number and in what they hold; the oldest is forgotten first.
-
-Holds figures and worker ids, never prompts or answers.
+Invariant: bounded in requests and in stages; the oldest request is evicted first. Holds figures and worker ids, never
+prompts or answers.
 """
 
 from collections import OrderedDict
@@ -24,14 +23,14 @@ MAX_PARTS = 50_000  # stages and ends of choices in all records; each takes half
 
 @dataclass(slots=True)
 class _Count:
-    """Of the parts that records hold together."""
+    """Number of stages and ends that all records of one history hold."""
 
     num_parts: int = 0
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request as the gateway saw it, and what workers said of it. `clock` times it; `started_s` is the wall's."""
+    """One request as the gateway and its workers measured it. `started_s` is wall-clock time."""
 
     request_id: str
     model: str
@@ -55,26 +54,26 @@ class RequestRecord:
         self._began_s = self.clock.now_s()
 
     def add(self, stage: Stage) -> None:
-        """A stage in this process."""
+        """Adds a stage of this process; dropped beyond `MAX_STAGES`."""
         if len(self._own) < MAX_STAGES:
             self._own.append(stage)
             self._count.num_parts += 1
 
     def close(self, state: str, error: str | None = None) -> None:
-        """It has ended; the first word on how counts."""
+        """Marks the request as ended; only the first call has an effect."""
         if self.state == "running":
             self.state, self.error = state, error
             self.duration_s = self.clock.now_s() - self._began_s
 
     def add_early(self, index: int, stages: Sequence[Stage]) -> None:
-        """What a worker says of a choice before its end."""
+        """Adds stages that a worker reports before the choice has ended."""
         known = self._workers.setdefault(index, [])
         before = len(known)
         known.extend(stages[: MAX_STAGES - before])
         self._count.num_parts += len(known) - before
 
     def end_choice(self, end: ChoiceEnd) -> None:
-        """A choice has ended; its whole timeline replaces what came early."""
+        """Records the end of a choice; its complete timeline replaces the stages reported early."""
         before = self.num_parts
         self.ends[end.index] = end
         if end.stages:
@@ -83,16 +82,16 @@ class RequestRecord:
 
     @property
     def num_parts(self) -> int:
-        """Stages and ends that it holds."""
+        """Number of stages and ends in this record."""
         return len(self._own) + len(self.ends) + sum(map(len, self._workers.values()))
 
     def detach(self) -> None:
-        """It counts no more, whatever is added to it."""
+        """Stops counting this record's parts for the history."""
         self._count.num_parts -= self.num_parts
         self._count = _Count()
 
     def stages(self) -> list[Stage]:
-        """Everything known, in the order it began; workers' stages of several choices say whose they are."""
+        """All known stages by start time; with several choices, workers' stages carry the choice's index."""
         found = list(self._own)
         for index, stages in self._workers.items():
             found += stages if self.num_choices < 2 else [_of_choice(stage, index) for stage in stages]
@@ -100,10 +99,10 @@ class RequestRecord:
 
     @contextmanager
     def timed(self, name: str, unless: tuple[type[Exception], ...] = ()) -> Iterator[dict[str, str | int | float]]:
-        """Record the block as a stage of the gateway; what is put into the yielded dict becomes its attributes.
+        """Records the block as a stage of the gateway; items put into the yielded dict become its attributes.
 
         Args:
-            unless: errors after which it was no stage.
+            unless: errors after which no stage is recorded.
         """
         is_stage, start_s, began_s = True, wall_s(), self.clock.now_s()
         attributes: dict[str, str | int | float] = {}
@@ -139,7 +138,7 @@ class RequestRecord:
 
 
 class RequestHistory:
-    """The last `size` requests by id, their own or their answer's. Owned by one event loop."""
+    """The last `size` requests, found by request id or answer id. Owned by one event loop."""
 
     def __init__(self, size: int = DEFAULT_SIZE, clock: Clock | None = None) -> None:
         self._size = size
@@ -149,7 +148,7 @@ class RequestHistory:
         self._by_answer: dict[str, RequestRecord] = {}
 
     def open(self, request_id: str, model: str, started_s: float) -> RequestRecord:
-        """A new record; one of the same id that has ended is forgotten."""
+        """Adds a new record; an earlier record of the same id is evicted."""
         self._forget(request_id)
         record = RequestRecord(request_id, model, started_s, self._clock, _count=self._count)
         self._records[request_id] = record
@@ -158,7 +157,7 @@ class RequestHistory:
         return record
 
     def name(self, record: RequestRecord, answer_id: str) -> None:
-        """`answer_id` finds it too, as long as it is here."""
+        """Makes the record findable by `answer_id` as long as it is kept."""
         if self._records.get(record.request_id) is record:
             record.answer_id = answer_id
             self._by_answer[answer_id] = record

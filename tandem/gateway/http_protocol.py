@@ -1,9 +1,9 @@
-"""Uvicorn's HTTP protocol with limits on a request's line and headers, which come before anybody is asked for a key.
+"""Uvicorn's HTTP protocol with limits on the request line and headers, which arrive before API keys are checked.
 
-Invariant: a connection never makes us hold more of them than the limit and one read; a head that does not end is given
-up, and so is a body whose answer is out. The limit holds for trailers and chunk extensions too. A client that does not
-read cannot keep a failed request. An offer to change the protocol is ignored (RFC 9110 §7.8), the request served.
-HTTP/1.0 gets no chunks. A client that ends its sending gets its answer, unless it does not read.
+Invariant: a connection holds at most the limit plus one read of header bytes, trailers and chunk extensions included.
+Heads that do not end in time and bodies whose answer is already sent are closed, and so are clients that do not read
+the end of a failed request. Offers to change the protocol are ignored (RFC 9110 §7.8). HTTP/1.0 gets no chunks. A
+client that ends its sending (half-close) still gets its answer if it reads.
 """
 
 import asyncio
@@ -31,30 +31,28 @@ _PING_KEY = "tandem.ping_half_closed"
 
 
 def give_up_unread(scope: Scope) -> None:
-    """A request's last words are about to be said: a client that then reads nothing for UNREAD_S is cut off."""
+    """Call before a request's last bytes: the connection is aborted if the client then reads nothing for UNREAD_S."""
     if (give_up := scope.get(_GIVE_UP_KEY)) is not None:
         give_up()
 
 
 def ping_half_closed(scope: Scope, ping: bytes) -> None:
-    """A stream begins, which may say `ping` between its events: to learn whether a client that ended its sending is
-    still there.
-    """
+    """Call when a stream begins that may send `ping` between its events: probes half-closed clients with it."""
     if (use := scope.get(_PING_KEY)) is not None:
         use(ping)
 
 
 def without_connection(scope: Scope) -> Scope:
-    """`scope` for what outlives its connection."""
+    """Returns `scope` without its connection's callbacks, for work that outlives the connection."""
     return {name: value for name, value in scope.items() if name not in (_GIVE_UP_KEY, _PING_KEY)}
 
 
 class _HeadTooLongError(Exception):
-    """Ends the parser's work on a connection."""
+    """Stops the parser of a connection whose head is too long."""
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """One connection."""
+    """One HTTP/1.x connection."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -90,11 +88,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 data = b""
 
     def _is_upgrading(self) -> bool:
-        """Whether the parser takes what follows this head for another protocol, and CONNECT is not why."""
+        """Whether the parser would stop after this head to change the protocol, other than for CONNECT."""
         return bool(self.parser.should_upgrade()) and self.parser.get_method() != b"CONNECT"
 
     def _head_without_upgrade(self) -> bytes:
-        """The head that was read, for a new parser: httptools skips the body of a request that offers an upgrade."""
+        """The head without its upgrade, for a new parser: httptools skips the body after an upgrade offer."""
         lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
         lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
@@ -106,7 +104,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """NOTE: HTTP/1.0 has no interim responses to probe with: its clients that end their sending count as gone."""
+        """NOTE: HTTP/1.0 has no interim responses to probe with, so a client that ends its sending counts as gone."""
         if self._is_answered() or self.cycle.more_body or self.cycle.scope["http_version"] == "1.0":
             return False
         if self.transport.get_write_buffer_size():
@@ -173,7 +171,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             super().send_400_response(msg)
 
     def _count(self, num_bytes: int) -> None:
-        """Raises _HeadTooLongError, which the parser reports as an error of its own."""
+        """Counts header bytes. Raises _HeadTooLongError, which the parser reports as an error of its own."""
         self._num_head_bytes += num_bytes
         self._num_waiting_bytes = 0
         if self._is_too_long():
@@ -206,7 +204,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.loop.call_later(UNREAD_S, self._abort_unread, cycle, num_rounds - 1, num_left)
 
     def _abort_unread(self, cycle: RequestResponseCycle, num_rounds: int, num_left: int) -> None:
-        """NOTE: closing would wait until the client has read what is here."""
+        """NOTE: aborts, because closing would wait until the client has read the buffered bytes."""
         if self.cycle is not cycle or cycle.response_complete or not self.flow.write_paused:
             return
         if num_rounds and self.transport.get_write_buffer_size() < num_left:
@@ -227,7 +225,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _give_up(self) -> None:
-        """NOTE: while an answer is being written the next request may have to wait unread."""
+        """Closes an idle connection. NOTE: behind an answer being written, the next request may wait unread."""
         if not self._is_answered():
             self._start_timer(HEAD_TIMEOUT_S)
         elif not self.transport.is_closing():
@@ -235,7 +233,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
 
 class _Unchunked:
-    """Answers HTTP/1.0, which knows no chunks: a body of unknown length ends with its connection."""
+    """Answers HTTP/1.0 clients without chunks: a body of unknown length ends with its connection."""
 
     def __init__(self, app: ASGI3Application, cycle: RequestResponseCycle) -> None:
         self._app = app

@@ -1,7 +1,7 @@
-"""One choice from its pairing to its last token, over as many workers as it takes.
+"""Serves one choice from its pairing with workers to its last token, across worker failures.
 
-Invariant: the client's tokens are those of one worker that never failed: whoever continues is given everything that was
-generated. Attempts and the time spent waiting for a worker are bounded. Never writes to a client.
+Invariant: the client receives the same tokens as from one worker that never failed; a replacement continues after the
+tokens generated so far. Attempts and waiting time are bounded. Never writes to a client.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from tandem.gateway.history import RequestRecord
 from tandem.gateway.metrics import GatewayMetrics
 from tandem.gateway.news_queue import NewsQueue
 from tandem.gateway.outage_lines import OutageLines
-from tandem.gateway.request import ChoiceEnd, ChoiceNews, ChoiceRequest, ServeRequest
+from tandem.gateway.request import ChoiceEnd, ChoiceRequest, ServeRequest
 from tandem.gateway.routers import Routers
 from tandem.gateway.stalls import StallWatch
 from tandem.gateway.waiting_line import Refusal, WaitingLine
@@ -39,7 +39,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JourneyContext:
-    """What a journey needs of the gateway it starts from."""
+    """Parts of the gateway that journeys share."""
 
     routers: Routers
     workers: ClientPool[WorkerClient]
@@ -52,7 +52,7 @@ class JourneyContext:
 
 
 class Journey:
-    """Serves `choice` of `request`; `run` once, from its own task."""
+    """Serves `choice` of `request`; call `run` once, from its own task."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Journey:
         self.router: str | None = None
 
     async def run(self) -> None:
-        """Serve until the last token.
+        """Serves until the last token.
 
         Raises:
             TandemError: it cannot be served, or not to its end.
@@ -93,7 +93,7 @@ class Journey:
                     self._give_up_on(pairing.decode, error)
 
     def end(self, error: BaseException | None) -> ChoiceEnd:
-        """What became of it; `error`: what ended the request, None for a client that left."""
+        """How the choice ended. `error`: the error that ended the request; None for success or a client that left."""
         final = self._final
         reason = final.finish_reason if final is not None else None
         stopped = FinishReason.ABORT if error is None else FinishReason.ERROR
@@ -120,15 +120,15 @@ class Journey:
         return None if self._final is None else self._final.metrics
 
     async def _pair(self) -> PairingAnswer:
-        """Whom to go to first: in turn when all are full, and once there is anybody."""
+        """The first pairing. Waits in line while all workers are full, and for a worker while there is none."""
         return await self._ways.line.ask(
             self._request.priority, lambda: self._once_possible(self._anybody, (UnavailableError,)), self._record
         )
 
     async def _pair_again(self) -> PairingAnswer:
-        """Whom to go on with. Once a worker was lost, one that can is waited for.
+        """A pairing after a failure. Once a worker was lost, waits for one that can continue.
 
-        NOTE: past the line of full workers: others' places in it say nothing of a client with half of its answer.
+        NOTE: skips the line of requests that wait for full workers: this client already has part of its answer.
         """
         try:
             if all(isinstance(error, CapacityError) for _, error in self._failed):
@@ -159,7 +159,7 @@ class Journey:
         return answer
 
     async def _another(self) -> PairingAnswer:
-        """Any but those that failed; when there is none, one of them that was started again or has come back."""
+        """Pairs with workers that have not failed; else with one that restarted or answers again."""
         try:
             self.router, answer = await self._ways.routers.pair(self._pair_call(_ids(self._failed)))
             return answer
@@ -171,7 +171,7 @@ class Journey:
             raise
 
     async def _may_go_on(self, worker: WorkerAddress) -> bool:
-        """NOTE: one that was lost may only have stood still for a while; one that refused would refuse again."""
+        """NOTE: a worker that was lost may have recovered; one that refused would refuse again."""
         errors = [error for failed, error in self._failed if failed == worker]
         if not errors:
             return True
@@ -179,7 +179,7 @@ class Journey:
 
     @property
     def _required_fingerprint(self) -> str | None:
-        """Of the model whose tokens the client has."""
+        """Fingerprint of the model whose tokens the client has; None before the first token."""
         return self._fingerprint if self._token_ids else None
 
     def _pair_call(self, excluded: tuple[str, ...]) -> PairCall:
@@ -196,13 +196,13 @@ class Journey:
         )
 
     def _refusal(self, error: TandemError) -> TandemError:
-        """NOTE: when all that was found was full or refused us, that is the answer, not that nobody else is there."""
+        """NOTE: if the last worker was full or rejected us, that is reported instead of a lack of workers."""
         _, failure = self._failed[-1]
         kept = CapacityError | UntrustedPeerError | IncompatibleProtocolError
         return failure if isinstance(failure, kept) else error
 
     async def _follow(self, pairing: PairingAnswer) -> None:
-        """Take a worker's news until it ends the stream; WorkerLostError when it dies, stalls or stops early."""
+        """Forwards a worker's updates until its stream ends; raises WorkerLostError if it dies or stalls before."""
         worker = pairing.decode
         client = self._ways.workers.get(worker.address)
         timeout = asyncio.timeout(None)
@@ -218,7 +218,7 @@ class Journey:
             raise WorkerLostError(f"worker {worker.worker_id} at {worker.address} ended the stream early")
 
     def _call(self, pairing: PairingAnswer) -> GenerateCall:
-        """NOTE: prompt logprobs have come with the first token, and who goes on from there cannot give them."""
+        """NOTE: prompt logprobs arrive with the first token; a worker that continues after it cannot compute them."""
         params = self._choice.params
         return GenerateCall(
             request_id=self._choice.request_id,
@@ -241,7 +241,8 @@ class Journey:
             raise WorkerLostError(f"worker {worker.worker_id} aborted the request: {output.stop_reason or 'no reason'}")
         if output.finish_reason is FinishReason.ERROR:
             raise TandemError(f"worker {worker.worker_id} failed on the request: {output.stop_reason}")
-        await self._queue.put(self._as_news(output))
+        index = self._choice.index
+        await self._queue.put(output if output.index == index else replace(output, index=index))
         # NOTE: noted only once the client will get them: when the line above is interrupted, both never happened.
         if output.token_ids:
             self._note_tokens(output.token_ids, now_s)
@@ -259,21 +260,8 @@ class Journey:
         self._last_s = now_s
         self._token_ids += token_ids
 
-    def _as_news(self, output: RequestOutput) -> ChoiceNews:
-        return ChoiceNews(
-            self._choice.index,
-            output.token_ids,
-            output.text,
-            output.logprobs,
-            output.prompt_logprobs,
-            output.finish_reason,
-            output.stop_reason,
-            0 if output.metrics is None else output.metrics.num_cached_tokens,
-            None if output.metrics is None else output.metrics.pins,
-        )
-
     def _give_up_on(self, worker: WorkerAddress, error: TandemError) -> None:
-        """Count the failure; raises `error` when it was the last attempt."""
+        """Records the failure; raises `error` after the last attempt."""
         self._failed.append((worker, error))
         _logger.warning(
             "%s: worker %s failed after %d tokens: %s",

@@ -1,4 +1,4 @@
-"""Counts what a JSON text would become, while it arrives and before it is parsed. Pure.
+"""Counts the values of a JSON text while it arrives, before it is parsed. Pure.
 
 Parsing holds the interpreter's lock all the time, and how long depends on the values rather than on the bytes: 26 MiB
 of text take 30 ms, of numbers 150 ms, of an object's members a second, and eight times their size in memory. The limits
@@ -11,12 +11,12 @@ VALUE_BYTES = 64  # that a value takes when parsed, and a member's name or a con
 
 
 class JsonScan:
-    """Of one text.
+    """Running counts of one text.
 
     `num_values`: entries of arrays and members of objects, and at most as many again as there are arrays and objects.
     `num_members`: members of objects, and the arrays and objects themselves; each costs as much as ten numbers.
 
-    NOTE: of a text that is not JSON the numbers mean nothing; parsing it ends where it is wrong.
+    NOTE: of a text that is not JSON the counts mean nothing; parsing stops at its first error.
     """
 
     def __init__(self) -> None:
@@ -27,11 +27,11 @@ class JsonScan:
 
     @property
     def num_bytes(self) -> int:
-        """What its values will take beside their characters, about."""
+        """Estimated memory of the parsed values, without their characters."""
         return VALUE_BYTES * (self.num_values + self.num_members)
 
     def feed(self, piece: bytes) -> None:
-        """Take the next bytes; costs a few passes over them in C."""
+        """Counts the next bytes, in a few passes over them in C."""
         piece = self._rest + piece
         num_backslashes = len(piece) - len(piece.rstrip(b"\\"))
         self._rest = b"\\" if num_backslashes % 2 else b""
@@ -47,7 +47,7 @@ class JsonScan:
 
 
 def check_scan(scan: JsonScan, max_values: int, max_members: int) -> None:
-    """Raises RequestError for more than a body may have."""
+    """Raises RequestError for more values or members than a body may have."""
     if scan.num_values > max_values:
         raise _too_many(f"more than {max_values} values (--max-body-values)")
     if scan.num_members > max_members:

@@ -1,6 +1,6 @@
-"""Limits on what a caller describes: tools and schemas, the same in every dialect. Pure.
+"""Limits on tools, schemas and free-form objects of a request, the same in every dialect. Pure.
 
-Invariant: what passes is small and flat enough for a template and a grammar; what does not is refused by its place.
+Invariant: accepted values are small and flat enough for a template and a grammar; others are refused by their place.
 """
 
 import re
@@ -22,20 +22,20 @@ _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 
 
 def check_num_tools(num_tools: int) -> None:
-    """Raises RequestError for more than a request may have."""
+    """Raises RequestError for too many tools."""
     if num_tools > MAX_TOOLS:
         raise RequestError(f"tools has {num_tools} entries; at most {MAX_TOOLS} are taken", param="tools")
 
 
 def check_tool_name(name: Any, where: str) -> str:
-    """`name` if it is one; raises RequestError."""
+    """Returns `name` if it is a valid tool name; raises RequestError."""
     if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
         raise RequestError(f"{where}={shown(name)} must be 1 to 128 letters, digits, _ or -", param=where)
     return name
 
 
 def check_schema(schema: Any, where: str) -> Mapping[str, Any]:
-    """`schema` if it is a JSON object within our limits, with integers of at most 64 bits.
+    """Returns `schema` if it is a JSON object within our limits, with integers of at most 64 bits.
 
     Raises:
         RequestError: naming the limit.
@@ -57,7 +57,7 @@ def check_schema(schema: Any, where: str) -> Mapping[str, Any]:
 
 
 def check_free_form(given: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """`given`, whose members may have any names, if it is within our limits; raises RequestError naming the limit."""
+    """Returns `given`, a free-form object, if it is within our limits; raises RequestError naming the limit."""
     _check_size(given, where, MAX_FREE_VALUES, MAX_FREE_DEPTH)
     return given
 

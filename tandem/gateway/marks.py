@@ -1,7 +1,7 @@
-"""Finds the places of cache breakpoints in a rendered prompt. Pure.
+"""Locates cache breakpoints in a rendered prompt. Pure.
 
-A template may move, trim or repeat what it is given, so each place is marked in a copy of the conversation, the copy is
-rendered too, and what both prompts share before the mark is what the breakpoint keeps.
+A template may move, trim or repeat its input. So each place is marked in a copy of the conversation, the copy is
+rendered, and the text that both prompts share before the mark is the text that the breakpoint keeps.
 """
 
 import secrets
@@ -14,14 +14,14 @@ from tandem.gateway.conversation import Breakpoint, Conversation, Tool
 
 @dataclass(frozen=True, slots=True)
 class MarkedConversation:
-    """`conversation` with `mark` at one place."""
+    """A copy of a conversation with `mark` inserted at one place."""
 
     conversation: Conversation
     mark: str
 
     @classmethod
     def of(cls, conversation: Conversation, place: Breakpoint) -> "MarkedConversation":
-        """NOTE: letters and digits, which no template and no JSON escapes; unforeseeable, so no text holds them."""
+        """NOTE: the mark is letters and digits, which templates and JSON do not escape, and cannot be predicted."""
         mark = f"Mark{secrets.token_hex(8)}"
         messages, tools = list(conversation.messages), list(conversation.tools)
         if place.tool is not None:
@@ -31,13 +31,13 @@ class MarkedConversation:
         return cls(replace(conversation, messages=messages, tools=tuple(tools), breakpoints=()), mark)
 
     def place(self, marked_prompt: str, prompt: str) -> int:
-        """The characters of `prompt` before the mark; 0 where the template does not show its place."""
+        """Number of characters of `prompt` before the mark; 0 where the template does not show its place."""
         before, found, _ = marked_prompt.rpartition(self.mark)
         return _num_shared(before.replace(self.mark, ""), prompt) if found else 0
 
 
 def _marked_tool(tool: Tool, mark: str) -> Tool:
-    """NOTE: twice, since not every template shows all of a tool; the later mark that is shown counts."""
+    """A tool with the mark inserted twice, since not every template shows all of a tool; the later one counts."""
     described = None if tool.description is None else tool.description + mark
     return replace(tool, description=described, parameters={**tool.parameters, mark: 0})
 

@@ -1,6 +1,6 @@
-"""Metrics of a gateway: the `vllm:*` names that dashboards read, and its own `tandem_gateway_*`.
+"""Prometheus metrics of a gateway: the `vllm:*` names that dashboards read, and its own `tandem_gateway_*`.
 
-One registry an instance, so that two gateways can live in one process.
+Each instance has its own registry, so that two gateways can live in one process.
 """
 
 import math
@@ -26,7 +26,7 @@ _LABELS = ("model_name", "engine")
 
 
 class GapHistogram(Collector):
-    """Times between tokens. The library's histograms take one value at a time, and there is one for every token."""
+    """Histogram of times between tokens that takes many equal values at once, which the library's histograms cannot."""
 
     def __init__(self, name: str, meaning: str, labels: Mapping[str, str]) -> None:
         self._name = name
@@ -36,7 +36,7 @@ class GapHistogram(Collector):
         self._sum_s = 0.0
 
     def observe(self, gap_s: float, num_tokens: int) -> None:
-        """As many equal gaps as tokens, `gap_s` together."""
+        """Records `num_tokens` equal gaps that add up to `gap_s` seconds."""
         self._counts[bisect_left(_GAP_S, gap_s / num_tokens)] += num_tokens
         self._sum_s += gap_s
 
@@ -49,7 +49,7 @@ class GapHistogram(Collector):
 
 
 class GatewayMetrics:
-    """Counters of one gateway that serves one model."""
+    """Metrics of one gateway that serves one model."""
 
     def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry()
@@ -98,7 +98,7 @@ class GatewayMetrics:
         )
 
     def observe_arrival(self, num_prompt_tokens: int) -> None:
-        """A choice is about to be paired with workers."""
+        """Records a choice that is about to be paired with workers."""
         self.recent.note_arrival(num_prompt_tokens)
         self._arrivals.inc()
         self._arrived_tokens.inc(num_prompt_tokens)
@@ -108,12 +108,12 @@ class GatewayMetrics:
         self._ttft.observe(ttft_s)
 
     def observe_tokens(self, num_tokens: int, gap_s: float) -> None:
-        """Tokens that came together count as evenly spaced."""
+        """Records tokens that arrived together, `gap_s` seconds after the previous ones, as evenly spaced."""
         self.recent.note_tokens(num_tokens, gap_s)
         self._gap.observe(gap_s, num_tokens)
 
     def observe_end(self, end: ChoiceEnd) -> None:
-        """A choice has ended, one way or another."""
+        """Records the end of a choice, whatever its reason."""
         self._success[end.reason].inc()
         self._num_prompt.inc(end.num_prompt_tokens)
         self._num_output.inc(end.num_output_tokens)
@@ -130,10 +130,10 @@ class GatewayMetrics:
                 self._per_token.observe(end.tpot_s)
 
     def rejected(self, code: str, status: int, *, has_arrived: bool) -> None:
-        """A request is answered with an error of that HTTP status, or would be, had its answer not begun.
+        """Records a request that failed with an error of this HTTP status, or would have, had its answer not begun.
 
         Args:
-            has_arrived: its choices were counted when they came.
+            has_arrived: its choices were counted as arrivals.
         """
         self.recent.note_error(is_ours=status >= 500, has_arrived=has_arrived)
         self._rejected.labels(code).inc()
@@ -141,7 +141,7 @@ class GatewayMetrics:
             self._turned_away.labels(code).inc()
 
     def text(self) -> bytes:
-        """What /metrics answers."""
+        """The body of `/metrics`."""
         return generate_latest(self.registry)
 
     def _labels(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The model a gateway speaks for: its name, tokenizer and chat template. Immutable; computes no tokens, only ids."""
+"""The model that a gateway serves: its name, tokenizer and chat template. Immutable; no model weights are loaded."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,8 @@ LONG_MESSAGES = 64 * 1024  # characters of all together
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """
+    """One served model.
+
     Args:
         created_s: when this gateway began to serve it, seconds since the epoch.
         has_one_system: the template shows a system message at the beginning only.
@@ -48,7 +49,7 @@ class ServedModel:
         tool_parser: str = "auto",
         reasoning_parser: str = "auto",
     ) -> "ServedModel":
-        """The model's tokenizer, template and the form of its answers.
+        """Loads the model's tokenizer and template, and detects the format of its answers.
 
         Raises:
             CheckpointError: there is no such directory or its tokenizer cannot be used.
@@ -83,7 +84,7 @@ class ServedModel:
         )
 
     def require(self, name: str) -> None:
-        """Raises RequestError, which becomes 404, for a model that is not served here."""
+        """Raises RequestError with status 404 if `name` is not the served model."""
         if name != self.name:
             raise RequestError(
                 f"the model {shown(name)} does not exist here; this server has {self.name!r}",
@@ -93,11 +94,11 @@ class ServedModel:
             )
 
     async def check_grammar(self, grammar: str, info: ModelInfo) -> None:
-        """Raises InvalidRequestError for one that cannot be enforced, naming why."""
+        """Raises InvalidRequestError for a grammar that cannot be enforced, naming the reason."""
         await self.grammars.check(grammar, info.vocab_size)
 
     async def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-        """The prompt of a chat.
+        """Renders the prompt of a chat.
 
         Raises:
             InvalidRequestError: the model has no chat template, or its template refuses the messages.
@@ -114,9 +115,9 @@ class ServedModel:
 
 
 def _is_quick(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> bool:
-    """Whether a template is done with it in no time.
+    """Whether rendering takes so little time that it may run in the event loop.
 
-    NOTE: what it costs is its loop over the messages, and whatever has an inside, as tools and calls; texts are copied.
+    NOTE: the cost is the template's loop over messages and nested values, such as tools and calls; texts are copied.
     """
     if len(messages) > MANY_MESSAGES or any(isinstance(value, (dict, list)) for value in variables.values()):
         return False

@@ -1,24 +1,25 @@
-"""News of all choices of one request on its way from their tasks to the client's. Invariant: bounded; order is kept."""
+"""Queue of updates from all choices of one request to its client. Invariant: bounded; order is kept."""
 
 import asyncio
+from dataclasses import replace
 
+from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.gateway.pace import StreamPacer
-from tandem.gateway.request import ChoiceNews
 
 MAX_NEWS = 2048
 
 
 class NewsQueue:
-    """Many writers, one reader, who takes all there is at once. Owned by one event loop."""
+    """Queue with many writers and one reader, which receives everything queued at once. Owned by one event loop."""
 
     def __init__(self) -> None:
-        self._news: list[ChoiceNews] = []
+        self._news: list[RequestOutput] = []
         self._error: BaseException | None = None
         self._has_news = asyncio.Event()
         self._has_room = asyncio.Event()
 
-    async def put(self, news: ChoiceNews) -> None:
-        """Waits while the reader, a slow client, is far behind."""
+    async def put(self, news: RequestOutput) -> None:
+        """Adds an update; waits while the reader, a slow client, is far behind."""
         while len(self._news) >= MAX_NEWS:
             self._has_room.clear()
             await self._has_room.wait()
@@ -26,12 +27,12 @@ class NewsQueue:
         self._has_news.set()
 
     def fail(self, error: BaseException) -> None:
-        """The reader gets `error` after what is here; the first error counts."""
+        """Makes the reader raise `error` after the queued updates; only the first error counts."""
         self._error = self._error or error
         self._has_news.set()
 
-    async def take(self, pace: StreamPacer | None = None) -> list[ChoiceNews]:
-        """All there is, news of one choice that comes in a row as one; raises what `fail` was given."""
+    async def take(self, pace: StreamPacer | None = None) -> list[RequestOutput]:
+        """Waits for updates and returns all; consecutive ones of a choice are merged. Raises what `fail` was given."""
         await self._has_news.wait()
         if pace is not None and self._error is None:
             await pace.wait()
@@ -45,7 +46,7 @@ class NewsQueue:
         return news if len(news) == 1 else _merged(news)
 
 
-def _merged(news: list[ChoiceNews]) -> list[ChoiceNews]:
+def _merged(news: list[RequestOutput]) -> list[RequestOutput]:
     merged = [news[0]]
     for item in news[1:]:
         if item.index == merged[-1].index:
@@ -55,15 +56,22 @@ def _merged(news: list[ChoiceNews]) -> list[ChoiceNews]:
     return merged
 
 
-def _joined(first: ChoiceNews, second: ChoiceNews) -> ChoiceNews:
-    return ChoiceNews(
-        first.index,
+def _joined(first: RequestOutput, second: RequestOutput) -> RequestOutput:
+    return RequestOutput(
+        second.request_id,
+        second.index,
         first.token_ids + second.token_ids,
         first.text + second.text,
         (first.logprobs or ()) + second.logprobs if second.logprobs is not None else first.logprobs,
         second.prompt_logprobs if first.prompt_logprobs is None else first.prompt_logprobs,
         second.finish_reason,
         second.stop_reason,
-        max(first.num_cached_tokens, second.num_cached_tokens),
-        first.pins if second.pins is None else second.pins,
+        _later(first.metrics, second.metrics),
     )
+
+
+def _later(first: RequestMetrics | None, second: RequestMetrics | None) -> RequestMetrics | None:
+    """The latter, and all that the cache was found to have."""
+    if first is None or second is None:
+        return second or first
+    return replace(second, num_cached_tokens=max(first.num_cached_tokens, second.num_cached_tokens))

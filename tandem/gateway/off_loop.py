@@ -1,7 +1,7 @@
-"""Reads large bodies in a thread, one at a time, so that they never hold up the streams of others.
+"""Parses large bodies in a thread, one at a time, so that they do not delay other requests' streams.
 
-Parsing holds the interpreter's lock. What bounds each turn is the number of values that a body may have; one at a time
-bounds how often the event loop has to wait for one.
+Parsing holds the interpreter's lock. Its duration is bounded by the number of values that a body may have, and one at a
+time bounds how often the event loop has to wait for it.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ T = TypeVar("T")
 
 
 class OffLoop:
-    """Of one event loop."""
+    """Runs work on large bodies of one event loop in a thread."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
 
     async def run(self, num_bytes: int, work: Callable[[], T]) -> T:
-        """What `work` returns or raises; it reads a body of `num_bytes`."""
+        """Returns the result of `work`, which reads a body of `num_bytes`; small ones run in the event loop."""
         if num_bytes <= LARGE_BYTES:
             return work()
         async with self._turn:

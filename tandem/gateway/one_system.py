@@ -1,7 +1,7 @@
-"""Conversations for templates that show one system message, the first. Pure.
+"""Adapts conversations to templates that show only one system message, the first. Pure.
 
-Invariant: nothing that was said is lost or changes its order: system messages at the beginning become one, a later one
-becomes the user's, and joins the user's message beside it, since such templates often want roles to alternate.
+Invariant: no text is lost or reordered. System messages at the beginning are joined; a later one becomes a user message
+and is joined to the user message beside it, since such templates often require alternating roles.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ def shows_later_systems(template: str) -> bool:
 
 
 def with_one_system(conversation: Conversation) -> Conversation:
-    """`conversation` with at most one system message, its first; breakpoints stay at their places."""
+    """Returns `conversation` with at most one system message, its first; breakpoints are moved with their text."""
     messages: list[Mapping[str, Any]] = []
     places: list[tuple[int, int]] = []  # of each message: its new number, and the characters before it there
     was_system = False

@@ -1,4 +1,4 @@
-"""Requests that a gateway without accounts takes. Invariant: decided before a body is read."""
+"""Admits requests to a gateway without accounts. Invariant: decided before a body is read."""
 
 from starlette.types import Scope
 
@@ -9,14 +9,14 @@ from tandem.gateway.operator_port import check_port, is_operator_path, is_operat
 
 
 class OpenGuard:
-    """Of one gateway. `has_operators`: its public port answers /metrics and /admin/ too."""
+    """Admits requests without an API key. `has_operators`: the public port answers /metrics and /admin/ too."""
 
     def __init__(self, rules: BrowserRules, *, has_operators: bool) -> None:
         self._rules = rules
         self._has_operators = has_operators
 
     async def admit(self, scope: Scope) -> Caller:
-        """Everybody; raises RequestError for a browser on another site's behalf, and for an operator's path."""
+        """The anonymous caller. Raises RequestError for pages of other sites, and for operators' paths on this port."""
         self._rules.check(scope)
         check_port(scope)
         if is_operator_path(scope["path"]) and not (self._has_operators or is_operator_port(scope)):

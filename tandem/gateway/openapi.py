@@ -1,6 +1,6 @@
-"""The OpenAPI document: what every path answers, its streams and its errors, in the words of the path's API.
+"""The OpenAPI document: what every path answers, its streams and its errors, in the format of the path's API.
 
-Fills in what routes do not say of themselves; a route that is not in the tables still has its errors described.
+Adds what routes do not describe themselves; a route that is not in the tables still has its errors described.
 """
 
 import functools
@@ -51,12 +51,12 @@ _SECURITY: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class SuccessResponse:
-    """What success looks like.
+    """The successful answer of a path.
 
     Args:
         schema, event: names in `SCHEMAS`; `event`: of each event of a stream.
         is_done_said: a stream ends with `[DONE]`.
-        also: other media types it can be asked for as.
+        also: further media types that can be requested.
     """
 
     about: str
@@ -144,7 +144,7 @@ _MESSAGES: Mapping[str, Schema] = {
 
 
 def document(app: FastAPI) -> None:
-    """Have `app` describe itself completely; call when all routes are there."""
+    """Makes `app` produce the complete document; call when all routes have been added."""
 
     def described() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -157,7 +157,7 @@ def document(app: FastAPI) -> None:
 
 
 def body_schema(body: type[BaseModel]) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads its body itself."""
+    """The `openapi_extra` of a route that reads its body itself."""
     schema = _schema_of(body)
     whole = _inlined({name: value for name, value in schema.items() if name != "$defs"}, schema.get("$defs", {}))
     return {"requestBody": {"required": True, "content": {JSON: {"schema": whole}}}}
@@ -169,7 +169,7 @@ def _schema_of(body: type[BaseModel]) -> Mapping[str, Any]:
 
 
 def _inlined(value: Any, definitions: Mapping[str, Any]) -> Any:
-    """NOTE: our bodies hold no schema within itself."""
+    """Replaces references by their definitions. NOTE: none of our bodies is recursive."""
     if isinstance(value, list):
         return [_inlined(item, definitions) for item in value]
     if not isinstance(value, dict):
@@ -196,7 +196,7 @@ def _complete(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _responses(method: str, path: str, told: Mapping[str, Any]) -> dict[str, Any]:
-    """What the route says of itself, or what the tables say; then the errors."""
+    """The responses of a route: its own description or the table's, then the errors."""
     good = {code: value for code, value in told.items() if code.startswith("2")}
     answer = _ANSWERS.get((method, path.replace(":path", "")))
     if answer is not None:
@@ -239,7 +239,7 @@ def _errors(path: str) -> dict[str, Any]:
 
 
 def _describe_messages(path: str, operation: dict[str, Any]) -> None:
-    """Bodies take messages as they come and read them later; readers of the document want to know their shape."""
+    """Adds the shape of messages, which bodies declare as plain objects because they are parsed later."""
     if (message := _MESSAGES.get(path)) is None or "requestBody" not in operation:
         return
     messages = operation["requestBody"]["content"][JSON]["schema"]["properties"]["messages"]

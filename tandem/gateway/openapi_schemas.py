@@ -1,6 +1,6 @@
-"""Shapes of what the gateway answers, as JSON schemas for the OpenAPI document. Values only.
+"""JSON schemas of the gateway's answers, for the OpenAPI document. Values only.
 
-Each names what its readers may rely on; objects may hold more.
+Each names the members that clients may rely on; objects may have more.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ ANY: Schema = {}
 
 
 def ref(name: str) -> Schema:
-    """A schema of `SCHEMAS`."""
+    """A reference to a schema of `SCHEMAS`."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
@@ -34,7 +34,7 @@ def many(items: Schema) -> Schema:
 
 
 def thing(required: Mapping[str, Schema], **optional: Schema) -> Schema:
-    """An object that has these properties and may have those."""
+    """Schema of an object with these required and optional properties."""
     return {"type": "object", "properties": {**required, **optional}, "required": list(required)}
 
 

@@ -1,6 +1,7 @@
-"""`GET /admin/overview`: the whole cluster on one page, cheap enough for many browsers that ask every two seconds.
+"""`GET /admin/overview`: the whole cluster on one page, cheap enough for many browsers that poll every two seconds.
 
-Invariant: routers are asked at most once a second, however many ask us. Reads only; knows no prompt and no answer.
+Invariant: routers are asked at most once a second, whatever the number of clients. Reads only; holds no prompts or
+answers.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ MAX_LINKS = 256
 
 
 class Overview:
-    """One answer for everybody who asks within `KEPT_S` seconds."""
+    """The overview, cached for `KEPT_S` seconds and shared by all clients."""
 
     def __init__(self, gateway: Gateway, clock: Clock | None = None) -> None:
         self._gateway = gateway
@@ -30,7 +31,7 @@ class Overview:
         self._made_s: float | None = None
 
     async def body(self, address: str) -> bytes:
-        """The answer as JSON. `address`: where this gateway is being asked."""
+        """The overview as JSON. `address`: at which this gateway was asked."""
         async with self._lock:
             if self._made_s is None or self._clock.now_s() - self._made_s >= KEPT_S:
                 self._body = orjson.dumps(await self._read(address))
@@ -65,7 +66,7 @@ def _without_links(entry: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _links(entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Slow ones first, then the slowest; of very many the rest is only counted."""
+    """The slowest links, those marked slow first; beyond `MAX_LINKS` they are only counted."""
     found = [{"to": entry["worker_id"], **link} for entry in entries for link in entry.get("links", ())]
     found.sort(key=lambda link: (not link["is_slow"], link["bytes_per_s"]))
     return {"links": found[:MAX_LINKS], "num_links": len(found)}

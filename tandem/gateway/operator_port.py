@@ -1,6 +1,6 @@
-"""`/metrics` and `/admin/`, which show the whole cluster, and the port of their own on which they can be.
+"""Operators' paths (`/metrics` and `/admin/`, which show the whole cluster) and the separate port that may serve them.
 
-A tenant's own timelines, `/admin/requests/ID`, are no operator's path: whoever has a request's id may see it.
+`/admin/requests/ID` is not an operator's path: a tenant may see the timelines of its own requests.
 """
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,7 +17,7 @@ _ALSO_BELOW = (ADMIN, "/pages/")
 
 
 class OperatorPort:
-    """Wraps `app` for a listener that users do not reach."""
+    """Wraps `app` for the listener that only operators reach."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -27,22 +27,22 @@ class OperatorPort:
 
 
 def is_operator_port(scope: Scope) -> bool:
-    """Whether a request came by the operators' port."""
+    """Whether a request arrived on the operators' port."""
     return _KEY in scope
 
 
 def is_operator_path(path: str) -> bool:
-    """/metrics and all below /admin/, but for what each tenant may see of its own."""
+    """Whether a path is for operators only: /metrics and /admin/, except the timelines that tenants may see."""
     return path == METRICS or (path.startswith(ADMIN) and not path.startswith(_OWN))
 
 
 def is_closed_to_pages(path: str) -> bool:
-    """Whether no page of another origin may have it, whatever is allowed."""
+    """Whether web pages of other origins may never read this path, whatever is configured."""
     return path == METRICS or path.startswith(ADMIN)
 
 
 def check_port(scope: Scope) -> None:
-    """Raises RequestError for what the operators' port does not have."""
+    """Raises RequestError for a path that the operators' port does not serve."""
     path: str = scope["path"]
     if is_operator_port(scope) and not (path == METRICS or path in _ALSO or path.startswith(_ALSO_BELOW)):
         raise RequestError(

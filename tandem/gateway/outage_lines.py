@@ -1,7 +1,8 @@
-"""Requests that no live worker can serve: they wait for one to come, or to come back.
+"""Queues of requests that no live worker can serve: they wait for a worker to start or to return.
 
-Invariant: of requests that the same workers could serve only the first asks, so an outage costs the routers a few
-questions a second however many wait. Others have lines of their own: a stream is tied to its version of the model.
+Invariant: among requests that the same workers could serve, only the first asks, so an outage costs the routers a few
+calls a second however many wait. Requests with other needs have queues of their own: a stream that has begun needs the
+same version of the model.
 """
 
 from collections.abc import Awaitable, Callable, Hashable
@@ -16,7 +17,7 @@ T = TypeVar("T")
 
 
 class OutageLines:
-    """One gateway's. Arguments as of `WaitingLine`."""
+    """The outage queues of one gateway, by need. Arguments as of `WaitingLine`."""
 
     def __init__(self, timeout_s: float, waiting: Gauge) -> None:
         self._timeout_s = timeout_s
@@ -34,7 +35,7 @@ class OutageLines:
         question: Callable[[], Awaitable[T]],
         record: RequestRecord,
     ) -> T:
-        """As `WaitingLine.ask`, in the line of those with the same `needs`, as the stage `outage`."""
+        """Like `WaitingLine.ask`, among requests with the same `needs`; the wait is recorded as the stage `outage`."""
         key = (needs, waits_for)
         line = self._lines.get(key)
         if line is None:

@@ -1,4 +1,4 @@
-"""Pacing of a stream's writes: tokens that come faster are sent together, which costs one write for all."""
+"""Paces the writes of a stream: tokens that arrive in quick succession are sent in one write."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ FLUSH_S = 0.004
 
 
 class StreamPacer:
-    """Of one stream. A stream slower than one token in `FLUSH_S` is never held up."""
+    """Spaces the writes of one stream. A stream slower than one token in `FLUSH_S` is never delayed."""
 
     def __init__(self, clock: Clock, flush_s: float = FLUSH_S) -> None:
         self._clock = clock
@@ -16,7 +16,7 @@ class StreamPacer:
         self._next_s = float("-inf")
 
     async def wait(self) -> None:
-        """Until the next write is due; called when there is something to write."""
+        """Waits until the next write is due; call when there is something to write."""
         now_s = self._clock.now_s()
         if now_s < self._next_s:
             await asyncio.sleep(self._next_s - now_s)

@@ -1,4 +1,4 @@
-"""JSON bodies as pydantic models, the same in every dialect. Invariant: what is wrong is named, with what it may be."""
+"""Parses JSON bodies as pydantic models, the same in every dialect. Invariant: errors name the field and the remedy."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
@@ -16,7 +16,7 @@ AnyEntry = TypeVar("AnyEntry")
 
 
 class _FailFast(FailFast):
-    """Pydantic's, as a member of a union, which must be hashable."""
+    """Pydantic's `FailFast`, made hashable for use in a union."""
 
     __hash__ = object.__hash__
 
@@ -25,7 +25,7 @@ Entries = Annotated[list[AnyEntry], _FailFast()]  # refused at its first wrong e
 
 
 def at_most(num_entries: int) -> BeforeValidator:
-    """For a field that is an object: counted before its entries are looked at, since each wrong one costs a report."""
+    """Limits the members of an object field. They are counted before validation, since each invalid one is reported."""
 
     def counted(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > num_entries:
@@ -37,10 +37,10 @@ def at_most(num_entries: int) -> BeforeValidator:
 
 
 def parse_body(kind: type[AnyBody], body: bytes) -> AnyBody:
-    """The body as `kind`.
+    """Parses and validates a body as `kind`.
 
     Raises:
-        RequestError: it is not a JSON object, or a field has the wrong type; it is named.
+        RequestError: it is not a JSON object, or naming a field of the wrong type.
     """
     try:
         parsed = orjson.loads(body)
@@ -55,7 +55,7 @@ def parse_body(kind: type[AnyBody], body: bytes) -> AnyBody:
 
 
 def _wrong(error: ValidationError, body: Any) -> RequestError:
-    """The first field that is wrong, by the name its sender gave it, and all that it may be instead."""
+    """The error for the first invalid field, by the client's name for it, with all accepted types."""
     problems = error.errors(include_url=False)
     first = problems[0]
     param = str(first["loc"][0])[:128] if first["loc"] else None
@@ -68,7 +68,7 @@ def _wrong(error: ValidationError, body: Any) -> RequestError:
 
 
 def _path(place: Sequence[int | str], value: Any) -> str:
-    """The field in its sender's words, as `text.verbosity`: pydantic's `place` names members of unions, too."""
+    """The path of a field as the client wrote it, such as `text.verbosity`; pydantic's `place` adds union members."""
     path = ""
     for part in place:
         if isinstance(value, dict) and part in value:

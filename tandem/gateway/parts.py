@@ -1,4 +1,4 @@
-"""Parts of an answer in every dialect: thinking, text and tool calls, in the order they come."""
+"""Parts of an answer, in every dialect: thinking, text and tool calls, in the order they arrive."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,21 +7,21 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """More thinking."""
+    """A piece of thinking."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """More text for the user."""
+    """A piece of text for the user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """A tool call begins. `index`: 0, 1, … within the answer. Its arguments follow."""
+    """Beginning of a tool call. `index`: 0, 1, … within the answer. Its arguments follow."""
 
     index: int
     call_id: str
@@ -30,7 +30,7 @@ class CallBegun:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of a call's arguments; all pieces together are one JSON object."""
+    """A piece of a call's arguments; all pieces together are one JSON object."""
 
     index: int
     text: str
@@ -41,7 +41,7 @@ Part = Thought | Said | CallBegun | CallArguments
 
 @dataclass(slots=True)
 class ToolCall:
-    """A whole call. `arguments`: a JSON object as text."""
+    """A complete call. `arguments`: a JSON object as text."""
 
     call_id: str
     name: str
@@ -49,19 +49,19 @@ class ToolCall:
 
 
 class AnswerParser(Protocol):
-    """Takes one answer apart as it grows. What may still become something else is held back."""
+    """Splits one answer into parts while it grows. Text that may still become part of a call is held back."""
 
     def feed(self, text: str) -> Sequence[Part]:
-        """What is certain now."""
+        """Adds text and returns the parts that are certain now."""
         ...
 
     def finish(self) -> Sequence[Part]:
-        """What was held back, now that the answer has ended; what never became a call is text."""
+        """Ends the answer and returns the parts held back; an incomplete beginning of a call is text."""
         ...
 
 
 class CallsOnlyParser:
-    """Of an answer that can only be calls, as its grammar has it: text is a call that was cut, and dropped."""
+    """Parser of an answer whose grammar admits only calls: text is an incomplete call, and dropped."""
 
     def __init__(self, inner: AnswerParser) -> None:
         self._inner = inner
@@ -78,7 +78,7 @@ def _without_text(parts: Sequence[Part]) -> Sequence[Part]:
 
 
 class PlainParser:
-    """Everything is text."""
+    """Parser of an answer without calls or thinking: everything is text."""
 
     def feed(self, text: str) -> Sequence[Part]:
         return (Said(text),) if text else ()

@@ -1,7 +1,7 @@
-"""Prefixes that were paid for, and until when, so that nobody pays twice for one that is still kept.
+"""The pin book: prefixes that clients have paid to keep, and until when, so that nobody pays twice for one still kept.
 
-Workers keep blocks and forget; this book is what the bill says. Keys are chained block hashes, which cover model and
-tenant. A book that cannot be asked costs the operator, never the client: nothing is billed as written then.
+Workers keep the blocks themselves; this book is only for billing. Keys are chained block hashes, which cover model and
+tenant. If the book is unavailable the operator bears the cost, not the client: nothing is billed as written.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,27 +19,27 @@ DEFAULT_MAX_ENTRIES = 1 << 18
 
 
 class PinBook(Protocol):
-    """Entries with a lifetime each. Owned by one event loop."""
+    """Prefixes with a lifetime each. Owned by one event loop."""
 
     async def find(self, keys: Sequence[bytes]) -> Sequence[float | None]:
-        """For each key the lifetime it was kept with, or None where it is not (any more).
+        """The lifetime in seconds with which each key was kept, or None where it is not kept (any more).
 
         Raises:
-            UnavailableError: the book cannot be asked.
+            UnavailableError: the book is unavailable.
         """
         ...
 
     async def keep(self, lifetimes: Mapping[bytes, float]) -> None:
-        """Keep keys for so many seconds from now; one that is kept for longer stays as it is. Raises as `find`."""
+        """Keeps keys for these seconds from now; a longer remaining lifetime is not shortened. Raises as `find`."""
         ...
 
     async def close(self) -> None:
-        """End connections."""
+        """Closes its connections."""
         ...
 
 
 class MemoryPinBook:
-    """A gateway's own. Bounded; what ends first is forgotten first."""
+    """A pin book in memory, for one gateway. Bounded; entries that expire first are evicted first."""
 
     def __init__(self, clock: Clock, max_entries: int = DEFAULT_MAX_ENTRIES) -> None:
         self._clock = clock
@@ -64,14 +64,14 @@ class MemoryPinBook:
         return lifetime_s if until_s > self._clock.now_s() else None
 
     def _shrink(self, now_s: float) -> None:
-        """A tenth more than needed goes, so that this is rare."""
+        """Evicts a tenth more than necessary, so that this is rare."""
         alive = sorted((until_s, key) for key, (until_s, _) in self._entries.items() if until_s > now_s)
         kept = {key for _, key in alive[-(self._max_entries * 9 // 10) :]}
         self._entries = {key: entry for key, entry in self._entries.items() if key in kept}
 
 
 class PromptPins:
-    """One request's breakpoints in the book. `live`: what was kept of its prompt before."""
+    """The breakpoints of one request in the pin book. `live`: what earlier pins keep of its prompt."""
 
     def __init__(self, book: PinBook, hashes: Sequence[bytes], block_size: int) -> None:
         self._book = book
@@ -81,7 +81,7 @@ class PromptPins:
 
     @classmethod
     async def look_up(cls, book: PinBook, request: ServeRequest, info: ModelInfo) -> "PromptPins":
-        """Raises as `PinBook.find`."""
+        """Looks up a request's prompt. Raises as `PinBook.find`."""
         num_tokens = max((pin.num_tokens for pin in request.pins), default=0)
         root = root_hash(request.scope, model_fingerprint=info.fingerprint, block_size=info.block_size)
         hashes: list[bytes] = []
@@ -91,7 +91,7 @@ class PromptPins:
         return pins
 
     async def keep(self, granted: Sequence[Pin]) -> None:
-        """The worker keeps these; what was kept before of the same prompt is used, so it starts anew."""
+        """Records granted pins; earlier pins of the same prompt that they cover start anew."""
         lifetimes: dict[bytes, float] = {}
         for pin in (*granted, *self._refreshed(granted)):
             if num_blocks := pin.num_tokens // self._block_size:
@@ -109,7 +109,7 @@ class PromptPins:
         )
 
     def _refreshed(self, granted: Sequence[Pin]) -> list[Pin]:
-        """Earlier entries that a granted pin covers, for as long as that one."""
+        """Earlier pins that a granted pin covers, with its lifetime."""
         return [
             Pin(num_tokens, pin.ttl_s)
             for num_tokens in {self.live.num_any, self.live.num_long}

@@ -1,4 +1,4 @@
-"""The pin book of gateways that share a Redis. One round trip a question; entries end by themselves."""
+"""Pin book shared by gateways through Redis. One round trip for each call; entries expire by themselves."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ end
 
 
 class RedisPinBook:
-    """`PinBook` under one Redis. What is found there and is no number counts as not kept."""
+    """A `PinBook` in Redis. A value that is no number counts as not kept."""
 
     def __init__(self, url: str, timeout_s: float = 0.5) -> None:
         self._redis: Any = connect(url, num_retries=1)

@@ -1,7 +1,7 @@
-"""Text to token ids, in bounded memory and apart from the event loop. Owned by one event loop.
+"""Encodes text to token ids, in bounded memory and outside the event loop. Owned by one event loop.
 
-Invariant: a text is encoded whole only when its tokens cannot be many more than are taken; before, it is counted piece
-by piece. What long texts wait for is each other: a piece at a time, in one thread.
+Invariant: a text is encoded whole only if it cannot have many more tokens than allowed; longer ones are counted piece
+by piece first. Long texts wait only for each other: they share one thread, a piece at a time.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class PromptEncoder:
-    """Encodes for one model."""
+    """Encodes the prompts of one model."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -37,11 +37,11 @@ class PromptEncoder:
     async def encode(
         self, text: str, max_model_len: int, *, add_special_tokens: bool, is_only_counted: bool = False
     ) -> list[int]:
-        """The ids of `text`.
+        """The token ids of `text`.
 
         Raises:
-            InvalidRequestError: it is no text, or the context has no room for one token more than it has. What is only
-                counted may be `COUNTED_CONTEXTS` as long.
+            InvalidRequestError: it is no Unicode text, or leaves no room for one output token. With `is_only_counted`
+                it may be as long as `COUNTED_CONTEXTS` contexts.
         """
         most = max_model_len - 1
         if is_only_counted:
@@ -62,7 +62,7 @@ class PromptEncoder:
         return token_ids
 
     async def token_ends(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """For each token of `text`, which `encode` has taken, how many characters lie before its end."""
+        """For each token of `text`, which `encode` has accepted, the number of characters before its end."""
 
         def ends() -> list[int]:
             return self._tokenizer.token_ends(text, add_special_tokens=add_special_tokens)
@@ -72,12 +72,12 @@ class PromptEncoder:
         return await _run(self._texts if len(text) <= _WHOLE_BYTES else self._long_texts, ends)
 
     def close(self) -> None:
-        """What waits is dropped; no long text can be encoded any more."""
+        """Drops waiting work; no long text can be encoded afterwards."""
         self._texts.shutdown(wait=False, cancel_futures=True)
         self._long_texts.shutdown(wait=False, cancel_futures=True)
 
     async def _check_pieces(self, text: str, most: int, max_model_len: int) -> None:
-        """Raises RequestError as soon as what was counted is more than fits."""
+        """Raises RequestError as soon as the tokens counted exceed the limit."""
         longest = min(_MAX_CHARACTERS_PER_TOKEN * most, _MAX_CHARACTERS)
         num_tokens = 0
         for start in range(0, min(len(text), longest), PIECE_CHARACTERS):
@@ -98,7 +98,7 @@ class PromptEncoder:
 
 
 def check_length(token_ids: list[int], max_model_len: int) -> list[int]:
-    """`token_ids` if there are some and the context has room for one more."""
+    """Returns `token_ids` if there is at least one and the context has room for one more. Raises RequestError."""
     if not token_ids:
         raise RequestError("the prompt is empty: it needs at least one token", param="prompt")
     if len(token_ids) >= max_model_len:
@@ -107,7 +107,7 @@ def check_length(token_ids: list[int], max_model_len: int) -> list[int]:
 
 
 def too_long(num_tokens: str, max_model_len: int) -> RequestError:
-    """NOTE: clients that shorten a conversation know Anthropic's words for it, or OpenAI's; these are both."""
+    """NOTE: contains both Anthropic's and OpenAI's wording, which clients look for to shorten a conversation."""
     return RequestError(
         f"prompt is too long: {num_tokens} tokens > {max_model_len - 1} maximum; this model's maximum context length "
         f"is {max_model_len} tokens; shorten it",
@@ -117,7 +117,7 @@ def too_long(num_tokens: str, max_model_len: int) -> RequestError:
 
 
 def _is_small(text: str, most: int) -> bool:
-    """Whether encoding it at once takes little memory, whatever it says."""
+    """Whether encoding it whole takes little memory, whatever its content."""
     small = max(PIECE_CHARACTERS, min(_WHOLE_BYTES, _WHOLE_BYTES_PER_TOKEN * most))
     return len(text) <= small and len(text.encode("utf-8", "surrogatepass")) <= small
 

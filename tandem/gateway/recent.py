@@ -1,7 +1,7 @@
-"""The last minute second by second, and the last hour minute by minute, as the gateway saw them.
+"""Traffic of the last minute, second by second, and of the last hour, minute by minute.
 
-Invariant: memory is bounded by the windows, whatever the load: 121 spans of a few hundred numbers at most, so less than
-4 MiB. A second is added to its minute when it is over. Owned by one event loop.
+Invariant: memory is bounded whatever the load: at most 121 spans of a few hundred numbers, less than 4 MiB. A second is
+added to its minute once it has passed. Owned by one event loop.
 """
 
 import math
@@ -28,14 +28,14 @@ _SERIES = {
 
 @dataclass(slots=True)
 class _Span:
-    """A second or a minute. `number`: how many came before it, by the clock."""
+    """A second or a minute. `number`: its index since the clock's zero."""
 
     number: int
     traffic: TrafficCounts
 
 
 class Recent:
-    """Takes what `GatewayMetrics` takes and remembers it for a minute, and for an hour with less detail."""
+    """Traffic of the last minute and, in less detail, the last hour; receives what `GatewayMetrics` observes."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -44,39 +44,41 @@ class Recent:
         self._minutes: deque[_Span] = deque(maxlen=NUM_MINUTES + 1)
 
     def note_arrival(self, num_prompt_tokens: int) -> None:
-        """A choice is about to be paired with workers."""
+        """Records a choice that is about to be paired with workers."""
         now = self._now()
         now.num_arrived += 1
         now.num_asked += 1
         now.num_prompt_tokens += num_prompt_tokens
 
     def note_first(self, ttft_s: float) -> None:
-        """A choice's first token came after `ttft_s`."""
+        """Records a choice's first token, `ttft_s` seconds after its request arrived."""
         now = self._now()
         now.num_output_tokens += 1
         now.first_token[step_of(ttft_s)] += 1
 
     def note_tokens(self, num_tokens: int, gap_s: float) -> None:
-        """Tokens that came together count as evenly spaced."""
+        """Records tokens that arrived together, `gap_s` seconds after the previous ones, as evenly spaced."""
         now = self._now()
         now.num_output_tokens += num_tokens
         now.per_token[step_of(gap_s / num_tokens)] += num_tokens
 
     def note_prompt(self, num_tokens: int, num_cached_tokens: int) -> None:
-        """A worker finished a choice; of its prompt, `num_cached_tokens` needed no prefill."""
+        """Records a choice that a worker finished; `num_cached_tokens` of its prompt needed no prefill."""
         now = self._now()
         now.num_finished_tokens += num_tokens
         now.num_cached_tokens += num_cached_tokens
 
     def note_error(self, *, is_ours: bool, has_arrived: bool) -> None:
-        """A request was answered with an error, the server's own or not. `has_arrived`: its choices were noted."""
+        """Records a request answered with an error. `is_ours`: the server's; `has_arrived`: its choices were
+        recorded.
+        """
         now = self._now()
         now.num_failed += is_ours
         now.num_refused += not is_ours
         now.num_asked += not has_arrived
 
     def as_json(self) -> Mapping[str, Any]:
-        """The whole seconds of the last minute."""
+        """The last minute, in whole seconds."""
         self._now()
         end = math.floor(self._clock.now_s())
         known = {span.number: span.traffic for span in self._seconds}
@@ -84,7 +86,7 @@ class Recent:
         return _told([known.get(number) or TrafficCounts(1.0) for number in numbers], 1)
 
     def hour_as_json(self) -> Mapping[str, Any]:
-        """The minutes of the last hour; the running one has the seconds that are over."""
+        """The last hour in minutes; the current minute has the seconds that have passed."""
         self._now()
         return _told(list(self._past_minutes()), MINUTE_S)
 
@@ -101,7 +103,7 @@ class Recent:
                 yield minute
 
     def _now(self) -> TrafficCounts:
-        """Of the running second."""
+        """Counts of the current second."""
         number = math.floor(self._clock.now_s())
         if not self._seconds or self._seconds[-1].number != number:
             if self._seconds:
@@ -121,7 +123,7 @@ class Recent:
 
 
 def _told(spans: Sequence[TrafficCounts], step_s: int) -> Mapping[str, Any]:
-    """Figures of all spans, and series of one value a span, oldest first."""
+    """Figures over all spans, and time series of one value for each span, oldest first."""
     total = TrafficCounts.sum(spans)
     each = [span.figures() for span in spans]
     return {

@@ -1,4 +1,4 @@
-"""Errors of paths that no dialect answers, in the words of the API whose path it is. Pure."""
+"""Errors of requests that no dialect answers, in the format of the API that the path belongs to. Pure."""
 
 from tandem.gateway.anthropic import frames as anthropic
 from tandem.gateway.errors import Problem
@@ -8,7 +8,7 @@ _ANTHROPIC_PATH = "/v1/messages"
 
 
 def refusal_of(problem: Problem, path: str, request_id: str) -> tuple[int, bytes]:
-    """The HTTP status and body."""
+    """The HTTP status and body of the error."""
     if path == _ANTHROPIC_PATH or path.startswith(f"{_ANTHROPIC_PATH}/"):
         return anthropic.status_of(problem), anthropic.error_body(problem, request_id)
     return problem.status, openai.error_body(problem)

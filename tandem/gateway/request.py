@@ -1,9 +1,9 @@
-"""A request as every dialect means it: token lists to continue, and what comes back of each. Plain values."""
+"""A request independent of the API: prompts as token ids to continue, and the updates that come back. Plain values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from tandem.core.output import RequestMetrics
+from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.pins import Pin
 from tandem.core.reasoning import ReasoningState
 from tandem.core.sampling_params import SamplingParams
@@ -26,14 +26,14 @@ class ChoiceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeRequest:
-    """What the core serves.
+    """A request to the serving core.
 
     Args:
         choices: answers wanted, in the order of their index.
-        local_prefill: the decode worker must compute the prompt itself, as prompt logprobs need.
-        num_expected_output: tokens an answer probably has.
-        scope: between which requests its cached state is shared.
-        pins: what is to be kept of the prompt, which all choices share.
+        local_prefill: the decode worker must compute the prompt itself, as prompt logprobs require.
+        num_expected_output: estimated output tokens of an answer.
+        scope: requests of equal scope share cached state.
+        pins: prefixes to keep of the prompt, which all choices share.
     """
 
     request_id: str
@@ -48,25 +48,10 @@ class ServeRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ChoiceNews:
-    """What is new of one choice, as `RequestOutput` says it; the last has a finish reason. Pins, those that were
-    granted, and cached tokens are said with the first token and at the end.
-    """
-
-    index: int
-    token_ids: tuple[int, ...]
-    text: str
-    logprobs: tuple[TokenLogprobs, ...] | None = None
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    num_cached_tokens: int = 0
-    pins: tuple[Pin, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ChoiceUpdate:
-    """News of one choice, taken apart. Fields as in `ChoiceNews`; `parts` replaces its text."""
+    """What a client may see of one choice's `RequestOutput`: its text parsed into `parts`, and no more tokens than a
+    moderator has passed.
+    """
 
     index: int
     parts: Sequence[Part]
@@ -78,22 +63,22 @@ class ChoiceUpdate:
 
     @property
     def text(self) -> str:
-        """What it says to the user."""
+        """Text for the user, without thinking and calls."""
         return "".join(part.text for part in self.parts if isinstance(part, Said))
 
 
 @dataclass(slots=True)
 class ChoiceResult:
-    """What one choice amounts to so far.
+    """Accumulated result of one choice.
 
     Args:
-        keep: False counts only, which is all a stream needs.
-        parser: takes its text apart.
+        keep: False: only counts are kept, which suffices for a stream.
+        parser: splits its text into parts.
         reasoning: counts its thinking tokens; None = the model does not think.
-        pins, granted: those asked for, and what the worker made of them, once it has said so.
-        live: what earlier requests' pins keep of this prompt.
-        is_prompt_only: only the prompt is wanted; the one token that computing it takes is dropped.
-        is_computed: the prompt is, since a token came.
+        pins, granted: pins requested, and pins the worker granted, once it has reported them.
+        live: prefixes that earlier requests' pins keep.
+        is_prompt_only: only the prompt is wanted; the one token generated with it is dropped.
+        is_computed: the prompt was computed, since a token has arrived.
     """
 
     num_prompt_tokens: int
@@ -127,12 +112,12 @@ class ChoiceResult:
 
     @property
     def split(self) -> PromptSplit:
-        """What the cache did with the prompt, as it is billed."""
+        """Billing classes of the prompt's tokens."""
         return split_prompt(self.num_prompt_tokens, self.num_cached_tokens, self.granted or (), self.live)
 
     @property
     def expected_split(self) -> PromptSplit:
-        """`split`; before the worker has told, what it will be if all that was paid for is there and all is granted."""
+        """`split`; before the worker's report, an estimate: earlier pins are cached, all requested pins granted."""
         if self.granted is not None:
             return self.split
         num_cached = min(self.num_prompt_tokens, self.live.num_any)
@@ -142,8 +127,8 @@ class ChoiceResult:
     def num_reasoning_tokens(self) -> int:
         return 0 if self.reasoning is None else self.reasoning.num_tokens
 
-    def take(self, news: ChoiceNews) -> ChoiceUpdate:
-        """Count what is new; returns it taken apart."""
+    def take(self, news: RequestOutput) -> ChoiceUpdate:
+        """Counts an update and returns it parsed."""
         self.is_computed |= bool(news.token_ids)
         if self.is_prompt_only:
             news = _of_prompt(news)
@@ -162,16 +147,17 @@ class ChoiceResult:
         )
 
     def add(self, update: ChoiceUpdate) -> None:
-        """What the client gets to see of it."""
+        """Adds the part of an update that the client may see."""
         self.num_calls += sum(isinstance(part, CallBegun) for part in update.parts)
         self.finish_reason = update.finish_reason or self.finish_reason
         if self.keep:
             self._keep(update)
 
-    def _count(self, news: ChoiceNews) -> None:
+    def _count(self, news: RequestOutput) -> None:
         self.num_output_tokens += len(news.token_ids)
-        self.num_cached_tokens = max(self.num_cached_tokens, news.num_cached_tokens)
-        self.granted = self.granted if news.pins is None else news.pins
+        if news.metrics is not None:
+            self.num_cached_tokens = max(self.num_cached_tokens, news.metrics.num_cached_tokens)
+            self.granted = news.metrics.pins
         self.stop_reason = news.stop_reason if news.stop_reason is not None else self.stop_reason
         if self.reasoning is not None:
             for token_id in news.token_ids:
@@ -193,23 +179,23 @@ class ChoiceResult:
         self.prompt_logprobs = self.prompt_logprobs or update.prompt_logprobs
 
 
-def _of_prompt(news: ChoiceNews) -> ChoiceNews:
-    """`news` without what was generated; an answer without a token ends by its length."""
+def _of_prompt(news: RequestOutput) -> RequestOutput:
+    """`news` without generated output; its finish reason `stop` becomes `length`."""
     reason = FinishReason.LENGTH if news.finish_reason is FinishReason.STOP else news.finish_reason
     return replace(news, token_ids=(), text="", logprobs=None, finish_reason=reason, stop_reason=None)
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceEnd:
-    """How a choice ended, for metrics and the request's history.
+    """End of a choice, for metrics and the request's history.
 
     Args:
         reason: stop, length, abort or error.
-        error: what ended it early.
-        stages: its whole timeline, of the worker that finished it.
-        ttft_s: from the gateway taking the request to its first token.
+        error: message of the error that ended it early.
+        stages: its whole timeline, from the worker that finished it.
+        ttft_s: from the gateway receiving the request to its first token.
         tpot_s: mean time between its tokens; None with fewer than two.
-        duration_s: from the gateway taking the request to this choice's last news; None: it was ended early.
+        duration_s: from the gateway receiving the request to this choice's last update; None: it was ended early.
     """
 
     index: int

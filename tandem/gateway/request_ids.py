@@ -1,4 +1,4 @@
-"""Names of requests: the client's where it is sane, else a fresh one. Invariant: no two live requests share one."""
+"""Request ids: the client's if it is valid, else a new one. Invariant: no two live requests share one."""
 
 from tandem.core.fresh_numbers import FreshNumbers
 
@@ -6,14 +6,14 @@ MAX_CHARACTERS = 128
 
 
 class RequestIds:
-    """The ids in use now. Owned by one event loop."""
+    """Ids of live requests. Owned by one event loop."""
 
     def __init__(self) -> None:
         self._live: dict[str, int] = {}  # and by how many they are used
         self._fresh = FreshNumbers()
 
     def claim(self, wanted: str | None) -> str:
-        """`wanted`, if it is sane and free; with a suffix when it is taken; a fresh one otherwise. `release` it."""
+        """Returns `wanted` if valid and free, with a suffix if it is in use, else a new id. `release` it afterwards."""
         if wanted is None or not is_sane(wanted):
             wanted = f"req-{self._fresh.hex(32)}"
         elif wanted in self._live:
@@ -22,7 +22,7 @@ class RequestIds:
         return wanted
 
     def share(self, request_id: str) -> None:
-        """A live id is used by one more, who releases it too."""
+        """Adds a user of a live id, who must release it too."""
         self._live[request_id] += 1
 
     def release(self, request_id: str) -> None:
@@ -32,8 +32,8 @@ class RequestIds:
 
 
 def is_sane(wanted: str) -> bool:
-    """Whether a client's id may go into headers, logs and other processes: short, visible ASCII.
+    """Whether a client's id may appear in headers, logs and other processes: short, visible ASCII.
 
-    NOTE: no `/`, which is how the choices of one request are told apart.
+    NOTE: no `/`, which separates a request's id from the index of a choice.
     """
     return 0 < len(wanted) <= MAX_CHARACTERS and all("!" <= c <= "~" and c != "/" for c in wanted)

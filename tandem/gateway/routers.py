@@ -1,6 +1,6 @@
-"""The routers a gateway may ask. Invariant: one router's death loses no request while another answers in time.
+"""Calls to the routers. Invariant: the failure of one router loses no request while another answers in time.
 
-The one that answered last is asked first. Knows no workers and keeps no pairing.
+The router that answered last is asked first. Holds no workers and no pairings.
 """
 
 import asyncio
@@ -16,8 +16,9 @@ from tandem.core.errors import (
     UntrustedPeerError,
     WorkerLostError,
 )
+from tandem.routing.settlement import Settlement
 from tandem.rpc.client import ClientPool, RouterClient
-from tandem.rpc.messages import Decision, ModelInfo, PairCall, PairingAnswer, ProcessInfo, Settlement, WorkerListing
+from tandem.rpc.messages import Decision, ModelInfo, PairCall, PairingAnswer, ProcessInfo, WorkerListing
 
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -25,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RouterListing:
-    """A router as this gateway sees it: what it says of workers, or why it says nothing."""
+    """A router's report on its workers, or the problem with reaching it."""
 
     address: str
     process: ProcessInfo | None = None
@@ -34,10 +35,10 @@ class RouterListing:
 
 
 class Routers:
-    """Asks one router, then the next.
+    """Asks the routers in turn until one answers.
 
     Args:
-        timeout_s: a router silent for this long is away.
+        timeout_s: a router that is silent for this long counts as unavailable.
     """
 
     def __init__(self, addresses: Sequence[str], pool: ClientPool[RouterClient], timeout_s: float) -> None:
@@ -48,24 +49,24 @@ class Routers:
         self._refusing: set[str] = set()
 
     async def pair(self, call: PairCall) -> tuple[str, PairingAnswer]:
-        """Who serves these tokens, and the address of the router that said so.
+        """The workers that serve these tokens, and the address of the router that chose them.
 
         Raises:
-            InvalidRequestError, CapacityError, UnavailableError: as `RouterHandler.pair`; no router answers.
+            InvalidRequestError, CapacityError, UnavailableError: as `RouterHandler.pair`, or no router answers.
         """
         return await self._ask(lambda client: client.pair(call, timeout_s=self._timeout_s))
 
     async def models(self) -> Sequence[ModelInfo]:
-        """Models that live workers serve now; UnavailableError when no router answers."""
+        """Models that live workers serve now. Raises UnavailableError when no router answers."""
         _, found = await self._ask(lambda client: client.models(timeout_s=self._timeout_s))
         return found
 
     async def settle(self, address: str, settlement: Settlement) -> None:
-        """Tell the router at `address` what became of what it paired."""
+        """Reports the outcome of a pairing to the router at `address`."""
         await self._pool.get(address).settle(settlement, timeout_s=self._timeout_s)
 
     async def listings(self) -> Sequence[RouterListing]:
-        """What every router says of the workers."""
+        """The workers as every router reports them."""
         return await asyncio.gather(*map(self._listing, self.addresses))
 
     async def decisions(self, num_latest: int) -> Sequence[tuple[str, Decision]]:
@@ -91,7 +92,7 @@ class Routers:
         return RouterListing(address, process, tuple(workers))
 
     async def _ask(self, question: Callable[[RouterClient], Awaitable[T]]) -> tuple[str, T]:
-        """The first answer. One that knows no worker is not believed before the others were asked."""
+        """The first answer. A router that knows no worker is overruled by any other that does."""
         away: list[str] = []
         without_worker: UnavailableError | None = None
         for address in self._in_turn():
@@ -112,7 +113,7 @@ class Routers:
         return self.addresses[self._current :] + self.addresses[: self._current]
 
     def _note_refusal(self, address: str, error: UnavailableError) -> None:
-        """An operator must act where two processes do not accept each other, and is told once, not by each request."""
+        """Logs once that a router and this gateway reject each other, which only an operator can mend."""
         if isinstance(error, UntrustedPeerError | IncompatibleProtocolError) and address not in self._refusing:
             self._refusing.add(address)
             _logger.error("router %s cannot be used until this is mended: %s", address, error)

@@ -1,6 +1,6 @@
-"""A gateway's process: listens, serves, and on SIGTERM stops accepting, finishes its streams and ends with 0.
+"""The gateway process: listens, serves, and on SIGTERM stops accepting, finishes its streams and exits with 0.
 
-Invariant: a stream that is still open when the time for draining is over gets an error event, not a cut.
+Invariant: a stream that is still open after the drain timeout gets an error event before it is closed.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 
 class GatewayServer(uvicorn.Server):
-    """Uvicorn that leaves signals to its owner. `stop` begins draining; again, it ends at once."""
+    """Uvicorn without its own signal handling. `stop` begins draining; a second call ends it at once."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -53,11 +53,11 @@ class GatewayServer(uvicorn.Server):
         self._stopping.set()
 
     async def wait_stopping(self) -> None:
-        """Until `stop` is called."""
+        """Waits until `stop` is called."""
         await self._stopping.wait()
 
     async def main_loop(self) -> None:
-        """NOTE: Uvicorn's own looks ten times a second whether it shall stop, and each time takes the date anew."""
+        """NOTE: Uvicorn's own loop polls ten times a second for a stop, and formats the date each time."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_S):
@@ -65,7 +65,7 @@ class GatewayServer(uvicorn.Server):
 
 
 class RunningGateway:
-    """A gateway that listens at `url`. `admin_url`: where operators ask it; None: there too, if at all."""
+    """A gateway that listens at `url`. `admin_url`: of the separate operators' port, or None."""
 
     def __init__(self, gateway: Gateway, server: GatewayServer, url: str, admin_url: str | None) -> None:
         self.gateway = gateway
@@ -75,7 +75,7 @@ class RunningGateway:
         self._stopped_s: float | None = None
 
     def stop(self) -> None:
-        """Take no more requests and finish what runs; called again: end at once."""
+        """Refuses further requests and finishes running ones; a second call ends at once."""
         if not self.gateway.admission.is_closed:
             _logger.info("gateway stops taking requests")
             self._stopped_s = self.gateway.clock.now_s()
@@ -83,14 +83,14 @@ class RunningGateway:
         self._server.stop()
 
     async def close(self, drain_timeout_s: float) -> None:
-        """End it once it serves no more; `drain_timeout_s` counts from the first `stop`."""
+        """Closes the gateway after it has stopped serving; `drain_timeout_s` counts from the first `stop`."""
         assert self._stopped_s is not None
         left_s = self._stopped_s + drain_timeout_s - self.gateway.clock.now_s()
         await self.gateway.close(0.0 if self._server.force_exit else left_s)
 
 
 def run_gateway(settings: GatewaySettings) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code."""
+    """Serves until SIGTERM or SIGINT; returns the exit code."""
     bound_heap()
     configure_logging(settings.log_level, settings.log_format, "gateway")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
@@ -116,7 +116,7 @@ async def _run(settings: GatewaySettings) -> int:
 
 @contextlib.asynccontextmanager
 async def serving_gateway(settings: GatewaySettings) -> AsyncIterator[tuple[RunningGateway, asyncio.Event]]:
-    """Serve for the time of the block, or until stopped, which the event tells.
+    """Serves until the block ends or the gateway is stopped, which sets the event.
 
     Raises:
         ConfigurationError: the address cannot be listened at, or a setting cannot be honoured.
@@ -155,9 +155,7 @@ async def serving_gateway(settings: GatewaySettings) -> AsyncIterator[tuple[Runn
 
 @contextlib.asynccontextmanager
 async def _operators(settings: GatewaySettings, app: ASGIApp, finished: asyncio.Event) -> AsyncIterator[str | None]:
-    """Serve the operators' port, where there is one, for the time of the block; its address. `finished` is set where it
-    ends by itself.
-    """
+    """Serves the operators' port, if any, during the block; yields its URL. Sets `finished` when its server ends."""
     if settings.admin_address is None:
         yield None
         return
@@ -181,7 +179,7 @@ async def _serve(server: GatewayServer, listener: socket.socket, finished: async
 
 
 async def _drain(running: RunningGateway, server: GatewayServer, timeout_s: float) -> None:
-    """Once stopping began, give streams their time, then end them with an error."""
+    """After `stop`, waits for open streams up to the timeout, then ends them with an error."""
     await server.wait_stopping()
     await asyncio.sleep(timeout_s)
     running.gateway.fail_open("this gateway is stopping; send the request again")
@@ -203,7 +201,7 @@ def _uvicorn_config(settings: GatewaySettings, app: ASGIApp) -> uvicorn.Config:
 
 
 def _listen(host: str, port: int, flag: str = "--host or --port") -> socket.socket:
-    """Raises ConfigurationError naming the address that is taken or does not exist, and the flag that says it."""
+    """A listening socket. Raises ConfigurationError naming the address that is taken or invalid, and its flag."""
     try:
         listener = bound(host, port)
         listener.listen(_BACKLOG)  # NOTE: here, so that whoever was told the address can connect
@@ -219,7 +217,7 @@ def _url(host: str, listener: socket.socket) -> str:
 
 
 def _loop_factory() -> "type[asyncio.AbstractEventLoop] | None":
-    """uvloop where there is one."""
+    """uvloop's event loop if it is installed."""
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,4 @@
-"""The `server-timing` header: where the time to the first token went, as browsers and `curl -i` show it. Pure."""
+"""The `server-timing` header: breakdown of the time to the first token, for browsers and `curl -i`. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ _NO_TOKEN = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 def server_timing(stages: Sequence[Stage]) -> str:
-    """Milliseconds by stage, in the order they began; those of one name are added up."""
+    """Milliseconds by stage, in the order they began; stages of one name are added up."""
     total_s: dict[str, float] = {}
     for stage in stages:
         name = _NO_TOKEN.sub("_", stage.name)

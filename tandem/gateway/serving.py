@@ -1,6 +1,6 @@
-"""The core that every dialect shares: a `ServeRequest` in, its choices' news out, whatever happens to workers.
+"""The serving core that every dialect shares: serves a `ServeRequest` and yields updates, across worker failures.
 
-Invariant: leaving a stream, for whatever reason, ends every call behind it and settles every choice once.
+Invariant: leaving a stream, for any reason, cancels every call made for it and settles every choice once.
 """
 
 import asyncio
@@ -8,18 +8,19 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from tandem.core.errors import UnavailableError
+from tandem.core.output import RequestOutput
 from tandem.gateway.history import RequestRecord
 from tandem.gateway.journey import Journey, JourneyContext
 from tandem.gateway.news_queue import NewsQueue
 from tandem.gateway.pace import StreamPacer
-from tandem.gateway.request import ChoiceNews, ServeRequest
+from tandem.gateway.request import ServeRequest
 from tandem.gateway.settler import Settler
 
 LINGER_S = 1.0  # for workers to say good-bye after their last token
 
 
 class ServeStream:
-    """One request being served, as `async with`; `take` until it returns nothing."""
+    """One request being served, as `async with`; call `take` until it returns nothing."""
 
     def __init__(
         self,
@@ -50,8 +51,8 @@ class ServeStream:
             task.add_done_callback(self._note_failure)
         return self
 
-    async def take(self, pace: StreamPacer | None = None) -> Sequence[ChoiceNews]:
-        """What is new; empty when every choice has ended. `pace`: how often it may be.
+    async def take(self, pace: StreamPacer | None = None) -> Sequence[RequestOutput]:
+        """New updates; empty when every choice has ended. `pace`: limits how often it returns.
 
         Raises:
             TandemError: a choice cannot be served, or not to its end.
@@ -65,7 +66,7 @@ class ServeStream:
         return news
 
     def fail(self, reason: str) -> None:
-        """End it with an error that its client is told."""
+        """Ends the request with an error that its client receives."""
         self._queue.fail(UnavailableError(reason, 1.0))
 
     async def __aexit__(
@@ -86,7 +87,7 @@ class ServeStream:
             self._queue.fail(error)
 
     def _settle(self, error: BaseException | None) -> None:
-        """NOTE: done before the client gets the last news, so that it can ask for the request's history at once."""
+        """NOTE: done before the client gets the last update, so that it can ask for the request's history at once."""
         self._is_settled = True
         self._open_streams.discard(self)
         self._ways.metrics.running.dec(len(self._journeys))

@@ -1,4 +1,4 @@
-"""Settings of a gateway, from flags and `TANDEM_*`. Owns names, units and limits; decides nothing."""
+"""Settings of a gateway, from flags and `TANDEM_*` variables. Defines names, units and limits; decides nothing."""
 
 import re
 from functools import cached_property
@@ -155,7 +155,7 @@ class GatewaySettings(PeerSettings, cli_prog_name="python -m services.gateway"):
 
     @property
     def admin_address(self) -> tuple[str, int] | None:
-        """Host and port."""
+        """Host and port of the operators' port, or None."""
         host, _, port = (self.admin_bind or "").rpartition(":")
         return (host, int(port)) if host else None
 
@@ -178,7 +178,7 @@ class GatewaySettings(PeerSettings, cli_prog_name="python -m services.gateway"):
 
     @property
     def responses_keys(self) -> tuple[bytes, ...]:
-        """What stored responses are encrypted with, the newest first."""
+        """Keys that encrypt stored responses, newest first."""
         if self.responses_key is None:
             return (self.secret,)
         listed = self.responses_key.get_secret_value().split(",")

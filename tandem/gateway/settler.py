@@ -1,5 +1,6 @@
-"""Tells routers what became of requests, behind the clients' backs. Invariant: bounded; when a router is away, its
-news is dropped: it forgets requests by itself.
+"""Reports the outcomes of requests to routers in the background.
+
+Invariant: bounded; while a router is unavailable, reports to it are dropped: it forgets requests by itself.
 """
 
 import asyncio
@@ -8,7 +9,7 @@ import logging
 from tandem.core.errors import TandemError
 from tandem.gateway.request import ChoiceEnd
 from tandem.gateway.routers import Routers
-from tandem.rpc.messages import Settlement
+from tandem.routing.settlement import Settlement
 
 MAX_WAITING = 4096
 NUM_SENDERS = 4
@@ -17,7 +18,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Settler:
-    """`add` from the event loop; a few tasks send."""
+    """Queue of outcomes: `add` from the event loop; a few tasks send them."""
 
     def __init__(self, routers: Routers) -> None:
         self._routers = routers
@@ -28,7 +29,7 @@ class Settler:
         self._senders = [asyncio.create_task(self._run(), name="settler") for _ in range(NUM_SENDERS)]
 
     async def close(self, timeout_s: float = 1.0) -> None:
-        """Send what waits, if that is quick."""
+        """Sends waiting outcomes within `timeout_s`, then stops."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._waiting.join()
@@ -54,7 +55,7 @@ class Settler:
 
 
 def settlement_of(request_id: str, end: ChoiceEnd) -> Settlement:
-    """What was measured, milliseconds. A request that failed over says nothing: it would teach wrong figures."""
+    """Measured times of a choice in milliseconds; none after a failover, since they would distort the predictions."""
     if end.num_failovers:
         return Settlement(request_id=request_id)
     total_ms: dict[str, float] = {}

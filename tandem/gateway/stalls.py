@@ -1,7 +1,7 @@
-"""Workers that went silent: who streams from one that no longer lives is told within silence plus answer time.
+"""Detects dead workers: their streams fail within the silence timeout plus the probe timeout.
 
-Invariant: a slow worker that answers is left alone, however long it says nothing. Asks each suspect once at a time,
-never decides where a request goes next.
+Invariant: a slow worker that answers a probe is left alone, however long its stream is silent. Each suspect gets one
+probe at a time. Never decides which worker a request goes to next.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ CHECKS_PER_SILENCE = 4
 
 
 class Listening:
-    """One stream from one worker. `heard` on every news; `lost` says why its timeout was made to pass."""
+    """One stream from one worker. `heard_s`: time of its last update; `lost`: reason why it was ended."""
 
     __slots__ = ("_timeout", "heard_s", "lost", "worker")
 
@@ -28,7 +28,7 @@ class Listening:
         self._timeout = timeout
 
     def end(self, reason: str) -> None:
-        """Interrupt whoever waits for this stream, by TimeoutError; once."""
+        """Interrupts the reader of this stream with TimeoutError; only the first call counts."""
         if self.lost is not None:
             return
         self.lost = reason
@@ -36,7 +36,7 @@ class Listening:
 
 
 class StallWatch:
-    """Watches the streams of one event loop."""
+    """Watches the worker streams of one event loop."""
 
     def __init__(self, pool: ClientPool[WorkerClient], clock: Clock, silent_after_s: float, timeout_s: float) -> None:
         self._pool = pool
@@ -58,7 +58,7 @@ class StallWatch:
 
     @contextmanager
     def listen(self, worker: WorkerAddress, timeout: asyncio.Timeout) -> Iterator[Listening]:
-        """Watch a stream for the time of the block, which runs under `timeout`."""
+        """Watches a stream during the block, which must run under `timeout`."""
         stream = Listening(worker, timeout, self._clock.now_s())
         self._streams[stream] = None
         try:
@@ -67,7 +67,7 @@ class StallWatch:
             del self._streams[stream]
 
     async def is_back(self, worker: WorkerAddress) -> bool:
-        """Whether one that was lost answers again: the same incarnation, and ready for requests."""
+        """Whether a lost worker answers again: the same incarnation, and ready for requests."""
         try:
             status = await self._pool.get(worker.address).status(timeout_s=self._timeout_s)
         except TandemError:
@@ -97,7 +97,7 @@ class StallWatch:
             del self._asked[worker]
 
     def _end(self, worker: WorkerAddress, asked_s: float, reason: str) -> None:
-        """Those that heard of it meanwhile are left alone."""
+        """Ends the worker's streams, except those with an update since the probe was sent."""
         for stream in self._streams:
             if stream.worker == worker and stream.heard_s < asked_s:
                 stream.end(reason)

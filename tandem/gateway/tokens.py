@@ -1,7 +1,7 @@
-"""`/tokenize`, `/detokenize`, `/tokenizer_info` and `/ping`, in the words of vLLM's clients.
+"""`/tokenize`, `/detokenize`, `/tokenizer_info` and `/ping`, in the format of vLLM's clients.
 
-Invariant: the ids are those that the same prompt or chat is served with. Generates nothing and asks no worker for
-anything; long texts never hold up streams.
+Invariant: token ids equal those with which the same prompt or chat is served. Contacts no worker; long texts never
+delay streams.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ T = TypeVar("T")
 
 
 def add_tokens(app: FastAPI, gateway: Gateway) -> None:
-    """Add the routes."""
+    """Adds the routes."""
 
     @app.post("/tokenize", openapi_extra=body_schema(TokenizeBody), tags=["tokens"])
     async def tokenize_text(request: Request) -> Response:
@@ -91,7 +91,7 @@ def add_tokens(app: FastAPI, gateway: Gateway) -> None:
 
 
 async def tokenize(body: bytes, around: DialectContext) -> bytes:
-    """The answer of `/tokenize`. What is longer than the context is counted, too.
+    """The body of `/tokenize`; texts longer than the context are counted too.
 
     Raises:
         InvalidRequestError: naming the field that is wrong.
@@ -115,7 +115,7 @@ async def tokenize(body: bytes, around: DialectContext) -> bytes:
 
 
 async def detokenize(body: bytes, around: DialectContext) -> bytes:
-    """The answer of `/detokenize`; raises as `tokenize`."""
+    """The body of `/detokenize`; raises as `tokenize`."""
     asked = await around.off_loop.run(len(body), partial(_read, DetokenizeBody, body, around.model))
     info = await around.directory.info()
 
@@ -131,7 +131,7 @@ async def detokenize(body: bytes, around: DialectContext) -> bytes:
 
 
 def describe(model: ServedModel, info: ModelInfo | None) -> dict[str, Any]:
-    """The answer of `/tokenizer_info`; `info`: what the workers say, if any were heard of."""
+    """The body of `/tokenizer_info`; `info`: the workers' description of the model, if one is known."""
     tokenizer = model.tokenizer
 
     def named(token_id: int | None) -> str | None:
@@ -201,5 +201,5 @@ def _strings(model: ServedModel, token_ids: Sequence[int]) -> list[str]:
 
 
 async def _off_loop(size: int, work: Callable[[], T]) -> T:
-    """Long work goes to a thread."""
+    """Runs `work` in a thread if it is large."""
     return work() if size <= LONG_TEXT else await asyncio.to_thread(work)

@@ -1,4 +1,4 @@
-"""Checks of a request's tools and of the choice among them, for every dialect. Pure."""
+"""Validates a request's tools and tool choice, for every dialect. Pure."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,9 @@ MAX_DESCRIPTION_CHARACTERS = 32 * 1024
 
 
 def check_tools(tools: Sequence[Tool], choice: ToolChoice) -> None:
-    """Raises RequestError naming the first tool, or the choice, that cannot be honoured.
+    """Raises RequestError naming the first tool, or the choice, that is not valid.
 
-    How many tools there are, and their schemas, which may be large, were checked as they were read.
+    The number of tools and their schemas, which may be large, were checked while they were read.
     """
     names: set[str] = set()
     for index, tool in enumerate(tools):

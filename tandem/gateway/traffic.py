@@ -1,6 +1,6 @@
-"""Traffic of a gateway in one second or minute: counts, and durations in steps of ten percent.
+"""Traffic of a gateway in one span of time: counts, and histograms of durations in steps of ten percent.
 
-Invariant: its size is bounded, whatever was served: a percentile is off by five percent at most.
+Invariant: its size is bounded; a percentile is off by five percent at most.
 """
 
 import math
@@ -20,12 +20,12 @@ class TrafficCounts:
     """Counts of one span of time. `seconds`: its length.
 
     Args:
-        num_asked: choices that arrived, and requests refused before that: what errors are a share of.
-        num_refused: requests answered with an error of the client's, or for want of room.
+        num_asked: choices that arrived, plus requests refused before that: the denominator of error rates.
+        num_refused: requests answered with an error that is the client's, or because of a lack of capacity.
         num_failed: requests answered with an error of the server's.
         num_finished_tokens: prompt tokens of choices that a worker finished.
         num_cached_tokens: of those, the tokens that needed no prefill.
-        first_token, per_token: how often a duration was seen, by its step.
+        first_token, per_token: histograms of durations, by step.
     """
 
     seconds: float = 0.0
@@ -41,21 +41,21 @@ class TrafficCounts:
     per_token: Counter[int] = field(default_factory=Counter)
 
     def add(self, other: "TrafficCounts") -> None:
-        """`other` happened as well."""
+        """Adds the counts of `other`."""
         for each in fields(self):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
             setattr(self, each.name, mine + theirs)
 
     @classmethod
     def sum(cls, many: Iterable["TrafficCounts"]) -> "TrafficCounts":
-        """All of them as one."""
+        """The sum of many counts."""
         total = cls()
         for each in many:
             total.add(each)
         return total
 
     def figures(self) -> Mapping[str, Any]:
-        """Rates, shares of 1 and percentiles; shares and percentiles of nothing are None."""
+        """Rates, shares (0 to 1) and percentiles; shares and percentiles of nothing are None."""
         return {
             "requests_per_s": self._per_s(self.num_arrived),
             "prompt_tokens_per_s": self._per_s(self.num_prompt_tokens),
@@ -72,7 +72,7 @@ class TrafficCounts:
 
 
 def step_of(duration_s: float) -> int:
-    """The step that counts this duration."""
+    """The histogram step of a duration."""
     return math.floor(math.log(min(max(duration_s, _SHORTEST_S), _LONGEST_S)) / _STEP)
 
 
@@ -85,7 +85,7 @@ def _percentiles_ms(counts: Mapping[int, int]) -> Mapping[str, float | None]:
 
 
 def _percentile_ms(counts: Mapping[int, int], share: int) -> float | None:
-    """The middle of the step that holds the `share`-th percentile, milliseconds."""
+    """The middle of the step that holds the `share`-th percentile, in milliseconds."""
     left = sum(counts.values()) * share / 100
     for step in sorted(counts):
         left -= counts[step]

@@ -1,8 +1,8 @@
-"""Requests that nobody can take now: they wait for their turn, as they would in an engine's own queue.
+"""Queue of requests for which no worker has capacity, as in an engine's own queue.
 
-Invariant: nobody gets room before one who was there earlier, so a long prompt is not starved by short ones; a level of
-priority counts as a second of waiting. Only the first in line asks, so a full cluster costs the routers a few questions
-a second however many wait. Owned by one event loop; decides nothing about workers.
+Invariant: no request overtakes an earlier one, so short prompts do not starve a long one; one level of priority counts
+as one second of waiting. Only the first in the queue asks, so a full cluster costs the routers a few calls a second
+however many wait. Owned by one event loop; decides nothing about workers.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ Refusal = CapacityError | UnavailableError
 
 @dataclass(order=True, slots=True)
 class _Place:
-    """By `since_s`, the loop's time of arrival with its priority."""
+    """A place in the queue, ordered by `since_s`: the time of arrival, adjusted by priority."""
 
     since_s: float
     number: int
@@ -34,13 +34,13 @@ class _Place:
 
 
 class WaitingLine:
-    """The line before one gateway's routers.
+    """A queue in front of one gateway's routers.
 
     Args:
-        timeout_s: how long one waits in it; 0 = nobody waits.
-        waiting: shows how many do, in all lines that share it.
-        waits_for: refusals after which one waits.
-        stage: the name of the time in line.
+        timeout_s: maximum wait in seconds; 0 = requests are refused at once.
+        waiting: gauge of the number of waiting requests, in all queues that share it.
+        waits_for: refusals after which a request waits.
+        stage: name of the stage that records the wait.
     """
 
     def __init__(
@@ -63,15 +63,15 @@ class WaitingLine:
         return not self._places
 
     async def ask(self, priority: int, question: Callable[[], Awaitable[T]], record: RequestRecord) -> T:
-        """What `question` answers, asked again in turn for as long as it raises one of `waits_for`.
+        """The answer of `question`, repeated in turn for as long as it raises one of `waits_for`.
 
         Args:
             priority: lower is more urgent.
-            record: gets the time in line as its stage.
+            record: records the wait as a stage.
 
         Raises:
-            CapacityError, UnavailableError: the last refusal, when it took longer than `timeout_s`. What else
-                `question` raises.
+            CapacityError, UnavailableError: the last refusal, after `timeout_s`; also any other error that `question`
+                raises.
         """
         if not self._places:
             try:

@@ -1,5 +1,5 @@
-"""The Kubernetes API, as far as Tandem uses it. The only room that knows the `kubernetes` client.
+"""The Kubernetes API, as far as Tandem uses it. The only package that imports the `kubernetes` client.
 
-`api.open_api(access.find_access(os.environ))` is how to get in. The client is imported only then, so that whoever runs
-without Kubernetes needs no part of it.
+`api.open_api(access.find_access(os.environ))` opens it. The client is imported only then, so that deployments without
+Kubernetes do not need it.
 """

@@ -1,4 +1,4 @@
-"""Address of the API server and credentials: a service account in a pod, else a kubeconfig. Opens nothing."""
+"""Address and credentials of the API server: from a pod's service account or a kubeconfig. Opens no connection."""
 
 import os
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Either `url` with what it takes to be let in, or a `kubeconfig`: paths as in KUBECONFIG.
+    """Address and credentials: either `url` and its credentials, or `kubeconfig`, paths as in KUBECONFIG.
 
     Args:
-        token_file: read again for every call, since Kubernetes replaces it about every hour.
-        ca_file: whom an https server must be signed by; None = whom this machine trusts.
-        namespace: where we are; "" = the kubeconfig's, else "default".
+        token_file: read again for every call, since Kubernetes replaces the token about every hour.
+        ca_file: CA certificate that an https server must be signed by; None = the system's.
+        namespace: of this process; "" = the kubeconfig's, else "default".
     """
 
     url: str = ""
@@ -29,7 +29,7 @@ class Access:
 
 
 def find_access(environ: Mapping[str, str], service_account: Path = SERVICE_ACCOUNT) -> Access:
-    """A pod's service account, else the file that KUBECONFIG names, else ~/.kube/config.
+    """A pod's service account, else the files that KUBECONFIG names, else ~/.kube/config.
 
     Raises:
         ConfigurationError: there is none of them.

@@ -1,4 +1,4 @@
-"""The calls Tandem makes to the Kubernetes API, in one namespace. Values in, values out; no policy, no retries.
+"""Tandem's calls to the Kubernetes API, in one namespace. Plain values in and out; no policy, no retries.
 
 Every call raises a `KubeError` that names verb, resource, namespace and remedy; none blocks the event loop, and each
 can be cancelled at any time.
@@ -46,7 +46,7 @@ class KubeTransport(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How many replicas a Deployment wants and has."""
+    """Wanted and existing replicas of a Deployment."""
 
     name: str
     num_wanted: int
@@ -55,10 +55,10 @@ class Scale:
 
 
 class KubeApi:
-    """Everything is in `namespace`. Made by `open_api`; used and closed in one event loop.
+    """The API in one namespace. Made by `open_api`; used and closed in one event loop.
 
     Args:
-        page: pods are listed in portions of so many.
+        page: number of pods in one page of a list.
     """
 
     def __init__(self, wire: KubeTransport, namespace: str, *, page: int = _PAGE) -> None:
@@ -67,7 +67,7 @@ class KubeApi:
         self.namespace = namespace
 
     async def list_pods(self, selector: str) -> PodList:
-        """All pods that `selector` chooses, as in `kubectl get -l`, as they are now."""
+        """All current pods that match `selector`, as in `kubectl get -l`."""
         call = KubeCall("list", "pods", self.namespace)
         query = [("labelSelector", selector), ("limit", str(self._page))]
         try:
@@ -76,12 +76,12 @@ class KubeApi:
             return await self._listed(call, query[:1])
 
     async def watch_pods(self, selector: str, resource_version: str, watch_s: float) -> AsyncGenerator[PodEvent, None]:
-        """What happens to them after `resource_version`, until the server ends it after `watch_s`.
+        """Events of these pods after `resource_version`, until the server ends the watch after `watch_s` seconds.
 
-        A server that dies without a word is noticed some seconds later than it should have ended.
+        A silent server is detected `_GRACE_S` seconds after the watch should have ended.
 
         Raises:
-            ExpiredError: the server has forgotten `resource_version`; list again.
+            ExpiredError: the server no longer has `resource_version`; list again.
         """
         assert resource_version, "a watch without a version would begin anywhere"
         call = KubeCall("watch", "pods", self.namespace)
@@ -100,7 +100,7 @@ class KubeApi:
         return await self._ask(KubeCall("get", "pods", self.namespace, name), pod_of)
 
     async def evict_pod(self, name: str) -> None:
-        """Ask a pod to end, with its own grace period.
+        """Asks a pod to terminate, with its own grace period.
 
         Raises:
             EvictionBlockedError: a PodDisruptionBudget forbids it now.
@@ -116,13 +116,13 @@ class KubeApi:
         return await self._ask(KubeCall("get", "deployments/scale", self.namespace, deployment, "apps"), _scale_of)
 
     async def write_scale(self, deployment: str, num_replicas: int, resource_version: str = "") -> Scale:
-        """Want so many replicas.
+        """Sets the wanted number of replicas.
 
         Args:
-            resource_version: of the `Scale` this follows from; "" = whatever it is now.
+            resource_version: of the `Scale` on which the change is based; "" = unconditional.
 
         Raises:
-            ConflictError: it is no longer at `resource_version`.
+            ConflictError: the Deployment has changed since `resource_version`.
         """
         call = KubeCall("patch", "deployments/scale", self.namespace, deployment, "apps")
         meta = {"metadata": {"resourceVersion": resource_version}} if resource_version else {}
@@ -132,11 +132,11 @@ class KubeApi:
         return await self._ask(self._lease_call("get", name), lease_of)
 
     async def create_lease(self, lease: Lease) -> Lease:
-        """Raises `ConflictError` when there is one of this name."""
+        """Creates a lease. Raises `ConflictError` when one of this name exists."""
         return await self._ask(self._lease_call("create", lease.name), lease_of, lease_body(lease))
 
     async def replace_lease(self, lease: Lease) -> Lease:
-        """Raises `ConflictError` when it is no longer at `lease.resource_version`."""
+        """Replaces a lease. Raises `ConflictError` when it has changed since `lease.resource_version`."""
         assert lease.resource_version, "without a version this would overwrite what somebody else wrote"
         return await self._ask(self._lease_call("update", lease.name), lease_of, lease_body(lease))
 
@@ -167,7 +167,7 @@ class KubeApi:
 
 
 def open_api(access: Access, namespace: str = "", *, timeout_s: float = 10.0) -> KubeApi:
-    """A way to the API server; nothing is sent yet. `namespace` "" is where `access` is, else "default".
+    """A client of the API server; nothing is sent yet. `namespace` "" is that of `access`, else "default".
 
     Raises:
         ConfigurationError: the `kubernetes` package is not installed, or the kubeconfig is wrong.
@@ -189,7 +189,7 @@ def _understood(call: KubeCall, parse: Callable[..., _T], arguments: tuple[Any, 
 
 
 def _page_of(page: Mapping[str, Any]) -> tuple[list[Pod], str, str]:
-    """(Pods, what to ask for the next page with, the list's version)."""
+    """Pods of a page, the token for the next page, and the list's version."""
     if not str(page.get("kind", "")).endswith("List"):
         raise ValueError(f"kind={shown(page.get('kind'))} is no list")
     following = read.text(read.mapping(page, "metadata"), "continue")

@@ -1,4 +1,4 @@
-"""One question to the Kubernetes API: what RBAC calls it, and where HTTP asks it. Decides nothing, sends nothing."""
+"""One call to the Kubernetes API: its RBAC names and its HTTP path. Sends nothing."""
 
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -8,7 +8,7 @@ _METHODS = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "upda
 
 @dataclass(frozen=True, slots=True)
 class KubeCall:
-    """`resource` is as in a Role: "pods", "deployments/scale"; `group` "" is the core API; `name` "" is all of them."""
+    """A call. `resource` as in a Role: "pods", "deployments/scale"; `group` "": core API; `name` "": all objects."""
 
     verb: str
     resource: str

@@ -1,8 +1,8 @@
 """Decides leadership from a Lease and this process's own clock. Pure: no I/O, no wall clock, no waiting.
 
-Invariant: a leader stops believing in itself `renew_deadline_s` after it *asked* for its last good renewal, and nobody
-else takes the lease before it has seen it unchanged for `lease_s`, which is longer. So two never lead at one time, as
-long as their clocks run equally fast; what they show does not matter.
+Invariant: a leader stops leading `renew_deadline_s` after it *sent* its last successful renewal, and no other candidate
+takes the lease before it has seen it unchanged for `lease_s`, which is longer. So there are never two leaders, provided
+that their clocks run at the same rate; their absolute times do not matter.
 """
 
 import math
@@ -14,12 +14,12 @@ from tandem.kube.lease import Lease
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTerms:
-    """Seconds.
+    """Durations in seconds.
 
     Args:
-        lease_s: unchanged for so long, a lease may be taken by another.
-        renew_deadline_s: without a renewal for so long, its holder stops leading.
-        retry_s: how often to renew, or to look whether it is free.
+        lease_s: a lease that is unchanged for this long may be taken over.
+        renew_deadline_s: a holder without a renewal for this long stops leading.
+        retry_s: interval at which to renew the lease, or to check whether it is free.
     """
 
     lease_s: float = 15.0
@@ -35,7 +35,7 @@ class LeaseTerms:
 
 
 class Candidate:
-    """One who wants to lead. `identity` must be of this process alone: a restarted pod is somebody else."""
+    """A candidate for leadership. `identity` must be unique to this process: a restarted pod is another candidate."""
 
     def __init__(self, identity: str, terms: LeaseTerms) -> None:
         assert identity
@@ -46,18 +46,18 @@ class Candidate:
         self._leads_until_s = float("-inf")
 
     def remaining_s(self, now_s: float) -> float:
-        """For how long it surely leads from now on; 0 = it does not."""
+        """Seconds for which it is certain to lead from now on; 0 = it does not lead."""
         return max(0.0, self._leads_until_s - now_s)
 
     def saw(self, lease: Lease, now_s: float) -> None:
-        """What the server says now. Another's name on it ends our own time at once."""
+        """Records the lease as the server has it. Another holder ends this candidate's leadership at once."""
         if lease != self._known:
             self._known, self._known_since_s = lease, now_s
         if lease.holder != self.identity:
             self.lost()
 
     def bid(self, now_s: float, wall_s: float) -> Lease | None:
-        """What to write in place of what was seen last, to lead on or to begin to; None while it is another's."""
+        """The lease to write to keep or take leadership; None while another candidate holds it."""
         known = self._known
         assert known is not None, "look at the lease first"
         if known.holder == self.identity:
@@ -69,20 +69,20 @@ class Candidate:
         return self._written(known, wall_s, wall_s, known.num_transitions + 1)
 
     def first_bid(self, name: str, wall_s: float) -> Lease:
-        """What to create when there is no lease."""
+        """The lease to create when there is none."""
         return self._written(Lease(name=name, holder="", duration_s=0), wall_s, wall_s, 0)
 
     def won(self, written: Lease, asked_s: float, now_s: float) -> None:
-        """The server took our bid, which was sent at `asked_s`."""
+        """Records that the server accepted the bid sent at `asked_s`."""
         self._known, self._known_since_s = written, now_s
         self._leads_until_s = asked_s + self.terms.renew_deadline_s
 
     def lost(self) -> None:
-        """It leads no more, from now on."""
+        """Ends leadership at once."""
         self._leads_until_s = float("-inf")
 
     def resignation(self) -> Lease | None:
-        """What to write so that the next one need not wait; None when the lease is not ours."""
+        """The lease to write so that a successor need not wait; None when it is not ours."""
         if self._known is None or self._known.holder != self.identity:
             return None
         return Lease(

@@ -1,8 +1,8 @@
-"""HTTP to one API server through the `kubernetes` client's asyncio half. Imported only when Kubernetes was chosen.
+"""HTTP to one API server through the `kubernetes` client's asyncio part. Imported only when Kubernetes is used.
 
-Invariant: every call ends within its time or is cancelled with its connection; whatever goes wrong is a `KubeError`.
-It retries nothing. Of the client only authentication and transport are used: its calls may take five minutes, and its
-Watch connects again, and ends, without a word.
+Invariant: every call ends within its timeout or is cancelled with its connection; every failure is a `KubeError`. No
+retries. Only the client's authentication and transport are used: its own calls may take five minutes, and its Watch
+reconnects, and ends, silently.
 """
 
 import asyncio
@@ -32,10 +32,10 @@ _UNREADABLE = (OSError, ValueError, KeyError, TypeError, _config.ConfigException
 
 
 class KubeConnection:
-    """A `KubeTransport`: opened by its first call, in the event loop that closes it.
+    """A `KubeTransport`. The first call opens it; close it in the same event loop.
 
     Args:
-        timeout_s: from asking to the end of the answer; for a watch, to its beginning.
+        timeout_s: from a call to the end of its answer; for a watch, to its beginning.
     """
 
     def __init__(self, access: Access, *, timeout_s: float = 10.0) -> None:
@@ -108,7 +108,7 @@ class KubeConnection:
 
 
 def namespace_of(access: Access) -> str:
-    """Where `access` is: its own namespace, or the one that the kubeconfig's context names; "" when neither is said.
+    """The namespace of `access`, or of the kubeconfig's current context; "" when neither is set.
 
     Raises:
         ConfigurationError: the kubeconfig cannot be read.
@@ -122,10 +122,10 @@ def namespace_of(access: Access) -> str:
 
 
 async def _configuration(access: Access) -> Any:
-    """The client's own form of `access`.
+    """`access` as the client's configuration.
 
     Raises:
-        ConfigurationError: a file cannot be read or does not say what is needed.
+        ConfigurationError: a file cannot be read or lacks what is needed.
     """
     configuration = _client.Configuration(host=access.url or None)
     with _readable(access):
@@ -165,7 +165,7 @@ def _readable(access: Access) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _named_failures(call: KubeCall, timeout_s: float) -> Iterator[None]:
-    """What goes wrong below HTTP, as a `KubeError`."""
+    """Turns failures below HTTP into `KubeError`."""
     try:
         yield
     except KubeError:

@@ -32,7 +32,7 @@ class KubeError(TandemError):
 
 
 class KubeUnavailableError(KubeError):
-    """The server did not answer, or says it cannot now."""
+    """The server did not answer, or reported that it cannot answer now."""
 
 
 class UnauthorizedError(KubeError):
@@ -40,7 +40,7 @@ class UnauthorizedError(KubeError):
 
 
 class ForbiddenError(KubeError):
-    """A rule is missing in the account's Role."""
+    """The account's Role lacks a rule."""
 
 
 class NotFoundError(KubeError):
@@ -48,11 +48,11 @@ class NotFoundError(KubeError):
 
 
 class ConflictError(KubeError):
-    """The object was changed by somebody else, or exists already."""
+    """The object was changed by another client, or exists already."""
 
 
 class ExpiredError(KubeError):
-    """The server no longer knows this resource version."""
+    """The server no longer has this resource version."""
 
 
 class EvictionBlockedError(KubeError):
@@ -60,11 +60,11 @@ class EvictionBlockedError(KubeError):
 
 
 class RefusedError(KubeError):
-    """The server understood the call and will not do it."""
+    """The server understood the call and refused it."""
 
 
 class BadAnswerError(KubeError):
-    """The answer is not what this call should bring: probably this is no Kubernetes API server."""
+    """The answer is not what this call returns: probably this is no Kubernetes API server."""
 
 
 _KINDS: Mapping[int, tuple[type[KubeError], str]] = {
@@ -105,7 +105,7 @@ def _missing_rule(call: KubeCall) -> str:
 
 
 def _is_blocked(status: Mapping[str, Any]) -> bool:
-    """Whether a budget says no, rather than an overloaded server."""
+    """Whether a disruption budget forbids the eviction, rather than an overloaded server."""
     details = status.get("details")
     causes = details.get("causes") if isinstance(details, Mapping) else None
     named = [cause.get("reason") for cause in causes if isinstance(cause, Mapping)] if isinstance(causes, list) else []

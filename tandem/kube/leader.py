@@ -1,7 +1,7 @@
-"""One leader among several processes, under a Lease in the Kubernetes API. Acts on what `candidate` decides.
+"""Leader election among several processes, by a Lease in the Kubernetes API. Carries out the decisions of `candidate`.
 
-Invariant: `is_leader` is asked of the clock, so it turns false in time even while a renewal hangs. Whoever acts as the
-leader asks it right before, and lets the act take less than `remaining_s` plus what lies between deadline and lease.
+Invariant: `is_leader` is computed from the clock, so it turns false in time even while a renewal hangs. Before each
+action check it; the action must take less than `remaining_s` plus the time between renew deadline and lease.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Leases(Protocol):
-    """The part of `KubeApi` that is needed."""
+    """The part of `KubeApi` that the election needs."""
 
     async def read_lease(self, name: str) -> Lease: ...
     async def create_lease(self, lease: Lease) -> Lease: ...
@@ -30,15 +30,15 @@ class Leases(Protocol):
 
 
 def own_identity(name: str) -> str:
-    """`name`, a pod's for example, made unlike that of any other process."""
+    """An identity that is unique to this process: `name`, such as the pod's, and a random suffix."""
     return f"{name}_{uuid.uuid4().hex[:8]}"
 
 
 class LeaderElection:
-    """Takes part until `run` is cancelled.
+    """Takes part in the election until `run` is cancelled.
 
     Args:
-        wall_s: seconds since 1970, which the lease shows to people.
+        wall_s: seconds since 1970, shown in the lease for people.
         jitter: spreads the rounds of several candidates.
     """
 
@@ -73,11 +73,11 @@ class LeaderElection:
 
     @property
     def remaining_s(self) -> float:
-        """For how long this process surely leads, seconds; 0 when it does not."""
+        """Seconds for which this process is certain to lead; 0 when it does not."""
         return self._candidate.remaining_s(self._clock.now_s())
 
     async def run(self) -> None:
-        """Stand for election until cancelled; then let go of the lease, so that the next one need not wait."""
+        """Takes part until cancelled; then releases the lease, so that a successor need not wait."""
         terms = self._candidate.terms
         try:
             while True:
@@ -87,7 +87,7 @@ class LeaderElection:
             await self._resign()
 
     async def round(self) -> None:
-        """Look once, and take or renew what may be taken. Never raises what the API does to it."""
+        """Reads the lease once, and takes or renews it if possible. Logs errors of the API instead of raising them."""
         try:
             async with asyncio.timeout(self._candidate.terms.renew_deadline_s):
                 await self._stand()
@@ -118,7 +118,7 @@ class LeaderElection:
         candidate.won(made, asked_s, self._clock.now_s())
 
     async def _resign(self) -> None:
-        """NOTE: what was written last may be later than what we know: a renewal cannot be called back."""
+        """NOTE: the lease may be newer than the last known one: a renewal that was sent cannot be revoked."""
         self._candidate.lost()
         self._tell()
         with contextlib.suppress(KubeError, TimeoutError):
@@ -144,7 +144,7 @@ class LeaderElection:
             _LOG.warning("the lease %s cannot be held or seen: %s", self._lease_name, reason)
 
     def _tell(self) -> None:
-        """Say once that leading began or ended."""
+        """Logs that leading began or ended."""
         is_leader = self.is_leader
         if is_leader != self._was_leader:
             self._was_leader = is_leader

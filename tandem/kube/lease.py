@@ -1,4 +1,4 @@
-"""A coordination.k8s.io Lease: who holds it, and since when. Values only; the rules are in `leader`."""
+"""A coordination.k8s.io Lease: its holder and times. Values only; the rules are in `candidate`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from tandem.kube import read
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """Times are seconds since 1970 by the holder's wall clock, so nobody else may compute with them.
+    """A lease. Times are seconds since 1970 by the holder's wall clock, so other processes must not compute with them.
 
     Args:
         holder: "" = nobody.
-        resource_version: of the object that was read; "" when it is to be created.
+        resource_version: of the object that was read; "" for a lease to be created.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Lease:
 
 
 def lease_of(found: Mapping[str, Any]) -> Lease:
-    """Raises `ValueError` naming the field that is wrong."""
+    """Parses a lease. Raises `ValueError` naming the field that is wrong."""
     meta, spec = read.mapping(found, "metadata"), read.mapping(found, "spec")
     return Lease(
         name=read.text(meta, "name", None),
@@ -40,7 +40,7 @@ def lease_of(found: Mapping[str, Any]) -> Lease:
 
 
 def lease_body(lease: Lease) -> dict[str, Any]:
-    """As the API wants it."""
+    """The lease as the API's JSON object."""
     spec: dict[str, Any] = {
         "holderIdentity": lease.holder,
         "leaseDurationSeconds": lease.duration_s,

@@ -1,4 +1,4 @@
-"""A pod as Tandem sees it. Values only; read from the API's JSON."""
+"""A pod, reduced to the fields that Tandem uses. Values only; parsed from the API's JSON."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,12 +9,12 @@ from tandem.kube import read
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """Times are seconds since 1970.
+    """A pod. Times are seconds since 1970.
 
     Args:
         ip: "" until it has one.
         ready: the Ready condition: containers and readiness gates.
-        deleting: it was told to end and may still be serving.
+        deleting: it is terminating and may still be serving.
         ready_s: since when it is ready; None while it is not.
         ports: container ports that have a name.
     """
@@ -34,7 +34,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class PodList:
-    """All pods of a selector, as they were at `resource_version`."""
+    """All pods of a selector, as of `resource_version`."""
 
     pods: tuple[Pod, ...]
     resource_version: str
@@ -42,8 +42,9 @@ class PodList:
 
 @dataclass(frozen=True, slots=True)
 class PodEvent:
-    """What a watch brings. `kind`: added, modified, deleted, or bookmark, which has no pod. From `resource_version`
-    on nothing has been missed."""
+    """An event of a watch. `kind`: added, modified, deleted, or bookmark, which has no pod. All events up to
+    `resource_version` have been delivered.
+    """
 
     kind: str
     pod: Pod | None
@@ -51,7 +52,7 @@ class PodEvent:
 
 
 def pod_of(found: Mapping[str, Any]) -> Pod:
-    """Raises `ValueError` naming the field that is wrong."""
+    """Parses a pod. Raises `ValueError` naming the field that is wrong."""
     meta, spec, status = read.mapping(found, "metadata"), read.mapping(found, "spec"), read.mapping(found, "status")
     ready = _ready_condition(status)
     return Pod(

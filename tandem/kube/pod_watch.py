@@ -1,7 +1,7 @@
-"""A list of pods kept up to date: listed once, then followed. Says by itself when it is not to be trusted.
+"""An up-to-date list of pods: listed once, then updated by a watch. Reports when it may be out of date.
 
-Invariant: `pods` is what the server said at one moment plus everything since; after anything that might have lost an
-event (410, a broken or silent stream, garbage) it is listed anew. `failure` is None only while that holds.
+Invariant: `pods` is a list of the server plus all events since; after anything that might have lost an event (410, a
+broken or silent stream, invalid data) it is listed again. `failure` is None only while that holds.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Pods(Protocol):
-    """The part of `KubeApi` that is needed."""
+    """The part of `KubeApi` that the watch needs."""
 
     async def list_pods(self, selector: str) -> PodList: ...
     def watch_pods(self, selector: str, resource_version: str, watch_s: float) -> AsyncGenerator[PodEvent, None]: ...
@@ -28,12 +28,12 @@ class Pods(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchTerms:
-    """Seconds.
+    """Durations in seconds.
 
     Args:
-        watch_s: the server ends a watch after so long; how late a dead connection is noticed follows from it.
-        relist_s: everything is listed anew this often, whatever happens.
-        first_backoff_s, max_backoff_s: between attempts while it fails, doubled each time.
+        watch_s: the server ends a watch after this time, which bounds how late a dead connection is noticed.
+        relist_s: everything is listed again at this interval.
+        first_backoff_s, max_backoff_s: between attempts while it fails; doubled each time.
     """
 
     watch_s: float = 30.0
@@ -43,9 +43,9 @@ class WatchTerms:
 
 
 class PodWatch:
-    """The pods of one selector. `run` must be running for it to know anything.
+    """The pods of one selector; they are up to date only while `run` is running.
 
-    `tried` is set once the first list came or failed.
+    `tried` is set once the first list has arrived or failed.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class PodWatch:
 
     @property
     def pods(self) -> Sequence[Pod]:
-        """Everything known, be it up to date or not; empty before the first list."""
+        """The last known pods, up to date or not; empty before the first list."""
         return list(self._pods.values())
 
     async def run(self) -> None:
-        """Keep it up to date until cancelled."""
+        """Keeps the list up to date until cancelled."""
         num_failures = 0
         while True:
             try:
@@ -97,7 +97,7 @@ class PodWatch:
         self.tried.set()
 
     async def _follow(self) -> None:
-        """Watch after watch, each from where the last one ended, until it is time to list again."""
+        """Runs one watch after another, each from where the last one ended, until it is time to list again."""
         until_s = self._clock.now_s() + self._jittered(self._terms.relist_s)
         while self._clock.now_s() < until_s:
             watch = self._api.watch_pods(self._selector, self._version, self._jittered(self._terms.watch_s))

@@ -1,6 +1,6 @@
-"""Reads answers of the Kubernetes API field by field. A field of the wrong type is never guessed at.
+"""Reads fields of Kubernetes API objects. A field of the wrong type is an error, never converted.
 
-Every function raises `ValueError` naming the field; whoever asked turns it into `BadAnswerError`.
+Every function raises `ValueError` naming the field; callers turn it into `BadAnswerError`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ def items(parent: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
 
 
 def text(parent: Mapping[str, Any], name: str, default: str | None = "") -> str:
-    """A string; `default` when absent, which None forbids."""
+    """A string; `default` when absent. With a default of None an absent field is an error."""
     value = parent.get(name, default)
     if value is None and default is not None:
         return default
@@ -41,7 +41,7 @@ def text(parent: Mapping[str, Any], name: str, default: str | None = "") -> str:
 
 
 def number(parent: Mapping[str, Any], name: str, default: int | None = 0) -> int:
-    """A whole number; `default` when absent, which None forbids."""
+    """A whole number; `default` when absent. With a default of None an absent field is an error."""
     value = parent.get(name, default)
     if value is None and default is not None:
         return default
@@ -51,7 +51,7 @@ def number(parent: Mapping[str, Any], name: str, default: int | None = 0) -> int
 
 
 def texts(parent: Mapping[str, Any], name: str) -> Mapping[str, str]:
-    """Labels and the like."""
+    """A mapping of strings, such as labels; empty when absent."""
     value = mapping(parent, name)
     if not all(isinstance(key, str) and isinstance(item, str) for key, item in value.items()):
         raise ValueError(f"{name}={shown(value)} has something else than text")
@@ -68,5 +68,5 @@ def moment_s(parent: Mapping[str, Any], name: str) -> float | None:
 
 
 def written_moment(moment: float) -> str:
-    """Seconds since 1970 as the API's MicroTime."""
+    """A time in seconds since 1970 in the API's MicroTime format."""
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

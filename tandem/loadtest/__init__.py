@@ -1,1 +1,1 @@
-"""Load on a gateway as users make it, measured from their side: `tandem load`."""
+"""Load tests of a gateway, measured from the client's side: `tandem load`."""

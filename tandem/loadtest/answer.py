@@ -1,6 +1,6 @@
-"""Reads one streamed answer: when each token came, what the server counted, or what it says went wrong.
+"""Reads one streamed answer: arrival time of each token, the server's token counts, and its error, if any.
 
-Invariant: an answer counts as whole only when its stream says so; a stream that just stops is never taken for one.
+Invariant: an answer counts as complete only when its stream says so; one that just stops does not.
 """
 
 from collections.abc import Mapping
@@ -17,9 +17,10 @@ _MAX_ERROR_BYTES = 1 << 16
 
 
 class AnswerReader:
-    """A receiver. Times are the clock's, taken when a chunk is read, before it is parsed.
+    """A `ResponseReceiver` for one answer. Times are taken when a chunk is read, before it is parsed.
 
-    token_ids: of the answer, where the server tells them; `arrivals`: (time, tokens) of each event with tokens.
+    token_ids: of the answer, if the server reports them; `arrivals`: (time, number of tokens) of each event with
+    tokens.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -56,10 +57,10 @@ class AnswerReader:
                 self._take(_parsed(data), now_s)
 
     def end(self) -> None:
-        """The body has ended.
+        """Checks the answer once its body has ended.
 
         Raises:
-            ExchangeError: the answer had not.
+            ExchangeError: the stream ended before the answer was complete.
         """
         if self._status != 200:
             self._refused()
@@ -113,7 +114,7 @@ def _choices(event: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _described(value: Mapping[str, Any]) -> tuple[str, str]:
-    """Code and message of an error in OpenAI's shape, or as much as there is of them."""
+    """Code and message of an error in OpenAI's format, as far as they are present."""
     error = value.get("error")
     if not isinstance(error, dict):
         return "", str(error or value)[:200]

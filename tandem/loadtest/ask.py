@@ -1,4 +1,4 @@
-"""Requests to a server, with bodies in OpenAI's form. Pure."""
+"""Requests of a load test, with bodies in OpenAI's format. Pure."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ PATH = "/v1/completions"
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """One request. `turn`: its place in its conversation, from 0."""
+    """One request. `turn`: its index in its conversation, from 0."""
 
     prompt: Tokens
     num_output_tokens: int
@@ -19,9 +19,9 @@ class LoadRequest:
 
 
 class BodyWriter:
-    """Writes bodies that differ only in prompt and length.
+    """Writes request bodies that differ only in prompt and length.
 
-    NOTE: `return_token_ids` tells how many tokens each event holds; a token may have no text of its own.
+    NOTE: `return_token_ids` shows the number of tokens in each event, since a token may have no text of its own.
     """
 
     def __init__(self, model: str, *, ignore_eos: bool, temperature: float) -> None:

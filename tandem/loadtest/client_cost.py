@@ -1,6 +1,6 @@
-"""Cost of the load client itself, and whether it was too busy to measure anybody else.
+"""Resources used by the load client itself, to tell whether it was too busy to measure the server.
 
-Figures are of this process: processor time, and how late its event loop answers a timer of its own.
+Figures are of this process: processor time, and the delay of timers in its event loop.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ _TICK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ClientCost:
-    """Of one test. `reasons`: why its figures are the client's rather than the server's; empty when they are not.
+    """Client load during one test. `reasons`: why its latencies include waits of the client; empty if they do not.
 
     loop_lag_s: how late a timer fired; lateness_s: how late counted requests were sent.
     """
@@ -34,12 +34,12 @@ class ClientCost:
 
     @property
     def is_busy(self) -> bool:
-        """It used up its core itself; else, where it was late, the machine was busy with something else."""
+        """Whether the client used up its core; if it was late without that, the machine was busy otherwise."""
         return self.cpu_cores >= BUSY_CORES
 
 
 class CostMeter:
-    """Measures from `start` on."""
+    """Measures the client's load."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -48,19 +48,19 @@ class CostMeter:
         self._began_s = 0.0
 
     def start(self) -> None:
-        """From now on; what was measured before is forgotten."""
+        """Starts a new measurement."""
         self._cpu_s, self._began_s = time.process_time(), self._clock.now_s()
         self._lags_s.clear()
 
     async def watch(self) -> None:
-        """Take the lag of the event loop until cancelled."""
+        """Measures the lag of the event loop until cancelled."""
         while True:
             due_s = self._clock.now_s() + _TICK_S
             await asyncio.sleep(_TICK_S)
             self._lags_s.append(max(0.0, self._clock.now_s() - due_s))
 
     def cost(self, lateness_s: Sequence[float]) -> ClientCost:
-        """Until now."""
+        """The client's load since `start`."""
         elapsed_s = max(self._clock.now_s() - self._began_s, 1e-9)
         cores = (time.process_time() - self._cpu_s) / elapsed_s
         lag, late = percentiles(self._lags_s), percentiles(lateness_s)

@@ -1,6 +1,6 @@
-"""One HTTP/1.1 connection of the load client, driven by callbacks: a token is timed in the call that reads its bytes.
+"""One HTTP/1.1 connection of the load client, driven by callbacks, so that tokens are timed as their bytes are read.
 
-Invariant: at most one exchange at a time; whatever ends it, its future is settled once. Knows no URL and no JSON.
+Invariant: at most one exchange at a time; its future completes once, however it ends. Knows no URL and no JSON.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from tandem.loadtest.failure import CUT, MALFORMED, ExchangeError
 
 
 class ResponseReceiver(Protocol):
-    """Takes an answer as it comes. What it raises ends the exchange."""
+    """Receives an answer while it arrives. An exception that it raises ends the exchange."""
 
     def head(self, status: int, headers: dict[bytes, bytes]) -> None: ...
 
@@ -20,7 +20,7 @@ class ResponseReceiver(Protocol):
 
 
 class HttpConnection(asyncio.Protocol):
-    """A socket and the exchange that is under way on it."""
+    """A connection and its current exchange."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -34,7 +34,7 @@ class HttpConnection(asyncio.Protocol):
         self.is_open = False
 
     async def exchange(self, request: bytes, receiver: ResponseReceiver) -> None:
-        """Send a request and give its answer to `receiver`.
+        """Sends a request and passes its answer to `receiver`.
 
         Raises:
             ExchangeError: the connection ended first, or the answer is no HTTP; or what the receiver raises.

@@ -1,6 +1,6 @@
-"""Conversations to ask: made from lengths and seeds, or recorded ones. The driver decides their times.
+"""Conversations of a load test: generated from lengths and seeds, or recorded ones. The driver decides their times.
 
-Invariant: the same seed makes the same conversations, in whatever order and however late they are asked for.
+Invariant: the same seed generates the same conversations, in whatever order and however late they are requested.
 """
 
 import random
@@ -16,15 +16,15 @@ from tandem.workload.trace import MOONCAKE_BLOCK_SIZE, TraceRequest, read_trace
 
 
 class RequestSequence(Protocol):
-    """Requests that follow from one another."""
+    """Consecutive requests of one conversation."""
 
     def next_ask(self, answer: Sequence[int]) -> LoadRequest | None:
-        """The next request, given the answer to the last one (empty before the first); None: it is over."""
+        """The next request, given the answer to the last one (empty before the first); None: there is none."""
         ...
 
 
 class Talk:
-    """Turns of drawn lengths; each prompt is everything said so far, and something new."""
+    """A generated conversation with turns of random lengths; each prompt is the whole history and new tokens."""
 
     def __init__(self, plan: LoadPlan, tokens: TokenSource, number: int, max_model_len: int | None) -> None:
         self._plan = plan
@@ -37,7 +37,7 @@ class Talk:
         self._history = Tokens()
 
     def next_ask(self, answer: Sequence[int]) -> LoadRequest | None:
-        """A conversation that outgrows the model's context ends."""
+        """The next request; the conversation ends before it exceeds the model's context."""
         if self._turn == self._num_turns:
             return None
         said = Tokens(b",".join(b"%d" % token_id for token_id in answer), len(answer))
@@ -60,10 +60,10 @@ class Talk:
 
 
 class Recorded:
-    """One request of a trace. Equal block ids become equal tokens.
+    """One recorded request of a trace. Equal block ids become equal tokens.
 
     Args:
-        scale: of token counts; blocks shrink or grow with prompts, so that what is shared stays shared.
+        scale: factor for token counts; blocks are scaled with prompts, so that shared prefixes stay shared.
     """
 
     def __init__(self, request: TraceRequest, tokens: TokenSource, number: int, scale: float) -> None:
@@ -77,7 +77,7 @@ class Recorded:
 
 
 def recorded_requests(plan: LoadPlan) -> Iterator[TraceRequest]:
-    """The plan's trace, spread inside its ticks where it has those, on the plan's time scale.
+    """The requests of the plan's trace on its time scale; arrivals recorded in ticks are spread inside them.
 
     Raises:
         InvalidRequestError: the trace cannot be read.

@@ -1,6 +1,6 @@
-"""`make load`: a short closed and a short open loop through a gateway; without one, through a cluster of its own.
+"""`make load`: a short closed-loop and a short open-loop test of a gateway, or of a cluster that it starts itself.
 
-Starts `tandem up` and `tandem load` as a user would, and ends what it started. Everything lies under one directory.
+Starts `tandem up` and `tandem load` as a user would, and stops them. All files lie under one directory.
 """
 
 import contextlib
@@ -38,14 +38,14 @@ class Demo(Settings, cli_prog_name="python -m tandem.loadtest.demo", env_prefix=
     load: list[str] = Field([], description="instead of both loads, one with these flags; repeatable: --load=--rate=9")
 
     def run(self) -> int:
-        """The worst exit code of all loads."""
+        """Runs all loads; returns the highest exit code."""
         loads = {"own": tuple(self.load)} if self.load else _LOADS
         with self._gateway() as url:
             return max(self._load(url, name, flags) for name, flags in loads.items())
 
     @contextlib.contextmanager
     def _gateway(self) -> Iterator[str]:
-        """The address; a cluster that had to be started is stopped."""
+        """The gateway's URL; a cluster started for the demo is stopped at the end."""
         if self.url:
             yield self.url
             return

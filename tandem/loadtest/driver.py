@@ -1,7 +1,7 @@
-"""Sends requests when they are due and keeps every outcome. Two shapes of load, one way to end.
+"""Sends requests when they are due and collects their outcomes, in a closed or an open loop.
 
-Invariant of an open loop: nothing that the server does delays an arrival; what the client itself adds is measured, as
-the time between a request's due time and its sending. Ending early cuts what is open, and says so in its outcomes.
+Invariant of an open loop: the server cannot delay an arrival; delays of the client itself are measured, as the time
+between a request's due time and its sending. Ending early cuts open requests and marks them in their outcomes.
 """
 
 import asyncio
@@ -26,17 +26,17 @@ _MAX_RETRY_AFTER_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A conversation that begins at a time, in seconds after the first request may be sent."""
+    """A conversation and its starting time, in seconds after the first request may be sent."""
 
     at_s: float
     conversation: RequestSequence
 
 
 class Driver(ABC):
-    """Runs a load once. `outcomes` grows as requests end; `num_open`, `num_sent`: now, and of all so far.
+    """Runs a load once. `outcomes` grows as requests end; `num_open`: open now; `num_sent`: sent so far.
 
-    num_failed: of `outcomes`, those that were not answered.
-    has_lasted: requests were sent for the whole of the plan's duration. trace_problem: why no more of it could be read.
+    num_failed: outcomes that are failures.
+    has_lasted: requests were sent for the plan's whole duration. trace_problem: why reading the trace stopped early.
     """
 
     def __init__(self, plan: LoadPlan, endpoint: GatewayEndpoint) -> None:
@@ -52,7 +52,7 @@ class Driver(ABC):
         self._is_stopping = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Send everything and wait for every end; when `stop` is set, end at once."""
+        """Sends everything and waits for every end; when `stop` is set, ends at once."""
         work = asyncio.create_task(self._work(), name="load")
         stopped = asyncio.create_task(stop.wait(), name="stop")
         try:
@@ -75,10 +75,10 @@ class Driver(ABC):
 
     @abstractmethod
     async def _feed(self, group: asyncio.TaskGroup) -> None:
-        """Start what sends."""
+        """Starts the tasks that send."""
 
     def _is_within(self, due_s: float) -> bool:
-        """Whether a request due then is still to be sent."""
+        """Whether a request due then should still be sent."""
         plan = self.plan
         if self._is_stopping:
             return False
@@ -88,7 +88,7 @@ class Driver(ABC):
         return plan.num_requests is None or due_s < 0 or self._num_counted < plan.num_requests
 
     async def _wait_until(self, due_s: float) -> None:
-        """Lets others run even when it is already late."""
+        """Waits until `due_s`; yields to other tasks even if that has passed."""
         while True:
             wait_s = due_s - self._endpoint.now_s()
             await asyncio.sleep(max(0.0, wait_s))
@@ -100,7 +100,7 @@ class Driver(ABC):
         self.num_sent += 1
 
     async def _send(self, ask: LoadRequest, due_s: float) -> Answered:
-        """`_count` came first."""
+        """Sends one request; call `_count` before."""
         if self.num_open >= self.plan.max_open:
             return self._not_sent(ask, due_s)
         self.num_open += 1
@@ -123,10 +123,10 @@ class Driver(ABC):
 
 
 class ClosedDriver(Driver):
-    """Clients that each ask again after their answer.
+    """Closed loop: a fixed number of clients, each of which sends its next request after an answer.
 
     Args:
-        make: the conversation of a number.
+        make: creates the conversation with a given number.
     """
 
     def __init__(self, plan: LoadPlan, endpoint: GatewayEndpoint, make: Callable[[int], RequestSequence]) -> None:
@@ -169,7 +169,7 @@ class ClosedDriver(Driver):
 
 
 class OpenDriver(Driver):
-    """Conversations that begin when they are due. Later turns wait for their answers, as people do.
+    """Open loop: conversations begin when they are due. Later turns wait for the answer before them, as people do.
 
     Args:
         arrivals: in the order of their times.

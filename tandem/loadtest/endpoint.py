@@ -1,6 +1,6 @@
-"""The server under test: is it ready, what does it serve, and one request to its end, whatever that end is.
+"""The server under test: waits until it is ready, reads what it serves, and sends requests.
 
-Invariant: asking never raises for what the server or the network does; it becomes part of the outcome.
+Invariant: sending a request never raises for failures of the server or the network; they are part of its outcome.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _ANSWER_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """Facts that a server reports of itself; None: not reported."""
+    """Properties that a server reports; None: not reported."""
 
     model: str
     max_model_len: int | None = None
@@ -33,14 +33,14 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """An outcome, and the answer's token ids where the server told them: the next turn begins with those."""
+    """An outcome, and the answer's token ids if the server reports them: the next turn's prompt contains them."""
 
     outcome: RequestOutcome
     token_ids: list[int]
 
 
 class GatewayEndpoint:
-    """One gateway. `start` counts as zero in outcomes; `begin` sets it."""
+    """One gateway. Times in outcomes are relative to the zero set by `begin`."""
 
     def __init__(self, plan: LoadPlan, clock: Clock) -> None:
         headers = {"accept": "*/*", "user-agent": "tandem-load"}
@@ -54,11 +54,11 @@ class GatewayEndpoint:
         self._writer: BodyWriter | None = None
 
     async def open(self) -> ServerFacts:
-        """Wait until it is ready and find out what it serves.
+        """Waits until the gateway is ready and finds out what it serves.
 
         Raises:
-            UnavailableError: it is not there, not ready in time, or says no model.
-            ConfigurationError: it does not serve the model that was asked for, or not to us.
+            UnavailableError: it cannot be reached, is not ready in time, or lists no model.
+            ConfigurationError: it does not serve the requested model, or refuses the key.
         """
         await self._wait_ready()
         facts = await self._facts()
@@ -70,14 +70,14 @@ class GatewayEndpoint:
         await self.operators.close()
 
     def begin(self, zero_s: float) -> None:
-        """From this time on the clock, outcomes count their seconds."""
+        """Sets the zero of the times in outcomes, on the clock."""
         self._zero_s = zero_s
 
     def now_s(self) -> float:
         return self._clock.now_s() - self._zero_s
 
     async def ask(self, ask: LoadRequest, due_s: float) -> Answered:
-        """Send it now and read the answer to its end."""
+        """Sends a request now and reads the answer to its end."""
         assert self._writer is not None, "open it first"
         reader = AnswerReader(self._clock)
         body = self._writer.body(ask)
@@ -94,7 +94,7 @@ class GatewayEndpoint:
         return self._answered(ask, reader, due_s, sent_s, failure)
 
     def _judged(self, ask: LoadRequest, reader: AnswerReader) -> Failure | None:
-        """An answer that says it is whole may still be too short."""
+        """The failure of a complete answer that is too short; None if it is not."""
         num_tokens = _num_output(reader)
         if not reader.arrivals:
             return Failure(SHORT, "the answer has no token")
@@ -122,7 +122,7 @@ class GatewayEndpoint:
         return Answered(outcome, reader.token_ids)
 
     async def _wait_ready(self) -> None:
-        """NOTE: other servers have no /ready; one that answers 404 is ready."""
+        """NOTE: other servers have no /ready; a 404 counts as ready."""
         deadline_s = self._clock.now_s() + self._plan.ready_timeout_s
         while True:
             try:
@@ -167,7 +167,7 @@ def _entries(content: bytes) -> list[dict[str, Any]]:
 
 
 def _num_output(reader: AnswerReader) -> int:
-    """As the server counted, else as we did."""
+    """The number of output tokens: as reported by the server, else as counted here."""
     told = _whole(reader.usage.get("completion_tokens"))
     return told or sum(count for _, count in reader.arrivals)
 

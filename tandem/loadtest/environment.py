@@ -1,4 +1,4 @@
-"""The machine of the client: the circumstances without which a figure means nothing, and the event loop it has."""
+"""The client's machine, which every result records, and its event loop."""
 
 import asyncio
 import datetime
@@ -13,7 +13,7 @@ from tandem import __version__
 
 
 def circumstances() -> dict[str, Any]:
-    """Of the machine that the client runs on; the server's may be another."""
+    """Hardware and software of the client's machine; the server may run on another."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "tandem": __version__,
@@ -34,7 +34,7 @@ def _cpu_model() -> str:
 
 
 def loop_factory() -> "type[asyncio.AbstractEventLoop] | None":
-    """uvloop where there is one."""
+    """uvloop's event loop if it is installed."""
     try:
         import uvloop
     except ImportError:

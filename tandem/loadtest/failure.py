@@ -1,4 +1,4 @@
-"""Kinds of failed requests as the client sees them. Results are counted by these words."""
+"""Kinds of failed requests, as the client sees them. Results count failures by these names."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ _REFUSALS = frozenset({429, 503})
 
 
 class ExchangeError(UnavailableError):
-    """A request that got no whole answer. `kind`: one of the words above."""
+    """A request without a complete answer. `kind`: one of the constants above."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -25,7 +25,7 @@ class ExchangeError(UnavailableError):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Failure of a request that was not answered. `is_refusal`: before any work was done for it."""
+    """Why a request was not answered. `is_refusal`: refused by the server with status 429 or 503."""
 
     kind: str
     message: str
@@ -34,11 +34,11 @@ class Failure:
 
 
 def failure_of_status(status: int, code: str, message: str, retry_after: str | None, *, has_begun: bool) -> Failure:
-    """An error that the server told: by its status, or as an event of a stream that had begun."""
+    """The failure for an error that the server reported: by its status, or as an event of a stream that had begun."""
     kind = f"stream {code}" if has_begun else f"http {status} {code}".rstrip()
     return Failure(kind, message, status in _REFUSALS, _seconds(retry_after))
 
 
 def _seconds(text: str | None) -> float | None:
-    """NOTE: a date is legal too, and nobody sends one."""
+    """Seconds of a `Retry-After`. NOTE: a date is valid too, but no server sends one."""
     return float(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 6 else None

@@ -1,6 +1,6 @@
-"""Pictures of a result, drawn from its JSON alone: latency CDFs, latencies over time, throughput and pools over time.
+"""Plots of a result, drawn from its JSON: latency CDFs, latencies over time, throughput and pools over time.
 
-matplotlib is imported when something is drawn; whoever only measures does not need it.
+matplotlib is imported only when something is drawn.
 """
 
 import importlib.util
@@ -30,7 +30,7 @@ def can_draw() -> bool:
 
 
 def draw(result: Value, directory: Path, kind: str) -> list[Path]:
-    """Draw `result`, a result's JSON, as latency, over-time and throughput; returns the files.
+    """Draws the plots of `result`, a result's JSON, as files of type `kind`; returns their paths.
 
     Raises:
         ConfigurationError: they cannot be written.
@@ -47,7 +47,7 @@ def draw(result: Value, directory: Path, kind: str) -> list[Path]:
 
 
 def _save(figure: "Figure", path: Path) -> None:
-    """Without a date, and with text as text: a picture that says the same has the same bytes."""
+    """Saves a figure reproducibly: without a date and with text as text, so that equal plots have equal bytes."""
     import matplotlib as mpl
 
     metadata = {"Date": None} if path.suffix == ".svg" else {}
@@ -56,7 +56,7 @@ def _save(figure: "Figure", path: Path) -> None:
 
 
 def _panels(rows: int, columns: int, height: float) -> "tuple[Figure, Sequence[Axes]]":
-    """NOTE: no pyplot: it keeps what it draws, and looks for a screen."""
+    """A figure and its axes. NOTE: avoids pyplot, which keeps every figure and looks for a display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

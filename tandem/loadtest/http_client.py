@@ -1,7 +1,7 @@
-"""An HTTP client that costs microseconds a token: one host, kept connections, no redirects, no retries.
+"""HTTP client with microseconds of overhead a token: one host, persistent connections, no redirects, no retries.
 
-Invariant: a connection is used again only after an answer that ended as HTTP says. Never delays a request for want of
-connections: one is opened for each that finds none free.
+Invariant: a connection is reused only after an answer that ended properly. Requests never wait for a connection: a new
+one is opened if none is free.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _MAX_BODY_BYTES = 64 << 20
 
 @dataclass(slots=True)
 class WholeAnswer:
-    """A receiver that keeps everything."""
+    """A `ResponseReceiver` that keeps the whole body."""
 
     status: int = 0
     content: bytes = b""
@@ -38,14 +38,14 @@ class WholeAnswer:
 
 
 class HttpClient:
-    """Speaks with one server. Every method is for one event loop.
+    """Client of one server. For one event loop.
 
     Args:
-        url: as http://host:port, with or without a path that goes before every other.
+        url: such as http://host:port; a path in it is prepended to every other.
         headers: of every request.
 
     Raises:
-        ConfigurationError: the URL or a header cannot be used.
+        ConfigurationError: the URL or a header is invalid.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str], clock: Clock) -> None:
@@ -59,16 +59,16 @@ class HttpClient:
         self._headers = _header_lines(said)
 
     async def get(self, path: str, timeout_s: float) -> WholeAnswer:
-        """Raises ExchangeError: there was no whole answer in time."""
+        """Sends a GET request. Raises ExchangeError: no complete answer in time."""
         answer = WholeAnswer()
         await self.exchange("GET", path, b"", answer, timeout_s)
         return answer
 
     async def exchange(self, method: str, path: str, body: bytes, receiver: ResponseReceiver, timeout_s: float) -> None:
-        """Send a request and give its answer to `receiver`; leaving early closes its connection.
+        """Sends a request and passes its answer to `receiver`; cancellation closes its connection.
 
         Raises:
-            ExchangeError: there was no whole answer in time; or what the receiver raises.
+            ExchangeError: no complete answer in time; also any exception of the receiver.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -91,7 +91,7 @@ class HttpClient:
         await asyncio.sleep(0)  # NOTE: an aborted transport closes its socket in the next turn of the loop
 
     def _free_connection(self) -> HttpConnection | None:
-        """The one used last; those idle for long are closed."""
+        """The idle connection used last, if any; closes those that were idle for long."""
         while self._idle and self._idle[0][0] < self._clock.now_s() - _MAX_IDLE_S:
             self._idle.popleft()[1].close()
         while self._idle:

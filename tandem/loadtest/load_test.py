@@ -1,6 +1,6 @@
-"""One load test from the first look at the server to the result: puts the pieces together, decides nothing.
+"""One load test, from waiting for the server to the result: connects the parts, decides nothing.
 
-Invariant: whatever ends it, every task and connection is closed, and what ran is reported.
+Invariant: however it ends, every task and connection is closed, and the requests sent are reported.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _LEAD_S = 0.05  # between the last preparation and the first request
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of a running test, for display."""
+    """State of a running test, for display."""
 
     driver: Driver
     endpoint: GatewayEndpoint
@@ -41,16 +41,16 @@ Watcher = Callable[[Progress], contextlib.AbstractAsyncContextManager[None]]
 async def run_load_test(
     plan: LoadPlan, clock: Clock, stop: asyncio.Event, context: Mapping[str, Any], watcher: Watcher
 ) -> LoadResult:
-    """Run it; `stop` ends it early, with a result all the same.
+    """Runs a load test; `stop` ends it early, with a result nevertheless.
 
     Args:
-        context: goes into the result as it is.
+        context: copied into the result.
         watcher: entered when requests begin, left when they have ended.
 
     Raises:
-        UnavailableError: no server is there, or ready in time.
+        UnavailableError: no server is ready in time.
         ConfigurationError: a setting cannot be honoured.
-        InvalidRequestError: the trace cannot be read from its start; a later line ends the test, with a result.
+        InvalidRequestError: the trace cannot be read from its start; a later bad line ends the test, with a result.
     """
     endpoint = GatewayEndpoint(plan, clock)
     try:
@@ -81,7 +81,7 @@ async def run_load_test(
 
 
 async def _opened(endpoint: GatewayEndpoint, stop: asyncio.Event) -> ServerFacts:
-    """Unless it is stopped first."""
+    """Opens the endpoint. Raises UnavailableError if stopped before it is ready."""
     opening = asyncio.create_task(endpoint.open(), name="open")
     stopped = asyncio.create_task(stop.wait(), name="stop")
     try:
@@ -96,7 +96,7 @@ async def _opened(endpoint: GatewayEndpoint, stop: asyncio.Event) -> ServerFacts
 
 
 def make_driver(plan: LoadPlan, endpoint: GatewayEndpoint, facts: ServerFacts) -> Driver:
-    """Sender of the plan's requests."""
+    """The driver that sends the plan's requests."""
     tokens = TokenSource(*plan.token_ids, plan.seed)
 
     def talk(number: int) -> Talk:
@@ -122,7 +122,7 @@ def _times(plan: LoadPlan) -> Iterator[float]:
 
 
 def _replay(plan: LoadPlan, tokens: TokenSource) -> Iterator[Arrival]:
-    """The first request is read now: a file that is not there is told before anything is sent."""
+    """Arrivals of a trace. The first request is read at once, so that a missing file is reported before the test."""
     requests = recorded_requests(plan)
     first = next(requests, None)
     if first is None:
@@ -138,7 +138,7 @@ def _replay(plan: LoadPlan, tokens: TokenSource) -> Iterator[Arrival]:
 
 @contextlib.asynccontextmanager
 async def _running(pools: PoolWatch, meter: CostMeter) -> AsyncIterator[None]:
-    """Both watchers for the time of the block."""
+    """Runs both watchers during the block."""
     tasks = (asyncio.create_task(pools.watch(), name="pools"), asyncio.create_task(meter.watch(), name="cost"))
     try:
         yield

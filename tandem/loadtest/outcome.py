@@ -1,6 +1,6 @@
-"""Outcome of one request, in seconds after the counting began; as `workload.slo` judges it.
+"""Outcome of one request, in seconds since counting began; evaluated by `workload.slo`.
 
-Two clocks start: when the request was due, which is what its user feels, and when it was sent.
+Latency is measured from two times: when the request was due, as its user experiences it, and when it was sent.
 """
 
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from tandem.workload.slo import Served
 
 @dataclass(frozen=True, slots=True)
 class RequestOutcome:
-    """One request. `failure` is None: it was answered.
+    """One request. `failure` is None if it was answered.
 
-    event_times_s, event_tokens: of each event that held tokens. NOTE: as arrays they take twelve bytes an event, and a
-    test keeps them all until its end.
+    event_times_s, event_tokens: of each event with tokens. NOTE: as arrays they take twelve bytes an event, and a test
+    keeps them all until its end.
     """
 
     due_s: float
@@ -37,26 +37,26 @@ class RequestOutcome:
 
     @property
     def is_unfinished(self) -> bool:
-        """The test was stopped before it was answered."""
+        """Whether the test was stopped before it was answered."""
         return self.failure is not None and self.failure.kind == UNFINISHED
 
     @property
     def lateness_s(self) -> float:
-        """By how much the client was late in sending it."""
+        """Delay of the client in sending it."""
         return self.sent_s - self.due_s
 
     @property
     def e2e_s(self) -> float | None:
-        """From when it was due to its last token; None when it was not answered."""
+        """From its due time to the end of its answer; None when it was not answered."""
         return None if self.failure is not None else self.ended_s - self.due_s
 
     @property
     def gaps_s(self) -> list[float]:
-        """Time between events with tokens: what a reader sees as stutter."""
+        """Times between events with tokens."""
         return [after - before for before, after in pairwise(self.event_times_s)]
 
     def served(self, *, from_send: bool = False) -> Served:
-        """Judged from when it was due, or from when it was sent."""
+        """The outcome as `workload.slo` takes it, with times from its due time or from its sending."""
         times_s = self.event_times_s
         return Served(
             arrival_s=self.sent_s if from_send else self.due_s,

@@ -1,4 +1,4 @@
-"""Plan of a load test, decided before it starts. Data only."""
+"""Plan of a load test, fixed before it starts. Data only."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ Mode = Literal["closed", "open", "trace"]
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Arrival times: of a trace if there is one, else at a rate if there is one, else from a closed loop."""
+    """Arrival process: replay of a trace if there is one, else open loop if there is a rate, else closed loop."""
 
     concurrency: int = 8
     think_time_s: float = 0.0
@@ -33,13 +33,13 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """A whole test. Times in seconds, lengths in tokens; None: no limit, or to be found out.
+    """Parameters of a test. Times in seconds, lengths in tokens; None: no limit, or to be detected.
 
     Args:
-        admin_url: where the worker pools are shown.
+        admin_url: address that serves `/admin/workers`.
         token_ids: the first and the last id that prompts are made of.
-        num_requests: counted requests, those of the warm-up not among them.
-        max_open: requests open at once; one more is a failure of the client, never a delay of an open loop.
+        num_requests: counted requests, without those of the warm-up.
+        max_open: maximum open requests; a further one fails in the client and never delays an open loop.
     """
 
     url: str

@@ -1,6 +1,7 @@
-"""Looks at the worker pools while a test runs: how many live, run and wait, by role. Reads GET /admin/workers.
+"""Samples the worker pools during a test: workers and requests by role, from GET /admin/workers.
 
-Invariant: never ends a test. A gateway that does not tell is said so once; one that is away leaves a hole.
+Invariant: never ends a test. If the gateway refuses, sampling stops with a reason; if it is unreachable, samples are
+missing.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ _COUNTS = ("num_running", "num_waiting")
 
 @dataclass(frozen=True, slots=True)
 class PoolSample:
-    """One role's workers at one time. `kv_used`: share of KV blocks that somebody needs."""
+    """Workers of one role at one time. `kv_used`: share of KV blocks that are neither free nor cached."""
 
     at_s: float
     role: str
@@ -31,7 +32,7 @@ class PoolSample:
 
 
 class PoolWatch:
-    """`samples`, in the order of their times; `problem`: why there are none."""
+    """Collects `samples` in the order of their times. `problem`: why some or all are missing."""
 
     def __init__(self, endpoint: GatewayEndpoint, interval_s: float) -> None:
         self.samples: list[PoolSample] = []
@@ -40,7 +41,7 @@ class PoolWatch:
         self._interval_s = interval_s
 
     async def watch(self) -> None:
-        """Look until cancelled, or until it is clear that this server does not tell."""
+        """Samples until cancelled, or until the server refuses."""
         while self._interval_s:
             try:
                 answer = await self._endpoint.operators.get("/admin/workers", _ANSWER_S)
@@ -55,7 +56,7 @@ class PoolWatch:
 
 
 def pool_samples(body: bytes, at_s: float) -> list[PoolSample]:
-    """One for each role that has workers; none when the answer is of another shape."""
+    """One sample for each role that has workers; none when the answer has another format."""
     try:
         found = json.loads(body)
     except ValueError:

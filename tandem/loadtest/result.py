@@ -1,7 +1,7 @@
-"""Result of a load test: one value that is written as JSON, shown as a table and drawn. Times in seconds.
+"""Result of a load test: one value that is written as JSON, printed as a table and plotted. Times in seconds.
 
-Invariant: every counted request is in exactly one of completed, refused, failed; those cut by the end of the test and
-those of the warm-up are counted apart.
+Invariant: every counted request is either completed, refused or failed; requests cut by the end of the test and those
+of the warm-up are counted separately.
 """
 
 from array import array
@@ -24,7 +24,7 @@ _STEPS = 100
 
 @dataclass(frozen=True, slots=True)
 class FailureKind:
-    """One kind of refusal or failure, and what a few of them said."""
+    """One kind of refusal or failure, with some example messages."""
 
     kind: str
     count: int
@@ -34,13 +34,13 @@ class FailureKind:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """All of it.
+    """The complete result.
 
     Args:
-        report: judged from when requests were due, as their users see it; None when none was counted.
-        report_from_send: judged from when they were sent: what the server did of it.
-        latencies, quantiles: by measure; quantiles at 0 %, 1 %, … 100 %, for drawing.
-        was_stopped: before its own end. trace_problem: the line of the trace that ended it.
+        report: latencies from due times, as users experience them; None when no request was counted.
+        report_from_send: latencies from sending times: the server's contribution.
+        latencies, quantiles: by measure; quantiles at 0 %, 1 %, … 100 %, for plots.
+        was_stopped: before its planned end. trace_problem: the trace line that ended it.
     """
 
     slo: Slo
@@ -69,7 +69,7 @@ class LoadResult:
         return 0.0 if self.report is None else self.report.attainment
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, rounded to microseconds; the format's number changes when a name does."""
+        """Plain values, rounded to microseconds; `FORMAT` changes when a name does."""
         rest: dict[str, Any] = _rounded(asdict(self))
         context = rest.pop("context")
         rest["client"]["is_saturated"] = self.client.is_saturated
@@ -90,7 +90,9 @@ def sum_up(
     server: ServerFacts,
     context: Mapping[str, Any],
 ) -> LoadResult:
-    """The result of a test that has ended. `least_duration_s`: so long it was open, if nobody came last."""
+    """The result of a test that has ended. `least_duration_s`: its minimum duration, if its last requests ended
+    earlier.
+    """
     counted = [outcome for outcome in outcomes if not (outcome.is_warm_up or outcome.is_unfinished)]
     duration_s = max((outcome.ended_s for outcome in counted), default=0.0)
     duration_s = max(duration_s, least_duration_s) if counted else 0.0
@@ -127,7 +129,7 @@ def _report(counted: Sequence[RequestOutcome], slo: Slo, duration_s: float, *, f
 
 
 def _measures(counted: Sequence[RequestOutcome]) -> Iterator[tuple[str, Sequence[float]]]:
-    """Those of requests that were answered, in rising order."""
+    """Sorted values of each measure, over answered requests."""
     answered = [outcome for outcome in counted if outcome.failure is None]
     due = [outcome.served() for outcome in answered]
     sent = [outcome.served(from_send=True) for outcome in answered]
@@ -139,7 +141,7 @@ def _measures(counted: Sequence[RequestOutcome]) -> Iterator[tuple[str, Sequence
 
 
 def _ordered_gaps_s(answered: Sequence[RequestOutcome]) -> Sequence[float]:
-    """NOTE: an array, sorted where it is: there is one for each token of a test, and a list takes six times as much."""
+    """NOTE: an array sorted in place: there is one value for each token, and a list takes six times the memory."""
     import numpy as np  # NOTE: only here: a client that starts and sends does without
 
     gaps_s = array("d")
@@ -150,7 +152,7 @@ def _ordered_gaps_s(answered: Sequence[RequestOutcome]) -> Sequence[float]:
 
 
 def _failures(counted: Sequence[RequestOutcome]) -> list[FailureKind]:
-    """The most frequent first."""
+    """Failures by kind, most frequent first."""
     failed = [outcome.failure for outcome in counted if outcome.failure is not None]
     kinds = Counter((failure.kind, failure.is_refusal) for failure in failed)
     messages = {
@@ -161,7 +163,7 @@ def _failures(counted: Sequence[RequestOutcome]) -> list[FailureKind]:
 
 
 def _quantiles(ordered: Sequence[float]) -> list[float]:
-    """Nearest rank, so that each occurred; empty when there is none."""
+    """Quantiles by nearest rank, so that each is a measured value; empty without values."""
     last = len(ordered) - 1
     return [ordered[round(last * step / _STEPS)] for step in range(_STEPS + 1)] if ordered else []
 

@@ -1,4 +1,4 @@
-"""File of a result. One that cannot be written is reported before the test, not after it."""
+"""The result's file. A path that cannot be written is reported before the test, not after it."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ from tandem.core.errors import ConfigurationError
 
 
 def check_writable(path: Path) -> None:
-    """Make its directory, and see that the file can be written; one that is there stays as it is.
+    """Creates the directory and checks that the file can be written; an existing file is not changed.
 
     Raises:
         ConfigurationError: it cannot.
@@ -26,7 +26,7 @@ def check_writable(path: Path) -> None:
 
 
 def write_json(value: dict[str, Any], path: Path | None) -> None:
-    """Write it to a file, or as one line to standard output."""
+    """Writes the value to a file, or as one line to standard output."""
     if path is None:
         sys.stdout.write(json.dumps(value) + "\n")
         sys.stdout.flush()
@@ -38,7 +38,7 @@ def write_json(value: dict[str, Any], path: Path | None) -> None:
 
 
 def _readable(value: dict[str, Any]) -> str:
-    """One line for each entry of the longer lists, so that a difference between two results can be read."""
+    """JSON with one line for each entry of longer lists, so that results can be compared by diff."""
     lines = [f"{json.dumps(name)}: {_entry(entry)}" for name, entry in value.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 

@@ -1,6 +1,6 @@
-"""Server-sent events out of chunks that may end anywhere. Knows lines and fields, no JSON.
+"""Parses server-sent events from chunks that may end anywhere. Knows lines and fields, no JSON.
 
-Invariant: what is held never exceeds one event of `MAX_EVENT_BYTES`.
+Invariant: at most one event of `MAX_EVENT_BYTES` is buffered.
 """
 
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ _BLANK = b"\n\n"
 
 
 class EventReader:
-    """Takes chunks, gives the data of each whole event."""
+    """Takes chunks and yields the data of each complete event."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     @property
     def is_empty(self) -> bool:
-        """Nothing of an unfinished event is held."""
+        """Whether no part of an event is buffered."""
         return not self._rest.strip()
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Progress and results for a person at a terminal. Decides nothing, writes only to its console."""
+"""Shows progress and results on a terminal. Decides nothing, writes only to its console."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ _MEASURES = {
 
 
 class Narrator:
-    """Tells how a test goes: one line that changes on a terminal, else a new line now and then."""
+    """Shows the progress of a test: a line that is updated on a terminal, else a new line at intervals."""
 
     def __init__(self, plan: LoadPlan, console: Console, interval_s: float, *, is_quiet: bool) -> None:
         self._plan = plan
@@ -36,7 +36,7 @@ class Narrator:
 
     @contextlib.asynccontextmanager
     async def watch(self, progress: Progress) -> AsyncIterator[None]:
-        """Tell for the time of the block."""
+        """Shows progress during the block."""
         if self._is_quiet:
             yield
             return
@@ -78,7 +78,7 @@ def status_line(plan: LoadPlan, progress: Progress) -> str:
 
 
 def print_result(result: LoadResult, console: Console) -> None:
-    """The table, and what must be said beside it."""
+    """Prints the table of results, failures and warnings."""
     for line in _summary(result):
         console.print(line, markup=False)
     table = Table("", "requests", "mean", "p50", "p90", "p99", "max")

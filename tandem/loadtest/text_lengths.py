@@ -1,4 +1,4 @@
-"""Token counts as a command line writes them: `256`, `64-512` or `lognormal:256,1024,4096` (median, 90th, most)."""
+"""Parses token counts of a command line: `256`, `64-512` or `lognormal:256,1024,4096` (median, 90th, maximum)."""
 
 from tandem.core.errors import ConfigurationError, shown
 from tandem.workload.lengths import Fixed, Lengths, LogNormal, Uniform

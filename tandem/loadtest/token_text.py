@@ -1,6 +1,6 @@
-"""Prompts as the JSON text of their token ids, made from seeds: equal seeds, equal tokens, and no list is ever built.
+"""Prompts as the JSON text of their token ids, generated from seeds: equal seeds give equal tokens; no list is built.
 
-NOTE: a client that spends milliseconds on making a prompt would be late with the next one.
+NOTE: a client that spends milliseconds on a prompt would send the next one late.
 """
 
 import random
@@ -13,7 +13,7 @@ _MAX_CACHED_TOKENS = 1 << 21
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Some token ids, written with commas between them."""
+    """Token ids as text, separated by commas."""
 
     text: bytes = b""
     count: int = 0
@@ -25,10 +25,10 @@ class Tokens:
 
 
 class TokenSource:
-    """Draws tokens of one vocabulary. Blocks of a name are kept, up to a bound, since traces ask for them again.
+    """Generates tokens of one vocabulary. Named blocks are cached, up to a bound, since traces repeat them.
 
     Args:
-        first, last: token ids that are drawn from, both included.
+        first, last: range of token ids, both included.
     """
 
     def __init__(self, first: int, last: int, seed: int) -> None:
@@ -38,7 +38,7 @@ class TokenSource:
         self._num_kept = 0
 
     def draw(self, name: str, count: int) -> Tokens:
-        """`count` tokens that are always the same for this name."""
+        """`count` random tokens, always the same for this name."""
         if not count:
             return Tokens()
         size = len(self._words)
@@ -46,7 +46,7 @@ class TokenSource:
         return Tokens(b",".join([self._words[number % size] for number in numbers]), count)
 
     def block(self, name: str, count: int) -> Tokens:
-        """As `draw`, for what will be asked for again."""
+        """Like `draw`, but cached."""
         key = name, count
         found = self._kept.get(key)
         if found is not None:

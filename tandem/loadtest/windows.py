@@ -1,6 +1,6 @@
-"""A test over time: counts, rates and latencies of each window. Pure.
+"""Time series of a test: counts, rates and latencies of each window. Pure.
 
-Latencies belong to the window in which a request was due; tokens and ends to the one in which they came.
+Latencies belong to the window in which a request was due; tokens and ends to the window in which they occurred.
 """
 
 import math
@@ -16,7 +16,7 @@ MAX_WINDOWS = 2000
 
 @dataclass(frozen=True, slots=True)
 class ReportWindow:
-    """From `at_s`, for a width that all share. `num_open`: at its end. None: nobody to measure."""
+    """A window that begins at `at_s`; all have one width. `num_open`: at its end. Latencies are None if unknown."""
 
     at_s: float
     num_due: int
@@ -32,9 +32,9 @@ class ReportWindow:
 
 
 def windows(outcomes: Sequence[RequestOutcome], width_s: float, duration_s: float) -> tuple[float, list[ReportWindow]]:
-    """The width, which grows with long tests, and the windows from zero to `duration_s`.
+    """The width, increased for long tests, and the windows from zero to `duration_s`.
 
-    Requests of the warm-up load the server too: their tokens and ends are in, their latencies are not.
+    Requests of the warm-up load the server too: their tokens and ends are included, their latencies are not.
     """
     width_s = max(width_s, duration_s / MAX_WINDOWS)
     count = max(1, math.ceil(duration_s / width_s))
@@ -43,7 +43,7 @@ def windows(outcomes: Sequence[RequestOutcome], width_s: float, duration_s: floa
 
 
 class _Tally:
-    """Everything sorted into windows once."""
+    """All outcomes, sorted into windows once."""
 
     def __init__(self, outcomes: Sequence[RequestOutcome], width_s: float) -> None:
         self._width_s = width_s
@@ -61,7 +61,7 @@ class _Tally:
         self._num_open = sum(change for index, change in self._opened.items() if index < 0)
 
     def window(self, index: int) -> ReportWindow:
-        """In the order of their indices, each once."""
+        """The window of this index; call for each index once, in order."""
         due = self._due.get(index, [])
         ended = [outcome for outcome in self._ended.get(index, []) if not outcome.is_unfinished]
         refused = [outcome for outcome in ended if outcome.failure is not None and outcome.failure.is_refusal]

@@ -16,6 +16,7 @@ from tandem.routing.eligible_workers import EligibleWorkers
 from tandem.routing.fleet import Fleet
 from tandem.routing.policies import RoutingPolicy
 from tandem.routing.search import cheapest
+from tandem.routing.settlement import Settlement
 from tandem.routing.snapshot import Links, RequestShape
 
 DEFAULT_MAX_RECORDS = 4096
@@ -32,16 +33,6 @@ class Pairing:
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredTimes:
-    """What was measured. None: that stage was not reached."""
-
-    queue_ms: float | None = None
-    prefill_ms: float | None = None
-    ttft_ms: float | None = None
-    transfer_ms: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class DecisionRecord:
     """One decision, for operators and for the error of predictions."""
 
@@ -49,7 +40,7 @@ class DecisionRecord:
     decided_at_s: float
     policy: str
     answer: Pairing | Refusal
-    outcome: MeasuredTimes | None = None
+    outcome: Settlement | None = None
 
     @property
     def ttft_error_ms(self) -> float | None:
@@ -85,12 +76,12 @@ class Pairer:
             self._records.popitem(last=False)
         return answer
 
-    def settle(self, request_id: str, outcome: MeasuredTimes) -> DecisionRecord | None:
+    def settle(self, outcome: Settlement) -> DecisionRecord | None:
         """Record what became of a request and stop counting it. None: its record is gone, or never was."""
-        self._stop_counting(request_id)
-        record = self._records.get(request_id)
+        self._stop_counting(outcome.request_id)
+        record = self._records.get(outcome.request_id)
         if record is not None:
-            record = self._records[request_id] = replace(record, outcome=outcome)
+            record = self._records[outcome.request_id] = replace(record, outcome=outcome)
         return record
 
     def records(self) -> Sequence[DecisionRecord]:

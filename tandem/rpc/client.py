@@ -16,8 +16,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from tandem.core.errors import IncompatiblePeerError
 from tandem.core.events import BlockEvent
 from tandem.locality.base import PublishResult
+from tandem.routing.settlement import Settlement
 from tandem.rpc import methods
-from tandem.rpc.codec_router import BlockReport, BlockSnapshot
+from tandem.rpc.block_messages import BlockReport, BlockSnapshot
 from tandem.rpc.credentials import ROUTER_ROLES, WORKER_ROLES, Credentials
 from tandem.rpc.link import Link
 from tandem.rpc.messages import (
@@ -36,7 +37,6 @@ from tandem.rpc.messages import (
     PrefillNews,
     ProcessInfo,
     Registration,
-    Settlement,
     WorkerAddress,
     WorkerListing,
     WorkerRecord,

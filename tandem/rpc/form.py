@@ -76,9 +76,6 @@ class Names(Generic[T, W]):
             raise InvalidRequestError(f"{self._field}={shown(word)} is unknown; use one of {list(self._numbers)}")
         return self._numbers[word]
 
-    def knows(self, number: int) -> bool:
-        return number in self._words
-
     def word(self, number: int) -> T:
         """As understood."""
         if number not in self._words:
@@ -88,21 +85,9 @@ class Names(Generic[T, W]):
         return self._words[number]
 
 
-def required(message: Message, field: str) -> Any:
-    """A message within `message` that must be there."""
-    if not message.HasField(field):
-        raise InvalidRequestError(f"{field} is missing in {message.DESCRIPTOR.name}")
-    return getattr(message, field)
-
-
-def maybe(message: Message, field: str, take: Callable[[Any], T]) -> T | None:
-    """`take` of a field that may be missing."""
-    return take(getattr(message, field)) if message.HasField(field) else None
-
-
 def not_empty(field: str, value: str) -> str:
     if not value:
-        raise InvalidRequestError(f"{field} is empty")
+        raise InvalidRequestError(f"{field} is empty; it needs at least one character")
     return value
 
 
@@ -116,11 +101,6 @@ def not_negative(field: str, value: float) -> float:
     if not 0.0 <= value < math.inf:
         raise InvalidRequestError(f"{field}={value} must be a finite number of zero or more")
     return value
-
-
-def maybe_finite(message: Message, field: str) -> float | None:
-    """A number that may be missing."""
-    return finite(field, getattr(message, field)) if message.HasField(field) else None
 
 
 def token_id(field: str, value: int) -> int:
@@ -145,8 +125,8 @@ def pack_token_ids(ids: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
-def unpack_token_ids(field: str, data: bytes, *, least: int = 0) -> "array[int]":
-    """Undo `pack_token_ids`; `least` is how many there must be."""
+def unpack_token_ids(field: str, data: bytes) -> "array[int]":
+    """Undo `pack_token_ids`."""
     if len(data) % _TOKEN_BYTES:
         raise InvalidRequestError(f"{field} has {len(data)} bytes; each token id takes {_TOKEN_BYTES}")
     packed = array("I", data)
@@ -154,8 +134,6 @@ def unpack_token_ids(field: str, data: bytes, *, least: int = 0) -> "array[int]"
         packed.byteswap()
     if not data[_TOKEN_BYTES - 1 :: _TOKEN_BYTES].isascii():  # NOTE: a top byte of 128 or more; far faster than max
         token_id(field, max(packed))
-    if len(packed) < least:
-        raise InvalidRequestError(f"{field} has {len(packed)} token ids; at least {least} is needed")
     return packed
 
 

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from tandem.core.events import BlockEvent
 from tandem.locality.base import PublishResult
+from tandem.routing.settlement import Settlement
 from tandem.rpc.messages import (
     ConfirmAnswer,
     ConfirmCall,
@@ -25,7 +26,6 @@ from tandem.rpc.messages import (
     PrefillNews,
     ProcessInfo,
     Registration,
-    Settlement,
     WorkerListing,
     WorkerRecord,
     WorkerStatus,

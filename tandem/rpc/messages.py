@@ -99,17 +99,6 @@ class ProcessInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settlement:
-    """What became of a paired request: measured milliseconds, None for stages not reached."""
-
-    request_id: str
-    queue_ms: float | None = None
-    prefill_ms: float | None = None
-    transfer_ms: float | None = None
-    ttft_ms: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """One decision of a router's, and what became of it.
 
@@ -244,15 +233,15 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateCall:
-    """One request for the rest of its life.
+class ComputeCall:
+    """A request as every worker is asked to compute it, be it all of it or its prompt alone.
 
     Args:
         prompt_token_ids: at least one.
         output_token_ids: generated before, by a worker that was lost; the answer continues after them.
         params: `n` is 1 and `seed` is set, so that any worker draws the same tokens.
         scope: as in `PairCall`.
-        prefill, spares, fetch_from, num_fetch_blocks: as in `PairingAnswer`.
+        prefill, fetch_from, num_fetch_blocks: as in `PairingAnswer`.
         pins: beginnings of the prompt that the worker that computes it is to keep; `RequestMetrics.pins` of the last
             news says what was granted.
     """
@@ -263,12 +252,18 @@ class GenerateCall:
     scope: CacheScope
     output_token_ids: tuple[int, ...] = ()
     priority: int = 0
-    decode: WorkerAddress | None = None
     prefill: WorkerAddress | None = None
-    spares: tuple[WorkerAddress, ...] = ()
     fetch_from: WorkerAddress | None = None
     num_fetch_blocks: int = 0
     pins: tuple[Pin, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateCall(ComputeCall):
+    """One request for the rest of its life. `decode`: whom it is meant for; `spares`: as in `PairingAnswer`."""
+
+    decode: WorkerAddress | None = None
+    spares: tuple[WorkerAddress, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,25 +295,15 @@ class LeaseNews:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillCall:
-    """Compute a prompt, lease its blocks to `reader`, choose one token. Fields as in `GenerateCall`.
+class PrefillCall(ComputeCall):
+    """Compute a prompt, lease its blocks to `reader`, choose one token. `prefill`: whom it is meant for.
 
     Args:
         lease_id: so that a reader can end a lease of which no news has reached it; empty = the worker chooses.
     """
 
-    request_id: str
     reader: WorkerAddress
-    prompt_token_ids: tuple[int, ...]
-    params: SamplingParams
-    scope: CacheScope
-    output_token_ids: tuple[int, ...] = ()
-    priority: int = 0
-    prefill: WorkerAddress | None = None
-    fetch_from: WorkerAddress | None = None
-    num_fetch_blocks: int = 0
     lease_id: str = ""
-    pins: tuple[Pin, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,10 @@ def fill_router(handler: RouterHandler, table: MethodTable) -> None:
     table.unary(methods.REGISTER, handler.register)
     table.unary(methods.UNREGISTER, handler.unregister)
     table.unary(methods.PUBLISH, lambda call: handler.publish(call.worker_id, call.epoch, call.events, call.sequence))
-    table.unary(methods.REPLACE, lambda call: handler.replace(call.worker_id, call.epoch, call.hashes, call.sequence))
+    table.unary(
+        methods.REPLACE,
+        lambda call: handler.replace(call.worker_id, call.epoch, call.block_hashes, call.sequence),
+    )
 
 
 async def _serve(name: str, fill: Callable[[MethodTable], None], bind: str, credentials: Credentials) -> RpcServer:

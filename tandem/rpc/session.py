@@ -45,7 +45,14 @@ class Handshake:
         self._address = address
         party, nonce = credentials.party, random_bytes(proofs.NONCE_BYTES)
         proof = proofs.client_proof(self._key, party, nonce, SPOKEN, incarnation)
-        self.call = OpenCall(party=party, nonce=nonce, protocols=SPOKEN, expected_incarnation=incarnation, proof=proof)
+        self.call = OpenCall(
+            party=party,
+            nonce=nonce,
+            oldest_protocol=SPOKEN[0],
+            newest_protocol=SPOKEN[1],
+            expected_incarnation=incarnation,
+            proof=proof,
+        )
 
     def session(self, answer: OpenAnswer) -> Session:
         """What was opened.

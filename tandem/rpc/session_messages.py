@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from tandem.core.errors import InvalidRequestError
 from tandem.rpc.credentials import Party
-from tandem.rpc.form import Form, required
+from tandem.rpc.derive import Forms
+from tandem.rpc.kinds import FieldRule
 from tandem.rpc.proofs import NONCE_BYTES, SESSION_ID_BYTES
 from tandem.rpc.v1 import session_pb2 as pb
 
@@ -13,13 +14,19 @@ _MAX_CHARACTERS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenCall:
-    """A client's side. `expected_incarnation`: of the server, "" = any; `protocols`: oldest and newest spoken."""
+    """A client's side. `expected_incarnation`: of the server, "" = any."""
 
     party: Party
     nonce: bytes
-    protocols: tuple[int, int]
+    oldest_protocol: int
+    newest_protocol: int
     expected_incarnation: str
     proof: bytes
+
+    @property
+    def protocols(self) -> tuple[int, int]:
+        """Oldest and newest spoken."""
+        return self.oldest_protocol, self.newest_protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,68 +40,23 @@ class OpenAnswer:
     proof: bytes
 
 
-def _put_call(call: OpenCall) -> pb.OpenRequest:
-    return pb.OpenRequest(
-        party=_put_party(call.party),
-        nonce=call.nonce,
-        oldest_protocol=call.protocols[0],
-        newest_protocol=call.protocols[1],
-        expected_incarnation=call.expected_incarnation,
-        proof=call.proof,
-    )
-
-
-def _take_call(message: pb.OpenRequest) -> OpenCall:
-    return OpenCall(
-        party=_take_party(required(message, "party")),
-        nonce=_of_length("nonce", message.nonce, NONCE_BYTES),
-        protocols=(message.oldest_protocol, message.newest_protocol),
-        expected_incarnation=_short("expected_incarnation", message.expected_incarnation),
-        proof=message.proof,
-    )
-
-
-def _put_answer(answer: OpenAnswer) -> pb.OpenResponse:
-    return pb.OpenResponse(
-        party=_put_party(answer.party),
-        nonce=answer.nonce,
-        session_id=answer.session_id,
-        protocol=answer.protocol,
-        proof=answer.proof,
-    )
-
-
-def _take_answer(message: pb.OpenResponse) -> OpenAnswer:
-    return OpenAnswer(
-        party=_take_party(required(message, "party")),
-        nonce=_of_length("nonce", message.nonce, NONCE_BYTES),
-        session_id=_of_length("session_id", message.session_id, SESSION_ID_BYTES),
-        protocol=message.protocol,
-        proof=message.proof,
-    )
-
-
-def _put_party(party: Party) -> pb.Party:
-    return pb.Party(role=party.role, address=party.address, incarnation=party.incarnation)
-
-
-def _take_party(message: pb.Party) -> Party:
-    return Party(
-        _short("role", message.role), _short("address", message.address), _short("incarnation", message.incarnation)
-    )
-
-
 def _short(field: str, value: str) -> str:
     if len(value) > _MAX_CHARACTERS:
         raise InvalidRequestError(f"{field} has {len(value)} characters; at most {_MAX_CHARACTERS} are allowed")
     return value
 
 
-def _of_length(field: str, value: bytes, length: int) -> bytes:
-    if len(value) != length:
-        raise InvalidRequestError(f"{field} has {len(value)} bytes; {length} are needed")
-    return value
+def _of_length(length: int) -> FieldRule:
+    def check(field: str, value: bytes) -> bytes:
+        if len(value) != length:
+            raise InvalidRequestError(f"{field} has {len(value)} bytes; {length} are needed")
+        return value
+
+    return FieldRule(check=check)
 
 
-OPEN_CALL: Form[OpenCall] = Form(pb.OpenRequest, _put_call, _take_call)
-OPEN_ANSWER: Form[OpenAnswer] = Form(pb.OpenResponse, _put_answer, _take_answer)
+_SHORT, _NONCE = FieldRule(check=_short), _of_length(NONCE_BYTES)
+_forms = Forms()
+_forms.add(Party, pb.Party, role=_SHORT, address=_SHORT, incarnation=_SHORT)
+OPEN_CALL = _forms.add(OpenCall, pb.OpenRequest, nonce=_NONCE, expected_incarnation=_SHORT)
+OPEN_ANSWER = _forms.add(OpenAnswer, pb.OpenResponse, nonce=_NONCE, session_id=_of_length(SESSION_ID_BYTES))

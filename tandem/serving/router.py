@@ -25,7 +25,8 @@ from tandem.locality.base import PublishResult
 from tandem.routing.admission import Refusal, RefusalReason
 from tandem.routing.candidates import num_cached_blocks
 from tandem.routing.cost import Prediction
-from tandem.routing.pairing import DecisionRecord, MeasuredTimes, Pairer, Pairing
+from tandem.routing.pairing import DecisionRecord, Pairer, Pairing
+from tandem.routing.settlement import Settlement
 from tandem.routing.snapshot import RequestShape
 from tandem.rpc.messages import (
     Decision,
@@ -34,7 +35,6 @@ from tandem.rpc.messages import (
     PairingAnswer,
     ProcessInfo,
     Registration,
-    Settlement,
     WorkerListing,
     WorkerRecord,
 )
@@ -101,15 +101,9 @@ class RouterService:
         return self._answer(shape, answer, policy, duration_s)
 
     async def settle(self, settlement: Settlement) -> None:
-        outcome = MeasuredTimes(
-            queue_ms=settlement.queue_ms,
-            prefill_ms=settlement.prefill_ms,
-            ttft_ms=settlement.ttft_ms,
-            transfer_ms=settlement.transfer_ms,
-        )
         if settlement.ttft_ms is None:
             self._sent.forget(settlement.request_id)
-        record = self._pairer.settle(settlement.request_id, outcome)
+        record = self._pairer.settle(settlement)
         if record is not None:
             self._metrics.settled(record.ttft_error_ms)
 

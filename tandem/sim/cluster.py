@@ -11,8 +11,9 @@ from tandem.planning.observation import ScalingPolicy
 from tandem.routing.admission import Refusal
 from tandem.routing.candidates import num_blocks_of
 from tandem.routing.fleet import Fleet
-from tandem.routing.pairing import MeasuredTimes, Pairer, Pairing
+from tandem.routing.pairing import Pairer, Pairing
 from tandem.routing.policies import PredictedCost
+from tandem.routing.settlement import Settlement
 from tandem.routing.snapshot import Links, RequestShape
 from tandem.sim.decode_worker import DecodeWorker
 from tandem.sim.events import EventQueue
@@ -171,7 +172,7 @@ class Cluster:
         self._num_outputs += 1
         self._num_open -= 1
         self._observer.ended(request)
-        self._pairer.settle(request.request_id, MeasuredTimes())
+        self._pairer.settle(Settlement(request_id=request.request_id))
 
     def _plan(self) -> None:
         observation = self._observer.observe(self._events.now_s, self._wanted)

@@ -1,1 +1,1 @@
-"""Tokens to text and back: tokenizer, chat template, incremental detokeniser, stop strings. Imports no tensors."""
+"""Text and tokens: tokenizer, chat template, incremental detokeniser, stop strings, grammars. Imports no tensors."""

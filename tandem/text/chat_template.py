@@ -65,7 +65,7 @@ class ChatTemplate:
         return template
 
     def mentions(self, variable: str, *, has_tools: bool) -> bool:
-        """Whether what is told under that name can be seen in the prompt of a conversation with or without tools."""
+        """Whether the template's source contains this variable, in its version with or without tools."""
         name = "tool_use" if has_tools and "tool_use" in self._sources else "default"
         return re.search(rf"\b{re.escape(variable)}\b", self._sources.get(name, "")) is not None
 

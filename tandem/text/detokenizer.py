@@ -1,7 +1,7 @@
-"""One request's output text, a token at a time.
+"""Output text of one request, decoded one token at a time.
 
-Invariant: the pieces joined equal the text that decoding prompt and output together adds to the prompt's, and no
-piece ends inside a character. Work and memory per token do not depend on how many came before.
+Invariant: the pieces joined equal the text that decoding prompt and output together adds to the prompt's, and no piece
+ends inside a character. Work and memory per token do not depend on how many came before.
 """
 
 import codecs
@@ -16,7 +16,7 @@ _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
 
 
 class IncrementalDetokenizer:
-    """Turns output tokens into text as they come. At most the three bytes of an unfinished character are held back.
+    """Decodes output tokens as they arrive. At most the three bytes of an unfinished character are held back.
 
     Bytes that are no UTF-8 become U+FFFD: for byte-fallback vocabularies one for each byte, and characters already
     complete stay, where decoding the whole at once would give up the entire run of byte tokens around a broken one.
@@ -35,7 +35,7 @@ class IncrementalDetokenizer:
         return self._strip(self._utf8.add(self._piece(token_id)))
 
     def flush(self) -> str:
-        """What was held back, now that no token follows: U+FFFD for an unfinished character."""
+        """The text held back, once no token follows: U+FFFD for an unfinished character."""
         return self._strip(self._utf8.flush())
 
     def _piece(self, token_id: int) -> bytes:
@@ -50,7 +50,7 @@ class IncrementalDetokenizer:
         return self._tokenizer.rules.first_piece(token)
 
     def _strip(self, text: str) -> str:
-        """Take off what the decoder removes at the very start of a text."""
+        """Removes what the decoder strips at the very start of a text."""
         if not self._num_to_strip:
             return text
         stripped = self._tokenizer.rules.stripped
@@ -63,7 +63,7 @@ class IncrementalDetokenizer:
         return text
 
     def _enter(self, prompt_token_ids: Sequence[int]) -> None:
-        """Take the state the prompt leaves: whether its text has begun, and its unfinished character."""
+        """Sets the state after the prompt: whether its text has begun, and its unfinished character."""
         num_read = 0
         while num_read < len(prompt_token_ids) and (self._at_start or self._num_to_strip):
             self.add(prompt_token_ids[num_read])

@@ -1,4 +1,4 @@
-"""Reads a checkpoint's text-related JSON. Invariant: what is too large, damaged or of the wrong shape is refused.
+"""Reads a checkpoint's text-related JSON. Invariant: files that are too large, damaged or misshapen are refused.
 
 Nothing here interprets more than the shape: an object, its strings, and the special tokens it names.
 """
@@ -35,7 +35,7 @@ def read_text(path: Path, max_bytes: int) -> str:
 
 
 def parse_object(text: str, path: Path) -> JsonObject:
-    """`text` of the file `path` as a JSON object, or CorruptCheckpointError."""
+    """Parses `text` of the file `path` as a JSON object; raises CorruptCheckpointError."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""Grammar of an answer, written as llguidance takes it: one text, which travels with the request.
+"""Grammars of answers in llguidance's format: one text each, which travels with the request.
 
-Invariant: a grammar says all that was asked; whatever could not be enforced is refused here by name, or where it is
-compiled (`Grammars`). Nothing here compiles.
+Invariant: a grammar expresses everything that was requested; parts that cannot be enforced are refused here by name, or
+by the compiler (`Grammars`). Nothing here compiles.
 """
 
 import json
@@ -38,7 +38,7 @@ _LEXEMES = re.compile(
 
 
 def schema_grammar(schema: Mapping[str, Any] | bool) -> str:
-    """JSON that matches a schema, keys in the schema's order.
+    """A grammar for JSON that matches a schema, with keys in the schema's order.
 
     Raises:
         InvalidRequestError: naming the place and the keyword that cannot be enforced, or the limit that is passed.
@@ -47,12 +47,12 @@ def schema_grammar(schema: Mapping[str, Any] | bool) -> str:
 
 
 def json_object_grammar() -> str:
-    """Any JSON object."""
+    """A grammar for any JSON object."""
     return schema_grammar({"type": "object"})
 
 
 def regex_grammar(pattern: str) -> str:
-    """Text that matches `pattern` (Rust's syntax: no look-around, no back-references) from its beginning to its end.
+    """A grammar for text that matches all of `pattern` (Rust's syntax: no look-around, no back-references).
 
     Raises:
         InvalidRequestError: it is not text, or too long.
@@ -63,7 +63,7 @@ def regex_grammar(pattern: str) -> str:
 
 
 def choice_grammar(choices: Sequence[str]) -> str:
-    """One of some texts.
+    """A grammar for exactly one of several texts.
 
     Raises:
         InvalidRequestError: there are none or too many, or one is not text.
@@ -77,7 +77,7 @@ def choice_grammar(choices: Sequence[str]) -> str:
 
 
 def lark_grammar(source: str) -> str:
-    """Text that a Lark grammar matches, in llguidance's variant of the syntax; it begins at the rule `start`.
+    """A grammar from Lark, in llguidance's variant of the syntax; it begins at the rule `start`.
 
     Raises:
         InvalidRequestError: it is not text, too long, or asks for what only the sampler could do.

@@ -1,6 +1,7 @@
-"""Finds out whether a grammar can be compiled without taking this process with it, by compiling it in another.
+"""Checks that a grammar compiles by compiling it in a subprocess first, which it may crash.
 
-Invariant: a grammar that hangs, crashes or fills the memory of its compiler is an answer here, never a fault of ours.
+Invariant: a grammar that makes the compiler hang, crash or run out of memory is reported as invalid and never harms
+this process.
 """
 
 import json
@@ -25,7 +26,7 @@ _OWN_ENDS = {0, *(-number for number in (signal.SIGPROF, signal.SIGABRT, signal.
 
 
 class GrammarSandbox:
-    """One trial process, started when it is needed and replaced when a grammar ended it. Any thread may ask.
+    """One subprocess, started on demand and restarted when a grammar ended it. Any thread may call.
 
     `special_tokens`: those that a grammar may name, by id.
     """
@@ -37,10 +38,10 @@ class GrammarSandbox:
         self._finalizer: weakref.finalize[..., GrammarSandbox] | None = None
 
     def fault(self, grammar: str) -> str | None:
-        """What is wrong with `grammar`; None = it compiles.
+        """The error in `grammar`; None = it compiles.
 
         Raises:
-            CapacityError: this machine would not start a process, gave it no time, or ended it.
+            CapacityError: this machine could not start the process, gave it no processor time, or killed it.
         """
         with self._lock:
             deadline_s = time.monotonic() + _TIMEOUT_S
@@ -57,7 +58,7 @@ class GrammarSandbox:
             return found
 
     def close(self) -> None:
-        """End the process; a later question starts another."""
+        """Ends the subprocess; a later call starts another."""
         with self._lock:
             self._end()
 
@@ -85,7 +86,7 @@ class GrammarSandbox:
 
 
 def _tell(process: subprocess.Popen[bytes], text: str, deadline_s: float) -> bool:
-    """False: the process has ended or does not listen."""
+    """Writes to the subprocess. False: it has ended or does not read."""
     assert process.stdin is not None
     data = text.encode()
     message = memoryview(len(data).to_bytes(4, "little") + data)
@@ -100,7 +101,7 @@ def _tell(process: subprocess.Popen[bytes], text: str, deadline_s: float) -> boo
 
 
 def _answer(process: subprocess.Popen[bytes], deadline_s: float) -> bytes | None:
-    """The answer's line; None where the process ended instead, or has no time."""
+    """The answer's line; None if the process ended instead, or the deadline passed."""
     assert process.stdout is not None
     answer = b""
     while not answer.endswith(b"\n"):
@@ -114,7 +115,7 @@ def _answer(process: subprocess.Popen[bytes], deadline_s: float) -> bytes | None
 
 
 def _status(process: subprocess.Popen[bytes], deadline_s: float) -> int | None:
-    """With which it ended; None where it has not."""
+    """The exit status; None if it has not ended."""
     try:
         return process.wait(deadline_s - time.monotonic())
     except subprocess.TimeoutExpired:
@@ -122,7 +123,7 @@ def _status(process: subprocess.Popen[bytes], deadline_s: float) -> int | None:
 
 
 def _awaited(pipe: IO[bytes], event: int, deadline_s: float) -> bool:
-    """Whether it was ready, or closed by the other side, in time."""
+    """Whether the pipe was ready, or closed by the other side, before the deadline."""
     ready = select.poll()
     ready.register(pipe, event)
     left_s = deadline_s - time.monotonic()

@@ -1,8 +1,8 @@
-"""A process that compiles grammars so that ours need not be the first to: some bring the compiler down, some never end.
+"""Script of the subprocess that compiles grammars first: some crash the compiler, some never finish.
 
-Run as a script. Its input is first the special tokens, JSON by id, then grammars: each a length of 4 bytes and UTF-8.
-It answers each grammar with one line of JSON: what is wrong with it, or null, and ends at one that takes too much. It
-imports nothing of ours.
+Its input is first the special tokens, as JSON by id, then grammars: a length of 4 bytes and UTF-8 text each. It answers
+each grammar with one line of JSON: the error, or null; it exits at a grammar that exceeds its limits. It imports no
+other module of Tandem.
 """
 
 import json
@@ -21,7 +21,7 @@ _STACK_BYTES = 4 << 20  # less than a thread has elsewhere, so that what passes 
 
 
 def main() -> None:
-    """Serve until the input ends."""
+    """Serves until the input ends."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     threading.stack_size(_STACK_BYTES)
@@ -51,13 +51,13 @@ def _fault(grammar: str, tokenizer: LLTokenizer) -> str | None:
 
 
 def _read(source: BinaryIO) -> str | None:
-    """The next text; None at the end."""
+    """The next text; None at the end of the input."""
     header = source.read(4)
     return source.read(int.from_bytes(header, "little")).decode() if len(header) == 4 else None
 
 
 class _Bytes(TokenizerWrapper):
-    """One token a byte, and the special ones at their places."""
+    """A tokenizer with one token for each byte, and the special tokens at their ids."""
 
     def __init__(self, special: Mapping[str, str]) -> None:
         named = {int(token_id): token.encode() for token_id, token in special.items()}

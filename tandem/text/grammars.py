@@ -1,7 +1,7 @@
-"""Grammars compiled against one model's tokens, and what follows one answer through one of them.
+"""Grammars compiled for one model's tokens, and matchers that follow an answer through a grammar.
 
-Invariant: a matcher allows exactly the tokens whose text may come next; ids without text are never allowed. The library
-writes masks as bits, one token each, and after the last token one more: whether the answer may end here.
+Invariant: a matcher allows exactly the tokens whose text may come next; ids without text are never allowed. Masks are
+bit fields, one bit for each token, and after the last token one more: whether the answer may end here.
 """
 
 import threading
@@ -34,28 +34,28 @@ class GrammarMatcher:
 
     @property
     def error(self) -> str | None:
-        """Why it cannot go on, as where a mask took more than its limits allow."""
+        """Why it cannot continue, such as a mask that exceeded its limits; None if it can."""
         return _shortened(self.inner.get_error()) if self.inner.is_error() else None
 
     def consume(self, token_ids: Sequence[int]) -> bool:
-        """Move past tokens of the answer. False: they do not match, and where it stands now means nothing."""
+        """Advances by tokens of the answer. False: they do not match, and its state is invalid from then on."""
         return self.inner.try_consume_tokens(list(token_ids)) == len(token_ids)
 
 
 class CompiledGrammar:
-    """`Grammars` does not forget it while somebody holds it."""
+    """A compiled grammar; `Grammars` keeps it cached while a caller holds it."""
 
     def __init__(self, prototype: LLMatcher) -> None:
         self.prototype = prototype
 
 
 class Grammars:
-    """The grammars of one model. Any thread may call; the vocabulary is prepared when the first grammar comes.
+    """Compiles the grammars of one model. Any thread may call; the vocabulary is prepared on first use.
 
     Args:
-        tokenizer: tells what each token writes.
+        tokenizer: provides the text of each token.
         vocab_size: width of the model's logits.
-        eos_token_ids: end an answer, so none of them is text.
+        eos_token_ids: tokens that end an answer and never belong to its text.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Collection[int] = ()) -> None:
@@ -76,12 +76,12 @@ class Grammars:
 
     @property
     def mask_bytes(self) -> int:
-        """Of one row; a multiple of four."""
+        """Bytes of one row of masks; a multiple of four."""
         return (self.end_bit // 32 + 1) * 4
 
     def fault(self, grammar: str) -> str | None:
-        """As `compiled`, for the error's message alone; None: there is none. Remembers nothing: a compiled grammar
-        takes 30 to 80 times the memory of its text.
+        """The error that `compiled` would raise, or None. Nothing is cached: a compiled grammar takes 30 to 80 times
+        the memory of its text.
 
         Raises:
             CapacityError: as `compiled`.
@@ -91,12 +91,12 @@ class Grammars:
         return _refused(found) if isinstance(found, str) else None
 
     def compiled(self, grammar: str) -> CompiledGrammar:
-        """Compile, which takes up to a second of one core. What was found out is remembered for the latest grammars,
-        and for those whose outcome is held.
+        """Compiles a grammar, which takes up to a second of one core. Results are cached for the latest grammars, and
+        for those that a caller holds.
 
         Raises:
             InvalidRequestError: it is wrong, too large, or no token could begin the answer.
-            CapacityError: it could not be tried: no process would start, or it was ended from outside or got no time.
+            CapacityError: it could not be checked: the subprocess did not start, was killed or got no processor time.
         """
         found = self._cached(grammar)
         if found is None:
@@ -108,21 +108,23 @@ class Grammars:
         return _sound(found)
 
     def known(self, grammar: str) -> CompiledGrammar | None:
-        """As `compiled` where that answers at once, else None."""
+        """The cached result of `compiled`, else None. Raises InvalidRequestError where the cached result is an
+        error.
+        """
         found = self._cached(grammar)
         return None if found is None else _sound(found)
 
     def matcher(self, grammar: str) -> GrammarMatcher:
-        """At the beginning of an answer; at once where the grammar is held. Raises as `compiled`."""
+        """A matcher at the beginning of an answer; compiles the grammar if it is not cached. Raises as `compiled`."""
         prototype = self.compiled(grammar).prototype
         with self._lock:
             return GrammarMatcher(prototype.deep_copy())
 
     def fill_masks(self, matchers: Sequence[tuple[GrammarMatcher, int]], address: int, num_rows: int) -> None:
-        """Write what may come next: of each matcher into the row beside it, of `num_rows` rows of `mask_bytes` bytes
-        that begin at `address`. Where a matcher has an `error` afterwards its row means nothing.
+        """Writes the masks of allowed tokens: for each matcher into its row, of `num_rows` rows of `mask_bytes` bytes
+        that begin at `address`. The row of a matcher that has an `error` afterwards is invalid.
 
-        Other Python threads run meanwhile.
+        Releases the interpreter's lock meanwhile.
         """
         if self._executor is None:
             self._executor = LLExecutor()
@@ -130,7 +132,7 @@ class Grammars:
         self._executor.unsafe_compute_mask_ptr(pairs, address, self.mask_bytes, num_rows)
 
     def close(self) -> None:
-        """End the process and the threads that it had use for; they come back when they are needed."""
+        """Ends the subprocess and threads; they are restarted on demand."""
         if self._sandbox is not None:
             self._sandbox.close()
         self._executor = None
@@ -144,7 +146,7 @@ class Grammars:
             return self._held.get(grammar)
 
     def _compile(self, grammar: str) -> CompiledGrammar | str:
-        """What is wrong as text."""
+        """The compiled grammar, or the error as text."""
         if self._tokenizer is None or self._sandbox is None:
             self._tokenizer = LLTokenizer(self._vocabulary.read())
             self._sandbox = GrammarSandbox(self._vocabulary.special_tokens)
@@ -181,13 +183,13 @@ def _refused(fault: str) -> str:
 
 
 def _shortened(message: str) -> str:
-    """What llguidance says, without the parser's state that it may add."""
+    """llguidance's message without the parser's state."""
     said = " ".join(message.split("<state>")[0].split("<non-verbose/>")[0].split())
     return _REMEDIES.get(said.partition(".")[0], said[:_MAX_MESSAGE_CHARACTERS])
 
 
 class _Vocabulary(TokenizerWrapper):
-    """What each token writes, in the form that llguidance asks for."""
+    """The bytes of each token, in the form that llguidance requires."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -204,7 +206,7 @@ class _Vocabulary(TokenizerWrapper):
         self.special_token_ids: list[int] = []
 
     def read(self) -> "_Vocabulary":
-        """Ask the tokenizer about every token, which takes a while; returns itself."""
+        """Reads the bytes of every token, which takes a while; returns itself."""
         for token_id in range(self._num_known):
             token = self._tokenizer.token(token_id)
             if token is None:
@@ -221,7 +223,7 @@ class _Vocabulary(TokenizerWrapper):
 
     @property
     def special_tokens(self) -> dict[int, str]:
-        """By id."""
+        """Special tokens by id."""
         return {token_id: self.tokens[token_id].decode() for token_id in self.special_token_ids}
 
     def __call__(self, text: str) -> list[int]:

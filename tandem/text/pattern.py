@@ -1,4 +1,4 @@
-r"""Patterns of JSON schemas, rewritten so that llguidance means by them what they say.
+r"""Rewrites patterns of JSON schemas so that llguidance interprets them as they are meant.
 
 NOTE: a class that has every control character, as `[^"]` has, lets llguidance (1.9.1) write any escape, `\"` and `\\`
 among them. So no class here has NUL, which an answer can then not hold where a class would have let it.

@@ -1,7 +1,7 @@
-"""Bytes that each token adds to the text: the checkpoint's decoder, taken apart so that text can be streamed.
+"""Bytes that each token adds to the text, derived from the checkpoint's decoder, so that text can be streamed.
 
 Invariant: for valid UTF-8, joining the pieces of any token sequence equals decoding it whole. A decoder whose output
-cannot be told token by token is refused, never approximated.
+depends on more than single tokens is refused, never approximated.
 """
 
 import re
@@ -65,7 +65,7 @@ class DecoderRules:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One step of a decoder."""
+    """One step of a tokenizer's decoder."""
 
     kind: str
     options: Mapping[str, Any]

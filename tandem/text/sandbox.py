@@ -1,7 +1,7 @@
-"""Jinja for templates that came with a checkpoint: immutable, without access to objects, and with an end.
+"""Jinja environment for templates of checkpoints: immutable, without access to objects, and bounded in steps.
 
-Every loop iteration and call spends from one budget a rendering, and arithmetic that would make something huge is
-refused. NOTE: memory is bounded for what is multiplied, repeated or put out, not for every filter.
+Every loop iteration and call spends from the budget of one rendering, and arithmetic with huge results is refused.
+NOTE: memory is bounded for products, repetitions and output, not for every filter.
 """
 
 import json
@@ -29,14 +29,14 @@ class Budget:
         self._num_left = num_steps
 
     def spend(self) -> None:
-        """Raises jinja2.TemplateError when nothing is left."""
+        """Counts one step. Raises jinja2.TemplateError when none is left."""
         self._num_left -= 1
         if self._num_left < 0:
             raise jinja2.TemplateError(f"the template takes more than {MAX_STEPS} steps, so it may never end")
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """The environment that chat templates are written for, as transformers has it, with budgets.
+    """The Jinja environment of chat templates, as in transformers, with a budget of steps.
 
     `now` is what `strftime_now` reads, in local time.
     """
@@ -72,7 +72,7 @@ _COUNTED = "_tandem_counted"
 
 
 class _Counted:
-    """A loop's items, each paid for when it is reached. Has a length where they have one, as `loop.length` wants."""
+    """A loop's items; each spends from the budget. Has a length if they have one, as `loop.length` requires."""
 
     def __init__(self, items: Iterable[Any], budget: Budget) -> None:
         self._items = items
@@ -99,7 +99,7 @@ def _budget_of(context: Context) -> Budget:
 
 
 def _repeated_size(left: Any, right: Any) -> int:
-    """Elements or digits of a product."""
+    """Number of elements or digits of a product."""
     if isinstance(left, int) and isinstance(right, int):
         return left.bit_length() + right.bit_length()
     for items, count in ((left, right), (right, left)):
@@ -113,7 +113,7 @@ def _power_bits(left: Any, right: Any) -> int:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the model wrote, for training; when serving it is only a scope."""
+    """`{% generation %}` marks generated text, for training; here it is only a scope."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -130,7 +130,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is: Jinja's own filter would escape HTML."""
+    """JSON without HTML escapes, which Jinja's own filter would add."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,7 +1,7 @@
-"""JSON schemas, checked and rewritten so that llguidance enforces every word of them.
+"""Validates JSON schemas and rewrites them so that llguidance enforces them completely.
 
-Invariant: a keyword is enforced, or is an annotation and left out; whatever else a schema says is refused by name.
-Nothing recurses before the depth is known.
+Invariant: a keyword is enforced, or is an annotation and left out; all others are refused by name. Nothing recurses
+before the depth is known.
 """
 
 import json
@@ -40,7 +40,7 @@ _Path = tuple[str, ...]
 
 
 def enforceable(schema: object) -> dict[str, Any]:
-    """`schema` as llguidance takes it after `%json` or as `json_schema`, meaning the same.
+    """`schema` rewritten for llguidance (`%json` or `json_schema`), with the same meaning.
 
     Raises:
         InvalidRequestError: naming the place and the keyword that cannot be enforced, or the limit that is passed.
@@ -63,7 +63,7 @@ def check_size(text: str, name: str, maximum: int) -> None:
 
 
 def _check_json(schema: object) -> None:
-    """Refuse what is not JSON, or too deep or too large of it."""
+    """Refuses values that are not JSON, too deep or too large."""
     _check_depth(schema)
     try:
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
@@ -105,7 +105,7 @@ class _Walk:
         self._options: dict[int, _Option] = {}  # by the schema's identity
 
     def rewrite(self, schema: object, path: _Path) -> dict[str, Any] | bool:
-        """The schema at `path` without what does not constrain."""
+        """The schema at `path` without its annotations."""
         self._schemas[path] = schema
         if isinstance(schema, bool):
             return schema
@@ -117,9 +117,10 @@ class _Walk:
         return rewritten
 
     def widen_exclusive(self) -> None:
-        """Put anyOf for a oneOf whose options exclude each other, which llguidance cannot see behind references.
+        """Replaces oneOf by anyOf where the options exclude each other, which llguidance does not detect behind
+        references.
 
-        NOTE: what is too much to compare stays a oneOf, which llguidance refuses unless it can tell.
+        NOTE: too large comparisons are skipped; llguidance then refuses the oneOf unless it can tell itself.
         """
         num_compared = 0
         for schema in self._rewritten:
@@ -132,7 +133,7 @@ class _Walk:
                     schema["anyOf"] = schema.pop("oneOf")
 
     def check_references(self) -> None:
-        """Raises InvalidRequestError for one to a place that holds no schema, and for too many."""
+        """Raises InvalidRequestError for a reference to a place that holds no schema, and for too many references."""
         for target, path in self._references.items():
             if target not in self._schemas:
                 raise _refusal(path, f"$ref names {'/'.join(('#', *target))!r}, where there is no schema")
@@ -159,7 +160,7 @@ class _Walk:
         return without_nul(value) if key == "pattern" and isinstance(value, str) else value
 
     def _option(self, schema: object) -> "_Option":
-        """NOTE: a reference is followed once and what it stands for read once, however many options name it."""
+        """NOTE: each reference is followed, and its target read, only once, however many options name it."""
         if _is_reference(schema):
             reference = schema["$ref"]
             if reference not in self._followed:
@@ -170,7 +171,7 @@ class _Walk:
         return self._options[id(schema)]
 
     def _end_of(self, schema: object) -> object:
-        """What a schema that is only a reference stands for."""
+        """The target of a schema that is only a reference."""
         for _ in range(MAX_SCHEMA_DEPTH):
             if not _is_reference(schema):
                 break
@@ -226,7 +227,7 @@ def _num_steps(multiple: float) -> int:
 
 
 def _check_num_properties(schema: Mapping[str, Any], path: _Path) -> None:
-    """NOTE: a grammar cannot keep a free key from coming twice, and then there are fewer properties than it counted."""
+    """NOTE: a grammar cannot prevent a repeated key, and then there are fewer properties than it counted."""
     least = schema.get("minProperties", 0)
     num_required = len(_required(schema))
     is_closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
@@ -246,10 +247,11 @@ def _integers(value: object) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """
+    """One option of a oneOf.
+
     Args:
         types: every type it may have; integers are numbers.
-        texts: of the keys that it requires and that are one of some texts: which.
+        texts: allowed texts of required keys that are limited to some texts.
     """
 
     types: frozenset[str]
@@ -257,7 +259,7 @@ class _Option:
 
     @classmethod
     def of(cls, schema: object) -> "_Option":
-        """NOTE: a schema that is a boolean says nothing."""
+        """NOTE: a boolean schema has no constraints."""
         said: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
         named = said.get("type", ("null", "boolean", "number", "string", "array", "object"))
         names = {named} if isinstance(named, str) else named
@@ -270,8 +272,9 @@ class _Option:
 
 
 def _exclude_each_other(options: Sequence[_Option]) -> bool:
-    """Whether it is plain that no value matches two of them: each has types of its own, or those that are objects
-    have texts of their own for a key that all of them require."""
+    """Whether no value can match two of the options: their types are disjoint, or those that are objects require
+    different texts for one common key.
+    """
     objects = [option for option in options if option.types == {"object"}]
     types = [option.types for option in options if option.types != {"object"}]
     if not _are_disjoint([*types, {"object"}] if objects else types):
@@ -290,7 +293,7 @@ def _required(schema: Mapping[str, Any]) -> set[str]:
 
 
 def _texts(schema: Mapping[str, Any], key: str) -> frozenset[str]:
-    """The texts a property is one of; none where it may be anything else."""
+    """The texts a property may be; none where it is not limited to texts."""
     properties = schema.get("properties")
     found = properties.get(key) if isinstance(properties, Mapping) else None
     if not isinstance(found, Mapping):
@@ -302,7 +305,7 @@ def _texts(schema: Mapping[str, Any], key: str) -> frozenset[str]:
 
 
 def _is_reference(schema: object) -> TypeGuard[Mapping[str, Any]]:
-    """And nothing else."""
+    """Whether a schema is a reference and nothing else."""
     return isinstance(schema, Mapping) and schema.keys() == {"$ref"}
 
 

@@ -71,7 +71,7 @@ class Tokenizer:
         return list(self._encoding(self._backend.encode_batch_fast, text, add_special_tokens).ids)
 
     def token_ends(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """For each token that `encode` makes, how many characters of `text` lie before its end."""
+        """For each token that `encode` makes, the number of characters of `text` before its end."""
         return [end for _, end in self._encoding(self._backend.encode_batch, text, add_special_tokens).offsets]
 
     def _encoding(self, encode: Callable[..., Any], text: str, add_special_tokens: bool) -> Any:
@@ -99,7 +99,7 @@ class Tokenizer:
         return _id_of(self._backend, token)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What `token_id` adds to a text it does not begin; empty where it names no token."""
+        """The bytes that `token_id` adds to a text that it does not begin; empty where it names no token."""
         known = self._bytes.get(token_id)
         if known is None:
             token = self.token(token_id)
@@ -109,7 +109,7 @@ class Tokenizer:
         return known
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the token controls the model rather than being text."""
+        """Whether the token is a control token rather than text."""
         return token_id in self._special_ids
 
     def _named_id(self, names: Mapping[str, str], name: str) -> int | None:

@@ -23,6 +23,7 @@ from tandem.kvcache.block_table import BlockRange
 from tandem.rpc.context import incoming_traceparent
 from tandem.rpc.messages import (
     ChosenToken,
+    ComputeCall,
     ConfirmAnswer,
     ConfirmCall,
     GenerateCall,
@@ -116,7 +117,7 @@ class WorkerService:
             await ended(*tasks)
 
     def _with_whole_metrics(
-        self, call: GenerateCall | PrefillCall, output: RequestOutput, helper: RemotePrefill | PrefixFetch | None
+        self, call: ComputeCall, output: RequestOutput, helper: RemotePrefill | PrefixFetch | None
     ) -> RequestOutput:
         """With what the engine does not know of: what others found of the prompt, and keep of it."""
         metrics = output.metrics
@@ -199,7 +200,7 @@ class WorkerService:
 
     def _stream(
         self,
-        call: GenerateCall | PrefillCall,
+        call: ComputeCall,
         engine_id: str,
         handoff: Handoff,
         on_queued: Callable[[], object] | None = None,
@@ -310,7 +311,7 @@ class WorkerService:
         """Unique here: the same request may come twice, and what is left of its first time must not be mistaken."""
         return f"{request_id[:200]} ({next(self._numbers)})"
 
-    async def _num_restorable(self, call: GenerateCall | PrefillCall, tokens: Sequence[int]) -> int:
+    async def _num_restorable(self, call: ComputeCall, tokens: Sequence[int]) -> int:
         """Leading tokens whose KV is here once the host tier's part of it is copied back; 0 = nothing is to copy."""
         host = self._core.host
         if host is None or not host.has_moved or call.params.prompt_logprobs is not None:

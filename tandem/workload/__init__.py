@@ -1,1 +1,1 @@
-"""Workloads and objectives: shared by benchmarks, the simulator and the planner."""
+"""Workloads and service level objectives, shared by benchmarks, the simulator and the planner."""

@@ -14,12 +14,13 @@ from tandem.workload.trace import MOONCAKE_TICK_S, TraceRequest
 
 
 def poisson(rate_per_s: float, source: random.Random) -> Iterator[float]:
-    """Independent arrivals."""
+    """Arrival times of a Poisson process, in seconds."""
     return bursts(rate_per_s, 1.0, source)
 
 
 def bursts(rate_per_s: float, variation: float, source: random.Random) -> Iterator[float]:
-    """Gamma-distributed gaps; their standard deviation is `variation` times their mean. 1 is Poisson, more is bursts.
+    """Arrival times with gamma-distributed gaps whose standard deviation is `variation` times their mean. 1 is Poisson;
+    more is bursty.
 
     Raises:
         ConfigurationError: a parameter is not above zero.
@@ -30,7 +31,7 @@ def bursts(rate_per_s: float, variation: float, source: random.Random) -> Iterat
 
 
 def evenly(rate_per_s: float) -> Iterator[float]:
-    """Equal gaps.
+    """Arrival times with equal gaps.
 
     Raises:
         ConfigurationError: the rate is not above zero.
@@ -43,7 +44,7 @@ def evenly(rate_per_s: float) -> Iterator[float]:
 def spread_in_ticks(
     requests: Iterable[TraceRequest], source: random.Random, tick_s: float = MOONCAKE_TICK_S
 ) -> Iterator[TraceRequest]:
-    """Arrivals recorded in ticks, spread evenly at random inside theirs and in order again; say so in a report."""
+    """Spreads arrivals recorded in ticks uniformly over their tick, in order again; reports should mention it."""
     for start_s, together in groupby(requests, key=lambda request: request.arrival_s // tick_s * tick_s):
         group = list(together)
         times = sorted(start_s + source.random() * tick_s for _ in group)
@@ -51,9 +52,9 @@ def spread_in_ticks(
 
 
 class ClosedLoop:
-    """A fixed number of clients, each asking again `think_s` (exponential, mean) after its answer.
+    """A fixed number of clients, each sending again `think_s` (mean of an exponential distribution) after its answer.
 
-    Take `next_arrival_s` while it is not None, and report every end; a client waits in between.
+    Call `next_arrival_s` while it is not None, and report every end; a client waits in between.
     """
 
     def __init__(self, num_clients: int, think_s: float, source: random.Random) -> None:
@@ -65,11 +66,11 @@ class ClosedLoop:
         heapq.heapify(self._due_s)
 
     def next_arrival_s(self) -> float | None:
-        """Remove and return the next arrival; None while every client waits for its answer."""
+        """Removes and returns the next arrival; None while every client waits for its answer."""
         return heapq.heappop(self._due_s) if self._due_s else None
 
     def ended(self, at_s: float) -> None:
-        """An answer, or a refusal, has reached its client."""
+        """Records that an answer, or a refusal, has reached its client."""
         heapq.heappush(self._due_s, at_s + self._pause_s())
 
     def _pause_s(self) -> float:

@@ -1,4 +1,4 @@
-"""Lengths of prompts and answers: distributions of token counts, within bounds that are part of them."""
+"""Distributions of token counts, for prompts and answers; each includes its bounds."""
 
 import math
 import random
@@ -17,7 +17,7 @@ class Lengths(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Always the same."""
+    """Always the same count."""
 
     num_tokens: int
 
@@ -30,7 +30,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Anything between the two, both included."""
+    """Uniform distribution between two counts, both included."""
 
     least: int
     most: int
@@ -44,7 +44,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """Long-tailed, given by its median and its 90th percentile, cut at `most`."""
+    """Log-normal (long-tailed) distribution, given by its median and its 90th percentile, cut at `most`."""
 
     median: float
     p90: float
@@ -60,7 +60,7 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class Empirical:
-    """One of those that were seen."""
+    """Draws from observed counts."""
 
     seen: Sequence[int]
 

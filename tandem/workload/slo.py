@@ -1,4 +1,4 @@
-"""Service level objectives: the objectives, what happened to each request, and the report on both.
+"""Service level objectives: the objectives, the outcome of each request, and a report.
 
 A rejected or failed request counts as one that missed its objectives: turning users away never improves goodput.
 """
@@ -55,7 +55,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of one measure over those that have it."""
+    """Mean and percentiles of one measure, over the requests that have it."""
 
     num_samples: int
     mean: float
@@ -82,10 +82,10 @@ class SloReport:
 
 
 def slo_report(served: Sequence[Served], slo: Slo, duration_s: float) -> SloReport:
-    """Sum a run up.
+    """Summarises a run.
 
     Raises:
-        InvalidRequestError: nothing was asked, or the duration is not above zero.
+        InvalidRequestError: there are no requests, or the duration is not above zero.
     """
     if not served or not duration_s > 0:
         raise InvalidRequestError(f"{len(served)} requests in {duration_s} s make no report; both must be above zero")
@@ -112,7 +112,7 @@ def percentiles(samples: Sequence[float]) -> Percentiles | None:
 
 
 def ordered_percentiles(ordered: Sequence[float]) -> Percentiles | None:
-    """Of samples in rising order."""
+    """Percentiles of samples in rising order."""
     if not ordered:
         return None
 

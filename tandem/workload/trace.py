@@ -1,4 +1,4 @@
-"""Requests as they were recorded: readers of two public trace formats, one line at a time.
+"""Recorded requests: readers of two public trace formats, one line at a time.
 
 A line that cannot be read exactly is refused by file, line and value; nothing is guessed or skipped.
 Formats: Mooncake (FAST'25), JSON lines with block hashes; Azure LLM inference trace 2023, CSV.

@@ -20,8 +20,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.resolve import build_engine
 from tandem.gateway.pin_book import PromptPins
 from tandem.gateway.request import ChoiceRequest, ServeRequest
-from tandem.rpc.codec_router import put_pair_call, take_pair_call
-from tandem.rpc.codec_worker import put_generate_call, put_prefill_call, take_generate_call, take_prefill_call
+from tandem.rpc import message_forms as forms
 from tandem.rpc.messages import GenerateCall, ModelInfo, PairCall, PrefillCall, WorkerAddress
 from tandem.serving.chain_hasher import ChainHasher
 from tandem.serving.fleet_view import Chain
@@ -79,20 +78,20 @@ def by_the_pin_book(scope: CacheScope, tokens: Sequence[int]) -> list[bytes]:
 
 def by_the_router(scope: CacheScope, tokens: Sequence[int]) -> list[bytes]:
     call = PairCall(request_id="r", model="m", token_ids=array("I", tokens), num_expected_output=1, scope=scope)
-    heard = take_pair_call(put_pair_call(call))
+    heard = forms.PAIR_CALL.decode(forms.PAIR_CALL.encode(call))
     return ChainHasher().hashes(Chain(MODEL, BLOCK, frozenset()), heard.token_ids, heard.scope)
 
 
 def by_a_generate_call(scope: CacheScope, tokens: Sequence[int]) -> list[bytes]:
     call = GenerateCall(request_id="r", prompt_token_ids=tuple(tokens), params=PARAMS, scope=scope)
-    heard = take_generate_call(put_generate_call(call))
+    heard = forms.GENERATE_CALL.decode(forms.GENERATE_CALL.encode(call))
     return named(heard.scope, heard.prompt_token_ids)
 
 
 def by_a_prefill_call(scope: CacheScope, tokens: Sequence[int]) -> list[bytes]:
     reader = WorkerAddress("w", "")
     call = PrefillCall(request_id="r", reader=reader, prompt_token_ids=tuple(tokens), params=PARAMS, scope=scope)
-    heard = take_prefill_call(put_prefill_call(call))
+    heard = forms.PREFILL_CALL.decode(forms.PREFILL_CALL.encode(call))
     return named(heard.scope, heard.prompt_token_ids)
 
 
@@ -122,7 +121,7 @@ def test_no_call_with_a_prompt_can_be_made_without_a_scope() -> None:
         for one in (fields(call) if hasattr(call, "__dataclass_fields__") else ())
         if one.name == "scope"
     }
-    assert scoped == {"PairCall", "GenerateCall", "PrefillCall"}
+    assert scoped == {"PairCall", "ComputeCall", "GenerateCall", "PrefillCall"}
     for call in (PairCall, GenerateCall, PrefillCall, ServeRequest):
         with pytest.raises(TypeError, match="scope"):
             call(request_id="r")  # type: ignore[call-arg]

@@ -16,6 +16,7 @@ from tandem.core.events import BlockEvent
 from tandem.gateway.server import RunningGateway, serving_gateway
 from tandem.gateway.settings import GatewaySettings
 from tandem.locality.base import PublishResult
+from tandem.routing.settlement import Settlement
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.messages import (
     Decision,
@@ -24,7 +25,6 @@ from tandem.rpc.messages import (
     PairingAnswer,
     ProcessInfo,
     Registration,
-    Settlement,
     WorkerListing,
     WorkerRecord,
 )

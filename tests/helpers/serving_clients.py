@@ -15,8 +15,9 @@ import httpx
 
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.timeline import Stage
+from tandem.routing.settlement import Settlement
 from tandem.rpc.client import RouterClient, WorkerClient
-from tandem.rpc.messages import GenerateCall, PairCall, PairingAnswer, Settlement, WorkerAddress
+from tandem.rpc.messages import GenerateCall, PairCall, PairingAnswer, WorkerAddress
 from tests.helpers.cluster import Cluster
 from tests.helpers.secret import AS_GATEWAY
 

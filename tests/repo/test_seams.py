@@ -15,7 +15,6 @@ ASKING = ("core", "kvcache", "scheduler", "engine", "worker", "transport", "loca
 SCOPE_READERS = {
     "tandem/core/scope.py",
     "tandem/core/hashing.py",
-    "tandem/rpc/codec_common.py",
     "tandem/gateway/accounts.py",
     "tandem/engine/validation.py",
 }

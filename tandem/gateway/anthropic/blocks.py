@@ -1,4 +1,4 @@
-"""Anthropic's content blocks, read one by one. Invariant: a block we cannot show the model is refused by its place."""
+"""Reads Anthropic's content blocks. Invariant: a block that the model cannot be shown is refused, naming its place."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _ERROR = "Error: "  # before the result of a tool that failed
 
 @dataclass(frozen=True, slots=True)
 class CacheControl:
-    """A `cache_control` on a block. `where`: the block's place in the body."""
+    """A `cache_control` on a block. `where`: the block's path in the body."""
 
     ttl_s: float
     where: str
@@ -25,19 +25,23 @@ class CacheControl:
 
 @dataclass(frozen=True, slots=True)
 class TextBlock:
+    """A block of text. `mark`: its cache breakpoint."""
+
     text: str
     mark: CacheControl | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingBlock:
-    """What the model thought earlier; empty where nobody can read it."""
+    """Earlier thinking of the model; empty where it was redacted."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUseBlock:
+    """A tool call of the assistant. `where`: the block's path in the body; `mark`: its cache breakpoint."""
+
     call_id: str
     name: str
     arguments: Mapping[str, Any]
@@ -47,7 +51,7 @@ class ToolUseBlock:
 
 @dataclass(frozen=True, slots=True)
 class ToolResultBlock:
-    """`marks`: inside its content, each with the characters before it."""
+    """Result of a tool call. `marks`: breakpoints inside its text, each with the number of characters before it."""
 
     call_id: str
     text: str
@@ -59,10 +63,10 @@ Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 def read_blocks(content: Any, where: str, role: str) -> tuple[Block, ...]:
-    """What a message of `role` holds; text is one block.
+    """The blocks of a message of `role`; a plain string is one text block.
 
     Raises:
-        RequestError: naming the block, and the part of it, that cannot be taken.
+        RequestError: naming the block, and the part of it, that is not supported.
     """
     if isinstance(content, str):
         return (TextBlock(content),)
@@ -74,7 +78,7 @@ def read_blocks(content: Any, where: str, role: str) -> tuple[Block, ...]:
 
 
 def join_texts(blocks: Sequence[TextBlock]) -> tuple[str, tuple[tuple[int, CacheControl], ...]]:
-    """The texts of `blocks` with line feeds between them, and their marks with the characters before each."""
+    """The texts of `blocks` joined by line feeds, and their marks with the number of characters before each."""
     texts: list[str] = []
     marks: list[tuple[int, CacheControl]] = []
     num_characters = -1

@@ -1,6 +1,6 @@
 """`cache_control` as breakpoints. Invariant: at most four, and those of an hour before those of five minutes.
 
-Each is added in the order tools, system, messages, which is the order they are checked in.
+Breakpoints are added, and checked, in the order tools, system, messages.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ _KNOWN = frozenset({"type", "ttl", "scope"})  # NOTE: the scope is whom a provid
 
 
 def read_ttl_s(value: Any, where: str) -> float | None:
-    """How long `cache_control` keeps, in seconds; None when there is none. Raises RequestError when it is wrong."""
+    """Lifetime of a `cache_control` in seconds, or None where there is none. Raises RequestError when it is wrong."""
     if value is None:
         return None
     if isinstance(value, Mapping) and value.get("type") == "ephemeral" and value.keys() <= _KNOWN:
@@ -51,7 +51,7 @@ class BreakpointList:
         self._points.append(point)
 
     def add_last(self, point: Breakpoint) -> None:
-        """The one that a request's own `cache_control` puts at the end; the same one twice is one."""
+        """Adds the breakpoint of the request's own `cache_control`, at the end; does nothing if the same one exists."""
         same = [known for known in self._points if replace(known, ttl_s=point.ttl_s) == point]
         if not same:
             self.add(point, "cache_control")

@@ -1,4 +1,4 @@
-"""`/v1/messages` and `/v1/messages/count_tokens`: a conversation in, one message or its number of tokens out."""
+"""`/v1/messages` and `/v1/messages/count_tokens`: parses a conversation; answers with a message or its token count."""
 
 from functools import partial
 
@@ -20,7 +20,7 @@ from tandem.rpc.messages import ModelInfo
 
 
 class MessagesDialect:
-    """Reads message bodies."""
+    """Parses bodies of `/v1/messages`."""
 
     kind = "messages"
     ping = PING
@@ -56,10 +56,10 @@ class MessagesDialect:
 
 
 async def count_tokens(body: bytes, around: DialectContext) -> bytes:
-    """The answer of `/v1/messages/count_tokens`: tokens that this prompt would have.
+    """The body of `/v1/messages/count_tokens`: the number of prompt tokens.
 
     Raises:
-        InvalidRequestError: as for a message, but a prompt may be longer than the context.
+        InvalidRequestError: as for a message, except that a prompt may be longer than the context.
         UnavailableError: no worker is known.
     """
     prompt = _read_prompt(await around.off_loop.run(len(body), partial(read_body, MessagesPromptBody, body)), around)
@@ -80,7 +80,7 @@ def _read_prompt(asked: MessagesPromptBody, around: DialectContext) -> AskedProm
 
 
 def _params(asked: MessagesBody, info: ModelInfo) -> SamplingParams:
-    """NOTE: warming the cache needs one token, which nobody is shown."""
+    """NOTE: filling the cache (max_tokens 0) needs one generated token, which is not shown to the client."""
     own = {"temperature": asked.temperature, "top_p": asked.top_p, "top_k": asked.top_k, "seed": asked.seed}
     said = {name: value for name, value in own.items() if value is not None}
     stop = tuple(asked.stop_sequences or ())

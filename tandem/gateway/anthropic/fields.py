@@ -1,7 +1,7 @@
-"""Fields of Anthropic's bodies, and those among them that are harmless though we do not act on them.
+"""Fields of Anthropic's request bodies, and a list of fields that are safe to ignore.
 
-Invariant: a field that would change the answer is acted on or refused by name, never ignored. Harmless ones name, bill,
-diagnose or speed up.
+Invariant: a field that would change the answer is honoured or refused by name, never ignored. Fields that are ignored
+only name, bill, diagnose or speed up.
 """
 
 from collections.abc import Mapping
@@ -65,7 +65,7 @@ AnyPrompt = TypeVar("AnyPrompt", bound=MessagesPromptBody)
 
 
 def read_body(kind: type[AnyPrompt], body: bytes) -> AnyPrompt:
-    """The body as `kind`.
+    """Parses and checks a body as `kind`.
 
     Raises:
         RequestError: it is not a JSON object, a field has the wrong type, or one cannot be honoured; it is named.
@@ -87,7 +87,7 @@ def read_body(kind: type[AnyPrompt], body: bytes) -> AnyPrompt:
 
 
 def unsupported(where: str, value: Any) -> RequestError:
-    """For what would change the answer and is not acted on."""
+    """The refusal of a field that would change the answer and is not supported."""
     return RequestError(
         f"{where}={shown(value)} is not supported by this server, and ignoring it would change the answer; "
         "leave it out",

@@ -1,4 +1,4 @@
-"""Server-sent events and error bodies in Anthropic's shape. Pure.
+"""Formats server-sent events and error bodies of Anthropic's API. Pure.
 
 Every event has its name twice: clients drop one without its `event:` line.
 """

@@ -1,4 +1,4 @@
-"""A body as a conversation. Invariant: what it asks for is in the conversation, or it was refused."""
+"""Translates a body into a conversation. Invariant: everything a body asks for is in the conversation or is refused."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,15 +19,17 @@ BILLING_HEADER = "x-anthropic-billing-header:"
 
 @dataclass(frozen=True, slots=True)
 class AskedPrompt:
+    """The conversation of a body, and the thinking that the body asked for."""
+
     conversation: Conversation
     thinking: AskedThinking
 
 
 def read_prompt(body: MessagesPromptBody, max_messages: int) -> AskedPrompt:
-    """The conversation, the system prompt first.
+    """The conversation of a body; the system prompt is its first message.
 
     Raises:
-        RequestError: naming the part of the body that cannot be taken.
+        RequestError: naming the part of the body that is not supported.
     """
     if not body.messages:
         raise RequestError("messages is empty; at least one is needed", param="messages")
@@ -57,7 +59,7 @@ def read_prompt(body: MessagesPromptBody, max_messages: int) -> AskedPrompt:
 
 
 def _system(system: str | list[dict[str, Any]] | None) -> list[TextBlock]:
-    """The system prompt's texts, without a client's accounting."""
+    """The system prompt's texts, without the billing header that some clients add."""
     blocks: list[TextBlock] = []
     for block in read_blocks("" if system is None else system, "system", "system"):
         assert isinstance(block, TextBlock)
@@ -70,7 +72,7 @@ def _system(system: str | list[dict[str, Any]] | None) -> list[TextBlock]:
 
 
 def _is_continued(turns: Sequence[Turn], asked: AskedThinking) -> bool:
-    """Whether the answer goes on with the last message. Raises RequestError where that cannot be done exactly."""
+    """Whether the answer continues the last message. Raises RequestError where that cannot be done exactly."""
     last = turns[-1]
     if last.role != "assistant":
         return False
@@ -88,7 +90,7 @@ def _is_continued(turns: Sequence[Turn], asked: AskedThinking) -> bool:
 
 
 def _mark_last(body: MessagesPromptBody, messages: Sequence[dict[str, Any]], points: BreakpointList) -> None:
-    """The request's own breakpoint, after all that was said."""
+    """Adds the request's own breakpoint at the end of the last message."""
     ttl_s = read_ttl_s(body.cache_control, "the request")
     if ttl_s is not None and messages[-1]["content"]:
         last = len(messages) - 1

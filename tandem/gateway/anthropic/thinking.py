@@ -1,4 +1,4 @@
-"""Thinking as Anthropic's bodies ask for it, and which earlier thinking a model is shown again. Pure."""
+"""Thinking options of Anthropic's bodies, and the choice of earlier thinking that the model is shown again. Pure."""
 
 import base64
 import hashlib
@@ -20,7 +20,7 @@ CLEAR_THINKING = "clear_thinking_20251015"
 
 @dataclass(frozen=True, slots=True)
 class AskedThinking:
-    """`is_required`: a model that cannot think must refuse. `is_shown`: the client wants to read it."""
+    """Thinking options. `is_required`: models that cannot think must refuse; `is_shown`: clients receive the text."""
 
     thinking: Thinking
     is_required: bool = False
@@ -28,7 +28,7 @@ class AskedThinking:
 
 
 def read_thinking(body: MessagesPromptBody) -> AskedThinking:
-    """What `thinking` and `output_config.effort` say together; nothing said leaves it to the model.
+    """The thinking requested by `thinking` and `output_config.effort`; left to the model where both are absent.
 
     Raises:
         RequestError: naming the value that cannot be honoured.
@@ -49,7 +49,7 @@ def read_thinking(body: MessagesPromptBody) -> AskedThinking:
 
 
 def check_budget(asked: AskedThinking, max_tokens: int) -> None:
-    """Raises RequestError where thinking would leave no room for an answer."""
+    """Raises RequestError where the thinking budget leaves no tokens for an answer."""
     budget = asked.thinking.budget
     if budget is not None and budget >= max_tokens:
         raise RequestError(
@@ -59,7 +59,7 @@ def check_budget(asked: AskedThinking, max_tokens: int) -> None:
 
 
 def read_kept_turns(body: MessagesPromptBody) -> int | None:
-    """Of how many latest turns the model is shown its thinking again; None = all, 0 = of the unfinished one only.
+    """Number of latest turns whose thinking is shown to the model again; None = all, 0 = the unfinished one only.
 
     Raises:
         RequestError: an edit of another kind, or one that is no such edit.
@@ -93,10 +93,10 @@ def _kept_turns(edit: Any) -> int | None:
 
 
 class Signature:
-    """What a thinking block is signed with: a digest that grows with its text.
+    """The signature of a thinking block: a digest that grows with its text.
 
-    NOTE: it names the text and proves nothing, and what comes back is not checked against it: a client may say anything
-    in the assistant's name, conversations begun elsewhere go on here, and gateways need share no key.
+    NOTE: it authenticates nothing and is not checked when a block comes back: clients may write any text as the
+    assistant's, conversations begun elsewhere may continue here, and gateways need no shared key.
     """
 
     def __init__(self, text: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Anthropic's tools, tool_choice and output format as ours. Invariant: a tool its provider would run is refused."""
+"""Translates Anthropic's tools, tool_choice and output format. Invariant: a provider's own tools are refused."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -35,7 +35,7 @@ _MODES: Mapping[str, ToolMode] = {
 
 
 def read_tools(body: MessagesPromptBody, points: BreakpointList) -> tuple[tuple[Tool, ...], ToolChoice]:
-    """The tools, and which of them may or must be called; the tools' breakpoints are added to `points`.
+    """The tools and the constraint on calls; breakpoints of the tools are added to `points`.
 
     Raises:
         RequestError: naming what cannot be honoured.
@@ -53,7 +53,7 @@ def read_tools(body: MessagesPromptBody, points: BreakpointList) -> tuple[tuple[
 
 
 def read_format(body: MessagesPromptBody) -> OutputFormat | None:
-    """What the answer must match, by its newer name or its older one.
+    """The format that the answer must match, from the newer field or the older one.
 
     Raises:
         RequestError: naming what cannot be honoured.
@@ -111,7 +111,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> Tool:
 
 
 def _parameters(tool: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The input's schema. Examples of the input become the schema's, which is where templates show them."""
+    """The input's schema. Examples of inputs are moved into it, where templates show them."""
     schema, examples = tool.get("input_schema"), tool.get("input_examples")
     if examples and (not isinstance(examples, list) or not all(isinstance(example, dict) for example in examples)):
         raise RequestError(f"{where}.input_examples={shown(examples)} must be a list of objects", param=where)

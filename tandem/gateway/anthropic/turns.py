@@ -1,7 +1,7 @@
-"""Anthropic's messages as those a template takes, with the places of their breakpoints.
+"""Translates Anthropic's messages into those of a chat template, with the places of their breakpoints.
 
-Invariant: every result answers a call of the turn before it, and every call is answered in the turn after it.
-Neighbours of one role are one turn.
+Invariant: every tool result answers a call of the turn before it, and every call is answered in the turn after it.
+Consecutive messages of one role form one turn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ OUR_IDS = "toolu_"  # what a call's own id begins with in this API
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one side says before the other speaks."""
+    """Consecutive messages of one role."""
 
     role: str
     blocks: tuple[Block, ...]
@@ -53,10 +53,10 @@ class Turn:
 
 
 def read_turns(messages: Sequence[Mapping[str, Any]]) -> list[Turn]:
-    """The messages, neighbours of one role joined.
+    """Groups the messages into turns: neighbours of one role are joined.
 
     Raises:
-        RequestError: naming the message, and the part of it, that cannot be taken.
+        RequestError: naming the message, and the part of it, that is not supported.
     """
     read = [_turn(message, f"messages.{index}") for index, message in enumerate(messages)]
     turns: list[Turn] = []
@@ -69,7 +69,7 @@ def read_turns(messages: Sequence[Mapping[str, Any]]) -> list[Turn]:
 
 
 class TurnWriter:
-    """Writes turns as `messages` for a template; breakpoints are added to `points`."""
+    """Writes turns as `messages` for a chat template; their breakpoints are added to `points`."""
 
     def __init__(self, points: BreakpointList) -> None:
         self._points = points
@@ -79,7 +79,7 @@ class TurnWriter:
         self.messages: list[dict[str, Any]] = []
 
     def write(self, turns: Sequence[Turn], num_kept: int | None) -> None:
-        """Raises RequestError where calls and results do not match. `num_kept`: see `read_kept_turns`."""
+        """Writes all turns. Raises RequestError if calls and results do not match. `num_kept`: `read_kept_turns`."""
         kept = _turns_with_thinking(turns, num_kept)
         for index, turn in enumerate(turns):
             if turn.role == "user":
@@ -91,7 +91,7 @@ class TurnWriter:
         self._close()
 
     def write_texts(self, role: str, blocks: Sequence[TextBlock]) -> None:
-        """One message of text."""
+        """Writes one message of text."""
         text, marks = join_texts(blocks)
         self._add({"role": role, "content": text}, marks)
 
@@ -162,7 +162,7 @@ def _turn(message: Mapping[str, Any], where: str) -> Turn:
 
 
 def _turns_with_thinking(turns: Sequence[Turn], num_kept: int | None) -> set[int]:
-    """Whose thinking the model is shown again. A question and all that answers it, tools included, count as one."""
+    """Indexes of turns whose thinking is shown again. A user's question and all turns that answer it count as one."""
     answers: dict[int, list[int]] = {}
     question = 0
     for index, turn in enumerate(turns):
@@ -176,7 +176,7 @@ def _turns_with_thinking(turns: Sequence[Turn], num_kept: int | None) -> set[int
 
 
 def _bare(call_id: str) -> str:
-    """The id as the model's own format has it."""
+    """A call id without the prefix that this API adds."""
     return call_id.removeprefix(OUR_IDS)
 
 

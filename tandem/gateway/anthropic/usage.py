@@ -1,6 +1,6 @@
-"""Usage of a message and why it ended, as Anthropic counts and says it. Pure.
+"""Usage and stop reason of a message, in Anthropic's format. Pure.
 
-Invariant: tokens read, written and plain add up to the prompt.
+Invariant: tokens read from the cache, written to it and plain input add up to the prompt.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ from tandem.gateway.request import ChoiceResult
 
 
 def usage_of(result: ChoiceResult, *, is_expected: bool = False) -> dict[str, Any]:
-    """`usage`. `is_expected`: before the worker has said what it keeps, as it will be if it does as asked."""
+    """The `usage` object. `is_expected`: an estimate before the worker has reported which pins it granted."""
     split = result.expected_split if is_expected else result.split
     return {
         "input_tokens": split.num_input,
@@ -27,7 +27,7 @@ def usage_of(result: ChoiceResult, *, is_expected: bool = False) -> dict[str, An
 
 
 def stop_of(result: ChoiceResult, max_tokens: int) -> dict[str, Any]:
-    """`stop_reason` and what belongs to it. `max_tokens`: what the client allowed."""
+    """`stop_reason` and its related fields. `max_tokens`: the limit that the client set."""
     reason, matched = _stop_reason(result, max_tokens), None
     if reason == "stop_sequence":
         matched = result.stop_reason

@@ -1,6 +1,6 @@
-"""One answer in Anthropic's words, streamed or whole: one message of thinking, text and tool_use blocks.
+"""Writes an answer in Anthropic's format, streamed or whole: one message of thinking, text and tool_use blocks.
 
-Streams: message_start, each block's start, deltas and stop, then message_delta with why it ended, and message_stop.
+Streams: message_start, each block's start, deltas and stop, then message_delta with the stop reason, and message_stop.
 Invariant: one block is open at a time, and indexes are dense.
 """
 
@@ -24,7 +24,7 @@ class MessageWriter:
     """Writes one message.
 
     Args:
-        max_tokens: what the client allowed; 0: it wants no text, only a warm cache.
+        max_tokens: the limit that the client set; 0: no output is returned, only the cache is filled.
         shows_thinking: False: thinking blocks come without their text.
     """
 
@@ -84,7 +84,7 @@ class MessageWriter:
 
 
 class _BlockStream:
-    """Parts as the frames of content blocks. White space that begins a block is held until more of it comes."""
+    """Formats parts as events of content blocks. Leading white space of a text block is held until text follows."""
 
     def __init__(self, shows_thinking: bool) -> None:
         self._shows_thinking = shows_thinking
@@ -106,7 +106,7 @@ class _BlockStream:
                 return self._delta({"type": "input_json_delta", "partial_json": part.text})
 
     def end(self) -> bytes:
-        """Close what is open; an answer that says nothing is one empty text."""
+        """Closes the open block; an answer without any block gets one empty text block."""
         if self._next_index:
             return self._close()
         blank = self._blank
@@ -152,12 +152,12 @@ class _BlockStream:
 
 
 def call_id(own: str) -> str:
-    """A call's id as this API begins them."""
+    """The id of a tool call with this API's prefix."""
     return f"{OUR_IDS}{own.removeprefix('call_')}"
 
 
 def _object(arguments: str) -> orjson.Fragment:
-    """A call's arguments; of a call that was cut short what is there, as clients read it from a stream.
+    """A call's arguments as an object; those of a call that was cut off are parsed as far as they go.
 
     NOTE: orjson itself writes no integers of more than 64 bits.
     """

@@ -1,1 +1,1 @@
-"""Says of prompts and answers whether they may pass."""
+"""Moderation: decides whether prompts and answers may pass."""

@@ -1,6 +1,6 @@
-"""The seam between a gateway and whoever decides what may be asked and said.
+"""Interface between a gateway and a moderator of prompts and answers.
 
-A moderator that cannot decide raises, and the request fails: what was not judged does not pass.
+A moderator that cannot decide raises, and the request fails: text that was not judged never passes.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class ModerationVerdict:
-    """`category`: why it may not pass; None = it may."""
+    """A moderator's decision. `category`: the reason for a refusal; None = the text passes."""
 
     category: str | None = None
 
@@ -19,15 +19,17 @@ class ModerationVerdict:
 
 
 class Moderator(Protocol):
-    """Judges texts. `window`: characters of an answer that are gathered before it is asked; `overlap`: characters it
-    must see again, and that are held back, since what it looks for may lie across two pieces.
+    """Judges texts.
+
+    `window`: characters of an answer that are collected before it is asked. `overlap`: judged characters that are held
+    back and judged again with the next piece, since a match may span both.
     """
 
     window: int
     overlap: int
 
     async def judge(self, text: str, *, num_judged: int = 0, may_go_on: bool = False) -> ModerationVerdict:
-        """Of a text whose first `num_judged` characters have passed already, and that may be the beginning of more.
+        """Judges a text. The first `num_judged` characters have passed before; `may_go_on`: more text may follow.
 
         Raises:
             UnavailableError: it cannot be asked.
@@ -35,5 +37,5 @@ class Moderator(Protocol):
         ...
 
     async def close(self) -> None:
-        """End connections."""
+        """Closes its connections."""
         ...

@@ -1,4 +1,4 @@
-"""The built-in moderator: words and phrases that may not pass, from a file. Looks at text alone, not at meaning."""
+"""Built-in moderator: refuses texts that contain words or phrases listed in a file."""
 
 import asyncio
 import functools
@@ -22,10 +22,10 @@ _SAME_UPPER = {"\u1fd3": "\u0390", "\u1fe3": "\u03b0", "\ufb06": "\ufb05"}  # of
 
 
 class Blocklist:
-    """Refuses texts with any of `terms`, as whole words in any case; one space stands for any white space.
+    """Refuses texts that contain any of `terms` as whole words, in any case; one space matches any white space.
 
-    Invariant: finds what a regular expression of all terms would, longest first and ignoring case, at a cost that
-    hardly grows with their number.
+    Invariant: finds the same matches as a regular expression of all terms, longest first and ignoring case, at a cost
+    that hardly grows with their number.
 
     Raises:
         ConfigurationError: naming the term that cannot be used.
@@ -49,7 +49,7 @@ class Blocklist:
 
     @classmethod
     def load(cls, path: str) -> "Blocklist":
-        """One term a line; empty lines and those that begin with # are left out."""
+        """Reads a file of one term a line; empty lines and those that begin with # are skipped."""
         try:
             lines = Path(path).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -57,7 +57,7 @@ class Blocklist:
         return cls(line for line in lines if not line.lstrip().startswith("#"))
 
     async def judge(self, text: str, *, num_judged: int = 0, may_go_on: bool = False) -> ModerationVerdict:
-        """NOTE: at the very end of a text that may go on, a word may be the beginning of another."""
+        """NOTE: a match at the very end of a text that may go on does not count yet: the word may be longer."""
         if len(text) > _LONG:
             is_found = await asyncio.to_thread(self._is_in, text, num_judged, may_go_on)
         else:
@@ -78,9 +78,10 @@ class Blocklist:
         return False
 
     def _end(self, plain: str, folded: str, start: int) -> int:
-        """Of the longest term that begins there; 0: none does.
+        """End of the longest term that begins at `start`; 0: none does.
 
-        NOTE: whatever the text begins with is a beginning of the last term not behind it, too, in alphabetical order.
+        NOTE: every term that the text begins with is a prefix of the last term in alphabetical order not after the
+        text.
         """
         ahead = folded[start : start + self._longest]
         index = bisect_right(self._terms, ahead) - 1
@@ -96,12 +97,12 @@ class Blocklist:
 
 
 def _narrowed(text: str) -> str:
-    """With single spaces; with two where there are too many for a term."""
+    """The text with each run of white space as one space, or as two where it is too long for a term."""
     return _SPACES.sub(lambda found: " " if len(found[0]) <= MAX_SPACES else "  ", text)
 
 
 def _shorter(terms: list[str]) -> list[int]:
-    """For each of the sorted terms the longest other that it begins with, by index; -1: none."""
+    """For each of the sorted terms, the index of the longest other term that is its prefix; -1: none."""
     found: list[int] = []
     open_terms = [-1]
     for index, term in enumerate(terms):
@@ -114,9 +115,7 @@ def _shorter(terms: list[str]) -> list[int]:
 
 @functools.cache
 def _folds() -> Mapping[int, str]:
-    """For `str.translate`: the same character for all that `re.IGNORECASE` takes for one another, a space for all white
-    space. Characters that stay are left out.
-    """
+    """Table for `str.translate`: one character for all that `re.IGNORECASE` equates; a space for any white space."""
     return {code: folded for code in range(_NUM_CODES) if (folded := _folded(chr(code))) != chr(code)}
 
 

@@ -1,4 +1,4 @@
-"""Choice of the moderator that `--moderation` names."""
+"""Creates the moderator that `--moderation` names."""
 
 import importlib
 
@@ -9,7 +9,7 @@ from tandem.gateway.moderation.endpoint import ModerationEndpoint
 
 
 def choose_moderator(name: str | None) -> Moderator | None:
-    """None = nothing is moderated. `blocklist:FILE`, an http(s) URL, or `python:MODULE:CALLABLE`, which makes one.
+    """The moderator for `blocklist:FILE`, an http(s) URL, or `python:MODULE:CALLABLE`, which returns one.
 
     Raises:
         ConfigurationError: there is no such moderator, or it cannot be used.

@@ -1,4 +1,4 @@
-"""A moderator behind HTTP, asked as OpenAI's moderation API is: `{"input": …}` in, `{"results": […]}` out."""
+"""Moderator behind HTTP with OpenAI's moderation API: posts `{"input": …}`, receives `{"results": […]}`."""
 
 from typing import Any
 
@@ -12,13 +12,13 @@ TIMEOUT_S = 5.0
 
 
 class ModerationEndpoint:
-    """Asks `url`. A user and password in it are sent, and stand in no message and no log.
+    """Posts texts to `url`. Credentials in the URL are sent, but appear in no message and no log.
 
-    NOTE: about a paragraph of an answer is gathered before it is judged: a call for each token would be slow, and would
-    see no sense.
+    NOTE: about a paragraph of an answer is collected before it is judged: a call for each token would be slow and would
+    lack context.
 
     Raises:
-        ConfigurationError: it is no URL.
+        ConfigurationError: it is not an http or https URL.
     """
 
     window = 400

@@ -1,6 +1,6 @@
-"""One answer on its way to its client, judged piece by piece. Invariant: nothing is shown that was not judged.
+"""Moderation of one answer, piece by piece. Invariant: no text is shown before it was judged.
 
-Token ids and logprobs tell of text that is not out yet, and nobody can say of how much: they come with the last update.
+Token ids and logprobs would reveal text that is still held back, so they come with the last update.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from tandem.gateway.request import ChoiceUpdate
 
 
 class ModeratedAnswer:
-    """Holds back what is not judged yet. `is_stopped`: it may not go on."""
+    """Holds back text that was not judged yet. `is_stopped`: moderation has ended the answer."""
 
     def __init__(self, moderator: Moderator) -> None:
         self._moderator = moderator
@@ -24,7 +24,7 @@ class ModeratedAnswer:
         self.is_stopped = False
 
     async def pass_on(self, update: ChoiceUpdate) -> ChoiceUpdate:
-        """The update with the parts that may be shown now. Raises as `Moderator.judge`."""
+        """Returns the update with the parts that may be shown now. Raises as `Moderator.judge`."""
         self._held += update.parts
         self._held_ids += update.token_ids
         self._held_logprobs += update.logprobs or ()
@@ -41,7 +41,7 @@ class ModeratedAnswer:
         return _shown(update, self._release(held, 0), self._held_ids, self._held_logprobs)
 
     def _release(self, held: str, num_kept: int) -> Sequence[Part]:
-        """Everything but the last `num_kept` characters."""
+        """Releases all held parts but the last `num_kept` characters."""
         room = len(held) - num_kept
         self._seen = (self._seen + held[:room])[-self._moderator.overlap :]
         shown: list[Part] = []

@@ -1,1 +1,1 @@
-"""OpenAI's dialect: chat completions, completions and the list of models."""
+"""OpenAI's dialect: chat completions, completions, responses and the list of models."""

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: a conversation in, one message a choice out."""
+"""`/v1/chat/completions`: parses a conversation; answers with one message for each choice."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -23,7 +23,7 @@ from tandem.gateway.request import ServeRequest
 
 
 class ChatDialect:
-    """Reads chat bodies."""
+    """Parses bodies of chat completions."""
 
     kind = "chat"
     ping = PING
@@ -83,7 +83,7 @@ class ChatDialect:
         )
 
     def _effort(self, asked: ChatBody) -> Effort | None:
-        """A model that does not think cannot think harder."""
+        """The reasoning effort; refused for a model that does not think."""
         if self._around.model.answers.thinking is not None:
             return asked.reasoning_effort
         if asked.reasoning_effort not in (None, Effort.NONE):
@@ -104,7 +104,7 @@ def _default_lifetime_s(asked: ChatBody) -> float:
 
 
 def _max_tokens(asked: ChatBody) -> int | None:
-    """The newer name wins; both are taken when they agree."""
+    """The limit under either of its two names; refused if they differ."""
     newer, older = asked.max_completion_tokens, asked.max_tokens
     if newer is not None and older is not None and newer != older:
         raise RequestError(
@@ -123,7 +123,7 @@ def _num_logprobs(asked: ChatBody) -> int | None:
 
 
 def template_variables(said: Mapping[str, Any] | None, add_generation_prompt: bool | None) -> dict[str, Any]:
-    """What the template sees besides the messages. Raises RequestError for what has a field of its own."""
+    """Variables of the template besides the messages. Raises RequestError for names that have a field of their own."""
     variables = dict(check_free_form(said or {}, "chat_template_kwargs"))
     for name in ("tools", "documents", "messages"):
         if name in variables:

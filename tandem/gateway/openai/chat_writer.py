@@ -1,7 +1,7 @@
-"""A chat answer in OpenAI's words, streamed or whole.
+"""Writes a chat answer in OpenAI's format, streamed or whole.
 
-Streams: the first chunk of a choice carries its role and empty content; thinking, text and calls follow as they come,
-the id and name of a call once; the last chunk has the finish reason; usage comes in a chunk without choices.
+Streams: the first chunk of a choice has its role and empty content; thinking, text and calls follow as they come, the
+id and name of a call once; the last chunk has the finish reason; usage comes in a chunk without choices.
 """
 
 from collections.abc import Sequence
@@ -98,7 +98,7 @@ class ChatWriter:
 
 
 def _delta(parts: Sequence[Part]) -> dict[str, Any]:
-    """What is new of one choice; clients put each field together by itself."""
+    """The `delta` object for these parts; clients concatenate each field separately."""
     delta: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}
     for part in parts:

@@ -1,4 +1,4 @@
-"""`/v1/completions`: prompts as text or token ids in, their continuations out, echoed and scored when asked for."""
+"""`/v1/completions`: parses prompts (text or token ids); answers with continuations, echo and logprobs as requested."""
 
 import asyncio
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ DEFAULT_MAX_TOKENS = 16  # as OpenAI has it
 
 
 class CompletionDialect:
-    """Reads completion bodies."""
+    """Parses bodies of completions."""
 
     kind = "text_completion"
     ping = PING
@@ -98,8 +98,8 @@ class CompletionDialect:
 
 
 def _params(asked: CompletionBody, info: ModelInfo, tokenizer: Tokenizer) -> SamplingParams:
-    """NOTE: an echo with logprobs needs the prompt's, which are computed with the request, and computing a prompt takes
-    a token, which nobody is shown where none is wanted.
+    """Sampling parameters of a body. NOTE: an echo with logprobs needs prompt logprobs, which are computed with the
+    request; computing a prompt generates one token, which is dropped if none was requested.
     """
     max_tokens = DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
     if max_tokens == 0:
@@ -113,7 +113,7 @@ def _params(asked: CompletionBody, info: ModelInfo, tokenizer: Tokenizer) -> Sam
 
 
 class EchoedPrompt:
-    """A prompt, as its echo needs it."""
+    """A prompt's text and token ids, for its echo."""
 
     __slots__ = ("_given", "_tokenizer", "token_ids")
 
@@ -130,7 +130,7 @@ class EchoedPrompt:
 
 
 class CompletionWriter:
-    """Writes the answers to one or several prompts."""
+    """Writes the answers to one or more prompts."""
 
     def __init__(
         self, envelope: Envelope, asked: CompletionBody, tokenizer: Tokenizer, sources: Sequence[EchoedPrompt]
@@ -210,7 +210,7 @@ class CompletionWriter:
         entries: Sequence[TokenLogprobs],
         of_prompt: Sequence[TokenLogprobs | None] | None,
     ) -> dict[str, Any]:
-        """Of these tokens; of the prompt's too when this is where the echo is."""
+        """The logprobs of these tokens; those of the prompt come first where the echo begins."""
         offset = self._offsets.get(index, 0)
         scored: Sequence[TokenLogprobs | None] = entries
         if self._has_echo and index not in self._offsets:
@@ -222,7 +222,7 @@ class CompletionWriter:
 
 
 def _prompts(asked: CompletionBody) -> list[str | list[int]]:
-    """One entry a prompt."""
+    """The prompts of a body, as text or token ids."""
     given = asked.prompt
     if isinstance(given, str):
         return [given]

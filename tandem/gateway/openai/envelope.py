@@ -1,4 +1,4 @@
-"""Envelope of an OpenAI answer's choices, streamed or whole: id, object, model, usage. Same in both APIs."""
+"""Common fields of OpenAI's answers, streamed or whole: id, object, model, usage. Same in both APIs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ FINGERPRINT_CHARACTERS = 16
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """One answer's fixed fields.
+    """Common fields of one answer.
 
     Args:
-        fields: of a whole answer and, but for `object`, of each chunk.
+        fields: of a whole answer and, except `object`, of each chunk.
         num_per_prompt: answers each prompt gets.
-        has_last_usage: a stream ends with what it used.
-        running: each chunk of it says so, too; None: not.
+        has_last_usage: a stream ends with its usage.
+        running: usage for each chunk of a stream; None: not requested.
     """
 
     fields: Mapping[str, Any]
@@ -58,7 +58,7 @@ class Envelope:
         return cls(fields, chunk_object, results, num_per_prompt, has_usage, running)
 
     def note(self, batch: Sequence[ChoiceUpdate]) -> None:
-        """The results have news: call before the chunks of these."""
+        """Recounts the usage of updated results; call before their chunks are written."""
         if self.running is not None:
             self.running.recount({update.index for update in batch})
 
@@ -69,7 +69,7 @@ class Envelope:
         return value
 
     def last_frames(self) -> bytes:
-        """The usage, if it was asked for, and the end."""
+        """The usage, if it was requested, and the end of the stream."""
         if not self.has_last_usage:
             return DONE
         return frame({**self.fields, "object": self.chunk_object, "choices": [], "usage": self._usage()}) + DONE

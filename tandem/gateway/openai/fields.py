@@ -1,7 +1,7 @@
-"""Fields of OpenAI's bodies, and those among them that are harmless though we do not act on them.
+"""Fields of OpenAI's request bodies, and a list of fields that are safe to ignore.
 
-Invariant: a field that would change the answer is acted on or refused by name, never ignored. Fields that are harmless:
-they name, bill, store or speed up, or hold the value that means "nothing special".
+Invariant: a field that would change the answer is honoured or refused by name, never ignored. Fields that are ignored
+only name, bill, store or speed up, or hold the value that means "nothing special".
 """
 
 from collections.abc import Mapping
@@ -123,7 +123,7 @@ AnyBody = TypeVar("AnyBody", bound=GenerateBody)
 
 
 def read_body(kind: type[AnyBody], body: bytes) -> AnyBody:
-    """The body as `kind`.
+    """Parses and checks a body as `kind`.
 
     Raises:
         RequestError: it is not a JSON object, a field has the wrong type, or one cannot be honoured; it is named.

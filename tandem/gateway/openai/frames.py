@@ -1,4 +1,4 @@
-"""Server-sent events and bodies in OpenAI's shape. Pure."""
+"""Formats server-sent events and error bodies of OpenAI's API. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,5 +31,5 @@ def error_body(problem: Problem) -> bytes:
 
 
 def error_frames(problem: Problem) -> bytes:
-    """How a stream that broke ends: clients raise on the first frame, and stop reading at the second."""
+    """The end of a stream that failed: clients raise on the first event and stop reading at the second."""
     return frame(error_value(problem)) + DONE

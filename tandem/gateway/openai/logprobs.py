@@ -1,4 +1,4 @@
-"""Token probabilities in OpenAI's two shapes. Pure: ids and numbers in, plain JSON values out."""
+"""Formats token log-probabilities in OpenAI's two formats. Pure: ids and numbers in, plain JSON values out."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,7 +35,7 @@ def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs], num_to
 def completion_logprobs(
     tokenizer: Tokenizer, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None], offset: int
 ) -> dict[str, Any]:
-    """`choices[].logprobs` of completions; None, which has no probability, is the first token of an echoed prompt.
+    """`choices[].logprobs` of completions. The first token of an echoed prompt has none: its entry is None.
 
     `offset`: where the first of these tokens begins in the answer's text, in characters.
     """
@@ -55,7 +55,7 @@ def completion_logprobs(
 def prompt_logprobs(
     tokenizer: Tokenizer, entries: Sequence[TokenLogprobs | None]
 ) -> list[Mapping[str, Mapping[str, Any]] | None]:
-    """The `prompt_logprobs` extra: by token id, for each position of the prompt."""
+    """The `prompt_logprobs` extension: log-probabilities by token id for each position of the prompt."""
     return [None if entry is None else _by_id(tokenizer, entry) for entry in entries]
 
 

@@ -1,7 +1,7 @@
-"""Chat messages as a text model's template can take them. Invariant: a part we cannot show the model is refused.
+"""Translates OpenAI's chat messages for a text model's template. Invariant: parts that it cannot show are refused.
 
-`developer` becomes `system`, which is what templates know; text parts are joined by line feeds; the arguments of a call
-become the object they spell, or one that holds what was written instead.
+`developer` becomes `system`, the role that templates know; text parts are joined by line feeds; the arguments of a call
+are parsed into an object, or wrapped in one where they are not valid JSON.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ _PART_FIELDS = frozenset({"type", "text", "prompt_cache_breakpoint", "cache_cont
 
 
 class MessageReader:
-    """Reads one request's messages. `breakpoints`: those that were met."""
+    """Translates the messages of one request. `breakpoints`: those found so far."""
 
     def __init__(self, default_lifetime_s: float = DEFAULT_LIFETIME_S) -> None:
         self._default_lifetime_s = default_lifetime_s
@@ -33,7 +33,7 @@ class MessageReader:
         self.breakpoints: list[Breakpoint] = []
 
     def read(self, messages: Sequence[Mapping[str, Any]], max_messages: int) -> list[dict[str, Any]]:
-        """Raises RequestError naming the message, and the part of it, that cannot be taken."""
+        """Translates all messages. Raises RequestError naming the message, and the part of it, that is refused."""
         if not messages:
             raise RequestError("messages is empty; a chat needs at least one", param="messages")
         if len(messages) > max_messages:
@@ -112,7 +112,7 @@ class MessageReader:
         self.breakpoints.append(point)
 
     def _lifetime(self, part: Mapping[str, Any], where: str) -> float | None:
-        """OpenAI's own breakpoint, or Anthropic's, which gateways before us may pass on."""
+        """Lifetime of a part's breakpoint, in OpenAI's form or in Anthropic's, which upstream gateways may pass on."""
         point, control = part.get("prompt_cache_breakpoint"), part.get("cache_control")
         if point is not None:
             if not isinstance(point, Mapping) or point.get("mode") != "explicit" or point.keys() - {"mode", "ttl"}:
@@ -131,12 +131,12 @@ class MessageReader:
 
 
 def read_messages(messages: Sequence[Mapping[str, Any]], max_messages: int) -> list[dict[str, Any]]:
-    """The messages alone; raises as `MessageReader.read`."""
+    """Translates messages without collecting breakpoints; raises as `MessageReader.read`."""
     return MessageReader().read(messages, max_messages)
 
 
 def _arguments(given: Any, where: str) -> Mapping[str, Any]:
-    """The object that the text spells. NOTE: models err, and clients send back what we gave out."""
+    """The parsed arguments of a call. NOTE: models write invalid JSON, and clients send back what they received."""
     if isinstance(given, Mapping):
         return given
     if not isinstance(given, str | None):

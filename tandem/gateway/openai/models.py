@@ -8,7 +8,7 @@ from tandem.rpc.messages import ModelInfo
 
 
 def list_models(model: ServedModel, info: ModelInfo | None) -> dict[str, Any]:
-    """All models of this gateway; `info`: what its workers say, if any were heard of."""
+    """The models of this gateway. `info`: the description by its workers, if one is known."""
     return {
         "object": "list",
         "data": [_entry(model, info)],
@@ -19,7 +19,7 @@ def list_models(model: ServedModel, info: ModelInfo | None) -> dict[str, Any]:
 
 
 def one_model(model_id: str, model: ServedModel, info: ModelInfo | None) -> dict[str, Any]:
-    """Raises RequestError, which becomes 404, for another id."""
+    """The model of this id. Raises RequestError with status 404 for another id."""
     model.require(model_id)
     return _entry(model, info)
 

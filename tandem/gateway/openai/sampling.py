@@ -1,4 +1,4 @@
-"""OpenAI's sampling fields, and the engine extras beside them, as `SamplingParams`."""
+"""Translates OpenAI's sampling fields and the engine extensions beside them to `SamplingParams`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,7 +30,7 @@ _SAME_NAME = (
 def read_params(
     body: GenerateBody, info: ModelInfo, tokenizer: Tokenizer, *, max_tokens: int | None, logprobs: int | None
 ) -> SamplingParams:
-    """What was said, over the model's defaults, over ours. `seed` may still be None.
+    """The request's fields over the model's defaults over ours. `seed` may still be None.
 
     Raises:
         InvalidRequestError: naming the field that cannot be honoured.
@@ -48,7 +48,7 @@ def read_params(
 
 
 def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:
-    """JSON has only text for keys."""
+    """Bias by token id; JSON has only text for keys."""
     for key in given:
         if not (key.isascii() and key.isdecimal() and len(key) < 11):
             raise RequestError(f"logit_bias key {shown(key)} is not a token id", param="logit_bias")
@@ -56,7 +56,7 @@ def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:
 
 
 def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Each word as it is spelled at the start of a text and after a space."""
+    """Token ids of each word at the start of a text and after a space."""
     if len(words) > MAX_LIST_TOKENS:
         raise RequestError(f"bad_words has {len(words)} entries; at most {MAX_LIST_TOKENS}", param="bad_words")
     for word in words:

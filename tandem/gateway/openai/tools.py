@@ -1,4 +1,4 @@
-"""OpenAI's `tools`, `tool_choice` and `response_format` as a conversation has them. Pure."""
+"""Translates OpenAI's `tools`, `tool_choice` and `response_format`. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ _STRUCTURES = {
 def read_tools(
     tools: Sequence[Mapping[str, Any]] | None, choice: Any, is_parallel: bool | None
 ) -> tuple[tuple[Tool, ...], ToolChoice]:
-    """The tools, and which of them may or must be called.
+    """The tools and the constraint on calls.
 
     Raises:
         RequestError: naming what cannot be honoured.
@@ -41,7 +41,7 @@ def read_tools(
 
 
 def read_format(response_format: Any, structured_outputs: Any) -> OutputFormat | None:
-    """What the answer must match; at most one of the two may say.
+    """The format that the answer must match; only one of the two fields may set it.
 
     Raises:
         RequestError: naming what cannot be honoured.
@@ -54,7 +54,7 @@ def read_format(response_format: Any, structured_outputs: Any) -> OutputFormat |
 
 
 def refuse_unknown(found: Mapping[str, Any], known: Collection[str], where: str) -> None:
-    """Raises RequestError for the first member that is not among `known` and asks for something."""
+    """Raises RequestError for the first member that is not among `known`, unless its value has no effect."""
     for name, value in found.items():
         if name not in known and value not in _HARMLESS_VALUES:
             raise _refusal(
@@ -118,7 +118,7 @@ def _function_name(value: Any, where: str) -> str:
 
 
 def _response_format(given: Any) -> OutputFormat | None:
-    """NOTE: a json_object with a schema of its own is what clients of several other servers send for a json_schema."""
+    """NOTE: clients of several other servers send a json_object with a schema where they mean a json_schema."""
     kind = given.get("type") if isinstance(given, Mapping) else None
     if not isinstance(kind, str) or kind not in _FORMAT_FIELDS:
         raise _refusal(f"response_format={shown(given)} must be of type {', '.join(_FORMAT_FIELDS)}", "response_format")
@@ -142,7 +142,7 @@ def _response_format(given: Any) -> OutputFormat | None:
 
 
 def _structured(given: Any) -> OutputFormat:
-    """As vLLM's clients ask for it: exactly one of json, regex, choice, grammar and json_object."""
+    """vLLM's form of an output format: exactly one of json, regex, choice, grammar and json_object."""
     said: dict[str, Any] = {}
     if isinstance(given, Mapping):  # NOTE: vLLM's own class writes out every option it has
         said = {name: value for name, value in given.items() if value is not None and value is not False}

@@ -1,4 +1,4 @@
-"""Usage of an answer, as OpenAI counts it: a prompt once however many answers it got. Pure."""
+"""Usage of an answer in OpenAI's format: a prompt counts once, however many answers it got. Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,13 +10,13 @@ _NOTHING: tuple[int, ...] = (0,) * 5
 
 
 def usage_of(results: Sequence[ChoiceResult], num_per_prompt: int) -> dict[str, Any]:
-    """`usage`; the first of a prompt's `num_per_prompt` answers says what the cache saved it."""
+    """`usage` of all results; the first of each prompt's `num_per_prompt` answers provides its cache figures."""
     return RunningUsage(results, num_per_prompt).value()
 
 
 class RunningUsage:
-    """`usage` of answers that grow. Invariant: it is that of all of them after `recount` of those that changed, and
-    costs what those do: a stream says it with every chunk, and may have hundreds of choices.
+    """`usage` of growing answers. `recount` updates it at a cost proportional to the choices that changed: a stream may
+    report it with every chunk and have hundreds of choices.
     """
 
     def __init__(self, results: Sequence[ChoiceResult], num_per_prompt: int) -> None:
@@ -43,7 +43,7 @@ class RunningUsage:
         }
 
     def _count(self, index: int) -> tuple[int, ...]:
-        """Tokens: of the prompt, those read and written of it, of the answer, those thought."""
+        """Tokens of the prompt, and of those read and written; tokens of the answer, and of those thinking."""
         result = self._results[index]
         of_answer = result.num_output_tokens, result.num_reasoning_tokens
         if index % self._num_per_prompt:
@@ -53,7 +53,9 @@ class RunningUsage:
 
 
 def finish_reason(reason: FinishReason | None, num_calls: int = 0) -> str | None:
-    """`num_calls`: tool calls the answer made. NOTE: answers that ended otherwise are errors, and never get here."""
+    """The finish reason in OpenAI's terms; None: still running. `num_calls`: tool calls that the answer made. NOTE:
+    answers that failed are reported as errors and never get here.
+    """
     if reason is FinishReason.STOP and num_calls:
         return "tool_calls"
     return None if reason is None else reason.value

@@ -1,7 +1,7 @@
-"""The pages' files, ours in `static` and others' in `vendor`, read once.
+"""The static files of the pages, ours in `static` and third-party ones in `vendor`, read once.
 
-Invariant: every file's address holds a digest of all of them, so that modules which import each other are never mixed
-from two versions and may be cached for ever.
+Invariant: every file's URL contains a digest of all files, so that modules of different versions are never mixed and
+files may be cached for ever.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _DIGEST_MARK = b"{{digest}}"
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file and what it is."""
+    """A file and its content type."""
 
     content_type: str
     body: bytes
@@ -31,14 +31,14 @@ class Asset:
 
 @dataclass(frozen=True, slots=True)
 class Assets:
-    """All files by name. `digest`: of their contents."""
+    """All files by name. `digest`: a hash of their contents."""
 
     digest: str
     by_name: Mapping[str, Asset]
 
     @classmethod
     def load(cls) -> "Assets":
-        """Those of this package; pages name the digest where they say `{{digest}}`."""
+        """Reads the files of this package and replaces `{{digest}}` in them by the digest."""
         package = files(__package__)
         entries = (entry for folder in _FOLDERS for entry in package.joinpath(folder).iterdir())
         found = {entry.name: entry.read_bytes() for entry in entries}

@@ -1,6 +1,6 @@
-"""Routes of the pages: `/`, `/playground`, `/operations`, `/trace`, their files, and their calls beside the API.
+"""Routes of the web pages: `/`, `/playground`, `/operations`, `/trace`, their files, and `/admin/overview`.
 
-A page may load, call and run only what this gateway serves; the headers say so to the browser.
+A page may load, call and run only what this gateway serves; the headers tell the browser so.
 """
 
 from fastapi import FastAPI, Request
@@ -51,7 +51,7 @@ def add_pages(app: FastAPI, gateway: Gateway) -> None:
 
 
 def _add_page(app: FastAPI, path: str, page: Asset, etag: str) -> None:
-    """A page is asked for anew each time, so that it names the files of this version."""
+    """Adds a page. Browsers revalidate it each time, so that it names the files of the current version."""
     headers = {"cache-control": "no-cache", "etag": etag, **_HEADERS}
 
     async def serve(request: Request) -> Response:

@@ -1,1 +1,1 @@
-"""Parsers of tool calls and thinking, by model family."""
+"""Parsers and grammars of tool calls and thinking, by model family."""

@@ -1,6 +1,6 @@
-"""Format of one served model's tool calls and thinking: found out once, then used to read and to constrain answers.
+"""Format of a model's tool calls and thinking: detected once, then used to parse answers and to constrain them.
 
-Immutable and safe to share; the parsers it makes belong to one answer each.
+Immutable and safe to share; each parser that it makes belongs to one answer.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -21,10 +21,11 @@ from tandem.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """
+    """The detected format.
+
     Args:
-        tools: None = it cannot call tools.
-        thinking: None = it does not think.
+        tools: None = the model cannot call tools.
+        thinking: None = the model does not think.
         lark: knows which of their marks are special tokens.
     """
 
@@ -42,7 +43,8 @@ class AnswerFormat:
         reasoning_parser: str = "auto",
         budgets: Mapping[Effort, int | None] = BUDGETS,
     ) -> "AnswerFormat":
-        """
+        """Detects the format from the chat template and the tokenizer.
+
         Args:
             template: the chat template's source.
             tool_parser: auto, none or a format's name.
@@ -60,7 +62,7 @@ class AnswerFormat:
 
     @property
     def needs_special_tokens(self) -> bool:
-        """Whether a mark is a special token, so that the text must keep those."""
+        """Whether a mark is a special token, so that special tokens must not be skipped in the text."""
         return bool(self.lark.special_ids)
 
     def parser(
@@ -71,8 +73,8 @@ class AnswerFormat:
         call_ids: Iterator[str] | None = None,
         is_forced: bool = False,
     ) -> AnswerParser:
-        """For one answer. `tools`: those it may call; `call_ids`: what its calls are named, in order; `is_forced`: its
-        grammar admits only calls.
+        """A parser for one answer. `tools`: those it may call; `call_ids`: ids for its calls, in order; `is_forced`:
+        its grammar admits only calls.
         """
         inner: AnswerParser = PlainParser()
         if self.tools is not None and tools:
@@ -85,14 +87,15 @@ class AnswerFormat:
     def grammar(
         self, tools: Sequence[Tool], choice: ToolChoice, output: OutputFormat | None, free: Collection[str] = ()
     ) -> str | None:
-        """What follows the thinking, for llguidance; None = unconstrained. `free`: as in `callees`.
+        """The grammar of the text after thinking, for llguidance; None = unconstrained. `free`: as in `callees`.
 
         Raises:
-            InvalidRequestError: a call is required of a model that makes none, or a tool's parameters cannot be kept.
+            InvalidRequestError: a call is required of a model that makes none, or a tool's parameters cannot be
+                enforced.
         """
         may_think = self.thinking is not None
         return answer_grammar(self.tools, self.lark, tools, choice, output, may_think=may_think, free=free)
 
     def reasoning(self, tokenizer: Tokenizer, *, is_open: bool, budget: int | None) -> Reasoning | None:
-        """Where the thinking lies among the tokens; None for a model that does not think, or where they do not tell."""
+        """Detection of thinking among tokens; None if the model does not think or its marks are not unique tokens."""
         return None if self.thinking is None else self.thinking.reasoning(tokenizer, is_open=is_open, budget=budget)

@@ -1,6 +1,7 @@
-"""The grammar of an answer that calls tools, or may, or is of a given form: calls as the model's family writes them.
+"""Grammar of an answer that must or may call tools, or must have a given format, in the notation of the model's family.
 
-Invariant: whatever it admits, the family's parser reads back as it was meant. It begins after the thinking. Pure text.
+Invariant: the family's parser reads everything that the grammar admits as it was meant. The grammar begins after the
+thinking. Pure text.
 """
 
 import json
@@ -28,14 +29,14 @@ def answer_grammar(
     may_think: bool,
     free: Collection[str] = (),
 ) -> str | None:
-    """For llguidance; None where nothing constrains the answer.
+    """The grammar for llguidance; None where nothing constrains the answer.
 
     Args:
         may_think: up to two line breaks may come before a call, as between thinking and answer.
         free: as in `callees`.
 
     Raises:
-        InvalidRequestError: a call is required of a model that makes none, or a schema cannot be kept.
+        InvalidRequestError: a call is required of a model that makes none, or a schema cannot be enforced.
     """
     if choice.mode is ToolMode.REQUIRED and (form is None or not tools):
         raise InvalidRequestError("a tool call is required, but this model has no tools it could call")
@@ -53,7 +54,7 @@ def answer_grammar(
 
 
 def _binds(tools: Sequence[Tool], choice: ToolChoice) -> bool:
-    """Whether a model that may choose must still keep to something."""
+    """Whether there are constraints although the model is free to call or not."""
     return bool(choice.names) or not choice.is_parallel or any(tool.strict for tool in tools)
 
 
@@ -62,13 +63,13 @@ def _calls(rules: CallRules, lark: Lark) -> str:
 
 
 def _unmistakable(rules: CallRules) -> CallRules:
-    """Beside an answer in JSON a call without a mark could be taken for one: a mark is required where there is one."""
+    """Rules that require a mark, where there is one: without it a call could be taken for an answer in JSON."""
     marks = tuple(mark for mark in rules.openings if mark)
     return replace(rules, openings=marks)
 
 
 def _free(rules: CallRules, lark: Lark) -> str:
-    """Any text, then calls or none. NOTE: a mark that is spelled out begins calls too, as the parser reads it."""
+    """Any text, then calls or none. NOTE: a mark spelled out as text begins calls too, as in the parser."""
     first = rf"[ \t\r\n]*[^ \t\r\n\{rules.first_character}]" if rules.first_character else "(?s:.)"
     ways, heads = ["TEXT?"], []
     for index, mark in enumerate(rules.openings):
@@ -83,6 +84,6 @@ def _free(rules: CallRules, lark: Lark) -> str:
 
 
 def _whole(lark: str, answer: str | None = None) -> str:
-    """`answer`: a grammar that `lark` refers to."""
+    """The complete grammar. `answer`: a grammar that `lark` refers to."""
     named = [] if answer is None else [{"name": "answer", **json.loads(answer)["grammars"][0]}]
     return json.dumps({"grammars": [{"lark_grammar": lark}, *named]})

@@ -1,4 +1,4 @@
-"""Names for tool calls, as clients and templates expect them. Unguessable, so that no two answers share one."""
+"""Ids for tool calls, in the form that clients and templates expect. Unguessable, so that no two answers share one."""
 
 import secrets
 import string
@@ -8,6 +8,6 @@ _ALPHABET = string.ascii_letters + string.digits
 
 
 def call_ids(prefix: str, length: int, draw: Callable[[str], str] = secrets.choice) -> Iterator[str]:
-    """`prefix` and `length` letters or digits, without end. `draw`: chooses a character of a text."""
+    """Endless ids: `prefix` and `length` letters or digits. `draw`: chooses a character of a text."""
     while True:
         yield prefix + "".join(draw(_ALPHABET) for _ in range(length))

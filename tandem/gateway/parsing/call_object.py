@@ -1,7 +1,7 @@
-"""One call written as a JSON object of name and arguments, read as it arrives.
+"""Parses one call, a JSON object of name and arguments, while it arrives.
 
-Invariant: the arguments passed on are the object's own text. The call begins when its name is known, or, where any
-object may come, when its arguments begin too; until then it can still turn out to be text.
+Invariant: the arguments passed on are the object's own text. The call begins when its name is known or, where any JSON
+object may appear, when its arguments begin too; until then it may still turn out to be text.
 """
 
 import json
@@ -15,9 +15,9 @@ ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
 
 
 class CallObject:
-    """Reads one object. `is_marked`: something before it said that it is a call.
+    """Parser of one object. `is_marked`: a mark before it said that it is a call.
 
-    `has_begun` and `is_complete` (its arguments are whole) say what came of it, also when `read` raised Malformed.
+    `has_begun` and `is_complete` (all arguments were read) are valid also after `read` raised Malformed.
     """
 
     def __init__(self, source: UnreadText, output: AnswerOutput, names: Collection[str], *, is_marked: bool) -> None:
@@ -31,7 +31,7 @@ class CallObject:
         self.is_complete = False
 
     def read(self) -> Wait[None]:
-        """Raises Malformed where it is no call or breaks off; Overlong past the limit."""
+        """Reads the object. Raises Malformed where it is no call or breaks off; Overlong past the argument limit."""
         source = self._source
         yield from source.expect("{")
         while True:
@@ -88,7 +88,7 @@ class CallObject:
         self._source.record()
 
     def _indirect_arguments(self) -> Wait[None]:
-        """An object within a string, or null: both are written by some models."""
+        """Arguments as a string that holds an object, or null, which some models write."""
         if (yield from self._source.peek()) == '"':
             text = _object_text((yield from self._source.string()))
         elif (yield from self._source.scalar()) == "null":
@@ -124,7 +124,7 @@ class CallObject:
 
 
 def stream_value(source: UnreadText, sink: Callable[[str], None]) -> Wait[None]:
-    """Passes a JSON object on as it comes. Raises Malformed where it breaks off."""
+    """Passes the text of a JSON object to `sink` while it arrives. Raises Malformed where it breaks off."""
     extent = json_extent()
     while not extent.is_closed:
         if extent.is_broken or not (yield from source.more()):
@@ -133,7 +133,7 @@ def stream_value(source: UnreadText, sink: Callable[[str], None]) -> Wait[None]:
 
 
 def _object_text(text: str) -> str:
-    """`text` if it is a JSON object, without characters that cannot be sent."""
+    """`text` if it is a JSON object, with lone surrogates escaped. Raises Malformed."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

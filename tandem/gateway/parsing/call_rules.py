@@ -1,4 +1,4 @@
-"""Grammar of a family's calls, and what of a tool's schema it must keep."""
+"""Grammar rules of a family's calls, and the part of a tool's schema that they enforce."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -20,8 +20,8 @@ class Callee:
     """A tool that may be called.
 
     Args:
-        schema: of its arguments, as llguidance takes it.
-        is_strict: where a family's calls cannot keep the schema the request is refused.
+        schema: of its arguments, in the form that llguidance accepts.
+        is_strict: the request is refused where a family's calls cannot enforce the schema.
     """
 
     name: str
@@ -31,12 +31,12 @@ class Callee:
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
-    """Rules in Lark.
+    """Rules of calls in Lark, llguidance's grammar language.
 
     Args:
         openings: marks that calls begin with; "" = none.
-        body: what follows the opening: one call or several.
-        rules: what `body` names.
+        body: the rule for the text after the opening: one call or several.
+        rules: definitions that `body` refers to.
         first_character: of a call without an opening.
     """
 
@@ -47,17 +47,17 @@ class CallRules:
 
 
 def kept_tools(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
-    """Those whose calls keep to a schema: strict ones, and all where a call is forced."""
+    """Tools whose calls must match their schemas: strict ones, and all where a call is forced."""
     return [tool for tool in _admitted(tools, choice) if tool.strict or choice.mode is ToolMode.REQUIRED]
 
 
 def callees(tools: Sequence[Tool], choice: ToolChoice, free: Collection[str] = ()) -> list[Callee]:
-    """The tools that `choice` admits.
+    """The tools that `choice` admits, with the schemas to enforce.
 
-    Strict ones keep to their schemas. Others do so where a call is forced, as far as their schemas can be enforced.
+    Strict tools enforce their schemas. Others do so where a call is forced, as far as their schemas can be enforced.
 
     Args:
-        free: names of those that are not strict and keep to none.
+        free: names of tools that are not strict and enforce none.
 
     Raises:
         InvalidRequestError: a strict tool's schema cannot be enforced, or all of them are too long together.
@@ -94,7 +94,7 @@ def _schema(tool: Tool, *, is_forced: bool) -> Mapping[str, Any]:
 
 
 def _without_text_rules(schema: Any) -> Any:
-    """NOTE: whether a format or pattern can be enforced is only known to the compiler, which would refuse the call."""
+    """The schema without formats and patterns. NOTE: only the compiler knows whether one can be enforced."""
     if isinstance(schema, list):
         return [_without_text_rules(inner) for inner in schema]
     if not isinstance(schema, Mapping):
@@ -106,11 +106,11 @@ def _without_text_rules(schema: Any) -> Any:
 
 
 def json_call(callee: Callee, key: str, index: int) -> str:
-    """A call as a JSON object; rule `args_{index}` is its arguments."""
+    """The rule for a call as a JSON object; its arguments are rule `args_{index}`."""
     head = f'{{"name": {literal(callee.name)}, "{key}": '
     return f'{literal(head)} args_{index} "}}"'
 
 
 def json_arguments(callees: Sequence[Callee]) -> str:
-    """The rules `args_{index}`."""
+    """Definitions of the rules `args_{index}`."""
     return "".join(json_rule(f"args_{index}", callee.schema) for index, callee in enumerate(callees))

@@ -1,4 +1,4 @@
-"""Tokens of thinking that an effort stands for, unless the caller or the operator says otherwise."""
+"""Default budgets of thinking tokens by effort."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

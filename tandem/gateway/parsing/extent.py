@@ -1,6 +1,6 @@
-"""Extent of a bracketed value, found out while it arrives: strings and brackets, nothing else.
+"""Finds the end of a bracketed value while it arrives, from its strings and brackets alone.
 
-Invariant: the state depends on the characters taken, not on how they were cut. Nothing here judges the value itself.
+Invariant: the result does not depend on how the text was split into pieces. The value itself is not validated.
 """
 
 import json
@@ -14,21 +14,21 @@ _CLOSING = {"{": "}", "[": "]", "(": ")"}
 
 
 class Extent(Protocol):
-    """Follows one value from its opening bracket on."""
+    """Follows one value from its opening bracket to its end."""
 
     is_closed: bool
     is_broken: bool
 
     def take(self, text: str, at: int) -> tuple[int, str]:
-        """The end of what belongs to the value in `text` from `at` on, and that text as it may be passed on."""
+        """Consumes `text` from `at` on. Returns the end of the value's part in it, and that part to pass on."""
         ...
 
 
 class BracketExtent:
-    """The rules that JSON and Python share.
+    """Follows a value by rules that JSON and Python share.
 
     Args:
-        plain: text outside strings that is no bracket; what is neither breaks the value off.
+        plain: text outside strings that is no bracket; any other text marks the value as broken.
         quotes: characters that begin strings.
     """
 
@@ -54,7 +54,7 @@ class BracketExtent:
         return at, "".join(taken)
 
     def _passed_on(self, step: str) -> str:
-        """NOTE: models write line breaks into strings as they are, which JSON does not allow."""
+        """NOTE: models write raw line breaks into strings, which JSON does not allow; they are escaped."""
         return json.dumps(step)[1:-1] if self._quote is not None and step < " " else step
 
     def _in_string(self, text: str, at: int) -> str:
@@ -71,7 +71,7 @@ class BracketExtent:
         return text[at]
 
     def _outside(self, text: str, at: int) -> str:
-        """Empty where the value breaks off."""
+        """The next step outside strings; empty where the value is broken."""
         found = self._plain.match(text, at)
         if self._awaited and found is not None and found.group():
             return found.group()
@@ -89,10 +89,10 @@ class BracketExtent:
 
 
 def json_extent() -> Extent:
-    """Of a JSON object or array."""
+    """Extent of a JSON object or array."""
     return BracketExtent(_JSON_PLAIN, "{[", '"')
 
 
 def python_extent() -> Extent:
-    """Of a Python call's arguments, parentheses included."""
+    """Extent of a Python call's arguments, parentheses included."""
     return BracketExtent(_PYTHON_PLAIN, "{[(", "\"'")

@@ -1,4 +1,4 @@
-"""Calls as Qwen and Hermes models write them: a JSON object of name and arguments between two marks, any number."""
+"""Calls of Qwen and Hermes models: JSON objects of name and arguments, each between two marks."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ START, END = "<tool_call>", "</tool_call>"
 
 
 class HermesParser(ToolParser):
-    """A call may lack its closing brace or mark."""
+    """Parses calls; a missing closing brace or mark is tolerated."""
 
     def _answer(self) -> Wait[None]:
         outside, inside, end = Markers(START), Markers(START, END), Markers(END)
@@ -38,6 +38,8 @@ class HermesParser(ToolParser):
 
 @dataclass(frozen=True, slots=True)
 class HermesFormat:
+    """Calls between `<tool_call>` and `</tool_call>`."""
+
     name: str = "hermes"
     markers: tuple[str, ...] = (START, END)
 

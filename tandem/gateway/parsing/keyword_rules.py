@@ -1,6 +1,6 @@
-"""A tool's schema as rules for keyword arguments: each property's name, `=`, and its value.
+"""Grammar rules for keyword arguments from a tool's schema: each property's name, `=`, and its value.
 
-Values are JSON but for True, False and None, which the models write where JSON has true, false and null. Pure text.
+Values are JSON except for True, False and None, which the models write instead of true, false and null. Pure text.
 """
 
 import re
@@ -47,7 +47,7 @@ def _any_keywords(rule: str) -> str:
 
 
 def _awkward(schema: Mapping[str, Any]) -> str | None:
-    """What of a schema keywords cannot express, if anything."""
+    """The first part of a schema that keyword arguments cannot express, or None."""
     names = [*schema.get("properties", ()), *schema.get("required", ())]
     awkward = [name for name in names if not _KEYWORD.fullmatch(name)]
     awkward += [name for name in schema.get("required", ()) if name not in schema.get("properties", ())]
@@ -57,7 +57,7 @@ def _awkward(schema: Mapping[str, Any]) -> str | None:
 
 
 def _references(value: Any) -> Iterator[str]:
-    """NOTE: data that looks like a reference counts as one, which refuses too much rather than too little."""
+    """All `$ref` values. NOTE: data that looks like one counts too, which refuses too much rather than too little."""
     if isinstance(value, Mapping):
         reference = value.get("$ref")
         if isinstance(reference, str):
@@ -69,7 +69,7 @@ def _references(value: Any) -> Iterator[str]:
 
 
 def _sequence(rule: str, names: Sequence[str], required: frozenset[str]) -> str:
-    """`{rule}_f{i}`: from property i on, none written before; `{rule}_m{i}`: some written before."""
+    """Rules for all properties. `{rule}_f{i}`: from i on, none written before; `{rule}_m{i}`: some written before."""
     rules = [f"{rule}: {rule}_f0\n", f'{rule}_f{len(names)}: ""\n', f'{rule}_m{len(names)}: ""\n']
     for index, name in enumerate(names):
         pair = f"{rule}_v{index} {rule}_m{index + 1}"

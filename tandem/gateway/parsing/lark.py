@@ -1,4 +1,4 @@
-"""Words of llguidance's grammar language: quoted texts, marks, JSON by schema. Pure text."""
+"""Elements of llguidance's grammar language: literals, marks, JSON by schema. Pure text."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separat
 
 @dataclass(frozen=True, slots=True)
 class Lark:
-    """`special_ids`: marks that are special tokens; text cannot spell those."""
+    """Writes marks as grammar elements. `special_ids`: marks that are special tokens, which text cannot spell."""
 
     special_ids: Mapping[str, int] = field(default_factory=dict)
 
@@ -29,7 +29,7 @@ def literal(text: str) -> str:
 
 
 def up_to_limit(sequence: str) -> str:
-    """As often as there may be further calls."""
+    """Repeats `sequence` up to the limit on further calls."""
     return f"({sequence}){{0,{MAX_CALLS - 1}}}"
 
 
@@ -38,5 +38,5 @@ def choice(rule: str, alternatives: Sequence[str]) -> str:
 
 
 def json_rule(rule: str, schema: Mapping[str, Any]) -> str:
-    """JSON that matches a schema, which llguidance can enforce."""
+    """A rule for JSON that matches a schema, which llguidance must be able to enforce."""
     return f"{rule}: %json {json.dumps({**schema, 'x-guidance': JSON_STYLE})}\n"

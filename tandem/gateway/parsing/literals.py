@@ -1,6 +1,6 @@
-"""The arguments of a Python call, as models write them, turned into a JSON object. Nothing is evaluated.
+"""Translates the arguments of a Python call into a JSON object. Nothing is evaluated.
 
-Values are Python's or JSON's: strings, numbers, True/true, None/null, lists, tuples, dicts. Never raises but Malformed.
+Values are Python's or JSON's: strings, numbers, True/true, None/null, lists, tuples, dicts. Raises only Malformed.
 """
 
 import json
@@ -24,7 +24,7 @@ _NAMED = {"True": True, "False": False, "None": None, "true": True, "false": Fal
 
 
 def arguments_as_json(text: str, positions: Sequence[str]) -> str:
-    """`text`: `(…)` as it was written. `positions`: what arguments without a keyword are called.
+    """Parses `text`, such as `(1, b=2)`. `positions`: names of arguments without a keyword.
 
     Raises:
         Malformed: it is not such a list of arguments.
@@ -58,7 +58,7 @@ class _Reader:
         return found
 
     def _keyword(self) -> str | None:
-        """A name and `=`, or nothing."""
+        """The name before an `=`, or None where the argument has no keyword."""
         self._skip_spaces()
         before, name = self._at, _NAME.match(self._text, self._at)
         if name is None:
@@ -170,7 +170,7 @@ def _character(found: re.Match[str]) -> str:
 
 
 def _paired(text: str) -> str:
-    """JSON writes characters above U+FFFF as two escapes."""
+    """Joins surrogate pairs: JSON writes characters above U+FFFF as two escapes."""
     if not LONE_SURROGATE.search(text):
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")

@@ -1,4 +1,4 @@
-"""Calls as Llama 3 writes them: JSON objects of name and parameters, alone or after a mark, several joined by `; `."""
+"""Calls of Llama 3: JSON objects of name and parameters, alone or after a mark, several separated by `; `."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ _BETWEEN = re.compile(r"[ \t\r\n;]*")
 
 
 class LlamaJsonParser(ToolParser):
-    """Without the mark only an answer that begins with a call has calls."""
+    """Parses calls. Without the mark, an answer has calls only if it begins with one."""
 
     def _answer(self) -> Wait[None]:
         tag = Markers(TAG)
@@ -31,7 +31,7 @@ class LlamaJsonParser(ToolParser):
             yield from self._calls(tag, is_marked=True)
 
     def _calls(self, tag: Markers, *, is_marked: bool) -> Wait[None]:
-        """What is not a call is said. NOTE: after a mark, the mark has been recorded."""
+        """Reads calls; other text is emitted as text. NOTE: after a mark, the mark has been recorded."""
         if not is_marked:
             self._source.record()
             yield from self._source.spaces()
@@ -46,7 +46,7 @@ class LlamaJsonParser(ToolParser):
 
 @dataclass(frozen=True, slots=True)
 class LlamaJsonFormat:
-    """`is_parallel`: an answer may have several calls; else those behind the first are text."""
+    """JSON calls with `parameters`. `is_parallel`: an answer may have several calls, else only the first counts."""
 
     name: str = "llama3_json"
     markers: tuple[str, ...] = (TAG,)

@@ -1,4 +1,4 @@
-"""Calls as Llama 3.2 and 4 may write them: a Python list of calls with keyword arguments, alone or between marks."""
+"""Calls of Llama 3.2 and 4: a Python list of calls with keyword arguments, alone or between marks."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -22,8 +22,9 @@ _NAME = re.compile(r"[\w.-]*")
 
 
 class PythonicParser(ToolParser):
-    """A call's arguments come at its end, all at once. Without the marks only an answer that begins with a list has
-    calls."""
+    """Parses calls; arguments are emitted at a call's end. Without marks, only an answer that begins with a list has
+    calls.
+    """
 
     def _answer(self) -> Wait[None]:
         start, both = Markers(START), Markers(START, END)
@@ -43,7 +44,7 @@ class PythonicParser(ToolParser):
                 is_inside = False
 
     def _list(self) -> Wait[bool]:
-        """Whether there was a call. What is not one is said, with what was recorded before."""
+        """Reads a list; returns whether it had a call. Other text, recorded text included, is emitted as text."""
         source = self._source
         yield from source.spaces()
         if (yield from source.peek()) != "[":
@@ -76,7 +77,7 @@ class PythonicParser(ToolParser):
         return (yield from self._arguments(self._tools[name]))
 
     def _arguments(self, tool: Tool) -> Wait[ToolCallEnding]:
-        """What cannot be read as arguments is passed on as it was written."""
+        """Reads a call's arguments; those that cannot be parsed are emitted as they were written."""
         extent, taken = python_extent(), [""]
         while not extent.is_closed and not extent.is_broken and (yield from self._source.more()):
             taken.append(self._source.take_extent(extent))
@@ -106,6 +107,8 @@ def _properties(tool: Tool) -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class PythonicFormat:
+    """Python calls in a list."""
+
     name: str = "llama_pythonic"
     markers: tuple[str, ...] = (START, END)
 

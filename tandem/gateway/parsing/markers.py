@@ -1,10 +1,10 @@
-"""A few fixed texts that are looked for in an answer, and how much of its end may be the beginning of one."""
+"""Fixed texts to search for in an answer, and how much of the text read so far may be the beginning of one."""
 
 import re
 
 
 class Markers:
-    """Immutable. `pattern` finds whichever comes first."""
+    """A set of marker texts. Immutable. `pattern` finds the one that comes first."""
 
     def __init__(self, *texts: str) -> None:
         self._texts = texts
@@ -13,7 +13,7 @@ class Markers:
         self.pattern = re.compile("|".join(map(re.escape, texts)))
 
     def held_back(self, text: str, at: int) -> int:
-        """How many of the last characters of `text`, from `at` on, may become one of them."""
+        """Number of last characters of `text`, from `at` on, that may be the beginning of a marker."""
         end = text[max(at, len(text) - self._longest + 1) :]
         if self._firsts.isdisjoint(end):
             return 0

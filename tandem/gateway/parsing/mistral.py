@@ -1,6 +1,6 @@
-"""Calls as Mistral models write them: after a mark a JSON list of calls, or a name, a mark and the arguments.
+"""Calls of Mistral models: after a mark either a JSON list of calls, or a name, a mark and the arguments.
 
-NOTE: their templates take call ids of nine letters or digits only.
+NOTE: their templates accept only call ids of nine letters or digits.
 """
 
 import re
@@ -23,7 +23,7 @@ _ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 
 class MistralParser(ToolParser):
-    """Both forms, whichever comes."""
+    """Parses calls in both forms."""
 
     def _answer(self) -> Wait[None]:
         start = Markers(START)
@@ -72,7 +72,7 @@ class MistralParser(ToolParser):
             yield from self._broken(start, is_complete=False)
 
     def _head(self) -> Wait[tuple[str, str | None]]:
-        """Name and id of a call, up to its arguments."""
+        """The name and id of a call, up to its arguments. Raises Malformed."""
         name, call_id = (yield from self._source.word()), None
         if name not in self._tools:
             raise Malformed
@@ -89,7 +89,7 @@ class MistralParser(ToolParser):
 
 @dataclass(frozen=True, slots=True)
 class MistralFormat:
-    """`is_named`: the newer form, without a list. `has_ids`: with an id."""
+    """Calls after `[TOOL_CALLS]`. `is_named`: the newer form, without a list; `has_ids`: with call ids."""
 
     name: str = "mistral"
     markers: tuple[str, ...] = (START, CALL_ID, ARGS)

@@ -1,7 +1,6 @@
-"""Findings of a parser: parts in order, calls numbered from 0, within the limits on calls and arguments.
+"""Output of a parser: parts in order, calls numbered from 0, within the limits on calls and arguments.
 
-Invariant: white space beside a call is markup and dropped; any other text comes out again. A call that has begun stays
-one.
+Invariant: white space beside a call is markup and dropped; all other text is emitted. A call that has begun stays one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,11 +15,11 @@ _SPACES = " \t\r\n"
 
 
 class Overlong(Malformed):
-    """A call's arguments passed the limit; the call is over."""
+    """A call's arguments exceeded the limit; the call has ended."""
 
 
 class AnswerOutput:
-    """`call_ids`: gives each call its id."""
+    """Collects parts. `call_ids`: the ids of calls, in order."""
 
     def __init__(self, call_ids: Iterator[str], max_calls: int = MAX_CALLS) -> None:
         self._call_ids = call_ids
@@ -36,7 +35,7 @@ class AnswerOutput:
         return self.num_calls < self._max_calls
 
     def say(self, text: str) -> None:
-        """White space at its end waits for what follows."""
+        """Emits text; trailing white space is held until more follows."""
         body = text.rstrip(_SPACES)
         if body:
             self._parts.append(Said("".join((*self._spaces, body))))
@@ -46,7 +45,7 @@ class AnswerOutput:
             self._spaces.append(text[len(body) :])
 
     def drop_spaces(self) -> None:
-        """What was just said ended in white space before a mark."""
+        """Drops held white space, because a mark follows it."""
         self._spaces.clear()
 
     def begin(self, name: str, call_id: str | None = None) -> None:
@@ -58,7 +57,7 @@ class AnswerOutput:
         self.num_calls += 1
 
     def argue(self, text: str) -> None:
-        """More arguments of the last call. Raises Overlong; what did not fit has been said."""
+        """Adds to the arguments of the last call. Raises Overlong after emitting the excess as text."""
         room = MAX_ARGUMENTS_CHARACTERS - self._num_argued
         self._num_argued += len(text)
         if room > 0 and text:
@@ -68,13 +67,13 @@ class AnswerOutput:
             raise Overlong
 
     def flush(self) -> None:
-        """The answer has ended."""
+        """Emits what is held, because the answer has ended."""
         if self._spaces and not self._is_after_call:
             self._parts.append(Said("".join(self._spaces)))
         self._spaces.clear()
 
     def drain(self) -> Sequence[Part]:
-        """What is new, neighbours of one kind joined."""
+        """Returns the new parts; neighbours of one kind are joined."""
         parts, self._parts = self._parts, []
         if len(parts) < 2:
             return parts

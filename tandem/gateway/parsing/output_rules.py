@@ -1,11 +1,11 @@
-"""The grammar of an output format. Pure text; whether it can be enforced is found out by its compiler."""
+"""Grammar of an output format. Pure text; its compiler decides whether it can be enforced."""
 
 from tandem.gateway.conversation import FormatKind, OutputFormat
 from tandem.text.grammar import choice_grammar, json_object_grammar, lark_grammar, regex_grammar, schema_grammar
 
 
 def output_grammar(output: OutputFormat) -> str:
-    """Raises InvalidRequestError naming what cannot be enforced."""
+    """The grammar of a format. Raises InvalidRequestError naming the part that cannot be enforced."""
     match output.kind:
         case FormatKind.JSON_SCHEMA:
             return schema_grammar(output.value)

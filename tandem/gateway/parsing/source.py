@@ -1,7 +1,7 @@
-"""An answer's text as it arrives, read by a generator that yields wherever it needs more.
+"""Text of an answer as it arrives, read by generators that yield wherever they need more.
 
-Invariant: what a reader sees does not depend on where the pieces were cut; each character is copied a bounded number of
-times. It never waits once the answer has ended.
+Invariant: the result does not depend on how the text was split into pieces; each character is copied a bounded number
+of times. Readers never wait once the answer has ended.
 """
 
 import json
@@ -24,11 +24,11 @@ Wait = Generator[None, None, T]
 
 
 class Malformed(Exception):  # noqa: N818 - it steers a parser and never leaves the package
-    """What comes is not what was expected, or the answer ended too early."""
+    """The text is not what was expected, or the answer ended too early."""
 
 
 class UnreadText:
-    """Unread text. Generators wait for more of it; other methods take what is there."""
+    """The text that was not consumed yet. Generators wait for more; other methods use what is there."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -38,7 +38,7 @@ class UnreadText:
 
     @property
     def is_over(self) -> bool:
-        """The answer has ended and all of it was taken."""
+        """Whether the answer has ended and all of it was consumed."""
         return self.is_ended and self._at == len(self._text)
 
     def add(self, text: str) -> None:
@@ -49,11 +49,11 @@ class UnreadText:
         self.is_ended = True
 
     def record(self) -> None:
-        """Remember what is taken from here on."""
+        """Records the text that is consumed from here on."""
         self._recorded = []
 
     def recorded(self) -> str:
-        """What was taken since `record`, which is then forgotten; empty where nothing is remembered."""
+        """Returns the text consumed since `record` and stops recording; empty where nothing was recorded."""
         taken, self._recorded = "".join(self._recorded or ()), None
         return taken
 
@@ -64,7 +64,7 @@ class UnreadText:
         return self._take_to(len(self._text))
 
     def take_before(self, markers: Markers | None) -> tuple[str, str | None]:
-        """What is certain to come before a marker, and the marker that follows, which is left."""
+        """Consumes text that cannot be part of a marker; returns it, and the marker that follows, left unread."""
         if markers is None:
             return self.take_all(), None
         found = markers.pattern.search(self._text, self._at)
@@ -74,7 +74,7 @@ class UnreadText:
         return self._take_to(len(self._text) - num_held), None
 
     def take_extent(self, extent: Extent) -> str:
-        """What is there of a value, as it may be passed on."""
+        """Consumes the available text of a value; returns it in the form to pass on."""
         end, text = extent.take(self._text, self._at)
         self._take_to(end)
         return text
@@ -87,7 +87,7 @@ class UnreadText:
         return taken
 
     def more(self) -> Wait[bool]:
-        """Waits until there is text; False at the end of the answer."""
+        """Waits until there is text; returns False at the end of the answer."""
         while self._at == len(self._text):
             if self.is_ended:
                 return False
@@ -100,7 +100,7 @@ class UnreadText:
         return self._text[self._at : self._at + 1]
 
     def begins(self, text: str) -> Wait[bool]:
-        """Whether `text` is next; it is left unread. Waits no longer than that is open."""
+        """Whether `text` is next; it is left unread. Waits no longer than necessary."""
         while True:
             there = self._text[self._at : self._at + len(text)]
             if there == text or self.is_ended or not text.startswith(there):
@@ -108,7 +108,7 @@ class UnreadText:
             yield
 
     def run(self, pattern: re.Pattern[str]) -> Wait[str]:
-        """The longest text of a pattern that matches character by character."""
+        """Consumes the longest run that matches a pattern of single characters."""
         taken: list[str] = []
         while (yield from self.more()):
             found = pattern.match(self._text, self._at)
@@ -127,13 +127,13 @@ class UnreadText:
         return (yield from self.run(_WORD))
 
     def expect(self, text: str) -> Wait[None]:
-        """Takes `text`. Raises Malformed where something else comes."""
+        """Consumes `text`. Raises Malformed where something else comes."""
         if not (yield from self.begins(text)):
             raise Malformed
         self.take(len(text))
 
     def string(self) -> Wait[str]:
-        """A JSON string's value. Raises Malformed where it is none, or does not end."""
+        """Consumes a JSON string and returns its value. Raises Malformed where it is none, or does not end."""
         yield from self.expect('"')
         taken = [""]
         while (yield from self.more()):
@@ -155,7 +155,7 @@ class UnreadText:
             yield
 
     def value(self, extent: Extent) -> Wait[list[str]]:
-        """All of a bracketed value. Raises Malformed where it breaks off."""
+        """Consumes a whole bracketed value. Raises Malformed where it breaks off."""
         taken: list[str] = []
         while not extent.is_closed:
             if extent.is_broken or not (yield from self.more()):

@@ -1,7 +1,7 @@
-"""Rules of one model's thinking: its marks, how its template is told whether to think, and what an effort amounts to.
+"""Format of a model's thinking: its marks, the template's switch for it, and the token budget of each effort.
 
-NOTE: one pair of marks around thinking at the beginning of an answer. Channels, as some models write them, are another
-thing and not understood here.
+NOTE: supports one pair of marks around thinking at the beginning of an answer. Channels, as some models write them, are
+not supported.
 """
 
 import re
@@ -24,12 +24,13 @@ _HINTS = re.compile(r"enable_thinking|reasoning_content")
 
 @dataclass(frozen=True, slots=True)
 class ThinkingFormat:
-    """
+    """The marks and settings of thinking.
+
     Args:
-        variable: of the template, switches thinking on or off; None = it cannot be switched.
-        is_default: whether the model thinks when the variable is not said.
+        variable: template variable that switches thinking on or off; None = it cannot be switched.
+        is_default: whether the model thinks when the variable is not set.
         budgets: thinking tokens by effort; None = any number.
-        is_followed: both marks are the same tokens wherever they stand. Else only the text tells where thinking ends.
+        is_followed: both marks are always the same tokens. Otherwise only the text shows where thinking ends.
     """
 
     start: str
@@ -47,10 +48,10 @@ class ThinkingFormat:
         parser: str = "auto",
         budgets: Mapping[Effort, int | None] = BUDGETS,
     ) -> "ThinkingFormat | None":
-        """`parser`: auto, none, a known name, or `START,END`.
+        """Detects the format; None = the model does not think. `parser`: auto, none, a known name, or `START,END`.
 
         Raises:
-            ConfigurationError: it is none of these.
+            ConfigurationError: it is none of these, or a mark is too long.
         """
         marks = _detected(template or "", tokenizer) if parser == "auto" else _named(parser)
         if marks is None:
@@ -61,11 +62,11 @@ class ThinkingFormat:
         return cls(*marks, *_switch(template or ""), budgets, is_followed)
 
     def is_open(self, prompt: str) -> bool:
-        """Whether `prompt` ends inside thinking. NOTE: thoughts already begun there are not looked for."""
+        """Whether `prompt` ends with the opening mark. NOTE: thinking that already follows it is not looked for."""
         return bool(self.start) and prompt.rstrip().endswith(self.start)
 
     def reasoning(self, tokenizer: Tokenizer, *, is_open: bool, budget: int | None) -> Reasoning | None:
-        """`budget`: thinking tokens at most; None = any number. None where tokens do not tell."""
+        """Detection of thinking in tokens; None where it is impossible. `budget`: maximum tokens; None = any number."""
         if not self.is_followed:
             return None
         start, end = _token_ids(tokenizer, self.start), _token_ids(tokenizer, self.end)
@@ -85,7 +86,7 @@ def _token_ids(tokenizer: Tokenizer, mark: str) -> tuple[int, ...]:
 
 
 def _stands_alone(tokenizer: Tokenizer, mark: str) -> bool:
-    """Whether it is one token, or several that join with nothing: many tokenizers write `>` and line breaks as one."""
+    """Whether a mark is one token, or several that never merge with neighbours, as `>` and a line break often do."""
     if tokenizer.token_id(mark) is not None:
         return True
     ids = _token_ids(tokenizer, mark)
@@ -118,7 +119,7 @@ def _named(parser: str) -> tuple[str, str] | None:
 
 
 def _switch(template: str) -> tuple[str | None, bool]:
-    """The variable that changes a prompt, and whether the prompt without it is the one that thinks."""
+    """The template variable that switches thinking, if any, and whether the model thinks without it."""
     for name in _VARIABLES:
         if not re.search(rf"\b{name}\b", template):
             continue

@@ -1,7 +1,7 @@
-"""Tells an answer's thinking from what follows, which another parser takes apart.
+"""Separates an answer's thinking from the rest, which another parser reads.
 
-Invariant: thinking happens once, at the beginning; a mark that comes later is text. Line breaks around thinking are
-layout and dropped.
+Invariant: thinking happens once, at the beginning; a later mark is text. Line breaks around thinking are layout and
+dropped.
 """
 
 import re
@@ -15,7 +15,7 @@ _BREAKS = re.compile(r"\n*")
 
 
 class ThinkingParser:
-    """An AnswerParser. `is_open`: the prompt ends inside thinking; a model may open it once more."""
+    """An `AnswerParser`. `is_open`: the prompt ends inside thinking; a model may repeat the opening mark."""
 
     def __init__(self, start: str, end: str, inner: AnswerParser, *, is_open: bool) -> None:
         self._start = start

@@ -1,4 +1,4 @@
-"""The seam of a family's way to write tool calls: reading them and constraining them, from one description."""
+"""Interface of a model family's format of tool calls: one description for parsing and for constraining them."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -10,24 +10,24 @@ from tandem.gateway.parts import AnswerParser
 
 
 class ToolFormat(Protocol):
-    """Plain values; safe to share."""
+    """The format of one family's calls. Plain values; safe to share."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Texts around calls, which may be special tokens."""
+        """Texts around calls; they may be special tokens."""
         ...
 
     def parser(self, tools: Sequence[Tool], ids: Iterator[str]) -> AnswerParser:
-        """For one answer. A name that is not among `tools` is text."""
+        """A parser for one answer. A call of a name that is not among `tools` is text."""
         ...
 
     def ids(self) -> Iterator[str]:
-        """Call ids as this family's templates take them."""
+        """Call ids that this family's templates accept."""
         ...
 
     def rules(self, callees: Sequence[Callee], *, is_parallel: bool, lark: Lark) -> CallRules:
-        """Calls to any of them. Raises InvalidRequestError for a schema that these calls cannot keep."""
+        """Grammar rules for calls of any callee. Raises InvalidRequestError for a schema that cannot be enforced."""
         ...

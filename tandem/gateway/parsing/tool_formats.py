@@ -1,4 +1,4 @@
-"""Choice of the family whose calls a model writes: by name, or seen from its chat template."""
+"""Selects the format of a model's tool calls: by name, or detected from its chat template."""
 
 import re
 
@@ -19,10 +19,10 @@ _OTHER_BODIES = ("<function=", "<arg_key>", "<parameter=")
 
 
 def find_tool_format(template: str | None, parser: str = "auto") -> ToolFormat | None:
-    """`parser`: auto, none or a known name; None where the model is not known to call tools.
+    """The format, or None where the model is not known to call tools. `parser`: auto, none or a known name.
 
     Raises:
-        ConfigurationError: it is none of these.
+        ConfigurationError: `parser` is none of these.
     """
     if parser not in ("auto", "none", *NAMES):
         raise ConfigurationError(f"no tool parser is called {shown(parser)}; it may be auto, none, {', '.join(NAMES)}")

@@ -1,7 +1,7 @@
-"""Base of all families' parsers: text until a marker, a call after it, what comes of one that breaks off.
+"""Base of all families' parsers: text until a marker, then a call; recovers from calls that break off.
 
-Invariant: parts do not depend on how the answer was cut into pieces. Nothing raises, whatever the model wrote; text is
-never lost but for the marks around calls.
+Invariant: parts do not depend on how the answer was split into pieces. Nothing raises, whatever the model wrote; no
+text is lost except the marks around calls.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from tandem.gateway.parts import Part
 
 
 class ToolCallEnding(Enum):
-    """How an attempt to read a call ended."""
+    """Result of reading a call."""
 
     CLOSED = "a call, whole"
     BROKEN = "a call that broke off"
@@ -25,7 +25,7 @@ class ToolCallEnding(Enum):
 
 
 class ToolParser(ABC):
-    """An AnswerParser. A family says in `_answer` where its calls are. `max_calls`: what comes behind them is text."""
+    """An `AnswerParser`; each family's `_answer` finds its calls. `max_calls`: text after that many calls is text."""
 
     def __init__(self, tools: Sequence[Tool], call_ids: Iterator[str], max_calls: int = MAX_CALLS) -> None:
         self._tools = {tool.name: tool for tool in tools}
@@ -52,10 +52,10 @@ class ToolParser(ABC):
 
     @abstractmethod
     def _answer(self) -> Wait[None]:
-        """Reads until no further call can come; what is left is text."""
+        """Reads until no further call can come; the rest is text."""
 
     def _say_until(self, markers: Markers | None) -> Wait[str | None]:
-        """Says what comes before the first marker, which is taken and recorded; None at the end of the answer."""
+        """Emits text before the first marker and consumes and records the marker; None at the end of the answer."""
         while True:
             text, marker = self._source.take_before(markers)
             self._output.say(text)
@@ -67,7 +67,7 @@ class ToolParser(ABC):
             yield
 
     def _call(self, end: Markers | None, *, is_marked: bool) -> Wait[ToolCallEnding]:
-        """Reads one call object. One that breaks off has all up to `end` as its arguments."""
+        """Reads one call object. If it breaks off, all text up to `end` becomes its arguments."""
         call = CallObject(self._source, self._output, self._tools, is_marked=is_marked)
         try:
             yield from call.read()
@@ -90,7 +90,7 @@ class ToolParser(ABC):
             yield from self._argue_until(end, left)
 
     def _argue_until(self, end: Markers | None, text: str) -> Wait[None]:
-        """`text` and all before `end`, which is left, are arguments as they were written."""
+        """Emits `text` and everything before `end`, which is left unread, as arguments."""
         try:
             self._output.argue(text)
             while True:

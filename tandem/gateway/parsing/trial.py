@@ -1,4 +1,4 @@
-"""Trials of a chat template on short conversations, which show a model's form where its source does not say it."""
+"""Renders a chat template for short conversations, to detect properties that its source does not show."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -18,7 +18,7 @@ def trial(
     *,
     begins_with_user: bool = True,
 ) -> str | None:
-    """The prompt of a user's message and then `messages`; None where the template refuses it. `said`: variables."""
+    """The prompt of a user's message, then `messages`; None if the template refuses them. `said`: its variables."""
     first = (_USER,) if begins_with_user else ()
     try:
         return ChatTemplate({"default": template}, _TOKENS).render([*first, *messages], **said)
@@ -27,7 +27,7 @@ def trial(
 
 
 def refuses_several_calls(template: str) -> bool:
-    """Whether it shows a message that calls once, but none that calls twice."""
+    """Whether the template accepts a message with one call but not one with two."""
     return trial(template, [_calls(1)]) is not None and trial(template, [_calls(2)]) is None
 
 

@@ -5,18 +5,21 @@ import asyncio
 import pytest
 
 from tandem.core.errors import TandemError
+from tandem.core.output import RequestOutput
 from tandem.core.pins import Pin
 from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.gateway.news_queue import MAX_NEWS, NewsQueue
-from tandem.gateway.request import ChoiceNews
+from tests.helpers.outputs import output_of
+
+PINS = (Pin(16, 60.0),)
 
 
 def scored(token_id: int) -> TokenLogprobs:
     return TokenLogprobs(token_id, -0.5, 1, ())
 
 
-def news(number: int) -> ChoiceNews:
-    return ChoiceNews(0, (number,), "")
+def news(number: int) -> RequestOutput:
+    return output_of(0, (number,), "")
 
 
 def test_all_there_is_comes_at_once_and_the_first_error_after_it() -> None:
@@ -35,17 +38,19 @@ def test_all_there_is_comes_at_once_and_the_first_error_after_it() -> None:
 
 
 def test_news_of_one_choice_in_a_row_is_put_together_and_keeps_everything() -> None:
-    first = ChoiceNews(0, (1,), "a", (scored(1),), (None, scored(9)), num_cached_tokens=3)
-    last = ChoiceNews(0, (2, 3), "bc", (scored(2), scored(3)), None, FinishReason.STOP, "x", 0, (Pin(16, 60.0),))
-    other = ChoiceNews(1, (4,), "d")
+    first = output_of(0, (1,), "a", (scored(1),), (None, scored(9)), num_cached_tokens=3, pins=())
+    last = output_of(
+        0, (2, 3), "bc", (scored(2), scored(3)), None, FinishReason.STOP, "x", num_cached_tokens=0, pins=PINS
+    )
+    other = output_of(1, (4,), "d")
 
-    async def run(*given: ChoiceNews) -> list[ChoiceNews]:
+    async def run(*given: RequestOutput) -> list[RequestOutput]:
         queue = NewsQueue()
         for item in given:
             await queue.put(item)
         return await queue.take()
 
-    whole = ChoiceNews(
+    whole = output_of(
         0,
         (1, 2, 3),
         "abc",
@@ -53,12 +58,12 @@ def test_news_of_one_choice_in_a_row_is_put_together_and_keeps_everything() -> N
         (None, scored(9)),
         FinishReason.STOP,
         "x",
-        3,
-        (Pin(16, 60.0),),
+        num_cached_tokens=3,
+        pins=PINS,
     )
     assert asyncio.run(run(first, last)) == [whole]
     assert asyncio.run(run(first, other, last)) == [first, other, last]
-    assert asyncio.run(run(ChoiceNews(0, (1,), "a"), ChoiceNews(0, (), "b"))) == [ChoiceNews(0, (1,), "ab")]
+    assert asyncio.run(run(output_of(0, (1,), "a"), output_of(0, (), "b"))) == [output_of(0, (1,), "ab")]
 
 
 def test_a_writer_waits_while_the_reader_is_far_behind() -> None:

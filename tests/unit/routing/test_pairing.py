@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from tandem.core.errors import ConfigurationError
 from tandem.routing.admission import AdmissionLimits, Refusal, RefusalReason
-from tandem.routing.pairing import MeasuredTimes, Pairer, Pairing
+from tandem.routing.pairing import Pairer, Pairing
 from tandem.routing.policies import LeastLoaded, PredictedCost, RoundRobin, RoutingPolicy
+from tandem.routing.settlement import Settlement
 from tandem.routing.snapshot import Links, LinkState, Role, WorkerState
 from tandem.routing.speed import PrefillWork
 from tests.unit.routing.builders import pairer_of, queue_of, request, worker
@@ -48,7 +49,7 @@ def test_nobody_is_preferred_for_ever_on_an_idle_system() -> None:
             pairer.fleet.report(state)
         answer = paired(pairer, now_s, request_id=str(i))
         chosen.update([answer.prefill_id, answer.decode_id])
-        pairer.settle(str(i), MeasuredTimes())
+        pairer.settle(Settlement(request_id=str(i)))
     assert set(chosen.values()) == {10}
 
 
@@ -148,12 +149,12 @@ def test_no_refusal_while_somebody_is_able(policy: Callable[[], RoutingPolicy], 
 def test_a_decision_is_kept_with_its_outcome() -> None:
     pairer = pairer_of(worker("p"), worker("d", D))
     answer = paired(pairer, 0.5)
-    record = pairer.settle("r", MeasuredTimes(ttft_ms=answer.predicted.ttft_ms + 7.0))
+    record = pairer.settle(Settlement(request_id="r", ttft_ms=answer.predicted.ttft_ms + 7.0))
     assert record is not None
     assert (record.decided_at_s, record.policy, record.answer) == (0.5, "predicted cost", answer)
     assert record.ttft_error_ms == pytest.approx(7.0)
     assert pairer.records() == (record,)
-    assert pairer.settle("unknown", MeasuredTimes()) is None
+    assert pairer.settle(Settlement(request_id="unknown")) is None
 
 
 def test_records_are_bounded() -> None:

@@ -9,6 +9,7 @@ from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.scope import UNSCOPED
 from tandem.locality.base import PublishResult
+from tandem.routing.settlement import Settlement
 from tandem.routing.snapshot import Role, WorkerState
 from tandem.rpc.context import incoming_traceparent
 from tandem.rpc.messages import (
@@ -27,7 +28,6 @@ from tandem.rpc.messages import (
     PrefillNews,
     ProcessInfo,
     Registration,
-    Settlement,
     WorkerAddress,
     WorkerListing,
     WorkerRecord,

@@ -17,10 +17,11 @@ from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason, TokenLogprobs
 from tandem.kvcache.block_table import BlockRange
 from tandem.locality.base import PublishResult
+from tandem.routing.settlement import Settlement
 from tandem.routing.snapshot import Role, WorkerState
 from tandem.routing.speed import PrefillWork
 from tandem.rpc import methods
-from tandem.rpc.codec_router import BlockReport, BlockSnapshot
+from tandem.rpc.block_messages import BlockReport, BlockSnapshot
 from tandem.rpc.messages import (
     ChosenToken,
     ConfirmAnswer,
@@ -40,7 +41,6 @@ from tandem.rpc.messages import (
     PrefillSample,
     ProcessInfo,
     Registration,
-    Settlement,
     StepSample,
     WorkerAddress,
     WorkerListing,

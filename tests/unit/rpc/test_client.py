@@ -17,6 +17,7 @@ from tandem.core.errors import InvalidRequestError, UntrustedPeerError, WorkerLo
 from tandem.core.events import BlockRemoved, BlockStored
 from tandem.core.scope import UNSCOPED
 from tandem.locality.base import PublishResult
+from tandem.routing.settlement import Settlement
 from tandem.rpc import encryption, methods
 from tandem.rpc.channel import CLIENT_OPTIONS, KEEPALIVE_S
 from tandem.rpc.client import ClientPool, RouterClient, WorkerClient
@@ -32,7 +33,6 @@ from tandem.rpc.messages import (
     PrefillNews,
     ProcessInfo,
     Registration,
-    Settlement,
     WorkerListing,
     WorkerRecord,
     WorkerStatus,
@@ -352,7 +352,7 @@ def test_what_cannot_be_sent_is_the_callers_fault() -> None:
         client = WorkerClient("127.0.0.1:1", AS_GATEWAY)
         with pytest.raises(InvalidRequestError, match="surrogates not allowed"):
             await client.release(["\ud800"])
-        with pytest.raises(InvalidRequestError, match="GenerateRequest cannot be sent"):
+        with pytest.raises(InvalidRequestError, match=r"GenerateRequest.prompt_token_ids=\(-1,\) cannot be sent"):
             await anext(client.generate(generate_call(prompt=(-1,))))
         await client.close()
 

@@ -132,7 +132,7 @@ def test_a_stranger_opens_no_session() -> None:
         for change in (
             {"party": Party("operator", "", AS_GATEWAY.incarnation)},
             {"nonce": bytes(32)},
-            {"protocols": (2, 9)},
+            {"newest_protocol": 9},
             {"expected_incarnation": AS_WORKER.incarnation},
             {"proof": b""},
         ):
@@ -283,7 +283,7 @@ def test_releases_too_far_apart_are_told_both_ranges() -> None:
         key, future = AS_GATEWAY.key(proofs.HANDSHAKE_PURPOSE), (7, 8)
         proof = proofs.client_proof(key, call.party, call.nonce, future, "")
         with pytest.raises(grpc.aio.AioRpcError, match="speaks protocols 7 to 8, this process 2 to 2") as caught:
-            await answer_to(scene.channel, replace(call, protocols=future, proof=proof))
+            await answer_to(scene.channel, replace(call, oldest_protocol=7, newest_protocol=8, proof=proof))
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
     told(story)

@@ -415,7 +415,7 @@ def test_a_long_prompt_is_served() -> None:
 def test_what_cannot_be_sent_is_the_callers_fault() -> None:
     async def check() -> None:
         client = WorkerClient("127.0.0.1:1", AS_GATEWAY)
-        with pytest.raises(InvalidRequestError, match="GenerateRequest cannot be sent"):
+        with pytest.raises(InvalidRequestError, match=r"GenerateRequest.prompt_token_ids=\(-1,\) cannot be sent"):
             await told(client, generate_call(prompt=(-1,)))
         assert client.is_idle
         await client.close()

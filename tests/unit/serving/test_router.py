@@ -28,9 +28,10 @@ from tandem.routing.calibration import Calibration
 from tandem.routing.fleet import Fleet
 from tandem.routing.pairing import Pairer
 from tandem.routing.policies import PredictedCost
+from tandem.routing.settlement import Settlement
 from tandem.routing.snapshot import Links, Role
 from tandem.rpc.client import ClientPool, RouterClient, client_of
-from tandem.rpc.messages import PairCall, Registration, Settlement, WorkerListing
+from tandem.rpc.messages import PairCall, Registration, WorkerListing
 from tandem.rpc.server import serve_router
 from tandem.serving.discovery import EmbeddedDiscovery
 from tandem.serving.fleet_view import FleetView

@@ -1,1 +1,1 @@
-"""OpenAI's Responses API: answers made of items, stored and chained, streamed or run in the background."""
+"""OpenAI's Responses API: answers made of items; stored, chained, streamed or run in the background."""

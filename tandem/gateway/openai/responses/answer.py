@@ -13,7 +13,7 @@ from tandem.gateway.openai.responses.dialect import ResponsesDialect
 
 
 class StoredAnswer(Response):
-    """`EndpointResponse` for one request of this API. `body`: its body, where it was read before."""
+    """An `EndpointResponse` that stores its answer. `body`: the body, if it was read before."""
 
     def __init__(self, gateway: Gateway, dialect: ResponsesDialect, body: Body | None = None) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class StoredAnswer(Response):
 
 
 class _StoringSend:
-    """`send` that settles before the last message. NOTE: the head waits for what follows, whose length may change."""
+    """A `send` that stores the answer before the last message. NOTE: headers wait, since the length may change."""
 
     def __init__(self, dialect: ResponsesDialect, send: Send) -> None:
         self._dialect = dialect

@@ -1,7 +1,7 @@
 """Responses that run on without their client.
 
-Invariant: each is somewhere: running here and renewed in the store, or ended there. One that was cancelled or deleted,
-by whichever gateway, stops within a beat; one whose gateway stops has failed, and says so.
+Invariant: each is either running here and renewed in the store, or ended there. One that was cancelled or deleted, by
+any gateway, stops within `BEAT_S`; one whose gateway stops is stored as failed.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ Serve = Callable[[Receive, Send], Awaitable[None]]
 
 
 class Job:
-    """One of them, as a connection whose client is us. `messages`: what it was sent."""
+    """One background response: a connection whose client is this process. `messages`: the ASGI messages sent to it."""
 
     def __init__(self, dialect: ResponsesDialect, body: bytes) -> None:
         self.dialect = dialect
@@ -45,17 +45,17 @@ class Job:
         self.messages.append(message)
 
     def leave(self) -> None:
-        """Stop it, as a client does by leaving."""
+        """Stops it by disconnecting."""
         self._left.set()
 
     def call_off(self) -> None:
-        """Stop it; the store knows how it ended."""
+        """Stops it; the store already has its final state."""
         self.is_called_off = True
         self.leave()
 
 
 class BackgroundResponses:
-    """Those that run here. Owned by one event loop."""
+    """The background responses of this process. Owned by one event loop."""
 
     def __init__(self, store: ResponseStore, beat_s: float = BEAT_S) -> None:
         self._store = store
@@ -67,7 +67,7 @@ class BackgroundResponses:
         return len(self._jobs)
 
     async def begin(self, tenant: str, dialect: ResponsesDialect, body: bytes, serve: Serve) -> Job:
-        """Run one. Returns once it is in the store, or has been refused: then `dialect.queued` is None."""
+        """Starts one. Returns once it is stored or was refused; `dialect.queued` is None in the latter case."""
         job = Job(dialect, body)
         queued = asyncio.Event()
         task = asyncio.create_task(self._run(tenant, job, serve, queued), name="background response")
@@ -77,13 +77,13 @@ class BackgroundResponses:
         return job
 
     def call_off(self, response_id: str) -> None:
-        """It was cancelled or deleted in the store; stop it, if it runs here."""
+        """Stops a response that was cancelled or deleted in the store, if it runs here."""
         for job in self._jobs.values():
             if job.dialect.queued is not None and job.dialect.queued.response_id == response_id:
                 job.call_off()
 
     async def close(self, timeout_s: float = 0.0) -> None:
-        """Let them finish, for `timeout_s`; then they have failed. The store closes after them."""
+        """Waits up to `timeout_s` for running responses, then marks them failed and closes the store."""
         if self._jobs and timeout_s > 0:
             await asyncio.wait(tuple(self._jobs), timeout=timeout_s)
         for job in self._jobs.values():

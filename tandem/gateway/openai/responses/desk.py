@@ -1,6 +1,6 @@
-"""State that the requests of this API share: the store, and the responses that run without a client.
+"""State that requests of the Responses API share: the store, and the responses that run in the background.
 
-A gateway has one. Owned by one event loop; `close` ends what runs, then the store.
+One for each gateway. Owned by one event loop; `close` ends running responses, then the store.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _LOST = {"code": "server_error", "message": "the gateway that ran this response 
 
 
 class ResponseDesk:
-    """Finds, deletes and cancels responses of a tenant's. `beat_s`: how often running ones are renewed."""
+    """Finds, deletes and cancels the responses of a tenant. `beat_s`: interval at which running ones are renewed."""
 
     def __init__(self, store: ResponseStore, beat_s: float = BEAT_S) -> None:
         self.store = store
@@ -27,39 +27,41 @@ class ResponseDesk:
 
     @classmethod
     def open(cls, redis_url: str | None, keys: Sequence[bytes], max_bytes: int | None = None) -> "ResponseDesk":
-        """Without Redis, responses are kept in this process.
+        """Opens the store; without Redis, responses are kept in this process.
 
         Args:
-            redis_url: where gateways share them.
-            keys: encrypt them there; see `ResponseSealer`.
-            max_bytes: of all of them; None leaves it to the store.
+            redis_url: of the Redis that gateways share.
+            keys: encrypt the responses there; see `ResponseSealer`.
+            max_bytes: of all responses; None: the store's default.
 
         Raises:
-            ConfigurationError: the URL is none, or a key is too short.
+            ConfigurationError: the URL is invalid, or a key is too short.
         """
         if redis_url is None:
             return cls(EmbeddedResponseStore(max_bytes=max_bytes or store.MAX_BYTES))
         return cls(RedisResponseStore(redis_url, ResponseSealer(keys), max_bytes=max_bytes or redis_store.MAX_BYTES))
 
     async def close(self, timeout_s: float = 0.0) -> None:
-        """`timeout_s`: how long background responses may go on."""
+        """Ends everything. `timeout_s`: how long background responses may go on."""
         await self.background.close(timeout_s)
 
     async def find(self, tenant: str, response_id: str) -> StoredResponse:
-        """Raises RequestError, which becomes 404, when there is none; UnavailableError."""
+        """The stored response. Raises RequestError with status 404 when there is none; UnavailableError."""
         entry = await self.store.find(tenant, response_id) if is_response_id(response_id) else None
         if entry is None:
             raise _missing(response_id)
         return entry
 
     async def delete(self, tenant: str, response_id: str) -> None:
-        """Raises as `find`. One that runs is stopped."""
+        """Deletes a response, and stops it if it runs. Raises as `find`."""
         if not is_response_id(response_id) or not await self.store.delete(tenant, response_id):
             raise _missing(response_id)
         self.background.call_off(response_id)
 
     async def cancel(self, tenant: str, response_id: str) -> Mapping[str, Any]:
-        """What it is now: cancelled, or what it had become before. Raises as `find`."""
+        """Cancels a response; returns its state: cancelled, or the one in which it had ended before. Raises as
+        `find`.
+        """
         entry = await self.find(tenant, response_id)
         if not entry.response["background"]:
             raise RequestError(
@@ -74,7 +76,7 @@ class ResponseDesk:
 
 
 def as_shown(entry: StoredResponse) -> Mapping[str, Any]:
-    """The response as clients get it."""
+    """The response as clients receive it; one whose gateway is gone has failed."""
     return {**entry.response, "status": "failed", "error": _LOST} if entry.is_lost else entry.response
 
 

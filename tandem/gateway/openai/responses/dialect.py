@@ -1,7 +1,7 @@
 """One request of `/v1/responses`, from its body to its stored answer.
 
-Invariant: what a client is told of as stored can be found before its last byte is sent; a store that fails costs the
-storing, never the answer. Unlike other dialects, an instance serves one request.
+Invariant: a response reported as stored can be found before its last byte is sent; a failing store costs the storing,
+never the answer. Unlike other dialects, an instance serves one request.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ResponsesDialect:
-    """Reads one body and stores what becomes of it. `queued`: what a background response is until it has ended."""
+    """Parses one body and stores the answer. `queued`: the stored state of a background response until it ends."""
 
     kind = "responses"
     ping = PING
@@ -80,13 +80,13 @@ class ResponsesDialect:
         )
 
     def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
-        """NOTE: whose client waits is told here; a background response is told of in the store."""
+        """NOTE: reports errors to a waiting client; a background response is marked failed in the store instead."""
         if self.queued is not None and self._writer is not None and self._writer.final is None:
             self._writer.fail(problem)
         return problem.status, error_body(problem)
 
     async def settle(self) -> bytes | None:
-        """Store the answer, where it is to be; its last words once more, when that failed."""
+        """Stores the answer if requested. Returns corrected last bytes if that failed, else None."""
         entry = self._ended()
         if entry is None or not entry.response["store"]:
             return None
@@ -101,13 +101,13 @@ class ResponsesDialect:
         return None
 
     async def abandon(self, problem: Problem) -> None:
-        """A background response ends without an answer."""
+        """Stores a background response that ends without an answer as failed."""
         if self._writer is not None and self._writer.final is None:
             self._writer.fail(problem)
             await self.settle()
 
     async def _queue(self) -> None:
-        """Raises UnavailableError or RequestError: one that cannot be stored cannot run in the background."""
+        """Stores a background response before it runs. Raises UnavailableError or RequestError if that fails."""
         assert self._writer is not None
         queued = StoredResponse(self._writer.draft, self._items)
         try:
@@ -118,7 +118,7 @@ class ResponsesDialect:
         self.is_queued.set()
 
     async def _give_up(self, entry: StoredResponse, error: TandemError) -> None:
-        """An answer that nobody gets to see has failed; whoever polls is told so, if the store still takes that."""
+        """Marks a background response as failed because its answer could not be stored, if the store accepts that."""
         failure = {"code": "server_error", "message": f"the answer could not be stored: {error}"}
         response = {**entry.response, "status": "failed", "output": [], "error": failure}
         try:
@@ -132,7 +132,7 @@ class ResponsesDialect:
 
 
 async def count_input_tokens(body: bytes, around: DialectContext, store: ResponseStore, tenant: str) -> int:
-    """How many tokens the prompt of such a response would have, more than the context has room for, too.
+    """Number of prompt tokens of such a response; it may exceed the context.
 
     Raises as `ResponsesDialect.read`.
     """
@@ -148,11 +148,11 @@ async def count_input_tokens(body: bytes, around: DialectContext, store: Respons
 async def read_context(
     asked: ResponsesPromptBody, response_id: str, store: ResponseStore, tenant: str, max_items: int
 ) -> list[Item]:
-    """All items that the model is shown: those of the chain, then the new ones, references resolved.
+    """All items shown to the model: those of the chain, then the new ones, with references resolved.
 
     Raises:
-        InvalidRequestError: naming the item or response that cannot be taken.
-        UnavailableError: the store is away.
+        InvalidRequestError: naming the item or response that is not supported or was not found.
+        UnavailableError: the store is unavailable.
     """
     if isinstance(asked.input, list) and len(asked.input) > max_items:
         raise RequestError(f"input has {len(asked.input)} items; at most {max_items} are taken", param="input")
@@ -178,7 +178,7 @@ def _previous_error(message: str, code: str | None = None) -> InvalidRequestErro
 
 
 async def _resolved(items: Sequence[Item], store: ResponseStore, tenant: str) -> list[Item]:
-    """`items` with what they refer to in their place."""
+    """`items` with references replaced by the items they refer to."""
     wanted = [reference for item in items if (reference := reference_of(item)) is not None]
     owners = {owner for reference in wanted if (owner := response_of(reference)) is not None}
     if len(owners) > MAX_REFERRED_RESPONSES:
@@ -211,7 +211,7 @@ def _request(
 
 
 def _num_logprobs(asked: ResponsesBody, *, has_tools: bool) -> int | None:
-    """NOTE: of an answer that may call tools nobody can say which tokens are its text."""
+    """Logprobs to compute. NOTE: refused where tools may be called, since the tokens of text are then not known."""
     is_wanted = bool(asked.top_logprobs) or "message.output_text.logprobs" in (asked.include or ())
     if is_wanted and has_tools:
         name: Any = "top_logprobs" if asked.top_logprobs else "include"

@@ -1,4 +1,4 @@
-"""A response before there is any output: every field that its request and the model settle. Pure."""
+"""A response before it has any output: every field that its request and the model determine. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from tandem.gateway.openai.responses.tools import echoed_choice, echoed_tools
 def draft_of(
     asked: ResponsesBody, response_id: str, model: str, params: SamplingParams, created_s: int
 ) -> dict[str, Any]:
-    """Every field, in progress and empty."""
+    """All fields of a response that is in progress and has no output."""
     options = asked.prompt_cache_options
     return {
         "id": response_id,
@@ -49,7 +49,7 @@ def draft_of(
 
 
 def _text_format(asked: ResponsesBody) -> Mapping[str, Any]:
-    """NOTE: what is repeated was checked; what else such an object may hold was not."""
+    """The text format to repeat: only its validated members."""
     given = (None if asked.text is None else asked.text.format) or {"type": "text"}
     names = ("type", "name", "description", "schema", "strict") if given["type"] == "json_schema" else ("type",)
     return {name: given[name] for name in names if name in given}

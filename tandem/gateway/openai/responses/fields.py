@@ -1,6 +1,6 @@
-"""Fields of the bodies of `/v1/responses`, and those among them that are harmless though we do not act on them.
+"""Fields of the bodies of `/v1/responses`, and a list of fields that are safe to ignore.
 
-Invariant: a field that would change the answer is acted on or refused by name, never ignored.
+Invariant: a field that would change the answer is honoured or refused by name, never ignored.
 """
 
 from collections.abc import Mapping
@@ -123,7 +123,7 @@ AnyBody = TypeVar("AnyBody", bound=ResponsesPromptBody)
 
 
 def read_body(kind: type[AnyBody], body: bytes) -> AnyBody:
-    """The body as `kind`.
+    """Parses and checks a body as `kind`.
 
     Raises:
         RequestError: it is not a JSON object, a field has the wrong type, or one cannot be honoured; it is named.

@@ -1,4 +1,4 @@
-"""Names of responses and of their items. Invariant: nobody can guess one, and an item's name says whose it is."""
+"""Ids of responses and items. Invariant: they cannot be guessed, and an item's id contains that of its response."""
 
 import re
 import secrets
@@ -16,16 +16,16 @@ def is_response_id(text: str) -> bool:
 
 
 def output_item_id(prefix: str, response_id: str, index: int) -> str:
-    """The name of a response's output item number `index`."""
+    """The id of a response's output item number `index`."""
     return f"{prefix}_{response_id.removeprefix('resp_')}_{index}"
 
 
 def input_item_id(prefix: str, response_id: str, index: int) -> str:
-    """The name of an item that came with the request of a response."""
+    """The id of an item that was sent with the request of a response."""
     return f"{prefix}_{response_id.removeprefix('resp_')}_i{index}"
 
 
 def response_of(item_id: str) -> str | None:
-    """The response that an item is part of, if we named the item."""
+    """The response that an item belongs to, if its id is one of ours; else None."""
     found = _ITEM.fullmatch(item_id)
     return None if found is None else f"resp_{found.group(1)}"

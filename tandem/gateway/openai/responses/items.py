@@ -1,7 +1,7 @@
 """The items of a request's `input`, in the one form in which they are stored, listed and shown to the model.
 
-Invariant: an item that comes out has an id and holds nothing that the model could not be shown. What cannot be taken is
-refused by its place in the list.
+Invariant: every item returned has an id and contains nothing that the model could not be shown. Others are refused by
+their place in the list.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,10 +27,10 @@ Item = dict[str, Any]
 
 
 def read_items(given: str | Sequence[Mapping[str, Any]], response_id: str) -> list[Item]:
-    """`input` as items; references are left as they are, for `reference_of`.
+    """`input` as items; references stay unresolved, see `reference_of`.
 
     Raises:
-        RequestError: naming the item that cannot be taken.
+        RequestError: naming the item that is not supported.
     """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
@@ -38,7 +38,7 @@ def read_items(given: str | Sequence[Mapping[str, Any]], response_id: str) -> li
 
 
 def reference_of(item: Mapping[str, Any]) -> str | None:
-    """The id of the item that this one only refers to."""
+    """The id of the item that this one refers to, if it is a reference; else None."""
     return str(item["id"]) if item["type"] == "item_reference" else None
 
 
@@ -106,7 +106,7 @@ def _call_output(item: Mapping[str, Any], where: str) -> Item:
 
 
 def _reasoning(item: Mapping[str, Any], where: str) -> Item:
-    """NOTE: what another server encrypted cannot be shown to this model; our own items carry their text."""
+    """NOTE: thinking encrypted by another server is refused, since it cannot be shown; our own items contain text."""
     if item.get("encrypted_content"):
         raise _refusal(f"{where}.encrypted_content is not of this server's making; leave the item out")
     content = item.get("content") or []

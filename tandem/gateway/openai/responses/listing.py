@@ -1,4 +1,4 @@
-"""Pages of a response's input items. Pure."""
+"""Pagination of a response's input items. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from tandem.gateway.errors import RequestError
 
 
 def listed(items: Sequence[Mapping[str, Any]], after: str | None, limit: int, *, is_ascending: bool) -> dict[str, Any]:
-    """`limit` items after the one of this id, in this order.
+    """One page: `limit` items behind the one with the id `after`, in the given order.
 
     Raises:
         RequestError: there is none of this id.

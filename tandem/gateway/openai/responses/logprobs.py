@@ -1,4 +1,4 @@
-"""Tokens of an answer's text, and how probable they were, in this API's form."""
+"""Logprobs of an answer's text tokens, in the format of the Responses API."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from tandem.text.tokenizer import Tokenizer
 
 
 class TextLogprobs:
-    """Follows one answer, which calls no tools. Tokens of thinking and its markers are left out."""
+    """Follows the tokens of one answer without tools. Tokens of thinking and its marks are left out."""
 
     def __init__(self, tokenizer: Tokenizer, num_top: int, reasoning: Reasoning | None) -> None:
         self._tokenizer = tokenizer
@@ -18,7 +18,7 @@ class TextLogprobs:
         self._state = None if reasoning is None else ReasoningState(reasoning)
 
     def take(self, entries: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
-        """Those of these tokens that are text."""
+        """The logprobs of those of these tokens that are text."""
         text = [entry for entry in entries if self._is_text(entry.token_id)]
         found: list[dict[str, Any]] = chat_logprobs(self._tokenizer, text, self._num_top)["content"]
         return found

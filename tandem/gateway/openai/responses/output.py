@@ -1,7 +1,7 @@
-"""The output of a response as it grows: parts of the answer in, items and the events that tell of them out.
+"""Output of a response while it grows: parts of the answer in, items and their events out.
 
-Invariant: at most one item is open; each is added, filled and done before the next begins, and what the events said of
-it adds up to what it is. The same items come of the same parts, streamed or not.
+Invariant: at most one item is open; each is added, filled and done before the next begins, and its events add up to its
+final value. Streamed or not, the same parts produce the same items.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ Event = tuple[str, dict[str, Any]]  # its type, and its fields but for those tha
 
 
 class Output:
-    """Of one response. `items`: those that are done."""
+    """Output of one response. `items`: those that are done."""
 
     def __init__(self, response_id: str) -> None:
         self._response_id = response_id
@@ -22,7 +22,7 @@ class Output:
         self.items: list[dict[str, Any]] = []
 
     def add(self, part: Part, logprobs: Sequence[Any] = ()) -> list[Event]:
-        """More of the answer. `logprobs`: of the tokens of a `Said`, in this API's form."""
+        """Adds a part and returns its events. `logprobs`: of the tokens of a `Said`, in this API's format."""
         if not (isinstance(part, CallBegun) or part.text or logprobs):
             return []
         match part:
@@ -37,11 +37,11 @@ class Output:
                 return self._open.more(part.text)
 
     def add_logprobs(self, logprobs: Sequence[Any]) -> list[Event]:
-        """Of tokens whose text was told before, or that have none."""
+        """Adds logprobs of tokens whose text was added before, or that have none."""
         return self._open.more("", logprobs) if logprobs and isinstance(self._open, _OpenText) else []
 
     def close(self, *, is_complete: bool = True) -> list[Event]:
-        """The open item is done, or was cut off."""
+        """Ends the open item, as completed or as cut off, and returns its events."""
         if self._open is None:
             return []
         status = "completed" if is_complete else "incomplete"
@@ -53,7 +53,7 @@ class Output:
 
     @property
     def so_far(self) -> list[dict[str, Any]]:
-        """The items that are done, and what there is of the open one."""
+        """The items that are done, and the open one as incomplete."""
         return self.items if self._open is None else [*self.items, self._open.value("incomplete")]
 
     def _more(self, kind: "type[_OpenText | _OpenThought]", text: str, logprobs: Sequence[Any] = ()) -> list[Event]:
@@ -96,7 +96,7 @@ class _OpenItem:
         raise NotImplementedError
 
     def value(self, status: str) -> dict[str, Any]:
-        """The item as it is now; one that has only begun has nothing in it."""
+        """The item in its current state."""
         raise NotImplementedError
 
     @property

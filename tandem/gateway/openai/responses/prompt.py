@@ -1,6 +1,6 @@
-"""Items as a conversation: what one turn of the assistant said, thought and called becomes one message.
+"""Translates items into a conversation: consecutive thinking, text and calls of the assistant become one message.
 
-Invariant: items are shown in their order, and a call's output never without its call.
+Invariant: items keep their order, and a call's output never appears without its call.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,10 +21,10 @@ from tandem.gateway.openai.responses.tools import read_format, read_tools
 def read_conversation(
     asked: ResponsesPromptBody, items: Sequence[Mapping[str, Any]], model: ServedModel, max_items: int
 ) -> Conversation:
-    """`items`: all that came before and is new, references resolved.
+    """The conversation. `items`: earlier and new ones, with references resolved.
 
     Raises:
-        RequestError: naming what cannot be taken.
+        RequestError: naming the part that is not supported.
     """
     if len(items) > max_items:
         raise RequestError(
@@ -46,7 +46,7 @@ def read_conversation(
 
 
 def chat_messages(items: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The messages of chat completions that say the same.
+    """The equivalent messages of chat completions.
 
     Raises:
         RequestError: an output has no call before it.
@@ -72,7 +72,7 @@ def chat_messages(items: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]
 def _messages(
     asked: ResponsesPromptBody, items: Sequence[Mapping[str, Any]], max_items: int
 ) -> tuple[list[dict[str, Any]], tuple[Breakpoint, ...]]:
-    """NOTE: of the breakpoints of a long chain, the latest count, as OpenAI has it."""
+    """Messages and breakpoints. NOTE: of a long chain's breakpoints only the latest count, as at OpenAI."""
     options = asked.prompt_cache_options
     ttl = None if options is None else options.ttl
     reader = MessageReader(DEFAULT_LIFETIME_S if ttl is None else lifetime_s(ttl, "prompt_cache_options"))
@@ -92,7 +92,7 @@ def _keep_latest_breakpoints(messages: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _of_assistant(item: Mapping[str, Any]) -> dict[str, Any]:
-    """What the item adds to a turn of the assistant's; nothing where it is someone else's."""
+    """The item as part of an assistant's message; empty where it is not the assistant's."""
     match item["type"]:
         case "reasoning":
             return {"reasoning_content": "".join(part["text"] for part in item.get("content") or ())}
@@ -105,7 +105,7 @@ def _of_assistant(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _goes_on(turn: Mapping[str, Any], addition: Mapping[str, Any]) -> bool:
-    """A turn thinks, then speaks, then calls; whatever comes before its place begins another."""
+    """Whether `addition` continues the message: thinking, then text, then calls; any other order begins a new one."""
     if "reasoning_content" in addition:
         return False
     return "tool_calls" in addition or not ("content" in turn or turn["tool_calls"])
@@ -140,7 +140,7 @@ def _chat_part(part: Mapping[str, Any]) -> Item:
 
 
 def _effort(asked: ResponsesPromptBody, model: ServedModel) -> Effort | None:
-    """A model that does not think cannot think harder."""
+    """The reasoning effort; refused for a model that does not think."""
     effort = None if asked.reasoning is None else asked.reasoning.effort
     if model.answers.thinking is not None:
         return effort
@@ -154,7 +154,7 @@ def _effort(asked: ResponsesPromptBody, model: ServedModel) -> Effort | None:
 
 
 def _variables(asked: ResponsesPromptBody) -> dict[str, Any]:
-    """What the template sees besides the messages."""
+    """Template variables besides the messages. Raises RequestError for reserved names."""
     variables = dict(check_free_form(asked.chat_template_kwargs or {}, "chat_template_kwargs"))
     for name in ("tools", "documents", "messages", "add_generation_prompt"):
         if name in variables:

@@ -1,8 +1,8 @@
-"""Responses in Redis, shared by all gateways of a deployment. One round trip a question.
+"""Responses in Redis, shared by all gateways of a deployment. One round trip for each call.
 
-Each entry is a hash, `body`, encrypted, and `running`, beside a key that lives while its gateway renews it; both
-expire. How much there is, of all and of each tenant, is counted beside them, on the same server. A Redis that is away,
-slow or full raises UnavailableError; an entry that cannot be read, RequestError. Causes and remedies are in the log.
+Each entry is a hash of `body`, encrypted, and `running`; a second key exists while its gateway renews it. Both expire.
+The sizes of all entries and of each tenant's are counted on the same server. A Redis that is unreachable, slow or full
+raises UnavailableError; an entry that cannot be read, RequestError. Causes and remedies are in the log.
 """
 
 import hashlib
@@ -96,16 +96,16 @@ _DELETE = f"{_COMMON} return drop(name)"
 
 
 class RedisResponseStore:
-    """`ResponseStore` in one Redis (7.0 or newer, or a cluster). Owned by one event loop.
+    """A `ResponseStore` in one Redis (7.0 or newer, or a cluster). Owned by one event loop.
 
     Args:
         url: as for `redis_client.connect`.
-        sealer: encrypts what is kept.
+        sealer: encrypts the entries.
         prefix: names the deployment.
-        ttl_s: after this long an entry is gone.
-        max_bytes: of all entries, with what keeping them takes.
-        timeout_s: a question that takes longer is given up.
-        retry_after_s: after a failed question, further ones fail at once for this long.
+        ttl_s: lifetime of an entry, seconds.
+        max_bytes: of all entries, overhead included.
+        timeout_s: of each call.
+        retry_after_s: after a failed call, further ones fail at once for this long.
 
     Raises:
         ConfigurationError: the URL is not understood.
@@ -197,12 +197,12 @@ class RedisResponseStore:
 
 
 def _away() -> UnavailableError:
-    """For clients; the cause is in the log."""
+    """The error for clients; the cause is in the log."""
     return UnavailableError("stored responses are temporarily not available; try again", 1.0)
 
 
 def _unreadable(response_id: str) -> RequestError:
-    """Trying again does not help."""
+    """The error for an entry that cannot be read; a retry does not help."""
     return RequestError(
         f"response {response_id} can no longer be read; send its request again, or delete it",
         param="response_id",

@@ -1,4 +1,4 @@
-"""The routes of `/v1/responses`: which path is answered by what."""
+"""The HTTP routes of `/v1/responses`."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -31,7 +31,7 @@ _EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
 def add_responses(app: FastAPI, gateway: Gateway, desk: ResponseDesk) -> None:
-    """Add the routes. `desk` is closed by whoever opened it."""
+    """Adds the routes. The caller must close `desk`."""
     _add_create(app, gateway, desk)
     _add_count(app, gateway, desk)
     _add_stored(app, desk)
@@ -58,7 +58,7 @@ def _add_create(app: FastAPI, gateway: Gateway, desk: ResponseDesk) -> None:
 async def _run_on(
     gateway: Gateway, desk: ResponseDesk, tenant: str, dialect: ResponsesDialect, body: bytes, scope: Scope
 ) -> Response:
-    """NOTE: under the id that the client is told, which is nobody else's until the response has ended."""
+    """Starts a background response. NOTE: it shares the request's id, which stays in use until it has ended."""
     request_id = request_id_of(scope)
 
     async def serve(receive: Receive, send: Send) -> None:
@@ -80,7 +80,7 @@ async def _run_on(
 
 
 def _is_background(body: bytes) -> bool:
-    """Whether it says so; what is wrong with it is found later."""
+    """Whether a body asks for a background response; its errors are found later."""
     if b'"background"' not in body:
         return False
     try:

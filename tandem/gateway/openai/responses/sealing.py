@@ -1,4 +1,4 @@
-"""Encryption of stored responses. Whoever reads Redis sees sizes, times and ids, and no text."""
+"""Encryption of stored responses. A reader of Redis sees sizes, times and ids, but no text."""
 
 import hashlib
 import os
@@ -17,16 +17,16 @@ _HEADER_BYTES = len(_FORMAT) + _KEY_ID_BYTES + _NONCE_BYTES
 
 
 class UnsealError(Exception):
-    """Bytes that none of the keys sealed for this place, or that were altered since."""
+    """The bytes were encrypted with none of the keys, for another place, or were altered since."""
 
 
 class ResponseSealer:
-    """AES-256-GCM (NIST SP 800-38D) with random nonces: good for 2^32 entries a key.
+    """AES-256-GCM (NIST SP 800-38D) with random nonces: safe for 2^32 entries a key.
 
-    Sealed: a format byte, 4 bytes that name the key, a nonce of 12 bytes, the ciphertext with its tag of 16.
+    Sealed: a format byte, 4 bytes of key id, a nonce of 12 bytes, the ciphertext with its tag of 16.
 
     Args:
-        secrets: the first seals, all open. Each is hashed to a key of its own, so it may be a secret that others use.
+        secrets: the first encrypts, all decrypt. Each is hashed to a key, so it may be a secret that is used elsewhere.
 
     Raises:
         ConfigurationError: there is none, or one is too short.
@@ -45,12 +45,12 @@ class ResponseSealer:
         self._key_id = keys[0][:_KEY_ID_BYTES]
 
     def seal(self, text: bytes, place: bytes) -> bytes:
-        """`place`: where it will be kept; elsewhere it cannot be opened."""
+        """Encrypts `text`. `place`: the entry's key in the store; under another key it cannot be decrypted."""
         header = _FORMAT + self._key_id + os.urandom(_NONCE_BYTES)
         return header + self._ciphers[self._key_id].encrypt(header[-_NONCE_BYTES:], text, header + place)
 
     def unseal(self, sealed: bytes, place: bytes) -> bytes:
-        """Raises UnsealError."""
+        """Decrypts an entry. Raises UnsealError."""
         header = sealed[:_HEADER_BYTES]
         cipher = self._ciphers.get(header[len(_FORMAT) : -_NONCE_BYTES])
         if len(header) < _HEADER_BYTES or header[:1] != _FORMAT or cipher is None:

@@ -1,8 +1,8 @@
-"""Store of responses for `previous_response_id`, retrieval and polling: the seam, and the store in this process.
+"""Store of responses for `previous_response_id`, retrieval and polling: the interface, and an in-process store.
 
-Invariant: bounded; past the bound the oldest entry of the tenant that holds most goes, never the new one, so that no
-tenant can fill it at the cost of those that hold little. An entry belongs to one tenant and does not exist for others;
-of several that end a running response one wins. What was lost or pushed out is gone, never something else.
+Invariant: bounded. Beyond the bound the oldest entry of the largest tenant is evicted, never the new one, so that no
+tenant can evict the entries of small ones. An entry is visible to its own tenant only; of several writers that end a
+running response one wins. Evicted and lost entries are reported as missing, never replaced by others.
 """
 
 from collections import OrderedDict
@@ -27,9 +27,9 @@ class StoredResponse:
     """One response.
 
     Args:
-        response: as clients get it.
-        items: everything the model was shown before it, oldest first; earlier responses of its chain included.
-        is_lost: it runs, but the gateway that ran it is gone.
+        response: as clients receive it.
+        items: all items the model was shown before its output, oldest first; earlier responses of the chain included.
+        is_lost: it is marked running, but the gateway that ran it is gone.
     """
 
     response: Mapping[str, Any]
@@ -46,14 +46,14 @@ class StoredResponse:
 
     @property
     def context(self) -> list[dict[str, Any]]:
-        """What a response that goes on from here is shown. NOTE: a call that was cut off was never one."""
+        """Items shown to the model by a response that continues this one. NOTE: a call that was cut off is left out."""
         output = self.response["output"]
         return self.items + [
             item for item in output if item["type"] != "function_call" or item["status"] == "completed"
         ]
 
     def encoded(self, max_bytes: int) -> bytes:
-        """Raises CapacityError when it is longer."""
+        """The response as JSON. Raises CapacityError when it is longer than `max_bytes`."""
         text = orjson.dumps({"response": self.response, "items": self.items})
         if len(text) > max_bytes:
             raise CapacityError(f"response {self.response_id} has {len(text)} bytes; at most {max_bytes} are stored")
@@ -66,14 +66,15 @@ class StoredResponse:
 
 
 class ResponseStore(Protocol):
-    """Responses by tenant and id. All methods but `close` raise UnavailableError when the store is away; `find` raises
-    RequestError, which becomes 404, for an entry that cannot be read any more.
+    """Responses by tenant and id. All methods except `close` raise UnavailableError when the store cannot be reached;
+    `find` raises RequestError with status 404 for an entry that can no longer be read.
     """
 
     async def put(self, tenant: str, entry: StoredResponse, *, over_running: bool = False) -> bool:
-        """Keep it, over what there was. `over_running`: only over one that runs; returns whether it did.
+        """Stores an entry, replacing an earlier one. `over_running`: only if that one is running; returns whether it
+        was stored.
 
-        One that runs counts as lost unless it is renewed within the lease.
+        A running response counts as lost unless it is renewed within the lease (`LEASE_S`).
 
         Raises:
             CapacityError: it is too large.
@@ -83,11 +84,11 @@ class ResponseStore(Protocol):
     async def find(self, tenant: str, response_id: str) -> StoredResponse | None: ...
 
     async def renew(self, tenant: str, response_id: str) -> bool:
-        """It still runs here. False when it was ended, deleted or forgotten, so that it should stop."""
+        """Extends the lease of a running response. False: it was ended, deleted or evicted, so it should stop."""
         ...
 
     async def delete(self, tenant: str, response_id: str) -> bool:
-        """Whether there was one."""
+        """Deletes an entry; returns whether there was one."""
         ...
 
     async def close(self) -> None: ...
@@ -105,14 +106,14 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Shelf:
-    """What one tenant has, oldest first."""
+    """Entries of one tenant, oldest first."""
 
     entries: OrderedDict[str, _Entry] = field(default_factory=OrderedDict)
     num_bytes: int = 0
 
 
 class EmbeddedResponseStore:
-    """`ResponseStore` in this process, for one gateway. Owned by one event loop."""
+    """A `ResponseStore` in memory, for one gateway. Owned by one event loop."""
 
     def __init__(
         self,
@@ -169,7 +170,7 @@ class EmbeddedResponseStore:
         return None if shelf is None else shelf.entries.get(response_id)
 
     def _forget_oldest(self, but: _Entry) -> None:
-        """Of the tenant that holds most; of the next, where that one has `but` alone."""
+        """Evicts the oldest entry of the largest tenant, except a tenant whose oldest entry is `but`."""
         shelves = (item for item in self._shelves.items() if next(iter(item[1].entries.values())) is not but)
         tenant, shelf = max(shelves, key=lambda item: item[1].num_bytes)
         self._forget(tenant, next(iter(shelf.entries)))

@@ -1,6 +1,6 @@
-"""The tools, the tool choice and `text.format` of this API as a conversation has them. Pure.
+"""Translates the tools, tool choice and `text.format` of the Responses API. Pure.
 
-The Responses API writes flat what chat completions nest; the rules are the same, so those of chat are kept.
+The Responses API flattens the nested objects of chat completions; the rules are the same, so those of chat are used.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,17 +22,17 @@ _FORMAT_FIELDS = {
 def read_tools(
     tools: Sequence[Mapping[str, Any]] | None, choice: Any, is_parallel: bool | None
 ) -> tuple[tuple[Tool, ...], ToolChoice]:
-    """The tools, and which of them may or must be called.
+    """The tools and the constraint on calls.
 
     Raises:
-        RequestError: naming what cannot be honoured; built-in tools are.
+        RequestError: naming the part that is not supported, such as a built-in tool.
     """
     nested = [_nested(tool, f"tools[{index}]") for index, tool in enumerate(tools or ())]
     return chat.read_tools(nested, _nested_choice(choice), is_parallel)
 
 
 def echoed_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
-    """As a response repeats them."""
+    """The tools as a response repeats them."""
     return [
         {
             "type": "function",
@@ -46,7 +46,7 @@ def echoed_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, An
 
 
 def echoed_choice(choice: Any) -> Any:
-    """As a response repeats it."""
+    """The tool choice as a response repeats it."""
     if not isinstance(choice, Mapping):
         return choice or "auto"
     if choice["type"] == "function":
@@ -56,7 +56,7 @@ def echoed_choice(choice: Any) -> Any:
 
 
 def read_format(text_format: Mapping[str, Any] | None, structured_outputs: Any) -> OutputFormat | None:
-    """What the answer must match; at most one of the two may say.
+    """The format that the answer must match; only one of the two fields may set it.
 
     Raises:
         RequestError: naming what cannot be honoured.
@@ -83,7 +83,7 @@ def _nested(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _nested_choice(choice: Any) -> Any:
-    """What is not understood goes on as it is, to be refused."""
+    """The tool choice in the form of chat completions; values not understood are passed on, to be refused there."""
     kind = choice.get("type") if isinstance(choice, Mapping) else None
     if kind == "function":
         return _named(choice)

@@ -1,7 +1,7 @@
-"""A response in OpenAI's words, streamed or whole.
+"""Writes a response in OpenAI's format, streamed or whole.
 
-A stream is a strict sequence: created, in progress, each item added, filled and done, and one last word: completed,
-incomplete or failed. Its events are numbered without a gap. `final` is the response once there is a last word on it.
+A stream is a strict sequence: created, in progress, each item added, filled and done, and one last event: completed,
+incomplete or failed. Its events are numbered without gaps. `final` is the response once it has ended.
 """
 
 import time
@@ -22,7 +22,7 @@ _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"
 
 
 class ResponseEvents:
-    """Server-sent events of one response, numbered."""
+    """Numbers and formats the server-sent events of one response."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -33,7 +33,7 @@ class ResponseEvents:
         return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(value) + b"\n\n"
 
     def again(self, kind: str, fields: Mapping[str, Any]) -> bytes:
-        """The last one, told otherwise."""
+        """Formats a replacement of the last event, under its number."""
         self._number -= 1
         return self.frame(kind, fields)
 
@@ -42,7 +42,7 @@ class ResponseEvents:
 
 
 class ResponseWriter:
-    """Writes one response. `draft`: it, as it is before there is any output, with every field."""
+    """Writes one response. `draft`: the response before it has any output, with every field."""
 
     def __init__(self, draft: Mapping[str, Any], result: ChoiceResult, logprobs: TextLogprobs | None) -> None:
         self.draft = draft
@@ -66,7 +66,7 @@ class ResponseWriter:
         return self._last_words(before, f"response.{self.final['status']}")
 
     def failed(self, problem: Problem) -> bytes:
-        """NOTE: clients that know no `response.failed` know `error`, and the other way round."""
+        """NOTE: sends both `error` and `response.failed`, since some clients know only one of them."""
         self.fail(problem)
         before = b"" if self._has_begun else self._begin()
         error = {"code": problem.code, "message": problem.message, "param": problem.param}
@@ -80,12 +80,12 @@ class ResponseWriter:
         return self._last_words(b"", "")
 
     def fail(self, problem: Problem) -> None:
-        """The last word is that it failed."""
+        """Ends the response as failed."""
         error = {"code": _ERROR_CODES.get(problem.status, "server_error"), "message": problem.message}
         self.final = {**self.draft, "status": "failed", "output": self._output.so_far, "error": error}
 
     def unstored(self) -> bytes:
-        """The last words once more: it could not be stored."""
+        """The last bytes once more, corrected: the response could not be stored."""
         assert self.final is not None
         self.final["store"] = False
         before, kind = self._last
@@ -98,7 +98,7 @@ class ResponseWriter:
         return self._events.frames(_beginning(self.draft))
 
     def _last_words(self, before: bytes, kind: str) -> bytes:
-        """`kind`: of the last event; none where it is a body."""
+        """The last bytes. `kind`: of the last event; empty for a body."""
         self._last = before, kind
         assert self.final is not None
         return before + self._events.frame(kind, {"response": self.final}) if kind else orjson.dumps(self.final)
@@ -129,7 +129,7 @@ class ResponseWriter:
 
 
 def usage_of(result: ChoiceResult) -> dict[str, Any]:
-    """What a response used."""
+    """The `usage` of a response."""
     split = result.split
     return {
         "input_tokens": result.num_prompt_tokens,
@@ -141,7 +141,7 @@ def usage_of(result: ChoiceResult) -> dict[str, Any]:
 
 
 def replayed(response: Mapping[str, Any], starting_after: int) -> bytes:
-    """The stream of a stored response that has ended, each text in one piece, after the event of that number."""
+    """The stream of a stored response that has ended, after event `starting_after`; each text is in one piece."""
     draft = {
         **response,
         "status": "in_progress",
@@ -167,7 +167,7 @@ def _beginning(draft: Mapping[str, Any]) -> list[Event]:
 
 
 def _parts(result: ChoiceResult) -> list[Part]:
-    """A whole answer, as a stream would have told it."""
+    """A whole answer as the parts of a stream."""
     parts: list[Part] = [Thought(result.thought)] if result.thought else []
     if result.text:
         parts.append(Said(result.text))

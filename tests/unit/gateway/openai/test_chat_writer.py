@@ -12,9 +12,10 @@ from tandem.gateway.openai.envelope import Envelope
 from tandem.gateway.openai.fields import ChatBody
 from tandem.gateway.parsing.thinking_parser import ThinkingParser
 from tandem.gateway.parts import PlainParser
-from tandem.gateway.request import ChoiceNews, ChoiceResult
+from tandem.gateway.request import ChoiceResult
 from tandem.rpc.messages import ModelInfo
 from tandem.text.tokenizer import Tokenizer
+from tests.helpers.outputs import output_of
 
 INFO = ModelInfo(name="m", fingerprint="f", max_model_len=4096, vocab_size=256, block_size=16)
 CHAT = ChatBody.model_validate({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
@@ -24,7 +25,7 @@ CHAT = ChatBody.model_validate({"model": "m", "messages": [{"role": "user", "con
 def test_thoughts_are_shown_whether_or_not_tokens_tell_of_them(reasoning: ReasoningState | None) -> None:
     parser = ThinkingParser("<think>", "</think>", PlainParser(), is_open=False)
     result = ChoiceResult(4, keep=True, parser=parser, reasoning=reasoning)
-    result.add(result.take(ChoiceNews(0, (1, 5, 2, 6), "<think>hm</think>yes", finish_reason=FinishReason.STOP)))
+    result.add(result.take(output_of(0, (1, 5, 2, 6), "<think>hm</think>yes", finish_reason=FinishReason.STOP)))
     writer = ChatWriter(Envelope.of(CHAT, "a", "chat.completion", INFO, [result], 1), CHAT, cast(Tokenizer, None), [1])
     message = orjson.loads(writer.whole())["choices"][0]["message"]
     assert (message["reasoning_content"], message["reasoning"], message["content"]) == ("hm", "hm", "yes")

@@ -7,6 +7,7 @@ from typing import Any, cast, overload
 import orjson
 import pytest
 
+from tandem.core.output import RequestOutput
 from tandem.core.pins import Pin
 from tandem.core.reasoning import Reasoning, ReasoningState
 from tandem.core.types import FinishReason
@@ -16,9 +17,10 @@ from tandem.gateway.openai.completions import CompletionWriter, EchoedPrompt
 from tandem.gateway.openai.envelope import Envelope
 from tandem.gateway.openai.fields import ChatBody, CompletionBody
 from tandem.gateway.parts import Said
-from tandem.gateway.request import ChoiceNews, ChoiceResult
+from tandem.gateway.request import ChoiceResult
 from tandem.rpc.messages import ModelInfo
 from tandem.text.tokenizer import Tokenizer
+from tests.helpers.outputs import output_of
 
 INFO = ModelInfo(name="m", fingerprint="f", max_model_len=4096, vocab_size=256, block_size=16)
 NO_TOKENIZER = cast(Tokenizer, None)  # no logprobs are asked for
@@ -79,8 +81,8 @@ def usages(frames: bytes) -> list[dict[str, Any]]:
     return [orjson.loads(line[6:])["usage"] for line in frames.split(b"\n\n") if line.startswith(b"data: {")]
 
 
-def news_of(rng: random.Random, index: int) -> ChoiceNews:
-    return ChoiceNews(
+def news_of(rng: random.Random, index: int) -> RequestOutput:
+    return output_of(
         index,
         tuple(rng.choices(range(9), k=rng.randint(1, 3))),
         "x",
@@ -113,7 +115,7 @@ def test_every_chunk_of_a_batch_says_what_all_choices_used_up_to_it(kind: str, s
 def test_a_chunk_looks_at_the_choices_it_tells_of_alone(kind: str) -> None:
     results = Watched([ChoiceResult(4, False) for _ in range(256)])
     writer = writer_of(kind, results, 1)
-    update = results[7].take(ChoiceNews(7, (1,), "x"))
+    update = results[7].take(output_of(7, (1,), "x"))
     assert update.parts == [Said("x")]
     results.seen.clear()
     (usage, *_) = usages(writer.chunk([update]))

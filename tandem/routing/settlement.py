@@ -1,0 +1,14 @@
+"""Outcome of a paired request, as a gateway measured it and a router compares it with what it predicted."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """What became of a paired request: measured milliseconds, None for stages not reached."""
+
+    request_id: str
+    queue_ms: float | None = None
+    prefill_ms: float | None = None
+    transfer_ms: float | None = None
+    ttft_ms: float | None = None

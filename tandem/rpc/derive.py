@@ -1,0 +1,265 @@
+"""Forms derived from declarations: a class's annotations and a message's descriptor say how its values are written.
+
+Invariant: every field of a class is a field, or a `oneof`, of its message and the other way round, and of a kind that
+can hold it. A pair that does not fit is a TypeError at import, so that no field is left behind or read as another.
+What declarations cannot say of a field (that it may not be empty, what an unknown number means) is its `FieldRule`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from tandem.core.errors import InvalidRequestError, shown
+from tandem.rpc.form import Form
+from tandem.rpc.kinds import (
+    AS_IT_IS,
+    NO_RULE,
+    UNSAID,
+    FieldForm,
+    FieldRule,
+    OneofForm,
+    entry_of,
+    kind_of,
+    misfit,
+    oneofs_of,
+    scalar_form,
+    scalar_list_form,
+    scalar_map_form,
+    without_none,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """One field of a class.
+
+    Args:
+        form: its value's.
+        may_be_none: None is not sent.
+        has_presence: it can be left out of a message; `unsaid` is what that means, UNSAID = it may not be.
+        is_none_if_empty: an empty list, which is no list on the wire, is None.
+        oneof: it is one of these fields, of which none may be set.
+    """
+
+    form: FieldForm = AS_IT_IS
+    may_be_none: bool = False
+    has_presence: bool = False
+    unsaid: Any = UNSAID
+    is_none_if_empty: bool = False
+    oneof: OneofForm | None = None
+
+
+class Forms:
+    """The forms of a protocol's values. A class's parts are added before it."""
+
+    def __init__(self) -> None:
+        self._forms: dict[object, Form[Any]] = {}
+
+    def add(self, value_type: type[T], message_type: type[Message], **rules: FieldRule) -> Form[T]:
+        """Derive the form of a dataclass or a NamedTuple; it is used wherever it is a part of others.
+
+        Raises:
+            TypeError: the two declarations contradict each other; the field is named.
+        """
+        hints, defaults = get_type_hints(value_type), _defaults(value_type)
+        if unknown := rules.keys() - defaults.keys():
+            raise TypeError(f"{value_type.__name__} has no field {sorted(unknown)}")
+        declared = _declared(message_type)
+        parts = {
+            name: self._part(name, declared, hints[name], rules.get(name, NO_RULE), default)
+            for name, default in defaults.items()
+        }
+        said = set(parts)
+        for oneof in oneofs_of(declared):
+            members = {field.name for field in oneof.fields}
+            said |= members if said & {*members, oneof.name} else set()
+        if left_out := {field.name for field in declared.fields} - said:
+            raise TypeError(f"{value_type.__name__} has no field {sorted(left_out)}, which {declared.full_name} has")
+        return self.enter(value_type, Form(message_type, *_whole(value_type, message_type, parts)))
+
+    def enter(self, annotation: object, form: Form[T]) -> Form[T]:
+        """Use a form written by hand for everything annotated so."""
+        self._forms[annotation] = form
+        return form
+
+    def inside(self, annotation: Any, message_type: type[Message], rule: FieldRule = NO_RULE) -> Form[Any]:
+        """The form of a value that is all that a message holds: in its only field, or in one of its only `oneof`.
+        `None` is a message without fields.
+        """
+        declared = _declared(message_type)
+        if annotation is None and not declared.fields:
+            return Form(message_type, lambda _: message_type(), lambda _: None)
+        oneofs = list(oneofs_of(declared))
+        if len(oneofs) == 1 and len(oneofs[0].fields) == len(declared.fields):
+            oneof = OneofForm(oneofs[0], annotation)
+            return Form(message_type, lambda value: message_type(**oneof.put(value)), oneof.take)
+        if len(declared.fields) != 1:
+            raise misfit(annotation, declared.full_name)
+        name = declared.fields[0].name
+        part = self._part(name, declared, annotation, rule, UNSAID)
+        return Form(
+            message_type,
+            _compiled("value", f"message_type({_sent(name, part, 'value')})", {name: part}, message_type=message_type),
+            _compiled("message", _read(name, part), {name: part}, missing=_refusal_of_missing(declared.name)),
+        )
+
+    def _part(self, name: str, declared: Descriptor, annotation: Any, rule: FieldRule, default: Any) -> _Part:
+        inner, is_optional = without_none(annotation)
+        field = declared.fields_by_name.get(name)
+        for oneof in oneofs_of(declared):
+            if oneof.name == name or (field is not None and field.containing_oneof is oneof):
+                return _Part(oneof=OneofForm(oneof, inner))
+        if field is None:
+            raise misfit(annotation, f"{declared.full_name}.{name}, which does not exist")
+        if field.is_repeated:
+            return _Part(form=self._many(inner, field, rule), may_be_none=is_optional, is_none_if_empty=is_optional)
+        if field.enum_type is not None:
+            return _Part(form=scalar_form(annotation, field, rule))
+        form = self._single(inner, field, rule)
+        if not field.has_presence:
+            if is_optional:
+                raise misfit(annotation, f"{field.full_name}, which is not optional")
+            return _Part(form=form)
+        unsaid = None if is_optional else default if rule.unsaid is UNSAID else rule.unsaid
+        if unsaid is UNSAID and field.message_type is None:
+            raise misfit(annotation, f"{field.full_name}, which is optional")
+        return _Part(form=form, may_be_none=is_optional, has_presence=True, unsaid=unsaid)
+
+    def _single(self, annotation: Any, field: FieldDescriptor, rule: FieldRule) -> FieldForm:
+        """Of one value: of a field, an entry of a list or of a mapping."""
+        if field.message_type is None:
+            return scalar_form(annotation, field, rule)
+        form = self._forms.get(annotation) or self.inside(annotation, GetMessageClass(field.message_type), rule)
+        if form.message_type.DESCRIPTOR is not field.message_type:
+            raise misfit(annotation, f"{field.full_name}, a {field.message_type.name}")
+        return FieldForm(form.put, form.take)
+
+    def _many(self, annotation: Any, field: FieldDescriptor, rule: FieldRule) -> FieldForm:
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            return self._mapping(annotation, field, rule)
+        entry = entry_of(annotation)
+        if entry is None:
+            raise misfit(annotation, f"the list {field.full_name}")
+        if field.message_type is None:
+            return scalar_list_form(entry, field, rule)
+        one = self._single(entry, field, NO_RULE)
+        put, take, name, check, keep = one.put or _same, one.take or _same, field.name, rule.check, rule.keep
+
+        def take_all(messages: Any) -> tuple[Any, ...]:
+            if check is not None:
+                check(name, messages)
+            if keep is not None:
+                messages = filter(keep, messages)
+            return tuple([take(message) for message in messages])
+
+        return FieldForm(lambda values: [put(value) for value in values], take_all)
+
+    def _mapping(self, annotation: Any, field: FieldDescriptor, rule: FieldRule) -> FieldForm:
+        assert field.message_type is not None, "a map's entry is a message"
+        key, value = field.message_type.fields_by_name["key"], field.message_type.fields_by_name["value"]
+        kinds = get_args(annotation)
+        if get_origin(annotation) is not Mapping or kinds[0] is not kind_of(key):
+            raise misfit(annotation, f"the map {field.full_name}")
+        if value.message_type is None:
+            if kind_of(value) is not kinds[1]:
+                raise misfit(annotation, f"the map {field.full_name}")
+            return scalar_map_form(field.name, kinds[1])
+        one = self._single(kinds[1], value, rule)
+        put, take = one.put or _same, one.take or _same
+
+        def take_all(entries: Mapping[Any, Message]) -> dict[Any, Any]:
+            """NOTE: a value of a kind that only newer releases know looks as if there were none, and is left out."""
+            taken = {key: take(entry) for key, entry in entries.items()}
+            return {key: one for key, one in taken.items() if one is not None}
+
+        return FieldForm(lambda values: {key: put(one) for key, one in values.items()}, take_all)
+
+
+def _declared(message_type: type[Message]) -> Descriptor:
+    """NOTE: the stubs name a class of the implementation besides."""
+    return cast(Descriptor, message_type.DESCRIPTOR)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _defaults(value_type: Any) -> dict[str, Any]:
+    """The class's fields, each with its default or UNSAID."""
+    if issubclass(value_type, tuple):
+        return {name: value_type._field_defaults.get(name, UNSAID) for name in value_type._fields}
+    return {field.name: UNSAID if field.default is MISSING else field.default for field in fields(value_type)}
+
+
+def _whole(value_type: type[T], message_type: type[Message], parts: Mapping[str, _Part]) -> tuple[Any, Any]:
+    """`put` and `take` of a class."""
+    sent = ", ".join(_sent(name, part, f"value.{name}") for name, part in parts.items())
+    build = _compiled("value", f"message_type({sent})", parts, message_type=message_type)
+
+    def put(value: T) -> Message:
+        try:
+            return cast(Message, build(value))
+        except (ValueError, TypeError, OverflowError) as error:
+            raise _unsendable(value, message_type, parts, error) from error
+
+    by_name = {name: _read(name, part) for name, part in parts.items()}
+    is_tuple = issubclass(value_type, tuple)  # NOTE: which is made faster of what is in order
+    read = ", ".join(one if is_tuple else f"{name}={one}" for name, one in by_name.items())
+    missing = _refusal_of_missing(_declared(message_type).name)
+    return put, _compiled("message", f"value_type({read})", parts, value_type=value_type, missing=missing)
+
+
+def _sent(name: str, part: _Part, value: str) -> str:
+    """Source of a message's argument."""
+    if part.oneof is not None:
+        return f"**oneof_{name}.put({value})"
+    sent = value if part.form.put is None else f"put_{name}({value})"
+    return f"{name}=None if {value} is None else {sent}" if part.may_be_none and sent != value else f"{name}={sent}"
+
+
+def _read(name: str, part: _Part) -> str:
+    """Source of a field as it is read."""
+    if part.oneof is not None:
+        return f"oneof_{name}.take(message)"
+    read = f"message.{name}" if part.form.take is None else f"take_{name}(message.{name})"
+    if part.has_presence:
+        unsaid = f"missing({name!r})" if part.unsaid is UNSAID else f"unsaid_{name}"
+        return f"{read} if message.HasField({name!r}) else {unsaid}"
+    return f"{read} or None" if part.is_none_if_empty else read
+
+
+def _compiled(argument: str, result: str, parts: Mapping[str, _Part], **names: Any) -> Callable[[Any], Any]:
+    """A function that returns `result`. NOTE: compiled, as `dataclasses` does, for it to cost what one written by hand
+    would; its source is made of names that the .proto files and our classes declare, of nothing that arrives.
+    """
+    for name, part in parts.items():
+        named = {"put": part.form.put, "take": part.form.take, "oneof": part.oneof, "unsaid": part.unsaid}
+        names |= {f"{role}_{name}": one for role, one in named.items()}
+    return cast(Callable[[Any], Any], eval(f"lambda {argument}: {result}", names))
+
+
+def _refusal_of_missing(message_name: str) -> Callable[[str], Any]:
+    def missing(field: str) -> Any:
+        raise InvalidRequestError(f"{field} is missing in {message_name}; whoever sends one must set it")
+
+    return missing
+
+
+def _unsendable(
+    value: object, message_type: type[Message], parts: Mapping[str, _Part], error: Exception
+) -> InvalidRequestError:
+    """`error` with the name of the field it comes from, which protobuf does not tell."""
+    for name, part in parts.items():
+        try:
+            given = getattr(value, name)
+            sent = f"message_type({_sent(name, part, 'value')})"
+            _compiled("value", sent, {name: part}, message_type=message_type)(given)
+        except (ValueError, TypeError, OverflowError) as cause:
+            return InvalidRequestError(f"{message_type.__name__}.{name}={shown(given)} cannot be sent: {cause}")
+    return InvalidRequestError(f"{message_type.__name__} cannot be sent: {error}")

@@ -1,0 +1,227 @@
+"""Kinds of fields that need no other message's form: numbers, texts, packed lists, words, and one of several."""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from types import NoneType, UnionType
+from typing import Any, Final, Union, get_args, get_origin
+
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor, OneofDescriptor
+from google.protobuf.message import Message
+
+from tandem.core.errors import InvalidRequestError, shown
+from tandem.rpc.form import Names, finite, pack_hashes, pack_token_ids, unpack_hashes, unpack_token_ids
+
+UNSAID: Final = object()  # no value: None is one
+_UNSIGNED = (FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64)
+_KINDS: dict[int, type] = {
+    FieldDescriptor.CPPTYPE_INT32: int,
+    FieldDescriptor.CPPTYPE_INT64: int,
+    FieldDescriptor.CPPTYPE_UINT32: int,
+    FieldDescriptor.CPPTYPE_UINT64: int,
+    FieldDescriptor.CPPTYPE_DOUBLE: float,
+    FieldDescriptor.CPPTYPE_BOOL: bool,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldRule:
+    """What neither the annotation nor the descriptor says of a field.
+
+    Args:
+        check: given the field's name and what arrived, before it is converted; returns it or raises
+            `InvalidRequestError`. A number is checked for being finite where this is left out.
+        unsaid: what a field that is not set means; left out, the default of the class's own field.
+        newer: how a word of an enum that only a newer release knows is read; left out, it is refused.
+        keep: which entries of a list are read at all.
+    """
+
+    check: Callable[[str, Any], Any] | None = None
+    unsaid: Any = UNSAID
+    newer: Any = None
+    keep: Callable[[Any], bool] | None = None
+
+
+NO_RULE = FieldRule()
+
+
+@dataclass(frozen=True, slots=True)
+class FieldForm:
+    """`put` makes of our value what a message's constructor takes, `take` undoes it. None: it is the same."""
+
+    put: Callable[[Any], Any] | None = None
+    take: Callable[[Any], Any] | None = None
+
+
+AS_IT_IS = FieldForm()
+
+
+def misfit(annotation: object, place: str) -> TypeError:
+    """For a declaration that contradicts the message's."""
+    return TypeError(f"{annotation} has no form as {place}: annotate it as what the .proto file says, or enter a form")
+
+
+def kind_of(field: FieldDescriptor) -> type:
+    """Of Python's types, the one that a scalar field holds."""
+    if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
+        return bytes if field.type == FieldDescriptor.TYPE_BYTES else str
+    return _KINDS[field.cpp_type]
+
+
+def without_none(annotation: Any) -> tuple[Any, bool]:
+    """`X` of `X | None`, and whether None is allowed."""
+    if get_origin(annotation) not in (Union, UnionType) or NoneType not in get_args(annotation):
+        return annotation, False
+    rest = tuple(part for part in get_args(annotation) if part is not NoneType)
+    return (rest[0] if len(rest) == 1 else Union[rest]), True  # noqa: UP007 - made of a tuple
+
+
+def entry_of(annotation: Any) -> Any:
+    """`X` of `tuple[X, ...]` and of `Sequence[X]`; None for anything else."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is tuple and len(parts) == 2 and parts[1] is ...:
+        return parts[0]
+    return parts[0] if origin is Sequence else None
+
+
+def oneofs_of(descriptor: Descriptor) -> Iterator[OneofDescriptor]:
+    """Those that the .proto file declares: each `optional` field has one of its own besides."""
+    for oneof in descriptor.oneofs:
+        if not oneof.name.startswith("_"):
+            yield oneof
+
+
+def scalar_form(annotation: Any, field: FieldDescriptor, rule: FieldRule) -> FieldForm:
+    """The form of a field that holds no message."""
+    name = field.name
+    if field.enum_type is not None:
+        words = _words(annotation, name, field.enum_type, rule.newer)
+        return FieldForm(words.number, words.word)
+    kind = kind_of(field)
+    check = _bound(rule, kind, name)
+    if kind is annotation:
+        return FieldForm(None, check)
+    if kind is not bytes:
+        raise misfit(annotation, field.full_name)
+    put, take = _in_bytes(annotation, field)
+    return FieldForm(put, take if check is None else lambda data: take(check(data)))
+
+
+def scalar_list_form(entry: Any, field: FieldDescriptor, rule: FieldRule) -> FieldForm:
+    """The form of a list of numbers, texts or bytes."""
+    name = field.name
+    if field.enum_type is not None or kind_of(field) is not entry:
+        raise misfit(f"list of {entry}", field.full_name)
+    if rule.check is not None:
+        check = rule.check
+        return FieldForm(None, lambda values: tuple(check(name, values)))
+    if entry is float:
+        return FieldForm(None, lambda values: tuple(finite(name, value) for value in values))
+    return FieldForm(None, tuple)
+
+
+def scalar_map_form(name: str, kind: type) -> FieldForm:
+    """The form of a mapping to numbers, texts or bytes."""
+    if kind is not float:
+        return FieldForm(None, dict)
+
+    def take(entries: Mapping[Any, float]) -> dict[Any, float]:
+        values = dict(entries)
+        if not all(map(math.isfinite, values.values())):
+            key = next(key for key, value in values.items() if not math.isfinite(value))
+            finite(f"{name}[{shown(key)}]", values[key])
+        return values
+
+    return FieldForm(None, take)
+
+
+def _bound(rule: FieldRule, kind: type, name: str) -> Callable[[Any], Any] | None:
+    check = rule.check or (finite if kind is float else None)
+    return None if check is None else partial(check, name)
+
+
+def _in_bytes(annotation: Any, field: FieldDescriptor) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
+    """Long lists and JSON objects travel as bytes."""
+    name = field.name
+    if annotation == tuple[int, ...]:
+        return pack_token_ids, lambda data: tuple(unpack_token_ids(name, data))
+    if annotation == Sequence[int]:  # NOTE: as it came, since a router looks at none of them
+        return pack_token_ids, partial(unpack_token_ids, name)
+    if entry_of(annotation) is bytes:
+        return pack_hashes, partial(unpack_hashes, name)
+    if annotation == Mapping[str, Any]:
+        return _put_json, partial(_take_json, name)
+    raise misfit(annotation, field.full_name)
+
+
+def _put_json(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(dict(values), allow_nan=False).encode() if values else b""
+
+
+def _take_json(field: str, data: bytes) -> dict[str, Any]:
+    if not data:
+        return {}
+    try:
+        values = json.loads(data, parse_float=_finite_number, parse_constant=_finite_number)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"{field} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise InvalidRequestError(f"{field} is a JSON {type(values).__name__}; an object is needed")
+    return values
+
+
+def _finite_number(text: str) -> float:
+    return finite("number", float(text))
+
+
+def _words(annotation: Any, name: str, enum: EnumDescriptor, newer: Any) -> Names[Any, int]:
+    """By name: `FINISH_REASON_STOP` is `FinishReason.STOP`, and "stop" where the annotation is `str`. Zero is None."""
+    kind, may_be_none = without_none(annotation)
+    prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
+    numbers = {value.name.removeprefix(prefix): value.number for value in enum.values if value.number}
+    if kind is str:
+        words: dict[Any, int] = {word.lower(): number for word, number in numbers.items()}
+    elif isinstance(kind, type) and issubclass(kind, Enum) and kind.__members__.keys() == numbers.keys():
+        words = {member: numbers[word] for word, member in kind.__members__.items()}
+    else:
+        raise misfit(annotation, f"{enum.full_name} of {sorted(numbers)}")
+    return Names(name, ({None: 0} if may_be_none else {}) | words, newer=newer)
+
+
+class OneofForm:
+    """A value of one of several kinds, each in a field of its own, of which one is set.
+
+    Args:
+        annotation: the kinds; every one has a field that holds it.
+    """
+
+    def __init__(self, oneof: OneofDescriptor, annotation: Any) -> None:
+        self._name = oneof.name
+        self._members = [(field.name, kind_of(field), field.cpp_type in _UNSIGNED) for field in oneof.fields]
+        kinds = {annotation} if isinstance(annotation, type) else set(get_args(annotation))
+        if kinds != {kind for _, kind, _ in self._members}:
+            raise misfit(annotation, oneof.full_name)
+
+    def put(self, value: object) -> dict[str, Any]:
+        """The first field that can hold it, as a message's argument; none for None.
+
+        Raises:
+            TypeError: no field can.
+        """
+        if value is None:
+            return {}
+        for name, kind, is_unsigned in self._members:
+            if isinstance(value, kind) and not (is_unsigned and isinstance(value, int) and value < 0):
+                return {name: value}
+        raise TypeError(f"{self._name}={shown(value)} is none of {[kind.__name__ for _, kind, _ in self._members]}")
+
+    def take(self, message: Message) -> Any:
+        """What is set; None where nothing is, as where only a newer release knows the field."""
+        name = message.WhichOneof(self._name)
+        if name is None:
+            return None
+        value = getattr(message, name)
+        return finite(self._name, value) if isinstance(value, float) else value
