@@ -18,13 +18,13 @@ import transformers
 
 from bench.load import prioritise
 from bench.report import Report, Row
+from tandem.compute.backends import choose_backends
 from tandem.compute.choose import choose_kernels
-from tandem.compute.native.attention import NativeBackend
 from tandem.compute.native.build import default_cache_dir
-from tandem.compute.torch.attention import ReferenceBackend
 from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import TokenLogprobs
+from tandem.kvcache.spec import build_layout
 from tandem.models.default_model import fetch_default_model
 from tandem.models.gguf.convert import converted
 from tandem.models.loader import load_model
@@ -82,9 +82,9 @@ def tandem_logits(directory: Path, token_ids: list[int], dtype: str, *, native: 
     packed_dir = default_cache_dir() / "weights" if native else None
     kernels = choose_kernels(_CPU, native)
     model = load_model(str(directory), dtype=dtype, device=_CPU, kernels=kernels, packed_dir=packed_dir)
-    backend = NativeBackend(_CPU) if native else ReferenceBackend(_CPU)
+    backends = choose_backends("native" if native else "reference", _CPU, build_layout(model.spec.kv_specs, 16), 0.0)
     with torch.inference_mode():
-        return Stepper(model.decoder, backend, len(token_ids), block_size=16).step(token_ids)
+        return Stepper(model.decoder, backends, len(token_ids), block_size=16).step(token_ids)
 
 
 def transformers_logits(directory: Path, token_ids: list[int], dtype: str) -> torch.Tensor:

@@ -28,8 +28,8 @@ from tandem.architecture.model import ModelSpec
 from tandem.architecture.state import KVSpec
 from tandem.architecture.tensors import NormSpec
 from tandem.compute.arena import Arena, LayerKV
-from tandem.compute.attention import AttentionBackend
-from tandem.compute.backends import choose_backend
+from tandem.compute.attention import Backends
+from tandem.compute.backends import choose_backends
 from tandem.compute.native.sampling import load_draws
 from tandem.compute.step import AttentionBatch, WantedTokens
 from tandem.core.config import EngineConfig, SchedulerConfig
@@ -102,7 +102,7 @@ class StandInDecoder:
         positions: torch.Tensor,
         kv: Sequence[LayerKV],
         batches: Sequence[AttentionBatch],
-        backend: AttentionBackend,
+        backends: Backends,
         wanted: WantedTokens | None = None,
     ) -> torch.Tensor:
         self.entered_s = time.perf_counter()
@@ -143,7 +143,7 @@ class Bench:
             cast(Decoder, self.decoder),
             _spec(),
             Arena(layout, 1, device),
-            choose_backend("auto", device, layout, 0.0),
+            choose_backends("auto", device, layout, 0.0),
             max_num_requests=limits.max_num_running,
             max_model_len=limits.max_model_len,
             draws=load_draws(),

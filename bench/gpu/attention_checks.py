@@ -15,7 +15,7 @@ from bench.gpu.floors import wall_s
 from bench.gpu.results import Check, SectionResults
 from bench.gpu.setting import Setting
 from bench.report import Row
-from tandem.compute.arena import Arena
+from tandem.compute.arena import Arena, LayerKV
 from tandem.compute.attention import AttentionBackend
 from tandem.compute.cuda.flashinfer_backend import FlashInferBackend
 from tandem.compute.cuda.triton_backend import TritonBackend
@@ -190,7 +190,9 @@ def check_far_blocks(setting: Setting, backend: AttentionBackend, shape: Shape) 
     blocks = torch.arange(num_blocks - 1, num_blocks - 1 - -(-seq_len // shape.block_size), -1, device=device)
     positions = torch.arange(seq_len, device=device)
     slots = blocks[positions // shape.block_size] * shape.block_size + positions % shape.block_size
-    kv, dtype = arena.layers[1], arena.layers[1].keys.dtype
+    kv = arena.layers[1]
+    assert isinstance(kv, LayerKV)
+    dtype = kv.keys.dtype
     keys, values = request.keys.to(device, dtype), request.values.to(device, dtype)
     cos = torch.ones(seq_len, shape.head_dim // 2, device=device)  # with a sine of 0: nothing is turned
     TorchKernels().rope_and_write(

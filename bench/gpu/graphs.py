@@ -21,7 +21,7 @@ from bench.gpu.setting import Setting
 from bench.gpu.stack import Limits, Stack, build, end, fill_with_noise, serve, start_decodes
 from bench.report import Row
 from tandem.architecture.state import KVSpec
-from tandem.compute.backends import BACKENDS, choose_backend
+from tandem.compute.backends import BACKENDS, choose_backends
 from tandem.core.config import EngineConfig
 from tandem.core.errors import ConfigurationError
 from tandem.kvcache.spec import build_layout
@@ -58,7 +58,7 @@ def graph_safe_backend(model: RandomModel, device: torch.device) -> str | None:
     for entry in BACKENDS[KVSpec][device.type]:
         if entry.create(device).graph_safe:
             with suppress(ConfigurationError):
-                return choose_backend(entry.name, device, layout, model.spec.attention_softcap).name
+                return str(choose_backends(entry.name, device, layout, model.spec.attention_softcap)[KVSpec].name)
     return None
 
 

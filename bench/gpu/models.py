@@ -8,6 +8,7 @@ import torch
 
 from bench.gpu.setting import Setting
 from tandem.architecture.fields import Fields
+from tandem.architecture.mixers import AttentionSpec
 from tandem.architecture.model import EMBEDDING, ModelSpec, limit_length
 from tandem.architecture.registry import find_family
 from tandem.compute.arena import TORCH_DTYPES
@@ -95,6 +96,7 @@ class RandomModel:
         """
         spec, num_unasked = self.spec, num_tokens - 1
         mixer = spec.layers[0].mixer
+        assert isinstance(mixer, AttentionSpec)
         head = spec.vocab_size * spec.hidden_size
         weights = sum(tensor.numel() for tensor in self.parameters.values() if tensor.dim() == 2)
         linear = weights - head * (1 if spec.tie_word_embeddings else 2)

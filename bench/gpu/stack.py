@@ -11,9 +11,10 @@ import torch
 from bench.gpu.models import RandomModel
 from bench.gpu.setting import Setting
 from tandem.architecture.model import EMBEDDING, HEAD
+from tandem.architecture.state import KVSpec
 from tandem.compute.arena import TORCH_DTYPES, Arena
 from tandem.compute.attention import AttentionBackend
-from tandem.compute.backends import choose_backend
+from tandem.compute.backends import choose_backends
 from tandem.compute.choose import choose_kernels
 from tandem.compute.ops import Kernels
 from tandem.compute.step import AttentionBatch, WantedTokens
@@ -122,7 +123,7 @@ def build(setting: Setting, model: RandomModel, limits: Limits) -> Stack:
     )
     layout = build_layout(spec.kv_specs, wanted.block_size)
     sizes = resolve_sizes(wanted, spec, layout, device)
-    backend = choose_backend(_backend_name(setting, device), device, layout, spec.attention_softcap)
+    backends = choose_backends(_backend_name(setting, device), device, layout, spec.attention_softcap)
     kv = KVCacheManager(layout, sizes.num_blocks, max_chunk_tokens=sizes.max_num_batched_tokens, prefix_caching=False)
     kernels = choose_kernels(device, None if device.type == "cuda" else False)
     decoder = Decoder(spec, _parameters(model, kernels), kernels)
@@ -131,13 +132,13 @@ def build(setting: Setting, model: RandomModel, limits: Limits) -> Stack:
         decoder,
         spec,
         arena,
-        backend,
+        backends,
         max_num_requests=limits.max_num_running,
         max_model_len=sizes.max_model_len,
     )
     _set_graphs(runner, limits, arena)
     engine = Engine(runner, Scheduler(_limits_of(limits, sizes), kv), kv, _identity(model))
-    return Stack(model, device, decoder, arena, backend, runner, engine)
+    return Stack(model, device, decoder, arena, backends[KVSpec], runner, engine)
 
 
 def _parameters(model: RandomModel, kernels: Kernels) -> Parameters:

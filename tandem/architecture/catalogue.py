@@ -41,6 +41,9 @@ _ROWS: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "gemma-4-e2b": ("gemma4_text", 1536, 6144, 35, 8, 1, 256, 262_144, 131_072, True),
         "gemma-4-26b-a4b": ("gemma4_text", 2816, 2112, 30, 16, 8, 256, 262_144, 262_144, True),
         "gemma-4-31b": ("gemma4_text", 5376, 21_504, 60, 32, 16, 256, 262_144, 262_144, True),
+        "deepseek-v2-lite": ("deepseek_v2", 2048, 10_944, 27, 16, 16, 64, 102_400, 163_840, False),
+        "deepseek-v3": ("deepseek_v3", 7168, 18_432, 61, 128, 128, 64, 129_280, 163_840, False),
+        "glm-4.7-flash": ("glm4_moe_lite", 2048, 10_240, 47, 20, 20, 64, 154_880, 202_752, False),
         "dense-30b": ("qwen3", 5120, 25_600, 58, 64, 8, 128, 151_936, 40_960, False),
     }
 )
@@ -62,6 +65,12 @@ _MORE: Mapping[str, Mapping[str, object]] = MappingProxyType(
             "num_experts": 128,
             "top_k_experts": 8,
             "moe_intermediate_size": 704,
+        },
+        "deepseek-v2-lite": {
+            "q_lora_rank": None,
+            "first_k_dense_replace": 1,
+            "num_experts_per_tok": 6,
+            "moe_intermediate_size": 1408,
         },
         "gemma-4-31b": {**_LARGE_GEMMA_4, "num_global_key_value_heads": 4},
     }

@@ -1,7 +1,7 @@
 """Feed-forward blocks: the part of a layer in which each token is computed by itself."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal, TypeVar
 
@@ -70,8 +70,8 @@ class RouterSpec:
         scale: multiplies the weights after that.
         expert_scales: [experts], multiplies the weights at the end.
         rounded: the weights are rounded to the model's dtype.
-        num_groups, top_groups: experts are chosen among those of the best groups only; a group's score is the sum of
-            its two best experts'.
+        num_groups, top_groups: experts are chosen among those of the best groups only.
+        best_of_group: a group's score is the sum of so many of its experts', the best ones.
     """
 
     linear: LinearSpec
@@ -87,6 +87,7 @@ class RouterSpec:
     rounded: bool = False
     num_groups: int = 1
     top_groups: int = 1
+    best_of_group: int = field(default=2, repr=False)  # NOTE: not in fingerprints; a family has one rule
 
     @property
     def num_experts(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tandem.architecture.rope import RopeSpec
-from tandem.architecture.state import KVSpec
+from tandem.architecture.state import KVSpec, LatentSpec
 from tandem.architecture.tensors import LinearSpec, NormSpec, TensorSpec
 
 
@@ -102,4 +102,79 @@ class AttentionSpec:
         return MixerCost(read_size, 4 * self.num_heads * self.head_dim, self.window)
 
 
-MixerSpec = AttentionSpec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttentionSpec:
+    """Causal self-attention over latents, from which each head's keys and values are made (DeepSeek-V2,
+    arXiv:2405.04434).
+
+    Of each head's query and key `plain_dim` elements are not rotated and `rotary_dim` are; the rotated key is one for
+    all heads. Keys and values are never made: a head's map to keys is applied to its queries instead, and that to
+    values to its sum of latents, so that each layer keeps `rank + rotary_dim` numbers a token.
+
+    Args:
+        q_a, q_norm: from the hidden state to what `q` takes; None = `q` takes the hidden state.
+        q: to `num_heads` queries of `plain_dim + rotary_dim` elements.
+        kv_a: from the hidden state to the latent and the key that is rotated.
+        kv_norm: of the latent.
+        kv_b: from the latent to `plain_dim` elements of a key and `value_dim` of a value, head by head.
+        scale: multiplies the scores.
+        rope: None = positions are not encoded.
+        is_interleaved: rotated elements 2 i and 2 i + 1 turn together, not i and i + rotary_dim / 2.
+    """
+
+    q_a: LinearSpec | None
+    q_norm: NormSpec | None
+    q: LinearSpec
+    kv_a: LinearSpec
+    kv_norm: NormSpec
+    kv_b: LinearSpec
+    o: LinearSpec
+    num_heads: int
+    rank: int
+    plain_dim: int
+    rotary_dim: int
+    value_dim: int
+    scale: float
+    rope: RopeSpec | None
+    is_interleaved: bool
+    query_scaling: QueryScaling | None = None
+
+    def tensors(self) -> Iterator[TensorSpec]:
+        for linear in filter(None, (self.q_a, self.q, self.kv_a, self.kv_b, self.o)):
+            yield from linear.tensors()
+        for norm in filter(None, (self.q_norm, self.kv_norm)):
+            yield from norm.tensors()
+
+    def state(self, dtype: str) -> LatentSpec:
+        """State kept per token when stored as `dtype`."""
+        return LatentSpec(self.rank, self.rotary_dim, dtype)
+
+    def limited(self, length: int) -> "LatentAttentionSpec":
+        """The same for sequences of at most `length` tokens: itself, every query sees all."""
+        return self
+
+    @property
+    def reads_state_of(self) -> None:
+        """It reads its own."""
+        return None
+
+    @property
+    def softcap(self) -> float:
+        """Its scores have no bound."""
+        return 0.0
+
+    @property
+    def sinks(self) -> None:
+        """It has none."""
+        return None
+
+    @property
+    def cost(self) -> MixerCost:
+        """Of latents as they are: two operations for each number of a row and head to a score, and for each of the
+        latent to the sum.
+        """
+        size = self.rank + self.rotary_dim
+        return MixerCost(size, 2 * self.num_heads * (size + self.rank), None)
+
+
+MixerSpec = AttentionSpec | LatentAttentionSpec

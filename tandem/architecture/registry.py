@@ -11,10 +11,11 @@ from tandem.core.errors import CorruptCheckpointError, UnsupportedCheckpointErro
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Module of the family, and the `model_type` that goes with the architecture."""
+    """Module of the family, and the `model_type` that goes with the architecture; `others`: further ones that do."""
 
     module: str
     model_type: str
+    others: tuple[str, ...] = ()
 
 
 ARCHITECTURES: Mapping[str, Entry] = {
@@ -24,11 +25,15 @@ ARCHITECTURES: Mapping[str, Entry] = {
     "MixtralForCausalLM": Entry("mixtral", "mixtral"),
     "Qwen3ForCausalLM": Entry("qwen3", "qwen3"),
     "Qwen3MoeForCausalLM": Entry("qwen3_moe", "qwen3_moe"),
+    "DeepseekV2ForCausalLM": Entry("deepseek_v2", "deepseek_v2"),
+    "DeepseekV3ForCausalLM": Entry("deepseek_v3", "deepseek_v3", others=("kimi_k2",)),
     "Glm4MoeForCausalLM": Entry("glm4_moe", "glm4_moe"),
+    "Glm4MoeLiteForCausalLM": Entry("glm4_moe_lite", "glm4_moe_lite"),
     "GptOssForCausalLM": Entry("gpt_oss", "gpt_oss"),
     "GraniteForCausalLM": Entry("granite", "granite"),
     "MiniMaxM2ForCausalLM": Entry("minimax_m2", "minimax_m2"),
     "Ministral3ForCausalLM": Entry("ministral3", "ministral3"),
+    "Mistral4ForCausalLM": Entry("mistral4", "mistral4"),
     "Olmo2ForCausalLM": Entry("olmo2", "olmo2"),
     "Olmo3ForCausalLM": Entry("olmo3", "olmo3"),
     "Phi3ForCausalLM": Entry("phi3", "phi3"),
@@ -56,7 +61,7 @@ def find_family(fields: Fields) -> Family:
     """
     entry = _find_entry(fields)
     model_type = fields.text("model_type", entry.model_type)
-    if model_type != entry.model_type:
+    if model_type not in (entry.model_type, *entry.others):
         raise fields.wrong("model_type", f"{entry.model_type!r} as architectures implies")
     family: Family = import_module(f"tandem.architecture.families.{entry.module}").FAMILY
     return family
@@ -74,7 +79,7 @@ def _find_entry(fields: Fields) -> Entry:
     if model_type is None:
         raise CorruptCheckpointError(f"{fields.where}: neither architectures nor model_type says what this model is")
     for entry in ARCHITECTURES.values():
-        if entry.model_type == model_type:
+        if model_type in (entry.model_type, *entry.others):
             return entry
     raise UnsupportedCheckpointError(
         f"{fields.where}: model_type={model_type!r} is not served; supported architectures: {supported}"

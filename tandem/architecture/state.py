@@ -148,3 +148,39 @@ class KVSpec(StateSpec):
     def __str__(self) -> str:
         window = "" if self.window is None else f" window {self.window}"
         return f"{self.num_kv_heads} heads x {self.head_dim} {self.dtype}{window}"
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpec(StateSpec):
+    """What a layer of multi-head latent attention keeps per token: one row of `rank` numbers, the normed latent from
+    which the keys and values of all heads are made, and behind them the `rotary_dim` of a rotated key that all heads
+    share (DeepSeek-V2, arXiv:2405.04434). Rotated elements lie half-split, whatever their order in a checkpoint.
+    """
+
+    rank: int
+    rotary_dim: int
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """Numbers of one row."""
+        return self.rank + self.rotary_dim
+
+    @property
+    def planes(self) -> tuple[Plane, ...]:
+        return (Plane("latent", (self.size,), self.dtype, token_axis=0),)
+
+    @property
+    def is_bounded(self) -> bool:
+        return False
+
+    def needed(self, position: int) -> int:
+        """Every query sees all positions."""
+        return 0
+
+    def publishable(self, first: int, end: int, block_size: int) -> range:
+        """Every block: the row of a token is the same whatever follows."""
+        return range(first, end)
+
+    def __str__(self) -> str:
+        return f"latent {self.rank} + rotated key {self.rotary_dim} {self.dtype}"

@@ -4,10 +4,13 @@ Page `i` is `page_bytes` contiguous bytes at `base + i * page_bytes`, so transpo
 Block 0 is the null block: padding and freed window entries point at it, nobody's tokens live in it.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from tandem.architecture.state import KVSpec, LatentSpec, StateSpec
 from tandem.compute.huge_pages import advise_huge_pages
 from tandem.kvcache.spec import KVLayout
 
@@ -20,6 +23,36 @@ class LayerKV:
 
     keys: torch.Tensor  # [num_blocks, num_kv_heads, block_size, head_dim]
     values: torch.Tensor  # [num_blocks, num_kv_heads, block_size, head_dim]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLatents:
+    """One layer's view of the arena where it keeps latents. A row begins with `rank` numbers of the latent."""
+
+    rows: torch.Tensor  # [num_blocks, block_size, rank + rotary_dim]
+    rank: int
+
+    def write(self, rows: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Store `rows` [num_tokens, rank + rotary_dim] of the tokens at `slot_mapping`.
+
+        NOTE: tokens without a slot go to the null block, whose content nobody reads; so no shape depends on data.
+        """
+        slots, block_size = slot_mapping.clamp_min(0), self.rows.shape[1]
+        self.rows[slots // block_size, slots % block_size] = rows
+
+    @property
+    def as_kv(self) -> LayerKV:
+        """Keys of one head; they begin with its values, whose other elements are of no use."""
+        rows = self.rows.unsqueeze(1)
+        return LayerKV(rows, rows)
+
+
+LayerState = LayerKV | LayerLatents
+_VIEWS: Mapping[type[StateSpec], Callable[[Any, Mapping[str, torch.Tensor]], LayerState]] = {
+    KVSpec: lambda spec, planes: LayerKV(planes["k"], planes["v"]),
+    LatentSpec: lambda spec, planes: LayerLatents(planes["latent"], spec.rank),
+}
+"""Kind of state -> the view of a layer's planes, each [num_blocks, ...]."""
 
 
 class Arena:
@@ -39,7 +72,7 @@ class Arena:
         self.pages.zero_()  # NOTE: all memory is taken now, so that none can be missing while requests run
         self.layers = tuple(self._layer_view(layer) for layer in range(layout.num_layers))
 
-    def _layer_view(self, layer: int) -> LayerKV:
+    def _layer_view(self, layer: int) -> LayerState:
         group_index, index = self.layout.group_of_layer(layer)
         group = self.layout.groups[group_index]
         start = index * group.spec.block_bytes(self.layout.block_size)
@@ -49,4 +82,4 @@ class Arena:
             numbers = self.pages[:, start:end].view(TORCH_DTYPES[plane.dtype])
             views[plane.name] = numbers.unflatten(1, plane.block_shape(self.layout.block_size))  # type: ignore[no-untyped-call]
             start = end
-        return LayerKV(keys=views["k"], values=views["v"])
+        return _VIEWS[type(group.spec)](group.spec, views)

@@ -7,12 +7,12 @@ from a batch it derives in `prepare`, once a step and KV group, not in each laye
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
-from tandem.architecture.state import KVSpec, StateSpec
-from tandem.compute.arena import LayerKV
+from tandem.architecture.state import KVSpec, LatentSpec, StateSpec
+from tandem.compute.arena import LayerKV, LayerLatents, LayerState
 from tandem.compute.step import AttentionBatch
 
 Spec = TypeVar("Spec", bound=StateSpec, contravariant=True)
@@ -46,19 +46,19 @@ class StateBackend(Protocol[Spec]):
         """Why this backend cannot serve such a layer exactly here (device, dtype, shape), or None when it can."""
         ...
 
-
-class AttentionBackend(StateBackend[KVSpec], Protocol):
-    """Reads K and V. Stateless between steps: everything it needs is in its arguments."""
-
-    def prepare(self, batch: AttentionBatch, kv: LayerKV, layers: Collection[AttentionParams]) -> AttentionBatch:
+    def prepare(self, batch: AttentionBatch, kv: Any, layers: Collection[AttentionParams]) -> AttentionBatch:
         """`batch`, of at least one request, with what the backend derives from it; `batch` itself where that is
         nothing. Valid until the batch changes or is gone.
 
         Args:
-            kv: of any layer of the KV group: the others' have its shape, dtype and strides.
+            kv: the state of any layer of the KV group: the others' have its shape, dtype and strides.
             layers: of all that attend with this batch; those that are alike are told once.
         """
         ...
+
+
+class AttentionBackend(StateBackend[KVSpec], Protocol):
+    """Reads K and V. Stateless between steps: everything it needs is in its arguments."""
 
     def attend(
         self, queries: torch.Tensor, kv: LayerKV, batch: AttentionBatch, params: AttentionParams
@@ -70,15 +70,31 @@ class AttentionBackend(StateBackend[KVSpec], Protocol):
         ...
 
 
+class LatentBackend(StateBackend[LatentSpec], Protocol):
+    """Reads latents. Stateless between steps."""
+
+    def attend(
+        self, queries: torch.Tensor, latents: LayerLatents, batch: AttentionBatch, params: AttentionParams
+    ) -> torch.Tensor:
+        """Causal attention of `queries` `[num_tokens, num_heads, rank + rotary_dim]`, mapped to what they meet in a
+        row; returns the sums of latents `[num_tokens, num_heads, rank]`, in the same dtype.
+        """
+        ...
+
+
+Backends = Mapping[type[StateSpec], Any]
+"""Kind of state -> what reads it: an `AttentionBackend` for `KVSpec`, a `LatentBackend` for `LatentSpec`."""
+
+
 def prepare_by_state(
-    backend: AttentionBackend,
+    backends: Sequence[StateBackend[Any]],
     batches: Mapping[int, AttentionBatch],
-    kv: Sequence[LayerKV],
+    kv: Sequence[LayerState],
     layers: Sequence[Collection[AttentionParams]],
 ) -> dict[int, AttentionBatch]:
-    """`batches` as `backend` wants them; states of a KV group share a batch and what is made of it.
+    """`batches` as the backends want them; states of a KV group share a batch and what is made of it.
 
-    `batches`, `kv` and `layers`, those that read the state, are by state. A batch without requests stays as it is.
+    All are by state; `layers` are those that read it. A batch without requests stays as it is.
     """
     groups: dict[int, list[int]] = {}
     for state, batch in batches.items():
@@ -88,6 +104,6 @@ def prepare_by_state(
         batch = batches[states[0]]
         if batch.num_requests:
             readers = {params for state in states for params in layers[state]}
-            batch = backend.prepare(batch, kv[states[0]], readers)
+            batch = backends[states[0]].prepare(batch, kv[states[0]], readers)
         prepared.update(dict.fromkeys(states, batch))
     return prepared

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from tandem.architecture.state import KVSpec, StateSpec
-from tandem.compute.attention import AttentionBackend, StateBackend
+from tandem.architecture.state import KVSpec, LatentSpec, StateSpec
+from tandem.compute.attention import Backends, StateBackend
 from tandem.core.errors import ConfigurationError
 from tandem.kvcache.spec import KVLayout
 
@@ -34,6 +34,7 @@ BackendTable = Mapping[type[StateSpec], Mapping[str, Sequence[BackendEntry]]]
 """Kind of state -> type of device -> backends, the preferred one first."""
 
 _REFERENCE = BackendEntry("reference", "tandem.compute.torch.attention", "ReferenceBackend")
+_LATENT_REFERENCE = BackendEntry("reference", "tandem.compute.torch.latents", "ReferenceLatentBackend")
 
 BACKENDS: BackendTable = {
     KVSpec: {
@@ -45,15 +46,11 @@ BACKENDS: BackendTable = {
             _REFERENCE,
         ),
     },
+    LatentSpec: {
+        "cpu": (BackendEntry("native", "tandem.compute.native.latents", "NativeLatentBackend"), _LATENT_REFERENCE),
+        "cuda": (_LATENT_REFERENCE,),
+    },
 }
-
-
-def choose_backend(
-    name: str, device: torch.device, layout: KVLayout, softcap: float, *, sinks: bool = False
-) -> AttentionBackend:
-    """The backend of the layers that attend over K and V, the only ones that are computed. See `choose_backends`."""
-    backend: AttentionBackend = choose_backends(name, device, layout, softcap, sinks=sinks)[KVSpec]
-    return backend
 
 
 def choose_backends(
@@ -64,11 +61,8 @@ def choose_backends(
     *,
     sinks: bool = False,
     table: BackendTable = BACKENDS,
-) -> dict[type[StateSpec], Any]:
+) -> Backends:
     """For each kind of state in `layout` the named backend, or for "auto" the preferred one that serves all its groups.
-
-    Returns:
-        What is registered for the kind: an `AttentionBackend` for `KVSpec`.
 
     Raises:
         ConfigurationError: the name is unknown, or of some kind every candidate refuses; with all reasons.
@@ -76,7 +70,8 @@ def choose_backends(
     known = sorted({entry.name for devices in table.values() for entries in devices.values() for entry in entries})
     if name not in ("auto", *known):
         raise ConfigurationError(f"attention_backend={name!r} is unknown; choose auto or one of {known}")
-    chosen, reasons = {}, []
+    chosen: dict[type[StateSpec], Any] = {}
+    reasons = []
     for kind, specs in _by_kind(layout).items():
         devices = table.get(kind, {})
         entries = [entry for entry in devices.get(device.type, ()) if name in ("auto", entry.name)]

@@ -6,12 +6,11 @@ implementation keeps that bit for bit, which is what makes batched equal alone i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from tandem.architecture.feed_forward import Activation, Clamp, RouterSpec
-from tandem.compute.arena import LayerKV
 from tandem.compute.codes import CodedMatrix
 from tandem.compute.order import Order
 from tandem.compute.step import AttentionBatch, WantedTokens
@@ -133,13 +132,14 @@ class Stack(Protocol):
         self,
         residual: torch.Tensor,
         positions: torch.Tensor,
-        caches: Sequence[LayerKV],
+        caches: Sequence[Any],
         batches: Sequence[AttentionBatch],
         wanted: WantedTokens | None = None,
     ) -> torch.Tensor:
         """Embeddings [num_tokens, hidden] to hidden states after the final norm; writes the step's K and V.
 
-        `residual`, the embeddings, is used up. Same bits as the layers one by one. Layers of a KV group share a batch.
+        `residual`, the embeddings, is used up. `caches`: a `LayerKV` for each layer. Same bits as the layers one by
+        one. Layers of a KV group share a batch.
         `wanted`: the tokens whose hidden states are returned; None = all.
         """
         ...
@@ -192,6 +192,12 @@ class Kernels(Protocol):
     ) -> torch.Tensor:
         """`linear` by the numbers that codes stand for: sums over a group in float32, times its scale, plus its offset
         times the sum of its inputs.
+        """
+        ...
+
+    def linear_by_head(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """`x` [num_tokens, heads, in], each head times its own of `weight` [heads, out, in], transposed:
+        [num_tokens, heads, out], accumulated in float32, rounded once.
         """
         ...
 

@@ -8,7 +8,7 @@ import torch
 
 from tandem.architecture.model import ModelSpec
 from tandem.compute.arena import Arena
-from tandem.compute.backends import choose_backend
+from tandem.compute.backends import choose_backends
 from tandem.compute.choose import choose_kernels
 from tandem.compute.native.bindings import NativeKernels
 from tandem.compute.native.build import default_cache_dir
@@ -103,7 +103,7 @@ def assemble(
     model = model.ended_by(tokenizer.eos_token_id)
     layout = build_layout(model.spec.kv_specs, config.block_size)
     sizes = resolve_sizes(config, model.spec, layout, device)
-    backend = choose_backend(
+    backends = choose_backends(
         config.attention_backend, device, layout, model.spec.attention_softcap, sinks=model.spec.has_sinks
     )
     kv = KVCacheManager(
@@ -123,7 +123,7 @@ def assemble(
         model.decoder,
         model.spec,
         arena,
-        backend,
+        backends,
         max_num_requests=config.max_num_running,
         max_model_len=sizes.max_model_len,
         masks=masks,

@@ -10,7 +10,7 @@ import torch
 
 from tandem.architecture.model import ModelSpec
 from tandem.compute.arena import Arena
-from tandem.compute.attention import AttentionBackend
+from tandem.compute.attention import Backends
 from tandem.compute.native.sampling import NativeDraws
 from tandem.compute.step import AttentionBatch, WantedTokens
 from tandem.core.types import TokenLogprobs
@@ -36,7 +36,7 @@ class ModelRunner:
         decoder: the model.
         spec: its description.
         arena: KV memory, for the life of the process.
-        backend: attention over the arena.
+        backends: one for each kind of state in the arena.
         max_num_requests: requests that run at once.
         max_model_len: longest request in tokens.
         masks: of answers with a grammar; None = there are none.
@@ -48,7 +48,7 @@ class ModelRunner:
         decoder: Decoder,
         spec: ModelSpec,
         arena: Arena,
-        backend: AttentionBackend,
+        backends: Backends,
         *,
         max_num_requests: int,
         max_model_len: int,
@@ -58,7 +58,7 @@ class ModelRunner:
         self._decoder = decoder
         self._spec = spec
         self._arena = arena
-        self._backend = backend
+        self._backends = backends
         self._sampler = Sampler(draws)
         self._masks = masks
         self._requests: dict[str, NewRequest] = {}
@@ -109,12 +109,13 @@ class ModelRunner:
                 wanted, batches={state: wanted.batches[groups[state]] for state in self._spec.wanted_states}
             )
         by_state = [batches[group] for group in groups]
-        return self._decoder.forward(input_ids, positions, self._arena.layers, by_state, self._backend, wanted)
+        return self._decoder.forward(input_ids, positions, self._arena.layers, by_state, self._backends, wanted)
 
     def _capture_graphs(self, max_num_requests: int, max_model_len: int) -> DecodeGraphs | None:
         """CUDA graphs for decode steps, where device and backend allow them."""
         device, layout = self._arena.pages.device, self._arena.layout
-        if device.type != "cuda" or not (self._backend.graph_safe and self._decoder.graph_safe):
+        are_safe = [self._decoder.graph_safe, *(backend.graph_safe for backend in self._backends.values())]
+        if device.type != "cuda" or not all(are_safe):
             return None
         graphs = DecodeGraphs(
             self._forward,

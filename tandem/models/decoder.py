@@ -6,17 +6,18 @@ names equal those of the specs. It must never learn a family's name.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from tandem.architecture.model import EMBEDDING, HEAD, LayerSpec, ModelSpec
 from tandem.architecture.rope import RopeSpec
-from tandem.compute.arena import LayerKV
-from tandem.compute.attention import AttentionBackend, prepare_by_state
+from tandem.compute.arena import LayerState
+from tandem.compute.attention import Backends, StateBackend, prepare_by_state
 from tandem.compute.ops import Kernels
 from tandem.compute.step import AttentionBatch, WantedTokens
-from tandem.models.layers.attention import Attention
 from tandem.models.layers.feed_forward import build_feed_forward
+from tandem.models.layers.mixers import build_mixer
 from tandem.models.layers.norm import Norm
 from tandem.models.layers.per_layer_embedding import PerLayerEmbedding
 from tandem.models.layers.rotary import RotaryTable, build_rotary_tables
@@ -66,7 +67,7 @@ class DecoderLayer:
     ) -> None:
         self._kernels = kernels
         self.state = state
-        self._mixer = Attention(spec.mixer, parameters, tables[spec.mixer.rope], kernels)
+        self._mixer = build_mixer(spec.mixer, parameters, tables, kernels)
         self._feed_forward = build_feed_forward(spec.feed_forward, parameters, kernels)
         self._before_mixer = Norm.take_optional(spec.before_mixer, parameters, kernels)
         self._after_mixer = Norm.take_optional(spec.after_mixer, parameters, kernels)
@@ -84,8 +85,8 @@ class DecoderLayer:
         x: torch.Tensor | None,
         residual: torch.Tensor,
         tokens: StepTokens,
-        kv: Sequence[LayerKV],
-        backend: AttentionBackend,
+        kv: Sequence[LayerState],
+        backend: StateBackend[Any],
         wanted: WantedTokens | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None, StepTokens]:
         """Returns the residual stream, the output that is still to be added to it, and the tokens that both are of:
@@ -156,6 +157,7 @@ class Decoder:
         self._readers = tuple(
             {layer.attention for layer in self._layers if layer.state == state} for state in range(len(spec.kv_specs))
         )
+        self._kinds = tuple(type(state) for state in spec.kv_specs)
         self._num_prompt_layers = spec.num_prompt_layers
         self._keeps_embeddings = any(layer.per_layer_embedding is not None for layer in spec.layers)
         self._stack = build_stack(spec, parameters, tables, kernels)
@@ -165,31 +167,33 @@ class Decoder:
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
-        kv: Sequence[LayerKV],
+        kv: Sequence[LayerState],
         batches: Sequence[AttentionBatch],
-        backend: AttentionBackend,
+        backends: Backends,
         wanted: WantedTokens | None = None,
     ) -> torch.Tensor:
-        """Hidden states after the final norm, [num_tokens, hidden]; writes the step's K and V into `kv`.
+        """Hidden states after the final norm, [num_tokens, hidden]; writes what the step leaves into `kv`.
 
         Args:
             input_ids, positions: [num_tokens] int64, requests concatenated.
             kv, batches: one entry for each layer that keeps state; those of a group share the batch object.
+            backends: one for each kind of state that the model keeps.
             wanted: the tokens whose hidden states are asked for, and returned, with the batches of
                 `ModelSpec.wanted_states`; None = all.
         """
         residual = self._embed(input_ids)
-        if self._stack is not None and backend.name == self._stack.attention:
+        chosen: list[StateBackend[Any]] = [backends[kind] for kind in self._kinds]
+        if self._stack is not None and {backend.name for backend in chosen} == {self._stack.attention}:
             return self._stack.forward(residual, positions, kv, batches, wanted)
         embeddings = residual.clone() if self._keeps_embeddings else None
-        prepared = prepare_by_state(backend, dict(enumerate(batches)), kv, self._readers)
+        prepared = prepare_by_state(chosen, dict(enumerate(batches)), kv, self._readers)
         tokens = StepTokens(input_ids, positions, prepared, embeddings)
         if wanted is not None:
-            wanted = replace(wanted, batches=prepare_by_state(backend, wanted.batches, kv, self._readers))
+            wanted = replace(wanted, batches=prepare_by_state(chosen, wanted.batches, kv, self._readers))
         x: torch.Tensor | None = None
         for index, layer in enumerate(self._layers, 1):
             asked = wanted if index == self._num_prompt_layers else None
-            residual, x, tokens = layer.forward(x, residual, tokens, kv, backend, asked)
+            residual, x, tokens = layer.forward(x, residual, tokens, kv, chosen[layer.state], asked)
             if not len(residual):
                 return residual
         return add_and_norm(self._final_norm, residual, x)

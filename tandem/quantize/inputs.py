@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tandem.architecture.feed_forward import FeedForwardSpec, GatedSpec, MixtureOfExpertsSpec, ParallelSpec
-from tandem.architecture.mixers import AttentionSpec
+from tandem.architecture.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec
 from tandem.architecture.model import LayerSpec
 from tandem.architecture.tensors import LinearSpec, NormSpec
 
@@ -34,13 +34,21 @@ def shared_inputs(layer: LayerSpec) -> tuple[SharedInput, ...]:
     """All of the layer whose weights are coded, in an order in which later ones may have been scaled by none before:
     that of a block's output stands before that of its input.
     """
-    return (*_of_attention(layer.mixer, layer.before_mixer), *_of_block(layer.feed_forward, layer.before_feed_forward))
+    return (*_of_mixer(layer.mixer, layer.before_mixer), *_of_block(layer.feed_forward, layer.before_feed_forward))
 
 
-def _of_attention(mixer: AttentionSpec, norm: NormSpec | None) -> Iterator[SharedInput]:
-    has_plain_values = mixer.v is not None and mixer.v_norm is None and mixer.num_heads == mixer.num_kv_heads
-    yield SharedInput((mixer.o,), rows_of=mixer.v if has_plain_values else None)
-    yield SharedInput(tuple(filter(None, (mixer.q, mixer.k, mixer.v))), norm)
+def _of_mixer(mixer: MixerSpec, norm: NormSpec | None) -> Iterator[SharedInput]:
+    """NOTE: of latents the map to keys and values is not coded: no rows are multiplied by it as it is stored."""
+    match mixer:
+        case AttentionSpec():
+            has_plain_values = mixer.v is not None and mixer.v_norm is None and mixer.num_heads == mixer.num_kv_heads
+            yield SharedInput((mixer.o,), rows_of=mixer.v if has_plain_values else None)
+            yield SharedInput(tuple(filter(None, (mixer.q, mixer.k, mixer.v))), norm)
+        case LatentAttentionSpec():
+            yield SharedInput((mixer.o,))
+            if mixer.q_a is not None:
+                yield SharedInput((mixer.q,), mixer.q_norm)
+            yield SharedInput((mixer.q_a or mixer.q, mixer.kv_a), norm)
 
 
 def _of_block(block: FeedForwardSpec, norm: NormSpec | None) -> Iterator[SharedInput]:

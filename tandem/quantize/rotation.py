@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from tandem.architecture.feed_forward import FeedForwardSpec, GatedSpec, MixtureOfExpertsSpec
+from tandem.architecture.mixers import AttentionSpec
 from tandem.architecture.model import LayerSpec, ModelSpec
 from tandem.architecture.tensors import LinearSpec, NormSpec
 from tandem.core.errors import ConfigurationError
@@ -41,12 +42,13 @@ class MergedRotation:
             reason = _refusal(layer)
             if reason is not None:
                 raise ConfigurationError(f"--rotate: layer {index} of the model {reason}; {_ALTERNATIVE}")
-        sizes = {layer.mixer.head_dim for layer in spec.layers}
+        sizes = {layer.mixer.head_dim for layer in spec.layers if isinstance(layer.mixer, AttentionSpec)}
         return cls(_signed(spec.hidden_size), {size: _signed(size) for size in sizes})
 
     def turn_layer(self, layer: LayerSpec, tensors: MutableMapping[str, torch.Tensor]) -> None:
         """Replaces the layer's float32 tensors in `tensors`."""
         mixer = layer.mixer
+        assert isinstance(mixer, AttentionSpec), "others are refused"
         assert layer.before_mixer is not None
         assert layer.before_feed_forward is not None
         self._turn_readers(layer.before_mixer, [mixer.q, *filter(None, (mixer.k, mixer.v))], tensors)
@@ -113,6 +115,8 @@ def _signed(size: int) -> torch.Tensor:
 
 
 def _refusal(layer: LayerSpec) -> str | None:
+    if not isinstance(layer.mixer, AttentionSpec):
+        return "does not attend over keys and values"
     if layer.before_mixer is None or layer.before_feed_forward is None:
         return "has no norm before one of its blocks"
     if layer.after_mixer is not None or layer.after_feed_forward is not None:

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 import torch
 
 from tandem.architecture.model import LayerSpec, ModelSpec
-from tandem.compute.arena import Arena, LayerKV
-from tandem.compute.attention import AttentionBackend
-from tandem.compute.backends import choose_backend
+from tandem.compute.arena import Arena, LayerState
+from tandem.compute.backends import choose_backends
 from tandem.compute.ops import Kernels
 from tandem.compute.order import Order
 from tandem.compute.step import AttentionBatch
@@ -33,14 +32,14 @@ LayerTensors = Mapping[str, torch.Tensor]
 class ResidualStream:
     """`token_ids` [sequences, length]; `hidden` [sequences, length, hidden] float32, changed in place by a layer.
 
-    `embeddings`: what the model begins with, where layers ask for it. `kept`: by state, K and V of each sequence that
+    `embeddings`: what the model begins with, where layers ask for it. `kept`: by state, what each sequence keeps that
     later layers read.
     """
 
     token_ids: torch.Tensor
     hidden: torch.Tensor
     embeddings: torch.Tensor | None = None
-    kept: dict[int, list[LayerKV]] = field(default_factory=dict)
+    kept: dict[int, list[LayerState]] = field(default_factory=dict)
 
 
 class LayerRunner:
@@ -53,9 +52,7 @@ class LayerRunner:
             [layer.mixer.rope for layer in spec.layers], spec.max_position_embeddings, _CPU
         )
         layout = build_layout(spec.kv_specs, _BLOCK_SIZE)
-        self._backend: AttentionBackend = choose_backend(
-            "auto", _CPU, layout, spec.attention_softcap, sinks=spec.has_sinks
-        )
+        self._backends = choose_backends("auto", _CPU, layout, spec.attention_softcap, sinks=spec.has_sinks)
         states = spec.state_of_layer
         self._last_reader = {state: index for index, state in enumerate(states)}
 
@@ -90,17 +87,18 @@ class LayerRunner:
         spec, state = self._spec.layers[index], self._spec.state_of_layer[index]
         return DecoderLayer(spec, state, self._parameters(spec, tensors, moments), self._tables, self._kernels)
 
-    def _kv(self, state: int, stream: ResidualStream, number: int) -> LayerKV:
-        """K and V of a sequence that a layer before has kept, or room for them."""
+    def _kv(self, state: int, stream: ResidualStream, number: int) -> LayerState:
+        """State of a sequence that a layer before has kept, or room for it."""
         kept = stream.kept.get(state, ())
         if number < len(kept):
             return kept[number]
         layout = build_layout((self._spec.kv_specs[state],), _BLOCK_SIZE)
         return Arena(layout, 1 + -(-stream.hidden.shape[1] // _BLOCK_SIZE), _CPU).layers[0]
 
-    def _computed(self, layer: DecoderLayer, stream: ResidualStream, number: int, kv: LayerKV) -> torch.Tensor:
+    def _computed(self, layer: DecoderLayer, stream: ResidualStream, number: int, kv: LayerState) -> torch.Tensor:
         hidden = stream.hidden[number]
-        batch = self._backend.prepare(_batch(len(hidden)), kv, [layer.attention])
+        backend = self._backends[type(self._spec.kv_specs[layer.state])]
+        batch = backend.prepare(_batch(len(hidden)), kv, [layer.attention])
         tokens = StepTokens(
             stream.token_ids[number],
             torch.arange(len(hidden)),
@@ -108,7 +106,7 @@ class LayerRunner:
             None if stream.embeddings is None else stream.embeddings[number],
         )
         caches = [kv] * (layer.state + 1)  # NOTE: the layer reads its own entry only
-        residual, x, _ = layer.forward(None, hidden.clone(), tokens, caches, self._backend)
+        residual, x, _ = layer.forward(None, hidden.clone(), tokens, caches, backend)
         return residual if x is None else residual.add_(x)
 
     def _parameters(self, spec: LayerSpec, tensors: LayerTensors, moments: Mapping[str, Moments]) -> Parameters:

@@ -207,6 +207,7 @@ RULES: dict[str, dict[str, Any]] = {
         "scale": 1.5,
         "is_scaled": True,
     },
+    "groups by their best": {"score": Score.SOFTMAX, "num_groups": 4, "top_groups": 2, "best_of_group": 1},
     "groups of softmax": {"score": Score.SOFTMAX, "num_groups": 8, "top_groups": 3, "renormalise": True},
 }
 NUM_EXPERTS, TOP_K = 72, 5

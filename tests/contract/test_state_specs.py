@@ -20,7 +20,7 @@ from tests.helpers.fake_executor import Content, kv_of
 from tests.helpers.layouts import BLOCK_SIZE
 from tests.helpers.oracles import BlockOracle
 from tests.helpers.requests import Bench, bench_of
-from tests.helpers.toy_states import ATTENTION, LAYOUTS, LatentSpec, RecurrentSpec, StateExecutor, toy_layout
+from tests.helpers.toy_states import ATTENTION, LAYOUTS, RecurrentSpec, StateExecutor, ToyLatentSpec, toy_layout
 from tests.unit.scheduler.test_scheduler_stateful import LONGEST, Traffic, assert_nothing_is_held
 from tests.unit.scheduler.test_sharing_stateful import Sharing
 
@@ -34,7 +34,7 @@ def states_of(layout: KVLayout, **options: int) -> Bench:
 
 
 @pytest.mark.parametrize(
-    ("spec", "per_token", "per_request"), [(ATTENTION, 64, 0), (LatentSpec(6), 12, 0), (RECURRENT, 0, 40)]
+    ("spec", "per_token", "per_request"), [(ATTENTION, 64, 0), (ToyLatentSpec(6), 12, 0), (RECURRENT, 0, 40)]
 )
 def test_bytes_are_those_of_the_planes(spec: StateSpec, per_token: int, per_request: int) -> None:
     assert spec.bytes(0) == 0
@@ -45,11 +45,11 @@ def test_bytes_are_those_of_the_planes(spec: StateSpec, per_token: int, per_requ
 
 
 def test_what_is_bounded_comes_after_what_is_not() -> None:
-    layout = build_layout([RECURRENT, ATTENTION, LatentSpec(6)], 16)
+    layout = build_layout([RECURRENT, ATTENTION, ToyLatentSpec(6)], 16)
     assert [group.spec.is_bounded for group in layout.groups] == [False, False, True]
     assert layout.is_bounded
     assert not layout.can_rewind
-    assert build_layout([ATTENTION, LatentSpec(6)], 16).can_rewind
+    assert build_layout([ATTENTION, ToyLatentSpec(6)], 16).can_rewind
 
 
 @given(

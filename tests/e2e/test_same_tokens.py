@@ -80,6 +80,8 @@ SETUPS = {
     "3p1d-nixl-16-redis": Setup("gemma3", 3, 1, "nixl", 16, True),
     "2p1d-tcp-16": Setup("gemma4", 2, 1, "tcp"),
     "aggregated-32": Setup("gemma3", 0, 1, "auto", 32),
+    "1p1d-nixl-8-latents": Setup("deepseek_v3", 1, 1, "nixl", 8),
+    "2p2d-tcp-16-latents": Setup("deepseek_v3", 2, 2, "tcp", router_flags=(*NO_LOCAL_PREFILL, "--policy", "random")),
     "1p1d-as-it-comes": Setup("mistral", 1, 1, "auto", router_flags=()),
 }
 DISAGGREGATED = [name for name, setup in SETUPS.items() if setup.prefill and setup.router_flags]

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.compute.torch.attention import ReferenceBackend
 from tandem.compute.torch.kernels import TorchKernels
 from tandem.models.loader import LoadedModel, load_model
 from tests.helpers import checkpoints
-from tests.helpers.stepping import Stepper
+from tests.helpers.specs import attention_of
+from tests.helpers.stepping import REFERENCE, Stepper
 
 NUM_GENERATED = 64
 RELATIVE_ERROR = 1e-4
@@ -109,7 +109,8 @@ CASES = {
     "ministral3-multimodal-tied": Case(
         checkpoints.save_tiny_mistral3_conditional, {"tied": True, "initializer_range": 0.2}
     ),
-    "mistral-multimodal": Case(checkpoints.save_tiny_mistral3_conditional, {"older": True}),
+    "mistral-multimodal": Case(checkpoints.save_tiny_mistral3_conditional, {"text": "mistral"}),
+    "mistral4-multimodal": Case(checkpoints.save_tiny_mistral3_conditional, {"text": "mistral4"}),
 }
 
 
@@ -118,7 +119,7 @@ def load(path: Path, dtype: str = "auto") -> LoadedModel:
 
 
 def stepper(model: LoadedModel) -> Stepper:
-    return Stepper(model.decoder, ReferenceBackend(), num_tokens=192)
+    return Stepper(model.decoder, REFERENCE, num_tokens=192)
 
 
 def random_prompt(length: int) -> list[int]:
@@ -212,7 +213,7 @@ class TestOlderFiles:
             rope_local_base_freq=7000.0,
             rope_scaling={"rope_type": "linear", "factor": 4.0},
         )
-        assert [layer.mixer.window for layer in load(path).spec.layers] == [10, None, 10]
+        assert [mixer.window for mixer in attention_of(load(path).spec)] == [10, None, 10]
         assert_same(path, random_prompt(40))
 
     def test_absent_keys_mean_the_family_defaults(self, tmp_path: Path) -> None:

@@ -101,11 +101,13 @@ def build_step(
     arena.pages.view(TORCH_DTYPES[shape.dtype]).fill_(math.nan)
     free = (torch.randperm(sum(needs), generator=torch.Generator().manual_seed(seed)) + 1).tolist()
     tables = torch.zeros(len(requests), max(needs) + 3, dtype=torch.int32)
+    kv = arena.layers[1]
+    assert isinstance(kv, LayerKV)
     for row, request in enumerate(requests):
         first_visible = shape.spec.needed(request.first_position)
         for index in range(first_visible // shape.block_size, needs[row]):
             tables[row, index] = free.pop()
-        _write(arena.layers[1], tables[row], request, first_visible)
+        _write(kv, tables[row], request, first_visible)
     query_lens = [request.queries.shape[0] for request in requests]
     batch = AttentionBatch(
         query_start=torch.tensor([0, *torch.tensor(query_lens).cumsum(0).tolist()], dtype=torch.int32, device=device),
@@ -116,7 +118,7 @@ def build_step(
         max_seq_len=max_seq_len or max(seq_lens),
     )
     queries = torch.cat([request.queries for request in requests]).to(TORCH_DTYPES[shape.dtype]).to(device)
-    return Step(queries, arena.layers[1], batch, shape.params)
+    return Step(queries, kv, batch, shape.params)
 
 
 def _write(kv: LayerKV, table: torch.Tensor, request: RequestCase, first: int) -> None:

@@ -102,6 +102,29 @@ def save_tiny_glm4_moe(path: Path, *, seed: int = 0, dtype: str = "float32", **o
     return _save(path, transformers.Glm4MoeConfig(**_SIZES | experts | options), seed, dtype)
 
 
+def save_tiny_deepseek_v2(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A DeepseekV2ForCausalLM without latents of queries, as V2-Lite: experts are chosen among all."""
+    return _save(path, transformers.DeepseekV2Config(**_LATENT | {"q_lora_rank": None} | options), seed, dtype)
+
+
+def save_tiny_deepseek_v3(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A DeepseekV3ForCausalLM with YaRN's factor of the scores: a dense layer, then experts in groups and shared."""
+    groups = {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
+    return _save(path, transformers.DeepseekV3Config(**_LATENT | groups | options), seed, dtype)
+
+
+def save_tiny_glm4_moe_lite(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A Glm4MoeLiteForCausalLM whose middle layer is the dense one and whose rotated elements are half-split."""
+    kinds = {"mlp_layer_types": ["sparse", "dense", "sparse"], "first_k_dense_replace": 0}
+    others = kinds | {"rope_interleave": False, "rope_parameters": None}
+    return _save(path, transformers.Glm4MoeLiteConfig(**_LATENT | others | options), seed, dtype)
+
+
+def save_tiny_mistral4(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
+    """A Mistral4ForCausalLM whose queries grow from position 16 on; its experts are stored as stacks."""
+    return _save(path, transformers.Mistral4Config(**_MISTRAL4 | options), seed, dtype)
+
+
 def save_tiny_minimax_m2(path: Path, *, seed: int = 0, dtype: str = "float32", **options: Any) -> Path:
     """A MiniMaxM2ForCausalLM of seven experts that rotates half of each head."""
     experts = {
@@ -169,9 +192,9 @@ def save_tiny_ministral3(path: Path, *, seed: int = 0, dtype: str = "float32", *
 
 
 def save_tiny_mistral3_conditional(
-    path: Path, *, seed: int = 0, dtype: str = "float32", tied: bool = False, older: bool = False, **options: Any
+    path: Path, *, seed: int = 0, dtype: str = "float32", tied: bool = False, text: str = "ministral3", **options: Any
 ) -> Path:
-    """A Mistral3ForConditionalGeneration: the text model of Ministral 3, or with `older` of Mistral, beside a very
+    """A Mistral3ForConditionalGeneration: the text model of Ministral 3, of Mistral or of Mistral 4, beside a very
     small vision tower.
     """
     vision = {
@@ -184,11 +207,13 @@ def save_tiny_mistral3_conditional(
         "image_size": 16,
         "patch_size": 8,
     }
-    text: transformers.PreTrainedConfig = transformers.Ministral3Config(**_MINISTRAL3 | options)
-    if older:
-        text = transformers.MistralConfig(**_SIZES | {"sliding_window": None, "head_dim": 32} | options)
+    texts: dict[str, Callable[[], transformers.PreTrainedConfig]] = {
+        "ministral3": lambda: transformers.Ministral3Config(**_MINISTRAL3 | options),
+        "mistral": lambda: transformers.MistralConfig(**_SIZES | {"sliding_window": None, "head_dim": 32} | options),
+        "mistral4": lambda: transformers.Mistral4Config(**_MISTRAL4 | options),
+    }
     config = transformers.Mistral3Config(
-        text_config=text, vision_config=vision, image_token_index=5, tie_word_embeddings=tied
+        text_config=texts[text](), vision_config=vision, image_token_index=5, tie_word_embeddings=tied
     )
     return _save(path, config, seed, dtype)
 
@@ -272,6 +297,35 @@ _MINISTRAL3 = _SIZES | {
         "llama_4_scaling_beta": 0.4,
     },
 }
+_LATENT = _SIZES | {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 40,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 0.7,
+        "mscale_all_dim": 1.0,
+    },
+}
+_MISTRAL4 = _LATENT | {
+    "n_group": 4,
+    "topk_group": 2,
+    "rope_parameters": _LATENT["rope_parameters"]
+    | {"llama_4_scaling_beta": 0.4, "original_max_position_embeddings": 16},
+}
 _GEMMA3 = _SIZES | {
     "initializer_range": 0.06,  # NOTE: embeddings are scaled up and tied; wider, every token predicts itself
     "head_dim": 16,
@@ -293,6 +347,9 @@ _GEMMA4 = _SIZES | {
     "layer_types": [*["sliding_attention"] * 2, "full_attention", "sliding_attention", "full_attention"],
 }
 
+_NOT_IN_AUTO = {"mistral4": transformers.Mistral4ForCausalLM}  # NOTE: in 5.23 only its wrapper is
+
+
 BUILDERS: dict[str, Builder] = {
     "llama": save_tiny_llama,
     "mistral": save_tiny_mistral,
@@ -302,13 +359,17 @@ BUILDERS: dict[str, Builder] = {
     "gemma4": save_tiny_gemma4,
     "mixtral": save_tiny_mixtral,
     "qwen3_moe": save_tiny_qwen3_moe,
+    "deepseek_v3": save_tiny_deepseek_v3,
 }
 """Families that every property is tested of."""
 
 EXPERT_BUILDERS: dict[str, Builder] = {
     "gemma4_moe": save_tiny_gemma4_moe,
     "qwen2_moe": save_tiny_qwen2_moe,
+    "deepseek_v2": save_tiny_deepseek_v2,
     "glm4_moe": save_tiny_glm4_moe,
+    "glm4_moe_lite": save_tiny_glm4_moe_lite,
+    "mistral4": save_tiny_mistral4,
     "minimax_m2": save_tiny_minimax_m2,
     "gpt_oss": save_tiny_gpt_oss,
 }
@@ -360,20 +421,26 @@ def empty_weights(path: Path) -> Path:
 
 def load_reference(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The same checkpoint in transformers, with its plain attention."""
-    auto = _auto_class("text_config" in json.loads((path / "config.json").read_text()))
-    model: PreTrainedModel = auto.from_pretrained(path, dtype=dtype, attn_implementation="eager")
+    config = json.loads((path / "config.json").read_text())
+    oracle = oracle_class(config["model_type"], "text_config" in config)
+    model: PreTrainedModel = oracle.from_pretrained(path, dtype=dtype, attn_implementation="eager")
     return model
 
 
 def _save(path: Path, config: PreTrainedConfig, seed: int, dtype: str) -> Path:
     torch.manual_seed(seed)
-    model = _auto_class(hasattr(config, "text_config")).from_config(config, attn_implementation="eager")
+    oracle = oracle_class(config.model_type, hasattr(config, "text_config"))
+    config._attn_implementation = "eager"
+    model = oracle._from_config(config) if config.model_type in _NOT_IN_AUTO else oracle.from_config(config)
     _spread(model, getattr(config, "text_config", config).initializer_range)
     model.to(getattr(torch, dtype)).save_pretrained(path)
     return path
 
 
-def _auto_class(multimodal: bool) -> Any:
+def oracle_class(model_type: str, multimodal: bool = False) -> Any:
+    """The class of transformers that makes and loads such models."""
+    if model_type in _NOT_IN_AUTO:
+        return _NOT_IN_AUTO[model_type]
     return transformers.AutoModelForImageTextToText if multimodal else transformers.AutoModelForCausalLM
 
 

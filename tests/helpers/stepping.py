@@ -5,23 +5,28 @@ It stands in for the engine where only the model is under test.
 
 import torch
 
+from tandem.architecture.state import KVSpec, LatentSpec
 from tandem.compute.arena import Arena
-from tandem.compute.attention import AttentionBackend
+from tandem.compute.attention import Backends
 from tandem.compute.step import AttentionBatch
+from tandem.compute.torch.attention import ReferenceBackend
+from tandem.compute.torch.latents import ReferenceLatentBackend
 from tandem.kvcache.spec import build_layout
 from tandem.models.decoder import Decoder
+
+REFERENCE: Backends = {KVSpec: ReferenceBackend(), LatentSpec: ReferenceLatentBackend()}
 
 
 class Stepper:
     """Args:
     decoder: the model.
-    backend: its attention.
+    backends: its attention.
     num_tokens: room in the arena.
     """
 
-    def __init__(self, decoder: Decoder, backend: AttentionBackend, num_tokens: int, block_size: int = 8) -> None:
+    def __init__(self, decoder: Decoder, backends: Backends, num_tokens: int, block_size: int = 8) -> None:
         self._decoder = decoder
-        self._backend = backend
+        self._backends = backends
         self._layout = build_layout(decoder.spec.kv_specs, block_size)
         self._blocks_per_group = -(-num_tokens // block_size)
         num_blocks = 1 + self._blocks_per_group * len(self._layout.groups)
@@ -35,7 +40,7 @@ class Stepper:
         by_group = [self._batch(group, positions) for group in range(len(self._layout.groups))]
         batches = [by_group[self._layout.group_of_layer(i)[0]] for i in range(self._layout.num_layers)]
         ids = torch.tensor(token_ids)
-        hidden = self._decoder.forward(ids, positions, self._arena.layers, batches, self._backend)
+        hidden = self._decoder.forward(ids, positions, self._arena.layers, batches, self._backends)
         self._num_computed_tokens = end
         return self._decoder.logits(hidden)
 

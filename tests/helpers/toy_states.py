@@ -16,7 +16,7 @@ SLIDING = KVSpec(num_kv_heads=1, head_dim=8, dtype="float32", window=6)
 
 
 @dataclass(frozen=True, slots=True)
-class LatentSpec(StateSpec):
+class ToyLatentSpec(StateSpec):
     """One array of `size` numbers a token, all of which every query sees."""
 
     size: int
@@ -70,12 +70,12 @@ def toy_layout(*specs: StateSpec) -> KVLayout:
 
 
 LAYOUTS = {
-    "latent": toy_layout(LatentSpec(6)),
-    "latent+sliding": toy_layout(LatentSpec(6), SLIDING),
+    "latent": toy_layout(ToyLatentSpec(6)),
+    "latent+sliding": toy_layout(ToyLatentSpec(6), SLIDING),
     "recurrent": toy_layout(RecurrentSpec(4, 2 * BLOCK_SIZE)),
     "full+recurrent": toy_layout(ATTENTION, RecurrentSpec(4, 3 * BLOCK_SIZE)),
     "latent+sliding+2 recurrent": toy_layout(
-        LatentSpec(6), SLIDING, RecurrentSpec(4, 2 * BLOCK_SIZE), RecurrentSpec(5, 3 * BLOCK_SIZE)
+        ToyLatentSpec(6), SLIDING, RecurrentSpec(4, 2 * BLOCK_SIZE), RecurrentSpec(5, 3 * BLOCK_SIZE)
     ),
 }
 

@@ -26,14 +26,7 @@ _DEFAULTS = base.Defaults(
 def _read_model(fields: Fields) -> ModelSpec:
     sizes = base.read_sizes(fields, _DEFAULTS)
     window = fields.optional_count("sliding_window")
-    parameters = fields.section("rope_parameters")
-    if parameters is None:
-        raise fields.wrong("rope_parameters", "an object")
-    parameters.get("max_position_embeddings")  # a copy that nobody reads
-    beta = parameters.optional_number("llama_4_scaling_beta", low=-1.0)
-    original = parameters.optional_count("original_max_position_embeddings")
-    if beta is None or original is None:
-        raise parameters.wrong("llama_4_scaling_beta", "a number, beside original_max_position_embeddings")
+    parameters, scaling = read_query_scaling(fields)
     rope = read_rope(
         fields,
         parameters,
@@ -41,7 +34,6 @@ def _read_model(fields: Fields) -> ModelSpec:
         max_positions=sizes.max_positions,
         default_theta=fields.number("rope_theta", sizes.defaults.theta),
     )
-    scaling = QueryScaling(beta, original)
     layers = [
         base.pre_norm_layer(
             sizes, index, replace(base.attention(sizes, index, rope, window=window), query_scaling=scaling)
@@ -51,6 +43,19 @@ def _read_model(fields: Fields) -> ModelSpec:
     model = base.build_model("ministral3", fields, sizes, layers)
     base.check_unread(fields, refused=("rope_scaling",))
     return model
+
+
+def read_query_scaling(fields: Fields) -> tuple[Fields, QueryScaling]:
+    """The object `rope_parameters`, and what it says of the growth of queries."""
+    parameters = fields.section("rope_parameters")
+    if parameters is None:
+        raise fields.wrong("rope_parameters", "an object")
+    parameters.get("max_position_embeddings")  # a copy that nobody reads
+    beta = parameters.optional_number("llama_4_scaling_beta", low=-1.0)
+    original = parameters.optional_count("original_max_position_embeddings")
+    if beta is None or original is None:
+        raise parameters.wrong("llama_4_scaling_beta", "a number, beside original_max_position_embeddings")
+    return parameters, QueryScaling(beta, original)
 
 
 FAMILY = base.Family(_read_model)

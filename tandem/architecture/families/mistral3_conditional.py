@@ -1,11 +1,11 @@
-"""Mistral3ForConditionalGeneration: the text model of Mistral Small 3.1 and later and of Ministral 3."""
+"""Mistral3ForConditionalGeneration: the text model of Mistral Small 3.1 to 4 and of Ministral 3."""
 
-from tandem.architecture.families import base, ministral3, mistral
+from tandem.architecture.families import base, ministral3, mistral, mistral4
 from tandem.architecture.families.multimodal import parameter_name, text_fields, with_outer_keys
 from tandem.architecture.fields import Fields
 from tandem.architecture.model import ModelSpec
 
-_TEXT_FAMILIES = {"mistral": mistral.FAMILY, "ministral3": ministral3.FAMILY}
+_TEXT_FAMILIES = {"mistral": mistral.FAMILY, "ministral3": ministral3.FAMILY, "mistral4": mistral4.FAMILY}
 IMAGE_KEYS = (
     "vision_config",
     "image_token_index",

@@ -37,7 +37,12 @@ def norm_weights(q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, head_
     return pointers[0], pointers[1], DTYPE_CODES[given[0].dtype] if given else 0
 
 
-def is_paged(cache: torch.Tensor) -> bool:
+def are_paged(k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
+    """Whether they are alike and the kernels read both."""
+    return k_cache.shape == v_cache.shape and _is_paged(k_cache) and _is_paged(v_cache)
+
+
+def _is_paged(cache: torch.Tensor) -> bool:
     """[num_blocks, num_kv_heads, block_size, head_dim], each block contiguous; the blocks themselves may be strided."""
     _, num_kv_heads, block_size, head_dim = cache.shape
     _, head_stride, slot_stride, stride = cache.stride()

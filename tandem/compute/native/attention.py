@@ -14,11 +14,11 @@ from tandem.compute.native.bindings import NativeKernels, load
 from tandem.compute.step import AttentionBatch
 from tandem.core.errors import ConfigurationError
 
-MAX_HEAD_DIM = 512
+MAX_HEAD_DIM = 576
 
 
 class NativeBackend:
-    """Serves any spec on the CPU whose head_dim is a multiple of 8 up to 512, where the kernels can be compiled."""
+    """Serves any spec on the CPU whose head_dim is a multiple of 8 up to 576, where the kernels can be compiled."""
 
     name = "native"
     graph_safe = False

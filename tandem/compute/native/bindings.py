@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from tandem.architecture.feed_forward import Activation, Clamp, RouterSpec
-from tandem.compute.native.arguments import bind, has_contiguous_rows, is_paged, norm_weights, row_strides
+from tandem.compute.native.arguments import are_paged, bind, has_contiguous_rows, norm_weights, row_strides
 from tandem.compute.native.build import load_library
 from tandem.compute.native.coded import NativeCodedProducts
 from tandem.compute.native.codes import ACTIVATION_CODES, DTYPE_CODES
@@ -110,6 +110,12 @@ class NativeKernels(NativeCodedProducts):
         )
         return out
 
+    def linear_by_head(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        out = x.new_empty(*x.shape[:2], weight.shape[1])
+        for head in range(x.shape[1]):
+            self.linear(x[:, head], weight[head], out=out[:, head])
+        return out
+
     def gated_linear(
         self,
         x: torch.Tensor,
@@ -191,7 +197,7 @@ class NativeKernels(NativeCodedProducts):
         """Causal attention of each request's newest tokens over its whole context, which the cache already holds.
 
         Args:
-            q: [num_tokens, num_heads, head_dim], requests concatenated; head_dim a multiple of 8, at most 512.
+            q: [num_tokens, num_heads, head_dim], requests concatenated; head_dim a multiple of 8, at most 576.
             k_cache, v_cache: [num_blocks, num_kv_heads, block_size, head_dim], each block contiguous.
             block_tables: [num_requests, max_blocks] int32. Entries wholly before a window are never read.
             query_start: [num_requests + 1] int32, cumulative query lengths.
@@ -204,25 +210,21 @@ class NativeKernels(NativeCodedProducts):
         """
         if out is None:
             out = torch.empty_like(q)
-        num_tokens, num_heads, head_dim = q.shape
-        _, num_kv_heads, block_size, cached_dim = k_cache.shape
+        (num_tokens, num_heads, head_dim), (_, num_kv_heads, block_size, cached_dim) = q.shape, k_cache.shape
         q_token_stride, q_head_stride, q_stride = q.stride()
         out_token_stride, out_head_stride, out_stride = out.stride()
         num_requests = seq_lens.shape[0]
         assert head_dim % 8 == 0
-        assert head_dim <= 512
+        assert head_dim <= 576
         assert num_heads % num_kv_heads == 0
-        assert k_cache.shape == v_cache.shape
         assert cached_dim == head_dim
         assert out.shape == (num_tokens, num_heads, head_dim)
         assert q.dtype == k_cache.dtype == v_cache.dtype == out.dtype
         assert q_stride == out_stride == 1
-        assert is_paged(k_cache)
-        assert is_paged(v_cache)
+        assert are_paged(k_cache, v_cache)
         assert block_tables.dtype == query_start.dtype == seq_lens.dtype == torch.int32
         assert block_tables.stride(1) == 1
-        assert query_start.is_contiguous()
-        assert seq_lens.is_contiguous()
+        assert all(x.is_contiguous() for x in (query_start, seq_lens))
         assert block_tables.shape[0] == num_requests
         assert query_start.shape[0] == num_requests + 1
         assert sinks is None or (sinks.shape == (num_heads,) and sinks.dtype == torch.float32 and sinks.is_contiguous())
@@ -313,9 +315,7 @@ class NativeKernels(NativeCodedProducts):
         assert k.shape == v.shape == (num_tokens, num_kv_heads, head_dim)
         assert q.dtype == k.dtype == v.dtype == k_cache.dtype == v_cache.dtype
         assert k_stride == v_stride == 1
-        assert k_cache.shape == v_cache.shape
-        assert is_paged(k_cache)
-        assert is_paged(v_cache)
+        assert are_paged(k_cache, v_cache)
         assert positions.shape == slot_mapping.shape
         assert slot_mapping.dtype == torch.int64
         assert slot_mapping.is_contiguous()

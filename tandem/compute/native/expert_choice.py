@@ -8,7 +8,8 @@ from tandem.architecture.feed_forward import RouterSpec
 from tandem.architecture.tensors import TensorSpec
 from tandem.compute.native.codes import DTYPE_CODES, SCORE_CODES
 
-CHOICE_FIELDS = "5q3d11q"
+CHOICE_FIELDS = "5q3d12q"
+_MOST_OF_GROUP = 2
 
 
 def _serves(spec: RouterSpec, correction: torch.Tensor | None, expert_scales: torch.Tensor | None) -> bool:
@@ -30,10 +31,12 @@ def _serves(spec: RouterSpec, correction: torch.Tensor | None, expert_scales: to
         rounded=spec.rounded,
         num_groups=spec.num_groups,
         top_groups=spec.top_groups,
+        best_of_group=spec.best_of_group,
     )
     return (
         spec == known
         and spec.score in SCORE_CODES
+        and 1 <= spec.best_of_group <= _MOST_OF_GROUP
         and _is_native(correction, spec.correction)
         and _is_native(expert_scales, spec.expert_scales)
     )
@@ -115,6 +118,7 @@ class NativeExpertChoice:
             DTYPE_CODES[rounding if spec.rounded else torch.float32],
             spec.num_groups,
             spec.top_groups,
+            spec.best_of_group,
             num_tokens,
             spec.num_experts,
             spec.top_k,

@@ -69,6 +69,9 @@ class TorchKernels:
         product = torch.cat(parts, dim=1)
         return (product if bias is None else product.add_(bias)).to(out_dtype or x.dtype)
 
+    def linear_by_head(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("nhi,hoi->nho", x, weight)
+
     def gated_linear(
         self,
         x: torch.Tensor,

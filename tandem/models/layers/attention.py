@@ -5,12 +5,13 @@ The step's K and V are in the arena before the backend reads it. Nothing is kept
 
 import torch
 
-from tandem.architecture.mixers import AttentionSpec, QueryScaling
+from tandem.architecture.mixers import AttentionSpec
 from tandem.compute.arena import LayerKV
 from tandem.compute.attention import AttentionBackend, AttentionParams
 from tandem.compute.ops import Kernels
 from tandem.compute.step import AttentionBatch
 from tandem.models.layers.norm import Norm
+from tandem.models.layers.query_factors import query_factors
 from tandem.models.layers.rotary import RotaryTable
 from tandem.models.parameters import Parameters
 
@@ -39,7 +40,7 @@ class Attention:
         is_per_head = spec.q_norm is not None and spec.q_norm.size == spec.head_dim
         self._head_q_norm, self._head_k_norm = (q_norm, k_norm) if is_per_head else (None, None)
         self._whole_q_norm, self._whole_k_norm = (None, None) if is_per_head else (q_norm, k_norm)
-        self._query_factors = _query_factors(spec.query_scaling, rotary.cos)
+        self._query_factors = query_factors(spec.query_scaling, rotary.cos)
 
     def write(self, x: torch.Tensor, positions: torch.Tensor, kv: LayerKV, batch: AttentionBatch) -> torch.Tensor:
         """Queries [num_tokens, num_heads, head_dim] of `x` [num_tokens, hidden]; its K and V, where the layer has its
@@ -89,11 +90,3 @@ class Attention:
 
 def _normed(x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
     return x if norm is None else norm(x)
-
-
-def _query_factors(scaling: QueryScaling | None, cos: torch.Tensor) -> torch.Tensor | None:
-    """[max_positions, 1, 1] float32; `cos` [max_positions, ...] is the layer's rotary table."""
-    if scaling is None:
-        return None
-    positions = torch.arange(len(cos), device=cos.device)
-    return (1 + scaling.beta * torch.log(1 + torch.floor(positions / scaling.original_length))).view(-1, 1, 1)

@@ -10,8 +10,6 @@ from tandem.models.layers.norm import Norm
 from tandem.models.layers.sigmoid import rowwise_sigmoid
 from tandem.models.parameters import Parameters
 
-_BEST_OF_GROUP = 2  # a group's score is the sum of so many of its experts'
-
 
 class ExpertRouter:
     """Computes a `RouterSpec` with the tensors that it names."""
@@ -35,7 +33,7 @@ class ExpertRouter:
         scores = _SCORES[spec.score](logits.float() * spec.logit_scale)
         wanted = scores if self._correction is None else scores + self._correction
         if spec.num_groups > 1:
-            wanted = _within_best_groups(wanted, spec.num_groups, spec.top_groups)
+            wanted = _within_best_groups(wanted, spec)
         experts = _best(wanted, spec.top_k)
         chosen = scores.gather(1, experts)
         if spec.score is Score.SOFTMAX_OF_CHOSEN:
@@ -64,11 +62,11 @@ def _best(scores: torch.Tensor, count: int) -> torch.Tensor:
     return scores.sort(dim=1, descending=True, stable=True).indices[:, :count]
 
 
-def _within_best_groups(scores: torch.Tensor, num_groups: int, num_best: int) -> torch.Tensor:
+def _within_best_groups(scores: torch.Tensor, spec: RouterSpec) -> torch.Tensor:
     """The scores, -inf outside each row's best groups."""
-    grouped = scores.view(len(scores), num_groups, scores.shape[1] // num_groups)
-    totals = grouped.topk(_BEST_OF_GROUP, dim=2).values.sum(2)  # [num_tokens, num_groups]
-    is_out = torch.ones_like(totals, dtype=torch.bool).scatter_(1, _best(totals, num_best), False)
+    grouped = scores.view(len(scores), spec.num_groups, scores.shape[1] // spec.num_groups)
+    totals = grouped.topk(spec.best_of_group, dim=2).values.sum(2)  # [num_tokens, num_groups]
+    is_out = torch.ones_like(totals, dtype=torch.bool).scatter_(1, _best(totals, spec.top_groups), False)
     return grouped.masked_fill(is_out.unsqueeze(2), -torch.inf).flatten(1)
 
 

@@ -37,7 +37,12 @@ def build_stack(
 def _shape(model: ModelSpec, layer: LayerSpec) -> StackShape | None:
     """What the layer has in common with those beside it in a stack; None = the stack computes no such layer."""
     mixer, block = layer.mixer, _block(layer.feed_forward)
-    if block is None or not _is_plain(layer, mixer) or not _has_one_norm(model, layer, mixer):
+    if (
+        not isinstance(mixer, AttentionSpec)
+        or block is None
+        or not _is_plain(layer, mixer)
+        or not _has_one_norm(model, layer, mixer)
+    ):
         return None
     routed = layer.feed_forward.routed
     return StackShape(
@@ -113,6 +118,7 @@ def _layer(
     tables: Mapping[RopeSpec | None, RotaryTable],
 ) -> StackLayer:
     mixer, block = layer.mixer, layer.feed_forward
+    assert isinstance(mixer, AttentionSpec)
     mlp = block if isinstance(block, GatedSpec) else None
     assert mixer.k is not None
     assert mixer.v is not None

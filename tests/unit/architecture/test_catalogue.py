@@ -5,6 +5,7 @@ import pytest
 
 from tandem.architecture.catalogue import catalogue_names, find_cost
 from tandem.core.errors import ConfigurationError
+from tests.helpers.specs import attention_of
 
 # As their model cards say, in billions; norms and biases, which planning leaves out, are below 0.1 %.
 PUBLISHED = {
@@ -23,6 +24,9 @@ PUBLISHED = {
     "gemma-4-e2b": 4.65,  # 2.3 "effective" ones and 2.35 of per-layer embeddings
     "gemma-4-26b-a4b": 25.2,
     "gemma-4-31b": 30.7,
+    "deepseek-v2-lite": 15.7,
+    "deepseek-v3": 671.0,
+    "glm-4.7-flash": 29.9,
     "dense-30b": 30.0,
 }
 
@@ -40,7 +44,7 @@ def test_mixtures_multiply_a_token_by_few_of_them() -> None:
 
 
 def test_local_layers_of_gemma_keep_a_window() -> None:
-    windows = [layer.mixer.window for layer in find_cost("gemma-3-27b").model.layers]
+    windows = [mixer.window for mixer in attention_of(find_cost("gemma-3-27b").model)]
     assert (len(windows), windows.count(None)) == (62, 10)
     assert set(windows) == {None, 1024}
 

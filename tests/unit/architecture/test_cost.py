@@ -5,6 +5,7 @@ import pytest
 from tandem.architecture.catalogue import catalogue_names, find_cost
 from tandem.architecture.cost import ModelCost
 from tandem.routing.speed import PrefillWork
+from tests.helpers.specs import attention_of
 
 PAIR_FLOPS, KV_LAYER_BYTES = 4 * 16 * 128, 2 * 8 * 128 * 2  # of qwen3-0.6b
 
@@ -12,8 +13,8 @@ PAIR_FLOPS, KV_LAYER_BYTES = 4 * 16 * 128, 2 * 8 * 128 * 2  # of qwen3-0.6b
 def windowed(*windows: int | None) -> ModelCost:
     """qwen3-0.6b with one layer for each window."""
     cost = find_cost("qwen3-0.6b")
-    layer = cost.model.layers[0]
-    layers = tuple(replace(layer, mixer=replace(layer.mixer, window=window)) for window in windows)
+    layer, mixer = cost.model.layers[0], attention_of(cost.model)[0]
+    layers = tuple(replace(layer, mixer=replace(mixer, window=window)) for window in windows)
     return replace(cost, model=replace(cost.model, layers=layers))
 
 

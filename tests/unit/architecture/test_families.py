@@ -9,6 +9,7 @@ from tandem.architecture.model import ModelSpec
 from tandem.architecture.registry import find_family, supported_architectures
 from tandem.architecture.rope import LinearScaling, ProportionalScaling, RopeSpec
 from tandem.core.errors import CheckpointError, UnsupportedCheckpointError
+from tests.helpers.specs import attention_of
 
 LLAMA_3_2_1B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -157,12 +158,12 @@ def read(values: dict[str, Any]) -> ModelSpec:
 
 
 def windows(model: ModelSpec) -> list[int | None]:
-    return [layer.mixer.window for layer in model.layers]
+    return [mixer.window for mixer in attention_of(model)]
 
 
 def test_llama() -> None:
     model = read(LLAMA_3_2_1B)
-    mixer = model.layers[0].mixer
+    mixer = attention_of(model)[0]
     assert (model.num_layers, mixer.num_heads, mixer.num_kv_heads, mixer.head_dim) == (16, 32, 8, 64)
     assert mixer.scale == 0.125
     assert model.tie_word_embeddings
@@ -175,7 +176,7 @@ def test_llama() -> None:
 
 def test_qwen2_has_biases_on_the_inputs_of_attention_only() -> None:
     model = read(QWEN_2_5_05B)
-    mixer = model.layers[0].mixer
+    mixer = attention_of(model)[0]
     biases = [linear.bias for linear in (mixer.q, mixer.k, mixer.v, mixer.o) if linear is not None]
     assert biases == [True, True, True, False]
     assert mixer.head_dim == 64
@@ -189,7 +190,7 @@ def test_qwen2_windows_start_at_max_window_layers() -> None:
 
 def test_qwen3() -> None:
     model = read(QWEN3_06B)
-    mixer = model.layers[0].mixer
+    mixer = attention_of(model)[0]
     assert mixer.q_norm is not None
     assert mixer.q_norm.size == mixer.head_dim == 128
     assert not mixer.q.bias
@@ -213,7 +214,7 @@ def test_gemma3() -> None:
 
 def test_gemma3_multimodal_fills_absent_keys_and_scales_global_layers_only() -> None:
     model = read(GEMMA3_4B)
-    local, last = model.layers[0].mixer, model.layers[5].mixer
+    local, last = attention_of(model)[0], attention_of(model)[5]
     assert (local.num_heads, local.num_kv_heads, local.head_dim, model.vocab_size) == (8, 4, 256, 262208)
     assert last.rope is not None
     assert last.rope.scaling == LinearScaling(8.0)
@@ -244,11 +245,11 @@ def test_gemma4_layers_read_the_state_of_the_last_of_their_kind() -> None:
     assert [layer.mixer.reads_state_of for layer in model.layers] == [None] * 4 + [3, 3, 2]
     assert model.state_of_layer == (0, 1, 2, 3, 3, 3, 2)
     assert (model.num_prompt_layers, len(model.kv_specs), model.wanted_states) == (4, 4, (2, 3))
-    local, last = model.layers[3].mixer, model.layers[6].mixer
+    local, last = attention_of(model)[3], attention_of(model)[6]
     assert (local.num_kv_heads, local.head_dim, last.num_kv_heads, last.head_dim) == (4, 256, 2, 512)
     assert (local.scale, last.scale) == (1.0, 1.0)
     assert [mixer.k is None for mixer in (local, last)] == [False, True]
-    assert [layer.mixer.v is None for layer in model.layers] == [False, False, True, False, True, True, True]
+    assert [mixer.v is None for mixer in attention_of(model)] == [False, False, True, False, True, True, True]
     widths = [tensor.shape[0] for tensor in model.tensors() if tensor.name.endswith("mlp.gate_proj.weight")]
     assert widths == [96] * 4 + [192] * 3
     assert model.embedding_scale == 8.0
@@ -314,7 +315,7 @@ def test_mistral_window(value: int | None, window: int | None) -> None:
 
 def test_mistral_without_the_key_has_the_default_window() -> None:
     values = {key: value for key, value in MISTRAL_7B.items() if key != "sliding_window"}
-    assert read(values).layers[0].mixer.window == 4096
+    assert attention_of(read(values))[0].window == 4096
 
 
 def _ministral3(**keys: Any) -> dict[str, Any]:

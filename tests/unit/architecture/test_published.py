@@ -122,8 +122,8 @@ def test_head_of_a_wrapped_model_is_its_own_unless_a_file_says_otherwise() -> No
 
 def test_text_model_of_an_unknown_kind_is_refused() -> None:
     config = BY_NAME["mistralai/Ministral-3-3B-Instruct-2512-BF16"].config
-    with pytest.raises(UnsupportedCheckpointError, match='model_type="mistral4" is not served; supported: ministral3'):
-        read({**config, "text_config": {**config["text_config"], "model_type": "mistral4"}})
+    with pytest.raises(UnsupportedCheckpointError, match='model_type="mistral5" is not served; supported: ministral3'):
+        read({**config, "text_config": {**config["text_config"], "model_type": "mistral5"}})
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-30B-A3B", "google/gemma-3-27b-it", "openai/gpt-oss-120b"])

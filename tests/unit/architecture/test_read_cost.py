@@ -8,6 +8,7 @@ from safetensors import safe_open
 
 from tandem.architecture.cost import read_cost
 from tandem.core.errors import CheckpointError, CorruptCheckpointError, UnsupportedCheckpointError
+from tests.helpers.specs import attention_of
 
 DEMO = Path(__file__).parents[3] / "demo" / "tandem-demo"
 SIZES: dict[str, Any] = {
@@ -34,7 +35,7 @@ def test_a_multimodal_gemma_that_leaves_sizes_out_has_its_family_s() -> None:
     }
     shape = read_cost({"model_type": "gemma3", "text_config": text}, "x")
     assert shape.num_parameters / 1e9 == pytest.approx(3.88, rel=0.005)
-    mixers = [layer.mixer for layer in shape.model.layers]
+    mixers = attention_of(shape.model)
     assert (mixers[0].num_kv_heads, mixers[0].head_dim, shape.tied) == (4, 256, True)
     assert [mixer.window for mixer in mixers].count(None) == 5
 

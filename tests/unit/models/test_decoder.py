@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tandem.architecture.model import ModelSpec
+from tandem.architecture.state import KVSpec
 from tandem.architecture.tensors import NormSpec
 from tandem.compute.arena import Arena, LayerKV
 from tandem.compute.attention import AttentionParams
@@ -20,6 +21,7 @@ from tandem.models.decoder import Decoder
 from tandem.models.loader import load_model
 from tests.helpers import checkpoints
 from tests.helpers.parameters import dense_parameters, tensors_of
+from tests.helpers.stepping import REFERENCE
 
 
 def _decoder(*, embedding_scale: float = 1.0, logit_softcap: float = 0.0) -> Decoder:
@@ -44,7 +46,7 @@ def _decoder(*, embedding_scale: float = 1.0, logit_softcap: float = 0.0) -> Dec
 
 
 def _hidden(decoder: Decoder) -> torch.Tensor:
-    return decoder.forward(torch.arange(50), torch.zeros(50, dtype=torch.long), (), (), ReferenceBackend())
+    return decoder.forward(torch.arange(50), torch.zeros(50, dtype=torch.long), (), (), REFERENCE)
 
 
 def test_embedding_scale_is_rounded_to_the_dtype_first() -> None:
@@ -98,11 +100,11 @@ def test_layers_behind_the_last_state_compute_only_tokens_that_are_asked_for(num
     last = [_batch(1 + 2 * group, 12, num_wanted) for group in range(len(layout.groups))]
     groups = [layout.group_of_layer(state)[0] for state in range(3)]
     batches = [by_group[group] for group in groups]
-    everything = decoder.forward(token_ids, positions, arena.layers, batches, ReferenceBackend())
+    everything = decoder.forward(token_ids, positions, arena.layers, batches, REFERENCE)
     kernels.rows.clear()
     assert decoder.spec.wanted_states == (1, 2), "layers 3 and 4 read those of layers 1 and 2"
     wanted = WantedTokens(torch.arange(12 - num_wanted, 12), {state: last[groups[state]] for state in (1, 2)})
-    hidden = decoder.forward(token_ids, positions, arena.layers, batches, ReferenceBackend(), wanted)
+    hidden = decoder.forward(token_ids, positions, arena.layers, batches, REFERENCE, wanted)
     torch.testing.assert_close(hidden, everything[12 - num_wanted :])
     names = ("self_attn.q_proj", "self_attn.o_proj", "per_layer_input_gate")
     tensors = tensors_of(decoder)
@@ -154,7 +156,7 @@ def test_a_batch_is_prepared_once_for_all_layers_of_a_kv_group(
         wanted = WantedTokens(rows, {state: last[groups[state]] for state in decoder.spec.wanted_states})
     backend = PreparingBackend()
     batches = [by_group[group] for group in groups]
-    decoder.forward(torch.arange(12), torch.arange(12), arena.layers, batches, backend, wanted)
+    decoder.forward(torch.arange(12), torch.arange(12), arena.layers, batches, {KVSpec: backend}, wanted)
     num_queries = [int(batch.query_start[-1]) for batch, _ in backend.prepared]
     assert num_queries == [12] * num_groups + ([num_wanted] * num_read if num_wanted else [])
     assert all(len(layers) == 1 for _, layers in backend.prepared)

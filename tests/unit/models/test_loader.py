@@ -17,6 +17,7 @@ from tandem.models.loader import LoadedModel, load_model
 from tests.helpers import checkpoints
 from tests.helpers.engines import drain, tiny_engine, token_ids
 from tests.helpers.parameters import tensors_of
+from tests.helpers.specs import attention_of
 from tests.helpers.tokenizers import NUM_TOKENS, write_byte_tokenizer
 
 
@@ -207,10 +208,10 @@ class TestLength:
 
     def test_window_that_reaches_everything_is_none(self, tmp_path: Path) -> None:
         spec = load(checkpoints.save_tiny_llama(tmp_path)).spec
-        layer = replace(spec.layers[0], mixer=replace(spec.layers[0].mixer, window=32))
+        layer = replace(spec.layers[0], mixer=replace(attention_of(spec)[0], window=32))
         spec = replace(spec, layers=(layer,))
-        assert limit_length(spec, 32).layers[0].mixer.window is None
-        assert limit_length(spec, 33).layers[0].mixer.window == 32
+        assert attention_of(limit_length(spec, 32))[0].window is None
+        assert attention_of(limit_length(spec, 33))[0].window == 32
 
 
 class TestFingerprint:

@@ -16,7 +16,7 @@ namespace tandem {
 namespace {
 
 constexpr int kTaskTileRows = 192;  // query rows (token, head) that share one pass over the keys
-constexpr int kMaxHeadDim = 512;
+constexpr int kMaxHeadDim = 576;
 constexpr double kElementNs = 0.03;  // one thread's time per query row, key and dimension
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 

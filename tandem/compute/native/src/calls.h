@@ -158,7 +158,8 @@ struct ChooseExpertsArguments {
   const float* expert_scales;  // [num_experts], of the weights; null = none
   double logit_scale, epsilon, scale;
   int64_t score, renormalise, rounding;  // weights are rounded to that dtype
-  int64_t num_groups, top_groups, n, num_experts, top_k;
+  int64_t num_groups, top_groups, best_of_group;  // a group's score: the sum of so many of its experts', one or two
+  int64_t n, num_experts, top_k;
   float* weights;
   int64_t *chosen, threads;
 };

@@ -88,10 +88,10 @@ class Router {
     for (int64_t i = a.num_experts; i < size_; ++i) wanted[i] = -INFINITY;
   }
 
-  // A group's total is that of its two best; experts of all but the best groups become -inf.
+  // A group's total is that of its best one or two; experts of all but the best groups become -inf.
   void keep_best_groups(float* wanted, float* totals) const {
     const int64_t group_size = a.num_experts / a.num_groups;
-    for (int64_t g = 0; g < a.num_groups; ++g) totals[g] = best_two(wanted + g * group_size, group_size);
+    for (int64_t g = 0; g < a.num_groups; ++g) totals[g] = best(wanted + g * group_size, group_size);
     for (int64_t i = 0; i < a.top_groups; ++i) {
       int64_t best = 0;
       for (int64_t g = 1; g < a.num_groups; ++g)
@@ -103,14 +103,14 @@ class Router {
         for (int64_t e = 0; e < group_size; ++e) wanted[g * group_size + e] = -INFINITY;
   }
 
-  static float best_two(const float* x, int64_t size) {
+  float best(const float* x, int64_t size) const {
     float first = -FLT_MAX, second = -FLT_MAX;
     for (int64_t i = 0; i < size; ++i) {
       const float lower = x[i] > first ? first : x[i];
       first = x[i] > first ? x[i] : first;
       second = lower > second ? lower : second;
     }
-    return std::fmax(first + second, -FLT_MAX);
+    return a.best_of_group == 1 ? first : std::fmax(first + second, -FLT_MAX);
   }
 
   void weigh(const float* scores, const int64_t* chosen, float* weights) const {

@@ -6,6 +6,7 @@ that the hub shows, from memory; reports of the stored tensors confirm those of 
 """
 
 from tests.unit.architecture.published.checkpoint import Checkpoint
+from tests.unit.architecture.published.deepseek import LATENT
 from tests.unit.architecture.published.dense import GRANITE, OLMO, PHI, SMOLLM
 from tests.unit.architecture.published.google import GEMMA, GEMMA_4
 from tests.unit.architecture.published.llama import META, SAME_ARCHITECTURE
@@ -29,6 +30,7 @@ CHECKPOINTS: tuple[Checkpoint, ...] = (
     *PHI,
     *SMOLLM,
     *GRANITE,
+    *LATENT,
     *GLM,
     *MINIMAX,
     *GPT_OSS,

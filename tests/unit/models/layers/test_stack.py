@@ -13,6 +13,7 @@ import torch
 
 from tandem.architecture.feed_forward import MixtureOfExpertsSpec
 from tandem.architecture.model import LayerSpec
+from tandem.architecture.state import KVSpec
 from tandem.architecture.tensors import NormSpec
 from tandem.compute.arena import Arena
 from tandem.compute.attention import AttentionBackend
@@ -57,7 +58,8 @@ def _save_experts_throughout(path: Path) -> Path:
     return checkpoints.save_tiny_qwen3_moe(path, **EXPERTS_THROUGHOUT)
 
 
-BUILDERS = checkpoints.BUILDERS | {"qwen3_moe-throughout": _save_experts_throughout}
+BUILDERS = {name: build for name, build in checkpoints.BUILDERS.items() if name != "deepseek_v3"}  # it keeps no K and V
+BUILDERS |= {"qwen3_moe-throughout": _save_experts_throughout}
 
 
 @pytest.fixture(scope="module", params=sorted(BUILDERS))
@@ -92,7 +94,7 @@ def _run(
     for index, (input_ids, positions, batches) in enumerate(steps):
         by_layer = [batches[group] for group in group_of]
         wanted = None if asked is None else _wanted(by_layer, decoder.spec.wanted_states, asked[index])
-        hidden.append(decoder.forward(input_ids, positions, arena.layers, by_layer, backend, wanted))
+        hidden.append(decoder.forward(input_ids, positions, arena.layers, by_layer, {KVSpec: backend}, wanted))
     return hidden, arena.pages
 
 
@@ -247,6 +249,7 @@ def test_biases_in_the_mlp_are_computed_layer_by_layer(tmp_path: Path, kernels: 
         (checkpoints.save_tiny_qwen2_moe, {}, False),  # shared experts
         (checkpoints.save_tiny_minimax_m2, {}, False),  # norms over all heads
         (checkpoints.save_tiny_gpt_oss, {}, False),  # sinks
+        (checkpoints.save_tiny_deepseek_v3, {}, False),  # latents
         (checkpoints.save_tiny_gemma4, {}, False),  # per-layer embeddings, shared K and V
         (checkpoints.save_tiny_gemma4_moe, {}, False),  # blocks side by side
     ],

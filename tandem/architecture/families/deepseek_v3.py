@@ -1,0 +1,44 @@
+"""DeepseekV3ForCausalLM: DeepSeek-V3 and R1, Kimi-K2. Latent attention; experts in groups, chosen by sigmoid.
+
+Layers behind the last one predict further tokens; they are not served.
+"""
+
+from tandem.architecture.families import base
+from tandem.architecture.families.grouped_experts import (
+    UNUSED_KEYS,
+    RoutingDefaults,
+    further_layers,
+    read_blocks,
+    sigmoid_router,
+)
+from tandem.architecture.families.latents import LatentDefaults, read_latent_attention
+from tandem.architecture.fields import Fields
+from tandem.architecture.model import ModelSpec
+
+_DEFAULTS = base.Defaults(
+    max_positions=4096,
+    head_dim=64,
+    eos_token_id=1,
+    bos_token_id=0,
+    hidden=7168,
+    intermediate=18432,
+    layers=61,
+    heads=128,
+    vocab=129_280,
+)
+_ROUTING = RoutingDefaults(num_experts=256, top_k=8, width=2048, num_groups=8, top_groups=4, num_dense=3, scale=2.5)
+
+
+def _read_model(fields: Fields) -> ModelSpec:
+    sizes = base.read_sizes(fields, _DEFAULTS)
+    attention = read_latent_attention(
+        fields, sizes, LatentDefaults(), is_interleaved=fields.flag("rope_interleave", True)
+    )
+    blocks = read_blocks(fields, sizes, sigmoid_router(fields, sizes, _ROUTING), _ROUTING)
+    layers = [base.pre_norm_layer(sizes, index, attention(index), block) for index, block in enumerate(blocks)]
+    model = base.build_model("deepseek_v3", fields, sizes, layers, unserved=further_layers(fields, sizes))
+    base.check_unread(fields, UNUSED_KEYS)
+    return model
+
+
+FAMILY = base.Family(_read_model)

@@ -1,0 +1,112 @@
+"""Experts in groups beside shared ones, behind some dense layers, as DeepSeek names them and others after it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tandem.architecture.families import base
+from tandem.architecture.families.experts import (
+    TRAINING_KEYS,
+    mixture_of_experts,
+    read_num_experts,
+    stacked_experts,
+)
+from tandem.architecture.feed_forward import MixtureOfExpertsSpec, RouterSpec, Score
+from tandem.architecture.fields import REQUIRED, Fields
+from tandem.architecture.tensors import LinearSpec, TensorSpec
+
+UNUSED_KEYS: Final = (*TRAINING_KEYS, "aux_loss_alpha", "seq_aux", "ep_size")
+_EPSILON = 1e-20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingDefaults:
+    """Values that transformers assumes for absent keys. `num_dense`: first layers without experts."""
+
+    num_experts: int
+    width: int
+    num_shared: int = 1
+    top_k: int = REQUIRED
+    num_groups: int = 1
+    top_groups: int = 1
+    num_dense: int
+    scale: float = 1.0
+
+
+def sigmoid_router(fields: Fields, sizes: base.Sizes, defaults: RoutingDefaults) -> RouterSpec:
+    """Choice by sigmoid with a correction, within the best groups (DeepSeek-V3); names are without a prefix."""
+    fields.only("scoring_func", ("sigmoid",), "sigmoid")
+    fields.only("topk_method", ("noaux_tc",), "noaux_tc")
+    num_experts, num_groups, top_groups = read_groups(fields, defaults)
+    return RouterSpec(
+        linear=LinearSpec("gate", num_experts, sizes.hidden, is_float32=True),
+        top_k=read_top_k(fields, defaults, top_groups * num_experts // num_groups),
+        score=Score.SIGMOID,
+        correction=TensorSpec("gate.e_score_correction_bias", (num_experts,), is_float32=True),
+        renormalise=fields.flag("norm_topk_prob", True),
+        epsilon=_EPSILON,
+        scale=fields.number("routed_scaling_factor", defaults.scale),
+        num_groups=num_groups,
+        top_groups=top_groups,
+    )
+
+
+def read_groups(fields: Fields, defaults: RoutingDefaults, least: int = 2) -> tuple[int, int, int]:
+    """Experts, groups of them, and groups of which a token's experts are. `least`: experts of one of several groups."""
+    num_experts = read_num_experts(fields, defaults.num_experts)
+    num_groups = fields.optional_count("n_group", defaults.num_groups, high=num_experts) or 1
+    if num_experts % num_groups or (num_groups > 1 and num_experts < least * num_groups):
+        raise fields.wrong(
+            "n_group", f"1, or a divisor of the {num_experts} experts that leaves {least} or more a group"
+        )
+    return num_experts, num_groups, fields.optional_count("topk_group", defaults.top_groups, high=num_groups) or 1
+
+
+def read_top_k(fields: Fields, defaults: RoutingDefaults, num_reachable: int) -> int:
+    """Experts of a token, of those in the groups that it can have."""
+    return fields.count("num_experts_per_tok", defaults.top_k, high=num_reachable)
+
+
+def read_blocks(
+    fields: Fields,
+    sizes: base.Sizes,
+    router: RouterSpec,
+    defaults: RoutingDefaults,
+    *,
+    dense: Sequence[bool] | None = None,
+    are_stacked: bool = False,
+) -> list[MixtureOfExpertsSpec | None]:
+    """One for each layer; None = a gated block of the usual size.
+
+    Args:
+        router: its names are without a prefix.
+        dense: the layers without experts; None = the first ones.
+        are_stacked: the experts of a layer are stored as one stack.
+    """
+    fields.only("moe_layer_freq", (1,), "1 (experts in every layer behind the dense ones)")
+    width = fields.count("moe_intermediate_size", defaults.width, high=1 << 20)
+    num_shared = fields.count("n_shared_experts", defaults.num_shared, low=0, high=64)
+    if dense is None:
+        num_dense = fields.count("first_k_dense_replace", defaults.num_dense, low=0)
+        dense = [index < num_dense for index in range(sizes.num_layers)]
+    return [
+        None if is_dense else _block(sizes, index, router, width, num_shared, are_stacked)
+        for index, is_dense in enumerate(dense)
+    ]
+
+
+def further_layers(fields: Fields, sizes: base.Sizes) -> tuple[str, ...]:
+    """Prefixes of the tensors of layers behind the last one, which predict further tokens; they are not served."""
+    num_further = max(fields.count(name, 1, low=0) for name in ("num_nextn_predict_layers", "num_mtp_layers"))
+    return tuple(f"{base.layer_prefix(sizes.num_layers + index)}." for index in range(num_further))
+
+
+def _block(
+    sizes: base.Sizes, index: int, router: RouterSpec, width: int, num_shared: int, are_stacked: bool
+) -> MixtureOfExpertsSpec:
+    prefix = f"{base.layer_prefix(index)}.mlp"
+    shared = base.gated(sizes, f"{prefix}.shared_experts", width * num_shared) if num_shared else None
+    if are_stacked:
+        experts = stacked_experts(sizes, f"{prefix}.experts", router.num_experts, width)
+        return MixtureOfExpertsSpec(router=router.under(prefix), experts=experts, shared=shared)
+    return mixture_of_experts(sizes, prefix, router, width, shared)

@@ -1,0 +1,90 @@
+"""Self-attention over latents of one layer: project, rotate and store one row a token, attend over the rows.
+
+Keys and values are never made: each head's map to keys is applied to its query, that to values to its sum of latents.
+So a token costs the same map whether it is of a prompt or generated, and its bits do not depend on how a prompt is cut.
+"""
+
+import torch
+
+from tandem.architecture.mixers import LatentAttentionSpec
+from tandem.compute.arena import LayerLatents
+from tandem.compute.attention import AttentionParams, LatentBackend
+from tandem.compute.ops import Kernels
+from tandem.compute.step import AttentionBatch
+from tandem.compute.weights.base import Linear
+from tandem.models.layers.norm import Norm
+from tandem.models.layers.query_factors import query_factors
+from tandem.models.layers.rotary import RotaryTable
+from tandem.models.parameters import Parameters
+
+
+class LatentAttention:
+    """Computes a `LatentAttentionSpec` with the tensors that it names. `rotary`: tables of its rotary embedding."""
+
+    def __init__(
+        self, spec: LatentAttentionSpec, parameters: Parameters, rotary: RotaryTable, kernels: Kernels
+    ) -> None:
+        self._spec = spec
+        self._kernels = kernels
+        self._rotary = rotary
+        self.params = AttentionParams(spec.num_heads, spec.scale)
+        self._q_a = None if spec.q_a is None else parameters.linear(spec.q_a)
+        self._q_norm = Norm.take_optional(spec.q_norm, parameters, kernels)
+        self._q = parameters.linear(spec.q)
+        self._kv_a = parameters.linear(spec.kv_a)
+        self._kv_norm = Norm.take(spec.kv_norm, parameters, kernels)
+        self._key_map, self._value_map = _split(parameters.linear(spec.kv_b), spec, self._kv_norm.weight.device)
+        self._o = parameters.linear(spec.o)
+        self._query_factors = query_factors(spec.query_scaling, rotary.cos)
+
+    def write(
+        self, x: torch.Tensor, positions: torch.Tensor, latents: LayerLatents, batch: AttentionBatch
+    ) -> torch.Tensor:
+        """Queries [num_tokens, num_heads, plain_dim + rotary_dim] of `x` [num_tokens, hidden], their last elements
+        rotated; its rows are in `latents` then.
+        """
+        spec = self._spec
+        latent, key = self._kv_a(x).tensor_split([spec.rank], dim=1)
+        rotated = self._rotated(key.unsqueeze(1), positions).squeeze(1)
+        latents.write(torch.cat((self._kv_norm(latent), rotated), dim=1), batch.slot_mapping)
+        queries = self._q(x if self._q_a is None else self._normed(self._q_a(x)))
+        queries = queries.view(-1, spec.num_heads, spec.plain_dim + spec.rotary_dim)
+        queries[..., spec.plain_dim :] = self._rotated(queries[..., spec.plain_dim :], positions)
+        if self._query_factors is not None:
+            queries.mul_(self._query_factors[positions].to(queries.dtype))
+        return queries
+
+    def attend(
+        self, queries: torch.Tensor, latents: LayerLatents, batch: AttentionBatch, backend: LatentBackend
+    ) -> torch.Tensor:
+        """[num_tokens, hidden], of what the queries find in `latents`."""
+        plain, rotated = queries.tensor_split([self._spec.plain_dim], dim=2)
+        mapped = torch.cat((self._kernels.linear_by_head(plain, self._key_map), rotated), dim=2)
+        sums = backend.attend(mapped, latents, batch, self.params)
+        return self._o(self._kernels.linear_by_head(sums, self._value_map).flatten(1))
+
+    def _normed(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self._q_norm is None else self._q_norm(x)
+
+    def _rotated(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """`x` [num_tokens, heads, rotary_dim], rotated and half-split, in memory of its own."""
+        if self._spec.is_interleaved:
+            x = torch.cat((x[..., 0::2], x[..., 1::2]), dim=-1)
+        else:
+            x = x.contiguous() if not x.is_contiguous() else x.clone()
+        self._kernels.rotate(x, self._rotary.cos, self._rotary.sin, positions)
+        return x
+
+
+def _split(kv_b: Linear, spec: LatentAttentionSpec, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The maps of latents to keys and to values, turned for a query and for a sum of latents.
+
+    Returns:
+        [num_heads, rank, plain_dim] and [num_heads, value_dim, rank].
+
+    NOTE: a weight in any format is asked for its numbers by multiplying unit vectors, which is exact.
+    """
+    units = torch.eye(spec.rank, dtype=kv_b.weight.dtype, device=device)
+    by_head = kv_b(units).view(spec.rank, spec.num_heads, spec.plain_dim + spec.value_dim)
+    keys, values = by_head.tensor_split([spec.plain_dim], dim=2)
+    return keys.transpose(0, 1).contiguous(), values.permute(1, 2, 0).contiguous()

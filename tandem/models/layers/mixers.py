@@ -1,0 +1,47 @@
+"""Token mixers by the type of their spec."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from tandem.architecture.mixers import AttentionSpec, LatentAttentionSpec, MixerSpec
+from tandem.architecture.rope import RopeSpec
+from tandem.compute.attention import AttentionParams
+from tandem.compute.ops import Kernels
+from tandem.compute.step import AttentionBatch
+from tandem.models.layers.attention import Attention
+from tandem.models.layers.latent_attention import LatentAttention
+from tandem.models.layers.rotary import RotaryTable
+from tandem.models.parameters import Parameters
+
+
+class Mixer(Protocol):
+    """A token mixer. `params`: what it asks of a backend. `state` is the view of what such a layer keeps, `backend`
+    one that reads it.
+    """
+
+    params: AttentionParams
+
+    def write(self, x: torch.Tensor, positions: torch.Tensor, state: Any, batch: AttentionBatch, /) -> torch.Tensor:
+        """Queries [num_tokens, num_heads, size] of `x` [num_tokens, hidden]; what the layer keeps of `x` is in `state`
+        then.
+        """
+        ...
+
+    def attend(self, queries: torch.Tensor, state: Any, batch: AttentionBatch, backend: Any, /) -> torch.Tensor:
+        """[num_tokens, hidden], of what the queries find in `state`."""
+        ...
+
+
+def build_mixer(
+    spec: MixerSpec, parameters: Parameters, tables: Mapping[RopeSpec | None, RotaryTable], kernels: Kernels
+) -> Mixer:
+    """The mixer that computes `spec`."""
+    return _MIXERS[type(spec)](spec, parameters, tables[spec.rope], kernels)
+
+
+_MIXERS: dict[type, Callable[[Any, Parameters, RotaryTable, Kernels], Mixer]] = {
+    AttentionSpec: Attention,
+    LatentAttentionSpec: LatentAttention,
+}

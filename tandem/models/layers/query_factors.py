@@ -1,0 +1,13 @@
+"""Factors by which queries grow with their position."""
+
+import torch
+
+from tandem.architecture.mixers import QueryScaling
+
+
+def query_factors(scaling: QueryScaling | None, cos: torch.Tensor) -> torch.Tensor | None:
+    """[max_positions, 1, 1] float32; `cos` [max_positions, ...] is the layer's rotary table."""
+    if scaling is None:
+        return None
+    positions = torch.arange(len(cos), device=cos.device)
+    return (1 + scaling.beta * torch.log(1 + torch.floor(positions / scaling.original_length))).view(-1, 1, 1)
