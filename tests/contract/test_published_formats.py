@@ -48,13 +48,20 @@ BUILDERS = {
     "llama": lambda path: checkpoints.save_tiny_llama(path, **SIZES),
     "qwen3_moe": lambda path: checkpoints.save_tiny_qwen3_moe(path, **SIZES | {"moe_intermediate_size": 64}),
 }
+LATENT: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 320, "moe_intermediate_size": 64, "kv_lora_rank": 64}
+LATENT_FORMATS = ("fp8 blocks", "compressed int4 groups")
+BUILDERS_OF_A_FEW = {"deepseek_v3": lambda path: checkpoints.save_tiny_deepseek_v3(path, **LATENT)}
 PROMPTS = ([5, 9, 13, 2], list(range(40, 75)), [7])
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 GPT_OSS = "gpt-oss"
 
 
 @pytest.fixture(
-    params=[*((name, family) for name in FORMATS for family in BUILDERS), (GPT_OSS, GPT_OSS)],
+    params=[
+        *((name, family) for name in FORMATS for family in BUILDERS),
+        *((name, "deepseek_v3") for name in LATENT_FORMATS),
+        (GPT_OSS, GPT_OSS),
+    ],
     ids="-".join,
     scope="module",
 )
@@ -62,7 +69,11 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     """Where `coded` and `decoded` are."""
     (name, family), place = request.param, tmp_path_factory.mktemp("published")
     is_gpt_oss = name == GPT_OSS
-    path = checkpoints.save_tiny_gpt_oss(place / "plain") if is_gpt_oss else BUILDERS[family](place / "plain")
+    path = (
+        checkpoints.save_tiny_gpt_oss(place / "plain")
+        if is_gpt_oss
+        else (BUILDERS | BUILDERS_OF_A_FEW)[family](place / "plain")
+    )
     write_byte_tokenizer(path)
     if is_gpt_oss:
         save_gpt_oss_blocks(path, place / "coded", place / "decoded")
@@ -112,6 +123,17 @@ def test_answers_are_those_of_the_numbers_that_codes_stand_for(checkpoint: Path,
     expected = served(checkpoint / "decoded", is_native=is_native)
     assert served(checkpoint / "coded", is_native=is_native) == expected
     assert len({tuple(answer) for answer in expected}) > 1
+
+
+@pytest.mark.parametrize("is_native", [False, True], ids=["pytorch", "compiled"])
+def test_latents_of_codes_are_served_in_16_bits(is_native: bool, tmp_path: Path) -> None:
+    """Regression: the maps of latents were floats of 32 bits whatever the rows were."""
+    plain = write_byte_tokenizer(BUILDERS_OF_A_FEW["deepseek_v3"](tmp_path / "plain"))
+    save_published(plain, FORMATS["fp8 blocks"], tmp_path / "coded", tmp_path / "decoded")
+    options = {"dtype": "bfloat16", "native_kernels": is_native}
+    engine = build_engine(replace(TINY, model=str(tmp_path / "coded"), attention_backend="auto", **options))
+    request_id = engine.add_request(PROMPTS[0], GREEDY)
+    assert len(token_ids(drain(engine)[request_id, 0])) == GREEDY.max_tokens
 
 
 def test_a_packed_file_holds_the_same_codes(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ class LatentAttention:
         self._q = parameters.linear(spec.q)
         self._kv_a = parameters.linear(spec.kv_a)
         self._kv_norm = Norm.take(spec.kv_norm, parameters, kernels)
-        self._key_map, self._value_map = _split(parameters.linear(spec.kv_b), spec, self._kv_norm.weight.device)
+        self._key_map, self._value_map = _split(parameters.linear(spec.kv_b), spec, self._kv_norm.weight)
         self._o = parameters.linear(spec.o)
         self._query_factors = query_factors(spec.query_scaling, rotary.cos)
 
@@ -76,15 +76,17 @@ class LatentAttention:
         return x
 
 
-def _split(kv_b: Linear, spec: LatentAttentionSpec, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _split(kv_b: Linear, spec: LatentAttentionSpec, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The maps of latents to keys and to values, turned for a query and for a sum of latents.
+
+    `like`: of the rows' dtype and device.
 
     Returns:
         [num_heads, rank, plain_dim] and [num_heads, value_dim, rank].
 
     NOTE: a weight in any format is asked for its numbers by multiplying unit vectors, which is exact.
     """
-    units = torch.eye(spec.rank, dtype=kv_b.weight.dtype, device=device)
+    units = torch.eye(spec.rank, dtype=like.dtype, device=like.device)
     by_head = kv_b(units).view(spec.rank, spec.num_heads, spec.plain_dim + spec.value_dim)
     keys, values = by_head.tensor_split([spec.plain_dim], dim=2)
     return keys.transpose(0, 1).contiguous(), values.permute(1, 2, 0).contiguous()
