@@ -130,8 +130,8 @@ def test_latents_of_codes_are_served_in_16_bits(is_native: bool, tmp_path: Path)
     """Regression: the maps of latents were floats of 32 bits whatever the rows were."""
     plain = write_byte_tokenizer(BUILDERS_OF_A_FEW["deepseek_v3"](tmp_path / "plain"))
     save_published(plain, FORMATS["fp8 blocks"], tmp_path / "coded", tmp_path / "decoded")
-    options = {"dtype": "bfloat16", "native_kernels": is_native}
-    engine = build_engine(replace(TINY, model=str(tmp_path / "coded"), attention_backend="auto", **options))
+    config = replace(TINY, model=str(tmp_path / "coded"), dtype="bfloat16", native_kernels=is_native)
+    engine = build_engine(replace(config, attention_backend="auto"))
     request_id = engine.add_request(PROMPTS[0], GREEDY)
     assert len(token_ids(drain(engine)[request_id, 0])) == GREEDY.max_tokens
 
