@@ -135,7 +135,9 @@ def test_a_confirmation_that_fails_after_prefill_has_ended_leads_to_the_next(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("silent", [{"greet"}, {"prefill", "renew"}, {"confirm", "renew"}], ids=str)
+@pytest.mark.parametrize(
+    "silent", [{"greet"}, {"prefill", "renew"}, {"confirm", "renew"}], ids=lambda names: "-".join(sorted(names))
+)
 def test_a_prefill_worker_that_never_answers_is_given_up(llama: Path, expected: list[int], silent: set[str]) -> None:
     async def main() -> None:
         async with pair_of(llama, lease_ttl_s=1) as pair, front_of(pair.prefill, silent=silent) as front:
