@@ -16,10 +16,11 @@ from tandem.quantize.stream import LayerRunner
 from tests.helpers import checkpoints
 from tests.helpers.quantizing import random_tokens
 
+LATENT = {"deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4"}
 BUILDERS = {
     name: build
     for name, build in (checkpoints.BUILDERS | checkpoints.EXPERT_BUILDERS | checkpoints.MORE_BUILDERS).items()
-    if name not in {"gemma3", "gemma4", "gemma4_moe", "olmo2", "olmo3"}
+    if name not in {"gemma3", "gemma4", "gemma4_moe", "olmo2", "olmo3"} | LATENT
 }
 BUILDERS["llama with biases"] = lambda path: checkpoints.save_tiny_llama(path, attention_bias=True, mlp_bias=True)
 
@@ -49,9 +50,15 @@ def test_a_rotated_model_computes_the_same(build: checkpoints.Builder, tmp_path:
 
 
 @pytest.mark.parametrize(
-    "build", [checkpoints.save_tiny_gemma3, checkpoints.save_tiny_gemma4, checkpoints.save_tiny_olmo2]
+    "build",
+    [
+        checkpoints.save_tiny_gemma3,
+        checkpoints.save_tiny_gemma4,
+        checkpoints.save_tiny_olmo2,
+        checkpoints.save_tiny_deepseek_v3,
+    ],
 )
-def test_norms_behind_blocks_do_not_turn(build: checkpoints.Builder, tmp_path: Path) -> None:
+def test_norms_behind_blocks_and_latents_do_not_turn(build: checkpoints.Builder, tmp_path: Path) -> None:
     model = SourceModel.open(build(tmp_path), TorchKernels())
     with pytest.raises(ConfigurationError, match=r"--rotate: layer 0 of the model .*leave --rotate out"):
         MergedRotation.of(model.spec)
