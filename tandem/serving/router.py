@@ -6,7 +6,7 @@ after a second. Even if the index or discovery fails, a request is paired while 
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.errors import (
@@ -218,12 +218,11 @@ def _shape_of(call: PairCall, chains: Sequence[Chain], leading: Mapping[str, int
 
 
 def _decision_of(record: DecisionRecord, now_s: float) -> Decision:
-    measured = {} if record.outcome is None else asdict(record.outcome)
     decision = Decision(
         request_id=record.request_id,
         age_s=now_s - record.decided_at_s,
         policy=record.policy,
-        measured_ms={name.removesuffix("_ms"): value for name, value in measured.items() if value is not None},
+        measured_ms={} if record.outcome is None else _measured_ms(record.outcome),
     )
     answer = record.answer
     if isinstance(answer, Refusal):
@@ -235,6 +234,17 @@ def _decision_of(record: DecisionRecord, now_s: float) -> Decision:
         fetch_from_id=answer.fetch_from_id,
         predicted_ms=_stages_of(answer.predicted),
     )
+
+
+def _measured_ms(outcome: Settlement) -> Mapping[str, float]:
+    """Milliseconds of each stage that was reached."""
+    stages = {
+        "queue": outcome.queue_ms,
+        "prefill": outcome.prefill_ms,
+        "transfer": outcome.transfer_ms,
+        "ttft": outcome.ttft_ms,
+    }
+    return {stage: value for stage, value in stages.items() if value is not None}
 
 
 def _stages_of(predicted: Prediction) -> Mapping[str, float]:

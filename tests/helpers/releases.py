@@ -22,11 +22,7 @@ BEFORE_SESSIONS = "e285976"  # the last commit that speaks protocol 1
 _IN_WHEEL = ("tandem", "services", "proto", "pyproject.toml", "README.md", "LICENSE")
 _RANGE = f"PROTOCOL_VERSION = {PROTOCOL_VERSION}\n", f"PROTOCOL_VERSION = {PROTOCOL_VERSION + 1}\n"
 _SENT = "            return self.put(value).SerializeToString()\n"
-_SENT_WITH_MORE = """\
-            message = self.put(value)
-            message.of_the_next_release = "more"
-            return message.SerializeToString()
-"""
+_SENT_WITH_MORE = _SENT.rstrip("\n") + ' + b"\\xc2\\x3e\\x04more"\n'  # field 1000, a string
 
 
 def source_of(commit: str, directory: Path) -> Path:
@@ -61,24 +57,8 @@ def next_release(directory: Path, *, with_other_hashes: bool = False) -> Path:
     _replace(directory / "tandem" / "rpc" / "form.py", _SENT, _SENT_WITH_MORE)
     if with_other_hashes:
         _replace(directory / "tandem" / "core" / "hashing.py", f"HASH_VERSION = {HASH_VERSION}", "HASH_VERSION = 1000")
-    for proto in sorted((directory / "proto").rglob("*.proto")):
-        proto.write_text(_with_more(proto.read_text()))
     compile_protos(directory, force=True)
     return directory
-
-
-def _with_more(proto: str) -> str:
-    """Each message of a file with one more field."""
-    lines = []
-    for line in proto.splitlines():
-        if line.startswith("message ") and line.endswith("{}"):
-            line = line.removesuffix("}")
-            lines += [line, "  optional string of_the_next_release = 1000;", "}"]
-        else:
-            lines.append(line)
-            if line.startswith("message "):
-                lines.append("  optional string of_the_next_release = 1000;")
-    return "\n".join(lines) + "\n"
 
 
 def _replace(path: Path, old: str, new: str) -> None:

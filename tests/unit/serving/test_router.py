@@ -31,6 +31,7 @@ from tandem.routing.policies import PredictedCost
 from tandem.routing.settlement import Settlement
 from tandem.routing.snapshot import Links, Role
 from tandem.rpc.client import ClientPool, RouterClient, client_of
+from tandem.rpc.message_forms import DECISIONS
 from tandem.rpc.messages import PairCall, Registration, WorkerListing
 from tandem.rpc.server import serve_router
 from tandem.serving.discovery import EmbeddedDiscovery
@@ -416,7 +417,9 @@ def test_outcomes_correct_the_count_of_what_runs_and_show_the_error() -> None:
                 await router.service.pair(call(request_id="long", token_ids=(1,) * 10**7))
             decision, refused = await router.service.decisions(2)
             assert (decision.prefill_id, decision.decode_id, decision.refusal) == ("p0", "d0", "")
-            assert decision.measured_ms["ttft"] - decision.predicted_ms["ttft"] == pytest.approx(25.0)
+            assert decision.measured_ms == {"ttft": pytest.approx(decision.predicted_ms["ttft"] + 25.0)}
+            sent = DECISIONS.put([decision, refused])
+            assert [one.request_id for one in DECISIONS.take(sent)] == ["r", "long"]
             assert (refused.request_id, refused.decode_id) == ("long", None)
             assert "tokens" in refused.refusal
             assert [one.request_id for one in await router.service.decisions(1)] == ["long"]
