@@ -187,9 +187,7 @@ def inner_samples(routing: Routing, working: Working, num_tokens: int, num_new: 
 
 
 def _taken(routing: Routing, working: Working, request_id: str, ids: list[int]) -> dict[str, float]:
-    pair = PairCall(
-        request_id=request_id, model=NAME, token_ids=tuple(ids), num_expected_output=1, scope=UNSCOPED
-    )
+    pair = PairCall(request_id=request_id, model=NAME, token_ids=tuple(ids), num_expected_output=1, scope=UNSCOPED)
     params = dataclasses.replace(GREEDY, max_tokens=2, seed=1)
     generate = GenerateCall(request_id=request_id, prompt_token_ids=tuple(ids), params=params, scope=UNSCOPED)
     found = {"router": routing.pair(PAIR_CALL.encode(pair))}
