@@ -210,7 +210,7 @@ class RouterFleet:
 
 
 def reported(worker_id: str, role: Role, source: random.Random, now_s: float, epoch: int = 1) -> WorkerStatus:
-    """A worker's news at some load or other."""
+    """A worker's status at some load or other."""
     queued = source.randrange(30_000) if role is Role.PREFILL else 0
     state = WorkerState(
         worker_id=worker_id,

@@ -25,7 +25,7 @@ from tandem.engine.randomness import choice_seed
 from tandem.engine.text_stream import TextPiece, TextStream
 from tandem.engine.validation import check_handoff, check_params, check_request_id, check_scope, encode_prompt
 from tandem.kvcache.manager import KVCacheManager, KVCacheUsage
-from tandem.scheduler.output import KVNews, KVReserved, SampledToken, ScheduledRequest, SchedulerOutput
+from tandem.scheduler.output import KVEvent, KVReserved, SampledToken, ScheduledRequest, SchedulerOutput
 from tandem.scheduler.request import WHOLE, Handoff, Request
 from tandem.scheduler.scheduler import Scheduler, SchedulerCounters
 from tandem.text.grammars import Grammars
@@ -49,7 +49,7 @@ class Engine:
 
     `on_close` ends what the executor runs beside this thread.
     `borrowed_s` says for how long cores that belong to others have worked for this engine, in time of all its own.
-    `on_kv_news` is told, on the thread that steps, what was reserved and leased for other workers' sake.
+    `on_kv_event` is told, on the thread that steps, what was reserved and leased for other workers' sake.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.grammars = grammars
         self.borrowed_s: Callable[[], float] = lambda: 0.0
-        self.on_kv_news: Callable[[KVNews], None] | None = None
+        self.on_kv_event: Callable[[KVEvent], None] | None = None
         self.is_stalled = False
 
     @property
@@ -191,7 +191,7 @@ class Engine:
         """Compute one step; returns what is new. When nothing can go on it returns at once and `is_stalled` is set."""
         self._kv.kept.tell_time(self._clock.now_s())
         step = self._scheduler.schedule()
-        self._pass_on_news()
+        self._pass_on_events()
         outputs = self._ended(self._scheduler.take_evicted())
         self.is_stalled = not step.scheduled
         if self.is_stalled:
@@ -203,7 +203,7 @@ class Engine:
             for item in step.scheduled:
                 self._note_prompt_logprobs(item, result.prompt_logprobs.get(item.request_id))
         self._scheduler.update(step, result)
-        self._pass_on_news()
+        self._pass_on_events()
         now_s = self._clock.now_s()
         self._step_stats.append(replace(stats, duration_s=now_s + self.borrowed_s() - started_s))
         return outputs + [
@@ -226,7 +226,7 @@ class Engine:
     def kv_arrived(self, request_id: str, num_tokens: int) -> None:
         """See `Scheduler.kv_arrived`."""
         self._scheduler.kv_arrived(request_id, num_tokens)
-        self._pass_on_news()
+        self._pass_on_events()
 
     def load(self) -> EngineLoad:
         """What is accepted and not finished."""
@@ -299,13 +299,13 @@ class Engine:
     def _ended(self, requests: Iterable[Request]) -> list[RequestOutput]:
         return [self._output(self._choices[request.request_id], (), "", None) for request in requests]
 
-    def _pass_on_news(self) -> None:
-        for news in self._scheduler.take_news():
+    def _pass_on_events(self) -> None:
+        for news in self._scheduler.take_kv_events():
             choice = self._choices[news.request_id]
             if isinstance(news, KVReserved) and choice.first_scheduled_s is None:
                 choice.first_scheduled_s = self._clock.now_s()  # NOTE: it queues no longer, it waits for its KV
-            if self.on_kv_news is not None:
-                self.on_kv_news(news)
+            if self.on_kv_event is not None:
+                self.on_kv_event(news)
 
     def _add_all(self, requests: list[Request]) -> None:
         """Queue all choices of a request or none of them."""

@@ -32,13 +32,13 @@ class Hearing:
     async def take(self, batch: Sequence[RequestOutput]) -> list[ChoiceUpdate]:
         """Processes a batch and returns the updates to show. Raises as `Moderator.judge`."""
         updates: list[ChoiceUpdate] = []
-        for news in batch:
-            result = self._results[news.index]
+        for output in batch:
+            result = self._results[output.index]
             if result.finish_reason is not None:
                 continue  # NOTE: it was stopped, and its worker does not know yet
-            update = result.take(news)
+            update = result.take(output)
             if self._answers is not None:
-                update = await self._answers[news.index].pass_on(update)
+                update = await self._answers[output.index].pass_on(update)
             result.add(update)
             updates.append(update)
         return updates

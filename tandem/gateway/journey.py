@@ -26,14 +26,14 @@ from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason
 from tandem.gateway.history import RequestRecord
 from tandem.gateway.metrics import GatewayMetrics
-from tandem.gateway.news_queue import NewsQueue
 from tandem.gateway.outage_lines import OutageLines
 from tandem.gateway.request import ChoiceEnd, ChoiceRequest, ServeRequest
 from tandem.gateway.routers import Routers
 from tandem.gateway.stalls import StallWatch
+from tandem.gateway.update_queue import UpdateQueue
 from tandem.gateway.waiting_line import Refusal, WaitingLine
 from tandem.rpc.client import ClientPool, WorkerClient
-from tandem.rpc.messages import GenerateCall, GenerateNews, PairCall, PairingAnswer, WorkerAddress
+from tandem.rpc.messages import GenerateCall, GenerateUpdate, PairCall, PairingAnswer, WorkerAddress
 
 _logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Journey:
         request: ServeRequest,
         choice: ChoiceRequest,
         record: RequestRecord,
-        queue: NewsQueue,
+        queue: UpdateQueue,
     ) -> None:
         self._ways = ways
         self._request = request
@@ -210,9 +210,9 @@ class Journey:
         with self._ways.stalls.listen(worker, timeout) as listening:
             try:
                 async with timeout, aclosing(client.serve(self._call(pairing))) as stream:
-                    async for news in stream:
+                    async for update in stream:
                         listening.heard_s = self._ways.clock.now_s()
-                        await self._take(news, listening.heard_s, worker)
+                        await self._take(update, listening.heard_s, worker)
             except TimeoutError:
                 raise WorkerLostError(listening.lost or f"worker {worker.worker_id} went silent") from None
         if self._final is None:
@@ -236,8 +236,8 @@ class Journey:
             pins=self._request.pins,
         )
 
-    async def _take(self, news: GenerateNews, now_s: float, worker: WorkerAddress) -> None:
-        output = news.output
+    async def _take(self, update: GenerateUpdate, now_s: float, worker: WorkerAddress) -> None:
+        output = update.output
         if output.finish_reason is FinishReason.ABORT:
             raise WorkerLostError(f"worker {worker.worker_id} aborted the request: {output.stop_reason or 'no reason'}")
         if output.finish_reason is FinishReason.ERROR:
@@ -248,9 +248,9 @@ class Journey:
         if output.token_ids:
             self._note_tokens(output.token_ids, now_s)
         if output.finished:
-            self._final, self._stages, self._ended_s = output, news.timeline, now_s
-        elif news.timeline:
-            self._record.add_early(self._choice.index, news.timeline)
+            self._final, self._stages, self._ended_s = output, update.timeline, now_s
+        elif update.timeline:
+            self._record.add_early(self._choice.index, update.timeline)
 
     def _note_tokens(self, token_ids: tuple[int, ...], now_s: float) -> None:
         if self._first_s is None or self._last_s is None:

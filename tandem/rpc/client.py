@@ -25,15 +25,15 @@ from tandem.rpc.messages import (
     ConfirmCall,
     Decision,
     GenerateCall,
-    GenerateNews,
+    GenerateUpdate,
     Greeting,
     LeaseCall,
-    LeaseNews,
+    LeaseUpdate,
     ModelInfo,
     PairCall,
     PairingAnswer,
     PrefillCall,
-    PrefillNews,
+    PrefillUpdate,
     ProcessInfo,
     Registration,
     WorkerAddress,
@@ -103,7 +103,7 @@ class WorkerClient(_Client):
         await asyncio.gather(*(stream.close() for stream in streams))
         await super().close()
 
-    async def serve(self, call: GenerateCall) -> AsyncGenerator[GenerateNews, None]:
+    async def serve(self, call: GenerateCall) -> AsyncGenerator[GenerateUpdate, None]:
         """`generate` on the one stream that requests of this client share, which costs both sides far less.
 
         A call of its own is made where its messages may be long, and to a worker of an older version.
@@ -114,16 +114,16 @@ class WorkerClient(_Client):
             shared_stream = self._live_stream()
             try:
                 async with aclosing(shared_stream.generate(data, call.request_id)) as shared:
-                    async for news in shared:
-                        yield news
+                    async for update in shared:
+                        yield update
                 return
             except IncompatiblePeerError:
                 if shared_stream.was_answered:
                     raise
                 self._unshared = call.decode
         async with aclosing(self.generate(call)) as own:
-            async for news in own:
-                yield news
+            async for update in own:
+                yield update
 
     def _live_stream(self) -> SharedStream:
         if self._shared_stream is None or not self._shared_stream.takes_requests:
@@ -148,16 +148,16 @@ class WorkerClient(_Client):
     async def drain(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
         await self._link.ask(methods.DRAIN, None, timeout_s)
 
-    def generate(self, call: GenerateCall, *, timeout_s: float | None = None) -> AsyncGenerator[GenerateNews, None]:
+    def generate(self, call: GenerateCall, *, timeout_s: float | None = None) -> AsyncGenerator[GenerateUpdate, None]:
         return self._link.stream(methods.GENERATE, call, timeout_s, _incarnation(call.decode))
 
-    def prefill(self, call: PrefillCall, *, timeout_s: float | None = None) -> AsyncGenerator[PrefillNews, None]:
+    def prefill(self, call: PrefillCall, *, timeout_s: float | None = None) -> AsyncGenerator[PrefillUpdate, None]:
         return self._link.stream(methods.PREFILL, call, timeout_s, _incarnation(call.prefill))
 
     async def greet(self, greeting: Greeting, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Greeting:
         return await self._link.ask(methods.GREET, greeting, timeout_s)
 
-    async def lease(self, call: LeaseCall, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> LeaseNews:
+    async def lease(self, call: LeaseCall, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> LeaseUpdate:
         return await self._link.ask(methods.LEASE, call, timeout_s)
 
     async def renew(self, lease_ids: Sequence[str], *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Sequence[str]:

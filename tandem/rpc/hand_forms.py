@@ -11,24 +11,24 @@ from tandem.core.events import BlockEvent, BlockRemoved, BlockStored
 from tandem.core.hashing import HASH_BYTES
 from tandem.core.types import TokenLogprobs
 from tandem.rpc.form import Form, finite, token_id, token_ids
-from tandem.rpc.serve_messages import Delivery, Plain, ServeNews
+from tandem.rpc.serve_messages import Delivery, Plain, ServeUpdate
 from tandem.rpc.v1 import router_pb2, worker_pb2
 
 
-def serve_news_form(delivery: Form[Delivery]) -> Form[ServeNews]:
-    """The form of `ServeNews`, whose others have the form `delivery`."""
+def serve_update_form(delivery: Form[Delivery]) -> Form[ServeUpdate]:
+    """The form of `ServeUpdate`, whose others have the form `delivery`."""
 
-    def put(news: ServeNews) -> worker_pb2.ServeResponse:
+    def put(update: ServeUpdate) -> worker_pb2.ServeResponse:
         return worker_pb2.ServeResponse(
-            numbers=[item.number for item in news.plain],
-            num_tokens=[len(item.token_ids) for item in news.plain],
-            texts=[item.text for item in news.plain],
-            token_ids=[token_id for item in news.plain for token_id in item.token_ids],
-            others=[delivery.put(item) for item in news.others],  # type: ignore[misc]
+            numbers=[item.number for item in update.plain],
+            num_tokens=[len(item.token_ids) for item in update.plain],
+            texts=[item.text for item in update.plain],
+            token_ids=[token_id for item in update.plain for token_id in item.token_ids],
+            others=[delivery.put(item) for item in update.others],  # type: ignore[misc]
         )
 
-    def take(message: worker_pb2.ServeResponse) -> ServeNews:
-        return ServeNews(_take_plain(message), tuple(map(delivery.take, message.others)))
+    def take(message: worker_pb2.ServeResponse) -> ServeUpdate:
+        return ServeUpdate(_take_plain(message), tuple(map(delivery.take, message.others)))
 
     return Form(worker_pb2.ServeResponse, put, take)
 

@@ -15,15 +15,15 @@ from tandem.rpc.messages import (
     ConfirmCall,
     Decision,
     GenerateCall,
-    GenerateNews,
+    GenerateUpdate,
     Greeting,
     LeaseCall,
-    LeaseNews,
+    LeaseUpdate,
     ModelInfo,
     PairCall,
     PairingAnswer,
     PrefillCall,
-    PrefillNews,
+    PrefillUpdate,
     ProcessInfo,
     Registration,
     WorkerListing,
@@ -47,7 +47,7 @@ class WorkerHandler(Protocol):
         """Take no new work, finish what runs, then end the process. Returns at once."""
         ...
 
-    def generate(self, call: GenerateCall) -> AsyncIterator[GenerateNews]:
+    def generate(self, call: GenerateCall) -> AsyncIterator[GenerateUpdate]:
         """Serve a request; the caller going away aborts it.
 
         Raises:
@@ -57,7 +57,7 @@ class WorkerHandler(Protocol):
         """
         ...
 
-    def prefill(self, call: PrefillCall) -> AsyncIterator[PrefillNews]:
+    def prefill(self, call: PrefillCall) -> AsyncIterator[PrefillUpdate]:
         """Compute a prompt and lease its blocks; its caller going away ends both. Raises as `generate`."""
         ...
 
@@ -69,7 +69,7 @@ class WorkerHandler(Protocol):
         """
         ...
 
-    async def lease(self, call: LeaseCall) -> LeaseNews:
+    async def lease(self, call: LeaseCall) -> LeaseUpdate:
         """Lease what is held of a chain; `num_tokens` is 0 when nothing is."""
         ...
 

@@ -136,8 +136,12 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerListing:
-    """A worker as a router sees it. `age_s`: since its last news. `is_alive`: whether it is given requests. `slowness`:
-    it is set aside for being so many times as slow as its peers.
+    """A worker as a router sees it.
+
+    Args:
+        age_s: seconds since its last report.
+        is_alive: whether it is given requests.
+        slowness: how many times as slow as its peers it is, if it is set aside for that; else None.
     """
 
     status: "WorkerStatus"
@@ -201,7 +205,7 @@ class StepSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """A worker's news.
+    """A worker's status.
 
     Args:
         state: what routing needs; `state.reported_at_s` is set by the receiver from its own clock.
@@ -209,7 +213,7 @@ class WorkerStatus:
         epoch: grows with every incarnation.
         blocks: by state: free, cached, used, leased, pinned, kept; they add up to the pool.
         model: what it serves.
-        samples: measured since the last news to this receiver.
+        samples: measured since the last report to this receiver.
         unreachable: ids of workers that this one cannot read from now.
         usage: of its process; None = it does not measure it.
     """
@@ -243,7 +247,7 @@ class ComputeCall:
         scope: as in `PairCall`.
         prefill, fetch_from, num_fetch_blocks: as in `PairingAnswer`.
         pins: beginnings of the prompt that the worker that computes it is to keep; `RequestMetrics.pins` of the last
-            news says what was granted.
+            update says what was granted.
     """
 
     request_id: str
@@ -267,7 +271,7 @@ class GenerateCall(ComputeCall):
 
 
 @dataclass(frozen=True, slots=True)
-class GenerateNews:
+class GenerateUpdate:
     """What is new of a request; the last has `output.finish_reason`, metrics and the whole timeline."""
 
     output: RequestOutput
@@ -278,7 +282,7 @@ class GenerateNews:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseNews:
+class LeaseUpdate:
     """More blocks are readable under this lease: their KV reaches to token `num_tokens`.
 
     Args:
@@ -299,7 +303,7 @@ class PrefillCall(ComputeCall):
     """Compute a prompt, lease its blocks to `reader`, choose one token. `prefill`: whom it is meant for.
 
     Args:
-        lease_id: so that a reader can end a lease of which no news has reached it; empty = the worker chooses.
+        lease_id: so that a reader can end a lease of which it has received no update; empty = the worker chooses.
     """
 
     reader: WorkerAddress
@@ -315,12 +319,12 @@ class ChosenToken:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillNews:
+class PrefillUpdate:
     """A lease, the token, or the last message: the timeline. With the token comes how many prompt tokens the cache had
     and which pins were granted.
     """
 
-    lease: LeaseNews | None = None
+    lease: LeaseUpdate | None = None
     token: ChosenToken | None = None
     num_cached_tokens: int | None = None
     timeline: tuple[Stage, ...] = ()

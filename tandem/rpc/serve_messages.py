@@ -57,15 +57,15 @@ class Plain(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Whatever else is new of a request. `news`: an encoded `GenerateNews`; empty = none. None: it goes on."""
+    """Any other update of a request. `update`: an encoded `GenerateUpdate`; empty = none. None: it goes on."""
 
     number: int
-    news: bytes = b""
+    update: bytes = b""
     ending: Ending | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ServeNews:
+class ServeUpdate:
     """What is new of many requests, at most once of each."""
 
     plain: tuple[Plain, ...] = ()

@@ -1,6 +1,6 @@
 """Outbox of a worker for a stream that many requests share, until it can be written.
 
-Invariant: each request's news keeps its order and stays within the room that its caller made; a slow caller of one
+Invariant: each request's updates keep their order and stay within the room that its caller made; a slow caller of one
 request holds up no other. While a message is being written, what comes is joined, so memory is bounded by the rooms.
 """
 
@@ -8,10 +8,10 @@ import asyncio
 
 from tandem.rpc import methods
 from tandem.rpc.joining import is_plain, joined
-from tandem.rpc.messages import GenerateNews
-from tandem.rpc.serve_messages import Delivery, Ending, Plain, ServeNews
+from tandem.rpc.messages import GenerateUpdate
+from tandem.rpc.serve_messages import Delivery, Ending, Plain, ServeUpdate
 
-_Item = GenerateNews | bytes  # plain news, or other news encoded
+_Item = GenerateUpdate | bytes  # a plain update, or another one, encoded
 
 
 class SharedOutbox:
@@ -22,7 +22,7 @@ class SharedOutbox:
         self._endings: list[Delivery] = []
         self._rooms: dict[int, int] = {}
         self._has_room: dict[int, asyncio.Event] = {}
-        self._has_news = asyncio.Event()
+        self._has_updates = asyncio.Event()
 
     def open(self, number: int, room: int) -> None:
         """A request begins; `room`: tokens that may be put."""
@@ -35,7 +35,7 @@ class SharedOutbox:
             if (waiting := self._has_room.get(number)) is not None:
                 waiting.set()
 
-    async def put(self, number: int, news: GenerateNews) -> None:
+    async def put(self, number: int, update: GenerateUpdate) -> None:
         """Waits while the request's caller has room for nothing.
 
         Raises:
@@ -45,59 +45,59 @@ class SharedOutbox:
             waiting = self._has_room.setdefault(number, asyncio.Event())
             waiting.clear()
             await waiting.wait()
-        self._rooms[number] -= len(news.output.token_ids)
-        self._append(number, _checked(news))
-        self._has_news.set()
+        self._rooms[number] -= len(update.output.token_ids)
+        self._append(number, _checked(update))
+        self._has_updates.set()
 
     def end(self, number: int, ending: Ending) -> None:
         """Nothing of this request follows."""
         self._endings.append(Delivery(number, ending=ending))
-        self._has_news.set()
+        self._has_updates.set()
 
     def forget(self, number: int) -> None:
-        """Nobody will put news of this request any more."""
+        """No update of this request will be put any more."""
         del self._rooms[number]
         self._has_room.pop(number, None)
 
     def wake(self) -> None:
         """End a `wait` although there may be nothing."""
-        self._has_news.set()
+        self._has_updates.set()
 
     async def wait(self) -> None:
         """Until there is something to write."""
-        await self._has_news.wait()
+        await self._has_updates.wait()
 
-    def take(self) -> ServeNews:
+    def take(self) -> ServeUpdate:
         """All there is."""
-        self._has_news.clear()
+        self._has_updates.clear()
         waiting, self._items = self._items, {}
         endings, self._endings = self._endings, []
         plain: list[Plain] = []
         others: list[Delivery] = []
         for number, items in waiting.items():
             only = items[0]
-            if len(items) == 1 and isinstance(only, GenerateNews):
+            if len(items) == 1 and isinstance(only, GenerateUpdate):
                 plain.append(Plain(number, only.output.token_ids, only.output.text))
             else:
                 others += (Delivery(number, item if isinstance(item, bytes) else _encoded(item)) for item in items)
-        return ServeNews(tuple(plain), (*others, *endings))
+        return ServeUpdate(tuple(plain), (*others, *endings))
 
     def _append(self, number: int, item: _Item) -> None:
         items = self._items.setdefault(number, [])
         before = items[-1] if items else None
-        if isinstance(before, GenerateNews) and isinstance(item, GenerateNews):
+        if isinstance(before, GenerateUpdate) and isinstance(item, GenerateUpdate):
             items[-1] = joined(before, item)
         else:
             items.append(item)
 
 
-def _checked(news: GenerateNews) -> _Item:
+def _checked(update: GenerateUpdate) -> _Item:
     """NOTE: whatever cannot be sent is found out here, where it concerns its own request alone."""
-    if not is_plain(news):
-        return _encoded(news)
-    news.output.text.encode()
-    return news
+    if not is_plain(update):
+        return _encoded(update)
+    update.output.text.encode()
+    return update
 
 
-def _encoded(news: GenerateNews) -> bytes:
-    return methods.GENERATE.encode_answer(news)
+def _encoded(update: GenerateUpdate) -> bytes:
+    return methods.GENERATE.encode_answer(update)

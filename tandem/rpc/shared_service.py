@@ -15,7 +15,7 @@ from tandem.rpc import methods
 from tandem.rpc.context import incoming_traceparent
 from tandem.rpc.handlers import WorkerHandler
 from tandem.rpc.messages import GenerateCall
-from tandem.rpc.serve_messages import Ending, Opening, ServeCall, ServeNews
+from tandem.rpc.serve_messages import Ending, Opening, ServeCall, ServeUpdate
 from tandem.rpc.shared_outbox import SharedOutbox
 from tandem.rpc.status import ending_of
 
@@ -30,7 +30,7 @@ class SharedService:
         self._outbox = SharedOutbox()
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
-    async def respond(self, calls: AsyncIterator[ServeCall]) -> AsyncGenerator[ServeNews, None]:
+    async def respond(self, calls: AsyncIterator[ServeCall]) -> AsyncGenerator[ServeUpdate, None]:
         """All that is new, until there are no more calls.
 
         Raises:
@@ -91,8 +91,8 @@ class SharedService:
     async def _pass_on(self, number: int, call: GenerateCall) -> None:
         answers = self._handler.generate(call)
         try:
-            async for news in answers:
-                await self._outbox.put(number, news)
+            async for update in answers:
+                await self._outbox.put(number, update)
                 await asyncio.sleep(0)  # NOTE: one that never waits must not hold up others, nor its own first word
         finally:
             close = getattr(answers, "aclose", None)

@@ -2,7 +2,7 @@
 
 What a step of the worker made for many requests comes in one message: its price is paid once. Invariant: a request
 fares as by a call of its own. Its order, its errors and its end are its own; when the stream breaks all its requests
-are lost; one whose news nobody takes is sent no more than `ROOM_TOKENS` and holds up no other.
+are lost; one whose updates nobody reads is sent no more than `ROOM_TOKENS` and holds up no other.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from tandem.core.output import RequestOutput
 from tandem.core.sampling_params import SamplingParams
 from tandem.rpc import methods
 from tandem.rpc.joining import is_plain, joined
-from tandem.rpc.messages import GenerateNews
+from tandem.rpc.messages import GenerateUpdate
 from tandem.rpc.network import Line
-from tandem.rpc.serve_messages import Ending, Opening, Room, ServeCall, ServeNews
+from tandem.rpc.serve_messages import Ending, Opening, Room, ServeCall, ServeUpdate
 from tandem.rpc.status import TRACE_KEY, error_of_ending
 
 ROOM_TOKENS = 1024
@@ -27,30 +27,30 @@ MAX_CALL_BYTES = 256 << 10  # 64 of them are a quarter of the longest message
 
 
 def is_short(call: bytes, params: SamplingParams) -> bool:
-    """Whether a request and its news may share messages with others', which have a largest size."""
+    """Whether a request and its updates may share messages with others', which have a largest size."""
     return len(call) <= MAX_CALL_BYTES and params.logprobs is None and params.prompt_logprobs is None
 
 
 class _Inbox:
-    """One request's news on its way to who asked for it. Bounded by the room; plain news that waits is joined."""
+    """Updates of one request, on their way to its caller. Bounded by the room; plain updates that wait are joined."""
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self.num_untold = 0
-        self._news: deque[GenerateNews] = deque()
+        self._updates: deque[GenerateUpdate] = deque()
         self._end: TandemError | None = None
         self._has_ended = False
         self._has_any = asyncio.Event()
 
     def put_plain(self, token_ids: tuple[int, ...], text: str) -> None:
-        news = GenerateNews(RequestOutput(self.request_id, 0, token_ids, text))
-        if self._news and is_plain(self._news[-1]):
-            self._news[-1] = joined(self._news[-1], news)
+        update = GenerateUpdate(RequestOutput(self.request_id, 0, token_ids, text))
+        if self._updates and is_plain(self._updates[-1]):
+            self._updates[-1] = joined(self._updates[-1], update)
         else:
-            self.put(news)
+            self.put(update)
 
-    def put(self, news: GenerateNews) -> None:
-        self._news.append(news)
+    def put(self, update: GenerateUpdate) -> None:
+        self._updates.append(update)
         self._has_any.set()
 
     def end(self, error: TandemError | None) -> None:
@@ -58,17 +58,17 @@ class _Inbox:
         self._end, self._has_ended = error, True
         self._has_any.set()
 
-    async def take(self) -> GenerateNews | None:
+    async def take(self) -> GenerateUpdate | None:
         """What is new; None at the end. Raises what the end was."""
         await self._has_any.wait()
-        if not self._news:
+        if not self._updates:
             if self._end is not None:
                 raise self._end
             return None
-        news = self._news.popleft()
-        if not self._news and not self._has_ended:
+        update = self._updates.popleft()
+        if not self._updates and not self._has_ended:
             self._has_any.clear()
-        return news
+        return update
 
 
 class SharedStream:
@@ -109,7 +109,7 @@ class SharedStream:
         self._is_retired = True
         self._end_if_unused()
 
-    async def generate(self, call: bytes, request_id: str) -> AsyncGenerator[GenerateNews, None]:
+    async def generate(self, call: bytes, request_id: str) -> AsyncGenerator[GenerateUpdate, None]:
         """As `WorkerClient.generate` of an encoded call."""
         assert not self.has_ended
         number = next(self._numbers)
@@ -119,9 +119,9 @@ class SharedStream:
         self._has_words.set()
         self._link.num_calls += 1
         try:
-            while (news := await inbox.take()) is not None:
-                self._make_room(number, inbox, len(news.output.token_ids))
-                yield news
+            while (update := await inbox.take()) is not None:
+                self._make_room(number, inbox, len(update.output.token_ids))
+                yield update
         finally:
             self._link.num_calls -= 1
             if self._inboxes.pop(number, None) is not None:
@@ -139,7 +139,7 @@ class SharedStream:
             self._has_words.set()
 
     def _make_room(self, number: int, inbox: _Inbox, num_tokens: int) -> None:
-        """NOTE: told by halves of the room, so that it is seldom told and never runs out while news is taken."""
+        """NOTE: told by halves of the room, so that it is seldom told and never runs out while updates are read."""
         inbox.num_untold += num_tokens
         if 2 * inbox.num_untold >= ROOM_TOKENS and number in self._inboxes:
             self._rooms.append(Room(number, inbox.num_untold))
@@ -150,9 +150,9 @@ class SharedStream:
         error: TandemError = WorkerLostError(f"{self._link.address} ended the stream of all requests")
         try:
             async with aclosing(self._link.converse(methods.SERVE, self._words())) as answers:
-                async for news in answers:
+                async for update in answers:
                     self.was_answered = True
-                    self._deliver(news)
+                    self._deliver(update)
         except TandemError as lost:
             error = lost
         except asyncio.CancelledError:
@@ -176,14 +176,14 @@ class SharedStream:
                 self._has_words.set()
             yield ServeCall(tuple(openings), tuple(rooms), tuple(left))
 
-    def _deliver(self, news: ServeNews) -> None:
+    def _deliver(self, update: ServeUpdate) -> None:
         """NOTE: of a request that was left nothing is wanted."""
-        for plain in news.plain:
+        for plain in update.plain:
             if (inbox := self._inboxes.get(plain.number)) is not None:
                 inbox.put_plain(plain.token_ids, plain.text)
-        for delivery in news.others:
+        for delivery in update.others:
             if delivery.number in self._inboxes:
-                self._take(delivery.number, delivery.news, delivery.ending)
+                self._take(delivery.number, delivery.update, delivery.ending)
 
     def _take(self, number: int, data: bytes, ending: Ending | None) -> None:
         try:

@@ -157,4 +157,4 @@ class KVComputed:
     is_last: bool
 
 
-KVNews = KVReserved | KVComputed
+KVEvent = KVReserved | KVComputed

@@ -18,7 +18,7 @@ from tandem.kvcache.manager import KVCacheManager
 from tandem.kvcache.prefix import PrefixMatch
 from tandem.scheduler.admission import refuse_impossible
 from tandem.scheduler.awaited_blocks import AwaitedBlocks
-from tandem.scheduler.output import ExecutorOutput, KVNews, SchedulerOutput
+from tandem.scheduler.output import ExecutorOutput, KVEvent, SchedulerOutput
 from tandem.scheduler.queue import WaitingQueue
 from tandem.scheduler.request import Request, RequestState
 from tandem.scheduler.sharing import KVSharing
@@ -164,9 +164,9 @@ class Scheduler:
         insort(self._running, request, key=_order)
         self._sharing.note_computed(request)
 
-    def take_news(self) -> list[KVNews]:
+    def take_kv_events(self) -> list[KVEvent]:
         """Returns the reservations and leases since the last call."""
-        return self._sharing.take_news()
+        return self._sharing.take_kv_events()
 
     def take_evicted(self) -> list[Request]:
         """Returns the requests ended since the last call because their leased blocks could not be preempted."""

@@ -39,7 +39,10 @@ class RouterSettings(PeerSettings, cli_prog_name="python -m services.router"):
         60.0, gt=0, description="requests whose first token is predicted to take longer are refused, seconds"
     )
     dead_after_s: float = Field(
-        2.0, ge=0.5, le=60, description="a worker silent for this long gets nothing, seconds; news come every 0.25 s"
+        2.0,
+        ge=0.5,
+        le=60,
+        description="a worker silent for this long gets nothing, seconds; workers report every 0.25 s",
     )
     outlier_factor: float = Field(
         4.0,

@@ -77,7 +77,7 @@ async def _report(feed: BlockFeed) -> None:
             result = await asyncio.to_thread(feed.flush)
         except LocalityUnavailableError as error:
             if not was_away:
-                logger.warning("the locality index is away, its news are kept: %s", error)
+                logger.warning("the locality index is away, its events are kept: %s", error)
             was_away = True
         else:
             is_stale = result is PublishResult.STALE

@@ -12,7 +12,7 @@ from tandem.core.errors import TandemError, TransportError
 from tandem.core.machine import wall_s
 from tandem.core.timeline import Stage
 from tandem.kvcache.block_table import BlockRange
-from tandem.rpc.messages import ConfirmCall, LeaseNews
+from tandem.rpc.messages import ConfirmCall, LeaseUpdate
 from tandem.scheduler.output import KVReserved
 from tandem.transport.transfer import Transfer, TransferState
 from tandem.worker.core import WorkerCore
@@ -52,7 +52,7 @@ class Fetch:
     def is_complete(self) -> bool:
         return not self._wanted
 
-    async def pull(self, source: KVSource, lease: LeaseNews) -> None:
+    async def pull(self, source: KVSource, lease: LeaseUpdate) -> None:
         """Read what these leased blocks have of what is still missing.
 
         Raises:

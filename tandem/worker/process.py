@@ -305,7 +305,7 @@ async def _open_metrics(
 
 
 async def _refresh(reports: Reports, core: WorkerCore) -> None:
-    """Keep the news fresh; an engine that has failed ends the process, which something else starts anew."""
+    """Refresh the status regularly; an engine that has failed ends the process, which something else starts anew."""
     while True:
         await reports.refresh()
         core.metrics.observe_status(reports.latest())

@@ -17,7 +17,7 @@ from tandem.core.machine import random_id
 from tandem.core.output import RequestMetrics
 from tandem.core.pins import Pin
 from tandem.core.timeline import Stage
-from tandem.rpc.messages import GenerateCall, LeaseNews, PrefillCall, PrefillNews, WorkerAddress
+from tandem.rpc.messages import GenerateCall, LeaseUpdate, PrefillCall, PrefillUpdate, WorkerAddress
 from tandem.scheduler.output import KVReserved, SampledToken
 from tandem.worker.core import WorkerCore
 from tandem.worker.fetch import Fetch
@@ -120,23 +120,23 @@ class RemotePrefill:
             raise TransportError(f"worker {prefill.worker_id} leased less than the request needs")
 
     async def _follow(
-        self, stream: AsyncIterator[PrefillNews], source: KVSource, lease_id: str, pulls: list[asyncio.Task[None]]
+        self, stream: AsyncIterator[PrefillUpdate], source: KVSource, lease_id: str, pulls: list[asyncio.Task[None]]
     ) -> None:
-        """Take the news as they come and pull what they lease, to their end or until a pull fails."""
+        """Receives updates and pulls the leased blocks, to the end of the stream or until a pull fails."""
         with suppress(TimeoutError):
             async with asyncio.timeout(None) as reading:
-                async for news in stream:
-                    if news.lease is not None:
-                        if news.lease.lease_id != lease_id:
+                async for update in stream:
+                    if update.lease is not None:
+                        if update.lease.lease_id != lease_id:
                             raise TransportError(f"worker {source.worker.worker_id} gave another lease than {lease_id}")
                         source.keep(lease_id)
                     await self.queued.wait()
-                    self._note(news)
+                    self._note(update)
                     if source.is_broken:  # NOTE: no read of it will succeed, so the rest is not waited for
                         break
-                    if news.lease is not None:
+                    if update.lease is not None:
                         self._core.engine.kv_coming(self._engine_id, 0)
-                        pulls.append(asyncio.create_task(self._pull(source, news.lease)))
+                        pulls.append(asyncio.create_task(self._pull(source, update.lease)))
                         pulls[-1].add_done_callback(partial(_end_if_failed, reading))
 
     async def _room(self) -> None:
@@ -156,19 +156,19 @@ class RemotePrefill:
     def _is_complete(self) -> bool:
         return self._fetch.done() and self._fetch.result().is_complete
 
-    async def _pull(self, source: KVSource, lease: LeaseNews) -> None:
+    async def _pull(self, source: KVSource, lease: LeaseUpdate) -> None:
         fetch = await asyncio.shield(self._fetch)
         await fetch.pull(source, lease)
         self._core.engine.kv_coming(self._engine_id, fetch.num_arrived_tokens)
 
-    def _note(self, news: PrefillNews) -> None:
-        if news.num_cached_tokens is not None:  # NOTE: before the token, which may be the last
-            self.num_cached_tokens, self.pins = news.num_cached_tokens, news.pins
-        if news.token is not None:
-            if news.token.token_id >= self._core.vocab_size:
-                raise TransportError(f"token {news.token.token_id} is not among the model's {self._core.vocab_size}")
-            self._core.engine.accept_token(self._engine_id, SampledToken(news.token.token_id, news.token.logprobs))
-        self._timeline += news.timeline
+    def _note(self, update: PrefillUpdate) -> None:
+        if update.num_cached_tokens is not None:  # NOTE: before the token, which may be the last
+            self.num_cached_tokens, self.pins = update.num_cached_tokens, update.pins
+        if update.token is not None:
+            if update.token.token_id >= self._core.vocab_size:
+                raise TransportError(f"token {update.token.token_id} is not among the model's {self._core.vocab_size}")
+            self._core.engine.accept_token(self._engine_id, SampledToken(update.token.token_id, update.token.logprobs))
+        self._timeline += update.timeline
 
     def _prefill_call(self, prefill: WorkerAddress, lease_id: str) -> PrefillCall:
         call = self._call

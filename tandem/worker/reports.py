@@ -1,4 +1,4 @@
-"""A worker's news for routers: the latest figures of its engine, and samples of what work costs.
+"""A worker's status for routers: the latest figures of its engine, and samples of what work costs.
 
 Never waits for the engine: figures are those of the last time it was between two steps, at most a step old.
 """

@@ -17,7 +17,7 @@ from tandem.core.machine import random_id
 from tandem.core.output import RequestOutput
 from tandem.core.scope import CacheScope
 from tandem.core.types import FinishReason
-from tandem.engine.async_engine import EngineNews
+from tandem.engine.async_engine import EngineUpdate
 from tandem.engine.engine import Engine
 from tandem.kvcache.block_table import BlockRange
 from tandem.rpc.context import incoming_traceparent
@@ -27,12 +27,12 @@ from tandem.rpc.messages import (
     ConfirmAnswer,
     ConfirmCall,
     GenerateCall,
-    GenerateNews,
+    GenerateUpdate,
     Greeting,
     LeaseCall,
-    LeaseNews,
+    LeaseUpdate,
     PrefillCall,
-    PrefillNews,
+    PrefillUpdate,
     WorkerAddress,
     WorkerStatus,
 )
@@ -57,7 +57,7 @@ class WorkerService:
 
     Args:
         lifecycle: whether it takes work; `drain` moves it.
-        reports: its news.
+        reports: its status for routers.
     """
 
     def __init__(self, core: WorkerCore, sources: Sources, lifecycle: Lifecycle, reports: Reports) -> None:
@@ -82,17 +82,17 @@ class WorkerService:
     async def drain(self) -> None:
         self._lifecycle.drain()
 
-    async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateNews]:
+    async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateUpdate]:
         self._admit(call.decode)
         with self._lifecycle.working(), self._traced("generate", call.request_id):
-            news = self._generate(call)
+            update = self._generate(call)
             try:
-                async for item in news:
+                async for item in update:
                     yield item
             finally:
-                await news.aclose()
+                await update.aclose()
 
-    async def _generate(self, call: GenerateCall) -> AsyncGenerator[GenerateNews, None]:
+    async def _generate(self, call: GenerateCall) -> AsyncGenerator[GenerateUpdate, None]:
         is_remote = call.prefill is not None and call.params.prompt_logprobs is None
         watch = Stopwatch(self._core.me.worker_id, "wait for kv" if is_remote else "prefill", self._core.clock)
         engine_id = self._engine_id(call.request_id)
@@ -104,14 +104,14 @@ class WorkerService:
         fetch: PrefixFetch | None = None
         stream = self._stream(call, engine_id, handoff, None if remote is None else remote.queued.set)
         try:
-            async for news in stream:
-                if isinstance(news, KVReserved) and remote is not None:
-                    remote.reserve(news)
-                elif isinstance(news, KVReserved):
-                    fetch = PrefixFetch(self._core, self._sources, news, watch.stages)
+            async for update in stream:
+                if isinstance(update, KVReserved) and remote is not None:
+                    remote.reserve(update)
+                elif isinstance(update, KVReserved):
+                    fetch = PrefixFetch(self._core, self._sources, update, watch.stages)
                     tasks.append(fetch.start(None, partial(self._hashes, tokens[:num_expected], call.scope)))
-                elif isinstance(news, RequestOutput):
-                    yield self._told(call, self._with_whole_metrics(call, news, remote or fetch), watch)
+                elif isinstance(update, RequestOutput):
+                    yield self._told(call, self._with_whole_metrics(call, update, remote or fetch), watch)
         finally:
             await stream.aclose()
             await ended(*tasks)
@@ -132,35 +132,35 @@ class WorkerService:
             metrics = replace(metrics, num_cached_tokens=max(metrics.num_cached_tokens, num_found))
         return replace(output, metrics=metrics)
 
-    def _told(self, call: GenerateCall, output: RequestOutput, watch: Stopwatch) -> GenerateNews:
+    def _told(self, call: GenerateCall, output: RequestOutput, watch: Stopwatch) -> GenerateUpdate:
         """What the gateway hears of an output, and what the metrics do."""
         output = replace(output, request_id=call.request_id)
         self._core.metrics.observe_tokens(len(output.token_ids), watch.token(output))
         if not output.finished:
-            return GenerateNews(output, watch.until_first_token(output))
+            return GenerateUpdate(output, watch.until_first_token(output))
         if output.metrics is not None and output.finish_reason is not None:
             self._core.metrics.observe_request(output.metrics, output.finish_reason)
-        return GenerateNews(output, watch.all_stages(output))
+        return GenerateUpdate(output, watch.all_stages(output))
 
-    async def prefill(self, call: PrefillCall) -> AsyncIterator[PrefillNews]:
+    async def prefill(self, call: PrefillCall) -> AsyncIterator[PrefillUpdate]:
         self._admit(call.prefill)
         with self._lifecycle.working(), self._traced("prefill", call.request_id):
             lease_id = call.lease_id or random_id()
             self._require_free(lease_id)
-            news = self._prefill(call, lease_id)
+            update = self._prefill(call, lease_id)
             is_whole = False
             try:
-                async for item in news:
+                async for item in update:
                     yield item
                 is_whole = True
             finally:
-                await news.aclose()
+                await update.aclose()
                 if not (is_whole and self._core.leases.is_valid(lease_id)):
                     self._core.leases.end(lease_id)
                     # NOTE: what was leased after the lease had ended by its time would be held for ever.
                     self._core.engine.post(lambda engine: engine.kv.drop(lease_id))
 
-    async def _prefill(self, call: PrefillCall, lease_id: str) -> AsyncGenerator[PrefillNews, None]:
+    async def _prefill(self, call: PrefillCall, lease_id: str) -> AsyncGenerator[PrefillUpdate, None]:
         watch = Stopwatch(self._core.me.worker_id, "prefill", self._core.clock)
         engine_id = self._engine_id(call.request_id)
         num_fetched = call.num_fetch_blocks * self._core.block_size if call.fetch_from is not None else 0
@@ -178,22 +178,22 @@ class WorkerService:
         is_leased = False
         stream = self._stream(call, engine_id, handoff)
         try:
-            async for news in stream:
-                if isinstance(news, KVReserved):
+            async for update in stream:
+                if isinstance(update, KVReserved):
                     shared = tokens[: handoff.num_expected_tokens]
-                    fetch = PrefixFetch(self._core, self._sources, news, watch.stages)
+                    fetch = PrefixFetch(self._core, self._sources, update, watch.stages)
                     tasks.append(fetch.start(call.fetch_from, partial(self._hashes, shared, call.scope)))
-                elif isinstance(news, KVComputed):
+                elif isinstance(update, KVComputed):
                     if not is_leased:  # NOTE: not before, since nobody can renew what they do not know of
                         self._core.leases.open(lease_id)
                         is_leased = True
-                    yield PrefillNews(lease=self._lease_news(news, watch))
+                    yield PrefillUpdate(lease=self._lease_update(update, watch))
                 else:
-                    whole = self._with_whole_metrics(call, news, fetch)
+                    whole = self._with_whole_metrics(call, update, fetch)
                     yield self._chosen(whole, watch)
                     if whole.metrics is not None and whole.finish_reason is not None:
                         self._core.metrics.observe_request(whole.metrics, whole.finish_reason)
-                        yield PrefillNews(timeline=watch.all_stages(whole))
+                        yield PrefillUpdate(timeline=watch.all_stages(whole))
         finally:
             await stream.aclose()
             await ended(*tasks)
@@ -204,7 +204,7 @@ class WorkerService:
         engine_id: str,
         handoff: Handoff,
         on_queued: Callable[[], object] | None = None,
-    ) -> AsyncGenerator[EngineNews, None]:
+    ) -> AsyncGenerator[EngineUpdate, None]:
         return self._core.engine.stream(
             call.prompt_token_ids,
             call.params,
@@ -215,20 +215,20 @@ class WorkerService:
             on_queued=on_queued,
         )
 
-    def _lease_news(self, news: KVComputed, watch: Stopwatch) -> LeaseNews:
-        if not self._core.leases.is_valid(news.lease_id):
-            raise TransportError(f"lease {news.lease_id} was not renewed in time; its reader is thought to be gone")
-        self._core.leases.grant(news.lease_id, (block_id for group in news.groups for block_id in group.block_ids))
-        watch.chunk(news.num_tokens)
-        return LeaseNews(
-            lease_id=news.lease_id,
-            num_tokens=news.num_tokens,
-            groups=news.groups,
-            is_last=news.is_last,
+    def _lease_update(self, update: KVComputed, watch: Stopwatch) -> LeaseUpdate:
+        if not self._core.leases.is_valid(update.lease_id):
+            raise TransportError(f"lease {update.lease_id} was not renewed in time; its reader is thought to be gone")
+        self._core.leases.grant(update.lease_id, (block_id for group in update.groups for block_id in group.block_ids))
+        watch.chunk(update.num_tokens)
+        return LeaseUpdate(
+            lease_id=update.lease_id,
+            num_tokens=update.num_tokens,
+            groups=update.groups,
+            is_last=update.is_last,
             ttl_s=self._core.leases.ttl_s,
         )
 
-    def _chosen(self, output: RequestOutput, watch: Stopwatch) -> PrefillNews:
+    def _chosen(self, output: RequestOutput, watch: Stopwatch) -> PrefillUpdate:
         """The one token, or why there is none."""
         if output.finish_reason is FinishReason.ERROR:
             raise CapacityError(f"the prompt could not be computed: {output.stop_reason}")
@@ -238,13 +238,13 @@ class WorkerService:
         token = ChosenToken(output.token_ids[0], logprobs) if output.token_ids else None
         metrics = output.metrics
         assert metrics is not None, "the one token is the last"
-        return PrefillNews(token=token, num_cached_tokens=metrics.num_cached_tokens, pins=metrics.pins)
+        return PrefillUpdate(token=token, num_cached_tokens=metrics.num_cached_tokens, pins=metrics.pins)
 
     async def greet(self, greeting: Greeting) -> Greeting:
         check_compatible(self._core.compatibility, greeting)
         return await asyncio.to_thread(self._core.greeting, PROTOCOL_VERSION)
 
-    async def lease(self, call: LeaseCall) -> LeaseNews:
+    async def lease(self, call: LeaseCall) -> LeaseUpdate:
         self._lifecycle.require_ready()
         self._require_free(call.lease_id)
         self._core.leases.open(call.lease_id)
@@ -257,7 +257,7 @@ class WorkerService:
             self._core.leases.end(call.lease_id)
         self._core.leases.grant(call.lease_id, (block_id for group in groups for block_id in group.block_ids))
         num_tokens = num_blocks * self._core.block_size
-        return LeaseNews(
+        return LeaseUpdate(
             lease_id=call.lease_id, num_tokens=num_tokens, groups=groups, is_last=True, ttl_s=self._core.leases.ttl_s
         )
 

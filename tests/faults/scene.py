@@ -160,8 +160,8 @@ async def compute(worker: WorkerAddress, asked: Asked) -> None:
     )
     client, leases = WorkerClient(worker.address, AS_WORKER), set[str]()
     try:
-        async for news in client.prefill(call, timeout_s=PATIENCE_S):
-            leases |= set() if news.lease is None else {news.lease.lease_id}
+        async for update in client.prefill(call, timeout_s=PATIENCE_S):
+            leases |= set() if update.lease is None else {update.lease.lease_id}
         await client.release(sorted(leases))
     finally:
         await client.close()
@@ -183,9 +183,9 @@ async def generate(call: GenerateCall) -> tuple[list[int], Sequence[Stage]]:
     token_ids: list[int] = []
     timeline: Sequence[Stage] = ()
     try:
-        async for news in client.generate(call, timeout_s=PATIENCE_S):
-            token_ids += news.output.token_ids
-            timeline = news.timeline or timeline
+        async for update in client.generate(call, timeout_s=PATIENCE_S):
+            token_ids += update.output.token_ids
+            timeline = update.timeline or timeline
     finally:
         await client.close()
     return token_ids, timeline

@@ -154,11 +154,11 @@ async def _generate(call: GenerateCall) -> tuple[Reply, list[Stage]]:
     draft, stages = _Draft(), list[Stage]()
     try:
         async with aclosing(client.generate(call, timeout_s=TIMEOUT_S)) as stream:
-            async for news in stream:
-                output = news.output
+            async for update in stream:
+                output = update.output
                 piece = {"token_ids": output.token_ids, "text": output.text, "finish_reason": output.finish_reason}
                 draft.add(piece if output.stop_reason is None else {**piece, "stop_reason": output.stop_reason})
-                stages = list(news.timeline) if output.finished else stages
+                stages = list(update.timeline) if output.finished else stages
     finally:
         await client.close()
     return draft.reply(), stages

@@ -179,26 +179,26 @@ class CompletionWriter:
             choice |= {"token_ids": result.token_ids, "prompt_token_ids": source.token_ids}
         return choice
 
-    def _frame(self, news: ChoiceUpdate) -> bytes:
-        is_first = news.index not in self._offsets
-        source = self._source(news.index)
-        text = source.text + news.text if self._has_echo and is_first else news.text
+    def _frame(self, update: ChoiceUpdate) -> bytes:
+        is_first = update.index not in self._offsets
+        source = self._source(update.index)
+        text = source.text + update.text if self._has_echo and is_first else update.text
         scores = None
         if self._has_logprobs:
-            scores = self._logprobs(news.index, news.token_ids, news.logprobs or (), news.prompt_logprobs)
-        self._offsets.setdefault(news.index, 0)
-        if not (text or news.finish_reason or (news.token_ids and (scores or self._has_token_ids))):
+            scores = self._logprobs(update.index, update.token_ids, update.logprobs or (), update.prompt_logprobs)
+        self._offsets.setdefault(update.index, 0)
+        if not (text or update.finish_reason or (update.token_ids and (scores or self._has_token_ids))):
             return b""
         choice: dict[str, Any] = {
-            "index": news.index,
+            "index": update.index,
             "text": text,
             "logprobs": scores,
-            "finish_reason": finish_reason(news.finish_reason),
+            "finish_reason": finish_reason(update.finish_reason),
         }
-        if news.finish_reason is not None:
-            choice["stop_reason"] = news.stop_reason
+        if update.finish_reason is not None:
+            choice["stop_reason"] = update.stop_reason
         if self._has_token_ids:
-            choice["token_ids"] = news.token_ids
+            choice["token_ids"] = update.token_ids
             if is_first:
                 choice["prompt_token_ids"] = source.token_ids
         return frame(self._envelope.chunk([choice]))

@@ -244,7 +244,7 @@ def test_a_prefix_is_fetched_from_a_peer_and_the_rest_computed(model: Path) -> N
     peer.engine.kv.drop("lease")
     source.run()
     assert source.token_ids("prefill") == alone(model, prompt, GREEDY)[:1]
-    chunks = [news for news in source.news if isinstance(news, KVComputed)]
+    chunks = [event for event in source.events if isinstance(event, KVComputed)]
     assert [chunk.num_tokens for chunk in chunks] == [64, 90]
     source.engine.kv.drop("lease")
     assert_idle(source)

@@ -33,7 +33,7 @@ from tandem.rpc.messages import (
     PairCall,
     PairingAnswer,
     PrefillCall,
-    PrefillNews,
+    PrefillUpdate,
     ProcessInfo,
     Registration,
     WorkerListing,
@@ -71,10 +71,10 @@ def test_every_method_of_a_worker_answers() -> None:
         assert await anext(watch) == STATUS
         await watch.aclose()
         await tool.drain()
-        assert [news.output.token_ids async for news in client.generate(generate_call())] == [(0,), (1,), (2,)]
-        assert [news async for news in peer.prefill(prefill_call)] == [
-            PrefillNews(lease=LEASE),
-            PrefillNews(num_cached_tokens=0),
+        assert [update.output.token_ids async for update in client.generate(generate_call())] == [(0,), (1,), (2,)]
+        assert [update async for update in peer.prefill(prefill_call)] == [
+            PrefillUpdate(lease=LEASE),
+            PrefillUpdate(num_cached_tokens=0),
         ]
         assert await peer.greet(greeting) == greeting
         assert await peer.lease(lease_call) == LEASE

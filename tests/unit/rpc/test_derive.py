@@ -14,7 +14,7 @@ from tandem.rpc import methods
 from tandem.rpc.derive import Forms
 from tandem.rpc.form import not_empty
 from tandem.rpc.kinds import FieldRule
-from tandem.rpc.messages import GenerateNews
+from tandem.rpc.messages import GenerateUpdate
 from tandem.rpc.serve_messages import Room
 from tandem.rpc.v1 import common_pb2, router_pb2, worker_pb2
 from tests.unit.rpc.examples import GENERATE, GREETING, OUTPUT, PAIR, PAIRING, STATUS
@@ -101,7 +101,7 @@ UNSENDABLE: list[tuple[Any, Any, str]] = [
     (methods.STATUS.answer, replace(STATUS, blocks={"free": -1}), r"WorkerStatus.blocks=\{'free': -1\} cannot be sent"),
     (
         methods.GENERATE.answer,
-        GenerateNews(replace(OUTPUT, stop_reason=ANYTHING)),
+        GenerateUpdate(replace(OUTPUT, stop_reason=ANYTHING)),
         "RequestOutput.stop_reason=1.5 cannot be sent: stop_reason=1.5 is none of",
     ),
 ]
@@ -118,6 +118,6 @@ def test_an_entry_that_is_not_finite_is_named_by_its_key() -> None:
     with pytest.raises(InvalidRequestError, match=r"predicted_ms\['ttft'\]=inf must be a finite number"):
         methods.PAIR.answer.decode(told)
     stage = Stage("fetch", "d0", 1.0, 0.0, {"gb_per_s": math.nan})
-    told = methods.GENERATE.answer.encode(GenerateNews(OUTPUT, (stage,)))
+    told = methods.GENERATE.answer.encode(GenerateUpdate(OUTPUT, (stage,)))
     with pytest.raises(InvalidRequestError, match="nan must be a finite number"):
         methods.GENERATE.answer.decode(told)

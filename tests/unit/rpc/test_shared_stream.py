@@ -25,7 +25,7 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.rpc.channel import KEEPALIVE_S
 from tandem.rpc.client import WorkerClient
 from tandem.rpc.context import incoming_traceparent
-from tandem.rpc.messages import GenerateCall, GenerateNews
+from tandem.rpc.messages import GenerateCall, GenerateUpdate
 from tandem.rpc.methods import GENERATE, OPEN
 from tandem.rpc.network import RpcServer
 from tandem.rpc.server import serve_router, serve_worker
@@ -56,7 +56,7 @@ class Talker(Worker):
         self.gone: dict[str, asyncio.Event] = {}
         self.go = asyncio.Event()
 
-    async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateNews]:
+    async def generate(self, call: GenerateCall) -> AsyncIterator[GenerateUpdate]:
         self.calls.append(("generate", call))
         self.traces[call.request_id] = incoming_traceparent.get()
         gone = self.gone.setdefault(call.request_id, asyncio.Event())
@@ -66,7 +66,7 @@ class Talker(Worker):
                     await self.go.wait()
                 await asyncio.sleep(0)
                 self.said[call.request_id] = i + 1
-                yield GenerateNews(RequestOutput(call.request_id, 0, (i,), f"{i} "))
+                yield GenerateUpdate(RequestOutput(call.request_id, 0, (i,), f"{i} "))
             if call.request_id in self.broken:
                 raise self.broken[call.request_id]
         finally:
@@ -81,10 +81,10 @@ async def told(client: WorkerClient, call: GenerateCall, heard: list[int] | None
     """All that is said to a request; `heard` has the tokens even where it fails."""
     ids = [] if heard is None else heard
     text = ""
-    async for news in client.serve(call):
-        assert news.output.request_id == call.request_id
-        ids += news.output.token_ids
-        text += news.output.text
+    async for update in client.serve(call):
+        assert update.output.request_id == call.request_id
+        ids += update.output.token_ids
+        text += update.output.text
     return ids, text
 
 
@@ -139,7 +139,7 @@ def test_the_worker_gets_what_was_asked() -> None:
         worker = Worker()
         server, client = await both(worker)
         call = generate_call()
-        assert [token async for news in client.serve(call) for token in news.output.token_ids] == [0, 1, 2]
+        assert [token async for update in client.serve(call) for token in update.output.token_ids] == [0, 1, 2]
         assert worker.calls == [("generate", call)]
         await client.close()
         await server.stop()
@@ -272,8 +272,8 @@ def test_whoever_takes_nothing_is_sent_no_more_than_its_room_and_holds_up_no_oth
         ids = list((await anext(slow)).output.token_ids)
         assert await told(client, asked("quick", 2 * ROOM_TOKENS)) == whole(2 * ROOM_TOKENS)
         assert worker.said["slow"] <= ROOM_TOKENS + len(ids) + 1
-        async for news in slow:
-            ids += news.output.token_ids
+        async for update in slow:
+            ids += update.output.token_ids
         assert ids == list(range(num_tokens))
         await client.close()
         await server.stop()
@@ -342,7 +342,7 @@ def test_requests_that_begin_after_a_silence_have_a_stream_of_their_own() -> Non
             assert len(tap.sent) == 2
             tap.release()
             worker.go.set()
-            assert [news.output.token_ids async for news in before] == [(1,)]
+            assert [update.output.token_ids async for update in before] == [(1,)]
             await client.status()
             assert client.is_idle
             await client.close()

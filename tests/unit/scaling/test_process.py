@@ -1,6 +1,6 @@
 """A whole planner in this process: real HTTP to gateways' counters and to an API server, real gRPC to a router.
 
-Only the policy is a script, and workers only tell news.
+Only the policy is a script, and workers only report.
 """
 
 import asyncio

@@ -92,19 +92,19 @@ def test_a_new_incarnation_starts_cold_and_without_the_olds_links() -> None:
     link = LinkReport(source_id="q", transport="tcp", path="", bytes_per_s=5e9, latency_s=0.001, is_slow=False)
     samples = tuple(PrefillSample(work=PrefillWork.of(100, 0), duration_s=0.5) for _ in range(3))
     seen.view.take("h:2", status("q"))
-    seen.view.take("h:1", status("d", D, news={"links": (link,), "prefill_samples": samples}))
+    seen.view.take("h:1", status("d", D, fields={"links": (link,), "prefill_samples": samples}))
     assert seen.fleet.links.between("q", "d") == LinkState(5e9, 1.0)
-    seen.view.take("h:1", status("d", D, incarnation="2", epoch=2, news={"prefill_samples": samples}))
+    seen.view.take("h:1", status("d", D, incarnation="2", epoch=2, fields={"prefill_samples": samples}))
     assert seen.fleet.links.between("q", "d") == LINK
     assert seen.calibration.speed("fast") == FAST
-    seen.view.take("h:1", status("d", D, incarnation="2", epoch=2, news={"prefill_samples": samples[:1]}))
+    seen.view.take("h:1", status("d", D, incarnation="2", epoch=2, fields={"prefill_samples": samples[:1]}))
     assert seen.calibration.speed("fast") != FAST
 
 
 def test_links_are_taken_once_their_source_is_there() -> None:
     seen = Seen()
     link = LinkReport(source_id="p", transport="tcp", path="", bytes_per_s=5e9, latency_s=0.001, is_slow=False)
-    told = status("d", D, news={"links": (link,)})
+    told = status("d", D, fields={"links": (link,)})
     seen.view.take("h:1", told)
     assert seen.fleet.links.between("p", "d") == LINK
     seen.view.take("h:2", status("p"))
@@ -120,8 +120,8 @@ def test_links_are_taken_once_their_source_is_there() -> None:
 def test_peers_that_a_worker_cannot_reach_are_cut_from_it_until_it_says_otherwise() -> None:
     seen = Seen()
     link = LinkReport(source_id="p", transport="tcp", path="", bytes_per_s=5e9, latency_s=0.001, is_slow=False)
-    well = status("d", D, news={"links": (link,)})
-    cut = status("d", D, news={"links": (link,), "unreachable": ("p", "gone")})
+    well = status("d", D, fields={"links": (link,)})
+    cut = status("d", D, fields={"links": (link,), "unreachable": ("p", "gone")})
     seen.view.take("h:2", status("p"))
     seen.view.take("h:1", cut)
     assert seen.fleet.links.cut_into("d") == {"p"}
@@ -140,7 +140,7 @@ def test_a_measurement_that_is_none_hurts_nobody() -> None:
     link = LinkReport(source_id="d", transport="tcp", path="", bytes_per_s=0.0, latency_s=0.0, is_slow=True)
     wrong = StepSample(num_running=1, num_context_tokens=1, duration_s=0.0)
     for _ in range(5):
-        seen.view.take("h:1", status("d", D, news={"step_samples": (wrong,), "links": (link,)}))
+        seen.view.take("h:1", status("d", D, fields={"step_samples": (wrong,), "links": (link,)}))
     assert seen.chosen_from() == {"d"}
     assert seen.calibration.speed("fast") == FAST
 
@@ -260,8 +260,8 @@ def run(seen: Seen, duration_s: float, slowness: dict[str, float], incarnation: 
         seen.clock.advance(0.25)
         for worker_id in ("d0", "d1", "d2"):
             step = replace(STEP, duration_s=STEP.duration_s * slowness.get(worker_id, 1.0))
-            news = {"step_samples": (step,) * 10}
-            seen.view.take(f"h:{worker_id}", status(worker_id, D, incarnation=incarnation, news=news))
+            fields = {"step_samples": (step,) * 10}
+            seen.view.take(f"h:{worker_id}", status(worker_id, D, incarnation=incarnation, fields=fields))
 
 
 def slowness_of(seen: Seen) -> dict[str, float | None]:
@@ -315,5 +315,5 @@ def test_a_measurement_that_is_none_sets_nobody_aside(duration_s: float) -> None
         seen.clock.advance(0.25)
         for worker_id in ("d0", "d1"):
             samples = (wrong,) * 10 if worker_id == "d1" else (STEP,) * 10
-            seen.view.take(f"h:{worker_id}", status(worker_id, D, news={"step_samples": samples}))
+            seen.view.take(f"h:{worker_id}", status(worker_id, D, fields={"step_samples": samples}))
     assert seen.chosen_from() == {"d0", "d1"}

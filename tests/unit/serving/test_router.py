@@ -68,7 +68,7 @@ class AwayIndex:
 
 
 class Routing:
-    """A router whose workers' news are given by hand."""
+    """A router whose workers' statuses are given by hand."""
 
     def __init__(self, is_away: bool = False, limits: AdmissionLimits | None = None) -> None:
         self.clock = ManualClock(100.0)

@@ -30,7 +30,7 @@ from tandem.gateway.openai.responses.routes import add_responses
 from tandem.gateway.openai.responses.store import EmbeddedResponseStore, ResponseStore
 from tandem.gateway.server import GatewayServer
 from tandem.gateway.settings import GatewaySettings
-from tandem.rpc.messages import GenerateCall, GenerateNews
+from tandem.rpc.messages import GenerateCall, GenerateUpdate
 from tandem.rpc.server import serve_router
 from tandem.telemetry.tracing import Tracing
 from tandem.text.tokenizer import Tokenizer
@@ -67,7 +67,7 @@ class SayingWorker(FakeWorker):
 
     answers: list[str] = field(default_factory=list)
 
-    async def _script(self, call: GenerateCall) -> AsyncIterator[GenerateNews]:
+    async def _script(self, call: GenerateCall) -> AsyncIterator[GenerateUpdate]:
         if self.refuse is not None:
             raise self.refuse
         text = self.answers.pop(0)
@@ -80,7 +80,7 @@ class SayingWorker(FakeWorker):
                 raise self.failure
             is_last = start + self.burst >= end
             reason = (FinishReason.LENGTH if end < len(text) else FinishReason.STOP) if is_last else None
-            yield GenerateNews(self._output(call, text[start : min(end, start + self.burst)], reason, end), ())
+            yield GenerateUpdate(self._output(call, text[start : min(end, start + self.burst)], reason, end), ())
 
     def _output(self, call: GenerateCall, piece: str, reason: FinishReason | None, num_tokens: int) -> RequestOutput:
         token_ids = tuple(self.tokenizer.encode(piece, add_special_tokens=False)) if piece else ()

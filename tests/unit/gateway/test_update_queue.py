@@ -8,7 +8,7 @@ from tandem.core.errors import TandemError
 from tandem.core.output import RequestOutput
 from tandem.core.pins import Pin
 from tandem.core.types import FinishReason, TokenLogprobs
-from tandem.gateway.news_queue import MAX_NEWS, NewsQueue
+from tandem.gateway.update_queue import MAX_UPDATES, UpdateQueue
 from tests.helpers.outputs import output_of
 
 PINS = (Pin(16, 60.0),)
@@ -18,15 +18,15 @@ def scored(token_id: int) -> TokenLogprobs:
     return TokenLogprobs(token_id, -0.5, 1, ())
 
 
-def news(number: int) -> RequestOutput:
+def output(number: int) -> RequestOutput:
     return output_of(0, (number,), "")
 
 
 def test_all_there_is_comes_at_once_and_the_first_error_after_it() -> None:
     async def run() -> None:
-        queue = NewsQueue()
-        await queue.put(news(1))
-        await queue.put(news(2))
+        queue = UpdateQueue()
+        await queue.put(output(1))
+        await queue.put(output(2))
         queue.fail(TandemError("first"))
         queue.fail(TandemError("second"))
         assert [item.token_ids for item in await queue.take()] == [(1, 2)]
@@ -45,7 +45,7 @@ def test_news_of_one_choice_in_a_row_is_put_together_and_keeps_everything() -> N
     other = output_of(1, (4,), "d")
 
     async def run(*given: RequestOutput) -> list[RequestOutput]:
-        queue = NewsQueue()
+        queue = UpdateQueue()
         for item in given:
             await queue.put(item)
         return await queue.take()
@@ -68,15 +68,15 @@ def test_news_of_one_choice_in_a_row_is_put_together_and_keeps_everything() -> N
 
 def test_a_writer_waits_while_the_reader_is_far_behind() -> None:
     async def run() -> None:
-        queue = NewsQueue()
-        for number in range(MAX_NEWS):
-            await queue.put(news(number))
-        waiting = asyncio.create_task(queue.put(news(MAX_NEWS)))
+        queue = UpdateQueue()
+        for number in range(MAX_UPDATES):
+            await queue.put(output(number))
+        waiting = asyncio.create_task(queue.put(output(MAX_UPDATES)))
         done, _ = await asyncio.wait((waiting,), timeout=0.01)
         assert not done
         (taken,) = await queue.take()
-        assert len(taken.token_ids) == MAX_NEWS
+        assert len(taken.token_ids) == MAX_UPDATES
         await asyncio.wait_for(waiting, 20)
-        assert [item.token_ids for item in await queue.take()] == [(MAX_NEWS,)]
+        assert [item.token_ids for item in await queue.take()] == [(MAX_UPDATES,)]
 
     asyncio.run(run())

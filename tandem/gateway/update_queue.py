@@ -6,49 +6,49 @@ from dataclasses import replace
 from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.gateway.pace import StreamPacer
 
-MAX_NEWS = 2048
+MAX_UPDATES = 2048
 
 
-class NewsQueue:
+class UpdateQueue:
     """Queue with many writers and one reader, which receives everything queued at once. Owned by one event loop."""
 
     def __init__(self) -> None:
-        self._news: list[RequestOutput] = []
+        self._outputs: list[RequestOutput] = []
         self._error: BaseException | None = None
-        self._has_news = asyncio.Event()
+        self._has_updates = asyncio.Event()
         self._has_room = asyncio.Event()
 
-    async def put(self, news: RequestOutput) -> None:
+    async def put(self, output: RequestOutput) -> None:
         """Adds an update; waits while the reader, a slow client, is far behind."""
-        while len(self._news) >= MAX_NEWS:
+        while len(self._outputs) >= MAX_UPDATES:
             self._has_room.clear()
             await self._has_room.wait()
-        self._news.append(news)
-        self._has_news.set()
+        self._outputs.append(output)
+        self._has_updates.set()
 
     def fail(self, error: BaseException) -> None:
         """Makes the reader raise `error` after the queued updates; only the first error counts."""
         self._error = self._error or error
-        self._has_news.set()
+        self._has_updates.set()
 
     async def take(self, pace: StreamPacer | None = None) -> list[RequestOutput]:
         """Waits for updates and returns all; consecutive ones of a choice are merged. Raises what `fail` was given."""
-        await self._has_news.wait()
+        await self._has_updates.wait()
         if pace is not None and self._error is None:
             await pace.wait()
-        if not self._news:
+        if not self._outputs:
             assert self._error is not None
             raise self._error
-        news, self._news = self._news, []
+        outputs, self._outputs = self._outputs, []
         if self._error is None:
-            self._has_news.clear()
+            self._has_updates.clear()
         self._has_room.set()
-        return news if len(news) == 1 else _merged(news)
+        return outputs if len(outputs) == 1 else _merged(outputs)
 
 
-def _merged(news: list[RequestOutput]) -> list[RequestOutput]:
-    merged = [news[0]]
-    for item in news[1:]:
+def _merged(outputs: list[RequestOutput]) -> list[RequestOutput]:
+    merged = [outputs[0]]
+    for item in outputs[1:]:
         if item.index == merged[-1].index:
             merged[-1] = _joined(merged[-1], item)
         else:
