@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from starlette.types import Scope
 
-from tandem.accounts.accounts import Accounts, Held
+from tandem.accounts.accounts import Accounts, Reservation
 from tandem.accounts.charge import ChargeOutcome
 from tandem.accounts.errors import NotAllowedError
 from tandem.accounts.key import AccountKey
@@ -67,7 +67,7 @@ class Bill:
     request_id: str
     headers: Mapping[str, str] = field(default_factory=dict)
     _asked: Asked | None = None
-    _held: Held | None = None
+    _held: Reservation | None = None
 
     async def reserve(
         self, asked: Asked, max_model_len: int | None, *, is_anthropic: bool, was_heard: Callable[[], bool]
