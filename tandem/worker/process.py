@@ -30,7 +30,7 @@ from tandem.routing.snapshot import WorkerState
 from tandem.rpc.credentials import Credentials, ProcessRole
 from tandem.rpc.messages import ModelInfo, WorkerAddress, WorkerRecord
 from tandem.rpc.server import serve_worker
-from tandem.serving.discovery import ANNOUNCE_INTERVAL_S, Discovery, StaticDiscovery, look_interval_s
+from tandem.serving.discovery import ANNOUNCE_INTERVAL_S, Discovery, StaticDiscovery, list_interval_s
 from tandem.serving.discovery_choice import open_discovery
 from tandem.serving.ports import free_ports
 from tandem.serving.signals import exit_when_told
@@ -332,16 +332,16 @@ async def _expire(core: WorkerCore) -> None:
 
 async def _announce(discovery: Discovery, record: WorkerRecord, sources: Sources, clock: Clock) -> None:
     """Say that we are there, and meet those who are. What stands in the way is logged once while it lasts."""
-    complaint, look_at_s = "", 0.0
+    complaint, list_at_s = "", 0.0
     async with asyncio.TaskGroup() as tasks:
         meeting: asyncio.Task[None] | None = None
         while True:
             try:
                 await discovery.announce(record)
                 # NOTE: a peer that is silent takes seconds to meet, and a record lives three
-                if (meeting is None or meeting.done()) and clock.now_s() >= look_at_s:
+                if (meeting is None or meeting.done()) and clock.now_s() >= list_at_s:
                     listed = await discovery.workers()
-                    look_at_s = clock.now_s() + look_interval_s(len(listed))
+                    list_at_s = clock.now_s() + list_interval_s(len(listed))
                     others = [other.worker for other in listed if other.pool == record.pool]
                     meeting = tasks.create_task(sources.meet(others))
                 complaint = ""
