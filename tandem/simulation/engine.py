@@ -27,7 +27,7 @@ class _Inbox(queue.SimpleQueue[_Action]):
         self._wake()
 
 
-class TurnedEngine(AsyncEngine):
+class SteppedEngine(AsyncEngine):
     """`AsyncEngine` whose loop runs on `node`. `on_turn` is told after each turn."""
 
     def __init__(self, engine: Engine, loop: VirtualLoop, node: Node, on_turn: Callable[[Engine], None]) -> None:

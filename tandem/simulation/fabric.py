@@ -21,7 +21,7 @@ _RETRANSMIT_S = (0.05, 0.4)
 
 
 @dataclass(slots=True)
-class Weather:
+class NetworkConditions:
     """Delays of the network. A share `slow_share` of the messages take up to `slow_s`, as if lost and sent again."""
 
     mean_s: float = 4e-4
@@ -135,11 +135,13 @@ class Fabric:
         source: source of random delays.
     """
 
-    def __init__(self, loop: VirtualLoop, source: random.Random, trace: EventTrace, weather: Weather) -> None:
+    def __init__(
+        self, loop: VirtualLoop, source: random.Random, trace: EventTrace, conditions: NetworkConditions
+    ) -> None:
         self.loop = loop
         self.random = source
         self.trace = trace
-        self.weather = weather
+        self.conditions = conditions
         self.connections: list[SimulatedConnection] = []
         self.silent: dict[Node, None] = {}  # whose end nobody was told
         self._blocked: dict[tuple[str, str], int] = {}
@@ -148,9 +150,9 @@ class Fabric:
 
     def delay_s(self) -> float:
         """Returns the delay of one message."""
-        if self.random.random() < self.weather.slow_share:
-            return self.random.uniform(0.1, 1.0) * self.weather.slow_s
-        return 5e-5 + self.random.expovariate(1 / self.weather.mean_s)
+        if self.random.random() < self.conditions.slow_share:
+            return self.random.uniform(0.1, 1.0) * self.conditions.slow_s
+        return 5e-5 + self.random.expovariate(1 / self.conditions.mean_s)
 
     def is_blocked(self, source: str, target: str) -> bool:
         return (source, target) in self._blocked

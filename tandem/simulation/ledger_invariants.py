@@ -76,7 +76,7 @@ def _died_at_s(world: World, outcome: ClientOutcome) -> float | None:
 def _num_checkpointed(world: World, outcome: ClientOutcome, died_at_s: float) -> int:
     """Tokens that a checkpoint must cover: those of a stream from before the last renewal that was sure to arrive."""
     scenario = world.scenario
-    round_s = _CALLS_OF_ROUND * 2 * (scenario.weather.slow_s + _WORK_S)
+    round_s = _CALLS_OF_ROUND * 2 * (scenario.conditions.slow_s + _WORK_S)
     since_s = died_at_s - scenario.account_lease_s / RENEWALS_PER_LEASE - round_s
     is_sure = outcome.ask.is_stream and world.was_well(outcome.ask.gateway, since_s, died_at_s)
     if not is_sure or world.store.num_failovers:

@@ -48,7 +48,7 @@ from tandem.rpc.messages import WorkerAddress
 from tandem.scheduler.scheduler import Scheduler
 from tandem.serving.router_process import RouterProcess, serving_router
 from tandem.serving.router_settings import RouterSettings
-from tandem.simulation.engine import TurnedEngine
+from tandem.simulation.engine import SteppedEngine
 from tandem.simulation.executor import SimulatedExecutor, StepCost
 from tandem.simulation.fabric import Fabric
 from tandem.simulation.loop import VirtualLoop
@@ -89,7 +89,7 @@ class WorkerSizes:
 
 
 @dataclass(slots=True)
-class SimulatedSurroundings:
+class SimulatedEnvironment:
     """Shared parts of one simulation. `routers`: live ones, by address. `is_open`: without accounts."""
 
     loop: VirtualLoop
@@ -116,7 +116,7 @@ class SimulatedWorker:
 class _RouterIndex:
     """The reporting half of a router's embedded index, called as by a thread: `worker.feeds.RouterIndex` waits."""
 
-    def __init__(self, around: SimulatedSurroundings, node: Node, address: str) -> None:
+    def __init__(self, around: SimulatedEnvironment, node: Node, address: str) -> None:
         self._around = around
         self._node = node
         self._address = address
@@ -156,7 +156,7 @@ class _OneTransport(Transports):
 
 @asynccontextmanager
 async def serving_simulated_worker(
-    around: SimulatedSurroundings,
+    around: SimulatedEnvironment,
     node: Node,
     role: Role,
     worker_id: str,
@@ -168,7 +168,7 @@ async def serving_simulated_worker(
     me, epoch = WorkerAddress(worker_id, address, random_id()), int(wall_s() * 1e6)
     feeds = Feeds([_RouterIndex(around, node, router) for router in around.router_addresses], worker_id, epoch)
     assembly, executor = _assembled(around, node, feeds)
-    engine = TurnedEngine(assembly.engine, around.loop, node, on_turn)
+    engine = SteppedEngine(assembly.engine, around.loop, node, on_turn)
     engine.start()
     compatibility = compatibility_of(assembly)
     identity = Identity(compatibility, SECRET.encode(), me.incarnation)
@@ -201,7 +201,7 @@ async def serving_simulated_worker(
 
 @asynccontextmanager
 async def serving_simulated_router(
-    around: SimulatedSurroundings, node: Node, address: str
+    around: SimulatedEnvironment, node: Node, address: str
 ) -> AsyncIterator[RouterProcess]:
     """A router for the time of the block; `router_process.serving_router` as it is."""
     options: dict[str, Any] = {"bind": address, **_TRUST, "max_local_tokens": around.max_local_tokens}
@@ -222,7 +222,7 @@ class SimulatedGateway:
     app: ASGIApp
 
 
-def start_simulated_gateway(around: SimulatedSurroundings, node: Node, name: str) -> SimulatedGateway:
+def start_simulated_gateway(around: SimulatedEnvironment, node: Node, name: str) -> SimulatedGateway:
     """A gateway whose journeys, accounts and HTTP are real; from within the node."""
     options: dict[str, Any] = {
         "model": MODEL,
@@ -246,7 +246,7 @@ async def _nothing_else(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def _worker_settings(
-    around: SimulatedSurroundings, role: Role, worker_id: str, address: str
+    around: SimulatedEnvironment, role: Role, worker_id: str, address: str
 ) -> DecodeSettings | PrefillSettings:
     kind: type[DecodeSettings] | type[PrefillSettings] = DecodeSettings if role is Role.DECODE else PrefillSettings
     options: dict[str, Any] = {
@@ -262,7 +262,7 @@ def _worker_settings(
     return kind(**options)
 
 
-def _assembled(around: SimulatedSurroundings, node: Node, feeds: Feeds) -> tuple[Assembly, SimulatedExecutor]:
+def _assembled(around: SimulatedEnvironment, node: Node, feeds: Feeds) -> tuple[Assembly, SimulatedExecutor]:
     """As `engine.resolve.assemble`, around the simulated model."""
     sizes = around.sizes
     layout = build_layout([KV_SPEC], sizes.block_size)

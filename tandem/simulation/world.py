@@ -14,13 +14,13 @@ from tandem.routing.snapshot import Role
 from tandem.rpc.network import current_network
 from tandem.simulation.client import Exchange
 from tandem.simulation.executor import StepCost
-from tandem.simulation.fabric import EventTrace, Fabric, Weather
+from tandem.simulation.fabric import EventTrace, Fabric, NetworkConditions
 from tandem.simulation.loop import VirtualLoop
 from tandem.simulation.network import SimulatedNetwork
 from tandem.simulation.node import Node
 from tandem.simulation.processes import (
+    SimulatedEnvironment,
     SimulatedGateway,
-    SimulatedSurroundings,
     SimulatedWorker,
     WorkerSizes,
     for_ever,
@@ -54,11 +54,13 @@ class World:
         seed = str(scenario.seed)
         self.loop = VirtualLoop(seed)
         self.trace = EventTrace(keep_trace)
-        weather = Weather(scenario.weather.mean_s, scenario.weather.slow_share, scenario.weather.slow_s)
-        self.fabric = Fabric(self.loop, random.Random(f"{seed} fabric"), self.trace, weather)
+        conditions = NetworkConditions(
+            scenario.conditions.mean_s, scenario.conditions.slow_share, scenario.conditions.slow_s
+        )
+        self.fabric = Fabric(self.loop, random.Random(f"{seed} fabric"), self.trace, conditions)
         self.network = SimulatedNetwork(self.fabric)
         self.store = StoreServer(self.loop.world, [_key_of(owner) for owner in TENANTS], scenario.account_lease_s)
-        self.around = SimulatedSurroundings(
+        self.around = SimulatedEnvironment(
             self.loop,
             self.fabric,
             self.store,
@@ -210,12 +212,12 @@ class World:
             case FaultKind.CLOCK if node is not None:
                 node.wall_offset_s += fault.size
             case FaultKind.LOSSY:
-                weather = self.fabric.weather
-                former, weather.slow_share = weather.slow_share, 0.3
-                return partial(setattr, weather, "slow_share", former)
+                conditions = self.fabric.conditions
+                former, conditions.slow_share = conditions.slow_share, 0.3
+                return partial(setattr, conditions, "slow_share", former)
             case FaultKind.SLOW_READS:
-                self.fabric.weather.read_s = fault.size
-                return partial(setattr, self.fabric.weather, "read_s", 0.0)
+                self.fabric.conditions.read_s = fault.size
+                return partial(setattr, self.fabric.conditions, "read_s", 0.0)
             case FaultKind.STORE_DOWN:
                 self.store.is_down = True
                 return partial(setattr, self.store, "is_down", False)

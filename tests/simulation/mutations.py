@@ -172,7 +172,7 @@ def _settled_twice(patch: Patch) -> None:
 
 
 def _not_told_again(patch: Patch) -> None:
-    patch.setattr(Settlements, "tell_again", lambda self: 0)
+    patch.setattr(Settlements, "resend", lambda self: 0)
 
 
 def _aborts_are_not_billed(patch: Patch) -> None:
