@@ -7,6 +7,15 @@ move to another worker when its own drains (it is finished there instead).
 from collections.abc import Iterable
 from functools import partial
 
+from tandem.fleet_simulation.decode_worker import DecodeWorker
+from tandem.fleet_simulation.events import EventQueue
+from tandem.fleet_simulation.observer import SimulatedObserver
+from tandem.fleet_simulation.prefill_worker import PrefillWorker
+from tandem.fleet_simulation.replicas import ReplicaPool, SimulatedReplica
+from tandem.fleet_simulation.reports import decode_report, prefill_report
+from tandem.fleet_simulation.request import SimulatedRequest
+from tandem.fleet_simulation.result import PoolSizes, SimulationResult
+from tandem.fleet_simulation.setting import SimulationSetting
 from tandem.planning.observation import ScalingPolicy
 from tandem.routing.admission import Refusal
 from tandem.routing.candidates import num_blocks_of
@@ -15,15 +24,6 @@ from tandem.routing.pairing import Pairer, Pairing
 from tandem.routing.policies import PredictedCost
 from tandem.routing.settlement import Settlement
 from tandem.routing.snapshot import Links, RequestShape
-from tandem.sim.decode_worker import DecodeWorker
-from tandem.sim.events import EventQueue
-from tandem.sim.observer import SimulatedObserver
-from tandem.sim.prefill_worker import PrefillWorker
-from tandem.sim.replicas import ReplicaPool, SimulatedReplica
-from tandem.sim.reports import decode_report, prefill_report
-from tandem.sim.request import SimRequest
-from tandem.sim.result import PoolSizes, SimResult
-from tandem.sim.setting import SimSetting
 from tandem.workload.trace import TraceRequest
 
 _EXPECTED_OUTPUT = 256
@@ -32,7 +32,7 @@ _EXPECTED_OUTPUT = 256
 class Cluster:
     """Cluster of one run; call `run` once."""
 
-    def __init__(self, setting: SimSetting, policy: ScalingPolicy) -> None:
+    def __init__(self, setting: SimulationSetting, policy: ScalingPolicy) -> None:
         self._setting = setting
         self._policy = policy
         self._events = EventQueue()
@@ -46,7 +46,7 @@ class Cluster:
         )
         self._observer = SimulatedObserver(setting, self._prefill, self._decode)
         self._wanted = (setting.num_prefill, setting.num_decode)
-        self._requests: list[SimRequest] = []
+        self._requests: list[SimulatedRequest] = []
         self._sizes: list[PoolSizes] = []
         self._reasons: list[tuple[float, str]] = []
         self._output_tokens = self._num_outputs = 0
@@ -54,7 +54,7 @@ class Cluster:
         self._num_changes = 0
         self._coming = True
 
-    def run(self, trace: Iterable[TraceRequest]) -> SimResult:
+    def run(self, trace: Iterable[TraceRequest]) -> SimulationResult:
         """Replay a trace until its last request has ended. Arrivals must be in order."""
         for _ in range(self._setting.num_prefill):
             self._prefill.start(0.0)
@@ -65,7 +65,7 @@ class Cluster:
         self._events.at(self._setting.report_s, self._report_all)
         self._events.at(self._setting.interval_s, self._plan)
         self._events.run()
-        return SimResult(
+        return SimulationResult(
             served=[request.served() for request in self._requests],
             sizes=self._sizes,
             duration_s=self._events.now_s,
@@ -88,7 +88,7 @@ class Cluster:
             self._events.at(following.arrival_s, partial(self._next_arrival, arrivals, following))
 
     def _arrive(self, asked: TraceRequest) -> None:
-        request = SimRequest(str(len(self._requests)), asked, self._shape(asked))
+        request = SimulatedRequest(str(len(self._requests)), asked, self._shape(asked))
         self._requests.append(request)
         answer = self._pairer.pair(request.shape, self._events.now_s)
         if isinstance(answer, Refusal):
@@ -114,14 +114,14 @@ class Cluster:
             leading_blocks=leading,
         )
 
-    def _num_cached_tokens(self, request: SimRequest, answer: Pairing) -> int:
+    def _num_cached_tokens(self, request: SimulatedRequest, answer: Pairing) -> int:
         """Number of the prompt's tokens that are cached, as known to the router when it decides."""
         source_id = answer.fetch_from_id or answer.prefill_id
         num_held = request.shape.leading_blocks.get(source_id, 0) if source_id is not None else 0
         block_size = self._setting.block_size
         return min(num_held, (request.asked.num_prompt_tokens - 1) // block_size) * block_size
 
-    def _serve(self, request: SimRequest, answer: Pairing) -> None:
+    def _serve(self, request: SimulatedRequest, answer: Pairing) -> None:
         decode = self._decode.alive[answer.decode_id].worker
         num_tokens = request.asked.num_prompt_tokens + request.asked.num_output_tokens
         request.num_reserved_blocks = num_blocks_of(num_tokens, self._setting.block_size)
@@ -134,7 +134,7 @@ class Cluster:
         num_fetched, fetched_s = self._fetch(request, prefill, answer)
         prefill.prefill(request, partial(self._prefilled, prefill, decode), num_fetched, fetched_s)
 
-    def _fetch(self, request: SimRequest, prefill: PrefillWorker, answer: Pairing) -> tuple[int, float]:
+    def _fetch(self, request: SimulatedRequest, prefill: PrefillWorker, answer: Pairing) -> tuple[int, float]:
         """(Number of blocks that a peer sends, time of their arrival)."""
         if answer.fetch_from_id is None:
             return 0, 0.0
@@ -142,7 +142,9 @@ class Cluster:
         num_bytes = (num_held - prefill.cache.leading(request.asked.block_ids)) * self._setting.block_bytes
         return num_held, self._events.now_s + self._setting.link.ms(max(0, num_bytes)) / 1000
 
-    def _prefilled(self, prefill: PrefillWorker, decode: DecodeWorker, request: SimRequest, service_s: float) -> None:
+    def _prefilled(
+        self, prefill: PrefillWorker, decode: DecodeWorker, request: SimulatedRequest, service_s: float
+    ) -> None:
         """Deliver the first token at once; the prefill worker may only leave after the rest of the KV was sent."""
         request.first_token_s = self._events.now_s
         prefill.num_pulls += 1
@@ -156,17 +158,17 @@ class Cluster:
         all_ms = link.ms(num_blocks_of(num_tokens, setting.block_size) * setting.block_bytes)
         return max(link.ms(num_last * setting.block_bytes), all_ms - 1000 * service_s) / 1000
 
-    def _handed_over(self, prefill: PrefillWorker, decode: DecodeWorker, request: SimRequest) -> None:
+    def _handed_over(self, prefill: PrefillWorker, decode: DecodeWorker, request: SimulatedRequest) -> None:
         prefill.num_pulls -= 1
         self._began(decode, request, awaited_kv=True)
 
-    def _began(self, decode: DecodeWorker, request: SimRequest, awaited_kv: bool) -> None:
+    def _began(self, decode: DecodeWorker, request: SimulatedRequest, awaited_kv: bool) -> None:
         if request.first_token_s is None:
             request.first_token_s = self._events.now_s
         self._observer.began(request)
         decode.join(request, awaited_kv)
 
-    def _ended(self, request: SimRequest) -> None:
+    def _ended(self, request: SimulatedRequest) -> None:
         request.finished_s = self._events.now_s
         self._output_tokens += request.asked.num_output_tokens
         self._num_outputs += 1

@@ -10,11 +10,11 @@ import math
 from collections import deque
 from collections.abc import Callable
 
+from tandem.fleet_simulation.events import EventQueue
+from tandem.fleet_simulation.request import SimulatedRequest
 from tandem.routing.speed import Speed
-from tandem.sim.events import EventQueue
-from tandem.sim.request import SimRequest
 
-Done = Callable[[SimRequest], None]
+Done = Callable[[SimulatedRequest], None]
 
 
 class DecodeWorker:
@@ -33,8 +33,8 @@ class DecodeWorker:
         self._context = 0.0
         self._at_s = 0.0
         self._resume_s = 0.0
-        self._batch: list[tuple[float, int, SimRequest]] = []
-        self._waiting: deque[SimRequest] = deque()
+        self._batch: list[tuple[float, int, SimulatedRequest]] = []
+        self._waiting: deque[SimulatedRequest] = deque()
         self._number = 0
         self._version = 0
 
@@ -56,19 +56,19 @@ class DecodeWorker:
         self._advance()
         return self._context
 
-    def accept(self, request: SimRequest, awaits_kv: bool) -> None:
+    def accept(self, request: SimulatedRequest, awaits_kv: bool) -> None:
         """Reserve KV for a request that joins later."""
         self.num_accepted += 1
         self.num_awaiting_kv += awaits_kv
         self.num_reserved_blocks += request.num_reserved_blocks
 
-    def join(self, request: SimRequest, awaited_kv: bool) -> None:
+    def join(self, request: SimulatedRequest, awaited_kv: bool) -> None:
         """Start decoding a request whose prompt's KV is present and whose first token exists."""
         self.num_awaiting_kv -= awaited_kv
         self._waiting.append(request)
         self._admit()
 
-    def prefill(self, request: SimRequest, prefill_s: float, done: Done) -> None:
+    def prefill(self, request: SimulatedRequest, prefill_s: float, done: Done) -> None:
         """Compute a short prompt on this worker; the batch is stalled meanwhile."""
         self._advance()
         self._resume_s = max(self._events.now_s, self._resume_s) + prefill_s
@@ -135,7 +135,7 @@ class DecodeWorker:
             self._ended(request)
         self._admit()
 
-    def release(self, request: SimRequest) -> None:
+    def release(self, request: SimulatedRequest) -> None:
         """Free the KV of a request that has ended here."""
         self.num_accepted -= 1
         self.num_reserved_blocks -= request.num_reserved_blocks

@@ -6,12 +6,12 @@ They contain nothing that the running system could not know.
 import math
 from dataclasses import dataclass, field
 
+from tandem.fleet_simulation.decode_worker import DecodeWorker
+from tandem.fleet_simulation.prefill_worker import PrefillWorker
+from tandem.fleet_simulation.replicas import ReplicaPool
+from tandem.fleet_simulation.request import SimulatedRequest
+from tandem.fleet_simulation.setting import SimulationSetting
 from tandem.planning.observation import Observation, PoolState, Traffic
-from tandem.sim.decode_worker import DecodeWorker
-from tandem.sim.prefill_worker import PrefillWorker
-from tandem.sim.replicas import ReplicaPool
-from tandem.sim.request import SimRequest
-from tandem.sim.setting import SimSetting
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class SimulatedObserver:
     """Counts traffic; `observe` returns the observation and starts the next window."""
 
     def __init__(
-        self, setting: SimSetting, prefill: ReplicaPool[PrefillWorker], decode: ReplicaPool[DecodeWorker]
+        self, setting: SimulationSetting, prefill: ReplicaPool[PrefillWorker], decode: ReplicaPool[DecodeWorker]
     ) -> None:
         self._setting = setting
         self._prefill = prefill
@@ -41,19 +41,19 @@ class SimulatedObserver:
         self._window = _Window()
         self._since_s = 0.0
 
-    def arrived(self, request: SimRequest, num_cached_tokens: int) -> None:
+    def arrived(self, request: SimulatedRequest, num_cached_tokens: int) -> None:
         self._window.num_requests += 1
         self._window.num_rejected += request.rejected
         self._window.num_prompt_tokens += request.asked.num_prompt_tokens
         self._window.num_cached_tokens += num_cached_tokens
         self._window.missing_tokens.append(request.asked.num_prompt_tokens - num_cached_tokens)
 
-    def began(self, request: SimRequest) -> None:
+    def began(self, request: SimulatedRequest) -> None:
         """Record a request's first token."""
         assert request.first_token_s is not None
         self._window.ttfts_s.append(request.first_token_s - request.asked.arrival_s)
 
-    def ended(self, request: SimRequest) -> None:
+    def ended(self, request: SimulatedRequest) -> None:
         tpot_s = request.served().tpot_s
         self._window.num_finished += 1
         self._window.num_output_tokens += request.asked.num_output_tokens

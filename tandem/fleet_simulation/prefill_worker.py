@@ -8,19 +8,19 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tandem.fleet_simulation.events import EventQueue
+from tandem.fleet_simulation.prefix_cache import SimulatedPrefixCache
+from tandem.fleet_simulation.request import SimulatedRequest
 from tandem.routing.speed import NO_WORK, PrefillSpeed, PrefillWork
-from tandem.sim.events import EventQueue
-from tandem.sim.prefix_cache import SimulatedPrefixCache
-from tandem.sim.request import SimRequest
 
-Done = Callable[[SimRequest, float], None]
+Done = Callable[[SimulatedRequest, float], None]
 
 
 @dataclass(slots=True)
 class _Job:
     """A prompt; `expected` prices it while it waits. `fetched`: blocks that a peer sends, there from `fetched_s`."""
 
-    request: SimRequest
+    request: SimulatedRequest
     expected: PrefillWork
     done: Done
     num_fetched: int
@@ -72,7 +72,7 @@ class PrefillWorker:
         rest = PrefillWork(left * work.num_requests, left * work.num_tokens, left * work.num_pairs)
         return rest + self._waiting_work if self._waiting else rest
 
-    def prefill(self, request: SimRequest, done: Done, num_fetched: int = 0, fetched_s: float = 0.0) -> None:
+    def prefill(self, request: SimulatedRequest, done: Done, num_fetched: int = 0, fetched_s: float = 0.0) -> None:
         """Queue a prompt."""
         held = max(num_fetched, self.cache.leading(request.asked.block_ids))
         job = _Job(request, self._work(request, held), done, num_fetched, fetched_s)
@@ -111,7 +111,7 @@ class PrefillWorker:
             self._start(following)
         job.done(job.request, service_s)
 
-    def _work(self, request: SimRequest, num_held: int) -> PrefillWork:
+    def _work(self, request: SimulatedRequest, num_held: int) -> PrefillWork:
         num_tokens = request.asked.num_prompt_tokens
         num_cached = min(num_held, (num_tokens - 1) // self._block_size) * self._block_size
         return PrefillWork.of(num_tokens, num_cached)

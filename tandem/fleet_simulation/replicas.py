@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from tandem.sim.events import EventQueue
+from tandem.fleet_simulation.events import EventQueue
 
 
 class DrainableWorker(Protocol):

@@ -1,15 +1,15 @@
 """Reports of simulated workers to the router: the same as real ones send."""
 
+from tandem.fleet_simulation.decode_worker import DecodeWorker
+from tandem.fleet_simulation.prefill_worker import PrefillWorker
+from tandem.fleet_simulation.replicas import SimulatedReplica
+from tandem.fleet_simulation.setting import SimulationSetting
 from tandem.routing.snapshot import Role, WorkerState
-from tandem.sim.decode_worker import DecodeWorker
-from tandem.sim.prefill_worker import PrefillWorker
-from tandem.sim.replicas import SimulatedReplica
-from tandem.sim.setting import SimSetting
 
 _FINGERPRINT = "model"
 
 
-def prefill_report(replica: SimulatedReplica[PrefillWorker], setting: SimSetting, now_s: float) -> WorkerState:
+def prefill_report(replica: SimulatedReplica[PrefillWorker], setting: SimulationSetting, now_s: float) -> WorkerState:
     """All of its KV counts as free: what prefixes take can be given up."""
     worker, num_blocks = replica.worker, setting.prefill_kv_tokens // setting.block_size
     return WorkerState(
@@ -30,7 +30,7 @@ def prefill_report(replica: SimulatedReplica[PrefillWorker], setting: SimSetting
     )
 
 
-def decode_report(replica: SimulatedReplica[DecodeWorker], setting: SimSetting, now_s: float) -> WorkerState:
+def decode_report(replica: SimulatedReplica[DecodeWorker], setting: SimulationSetting, now_s: float) -> WorkerState:
     """Blocks are promised to a request for its whole length."""
     worker = replica.worker
     return WorkerState(

@@ -8,7 +8,7 @@ from tandem.workload.trace import TraceRequest
 
 
 @dataclass(slots=True)
-class SimRequest:
+class SimulatedRequest:
     """`num_prompt_blocks` and `num_reserved_blocks` are of decode's KV. Times are None until they are reached."""
 
     request_id: str

@@ -20,7 +20,7 @@ class PoolSizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimResult:
+class SimulationResult:
     """`duration_s`: from the start to the last request's end. `accelerator_s`: of both pools, over that time.
 
     num_changes: of what was wanted, both pools together. reasons: the policy's words at each change.

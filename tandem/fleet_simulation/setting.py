@@ -9,7 +9,7 @@ from tandem.routing.speed import Speed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimSetting:
+class SimulationSetting:
     """Times in seconds.
 
     Args:

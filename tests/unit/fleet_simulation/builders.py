@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
+from tandem.fleet_simulation.request import SimulatedRequest
+from tandem.fleet_simulation.setting import SimulationSetting
 from tandem.routing.admission import AdmissionLimits
 from tandem.routing.snapshot import LinkState, RequestShape
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, Speed
-from tandem.sim.request import SimRequest
-from tandem.sim.setting import SimSetting
 from tandem.workload.trace import TraceRequest
 
 SPEED = Speed(PrefillSpeed(0.0, 0.1, 0.0), DecodeSpeed(10.0, 0.5, 0.001))
@@ -14,8 +14,8 @@ PATIENT = AdmissionLimits(max_ttft_ms=1e9, max_local_tokens=0)
 INSTANT = LinkState(1e18, 0.0)
 
 
-def setting(**changes: object) -> SimSetting:
-    base = SimSetting(
+def setting(**changes: object) -> SimulationSetting:
+    base = SimulationSetting(
         prefill=SPEED,
         decode=SPEED,
         prefill_kv_tokens=1_000_000,
@@ -34,6 +34,6 @@ def asked(at_s: float, num_prompt: int = 1000, num_output: int = 1, block_ids: t
 
 def request(
     number: int, num_prompt: int = 1000, num_output: int = 1, block_ids: tuple[int, ...] = (), num_blocks: int = 0
-) -> SimRequest:
+) -> SimulatedRequest:
     shape = RequestShape(request_id=str(number), num_tokens=num_prompt, num_expected_output=num_output)
-    return SimRequest(str(number), asked(0.0, num_prompt, num_output, block_ids), shape, num_blocks)
+    return SimulatedRequest(str(number), asked(0.0, num_prompt, num_output, block_ids), shape, num_blocks)

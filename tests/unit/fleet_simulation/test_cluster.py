@@ -5,16 +5,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from tandem.fleet_simulation.cluster import Cluster
+from tandem.fleet_simulation.result import SimulationResult
 from tandem.planning.observation import Observation, Plan
 from tandem.planning.rules import FixedPools
 from tandem.routing.admission import AdmissionLimits
 from tandem.routing.snapshot import LinkState
-from tandem.sim.cluster import Cluster
-from tandem.sim.result import SimResult
 from tandem.workload.arrivals import poisson
 from tandem.workload.slo import Slo
 from tandem.workload.trace import TraceRequest
-from tests.unit.sim.builders import INSTANT, SPEED, asked, setting
+from tests.unit.fleet_simulation.builders import INSTANT, SPEED, asked, setting
 
 
 def _poisson(rate_per_s: float, num: int, num_prompt: int = 1000, num_output: int = 1) -> list[TraceRequest]:
@@ -22,7 +22,7 @@ def _poisson(rate_per_s: float, num: int, num_prompt: int = 1000, num_output: in
     return [asked(next(times), num_prompt, num_output) for _ in range(num)]
 
 
-def _mean_ttft_s(result: SimResult) -> float:
+def _mean_ttft_s(result: SimulationResult) -> float:
     waits = [served.ttft_s for served in result.served if served.ttft_s is not None]
     assert len(waits) == len(result.served)
     return sum(waits) / len(waits)

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from tandem.fleet_simulation.decode_worker import DecodeWorker
+from tandem.fleet_simulation.events import EventQueue
+from tandem.fleet_simulation.request import SimulatedRequest
 from tandem.routing.speed import DecodeSpeed, PrefillSpeed, Speed
-from tandem.sim.decode_worker import DecodeWorker
-from tandem.sim.events import EventQueue
-from tandem.sim.request import SimRequest
-from tests.unit.sim.builders import request
+from tests.unit.fleet_simulation.builders import request
 
 SPEED = Speed(PrefillSpeed(0.0, 1.0, 0.0), DecodeSpeed(10.0, 0.5, 0.01))
 
@@ -20,10 +20,10 @@ class Bench:
         self.ends_s: dict[str, float] = {}
         self.worker = DecodeWorker(self.events, SPEED, 1000, max_running, self.ended)
 
-    def ended(self, request: SimRequest) -> None:
+    def ended(self, request: SimulatedRequest) -> None:
         self.ends_s[request.request_id] = self.events.now_s
 
-    def join_at(self, at_s: float, asked: SimRequest) -> None:
+    def join_at(self, at_s: float, asked: SimulatedRequest) -> None:
         def join() -> None:
             self.worker.accept(asked, awaits_kv=False)
             self.worker.join(asked, awaited_kv=False)
@@ -38,7 +38,7 @@ class _Running:
     left: int
 
 
-def _stepwise(joins: list[tuple[float, SimRequest]]) -> dict[str, float]:
+def _stepwise(joins: list[tuple[float, SimulatedRequest]]) -> dict[str, float]:
     """The loop: requests join between steps, each step makes one token for all."""
     now_s, running, ends_s = 0.0, list[_Running](), dict[str, float]()
     waiting = sorted(joins, key=lambda join: join[0])

@@ -1,6 +1,6 @@
 """Virtual time goes forward only, and equal times keep their order."""
 
-from tandem.sim.events import EventQueue
+from tandem.fleet_simulation.events import EventQueue
 
 
 def test_order_and_clock() -> None:

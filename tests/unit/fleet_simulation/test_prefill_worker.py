@@ -1,10 +1,10 @@
 """A simulated prefill worker: first come first served, caches count when a prompt starts, pulls keep it."""
 
+from tandem.fleet_simulation.events import EventQueue
+from tandem.fleet_simulation.prefill_worker import PrefillWorker
+from tandem.fleet_simulation.request import SimulatedRequest
 from tandem.routing.speed import PrefillSpeed
-from tandem.sim.events import EventQueue
-from tandem.sim.prefill_worker import PrefillWorker
-from tandem.sim.request import SimRequest
-from tests.unit.sim.builders import request
+from tests.unit.fleet_simulation.builders import request
 
 SPEED = PrefillSpeed(0.0, 1.0, 0.0)
 
@@ -17,7 +17,7 @@ class Bench:
         self.worker = PrefillWorker(self.events, SPEED, 100, 16)
         self.done: list[tuple[str, float, float]] = []
 
-    def finished(self, request: SimRequest, service_s: float) -> None:
+    def finished(self, request: SimulatedRequest, service_s: float) -> None:
         self.done.append((request.request_id, self.events.now_s, service_s))
 
 

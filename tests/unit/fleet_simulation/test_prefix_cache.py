@@ -1,6 +1,6 @@
 """The simulated prefix cache: longest beginning, bounded, last blocks of a prompt go first."""
 
-from tandem.sim.prefix_cache import SimulatedPrefixCache
+from tandem.fleet_simulation.prefix_cache import SimulatedPrefixCache
 
 
 def test_only_a_beginning_counts() -> None:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from tandem.sim.events import EventQueue
-from tandem.sim.replicas import ReplicaPool, SimulatedReplica
+from tandem.fleet_simulation.events import EventQueue
+from tandem.fleet_simulation.replicas import ReplicaPool, SimulatedReplica
 
 
 @dataclass
