@@ -61,7 +61,7 @@ class Apps:
 def build_apps(gateway: Gateway, settings: GatewaySettings) -> Apps:
     """Builds all routes over a started gateway."""
     app = FastAPI(title="Tandem", version=__version__, redirect_slashes=False)
-    around = gateway.surroundings
+    around = gateway.dialect_context
     generating: list[tuple[str, Dialect, type[BaseModel], str]] = [
         ("/v1/chat/completions", ChatDialect(around), ChatBody, "OpenAI"),
         ("/v1/completions", CompletionDialect(around), CompletionBody, "OpenAI"),
@@ -111,7 +111,7 @@ def _add_count(app: FastAPI, gateway: Gateway) -> None:
         except ClientLeftError:
             return Response(status_code=CLIENT_LEFT)
         with body, gateway.admission.place():
-            return Response(await count_tokens(body.data, gateway.surroundings), media_type=JSON)
+            return Response(await count_tokens(body.data, gateway.dialect_context), media_type=JSON)
 
 
 def _add_models(app: FastAPI, gateway: Gateway) -> None:
@@ -135,7 +135,7 @@ def _add_health(app: FastAPI, gateway: Gateway) -> None:
         """A router answers and a decode worker is alive."""
         if gateway.admission.is_closed:
             raise UnavailableError("this gateway is stopping", 1.0)
-        info = await gateway.directory.ask()
+        info = await gateway.directory.fetch()
         if not info.num_decode:
             raise UnavailableError(f"no live decode worker serves {info.name!r}", 1.0)
         return JSONResponse({"status": "ready", "num_prefill": info.num_prefill, "num_decode": info.num_decode})

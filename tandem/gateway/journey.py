@@ -24,14 +24,14 @@ from tandem.core.errors import (
 from tandem.core.output import RequestMetrics, RequestOutput
 from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason
+from tandem.gateway.capacity_queue import CapacityQueue, Refusal
 from tandem.gateway.history import RequestRecord
 from tandem.gateway.metrics import GatewayMetrics
-from tandem.gateway.outage_lines import OutageLines
+from tandem.gateway.outage_queues import OutageQueues
 from tandem.gateway.request import ChoiceEnd, ChoiceRequest, ServeRequest
 from tandem.gateway.routers import Routers
 from tandem.gateway.stalls import StallWatch
 from tandem.gateway.update_queue import UpdateQueue
-from tandem.gateway.waiting_line import Refusal, WaitingLine
 from tandem.rpc.client import ClientPool, WorkerClient
 from tandem.rpc.messages import GenerateCall, GenerateUpdate, PairCall, PairingAnswer, WorkerAddress
 
@@ -48,8 +48,8 @@ class JourneyContext:
     metrics: GatewayMetrics
     clock: Clock
     max_attempts: int
-    line: WaitingLine
-    outages: OutageLines
+    capacity_queue: CapacityQueue
+    outages: OutageQueues
 
 
 class Journey:
@@ -121,15 +121,15 @@ class Journey:
         return None if self._final is None else self._final.metrics
 
     async def _pair(self) -> PairingAnswer:
-        """The first pairing. Waits in line while all workers are full, and for a worker while there is none."""
-        return await self._ways.line.ask(
+        """The first pairing. Queues while all workers are full, and for a worker while there is none."""
+        return await self._ways.capacity_queue.run(
             self._request.priority, lambda: self._once_possible(self._anybody, (UnavailableError,)), self._record
         )
 
     async def _pair_again(self) -> PairingAnswer:
         """A pairing after a failure. Once a worker was lost, waits for one that can continue.
 
-        NOTE: skips the line of requests that wait for full workers: this client already has part of its answer.
+        NOTE: skips the queue of requests that wait for full workers: this client already has part of its answer.
         """
         try:
             if all(isinstance(error, CapacityError) for _, error in self._failed):
@@ -141,9 +141,9 @@ class Journey:
     async def _once_possible(
         self, question: Callable[[], Awaitable[PairingAnswer]], waits_for: tuple[type[Refusal], ...]
     ) -> PairingAnswer:
-        """NOTE: the first in line asks for all that the same workers can serve; see `OutageLines`."""
+        """NOTE: the first in the queue asks for all that the same workers can serve; see `OutageQueues`."""
         needs = (self._required_fingerprint, frozenset(_ids(self._failed)), self._request.local_prefill)
-        return await self._ways.outages.ask(
+        return await self._ways.outages.run(
             needs, waits_for, self._request.priority, lambda: self._paired(question), self._record
         )
 

@@ -127,7 +127,7 @@ class ChoiceResult:
     def num_reasoning_tokens(self) -> int:
         return 0 if self.reasoning is None else self.reasoning.num_tokens
 
-    def take(self, output: RequestOutput) -> ChoiceUpdate:
+    def read(self, output: RequestOutput) -> ChoiceUpdate:
         """Counts an update and returns it parsed."""
         self.is_computed |= bool(output.token_ids)
         if self.is_prompt_only:

@@ -20,7 +20,7 @@ LINGER_S = 1.0  # for workers to say good-bye after their last token
 
 
 class ServeStream:
-    """One request being served, as `async with`; call `take` until it returns nothing."""
+    """One request being served, as `async with`; call `next_updates` until it returns nothing."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class ServeStream:
             task.add_done_callback(self._note_failure)
         return self
 
-    async def take(self, pace: StreamPacer | None = None) -> Sequence[RequestOutput]:
+    async def next_updates(self, pace: StreamPacer | None = None) -> Sequence[RequestOutput]:
         """New updates; empty when every choice has ended. `pace`: limits how often it returns.
 
         Raises:
@@ -59,7 +59,7 @@ class ServeStream:
         """
         if not self._num_unfinished:
             return ()
-        outputs = await self._queue.take(pace)
+        outputs = await self._queue.get(pace)
         self._num_unfinished -= sum(item.finish_reason is not None for item in outputs)
         if not self._num_unfinished:
             self._settle(None)

@@ -154,7 +154,7 @@ async def _answered(request: Request, gateway: Gateway, reader: Reader) -> Respo
     except ClientLeftError:
         return Response(status_code=_CLIENT_LEFT)
     with body, gateway.admission.place():
-        return Response(await reader(body.data, gateway.surroundings), media_type=JSON)
+        return Response(await reader(body.data, gateway.dialect_context), media_type=JSON)
 
 
 def _read(kind: type[AnyTokens], body: bytes, model: ServedModel) -> AnyTokens:

@@ -31,7 +31,7 @@ class UpdateQueue:
         self._error = self._error or error
         self._has_updates.set()
 
-    async def take(self, pace: StreamPacer | None = None) -> list[RequestOutput]:
+    async def get(self, pace: StreamPacer | None = None) -> list[RequestOutput]:
         """Waits for updates and returns all; consecutive ones of a choice are merged. Raises what `fail` was given."""
         await self._has_updates.wait()
         if pace is not None and self._error is None:

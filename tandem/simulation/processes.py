@@ -237,7 +237,7 @@ def start_simulated_gateway(around: SimulatedEnvironment, node: Node, name: str)
     settings = GatewaySettings(**options)
     gateway = Gateway(settings, _served_model(), node, tracing, open_accounts)
     gateway.start()
-    fast = FastLane(_nothing_else, gateway, {COMPLETIONS: CompletionDialect(gateway.surroundings)})
+    fast = FastLane(_nothing_else, gateway, {COMPLETIONS: CompletionDialect(gateway.dialect_context)})
     return SimulatedGateway(gateway, Edge(fast, gateway.ids, guard_of(gateway, settings).admit))
 
 

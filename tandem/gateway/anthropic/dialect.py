@@ -8,12 +8,12 @@ from tandem.core.sampling_params import SamplingParams, validate_for_vocab
 from tandem.core.scope import UNSCOPED
 from tandem.gateway.anthropic.fields import MessagesBody, MessagesPromptBody, read_body
 from tandem.gateway.anthropic.frames import PING, error_body, status_of
-from tandem.gateway.anthropic.prompt import AskedPrompt, read_prompt
+from tandem.gateway.anthropic.prompt import ParsedPrompt, read_prompt
 from tandem.gateway.anthropic.thinking import check_budget
 from tandem.gateway.anthropic.writer import MessageWriter
 from tandem.gateway.assembly import assemble
 from tandem.gateway.choices import expected_output, make_choices
-from tandem.gateway.dialect import Asked, DialectContext
+from tandem.gateway.dialect import DialectContext, ParsedRequest
 from tandem.gateway.errors import Problem, RequestError
 from tandem.gateway.request import ServeRequest
 from tandem.rpc.messages import ModelInfo
@@ -25,10 +25,10 @@ class MessagesDialect:
     kind = "messages"
     ping = PING
 
-    def __init__(self, surroundings: DialectContext) -> None:
-        self._around = surroundings
+    def __init__(self, dialect_context: DialectContext) -> None:
+        self._around = dialect_context
 
-    async def read(self, body: bytes, request_id: str) -> Asked:
+    async def read(self, body: bytes, request_id: str) -> ParsedRequest:
         """Raises as `Dialect.read`."""
         asked = await self._around.off_loop.run(len(body), partial(read_body, MessagesBody, body))
         prompt = _read_prompt(asked, self._around)
@@ -49,7 +49,7 @@ class MessagesDialect:
         writer = MessageWriter(
             f"msg_{request_id}", info.name, result, asked.max_tokens, shows_thinking=prompt.thinking.is_shown
         )
-        return Asked(request, (result,), writer, bool(asked.stream))
+        return ParsedRequest(request, (result,), writer, bool(asked.stream))
 
     def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
         return status_of(problem), error_body(problem, request_id)
@@ -68,7 +68,7 @@ async def count_tokens(body: bytes, around: DialectContext) -> bytes:
     return orjson.dumps({"input_tokens": len(assembled.token_ids)})
 
 
-def _read_prompt(asked: MessagesPromptBody, around: DialectContext) -> AskedPrompt:
+def _read_prompt(asked: MessagesPromptBody, around: DialectContext) -> ParsedPrompt:
     around.model.require(asked.model)
     prompt = read_prompt(asked, around.limits.max_messages)
     if prompt.thinking.is_required and around.model.answers.thinking is None:

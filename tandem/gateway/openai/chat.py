@@ -9,7 +9,7 @@ from tandem.gateway.assembly import assemble
 from tandem.gateway.cache_marks import lifetime_s
 from tandem.gateway.choices import check_num_choices, expected_output, make_choices
 from tandem.gateway.conversation import Conversation, Effort, Thinking
-from tandem.gateway.dialect import Asked, DialectContext
+from tandem.gateway.dialect import DialectContext, ParsedRequest
 from tandem.gateway.errors import Problem, RequestError
 from tandem.gateway.limits import check_free_form
 from tandem.gateway.openai.chat_writer import ChatWriter
@@ -28,10 +28,10 @@ class ChatDialect:
     kind = "chat"
     ping = PING
 
-    def __init__(self, surroundings: DialectContext) -> None:
-        self._around = surroundings
+    def __init__(self, dialect_context: DialectContext) -> None:
+        self._around = dialect_context
 
-    async def read(self, body: bytes, request_id: str) -> Asked:
+    async def read(self, body: bytes, request_id: str) -> ParsedRequest:
         """Raises as `Dialect.read`."""
         asked = await self._around.off_loop.run(len(body), partial(read_body, ChatBody, body))
         model = self._around.model
@@ -56,7 +56,9 @@ class ChatDialect:
         is_stream = bool(asked.stream)
         results = tuple(assembled.new_result(keep=not is_stream) for _ in request.choices)
         envelope = Envelope.of(asked, f"chatcmpl-{request_id}", "chat.completion", info, results, params.n)
-        return Asked(request, results, ChatWriter(envelope, asked, model.tokenizer, assembled.token_ids), is_stream)
+        return ParsedRequest(
+            request, results, ChatWriter(envelope, asked, model.tokenizer, assembled.token_ids), is_stream
+        )
 
     def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
         return problem.status, error_body(problem)

@@ -13,7 +13,7 @@ from tandem.core.scope import CacheScope
 from tandem.core.types import TokenLogprobs
 from tandem.gateway.choices import check_num_choices, expected_output, make_choices
 from tandem.gateway.conversation import ToolChoice
-from tandem.gateway.dialect import Asked, DialectContext
+from tandem.gateway.dialect import DialectContext, ParsedRequest
 from tandem.gateway.errors import Problem, RequestError
 from tandem.gateway.openai.envelope import Envelope
 from tandem.gateway.openai.fields import CompletionBody, read_body
@@ -36,10 +36,10 @@ class CompletionDialect:
     kind = "text_completion"
     ping = PING
 
-    def __init__(self, surroundings: DialectContext) -> None:
-        self._around = surroundings
+    def __init__(self, dialect_context: DialectContext) -> None:
+        self._around = dialect_context
 
-    async def read(self, body: bytes, request_id: str) -> Asked:
+    async def read(self, body: bytes, request_id: str) -> ParsedRequest:
         """Raises as `Dialect.read`."""
         asked = await self._around.off_loop.run(len(body), partial(read_body, CompletionBody, body))
         model = self._around.model
@@ -68,7 +68,7 @@ class CompletionDialect:
         )
         envelope = Envelope.of(asked, f"cmpl-{request_id}", "text_completion", info, results, params.n)
         sources = [EchoedPrompt(prompt, ids, model.tokenizer) for prompt, ids in zip(prompts, token_ids, strict=True)]
-        return Asked(request, results, CompletionWriter(envelope, asked, model.tokenizer, sources), is_stream)
+        return ParsedRequest(request, results, CompletionWriter(envelope, asked, model.tokenizer, sources), is_stream)
 
     def problem(self, problem: Problem, request_id: str) -> tuple[int, bytes]:
         return problem.status, error_body(problem)

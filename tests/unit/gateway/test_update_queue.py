@@ -29,10 +29,10 @@ def test_all_there_is_comes_at_once_and_the_first_error_after_it() -> None:
         await queue.put(output(2))
         queue.fail(TandemError("first"))
         queue.fail(TandemError("second"))
-        assert [item.token_ids for item in await queue.take()] == [(1, 2)]
+        assert [item.token_ids for item in await queue.get()] == [(1, 2)]
         for _ in range(2):
             with pytest.raises(TandemError, match="first"):
-                await queue.take()
+                await queue.get()
 
     asyncio.run(run())
 
@@ -48,7 +48,7 @@ def test_news_of_one_choice_in_a_row_is_put_together_and_keeps_everything() -> N
         queue = UpdateQueue()
         for item in given:
             await queue.put(item)
-        return await queue.take()
+        return await queue.get()
 
     whole = output_of(
         0,
@@ -74,9 +74,9 @@ def test_a_writer_waits_while_the_reader_is_far_behind() -> None:
         waiting = asyncio.create_task(queue.put(output(MAX_UPDATES)))
         done, _ = await asyncio.wait((waiting,), timeout=0.01)
         assert not done
-        (taken,) = await queue.take()
+        (taken,) = await queue.get()
         assert len(taken.token_ids) == MAX_UPDATES
         await asyncio.wait_for(waiting, 20)
-        assert [item.token_ids for item in await queue.take()] == [(MAX_UPDATES,)]
+        assert [item.token_ids for item in await queue.get()] == [(MAX_UPDATES,)]
 
     asyncio.run(run())

@@ -18,7 +18,7 @@ from tandem.core.scope import CacheScope
 from tandem.gateway.assembly import Assembled, assemble
 from tandem.gateway.choices import expected_output, make_choices
 from tandem.gateway.conversation import ToolMode
-from tandem.gateway.dialect import Asked, DialectContext
+from tandem.gateway.dialect import DialectContext, ParsedRequest
 from tandem.gateway.errors import Problem, RequestError
 from tandem.gateway.openai.frames import PING, error_body
 from tandem.gateway.openai.responses.draft import draft_of
@@ -43,8 +43,8 @@ class ResponsesDialect:
     kind = "responses"
     ping = PING
 
-    def __init__(self, surroundings: DialectContext, store: ResponseStore, tenant: str) -> None:
-        self._around = surroundings
+    def __init__(self, dialect_context: DialectContext, store: ResponseStore, tenant: str) -> None:
+        self._around = dialect_context
         self._store = store
         self._tenant = tenant
         self._items: list[Item] = []
@@ -52,7 +52,7 @@ class ResponsesDialect:
         self.queued: StoredResponse | None = None
         self.is_queued = asyncio.Event()
 
-    async def read(self, body: bytes, request_id: str) -> Asked:
+    async def read(self, body: bytes, request_id: str) -> ParsedRequest:
         """Raises as `Dialect.read`."""
         asked = await self._around.off_loop.run(len(body), partial(read_body, ResponsesBody, body))
         model = self._around.model
@@ -71,7 +71,7 @@ class ResponsesDialect:
         self._items, self._writer = items, ResponseWriter(draft, result, logprobs)
         if asked.background:
             await self._queue()
-        return Asked(
+        return ParsedRequest(
             _request(asked, request_id, assembled, params, self._around.fresh),
             (result,),
             self._writer,

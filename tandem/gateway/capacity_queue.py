@@ -33,7 +33,7 @@ class _Place:
     is_first: asyncio.Event = field(default_factory=asyncio.Event, compare=False)
 
 
-class WaitingLine:
+class CapacityQueue:
     """A queue in front of one gateway's routers.
 
     Args:
@@ -62,35 +62,35 @@ class WaitingLine:
     def is_empty(self) -> bool:
         return not self._places
 
-    async def ask(self, priority: int, question: Callable[[], Awaitable[T]], record: RequestRecord) -> T:
-        """The answer of `question`, repeated in turn for as long as it raises one of `waits_for`.
+    async def run(self, priority: int, call: Callable[[], Awaitable[T]], record: RequestRecord) -> T:
+        """The answer of `call`, repeated in turn for as long as it raises one of `waits_for`.
 
         Args:
             priority: lower is more urgent.
             record: records the wait as a stage.
 
         Raises:
-            CapacityError, UnavailableError: the last refusal, after `timeout_s`; also any other error that `question`
+            CapacityError, UnavailableError: the last refusal, after `timeout_s`; also any other error that `call`
                 raises.
         """
         if not self._places:
             try:
-                return await question()
+                return await call()
             except self._waits_for as error:
                 if not self._timeout_s:
                     raise
                 self._refusal = error
         with record.timed(self._stage):
-            return await self._wait(priority, question)
+            return await self._wait(priority, call)
 
-    async def _wait(self, priority: int, question: Callable[[], Awaitable[T]]) -> T:
+    async def _wait(self, priority: int, call: Callable[[], Awaitable[T]]) -> T:
         place = self._enter(priority)
         try:
             async with asyncio.timeout(self._timeout_s):
                 while True:
                     await place.is_first.wait()
                     try:
-                        return await question()
+                        return await call()
                     except self._waits_for as error:
                         self._refusal = error
                         await asyncio.sleep(min(max(_MIN_PAUSE_S, error.retry_after_s or 0.0), _MAX_PAUSE_S))

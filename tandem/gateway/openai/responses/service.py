@@ -18,7 +18,7 @@ from tandem.gateway.openai.responses.store import EmbeddedResponseStore, Respons
 _LOST = {"code": "server_error", "message": "the gateway that ran this response is gone; send the request again"}
 
 
-class ResponseDesk:
+class ResponseService:
     """Finds, deletes and cancels the responses of a tenant. `beat_s`: interval at which running ones are renewed."""
 
     def __init__(self, store: ResponseStore, beat_s: float = BEAT_S) -> None:
@@ -26,7 +26,7 @@ class ResponseDesk:
         self.background = BackgroundResponses(store, beat_s)
 
     @classmethod
-    def open(cls, redis_url: str | None, keys: Sequence[bytes], max_bytes: int | None = None) -> "ResponseDesk":
+    def open(cls, redis_url: str | None, keys: Sequence[bytes], max_bytes: int | None = None) -> "ResponseService":
         """Opens the store; without Redis, responses are kept in this process.
 
         Args:

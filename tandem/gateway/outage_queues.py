@@ -10,38 +10,38 @@ from typing import TypeVar
 
 from prometheus_client import Gauge
 
+from tandem.gateway.capacity_queue import CapacityQueue, Refusal
 from tandem.gateway.history import RequestRecord
-from tandem.gateway.waiting_line import Refusal, WaitingLine
 
 T = TypeVar("T")
 
 
-class OutageLines:
-    """The outage queues of one gateway, by need. Arguments as of `WaitingLine`."""
+class OutageQueues:
+    """The outage queues of one gateway, by need. Arguments as of `CapacityQueue`."""
 
     def __init__(self, timeout_s: float, waiting: Gauge) -> None:
         self._timeout_s = timeout_s
         self._waiting = waiting
-        self._lines: dict[Hashable, WaitingLine] = {}
+        self._queues: dict[Hashable, CapacityQueue] = {}
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return len(self._queues)
 
-    async def ask(
+    async def run(
         self,
         needs: Hashable,
         waits_for: tuple[type[Refusal], ...],
         priority: int,
-        question: Callable[[], Awaitable[T]],
+        call: Callable[[], Awaitable[T]],
         record: RequestRecord,
     ) -> T:
-        """Like `WaitingLine.ask`, among requests with the same `needs`; the wait is recorded as the stage `outage`."""
+        """Like `CapacityQueue.run`, among requests with equal `needs`; the wait is recorded as the stage `outage`."""
         key = (needs, waits_for)
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = WaitingLine(self._timeout_s, self._waiting, waits_for, "outage")
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = CapacityQueue(self._timeout_s, self._waiting, waits_for, "outage")
         try:
-            return await line.ask(priority, question, record)
+            return await queue.run(priority, call, record)
         finally:
-            if line.is_empty and self._lines.get(key) is line:
-                del self._lines[key]
+            if queue.is_empty and self._queues.get(key) is queue:
+                del self._queues[key]

@@ -7,9 +7,9 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from tandem.core.errors import CapacityError, UnavailableError
+from tandem.gateway.capacity_queue import Refusal
 from tandem.gateway.history import RequestRecord
-from tandem.gateway.outage_lines import OutageLines
-from tandem.gateway.waiting_line import Refusal
+from tandem.gateway.outage_queues import OutageQueues
 from tests.helpers.fake_backend import MODEL, eventually
 
 
@@ -20,7 +20,7 @@ class Outage:
         self.served: set[str] = set()
         self.asked: list[str] = []
         self.refusal: Refusal = UnavailableError("nobody is there", 0.01)
-        self.lines = OutageLines(timeout_s, Gauge("waiting", "in line", registry=CollectorRegistry()))
+        self.queues = OutageQueues(timeout_s, Gauge("waiting", "in queue", registry=CollectorRegistry()))
 
     def enter(self, name: str, needs: str, *waits_for: type[Refusal]) -> "asyncio.Task[str]":
         async def question() -> str:
@@ -30,7 +30,7 @@ class Outage:
             return name
 
         record = RequestRecord(name, MODEL, 0.0)
-        return asyncio.create_task(self.lines.ask(needs, waits_for or (UnavailableError,), 0, question, record))
+        return asyncio.create_task(self.queues.run(needs, waits_for or (UnavailableError,), 0, question, record))
 
 
 def told(story: Callable[[Outage], Awaitable[None]], timeout_s: float = 20.0) -> None:
@@ -48,10 +48,10 @@ def test_one_of_each_kind_asks_and_none_waits_for_another() -> None:
         assert set(outage.asked[4:]) == {"o1", "n1"}
         outage.served.add("new version")
         assert await asyncio.gather(*new) == ["n1", "n2"]
-        assert len(outage.lines) == 1
+        assert len(outage.queues) == 1
         outage.served.add("old version")
         assert await asyncio.gather(*old) == ["o1", "o2"]
-        assert len(outage.lines) == 0
+        assert len(outage.queues) == 0
 
     told(story)
 
@@ -65,7 +65,7 @@ def test_only_refusals_that_are_waited_for_are() -> None:
         await eventually(lambda: outage.asked.count("begun") > 1)
         outage.served.add("any")
         assert await waits == "begun"
-        assert len(outage.lines) == 0
+        assert len(outage.queues) == 0
 
     told(story)
 
@@ -75,6 +75,6 @@ def test_the_wait_is_bounded_and_the_last_refusal_is_the_answer() -> None:
         with pytest.raises(UnavailableError, match=r"nobody is there; the request has waited 0\.2 s") as refused:
             await outage.enter("a", "any")
         assert refused.value.retry_after_s == 0.01
-        assert len(outage.lines) == 0
+        assert len(outage.queues) == 0
 
     told(story, timeout_s=0.2)

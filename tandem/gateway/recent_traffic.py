@@ -34,7 +34,7 @@ class _Span:
     traffic: TrafficCounts
 
 
-class Recent:
+class RecentTraffic:
     """Traffic of the last minute and, in less detail, the last hour; receives what `GatewayMetrics` observes."""
 
     def __init__(self, clock: Clock | None = None) -> None:

@@ -12,7 +12,7 @@ from tandem.gateway.moderation.moderated import ModeratedAnswer
 from tandem.gateway.request import ChoiceResult, ChoiceUpdate
 
 
-class Hearing:
+class UpdateFilter:
     """Parses and moderates the updates of one request."""
 
     def __init__(self, results: Sequence[ChoiceResult], moderator: Moderator | None) -> None:
@@ -29,14 +29,14 @@ class Hearing:
         """Whether a moderator ended any choice."""
         return any(result.finish_reason is FinishReason.CONTENT_FILTER for result in self._results)
 
-    async def take(self, batch: Sequence[RequestOutput]) -> list[ChoiceUpdate]:
+    async def apply(self, batch: Sequence[RequestOutput]) -> list[ChoiceUpdate]:
         """Processes a batch and returns the updates to show. Raises as `Moderator.judge`."""
         updates: list[ChoiceUpdate] = []
         for output in batch:
             result = self._results[output.index]
             if result.finish_reason is not None:
                 continue  # NOTE: it was stopped, and its worker does not know yet
-            update = result.take(output)
+            update = result.read(output)
             if self._answers is not None:
                 update = await self._answers[output.index].pass_on(update)
             result.add(update)

@@ -1,4 +1,4 @@
-"""The line before full workers: who gets room first, who asks, who gives up, and what clients see of it."""
+"""The queue before full workers: who gets room first, who asks, who gives up, and what clients see of it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,8 +10,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from tandem.core.errors import CapacityError, NoRoomError, UnavailableError
+from tandem.gateway.capacity_queue import CapacityQueue
 from tandem.gateway.history import RequestRecord
-from tandem.gateway.waiting_line import WaitingLine
 from tests.helpers.fake_backend import MODEL, FakeCluster, eventually, tell, text_of
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "abc", "seed": 5, "max_tokens": 10}
@@ -24,16 +24,16 @@ class Room:
         self.free = 0
         self.asked: list[str] = []
         self.got: list[str] = []
-        self.waiting = Gauge("waiting", "in line", registry=CollectorRegistry())
-        self.line = WaitingLine(timeout_s, self.waiting)
+        self.waiting = Gauge("waiting", "in queue", registry=CollectorRegistry())
+        self.queue = CapacityQueue(timeout_s, self.waiting)
         self.records: dict[str, RequestRecord] = {}
 
     def enter(self, name: str, priority: int = 0) -> asyncio.Task[str]:
         self.records[name] = RequestRecord(name, MODEL, 0.0)
-        return asyncio.create_task(self.line.ask(priority, lambda: self._question(name), self.records[name]))
+        return asyncio.create_task(self.queue.run(priority, lambda: self._question(name), self.records[name]))
 
     async def entered(self, name: str, priority: int = 0) -> asyncio.Task[str]:
-        """Once it stands in line."""
+        """Once it is queued."""
         num_waiting = self.num_waiting
         task = self.enter(name, priority)
         await eventually(lambda: self.num_waiting > num_waiting)
@@ -127,7 +127,7 @@ def test_who_leaves_or_fails_makes_way() -> None:
             raise UnavailableError("nobody is there")
 
         waits = await room.entered("d")
-        fails = asyncio.create_task(room.line.ask(-9, lost, RequestRecord("lost", MODEL, 0.0)))
+        fails = asyncio.create_task(room.queue.run(-9, lost, RequestRecord("lost", MODEL, 0.0)))
         with pytest.raises(UnavailableError, match="nobody is there"):
             await fails
         room.free = 1

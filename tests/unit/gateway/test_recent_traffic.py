@@ -5,12 +5,12 @@ import tracemalloc
 import pytest
 
 from tandem.core.clock import ManualClock
-from tandem.gateway.recent import NUM_MINUTES, NUM_SECONDS, Recent
+from tandem.gateway.recent_traffic import NUM_MINUTES, NUM_SECONDS, RecentTraffic
 
 
 def test_nothing_happened() -> None:
     clock = ManualClock(100.5)
-    told = Recent(clock).as_json()
+    told = RecentTraffic(clock).as_json()
     assert told["window_s"] == 0
     assert told["requests_per_s"] == 0.0
     assert told["ttft_ms"] == {"p50": None, "p95": None, "p99": None}
@@ -18,7 +18,7 @@ def test_nothing_happened() -> None:
 
 def test_the_running_second_is_told_when_it_is_over() -> None:
     clock = ManualClock(100.0)
-    recent = Recent(clock)
+    recent = RecentTraffic(clock)
     recent.note_arrival(30)
     clock.advance(0.9)
     assert recent.as_json()["num_requests"] == 0
@@ -29,7 +29,7 @@ def test_the_running_second_is_told_when_it_is_over() -> None:
 
 def test_rates_are_means_over_quiet_seconds_too() -> None:
     clock = ManualClock(10.0)
-    recent = Recent(clock)
+    recent = RecentTraffic(clock)
     for _ in range(4):
         recent.note_arrival(1)
     recent.note_first(0.1)
@@ -45,7 +45,7 @@ def test_rates_are_means_over_quiet_seconds_too() -> None:
 @pytest.mark.parametrize("seconds", [0.0004, 0.02, 0.15, 3.7, 90.0])
 def test_a_percentile_is_off_by_five_percent_at_most(seconds: float) -> None:
     clock = ManualClock()
-    recent = Recent(clock)
+    recent = RecentTraffic(clock)
     recent.note_first(seconds)
     recent.note_tokens(3, 3 * seconds)
     clock.advance(1.0)
@@ -56,7 +56,7 @@ def test_a_percentile_is_off_by_five_percent_at_most(seconds: float) -> None:
 
 def test_percentiles_are_of_the_whole_window() -> None:
     clock = ManualClock()
-    recent = Recent(clock)
+    recent = RecentTraffic(clock)
     for hundredths in range(1, 101):
         recent.note_first(hundredths / 100)
         clock.advance(0.5)
@@ -68,7 +68,7 @@ def test_percentiles_are_of_the_whole_window() -> None:
 
 def test_what_is_older_than_the_window_is_forgotten_and_memory_stays_small() -> None:
     clock = ManualClock()
-    recent = Recent(clock)
+    recent = RecentTraffic(clock)
     for _ in range(10 * NUM_SECONDS):
         recent.note_arrival(1)
         recent.note_first(0.01)
@@ -83,7 +83,7 @@ def test_what_is_older_than_the_window_is_forgotten_and_memory_stays_small() -> 
 def test_errors_are_a_share_of_what_was_asked() -> None:
     """A request that is refused before it arrives is asked for as well; one that fails later is not counted twice."""
     clock = ManualClock()
-    recent = Recent(clock)
+    recent = RecentTraffic(clock)
     for _ in range(5):
         recent.note_arrival(10)
     recent.note_error(is_ours=True, has_arrived=True)
@@ -99,7 +99,7 @@ def test_errors_are_a_share_of_what_was_asked() -> None:
 
 def test_the_cached_share_is_of_tokens_and_not_of_requests() -> None:
     clock = ManualClock()
-    recent = Recent(clock)
+    recent = RecentTraffic(clock)
     recent.note_prompt(900, 810)
     recent.note_prompt(100, 0)
     clock.advance(1.0)
@@ -110,7 +110,7 @@ def test_the_cached_share_is_of_tokens_and_not_of_requests() -> None:
 
 def test_the_hour_has_a_value_a_minute_and_the_running_minute_is_of_the_seconds_that_are_over() -> None:
     clock = ManualClock(630.0)
-    recent = Recent(clock)
+    recent = RecentTraffic(clock)
     for _ in range(105):
         recent.note_arrival(1)
         recent.note_first(0.1)
@@ -125,7 +125,7 @@ def test_the_hour_has_a_value_a_minute_and_the_running_minute_is_of_the_seconds_
 
 def test_a_quiet_minute_is_in_the_hour_and_an_older_one_is_not() -> None:
     clock = ManualClock(0.0)
-    recent = Recent(clock)
+    recent = RecentTraffic(clock)
     recent.note_arrival(1)
     clock.advance(59 * 60.0)
     told = recent.hour_as_json()
@@ -140,7 +140,7 @@ def test_a_quiet_minute_is_in_the_hour_and_an_older_one_is_not() -> None:
 def test_hours_of_anything_take_a_bounded_amount_of_memory() -> None:
     """Durations that span every step, in each second of an hour: what the docstring promises is kept."""
     clock = ManualClock()
-    recent = Recent(clock)
+    recent = RecentTraffic(clock)
     durations = [10 ** (power / 25) for power in range(-150, 150)]
     tracemalloc.start()
     for _ in range(60 * 62):
