@@ -61,11 +61,11 @@ class Apps:
 def build_apps(gateway: Gateway, settings: GatewaySettings) -> Apps:
     """Builds all routes over a started gateway."""
     app = FastAPI(title="Tandem", version=__version__, redirect_slashes=False)
-    around = gateway.dialect_context
+    context = gateway.dialect_context
     generating: list[tuple[str, Dialect, type[BaseModel], str]] = [
-        ("/v1/chat/completions", ChatDialect(around), ChatBody, "OpenAI"),
-        ("/v1/completions", CompletionDialect(around), CompletionBody, "OpenAI"),
-        ("/v1/messages", MessagesDialect(around), MessagesBody, "Anthropic"),
+        ("/v1/chat/completions", ChatDialect(context), ChatBody, "OpenAI"),
+        ("/v1/completions", CompletionDialect(context), CompletionBody, "OpenAI"),
+        ("/v1/messages", MessagesDialect(context), MessagesBody, "Anthropic"),
     ]
     for path, dialect, body, tag in generating:
         _add_generating(app, gateway, path, dialect, body, tag)

@@ -60,7 +60,7 @@ class World:
         self.fabric = Fabric(self.loop, random.Random(f"{seed} fabric"), self.trace, conditions)
         self.network = SimulatedNetwork(self.fabric)
         self.store = StoreServer(self.loop.world, [_key_of(owner) for owner in TENANTS], scenario.account_lease_s)
-        self.around = SimulatedEnvironment(
+        self.environment = SimulatedEnvironment(
             self.loop,
             self.fabric,
             self.store,
@@ -129,7 +129,7 @@ class World:
         node = self.nodes.pop(name)
         self.crashed.setdefault(name, []).append(self.loop.time())
         self.workers.pop(name, None)
-        self.around.routers.pop(self.address_of(name), None)
+        self.environment.routers.pop(self.address_of(name), None)
         self.network.crash(node, is_silent=is_silent)
         self.loop.kill(node)
         if self.gateways.pop(name, None) is not None:
@@ -138,15 +138,15 @@ class World:
                     exchange.lose()
 
     async def _run_router(self, name: str, node: Node) -> None:
-        await _hold(serving_simulated_router(self.around, node, self.address_of(name)), lambda _: None)
+        await _hold(serving_simulated_router(self.environment, node, self.address_of(name)), lambda _: None)
 
     async def _run_worker(self, name: str, node: Node) -> None:
         role = Role.DECODE if name.startswith("decode") else Role.PREFILL
-        serving = serving_simulated_worker(self.around, node, role, name, self.address_of(name), self._note_turn)
+        serving = serving_simulated_worker(self.environment, node, role, name, self.address_of(name), self._note_turn)
         await _hold(serving, partial(self.workers.__setitem__, name))
 
     async def _run_gateway(self, name: str, node: Node) -> None:
-        self.gateways[name] = start_simulated_gateway(self.around, node, name)
+        self.gateways[name] = start_simulated_gateway(self.environment, node, name)
         await for_ever()
 
     def _note_end(self, name: str, node: Node, task: "asyncio.Task[None]") -> None:

@@ -29,23 +29,23 @@ class ChatDialect:
     ping = PING
 
     def __init__(self, dialect_context: DialectContext) -> None:
-        self._around = dialect_context
+        self._context = dialect_context
 
     async def read(self, body: bytes, request_id: str) -> ParsedRequest:
         """Raises as `Dialect.read`."""
-        asked = await self._around.off_loop.run(len(body), partial(read_body, ChatBody, body))
-        model = self._around.model
+        asked = await self._context.off_loop.run(len(body), partial(read_body, ChatBody, body))
+        model = self._context.model
         model.require(asked.model)
-        check_num_choices(1, asked.n, self._around.limits.max_choices)
+        check_num_choices(1, asked.n, self._context.limits.max_choices)
         conversation = self._conversation(asked)
-        info = await self._around.directory.info()
+        info = await self._context.directory.info()
         params = read_params(asked, info, model.tokenizer, max_tokens=_max_tokens(asked), logprobs=_num_logprobs(asked))
-        assembled = await assemble(conversation, self._around, info)
+        assembled = await assemble(conversation, self._context, info)
         params = assembled.params(params)
         request = ServeRequest(
             request_id=request_id,
             model=model.name,
-            choices=make_choices(request_id, [assembled.token_ids], params, self._around.fresh),
+            choices=make_choices(request_id, [assembled.token_ids], params, self._context.fresh),
             num_expected_output=expected_output(params),
             priority=asked.priority or 0,
             scope=CacheScope(salt=asked.cache_salt or ""),
@@ -66,7 +66,7 @@ class ChatDialect:
     def _conversation(self, asked: ChatBody) -> Conversation:
         tools, choice = read_tools(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
         reader = MessageReader(_default_lifetime_s(asked))
-        messages = reader.read(asked.messages, self._around.limits.max_messages)
+        messages = reader.read(asked.messages, self._context.limits.max_messages)
         if asked.continue_final_message and messages[-1]["role"] != "assistant":
             raise RequestError(
                 "continue_final_message is only for a last message of the assistant's", param="continue_final_message"
@@ -86,11 +86,11 @@ class ChatDialect:
 
     def _effort(self, asked: ChatBody) -> Effort | None:
         """The reasoning effort; refused for a model that does not think."""
-        if self._around.model.answers.thinking is not None:
+        if self._context.model.answers.thinking is not None:
             return asked.reasoning_effort
         if asked.reasoning_effort not in (None, Effort.NONE):
             raise RequestError(
-                f"reasoning_effort={asked.reasoning_effort} is for models that think, and {self._around.model.name!r} "
+                f"reasoning_effort={asked.reasoning_effort} is for models that think, and {self._context.model.name!r} "
                 "is not known to; leave it out",
                 param="reasoning_effort",
                 code="unsupported_parameter",

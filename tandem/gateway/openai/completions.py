@@ -37,16 +37,16 @@ class CompletionDialect:
     ping = PING
 
     def __init__(self, dialect_context: DialectContext) -> None:
-        self._around = dialect_context
+        self._context = dialect_context
 
     async def read(self, body: bytes, request_id: str) -> ParsedRequest:
         """Raises as `Dialect.read`."""
-        asked = await self._around.off_loop.run(len(body), partial(read_body, CompletionBody, body))
-        model = self._around.model
+        asked = await self._context.off_loop.run(len(body), partial(read_body, CompletionBody, body))
+        model = self._context.model
         model.require(asked.model)
         prompts = _prompts(asked)
-        check_num_choices(len(prompts), asked.n, self._around.limits.max_choices)
-        info = await self._around.directory.info()
+        check_num_choices(len(prompts), asked.n, self._context.limits.max_choices)
+        info = await self._context.directory.info()
         if asked.prompt_logprobs is not None and asked.stream:
             raise RequestError("prompt_logprobs is not for stream=true", param="prompt_logprobs")
         params = await self._constrained(_params(asked, info, model.tokenizer), asked, info)
@@ -54,7 +54,7 @@ class CompletionDialect:
         request = ServeRequest(
             request_id=request_id,
             model=model.name,
-            choices=make_choices(request_id, token_ids, params, self._around.fresh),
+            choices=make_choices(request_id, token_ids, params, self._context.fresh),
             num_expected_output=expected_output(params),
             priority=asked.priority or 0,
             scope=CacheScope(salt=asked.cache_salt or ""),
@@ -77,15 +77,15 @@ class CompletionDialect:
         output = read_format(asked.response_format, asked.structured_outputs)
         if output is None:
             return params
-        grammar = await asyncio.to_thread(self._around.model.answers.grammar, (), ToolChoice(), output)
+        grammar = await asyncio.to_thread(self._context.model.answers.grammar, (), ToolChoice(), output)
         assert grammar is not None
-        await self._around.model.check_grammar(grammar, info)
+        await self._context.model.check_grammar(grammar, info)
         return replace(params, grammar=grammar)
 
     async def _encode(self, prompt: str | list[int], asked: CompletionBody, info: ModelInfo) -> list[int]:
         if isinstance(prompt, str):
             is_special = asked.add_special_tokens is not False
-            encoder = self._around.model.encoder
+            encoder = self._context.model.encoder
             token_ids = await encoder.encode(prompt, info.max_model_len, add_special_tokens=is_special)
             return check_length(token_ids, info.max_model_len)
         check_length(prompt, info.max_model_len)
