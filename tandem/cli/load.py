@@ -18,13 +18,13 @@ from rich.console import Console
 from tandem.core.clock import SystemClock
 from tandem.core.errors import InvalidRequestError, without_password
 from tandem.core.open_files import allow_sockets
-from tandem.loadtest.environment import circumstances, loop_factory
+from tandem.loadtest.environment import describe_environment, loop_factory
 from tandem.loadtest.figures import can_draw, draw
 from tandem.loadtest.load_test import run_load_test
 from tandem.loadtest.plan import Arrivals, LoadPlan
 from tandem.loadtest.result import LoadResult
 from tandem.loadtest.result_file import check_writable, write_json
-from tandem.loadtest.terminal import Narrator, print_result
+from tandem.loadtest.terminal import ProgressDisplay, print_result
 from tandem.loadtest.text_lengths import parse_lengths
 from tandem.serving.settings import Settings
 from tandem.workload.slo import Slo
@@ -191,14 +191,18 @@ class LoadCommand(Settings, cli_prog_name="tandem load", env_prefix="TANDEM_LOAD
                 console.print(_NO_MATPLOTLIB, markup=False)
 
     async def _test(self, plan: LoadPlan, console: Console) -> LoadResult:
-        narrator = Narrator(plan, console, self.progress_s, is_quiet=self.quiet)
-        context = {"command": command_line(sys.argv[1:]), "settings": self._said(), "environment": circumstances()}
+        display = ProgressDisplay(plan, console, self.progress_s, is_quiet=self.quiet)
+        context = {
+            "command": command_line(sys.argv[1:]),
+            "settings": self._said(),
+            "environment": describe_environment(),
+        }
         with _signals() as stop:
             if self.ready_timeout_s and not self.quiet:
                 console.print(
                     f"waiting for {without_password(self.url)} for up to {self.ready_timeout_s:g} s", markup=False
                 )
-            return await run_load_test(plan, SystemClock(), stop, context, narrator.watch)
+            return await run_load_test(plan, SystemClock(), stop, context, display.watch)
 
     def _keep(self, result: LoadResult, console: Console) -> None:
         """Write the results, the JSON first, so that a failing picture loses nothing."""

@@ -35,5 +35,5 @@ class BodyWriter:
         }
         self._start = orjson.dumps(fixed)[:-1] + b',"max_tokens":'
 
-    def body(self, ask: LoadRequest) -> bytes:
-        return b'%s%d,"prompt":[%s]}' % (self._start, ask.num_output_tokens, ask.prompt.text)
+    def body(self, request: LoadRequest) -> bytes:
+        return b'%s%d,"prompt":[%s]}' % (self._start, request.num_output_tokens, request.prompt.text)
