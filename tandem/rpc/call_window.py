@@ -13,7 +13,7 @@ class CallWindow:
         self._highest = 0
         self._seen = 0
 
-    def take(self, number: int) -> bool:
+    def accept(self, number: int) -> bool:
         """Whether `number` (above zero) was not taken before."""
         ahead = number - self._highest
         if ahead > 0:

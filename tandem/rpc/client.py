@@ -19,7 +19,7 @@ from tandem.routing.settlement import Settlement
 from tandem.rpc import methods
 from tandem.rpc.block_messages import BlockReport, BlockSnapshot
 from tandem.rpc.credentials import ROUTER_ROLES, WORKER_ROLES, Credentials
-from tandem.rpc.link import Link
+from tandem.rpc.grpc_connection import GrpcConnection
 from tandem.rpc.messages import (
     ConfirmAnswer,
     ConfirmCall,
@@ -41,7 +41,7 @@ from tandem.rpc.messages import (
     WorkerRecord,
     WorkerStatus,
 )
-from tandem.rpc.network import Line, MetadataSource, current_network
+from tandem.rpc.network import MetadataSource, RpcConnection, current_network
 from tandem.rpc.session import Expected
 from tandem.rpc.shared_stream import SharedStream, is_short
 
@@ -49,32 +49,34 @@ DEFAULT_TIMEOUT_S = 5.0
 DEFAULT_MAX_CLIENTS = 1024
 
 
-def _line(address: str, credentials: Credentials, expected: Expected, metadata_source: MetadataSource | None) -> Line:
+def _connect(
+    address: str, credentials: Credentials, expected: Expected, metadata_source: MetadataSource | None
+) -> RpcConnection:
     """A connection over gRPC, or over the network that this context has instead."""
     network = current_network.get()
-    connect = Link if network is None else network.connect
+    connect = GrpcConnection if network is None else network.connect
     return connect(address, credentials, expected, metadata_source)
 
 
 class _Client:
     """What both clients share."""
 
-    def __init__(self, link: Line) -> None:
-        self._link = link
+    def __init__(self, connection: RpcConnection) -> None:
+        self._connection = connection
 
     @property
     def address(self) -> str:
         """Whom it calls, host:port."""
-        return self._link.address
+        return self._connection.address
 
     @property
     def is_idle(self) -> bool:
         """Whether no call runs."""
-        return self._link.num_calls == 0
+        return self._connection.num_calls == 0
 
     async def close(self) -> None:
         """End the connection; calls that still run fail with `WorkerLostError`."""
-        await self._link.close()
+        await self._connection.close()
 
 
 class WorkerClient(_Client):
@@ -93,7 +95,7 @@ class WorkerClient(_Client):
         advertised: str | None = None,
         metadata_source: MetadataSource | None = None,
     ) -> None:
-        super().__init__(_line(address, credentials, Expected(WORKER_ROLES, advertised), metadata_source))
+        super().__init__(_connect(address, credentials, Expected(WORKER_ROLES, advertised), metadata_source))
         self._shared_stream: SharedStream | None = None
         self._retired: list[SharedStream] = []
         self._unshared: WorkerAddress | None = None
@@ -109,7 +111,7 @@ class WorkerClient(_Client):
         A call of its own is made where its messages may be long, and to a worker of an older version.
         """
         data = methods.GENERATE.request.encode(call)
-        await self._link.require(methods.GENERATE, _incarnation(call.decode))
+        await self._connection.require(methods.GENERATE, _incarnation(call.decode))
         if is_short(data, call.params) and (call.decode is None or call.decode != self._unshared):
             shared_stream = self._live_stream()
             try:
@@ -126,9 +128,9 @@ class WorkerClient(_Client):
                 yield update
 
     def _live_stream(self) -> SharedStream:
-        if self._shared_stream is None or not self._shared_stream.takes_requests:
+        if self._shared_stream is None or not self._shared_stream.accepts_requests:
             self._retire_stream()
-            self._shared_stream = SharedStream(self._link)
+            self._shared_stream = SharedStream(self._connection)
             self._shared_stream.start()
         return self._shared_stream
 
@@ -140,34 +142,34 @@ class WorkerClient(_Client):
             self._retired.append(self._shared_stream)
 
     async def status(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> WorkerStatus:
-        return await self._link.ask(methods.STATUS, None, timeout_s)
+        return await self._connection.call(methods.STATUS, None, timeout_s)
 
     def watch(self, interval_s: float, *, timeout_s: float | None = None) -> AsyncGenerator[WorkerStatus, None]:
-        return self._link.stream(methods.WATCH, interval_s, timeout_s)
+        return self._connection.stream(methods.WATCH, interval_s, timeout_s)
 
     async def drain(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
-        await self._link.ask(methods.DRAIN, None, timeout_s)
+        await self._connection.call(methods.DRAIN, None, timeout_s)
 
     def generate(self, call: GenerateCall, *, timeout_s: float | None = None) -> AsyncGenerator[GenerateUpdate, None]:
-        return self._link.stream(methods.GENERATE, call, timeout_s, _incarnation(call.decode))
+        return self._connection.stream(methods.GENERATE, call, timeout_s, _incarnation(call.decode))
 
     def prefill(self, call: PrefillCall, *, timeout_s: float | None = None) -> AsyncGenerator[PrefillUpdate, None]:
-        return self._link.stream(methods.PREFILL, call, timeout_s, _incarnation(call.prefill))
+        return self._connection.stream(methods.PREFILL, call, timeout_s, _incarnation(call.prefill))
 
     async def greet(self, greeting: Greeting, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Greeting:
-        return await self._link.ask(methods.GREET, greeting, timeout_s)
+        return await self._connection.call(methods.GREET, greeting, timeout_s)
 
     async def lease(self, call: LeaseCall, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> LeaseUpdate:
-        return await self._link.ask(methods.LEASE, call, timeout_s)
+        return await self._connection.call(methods.LEASE, call, timeout_s)
 
     async def renew(self, lease_ids: Sequence[str], *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Sequence[str]:
-        return await self._link.ask(methods.RENEW, lease_ids, timeout_s)
+        return await self._connection.call(methods.RENEW, lease_ids, timeout_s)
 
     async def confirm(self, call: ConfirmCall, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> ConfirmAnswer:
-        return await self._link.ask(methods.CONFIRM, call, timeout_s)
+        return await self._connection.call(methods.CONFIRM, call, timeout_s)
 
     async def release(self, lease_ids: Sequence[str], *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
-        await self._link.ask(methods.RELEASE, lease_ids, timeout_s)
+        await self._connection.call(methods.RELEASE, lease_ids, timeout_s)
 
 
 def client_of(
@@ -188,33 +190,33 @@ class RouterClient(_Client):
     def __init__(
         self, address: str, credentials: Credentials, *, metadata_source: MetadataSource | None = None
     ) -> None:
-        super().__init__(_line(address, credentials, Expected(ROUTER_ROLES), metadata_source))
+        super().__init__(_connect(address, credentials, Expected(ROUTER_ROLES), metadata_source))
 
     async def pair(self, call: PairCall, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> PairingAnswer:
-        return await self._link.ask(methods.PAIR, call, timeout_s)
+        return await self._connection.call(methods.PAIR, call, timeout_s)
 
     async def settle(self, settlement: Settlement, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
-        await self._link.ask(methods.SETTLE, settlement, timeout_s)
+        await self._connection.call(methods.SETTLE, settlement, timeout_s)
 
     async def describe(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> ProcessInfo:
-        return await self._link.ask(methods.DESCRIBE, None, timeout_s)
+        return await self._connection.call(methods.DESCRIBE, None, timeout_s)
 
     async def models(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Sequence[ModelInfo]:
-        return await self._link.ask(methods.MODELS, None, timeout_s)
+        return await self._connection.call(methods.MODELS, None, timeout_s)
 
     async def workers(self, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Sequence[WorkerListing]:
-        return await self._link.ask(methods.WORKERS, None, timeout_s)
+        return await self._connection.call(methods.WORKERS, None, timeout_s)
 
     async def decisions(self, num_latest: int, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Sequence[Decision]:
-        return await self._link.ask(methods.DECISIONS, num_latest, timeout_s)
+        return await self._connection.call(methods.DECISIONS, num_latest, timeout_s)
 
     async def register(
         self, registration: Registration, *, timeout_s: float | None = DEFAULT_TIMEOUT_S
     ) -> Sequence[WorkerRecord]:
-        return await self._link.ask(methods.REGISTER, registration, timeout_s)
+        return await self._connection.call(methods.REGISTER, registration, timeout_s)
 
     async def unregister(self, worker: WorkerRecord, *, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
-        await self._link.ask(methods.UNREGISTER, worker, timeout_s)
+        await self._connection.call(methods.UNREGISTER, worker, timeout_s)
 
     async def publish(
         self,
@@ -226,7 +228,7 @@ class RouterClient(_Client):
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> PublishResult:
         report = BlockReport(worker_id, epoch, events, sequence)
-        return await self._link.ask(methods.PUBLISH, report, timeout_s)
+        return await self._connection.call(methods.PUBLISH, report, timeout_s)
 
     async def replace(
         self,
@@ -238,7 +240,7 @@ class RouterClient(_Client):
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> PublishResult:
         snapshot = BlockSnapshot(worker_id, epoch, hashes, sequence)
-        return await self._link.ask(methods.REPLACE, snapshot, timeout_s)
+        return await self._connection.call(methods.REPLACE, snapshot, timeout_s)
 
 
 class Pooled(Protocol):

@@ -28,7 +28,7 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 
 
-class Link:
+class GrpcConnection:
     """Calls the methods of one address. It connects when first used, and again whenever it must. What runs on a channel
     that was given up goes on there; of one with former certificates for no longer than `FORMER_CERTIFICATES_S`.
 
@@ -55,13 +55,13 @@ class Link:
         self._metadata_source = metadata_source
         self._is_closed = False
 
-    async def ask(self, method: Method[Q, A], request: Q, timeout_s: float | None) -> A:
+    async def call(self, method: Method[Q, A], request: Q, timeout_s: float | None) -> A:
         """One answer to one request."""
         data = method.request.encode(request)
         with self._running(method, timeout_s) as (channel, deadline):
             self.num_calls += 1
             try:
-                return self._read(method.answer, await channel.ask(method, data, deadline, self.own_metadata))
+                return self._read(method.answer, await channel.call(method, data, deadline, self.own_metadata))
             finally:
                 self.num_calls -= 1
 
@@ -80,7 +80,7 @@ class Link:
             finally:
                 self.num_calls -= 1
 
-    async def converse(self, method: Method[Q, A], requests: AsyncIterator[Q]) -> AsyncGenerator[A, None]:
+    async def bidirectional(self, method: Method[Q, A], requests: AsyncIterator[Q]) -> AsyncGenerator[A, None]:
         """Many answers to many requests. Counts as no call: what it is for, does."""
         with self._running(method, None) as (channel, deadline):
             call = await channel.admitted(method, deadline)

@@ -1,7 +1,7 @@
 """The seam between our calls and what carries them: gRPC by default, or what the context of a task names instead.
 
 A network carries whole calls: it encodes requests and answers by the methods' forms, turns failures into errors of
-`core.errors` as `link` and `status` do, and cancels a handler whose caller has gone. A simulation is one.
+`core.errors` as `grpc_connection` and `status` do, and cancels a handler whose caller has gone. A simulation is one.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
@@ -17,19 +17,19 @@ A = TypeVar("A")
 MetadataSource = Callable[[], Sequence[tuple[str, str]]]
 
 
-class Line(Protocol):
-    """A connection to one address; see `link.Link`, which is one."""
+class RpcConnection(Protocol):
+    """A connection to one address; see `grpc_connection.GrpcConnection`, which is one."""
 
     address: str
     num_calls: int
 
-    async def ask(self, method: Method[Q, A], request: Q, timeout_s: float | None) -> A: ...
+    async def call(self, method: Method[Q, A], request: Q, timeout_s: float | None) -> A: ...
 
     def stream(
         self, method: Method[Q, A], request: Q, timeout_s: float | None, incarnation: str = ""
     ) -> AsyncGenerator[A, None]: ...
 
-    def converse(self, method: Method[Q, A], requests: AsyncIterator[Q]) -> AsyncGenerator[A, None]: ...
+    def bidirectional(self, method: Method[Q, A], requests: AsyncIterator[Q]) -> AsyncGenerator[A, None]: ...
 
     async def require(self, method: Method[Q, A], incarnation: str) -> None: ...
 
@@ -49,7 +49,7 @@ class MethodTable(Protocol):
 
     def stream(self, method: Method[Q, A], respond: Callable[[Q], AsyncIterator[A]]) -> None: ...
 
-    def conversation(self, method: Method[Q, A], respond: Callable[[AsyncIterator[Q]], AsyncIterator[A]]) -> None: ...
+    def bidirectional(self, method: Method[Q, A], respond: Callable[[AsyncIterator[Q]], AsyncIterator[A]]) -> None: ...
 
 
 class RpcServer(Protocol):
@@ -68,7 +68,7 @@ class Network(Protocol):
 
     def connect(
         self, address: str, credentials: Credentials, expected: Expected, metadata_source: MetadataSource | None
-    ) -> Line: ...
+    ) -> RpcConnection: ...
 
     async def serve(self, fill: Callable[[MethodTable], None], bind: str, credentials: Credentials) -> RpcServer:
         """Serve the methods that `fill` enters, at `bind` (host:port), to those who open a session.

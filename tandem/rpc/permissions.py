@@ -36,7 +36,7 @@ ALLOWED: Mapping[str, frozenset[ProcessRole]] = {
 }
 
 
-def why_not(role: str, path: str) -> str | None:
+def permission_problem(role: str, path: str) -> str | None:
     """Why a process of that role may not call `path`; None: it may."""
     allowed = ALLOWED.get(path, frozenset())
     if role in allowed:

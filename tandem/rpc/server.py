@@ -106,7 +106,7 @@ def fill_worker(handler: WorkerHandler, is_shared: bool, table: MethodTable) -> 
     table.unary(methods.DRAIN, lambda _: handler.drain())
     table.stream(methods.GENERATE, handler.generate)
     if is_shared:
-        table.conversation(methods.SERVE, lambda calls: SharedService(handler).respond(calls))
+        table.bidirectional(methods.SERVE, lambda calls: SharedService(handler).respond(calls))
     table.stream(methods.PREFILL, handler.prefill)
     table.unary(methods.GREET, handler.greet)
     table.unary(methods.LEASE, handler.lease)
@@ -210,7 +210,7 @@ class _Service:
 
         self.handlers[method.name] = grpc.unary_stream_rpc_method_handler(serve)
 
-    def conversation(self, method: Method[Q, A], respond: Callable[[AsyncIterator[Q]], AsyncIterator[A]]) -> None:
+    def bidirectional(self, method: Method[Q, A], respond: Callable[[AsyncIterator[Q]], AsyncIterator[A]]) -> None:
         """Answer all requests of a caller by all that `respond` yields."""
 
         async def serve(data: AsyncIterator[bytes], context: _Context) -> None:

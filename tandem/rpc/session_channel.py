@@ -1,6 +1,6 @@
 """One channel to a process, with the session over it: signs calls, and repeats those whose session was forgotten.
 
-Errors of gRPC leave it as they are; `link` translates them.
+Errors of gRPC leave it as they are; `grpc_connection` translates them.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ class SessionChannel:
         """Whether one with this incarnation is open; "" = any."""
         return self._sessions.ready(incarnation) is not None
 
-    async def ask(self, method: Method[Q, A], data: bytes, deadline: Deadline, metadata: Metadata) -> bytes:
+    async def call(self, method: Method[Q, A], data: bytes, deadline: Deadline, metadata: Metadata) -> bytes:
         """One answer to one request."""
         ask = self._unary.get(method.path) or self._unary.setdefault(
             method.path, self._channel.unary_unary(method.path)

@@ -12,7 +12,7 @@ from tandem.core.machine import random_bytes
 from tandem.rpc import proofs
 from tandem.rpc.call_window import CallWindow
 from tandem.rpc.credentials import Credentials, Party
-from tandem.rpc.permissions import why_not
+from tandem.rpc.permissions import permission_problem
 from tandem.rpc.proofs import CallProof, Transcript
 from tandem.rpc.protocols import newest_common
 from tandem.rpc.session import check_incarnation
@@ -116,10 +116,10 @@ class SessionTable:
             raise NotAdmittedError(grpc.StatusCode.UNAUTHENTICATED, words, trailing)
         if not proofs.is_equal(proof.encode(), session.proof.of(number, path, body).encode()):
             raise NotAdmittedError(grpc.StatusCode.UNAUTHENTICATED, "the call does not prove who sent it")
-        if not session.numbers.take(number):
+        if not session.numbers.accept(number):
             raise NotAdmittedError(grpc.StatusCode.UNAUTHENTICATED, f"call {number} of this session was made before")
         self._note_use(session_id, session)
-        reason = why_not(session.client.role, path)
+        reason = permission_problem(session.client.role, path)
         if reason is not None:
             raise NotAdmittedError(grpc.StatusCode.PERMISSION_DENIED, reason)
         return session.client

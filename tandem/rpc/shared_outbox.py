@@ -67,7 +67,7 @@ class SharedOutbox:
         """Until there is something to write."""
         await self._has_updates.wait()
 
-    def take(self) -> ServeUpdate:
+    def drain(self) -> ServeUpdate:
         """All there is."""
         self._has_updates.clear()
         waiting, self._items = self._items, {}

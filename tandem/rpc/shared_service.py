@@ -44,7 +44,7 @@ class SharedService:
                 if reader.done():
                     reader.result()
                     return
-                yield self._outbox.take()
+                yield self._outbox.drain()
         finally:
             tasks = [reader, *self._tasks.values()]
             for task in tasks:

@@ -17,7 +17,7 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.rpc import methods
 from tandem.rpc.joining import is_plain, joined
 from tandem.rpc.messages import GenerateUpdate
-from tandem.rpc.network import Line
+from tandem.rpc.network import RpcConnection
 from tandem.rpc.serve_messages import Ending, Opening, Room, ServeCall, ServeUpdate
 from tandem.rpc.status import TRACE_KEY, error_of_ending
 
@@ -58,7 +58,7 @@ class _Inbox:
         self._end, self._has_ended = error, True
         self._has_any.set()
 
-    async def take(self) -> GenerateUpdate | None:
+    async def get(self) -> GenerateUpdate | None:
         """What is new; None at the end. Raises what the end was."""
         await self._has_any.wait()
         if not self._updates:
@@ -76,8 +76,8 @@ class SharedStream:
     loop.
     """
 
-    def __init__(self, link: Line) -> None:
-        self._link = link
+    def __init__(self, connection: RpcConnection) -> None:
+        self._connection = connection
         self._numbers = count(1)
         self._inboxes: dict[int, _Inbox] = {}
         self._openings: dict[int, Opening] = {}
@@ -85,13 +85,13 @@ class SharedStream:
         self._left: list[int] = []
         self._has_words = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._channel_number = link.channel_number
+        self._channel_number = connection.channel_number
         self._is_retired = False
         self.has_ended = False
         self.was_answered = False
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name=f"shared stream to {self._link.address}")
+        self._task = asyncio.create_task(self._run(), name=f"shared stream to {self._connection.address}")
 
     async def close(self) -> None:
         """End it, and every request on it, as lost."""
@@ -100,9 +100,9 @@ class SharedStream:
             await asyncio.gather(self._task, return_exceptions=True)
 
     @property
-    def takes_requests(self) -> bool:
+    def accepts_requests(self) -> bool:
         """Whether it is the one for requests that begin now."""
-        return not self.has_ended and self._channel_number == self._link.channel_number
+        return not self.has_ended and self._channel_number == self._connection.channel_number
 
     def retire(self) -> None:
         """End with the last request that runs; no other may begin."""
@@ -114,16 +114,16 @@ class SharedStream:
         assert not self.has_ended
         number = next(self._numbers)
         inbox = self._inboxes[number] = _Inbox(request_id)
-        traceparent = dict(self._link.own_metadata).get(TRACE_KEY, "")
+        traceparent = dict(self._connection.own_metadata).get(TRACE_KEY, "")
         self._openings[number] = Opening(number, call, traceparent, ROOM_TOKENS)
         self._has_words.set()
-        self._link.num_calls += 1
+        self._connection.num_calls += 1
         try:
-            while (update := await inbox.take()) is not None:
+            while (update := await inbox.get()) is not None:
                 self._make_room(number, inbox, len(update.output.token_ids))
                 yield update
         finally:
-            self._link.num_calls -= 1
+            self._connection.num_calls -= 1
             if self._inboxes.pop(number, None) is not None:
                 self._leave(number)
             self._end_if_unused()
@@ -147,16 +147,16 @@ class SharedStream:
             self._has_words.set()
 
     async def _run(self) -> None:
-        error: TandemError = WorkerLostError(f"{self._link.address} ended the stream of all requests")
+        error: TandemError = WorkerLostError(f"{self._connection.address} ended the stream of all requests")
         try:
-            async with aclosing(self._link.converse(methods.SERVE, self._words())) as answers:
+            async with aclosing(self._connection.bidirectional(methods.SERVE, self._words())) as answers:
                 async for update in answers:
                     self.was_answered = True
                     self._deliver(update)
         except TandemError as lost:
             error = lost
         except asyncio.CancelledError:
-            error = WorkerLostError(f"Generate at {self._link.address}: this side has closed the connection")
+            error = WorkerLostError(f"Generate at {self._connection.address}: this side has closed the connection")
             raise
         finally:
             self.has_ended = True
@@ -190,9 +190,9 @@ class SharedStream:
             if data:
                 self._inboxes[number].put(methods.GENERATE.answer.decode(data))
         except InvalidRequestError as error:
-            nonsense = WorkerLostError(f"{self._link.address} answered nonsense: {error}")
+            nonsense = WorkerLostError(f"{self._connection.address} answered nonsense: {error}")
             self._inboxes.pop(number).end(nonsense)
             self._leave(number)
             return
         if ending is not None:
-            self._inboxes.pop(number).end(error_of_ending(ending, self._link.address, "Generate"))
+            self._inboxes.pop(number).end(error_of_ending(ending, self._connection.address, "Generate"))

@@ -179,7 +179,7 @@ class FleetWatch:
             while True:
                 async with asyncio.timeout(self._silence_s):
                     status = await anext(update)
-                self._view.take(address, status)
+                self._view.update(address, status)
                 self._told.discard(address)
                 if not 1 / _MOST_OFF <= self._interval_s() / interval_s <= _MOST_OFF:
                     return

@@ -60,8 +60,8 @@ class NodeNetwork:
 
     def connect(
         self, address: str, credentials: Credentials, expected: Expected, metadata_source: MetadataSource | None
-    ) -> "SimulatedLine":
-        return SimulatedLine(self._network, self._node, address, credentials, expected, metadata_source)
+    ) -> "SimulatedRpcConnection":
+        return SimulatedRpcConnection(self._network, self._node, address, credentials, expected, metadata_source)
 
     async def serve(self, fill: Callable[[MethodTable], None], bind: str, credentials: Credentials) -> RpcServer:
         listeners = self._network.listeners
@@ -77,7 +77,7 @@ class NodeNetwork:
         return listener
 
 
-class SimulatedLine:
+class SimulatedRpcConnection:
     """`rpc.network.Line` in memory. It connects when first used, and again whenever it must.
 
     Invariant: a session is of one connection, and nothing but a handshake is sent before it is open.
@@ -110,7 +110,7 @@ class SimulatedLine:
         self._failure = ""
         self._is_closed = False
 
-    async def ask(self, method: Method[Q, A], request: Q, timeout_s: float | None) -> A:
+    async def call(self, method: Method[Q, A], request: Q, timeout_s: float | None) -> A:
         data = method.request.encode(request)
         self._require_open(method)
         self.num_calls += 1
@@ -118,7 +118,7 @@ class SimulatedLine:
         try:
             async with asyncio.timeout(timeout_s):
                 call = await self._begin(method, data, timeout_s, "")
-                answer = await call.inbox.take()
+                answer = await call.inbox.get()
                 if not isinstance(answer, bytes):
                     raise self._error_of(method, answer)
                 call.inbox.end(Ending())  # NOTE: the end of the call comes with its answer
@@ -148,7 +148,7 @@ class SimulatedLine:
             if call is not None:
                 call.leave()
 
-    async def converse(self, method: Method[Q, A], requests: AsyncIterator[Q]) -> AsyncGenerator[A, None]:
+    async def bidirectional(self, method: Method[Q, A], requests: AsyncIterator[Q]) -> AsyncGenerator[A, None]:
         self._require_open(method)
         call = await self._begin(method, None, None, "")
         sender = asyncio.create_task(self._send_all(method, call, requests), name=f"{method.name} to {self.address}")
@@ -186,7 +186,7 @@ class SimulatedLine:
         return () if self._metadata_source is None else self._metadata_source()
 
     async def _answers(self, method: Method[Any, A], call: ClientCall) -> AsyncGenerator[A, None]:
-        while isinstance(answer := await call.inbox.take(), bytes):
+        while isinstance(answer := await call.inbox.get(), bytes):
             yield self._read(method.answer, answer)
         if answer != Ending():
             raise self._error_of(method, answer)
@@ -214,7 +214,7 @@ class SimulatedLine:
         return self._wire, self._session
 
     def _leave_silent(self) -> None:
-        """NOTE: what runs there goes on, as by `rpc.link`."""
+        """NOTE: what runs there goes on, as by `rpc.grpc_connection`."""
         if not self._was_silent:
             return
         self._was_silent = False
@@ -259,7 +259,7 @@ class SimulatedLine:
         call = wire.begin(method.path, method.request.encode(handshake.call), HANDSHAKE_TIMEOUT_S, "")
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                answer = await call.inbox.take()
+                answer = await call.inbox.get()
             if isinstance(answer, bytes):
                 call.inbox.end(Ending())
                 self._session = handshake.session(method.answer.decode(answer))

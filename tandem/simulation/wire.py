@@ -49,7 +49,7 @@ class Inbox:
             self._ending = ending
             self._has_any.set()
 
-    async def take(self) -> bytes | Ending | str:
+    async def get(self) -> bytes | Ending | str:
         await self._has_any.wait()
         if self._items:
             item = self._items.popleft()
@@ -131,7 +131,7 @@ class SimulatedServer(RpcServer):
 
         self.methods[method.path] = serve
 
-    def conversation(self, method: Method[Q, A], respond: Callable[[AsyncIterator[Q]], AsyncIterator[A]]) -> None:
+    def bidirectional(self, method: Method[Q, A], respond: Callable[[AsyncIterator[Q]], AsyncIterator[A]]) -> None:
         async def serve(call: ServerCall, data: bytes | None) -> None:
             await _write_all(method, call, respond(_read_all(method.request, call)))
 
@@ -285,5 +285,5 @@ async def _write_all(method: Method[Any, A], call: ServerCall, answers: AsyncIte
 
 
 async def _read_all(form: Form[Q], call: ServerCall) -> AsyncIterator[Q]:
-    while isinstance(data := await call.requests.take(), bytes):
+    while isinstance(data := await call.requests.get(), bytes):
         yield form.decode(data)

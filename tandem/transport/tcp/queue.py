@@ -44,7 +44,7 @@ class ReadQueue:
             self._reads.append(read)
             self._changed.notify()
 
-    def take(self) -> PendingRead | None:
+    def get(self) -> PendingRead | None:
         """The next read, waiting for one; None once closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._reads or self._is_closed)

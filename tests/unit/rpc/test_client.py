@@ -23,7 +23,7 @@ from tandem.rpc import encryption, methods, sessions
 from tandem.rpc.channel import CLIENT_OPTIONS, KEEPALIVE_S
 from tandem.rpc.client import ClientPool, RouterClient, WorkerClient
 from tandem.rpc.credentials import WORKER_ROLES
-from tandem.rpc.link import Link
+from tandem.rpc.grpc_connection import GrpcConnection
 from tandem.rpc.messages import (
     ConfirmAnswer,
     ConfirmCall,
@@ -298,7 +298,7 @@ def test_a_handshake_that_is_not_answered_is_made_anew_on_another_connection(mon
         port = server.add_insecure_port(ANY_PORT)
         await server.start()
         async with tapping(f"127.0.0.1:{port}") as tap:
-            link = Link(tap.address, AS_GATEWAY, Expected(WORKER_ROLES), None)
+            link = GrpcConnection(tap.address, AS_GATEWAY, Expected(WORKER_ROLES), None)
             with pytest.raises(WorkerLostError, match=r"opened no session within 0.2 s"):
                 await link.require(methods.STATUS, "")
             await link.require(methods.STATUS, "")

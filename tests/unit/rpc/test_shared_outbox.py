@@ -34,10 +34,10 @@ def test_plain_news_of_a_request_is_one_entry() -> None:
             await outbox.put(1, update(token_id))
         await outbox.put(2, update(7, "é"))
         await outbox.wait()
-        taken = outbox.take()
+        taken = outbox.drain()
         assert taken.plain == (Plain(1, (5, 6), "aa"), Plain(2, (7,), "é"))
         assert taken.others == ()
-        assert outbox.take().plain == ()
+        assert outbox.drain().plain == ()
 
     run(check)
 
@@ -50,7 +50,7 @@ def test_other_news_keeps_its_place_among_plain_news() -> None:
         for item in said:
             await outbox.put(1, item)
         outbox.end(1, Ending())
-        taken = outbox.take()
+        taken = outbox.drain()
         assert taken.plain == ()
         *told, end = taken.others
         assert [methods.GENERATE.answer.decode(one.update).output.token_ids for one in told] == [
@@ -69,7 +69,7 @@ def test_nothing_is_lost_of_what_is_not_plain(item: GenerateUpdate) -> None:
     async def check() -> None:
         outbox = opened(1)
         await outbox.put(1, item)
-        (told,) = outbox.take().others
+        (told,) = outbox.drain().others
         assert methods.GENERATE.answer.decode(told.update) == item
 
     run(check)
@@ -83,10 +83,10 @@ def test_without_room_a_request_waits_and_another_does_not() -> None:
         waiting = asyncio.ensure_future(outbox.put(1, update(9)))
         await outbox.put(2, update(0))
         assert not waiting.done()
-        assert [item.token_ids for item in outbox.take().plain] == [(0, 1), (0,)]
+        assert [item.token_ids for item in outbox.drain().plain] == [(0, 1), (0,)]
         outbox.make_room(1, 1)
         await waiting
-        assert [item.token_ids for item in outbox.take().plain] == [(9,)]
+        assert [item.token_ids for item in outbox.drain().plain] == [(9,)]
 
     run(check)
 
@@ -105,6 +105,6 @@ def test_what_cannot_be_sent_is_found_out_by_its_own_request(item: GenerateUpdat
         await outbox.put(2, update(2))
         with pytest.raises((RuntimeError, ValueError)):
             await outbox.put(1, item)
-        methods.SERVE.encode_answer(outbox.take())
+        methods.SERVE.encode_answer(outbox.drain())
 
     run(check)
