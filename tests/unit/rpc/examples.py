@@ -230,7 +230,7 @@ RECORD = WorkerRecord(DECODE, "decode", "m", "pool")
 SERVE_CALL = ServeCall((Opening(1, b"call", "00-trace", 64),), (Room(2, 8), Room(3, 0)), (4, 5))
 SERVE_UPDATE = ServeUpdate(
     (Plain(1, (9, 300), "ü"), Plain(2, (), "")),
-    (Delivery(3, b"update"), Delivery(4, b"", Ending(14, "gone", {"retry-after": "1"}))),
+    (Delivery(3, b"news"), Delivery(4, b"", Ending(14, "gone", {"retry-after": "1"}))),
 )
 REPORT = BlockReport("d0", 7, (BlockStored(HASH, None, 0), BlockStored(OTHER_HASH, HASH, 1), BlockRemoved(HASH, 2)), 9)
 PARTY = Party(role="decode", address="127.0.0.1:7", incarnation="i1")
