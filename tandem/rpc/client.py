@@ -59,14 +59,14 @@ def _connect(
 
 
 class _Client:
-    """What both clients share."""
+    """Common part of both clients: one connection."""
 
     def __init__(self, connection: RpcConnection) -> None:
         self._connection = connection
 
     @property
     def address(self) -> str:
-        """Whom it calls, host:port."""
+        """Address of the process that it calls, host:port."""
         return self._connection.address
 
     @property
@@ -80,11 +80,12 @@ class _Client:
 
 
 class WorkerClient(_Client):
-    """A worker elsewhere, as `handlers.WorkerHandler`. Closing or cancelling a stream ends it there within moments.
+    """Client of a worker in another process; same methods as `handlers.WorkerHandler`. Closing or cancelling a stream
+    ends the call there within moments.
 
     Args:
         credentials: of this process.
-        advertised: the address that the worker must call its own; None = any.
+        advertised: the address that the worker must state as its own; None = any.
     """
 
     def __init__(
@@ -106,9 +107,9 @@ class WorkerClient(_Client):
         await super().close()
 
     async def serve(self, call: GenerateCall) -> AsyncGenerator[GenerateUpdate, None]:
-        """`generate` on the one stream that requests of this client share, which costs both sides far less.
+        """Like `generate`, but on one stream shared by all requests of this client, which costs both sides far less.
 
-        A call of its own is made where its messages may be long, and to a worker of an older version.
+        Requests whose messages may be long, and requests to a worker of an older version, get a call of their own.
         """
         data = methods.GENERATE.request.encode(call)
         await self._connection.require(methods.GENERATE, _incarnation(call.decode))
@@ -175,16 +176,16 @@ class WorkerClient(_Client):
 def client_of(
     worker: WorkerAddress, credentials: Credentials, *, metadata_source: MetadataSource | None = None
 ) -> WorkerClient:
-    """A client of a worker that was listed. One that is known by its id must call the listed address its own; of an
-    address that somebody wrote down (no id) it is not known what the worker there calls it.
+    """Client of a listed worker. A worker known by its id must state the listed address as its own; a configured
+    address (no id) may differ from the one that the worker states.
     """
     advertised = worker.address if worker.worker_id else None
     return WorkerClient(worker.address, credentials, advertised=advertised, metadata_source=metadata_source)
 
 
 class RouterClient(_Client):
-    """A router elsewhere, as `handlers.RouterHandler`. Several may share its address: after a question that was not
-    answered in time, the next goes to whoever takes a new connection, as with every client.
+    """Client of a router in another process; same methods as `handlers.RouterHandler`. Several routers may share the
+    address: after a call that was not answered in time, the next one opens a new connection.
     """
 
     def __init__(
@@ -244,7 +245,7 @@ class RouterClient(_Client):
 
 
 class Pooled(Protocol):
-    """A client, as the pool sees it."""
+    """Requirements of `ClientPool` on a client."""
 
     @property
     def is_idle(self) -> bool: ...
@@ -256,11 +257,11 @@ C = TypeVar("C", bound=Pooled)
 
 
 class ClientPool(Generic[C]):
-    """One client for each address.
+    """Clients by address; the least recently used idle ones are closed.
 
     Args:
-        connect: makes the client of an address, as `WorkerClient` does.
-        max_clients: beyond it those that were not asked for longest are dropped, unless they are busy.
+        connect: creates the client of an address, as `WorkerClient` does.
+        max_clients: maximum number of clients; busy ones are kept beyond it.
     """
 
     def __init__(self, connect: Callable[[str], C], max_clients: int = DEFAULT_MAX_CLIENTS) -> None:

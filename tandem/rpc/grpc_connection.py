@@ -1,8 +1,8 @@
-"""Calls to one process: sends them, reads answers, and turns every failure into an error of `core.errors`.
+"""gRPC connection to one process: sends calls, reads answers, and turns every failure into an error of `core.errors`.
 
-Nothing of gRPC leaves this file, `session_channel` and `sessions`. A stream that is closed or cancelled here ends at
-the other side at once. Nothing is asked of a server before it has proved who it is; every call proves who sends it.
-Invariant: no call begins on a connection that left a question unanswered, or was made with former certificates.
+gRPC is used only in this file, `session_channel` and `sessions`. A stream that is closed or cancelled here ends at the
+other side at once. No call is sent before the server has proved its identity; every call proves its sender's.
+Invariant: no call begins on a connection that left a call unanswered, or that was made with former certificates.
 """
 
 import asyncio
@@ -29,16 +29,16 @@ A = TypeVar("A")
 
 
 class GrpcConnection:
-    """Calls the methods of one address. It connects when first used, and again whenever it must. What runs on a channel
-    that was given up goes on there; of one with former certificates for no longer than `FORMER_CERTIFICATES_S`.
+    """Calls the methods of one address; connects when first used and reconnects when needed. Calls on a replaced
+    channel continue there, on one with former certificates for at most `FORMER_CERTIFICATES_S`.
 
-    A call may name the `incarnation` of the process that it is meant for: another one is sent nothing.
+    A call may name the `incarnation` of the process that it is meant for; nothing is sent to another one.
 
     Args:
         address: host:port.
         credentials: of this process.
-        expected: what the process at `address` must be.
-        metadata_source: more headers for each call, as a `traceparent`.
+        expected: requirements on the process at `address`.
+        metadata_source: further headers for each call, such as `traceparent`.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class GrpcConnection:
         self._is_closed = False
 
     async def call(self, method: Method[Q, A], request: Q, timeout_s: float | None) -> A:
-        """One answer to one request."""
+        """Unary call: one request, one answer."""
         data = method.request.encode(request)
         with self._running(method, timeout_s) as (channel, deadline):
             self.num_calls += 1
@@ -68,7 +68,7 @@ class GrpcConnection:
     async def stream(
         self, method: Method[Q, A], request: Q, timeout_s: float | None, incarnation: str = ""
     ) -> AsyncGenerator[A, None]:
-        """Many answers to one request."""
+        """Streaming call: one request, many answers."""
         data = method.request.encode(request)
         with self._running(method, timeout_s) as (channel, deadline):
             self.num_calls += 1
@@ -81,7 +81,7 @@ class GrpcConnection:
                 self.num_calls -= 1
 
     async def bidirectional(self, method: Method[Q, A], requests: AsyncIterator[Q]) -> AsyncGenerator[A, None]:
-        """Many answers to many requests. Counts as no call: what it is for, does."""
+        """Bidirectional call: many requests, many answers. Not counted in `num_calls`; the requests on it are."""
         with self._running(method, None) as (channel, deadline):
             call = await channel.admitted(method, deadline)
             sender = asyncio.create_task(
@@ -111,18 +111,18 @@ class GrpcConnection:
 
     @property
     def channel_number(self) -> int:
-        """Of the channel that a call made now would use; they are counted."""
+        """Number of the channel that a call made now would use."""
         self._current_channel()
         return self._num_channels
 
     @property
     def own_metadata(self) -> Metadata:
-        """The headers that a call made now would carry beside those of every call."""
+        """Headers that a call made now would carry in addition to those of every call."""
         return () if self._metadata_source is None else tuple(self._metadata_source())
 
     @contextmanager
     def _running(self, method: Method[Q, A], timeout_s: float | None) -> Iterator[tuple[SessionChannel, Deadline]]:
-        """A call: what ends it is raised as an error of ours."""
+        """Context of one call; raises gRPC's errors as errors of `core.errors`."""
         if self._is_closed:
             raise self._closed_error(method)
         if not self._may_talk:
@@ -159,7 +159,7 @@ class GrpcConnection:
         return self._channel
 
     def _close_former(self) -> None:
-        """Channels that nothing will be sent over any more, once their last calls have ended."""
+        """Closes replaced channels once their last calls have ended."""
         for channel in [channel for channel in self._former if channel.is_idle]:
             self._close_soon(channel)
 
@@ -191,7 +191,7 @@ class GrpcConnection:
 
 
 async def _send_all(call: "grpc.aio.StreamStreamCall[bytes, bytes]", form: Form[Q], requests: AsyncIterator[Q]) -> None:
-    """Until there are no more, or the call has ended, which its reader is told."""
+    """Sends `requests` until they end or the call has ended, which its reader notices."""
     try:
         async for request in requests:
             await call.write(form.encode(request))

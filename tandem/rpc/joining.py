@@ -1,7 +1,7 @@
-"""Plain updates of one request that wait for its reader, merged into one. Invariant: nothing that they say is lost.
+"""Merges consecutive plain updates of one request that wait for their reader. Invariant: no information is lost.
 
-What is more than tokens and text stays by itself: a first token is heard before those that follow, and what was
-generated is the client's before its request is said to have failed.
+An update with more than tokens and text is never merged: the first token is seen before later ones, and generated
+tokens reach the client before the error that ends its request.
 """
 
 from tandem.core.output import RequestOutput
@@ -9,7 +9,7 @@ from tandem.rpc.messages import GenerateUpdate
 
 
 def is_plain(update: GenerateUpdate) -> bool:
-    """Whether there are tokens and text of a request's one choice, and nothing else."""
+    """Whether an update has tokens and text of the only choice, and nothing else."""
     output = update.output
     return (
         output.metrics is None
@@ -22,7 +22,7 @@ def is_plain(update: GenerateUpdate) -> bool:
 
 
 def joined(first: GenerateUpdate, second: GenerateUpdate) -> GenerateUpdate:
-    """Two plain ones as one."""
+    """Merges two plain updates."""
     before, after = first.output, second.output
     output = RequestOutput(before.request_id, 0, before.token_ids + after.token_ids, before.text + after.text)
     return GenerateUpdate(output)

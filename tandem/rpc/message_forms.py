@@ -1,4 +1,4 @@
-"""Forms of every value that crosses between processes, and what its declarations do not say of its fields."""
+"""Forms of all values sent between processes, and the rules of their fields."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -109,9 +109,9 @@ _forms.add(messages.Greeting, worker_pb2.Greeting)
 _forms.add(messages.WorkerRecord, router_pb2.WorkerRecord)
 _forms.add(messages.Decision, router_pb2.Decision)
 _forms.add(messages.WorkerListing, router_pb2.WorkerListing)
-_forms.add(serve_messages.Opening, worker_pb2.Opening)
-_forms.add(serve_messages.Room, worker_pb2.Room)
-_forms.add(serve_messages.Ending, worker_pb2.Ending)
+_forms.add(serve_messages.RequestStart, worker_pb2.RequestStart)
+_forms.add(serve_messages.Credit, worker_pb2.Credit)
+_forms.add(serve_messages.CallStatus, worker_pb2.CallStatus)
 
 # --- what a worker is asked, and answers ------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ GENERATE_CALL = _forms.add(
 )
 GENERATE_NEWS = _forms.add(messages.GenerateUpdate, worker_pb2.GenerateResponse)
 SERVE_CALL = _forms.add(serve_messages.ServeCall, worker_pb2.ServeRequest)
-SERVE_UPDATE = serve_update_form(_forms.add(serve_messages.Delivery, worker_pb2.Delivery))
+SERVE_UPDATE = serve_update_form(_forms.add(serve_messages.OtherUpdate, worker_pb2.OtherUpdate))
 PREFILL_CALL = _forms.add(
     messages.PrefillCall, worker_pb2.PrefillRequest, request_id=_NAMED, prompt_token_ids=_PROMPT, pins=_PINS
 )

@@ -48,7 +48,7 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[Q, A]):
-    """A remote method. Answers of a stream have its form one by one."""
+    """A remote method: its path and the forms of its request and answer; of a stream, of each of its answers."""
 
     service: str
     name: str
@@ -57,14 +57,14 @@ class Method(Generic[Q, A]):
 
     @property
     def path(self) -> str:
-        """As HTTP/2 names it."""
+        """Path in HTTP/2, as `/service/method`."""
         return f"/{self.service}/{self.name}"
 
     def encode_answer(self, answer: A) -> bytes:
-        """As sent.
+        """Returns the encoded answer.
 
         Raises:
-            RuntimeError: it cannot be: our bug, which the caller must not take for its own.
+            RuntimeError: it cannot be encoded: a bug of this process, which must not look like an error of the caller.
         """
         try:
             return self.answer.encode(answer)

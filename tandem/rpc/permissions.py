@@ -37,7 +37,7 @@ ALLOWED: Mapping[str, frozenset[ProcessRole]] = {
 
 
 def permission_problem(role: str, path: str) -> str | None:
-    """Why a process of that role may not call `path`; None: it may."""
+    """Reason why a process of that role may not call `path`; None if it may."""
     allowed = ALLOWED.get(path, frozenset())
     if role in allowed:
         return None

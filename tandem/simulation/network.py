@@ -16,11 +16,11 @@ from tandem.rpc.credentials import Credentials
 from tandem.rpc.form import Form
 from tandem.rpc.methods import Method
 from tandem.rpc.network import MetadataSource, MethodTable, RpcServer
-from tandem.rpc.serve_messages import Ending
+from tandem.rpc.serve_messages import CallStatus
 from tandem.rpc.session import Expected, Handshake, Session, check_incarnation
 from tandem.rpc.session_table import SessionTable
 from tandem.rpc.sessions import HANDSHAKE_TIMEOUT_S
-from tandem.rpc.status import error_of_ending, handshake_error_of_ending
+from tandem.rpc.status import error_of_status, handshake_error_of_status
 from tandem.simulation.fabric import CONNECT_TIMEOUT_S, Fabric, connect_delays
 from tandem.simulation.node import Node
 from tandem.simulation.wire import ClientCall, MultiplexedConnection, SimulatedServer
@@ -121,7 +121,7 @@ class SimulatedRpcConnection:
                 answer = await call.inbox.get()
                 if not isinstance(answer, bytes):
                     raise self._error_of(method, answer)
-                call.inbox.end(Ending())  # NOTE: the end of the call comes with its answer
+                call.inbox.end(CallStatus())  # NOTE: the end of the call comes with its answer
                 return self._read(method.answer, answer)
         except TimeoutError:
             self._was_silent |= call is not None
@@ -188,7 +188,7 @@ class SimulatedRpcConnection:
     async def _answers(self, method: Method[Any, A], call: ClientCall) -> AsyncGenerator[A, None]:
         while isinstance(answer := await call.inbox.get(), bytes):
             yield self._read(method.answer, answer)
-        if answer != Ending():
+        if answer != CallStatus():
             raise self._error_of(method, answer)
 
     async def _send_all(self, method: Method[Q, Any], call: ClientCall, requests: AsyncIterator[Q]) -> None:
@@ -261,7 +261,7 @@ class SimulatedRpcConnection:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 answer = await call.inbox.get()
             if isinstance(answer, bytes):
-                call.inbox.end(Ending())
+                call.inbox.end(CallStatus())
                 self._session = handshake.session(method.answer.decode(answer))
                 return wire
         except TimeoutError:
@@ -273,7 +273,7 @@ class SimulatedRpcConnection:
                 self._network.fabric.cut(wire.connection, "no session was opened")
         if isinstance(answer, str):
             raise ConnectionError(answer)
-        raise handshake_error_of_ending(answer, self.address)
+        raise handshake_error_of_status(answer, self.address)
 
     async def _dial(self) -> MultiplexedConnection:
         """Raises OSError: there is nobody, or no answer within `CONNECT_TIMEOUT_S`."""
@@ -292,10 +292,10 @@ class SimulatedRpcConnection:
             await asyncio.sleep(0.5)
         raise ConnectionError("connecting timed out")
 
-    def _error_of(self, method: Method[Any, Any], answer: Ending | str) -> TandemError:
+    def _error_of(self, method: Method[Any, Any], answer: CallStatus | str) -> TandemError:
         if isinstance(answer, str):
             return self._closed(method) if self._is_closed else self._lost(method, answer)
-        error = error_of_ending(answer, self.address, method.name)
+        error = error_of_status(answer, self.address, method.name)
         return error or self._lost(method, "it ended without an answer")
 
     def _read(self, form: Form[A], data: bytes) -> A:

@@ -48,7 +48,7 @@ from tandem.rpc.messages import (
     WorkerStatus,
 )
 from tandem.rpc.methods import Method
-from tandem.rpc.serve_messages import Delivery, Ending, Opening, Plain, Room, ServeCall, ServeUpdate
+from tandem.rpc.serve_messages import CallStatus, Credit, OtherUpdate, RequestStart, ServeCall, ServeUpdate, TextUpdate
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 NAME = TEXT.filter(bool)
@@ -300,12 +300,14 @@ EVENT: st.SearchStrategy[BlockEvent] = st.builds(BlockStored, HASH, maybe(HASH),
 
 SERVE_CALL = st.builds(
     ServeCall,
-    tuples(st.builds(Opening, COUNT, st.binary(max_size=8), TEXT, COUNT)),
-    tuples(st.builds(Room, COUNT, COUNT)),
+    tuples(st.builds(RequestStart, COUNT, st.binary(max_size=8), TEXT, COUNT)),
+    tuples(st.builds(Credit, COUNT, COUNT)),
     tuples(COUNT),
 )
-DELIVERY = st.builds(Delivery, COUNT, st.binary(max_size=8), maybe(st.builds(Ending, SMALL, TEXT, table(TEXT))))
-SERVE_UPDATE = st.builds(ServeUpdate, tuples(st.builds(Plain, COUNT, TOKENS, TEXT)), tuples(DELIVERY))
+OTHER_UPDATE = st.builds(
+    OtherUpdate, COUNT, st.binary(max_size=8), maybe(st.builds(CallStatus, SMALL, TEXT, table(TEXT)))
+)
+SERVE_UPDATE = st.builds(ServeUpdate, tuples(st.builds(TextUpdate, COUNT, TOKENS, TEXT)), tuples(OTHER_UPDATE))
 
 # Of every method: its requests and its answers.
 EVERY: dict[Method[Any, Any], tuple[st.SearchStrategy[Any], st.SearchStrategy[Any]]] = {

@@ -10,7 +10,7 @@ from tandem.core.timeline import Stage
 from tandem.core.types import FinishReason
 from tandem.rpc import methods
 from tandem.rpc.messages import GenerateUpdate
-from tandem.rpc.serve_messages import Delivery, Ending, Plain
+from tandem.rpc.serve_messages import CallStatus, OtherUpdate, TextUpdate
 from tandem.rpc.shared_outbox import SharedOutbox
 from tests.unit.rpc.handlers import run
 from tests.unit.rpc.test_joining import NOT_PLAIN
@@ -20,10 +20,10 @@ def update(token_id: int, text: str = "a", reason: FinishReason | None = None) -
     return GenerateUpdate(RequestOutput("r", 0, (token_id,), text, finish_reason=reason))
 
 
-def opened(*numbers: int, room: int = 100) -> SharedOutbox:
+def opened(*numbers: int, credit: int = 100) -> SharedOutbox:
     outbox = SharedOutbox()
     for number in numbers:
-        outbox.open(number, room)
+        outbox.open(number, credit)
     return outbox
 
 
@@ -35,7 +35,7 @@ def test_plain_news_of_a_request_is_one_entry() -> None:
         await outbox.put(2, update(7, "é"))
         await outbox.wait()
         taken = outbox.drain()
-        assert taken.plain == (Plain(1, (5, 6), "aa"), Plain(2, (7,), "é"))
+        assert taken.plain == (TextUpdate(1, (5, 6), "aa"), TextUpdate(2, (7,), "é"))
         assert taken.others == ()
         assert outbox.drain().plain == ()
 
@@ -49,7 +49,7 @@ def test_other_news_keeps_its_place_among_plain_news() -> None:
         said.append(update(5, reason=FinishReason.STOP))
         for item in said:
             await outbox.put(1, item)
-        outbox.end(1, Ending())
+        outbox.end(1, CallStatus())
         taken = outbox.drain()
         assert taken.plain == ()
         *told, end = taken.others
@@ -59,7 +59,7 @@ def test_other_news_keeps_its_place_among_plain_news() -> None:
             (3, 4),
             (5,),
         ]
-        assert end == Delivery(1, ending=Ending())
+        assert end == OtherUpdate(1, status=CallStatus())
 
     run(check)
 
@@ -77,14 +77,14 @@ def test_nothing_is_lost_of_what_is_not_plain(item: GenerateUpdate) -> None:
 
 def test_without_room_a_request_waits_and_another_does_not() -> None:
     async def check() -> None:
-        outbox = opened(1, 2, room=2)
+        outbox = opened(1, 2, credit=2)
         for token_id in range(2):
             await outbox.put(1, update(token_id))
         waiting = asyncio.ensure_future(outbox.put(1, update(9)))
         await outbox.put(2, update(0))
         assert not waiting.done()
         assert [item.token_ids for item in outbox.drain().plain] == [(0, 1), (0,)]
-        outbox.make_room(1, 1)
+        outbox.add_credit(1, 1)
         await waiting
         assert [item.token_ids for item in outbox.drain().plain] == [(9,)]
 
@@ -94,8 +94,8 @@ def test_without_room_a_request_waits_and_another_does_not() -> None:
 def test_room_for_a_request_that_has_ended_is_nothing() -> None:
     outbox = opened(1)
     outbox.forget(1)
-    outbox.make_room(1, 5)
-    outbox.make_room(77, 5)
+    outbox.add_credit(1, 5)
+    outbox.add_credit(77, 5)
 
 
 @pytest.mark.parametrize("item", [update(1, "\ud800"), update(1, "\ud800", FinishReason.STOP)], ids=["plain", "last"])

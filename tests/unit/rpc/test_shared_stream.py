@@ -29,7 +29,7 @@ from tandem.rpc.messages import GenerateCall, GenerateUpdate
 from tandem.rpc.methods import GENERATE, OPEN
 from tandem.rpc.network import RpcServer
 from tandem.rpc.server import serve_router, serve_worker
-from tandem.rpc.shared_stream import MAX_CALL_BYTES, MAX_OPENINGS, ROOM_TOKENS, is_short
+from tandem.rpc.shared_stream import CREDIT_TOKENS, MAX_CALL_BYTES, MAX_STARTS, is_short
 from tests.helpers.raw_calls import opener
 from tests.helpers.secret import AS_GATEWAY, AS_ROUTER, AS_WORKER, serving_as
 from tests.helpers.wire_tap import tapping
@@ -123,7 +123,7 @@ def test_many_requests_at_once_are_each_told_their_own_in_order() -> None:
     async def check() -> None:
         worker = Talker()
         server, client = await both(worker)
-        sizes = {f"r{i}": i % 7 + 1 for i in range(2 * MAX_OPENINGS + 3)}
+        sizes = {f"r{i}": i % 7 + 1 for i in range(2 * MAX_STARTS + 3)}
         answers = await asyncio.gather(*(told(client, asked(name, size)) for name, size in sizes.items()))
         assert answers == [whole(size) for size in sizes.values()]
         assert sorted(call.request_id for _, call in worker.calls) == sorted(sizes)
@@ -247,9 +247,9 @@ def test_requests_that_are_left_behind_a_full_message_of_openings_never_begin() 
     async def check() -> None:
         worker = Talker()
         server, client = await both(worker)
-        num_staying = MAX_OPENINGS
+        num_staying = MAX_STARTS
         staying = [asyncio.ensure_future(told(client, asked(f"stays {i}", 2))) for i in range(num_staying)]
-        leaving = [asyncio.ensure_future(told(client, asked(f"left {i}", 2 * ROOM_TOKENS))) for i in range(6)]
+        leaving = [asyncio.ensure_future(told(client, asked(f"left {i}", 2 * CREDIT_TOKENS))) for i in range(6)]
         await asyncio.sleep(0)
         for task in leaving:
             task.cancel()
@@ -265,13 +265,13 @@ def test_requests_that_are_left_behind_a_full_message_of_openings_never_begin() 
 
 def test_whoever_takes_nothing_is_sent_no_more_than_its_room_and_holds_up_no_other() -> None:
     async def check() -> None:
-        num_tokens = 5 * ROOM_TOKENS
+        num_tokens = 5 * CREDIT_TOKENS
         worker = Talker()
         server, client = await both(worker)
         slow = client.serve(asked("slow", num_tokens))
         ids = list((await anext(slow)).output.token_ids)
-        assert await told(client, asked("quick", 2 * ROOM_TOKENS)) == whole(2 * ROOM_TOKENS)
-        assert worker.said["slow"] <= ROOM_TOKENS + len(ids) + 1
+        assert await told(client, asked("quick", 2 * CREDIT_TOKENS)) == whole(2 * CREDIT_TOKENS)
+        assert worker.said["slow"] <= CREDIT_TOKENS + len(ids) + 1
         async for update in slow:
             ids += update.output.token_ids
         assert ids == list(range(num_tokens))
