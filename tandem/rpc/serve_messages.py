@@ -57,7 +57,7 @@ class TextUpdate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OtherUpdate:
-    """Any other update of a request. `update`: an encoded `GenerateUpdate`, may be empty. `status`: None while it runs."""
+    """Any other update of a request. `update`: an encoded `GenerateUpdate`, or empty. `status`: None while it runs."""
 
     number: int
     update: bytes = b""

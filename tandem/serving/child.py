@@ -16,7 +16,7 @@ _CANNOT_RUN = 2
 
 
 def launch_command(command: Sequence[str], cpus: Sequence[int] = (), tied: bool = True) -> list[str]:
-    """What to execute so that `command` runs on `cpus` (none: anywhere) and, if `tied`, dies with this process."""
+    """Command line that runs `command` on `cpus` (none: anywhere) and, if `tied`, ends it with this process."""
     parent = str(os.getpid()) if tied else "0"
     return [sys.executable, "-I", "-S", __file__, parent, ",".join(map(str, cpus)), *command]
 

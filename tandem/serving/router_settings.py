@@ -92,11 +92,7 @@ class RouterSettings(PeerSettings, cli_prog_name="python -m services.router"):
 
     @property
     def found_by(self) -> str:
-        """How workers are found, "auto" resolved.
-
-        Raises:
-            ConfigurationError: that does not go together with `redis`.
-        """
+        """The kind of discovery, with "auto" resolved."""
         if self.discovery == "auto":
             return "redis" if self.redis else "announce"
         if self.discovery == "redis" and not self.redis:
@@ -109,7 +105,7 @@ class RouterSettings(PeerSettings, cli_prog_name="python -m services.router"):
 
     @property
     def host(self) -> str:
-        """Where to listen, also for metrics; brackets of an IPv6 address left out."""
+        """Host to listen at, also for metrics; without the brackets of an IPv6 address."""
         return self.bind.rpartition(":")[0].strip("[]")
 
     @property
@@ -122,7 +118,7 @@ class RouterSettings(PeerSettings, cli_prog_name="python -m services.router"):
         return required_secret(self.cluster_secret, f"bind={self.bind!r}")
 
     def limits(self) -> AdmissionLimits:
-        """What routing tolerates."""
+        """Limits of admission."""
         return AdmissionLimits(
             fresh_s=min(self.dead_after_s, max(0.75, 0.375 * self.dead_after_s)),
             dead_s=self.dead_after_s,

@@ -33,7 +33,7 @@ def owner_of(request_id: str) -> str:
 
 @dataclass(slots=True)
 class _Known:
-    """A request that steps have described, and the blocks they have given it."""
+    """State of a request as described by the steps so far."""
 
     request: NewRequest
     blocks: list[int] = field(default_factory=list)
@@ -82,7 +82,7 @@ class SimulatedExecutor:
         return ExecutorOutput(sampled, {})
 
     def _compute(self, item: ScheduledRequest, blocks: Sequence[int], writes: list[tuple[int, int, bytes]]) -> bytes:
-        """The KV of all positions up to the item's end."""
+        """Computes the KV of all positions up to the item's end."""
         size = self._block_size
         before = self._read(blocks, item.start)
         state = before[-KV_BYTES:] or first_state(owner_of(item.request_id))

@@ -87,7 +87,7 @@ class Pipe:
             self._fabric.loop.call_later(after_s, self._arrive_late, context=self.target.context)
 
     def _arrive(self, action: Callable[[], None]) -> None:
-        """NOTE: what comes while something before it is held back waits behind it."""
+        """NOTE: a message waits behind earlier ones that are held back."""
         if self.is_cut:
             return
         if self._held or self._is_blocked:
@@ -189,7 +189,7 @@ class Fabric:
                     pipe.release()
 
     def crash(self, node: Node, *, is_silent: bool) -> None:
-        """`node` has died. Silent: its host has too, so peers are told by their own keepalive only."""
+        """Records that `node` has died. Silent: its host died too, so peers notice by their keepalive only."""
         if is_silent:
             self.silent[node] = None
         for connection in [one for one in self.connections if one.has(node)]:
@@ -199,7 +199,7 @@ class Fabric:
                 self.loop.call_later(self.delay_s(), self.cut, connection, "connection reset by peer")
 
     def come_back(self, name: str, outage_s: float) -> None:
-        """A host that had died is there again: it refuses what is sent once more on connections it does not know."""
+        """Restarts the host of a node: it refuses messages on connections that it does not know."""
         for node in [node for node in self.silent if node.name == name]:
             del self.silent[node]
             for connection in [one for one in self.connections if one.has(node)]:
@@ -232,5 +232,5 @@ class Fabric:
 
 
 async def connect_delays(fabric: Fabric) -> None:
-    """The time of one round trip."""
+    """Waits for one round trip."""
     await asyncio.sleep(fabric.delay_s() + fabric.delay_s())

@@ -1,7 +1,6 @@
-"""Calls between nodes in memory: `rpc.network.Network` over a `Fabric`, with the codecs and error mapping of gRPC's.
+"""Calls between nodes in memory: `rpc.network.Network` over a `Fabric`, with the forms and error mapping of gRPC's.
 
-A call on a connection that is over fails with `WorkerLostError`; a channel that waits for its next try to connect fails
-calls at once.
+A call on an ended connection fails with `WorkerLostError`; while a channel waits to reconnect, calls fail at once.
 """
 
 import asyncio
@@ -43,7 +42,7 @@ class SimulatedNetwork:
         return NodeNetwork(self, node)
 
     def crash(self, node: Node, *, is_silent: bool) -> None:
-        """`node` listens nowhere any more."""
+        """Removes the listeners of `node`."""
         for address in [address for address, listener in self.listeners.items() if listener.node is node]:
             del self.listeners[address]
             if is_silent:
@@ -78,9 +77,9 @@ class NodeNetwork:
 
 
 class SimulatedRpcConnection:
-    """`rpc.network.Line` in memory. It connects when first used, and again whenever it must.
+    """`rpc.network.RpcConnection` in memory; connects when first used and reconnects when needed.
 
-    Invariant: a session is of one connection, and nothing but a handshake is sent before it is open.
+    Invariant: a session belongs to one connection, and nothing but a handshake is sent before it is open.
     """
 
     def __init__(
@@ -214,7 +213,7 @@ class SimulatedRpcConnection:
         return self._wire, self._session
 
     def _leave_silent(self) -> None:
-        """NOTE: what runs there goes on, as by `rpc.grpc_connection`."""
+        """NOTE: running calls continue on it, as in `rpc.grpc_connection`."""
         if not self._was_silent:
             return
         self._was_silent = False
@@ -237,7 +236,7 @@ class SimulatedRpcConnection:
             raise self._lost(method, self._failure)
 
     async def _reach(self) -> MultiplexedConnection | None:
-        """None: it failed, and `_failure` says why."""
+        """Returns None if it failed; `_failure` is the reason then."""
         try:
             return await self._handshake(await self._dial())
         except OSError as error:
@@ -249,11 +248,11 @@ class SimulatedRpcConnection:
             self._connecting = None
 
     async def _handshake(self, wire: MultiplexedConnection) -> MultiplexedConnection:
-        """As `rpc.sessions`.
+        """Performs a handshake, as `rpc.sessions`.
 
         Raises:
             TandemError: as `Handshake.session`; or it was refused.
-            OSError: the connection is over, or there is no answer.
+            OSError: the connection has ended, or there is no answer.
         """
         method, handshake = methods.OPEN, Handshake(self._credentials, self._expected, self.address)
         call = wire.begin(method.path, method.request.encode(handshake.call), HANDSHAKE_TIMEOUT_S, "")
@@ -276,7 +275,7 @@ class SimulatedRpcConnection:
         raise handshake_error_of_status(answer, self.address)
 
     async def _dial(self) -> MultiplexedConnection:
-        """Raises OSError: there is nobody, or no answer within `CONNECT_TIMEOUT_S`."""
+        """Connects. Raises OSError: nothing listens, or there is no answer within `CONNECT_TIMEOUT_S`."""
         loop, network = asyncio.get_running_loop(), self._network
         ends_s = loop.time() + CONNECT_TIMEOUT_S
         while loop.time() < ends_s:
@@ -316,6 +315,6 @@ class SimulatedRpcConnection:
 
 
 def _take_error(task: "asyncio.Task[MultiplexedConnection | None]") -> None:
-    """NOTE: those who waited may have gone; then nobody else would take it."""
+    """NOTE: marks the exception as retrieved, since all waiting callers may have gone."""
     if not task.cancelled():
         task.exception()

@@ -107,14 +107,16 @@ class SimulatedEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedWorker:
-    """A worker that serves, and what of it the invariants look at."""
+    """A serving worker, and the parts of it that invariants check."""
 
     worker: WorkerProcess
     engine: Engine
 
 
 class _RouterIndex:
-    """The reporting half of a router's embedded index, called as by a thread: `worker.feeds.RouterIndex` waits."""
+    """The publishing half of a router's embedded index, called as from a thread; `worker.feeds.RouterIndex` would
+    block.
+    """
 
     def __init__(self, environment: SimulatedEnvironment, node: Node, address: str) -> None:
         self._environment = environment
@@ -147,7 +149,7 @@ class _RouterIndex:
 
 
 class _OneTransport(Transports):
-    """Only the simulated one is open."""
+    """`Transports` with the simulated transport only."""
 
     def __init__(self, transport: KVTransport) -> None:
         self.wanted = transport.name
@@ -163,7 +165,7 @@ async def serving_simulated_worker(
     address: str,
     on_turn: Callable[[Engine], None],
 ) -> AsyncIterator[SimulatedWorker]:
-    """A worker for the time of the block; as `worker.process.serving_worker`."""
+    """Runs a worker for the time of the block; as `worker.process.serving_worker`."""
     settings = _worker_settings(environment, role, worker_id, address)
     me, epoch = WorkerAddress(worker_id, address, random_id()), int(wall_s() * 1e6)
     feeds = Feeds(
@@ -205,7 +207,7 @@ async def serving_simulated_worker(
 async def serving_simulated_router(
     environment: SimulatedEnvironment, node: Node, address: str
 ) -> AsyncIterator[RouterProcess]:
-    """A router for the time of the block; `router_process.serving_router` as it is."""
+    """Runs a router for the time of the block, by `router_process.serving_router`."""
     options: dict[str, Any] = {"bind": address, **_TRUST, "max_local_tokens": environment.max_local_tokens}
     settings = RouterSettings(**options)
     async with serving_router(settings) as router:
@@ -323,5 +325,5 @@ def _require_unpinned(kv: KVCacheManager, worker_id: str, blocks: Sequence[int])
 
 
 async def for_ever() -> None:
-    """Until cancelled."""
+    """Waits until cancelled."""
     await asyncio.Event().wait()

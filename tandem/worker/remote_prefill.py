@@ -1,8 +1,8 @@
-"""The decode side of a hand-off: asks a prefill worker for a prompt's KV and first token, and pulls blocks meanwhile.
+"""Decode side of a hand-off: requests a prompt's KV and first token from a prefill worker, and pulls blocks meanwhile.
 
-Failure is a path: when a prefill worker fails, the next one is asked; when none is left, the engine computes what did
-not arrive. The engine hears exactly once that no more KV will come. A prompt that was computed does not stay leased for
-longer than `ROOM_TIMEOUT_S` without room for it here: who holds that room may wait for the leased blocks.
+When a prefill worker fails, the next one is called; when none is left, the engine computes the missing part. The engine
+is told exactly once that no more KV will come. If the engine has no blocks for a computed prompt within
+`ROOM_TIMEOUT_S`, the lease is given up: requests that occupy the blocks may be waiting for the leased ones.
 """
 
 import asyncio
@@ -35,12 +35,12 @@ class _NoRoomError(TransportError):
 
 
 class RemotePrefill:
-    """One request's. `run` it as a task; cancelling that ends everything it began. `queued` is to be set when the
-    engine knows the request: until then it is told nothing, and a grammar takes a second to compile.
+    """Remote prefill of one request. Run `run` as a task; cancelling it ends everything that it began. Set `queued`
+    when the engine knows the request; the engine is told nothing before, since compiling a grammar may take a second.
 
     Args:
-        engine_id: the request's id in our engine.
-        timeline: gets this side's stages, and the prefill worker's.
+        engine_id: the request's id in this worker's engine.
+        timeline: receives the stages of this side and of the prefill worker.
     """
 
     def __init__(
@@ -58,14 +58,16 @@ class RemotePrefill:
         self.pins: tuple[Pin, ...] = ()
 
     def completed(self, metrics: RequestMetrics) -> RequestMetrics:
-        """With what the prefill worker said. Where we computed the prompt after all, we grant its pins."""
+        """Returns `metrics` completed by the prefill worker's figures. If this worker computed the prompt after all, it
+        grants the pins.
+        """
         if self.num_cached_tokens is None:
             return metrics
         own = any(pin.num_tokens for pin in metrics.pins)
         return replace(metrics, num_cached_tokens=self.num_cached_tokens, pins=metrics.pins if own else self.pins)
 
     def reserve(self, reserved: KVReserved) -> None:
-        """The engine has blocks for the KV."""
+        """Receives the blocks that the engine has reserved for the KV."""
         fetch = Fetch(self._core, reserved, self._timeline)
         if self._is_over:
             fetch.close()
@@ -74,7 +76,7 @@ class RemotePrefill:
             self._fetch.set_result(fetch)
 
     async def run(self) -> None:
-        """Get the KV from somebody, or give up; either way the engine goes on."""
+        """Obtains the KV from a prefill worker, or gives up; the engine continues either way."""
         try:
             for prefill in filter(None, (self._call.prefill, *self._call.spares)):
                 if await self._succeeds(prefill):
@@ -140,11 +142,11 @@ class RemotePrefill:
                         pulls[-1].add_done_callback(partial(_end_if_failed, reading))
 
     async def _room(self) -> None:
-        """Until the engine has blocks for what was computed.
+        """Waits until the engine has blocks for the computed KV.
 
         Raises:
-            _NoRoomError: not in time. Their holders may wait for prompts that no prefill worker can compute while our
-                lease lasts, so the lease is given up and the prompt computed here.
+            _NoRoomError: not in time. Requests that occupy the blocks may wait for prompts that no prefill worker can
+                compute while this lease lasts, so the lease is given up and the prompt computed here.
         """
         try:
             async with asyncio.timeout(ROOM_TIMEOUT_S):
@@ -189,7 +191,7 @@ class RemotePrefill:
 
 
 def _end_if_failed(reading: asyncio.Timeout, pull: asyncio.Task[None]) -> None:
-    """NOTE: what comes after a read that failed is of no use, so it is not waited for."""
+    """NOTE: after a failed read later updates are useless, so they are not awaited."""
     if not pull.cancelled() and pull.exception() is not None:
         with suppress(RuntimeError):  # it is over
             reading.reschedule(asyncio.get_running_loop().time())

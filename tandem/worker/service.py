@@ -1,6 +1,6 @@
-"""A worker's answers to the gateway, the router and its peers: `WorkerHandler` over one engine.
+"""`WorkerHandler` over one engine: a worker's answers to gateways, routers and peers.
 
-Prefill and decode workers are the same: which of its methods a worker is asked for is the router's decision.
+Prefill and decode workers are equal; the router decides which of a worker's methods are called.
 """
 
 import asyncio
@@ -53,10 +53,10 @@ _LEASE_ID = re.compile("[0-9a-f]{32}")
 
 
 class WorkerService:
-    """One worker.
+    """Serves the calls of one worker.
 
     Args:
-        lifecycle: whether it takes work; `drain` moves it.
+        lifecycle: whether work is accepted; `drain` changes it.
         reports: its status for routers.
     """
 
@@ -119,7 +119,7 @@ class WorkerService:
     def _with_whole_metrics(
         self, call: ComputeCall, output: RequestOutput, helper: RemotePrefill | PrefixFetch | None
     ) -> RequestOutput:
-        """With what the engine does not know of: what others found of the prompt, and keep of it."""
+        """Adds what the engine does not know: the cached tokens and pins of other workers."""
         metrics = output.metrics
         if metrics is None:
             return output
@@ -133,7 +133,7 @@ class WorkerService:
         return replace(output, metrics=metrics)
 
     def _told(self, call: GenerateCall, output: RequestOutput, watch: Stopwatch) -> GenerateUpdate:
-        """What the gateway hears of an output, and what the metrics do."""
+        """Converts an output for the gateway, and counts it in the metrics."""
         output = replace(output, request_id=call.request_id)
         self._core.metrics.observe_tokens(len(output.token_ids), watch.token(output))
         if not output.finished:
@@ -229,7 +229,7 @@ class WorkerService:
         )
 
     def _chosen(self, output: RequestOutput, watch: Stopwatch) -> PrefillUpdate:
-        """The one token, or why there is none."""
+        """Returns the update with the chosen token. Raises CapacityError if the prompt could not be computed."""
         if output.finish_reason is FinishReason.ERROR:
             raise CapacityError(f"the prompt could not be computed: {output.stop_reason}")
         self._core.metrics.observe_tokens(len(output.token_ids), watch.token(output))
@@ -265,7 +265,7 @@ class WorkerService:
         return self._core.leases.renew(lease_ids)
 
     async def confirm(self, call: ConfirmCall) -> ConfirmAnswer:
-        """NOTE: validity is asked after the pages were read: only then they cannot have been reused before."""
+        """NOTE: validity is checked after the pages were read; only then they cannot have been reused before."""
         if not self._core.leases.covers(call.lease_id, call.checksum_block_ids):
             return ConfirmAnswer(False)
         checksums = await asyncio.to_thread(self._core.checksums.of, call.checksum_block_ids)
@@ -277,7 +277,7 @@ class WorkerService:
             self._core.leases.end(lease_id)
 
     def _admit(self, meant: WorkerAddress | None) -> None:
-        """Refuse work that is meant for another incarnation, or that comes too late.
+        """Refuses calls for another incarnation, and calls after draining began.
 
         Raises:
             WorkerLostError, UnavailableError: naming which.
@@ -291,16 +291,16 @@ class WorkerService:
 
     @contextmanager
     def _traced(self, name: str, request_id: str) -> Iterator[None]:
-        """A span of its caller's trace, and the request's id on every line that is logged."""
+        """Opens a span in the caller's trace, and adds the request's id to every log line."""
         attributes = {"tandem.request_id": request_id}
         with self._core.tracing.span(name, incoming_traceparent.get(), attributes), request_context(request_id):
             yield
 
     def _require_free(self, lease_id: str) -> None:
-        """Refuse a reader's name for a lease that could be that of another of the engine's holds.
+        """Refuses a lease id that could collide with another hold of the engine.
 
         Raises:
-            InvalidRequestError, CapacityError: it is not in the form of a lease's name, or is one's.
+            InvalidRequestError, CapacityError: it has not the form of a lease id, or is in use.
         """
         if not _LEASE_ID.fullmatch(lease_id):
             raise InvalidRequestError(f"lease_id={shown(lease_id)} must be 32 hexadecimal digits")
@@ -308,11 +308,15 @@ class WorkerService:
             raise CapacityError(f"lease_id={shown(lease_id)} is taken; choose another", 0.0)
 
     def _engine_id(self, request_id: str) -> str:
-        """Unique here: the same request may come twice, and what is left of its first time must not be mistaken."""
+        """A unique id: the same request may arrive twice, and remains of the first must not be confused with the
+        second.
+        """
         return f"{request_id[:200]} ({next(self._numbers)})"
 
     async def _num_restorable(self, call: ComputeCall, tokens: Sequence[int]) -> int:
-        """Leading tokens whose KV is here once the host tier's part of it is copied back; 0 = nothing is to copy."""
+        """Leading tokens whose KV is complete once its part in the host tier is copied back; 0 = there is nothing to
+        copy.
+        """
         host = self._core.host
         if host is None or not host.has_moved or call.params.prompt_logprobs is not None:
             return 0

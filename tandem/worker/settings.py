@@ -1,4 +1,4 @@
-"""Settings of a worker, from flags and `TANDEM_*`. Owns names, units and limits; decides nothing."""
+"""Settings of a worker, from flags and `TANDEM_*` variables. Defines names, units and limits; decides nothing."""
 
 import socket
 from collections.abc import Iterable
@@ -23,9 +23,9 @@ _IP_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 def first_address(addresses: Iterable[str]) -> str | None:
-    """The first that other machines may call, IPv4 before IPv6; None when there is none.
+    """The first address that other machines can call, IPv4 before IPv6; None if there is none.
 
-    NOTE: a link-local one means nothing without the interface's name, which differs from machine to machine.
+    NOTE: a link-local address needs the interface's name, which differs between machines.
     """
     parsed = sorted((ip_address(address.partition("%")[0]) for address in addresses), key=lambda each: each.version)
     callable_ones = (each for each in parsed if not (each.is_loopback or each.is_link_local or each.is_unspecified))
@@ -38,7 +38,7 @@ def _own_addresses() -> list[str]:
 
 
 class WorkerSettings(EngineSettings, PeerSettings):
-    """One prefill or decode worker: an engine, its KV blocks, and the transports that move them."""
+    """A prefill or decode worker: an engine, its KV blocks, and the transports that move them."""
 
     bind: str = Field("127.0.0.1:0", description="host:port for calls; port 0 = any free one; private networks only")
     advertise: str | None = Field(
@@ -101,7 +101,7 @@ class WorkerSettings(EngineSettings, PeerSettings):
         return replace(super().engine_config(), pin_share=self.pin_share)
 
     def open_core_board(self) -> CoreBoard | None:
-        """The board, if there is one; raises as `CoreBoard`."""
+        """Opens the core board, if configured; raises as `CoreBoard`."""
         if self.core_board is None:
             return None
         path, _, slot = self.core_board.rpartition(":")
@@ -109,17 +109,17 @@ class WorkerSettings(EngineSettings, PeerSettings):
 
     @property
     def host_kv_bytes(self) -> int:
-        """Of the host tier."""
+        """Size of the host tier in bytes."""
         return int(self.host_kv_gib * 2**30)
 
     @property
     def role(self) -> Role:
-        """What the router asks this worker for."""
+        """Role of this worker for the router."""
         return Role.BOTH
 
     @property
     def host(self) -> str:
-        """Where to listen; brackets of an IPv6 address left out."""
+        """Host to listen at; without the brackets of an IPv6 address."""
         return self.bind.rpartition(":")[0].strip("[]")
 
     @property
@@ -136,10 +136,10 @@ class WorkerSettings(EngineSettings, PeerSettings):
         return required_secret(self.cluster_secret, f"bind={self.bind!r}")
 
     def advertised(self, bind: str) -> str:
-        """host:port that others call, given what is listened at.
+        """host:port that others call, given the address listened at.
 
         Raises:
-            ConfigurationError: bound to a wildcard, which nobody can call.
+            ConfigurationError: bound to a wildcard address, which cannot be called.
         """
         if self.advertise is not None:
             return self.advertise
@@ -159,7 +159,9 @@ class PrefillSettings(WorkerSettings, cli_prog_name="python -m services.prefill"
 
 
 class DecodeSettings(WorkerSettings, cli_prog_name="python -m services.decode"):
-    """A decode worker: fetches the KV of prompts and generates. It computes a prompt itself where that is quicker."""
+    """A decode worker: fetches the KV of prompts and generates tokens. It computes a prompt itself where that is
+    faster.
+    """
 
     @property
     def role(self) -> Role:
