@@ -7,7 +7,7 @@ from tandem.transport.transfer import Transfer
 
 
 class Pins:
-    """Releases the engine's hold `name` when it is closed and all transfers added to it are over. Any thread may call."""
+    """Releases the engine's hold `name` when it is closed and all its transfers are over. Any thread may call."""
 
     def __init__(self, engine: AsyncEngine, name: str) -> None:
         self._engine = engine
