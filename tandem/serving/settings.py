@@ -99,19 +99,19 @@ class EngineSettings(Settings):
         None, gt=0, le=1e6, description="memory for KV blocks, GiB; omitted: automatic, a part of what is free"
     )
     gpu_memory_utilization: float = Field(
-        0.9, gt=0, le=1, description="share of a GPU's memory for weights and KV, where no --kv-cache-gib is given"
+        0.9, gt=0, le=1, description="share of a GPU's memory for weights and KV, if --kv-cache-gib is omitted"
     )
     max_model_len: int | None = Field(
         None,
-        description="longest prompt plus answer, tokens; omitted: automatic, the model's or what the KV blocks hold",
+        description="maximum prompt plus answer, tokens; omitted: automatic, the model's or what the KV blocks hold",
     )
     max_num_batched_tokens: int | None = Field(
         None, description="token budget of one step; omitted: automatic, by the device"
     )
-    max_num_running: int = Field(256, description="requests that run at once")
-    max_num_waiting: int = Field(4096, description="requests that may queue")
-    prefix_caching: bool = Field(True, description="reuse the KV of prompts that start alike")
-    engine_seed: int = Field(0, description="from which requests without a seed draw theirs")
+    max_num_running: int = Field(256, description="maximum requests that run at once")
+    max_num_waiting: int = Field(4096, description="maximum requests in the queue")
+    prefix_caching: bool = Field(True, description="reuse the KV of common prefixes of prompts")
+    engine_seed: int = Field(0, description="seed for requests without a seed")
     num_threads: int | None = Field(
         None, description="CPU threads of the model; omitted: automatic, the cores it may use"
     )

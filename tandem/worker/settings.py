@@ -42,33 +42,43 @@ class WorkerSettings(EngineSettings, PeerSettings):
 
     bind: str = Field("127.0.0.1:0", description="host:port for calls; port 0 = any free one; private networks only")
     advertise: str | None = Field(
-        None, description="host:port that others call, when it differs from bind; auto: this machine's first address"
+        None,
+        description="host:port at which others call this worker, if not --bind; auto: this machine's first address",
     )
     worker_id: str | None = Field(
-        None, max_length=200, description="should stay the same over restarts; omitted: a new one"
+        None, max_length=200, description="id of this worker, ideally the same after restarts; omitted: a new one"
     )
-    routers: str = Field("", description="routers to announce to without Redis, as host:port,host:port")
-    redis: str | None = Field(None, description="redis:// URL to announce to, itself and its blocks")
-    served_model_name: str | None = Field(None, description="what clients call it; omitted: the directory's name")
-    transport: str = Field("auto", description="how KV blocks move: auto, cma, nixl, tcp or inproc")
+    routers: str = Field(
+        "", description="routers at which this worker registers if there is no Redis, as host:port,host:port"
+    )
+    redis: str | None = Field(None, description="redis:// URL at which this worker registers itself and its blocks")
+    served_model_name: str | None = Field(None, description="model name in requests; omitted: the directory's name")
+    transport: str = Field("auto", description="transport of KV blocks: auto, cma, nixl, tcp or inproc")
     kv_port: int = Field(
-        0, ge=0, le=65535, description="port of bind's host at which the tcp transport listens; 0 = any free one"
+        0, ge=0, le=65535, description="the tcp transport's port, at the host of --bind; 0 = any free one"
     )
-    lease_ttl_s: float = Field(10.0, ge=1, le=600, description="a lease that its reader does not renew ends, seconds")
-    checksum_share: float = Field(0.02, gt=0, le=1, description="share of the blocks read that are compared; 1 = all")
+    lease_ttl_s: float = Field(
+        10.0, ge=1, le=600, description="time after which a lease that is not renewed expires, seconds"
+    )
+    checksum_share: float = Field(
+        0.02, gt=0, le=1, description="share of the received blocks whose checksums are compared; 1 = all"
+    )
     pin_share: float = Field(
-        0.5, ge=0, le=1, description="share of the KV blocks that pinned prefixes may keep; 0 = none"
+        0.5, ge=0, le=1, description="maximum share of the KV blocks for pinned prefixes; 0 = none"
     )
     host_kv_gib: float = Field(
-        0.0, ge=0, le=1e6, description="host memory for pinned prefixes that leave the KV blocks, GiB; 0 = none"
+        0.0, ge=0, le=1e6, description="host memory for pinned prefixes moved out of the KV blocks, GiB; 0 = none"
     )
     core_board: str | None = Field(
-        None, description="FILE:SLOT by which the workers of one machine lend each other cores; `tandem up` sets it"
+        None, description="FILE:SLOT of the table by which workers of one machine share cores; set by `tandem up`"
     )
-    cluster_secret: SecretStr | None = Field(None, description="shared by all processes of a cluster; required")
-    grace_s: float = Field(120.0, ge=0, description="after SIGTERM running requests may go on for this long, seconds")
+    cluster_secret: SecretStr | None = Field(None, description="secret shared by all processes of a cluster; required")
+    grace_s: float = Field(120.0, ge=0, description="time for running requests to finish after SIGTERM, seconds")
     max_step_s: float = Field(
-        120.0, gt=0, description="an engine busy with one step for longer is stuck, and its process ends, seconds"
+        120.0,
+        gt=0,
+        description="maximum duration of one step, after which the engine counts as stuck and the process ends, "
+        "seconds",
     )
     metrics_port: int | None = Field(
         None, ge=0, le=65535, description="HTTP port of /metrics and /health; 0 = any free one; omitted: none"
