@@ -105,7 +105,7 @@ def _add_generating(
 def _add_count(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/messages/count_tokens", openapi_extra=body_schema(MessagesPromptBody), tags=["Anthropic"])
     async def count(request: Request) -> Response:
-        """Tokens that a message's prompt would have."""
+        """Number of tokens of a message's prompt."""
         try:
             body = await gateway.bodies.read(request.receive, request.scope)
         except ClientLeftError:
@@ -127,12 +127,12 @@ def _add_models(app: FastAPI, gateway: Gateway) -> None:
 def _add_health(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/health", tags=["operations"])
     async def health() -> Response:
-        """This process lives."""
+        """Whether this process is alive."""
         return JSONResponse({"status": "ok"})
 
     @app.get("/ready", tags=["operations"])
     async def ready() -> Response:
-        """A router answers and a decode worker is alive."""
+        """Whether a router answers and a decode worker is alive."""
         if gateway.admission.is_closed:
             raise UnavailableError("this gateway is stopping", 1.0)
         info = await gateway.directory.fetch()
@@ -159,18 +159,18 @@ def _add_heads(app: FastAPI) -> None:
 def _add_admin(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/admin/workers", tags=["operations"])
     async def workers(request: Request) -> Response:
-        """Every process of the cluster."""
+        """All processes of the cluster: gateway, routers and workers."""
         host, port = request.scope.get("server") or ("", None)
         return JSONResponse(await list_processes(gateway, f"{host}:{port}"))
 
     @app.get("/admin/decisions", tags=["operations"])
     async def decisions(last: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
-        """The latest pairings of the routers, oldest first, with what was predicted and what was measured."""
+        """Latest routing decisions, oldest first, with predicted and measured times."""
         return JSONResponse(await list_decisions(gateway, last))
 
     @app.get("/admin/requests/{request_id}", tags=["operations"])
     async def timeline(request: Request, request_id: str) -> Response:
-        """Where a recent request's time went."""
+        """Timeline of a recent request: its stages and their durations."""
         return JSONResponse(find_request(gateway, request_id, caller_of(request.scope)))
 
 
@@ -190,7 +190,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         return _as_response(request, problem_of(InvalidRequestError(f"{name}={shown(first['input'])}: {first['msg']}")))
 
     async def on_any(request: Request, error: Exception) -> Response:
-        """NOTE: the framework raises a bug again behind us, and `Edge` logs it."""
+        """NOTE: the framework raises a bug again after this handler, and `Edge` logs it."""
         return _as_response(request, problem_of(error))
 
     app.add_exception_handler(HTTPException, on_http)

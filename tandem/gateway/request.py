@@ -49,7 +49,7 @@ class ServeRequest:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceUpdate:
-    """What a client may see of one choice's `RequestOutput`: its text parsed into `parts`, and no more tokens than a
+    """Part of a `RequestOutput` that a client may see: its text parsed into `parts`, and no more tokens than a
     moderator has passed.
     """
 

@@ -45,7 +45,7 @@ class _Body(BaseModel):
 
 
 class TokenizeBody(_Body):
-    """A prompt or a chat, never both."""
+    """A prompt or a chat, not both."""
 
     prompt: str | None = None
     messages: Entries[dict[str, Any]] | None = None
@@ -69,22 +69,22 @@ def add_tokens(app: FastAPI, gateway: Gateway) -> None:
 
     @app.post("/tokenize", openapi_extra=body_schema(TokenizeBody), tags=["tokens"])
     async def tokenize_text(request: Request) -> Response:
-        """The token ids of a prompt or a chat."""
+        """Token ids of a prompt or a chat."""
         return await _answered(request, gateway, tokenize)
 
     @app.post("/detokenize", openapi_extra=body_schema(DetokenizeBody), tags=["tokens"])
     async def detokenize_ids(request: Request) -> Response:
-        """The text of token ids, special tokens included."""
+        """Text of token ids, including special tokens."""
         return await _answered(request, gateway, detokenize)
 
     @app.get("/tokenizer_info", tags=["tokens"])
     async def tokenizer_info() -> Response:
-        """What a client needs to render chats itself."""
+        """Description of the tokenizer, for clients that render chats themselves."""
         return Response(orjson.dumps(describe(gateway.model, gateway.directory.known)), media_type=JSON)
 
     @app.get("/ping", tags=["operations"])
     async def ping() -> Response:
-        """This process lives."""
+        """Whether this process is alive."""
         return Response(b"{}", media_type=JSON)
 
     app.post("/ping", tags=["operations"], name="ping_by_post")(ping)

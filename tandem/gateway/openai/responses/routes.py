@@ -40,7 +40,7 @@ def add_responses(app: FastAPI, gateway: Gateway, service: ResponseService) -> N
 def _add_create(app: FastAPI, gateway: Gateway, service: ResponseService) -> None:
     @app.post(PATH, openapi_extra=body_schema(ResponsesBody), name="responses", tags=_TAGS)
     async def create(request: Request) -> Response:
-        """A response, streamed, whole, or in the background."""
+        """Creates a response: streamed, whole, or in the background."""
         try:
             body = await gateway.bodies.read(request.receive, request.scope)
         except ClientLeftError:
@@ -93,7 +93,7 @@ def _is_background(body: bytes) -> bool:
 def _add_count(app: FastAPI, gateway: Gateway, service: ResponseService) -> None:
     @app.post(f"{PATH}/input_tokens", openapi_extra=body_schema(InputTokensBody), name="input tokens", tags=_TAGS)
     async def count(request: Request) -> Response:
-        """Tokens that a response's prompt would have."""
+        """Number of tokens of a response's prompt."""
         try:
             body = await gateway.bodies.read(request.receive, request.scope)
         except ClientLeftError:
@@ -112,7 +112,9 @@ def _add_stored(app: FastAPI, service: ResponseService) -> None:
         stream: bool = False,
         starting_after: Annotated[int | None, Query(ge=0, lt=2**31)] = None,
     ) -> Response:
-        """A stored response; `stream`: as a stream would have told it, after the event of that number."""
+        """Retrieves a stored response. `stream`: as the events of its stream, after the event with number
+        `starting_after`.
+        """
         shown = as_shown(await service.find(caller_of(request.scope).tenant, response_id))
         if not stream and starting_after is None:
             return _json(shown)
@@ -128,13 +130,13 @@ def _add_stored(app: FastAPI, service: ResponseService) -> None:
 
     @app.delete(f"{PATH}/{{response_id}}", tags=_TAGS)
     async def delete(request: Request, response_id: str) -> Response:
-        """Forget a response; one that runs in the background stops."""
+        """Deletes a response; one that runs in the background is cancelled."""
         await service.delete(caller_of(request.scope).tenant, response_id)
         return _json({"id": response_id, "object": "response", "deleted": True})
 
     @app.post(f"{PATH}/{{response_id}}/cancel", tags=_TAGS)
     async def cancel(request: Request, response_id: str) -> Response:
-        """Stop a response that runs in the background."""
+        """Cancels a response that runs in the background."""
         return _json(await service.cancel(caller_of(request.scope).tenant, response_id))
 
     @app.get(f"{PATH}/{{response_id}}/input_items", tags=_TAGS)
@@ -145,7 +147,7 @@ def _add_stored(app: FastAPI, service: ResponseService) -> None:
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
         order: Literal["asc", "desc"] = "desc",
     ) -> Response:
-        """What the model was shown, earlier responses of the chain included."""
+        """Input items of a response, including those of earlier responses of its chain."""
         entry = await service.find(caller_of(request.scope).tenant, response_id)
         return _json(listed(entry.items, after, limit, is_ascending=order == "asc"))
 
