@@ -3,9 +3,7 @@
 Leaving the context kills them all. When a test fails inside it, the ends of their logs are added to its error.
 """
 
-import asyncio
 import contextlib
-import functools
 import json
 import os
 import random
@@ -28,6 +26,7 @@ from tandem.serving.cores import Share
 from tandem.serving.ports import free_ports
 from tandem.serving.process_spec import ProcessSpec
 from tandem.serving.topology import LOOPBACK, Topology
+from tests.helpers import event_loop
 from tests.helpers.fork_server import SERVER, ForkedProcess, is_forkable
 from tests.helpers.secret import AS_GATEWAY, SECRET
 
@@ -208,7 +207,7 @@ class Cluster:
         workers = (self.processes[name] for role in ("prefill", "decode") for name in self.names(role))
         pids = {process.pid for process in workers if process.is_running()}
         routers = (self.processes[name].bound_address for name in self.names("router"))
-        return all(_living_pids(address) == pids for address in routers)
+        return all(event_loop.run(_living_pids(address)) == pids for address in routers)
 
     def metrics(self, name: str) -> dict[str, dict[tuple[str, ...], float]]:
         """A process's metrics by sample name and label values in the order of their names."""
@@ -300,20 +299,7 @@ def running_cluster(
             cluster.close()
 
 
-def _living_pids(router: str) -> set[int]:
-    """Of the workers that a router gives requests to; empty when it does not answer."""
-    return asyncio.run_coroutine_threadsafe(_ask_living_pids(router), _event_loop()).result()
-
-
-@functools.cache
-def _event_loop() -> asyncio.AbstractEventLoop:
-    """One for all calls: gRPC goes on writing to a loop that has been closed."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True).start()
-    return loop
-
-
-async def _ask_living_pids(router: str) -> set[int]:
+async def _living_pids(router: str) -> set[int]:
     client = RouterClient(router, AS_GATEWAY)
     try:
         return {listing.status.pid for listing in await client.workers(timeout_s=1.0) if listing.is_alive}
