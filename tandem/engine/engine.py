@@ -202,13 +202,17 @@ class Engine:
         if result.prompt_logprobs:
             for item in step.scheduled:
                 self._note_prompt_logprobs(item, result.prompt_logprobs.get(item.request_id))
-        self._scheduler.update(step, result)
-        self._pass_on_news()
         now_s = self._clock.now_s()
-        self._step_stats.append(replace(stats, duration_s=now_s + self.borrowed_s() - started_s))
-        return outputs + [
-            self._take_token(self._choices[request_id], token, now_s) for request_id, token in result.sampled.items()
-        ]
+        num_accepted = sum(map(len, result.sampled.values())) - len(result.sampled)
+        duration_s = now_s + self.borrowed_s() - started_s
+        self._step_stats.append(replace(stats, num_accepted=num_accepted, duration_s=duration_s))
+
+        def take(request: Request, token: SampledToken) -> None:
+            outputs.append(self._take_token(self._choices[request.request_id], token, now_s))
+
+        self._scheduler.update(step, result, take)
+        self._pass_on_news()
+        return outputs
 
     def accept_token(self, request_id: str, token: SampledToken) -> list[RequestOutput]:
         """Take a request's next token, chosen by the worker that computes its KV. Nothing when it is not wanted, or no
@@ -301,9 +305,8 @@ class Engine:
 
     def _pass_on_news(self) -> None:
         for news in self._scheduler.take_news():
-            choice = self._choices[news.request_id]
-            if isinstance(news, KVReserved) and choice.first_scheduled_s is None:
-                choice.first_scheduled_s = self._clock.now_s()  # NOTE: it queues no longer, it waits for its KV
+            if isinstance(news, KVReserved):
+                self._note_started([self._choices[news.request_id]])  # NOTE: it queues no longer, it waits for its KV
             if self.on_kv_news is not None:
                 self.on_kv_news(news)
 
@@ -323,12 +326,15 @@ class Engine:
 
     def _note_scheduled(self, step: SchedulerOutput) -> list[Request]:
         """The scheduled requests, none of which queues any longer."""
-        now_s = self._clock.now_s()
         choices = [self._choices[item.request_id] for item in step.scheduled]
+        self._note_started(choices)
+        return [choice.request for choice in choices]
+
+    def _note_started(self, choices: Iterable[Choice]) -> None:
+        now_s = self._clock.now_s()
         for choice in choices:
             if choice.first_scheduled_s is None:
                 choice.first_scheduled_s = now_s
-        return [choice.request for choice in choices]
 
     def _note_prompt_logprobs(self, item: ScheduledRequest, entries: tuple[TokenLogprobs, ...] | None) -> None:
         """Keep a chunk's entries. A preempted prompt starts over, so what lies after the cursor is replaced."""

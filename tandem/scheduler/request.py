@@ -2,6 +2,7 @@
 
 `num_computed_tokens` says how much of the list has KV; the scheduler moves it toward `num_tokens`. Chunked prefill,
 prefix hits, preemption and KV that comes from another worker are movements of the cursor; no flag stands for any.
+Drafts are more tokens to compute, behind the list's end; those that turn out right are appended to it.
 """
 
 from collections.abc import Sequence
@@ -85,6 +86,7 @@ class Request:
     num_preemptions: int = field(init=False, default=0)
     was_admitted: bool = field(init=False, default=False)
     block_hashes: list[bytes] = field(init=False, default_factory=list)
+    draft_token_ids: Sequence[int] = field(init=False, default=())
     state: RequestState = field(init=False, default=RequestState.WAITING)
     finish_reason: FinishReason | None = field(init=False, default=None)
     stop_reason: int | str | None = field(init=False, default=None)

@@ -70,7 +70,7 @@ class FakeExecutor:
             self._compute(item)
         self.num_computed_tokens += step.num_tokens
         return FinishedStep(
-            ExecutorOutput({item.request_id: self._sample(item) for item in step.scheduled if item.samples}, {})
+            ExecutorOutput({item.request_id: [self._sample(item)] for item in step.scheduled if item.samples}, {})
         )
 
     def write(self, block_id: int, content: Sequence[Content | None]) -> None:

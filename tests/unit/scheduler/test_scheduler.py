@@ -268,9 +268,9 @@ def test_an_error_ends_one_request_only() -> None:
     assert ended["good"].finish_reason is FinishReason.LENGTH
 
 
-@pytest.mark.parametrize(("prompt", "sampled"), [([1], {}), ([1] * 9, {"a": SampledToken(5)})])
+@pytest.mark.parametrize(("prompt", "sampled"), [([1], {}), ([1] * 9, {"a": [SampledToken(5)]})])
 def test_an_executor_that_forgets_or_invents_a_token_is_a_bug(
-    prompt: list[int], sampled: dict[str, SampledToken]
+    prompt: list[int], sampled: dict[str, list[SampledToken]]
 ) -> None:
     bench = bench_of(budget=8)
     bench.scheduler.add(request_of("a", prompt))
