@@ -206,11 +206,7 @@ class Engine:
         num_accepted = sum(map(len, result.sampled.values())) - len(result.sampled)
         duration_s = now_s + self.borrowed_s() - started_s
         self._step_stats.append(replace(stats, num_accepted=num_accepted, duration_s=duration_s))
-
-        def take(request: Request, token: SampledToken) -> None:
-            outputs.append(self._take_token(self._choices[request.request_id], token, now_s))
-
-        self._scheduler.update(step, result, take)
+        self._scheduler.update(step, result, lambda *taken: outputs.append(self._take_token(*taken, now_s)))
         self._pass_on_news()
         return outputs
 
@@ -221,7 +217,7 @@ class Engine:
         if not 0 <= token.token_id < self._model.vocab_size:
             return []
         request = self._scheduler.take_token(request_id, token.token_id)
-        return [] if request is None else [self._take_token(self._choices[request_id], token, self._clock.now_s())]
+        return [] if request is None else [self._take_token(request, token, self._clock.now_s())]
 
     def kv_coming(self, request_id: str, num_tokens: int) -> None:
         """See `Scheduler.kv_coming`."""
@@ -341,9 +337,9 @@ class Engine:
         if entries:
             self._choices[item.request_id].prompt_logprobs[item.start :] = entries
 
-    def _take_token(self, choice: Choice, token: SampledToken, now_s: float) -> RequestOutput:
+    def _take_token(self, request: Request, token: SampledToken, now_s: float) -> RequestOutput:
         """Turn a chosen token into news for the caller, matching stop strings on the way."""
-        request = choice.request
+        choice = self._choices[request.request_id]
         if token.error is not None:
             return self._output(choice, (), "", None)
         if token.ends:

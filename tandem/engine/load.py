@@ -49,7 +49,7 @@ class StepStats:
 
     @property
     def token_s(self) -> float:
-        """Seconds of a step that gives every decode one token, where this one only decoded and gave some of them more."""
+        """Seconds for one token of every decode, of a step that only decoded; drafts may have brought more than one."""
         return self.duration_s * self.num_decodes / (self.num_decodes + self.num_accepted)
 
 

@@ -1,7 +1,7 @@
 """Verification of drafts: tokens are chosen one position after the other, as long as the draft before was right.
 
 Every token is drawn from the logits, history, seed and position that it would be drawn from without drafts. A draft is
-right if it is that token. So answers are the same tokens, greedy or sampled, with logprobs, bans, penalties and grammar.
+right if it is that token. So an answer has the same tokens, greedy or sampled, whatever its options are.
 """
 
 from collections.abc import Sequence

@@ -13,6 +13,7 @@ from tandem.core.hashing import extend_hashes
 from tandem.core.pins import Pin
 from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import FinishReason
+from tandem.scheduler.output import SampledToken
 
 
 class RequestState(Enum):
@@ -145,6 +146,15 @@ class Request:
     def extend_hashes(self, block_size: int) -> None:
         """Bring `block_hashes` up to date with `token_ids`."""
         extend_hashes(self.hash_root, self.block_hashes, self.token_ids, block_size)
+
+    def take(self, sampled: SampledToken) -> None:
+        """Append what was sampled, or set the finish reason."""
+        if sampled.error is not None:
+            self.finish_reason, self.stop_reason = FinishReason.ERROR, sampled.error
+        elif sampled.ends:
+            self.finish_reason = FinishReason.STOP
+        else:
+            self.append(sampled.token_id)
 
     def append(self, token_id: int) -> None:
         """Append a sampled token, and set the finish reason if it ends the request."""

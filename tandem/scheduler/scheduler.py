@@ -228,13 +228,8 @@ class Scheduler:
     def _take_sampled(self, request: Request, sampled: SampledToken) -> None:
         if sampled.error is None:  # NOTE: KV of a failed request must not enter the prefix cache
             self._note_computed(request)
-        if sampled.error is not None:
-            request.finish_reason, request.stop_reason = FinishReason.ERROR, sampled.error
-        elif sampled.ends:
-            request.finish_reason = FinishReason.STOP
-        else:
-            request.append(sampled.token_id)
-            request.extend_hashes(self._kv.layout.block_size)
+        request.take(sampled)
+        request.extend_hashes(self._kv.layout.block_size)
         if request.finish_reason is not None:
             self._remove(request)
 

@@ -22,8 +22,8 @@ class Drafter(Protocol):
         ...
 
     def draft(self, limits: Mapping[str, int]) -> Mapping[str, Sequence[int]]:
-        """Guess what follows. `limits`: the most tokens useful to each request, at least 1. A request for which there is
-        no guess worth checking may be left out; so may the end of any guess.
+        """Guess what follows. `limits`: the most tokens useful to each request, at least 1. A guess may be shorter, and
+        a request left out for which there is none worth checking.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Drafters for tests and load tests: one that knows the answers, as well as it is told to, and one that guesses blindly."""
+"""Drafters for tests and load tests: one that knows a given share of the answers, and one that guesses blindly."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
