@@ -23,7 +23,7 @@ class StepDeltas:
         self._new: list[NewRequest] = []
 
     def schedule(self, request: Request, num_tokens: int, table: BlockTable) -> ScheduledRequest:
-        """Returns step data of the next `num_tokens` tokens and drafts; `take_new` describes a request not sent before."""
+        """Returns step data of the next `num_tokens` tokens and drafts. `take_new` describes a request first."""
         told = self._told.get(request.request_id)
         if told is None:
             told = self._told[request.request_id] = _Told(0, [0] * len(table.groups))

@@ -19,7 +19,8 @@ class KnowingDrafter:
     Args:
         answers: output tokens by prompt.
         vocab_size: of the model.
-        acceptance: share of right guesses: 1 always knows, 0 always lies. Which are right depends on their position.
+        acceptance: share of right guesses: 1 always knows, 0 always lies. Which are right depends on their position. May
+            be changed.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class KnowingDrafter:
     ) -> None:
         self._answers = answers
         self._vocab_size = vocab_size
-        self._acceptance = acceptance
+        self.acceptance = acceptance
         self._followed: dict[str, _Answer] = {}
 
     def begin(self, request: NewRequest) -> None:
@@ -49,7 +50,7 @@ class KnowingDrafter:
         del self._followed[request_id]
 
     def _guess(self, position: int, token_id: int) -> int:
-        return token_id if uniform(0, position) < self._acceptance else (token_id + 1) % self._vocab_size
+        return token_id if uniform(0, position) < self.acceptance else (token_id + 1) % self._vocab_size
 
 
 class BlindDrafter:

@@ -73,23 +73,31 @@ class SuffixDrafter:
 
 
 def _likeliest(tokens: TokenArray, match: Match, num_tokens: int) -> list[int]:
-    """The likeliest continuation, one token after the other; among equals the most recent."""
+    """The likeliest tokens one after the other, among equals the most recent. Where every place has come to the end of
+    `tokens`, the guess itself is what follows.
+    """
     found: list[int] = []
     places = match.places
     share = 1.0
     while len(found) < num_tokens:
-        places = places[places < len(tokens)]
-        if not len(places):
-            break
-        following = tokens[places]
-        values, counts = np.unique(following, return_counts=True)
-        token_id = (
-            int(following[-1]) if counts.max() == counts[values == following[-1]][0] else int(values[counts.argmax()])
-        )
+        inside = places[places < len(tokens)]
+        if not len(inside):
+            found.append(found[int(places[-1]) - len(tokens)])
+            places = places[-1:] + 1
+            continue
+        following = tokens[inside]
+        token_id = _most_common(following)
         is_it = following == token_id
         share *= float(is_it.mean())
         if token_id == _BREAK or share < _MIN_SHARE:
             break
         found.append(token_id)
-        places = places[is_it] + 1
+        places = inside[is_it] + 1
     return found
+
+
+def _most_common(tokens: TokenArray) -> int:
+    """The most common token, among equals the one that comes last."""
+    values, first_from_end, counts = np.unique(tokens[::-1], return_index=True, return_counts=True)
+    most = counts == counts.max()
+    return int(values[most][first_from_end[most].argmin()])

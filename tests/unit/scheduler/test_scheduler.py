@@ -7,11 +7,11 @@ from tandem.core.sampling_params import SamplingParams
 from tandem.core.types import FinishReason
 from tandem.kvcache.manager import KVCacheManager
 from tandem.scheduler.output import ExecutorOutput, SampledToken
-from tandem.scheduler.request import RequestState
+from tandem.scheduler.request import Request, RequestState
 from tandem.scheduler.scheduler import Scheduler
 from tests.helpers.fake_executor import fake_answer
 from tests.helpers.layouts import BLOCK_SIZE, layout_of
-from tests.helpers.requests import bench_of, request_of
+from tests.helpers.requests import Bench, bench_of, request_of
 
 
 def test_a_long_prompt_is_computed_in_slices_of_the_budget() -> None:
