@@ -25,9 +25,10 @@ from tandem.engine.randomness import choice_seed
 from tandem.engine.text_stream import TextPiece, TextStream
 from tandem.engine.validation import check_handoff, check_params, check_request_id, check_scope, encode_prompt
 from tandem.kvcache.manager import KVCacheManager, KVCacheUsage
+from tandem.scheduler.counters import SchedulerCounters
 from tandem.scheduler.output import KVNews, KVReserved, SampledToken, ScheduledRequest, SchedulerOutput
 from tandem.scheduler.request import WHOLE, Handoff, Request
-from tandem.scheduler.scheduler import Scheduler, SchedulerCounters
+from tandem.scheduler.scheduler import Scheduler
 from tandem.text.grammars import Grammars
 from tandem.text.tokenizer import Tokenizer
 
@@ -203,10 +204,11 @@ class Engine:
             for item in step.scheduled:
                 self._note_prompt_logprobs(item, result.prompt_logprobs.get(item.request_id))
         now_s = self._clock.now_s()
-        num_accepted = sum(map(len, result.sampled.values())) - len(result.sampled)
         duration_s = now_s + self.borrowed_s() - started_s
-        self._step_stats.append(replace(stats, num_accepted=num_accepted, duration_s=duration_s))
-        self._scheduler.update(step, result, lambda *taken: outputs.append(self._take_token(*taken, now_s)))
+        self._step_stats.append(replace(stats, num_accepted=result.num_accepted, duration_s=duration_s))
+        self._scheduler.update(
+            step, result, lambda request, token: outputs.append(self._take_token(request, token, now_s))
+        )
         self._pass_on_news()
         return outputs
 
@@ -344,9 +346,7 @@ class Engine:
             return self._output(choice, (), "", None)
         if token.ends:
             return self._output(choice, (), "" if choice.text is None else choice.text.flush().text, None)
-        choice.last_token_s = now_s
-        if choice.first_token_s is None:
-            choice.first_token_s = now_s
+        choice.note_token(now_s)
         piece = self._text_piece(choice, token.token_id)
         if piece.matched is not None:
             if request.finish_reason is None:

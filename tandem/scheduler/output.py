@@ -140,6 +140,11 @@ class ExecutorOutput:
     prompt_logprobs: Mapping[str, tuple[TokenLogprobs, ...]]
     drafts: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
+    @property
+    def num_accepted(self) -> int:
+        """Number of drafts that became tokens."""
+        return sum(map(len, self.sampled.values())) - len(self.sampled)
+
 
 @dataclass(frozen=True, slots=True)
 class KVReserved:

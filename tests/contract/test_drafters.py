@@ -1,4 +1,4 @@
-"""What every drafter must keep to: guesses within limits, of known requests, and nothing of one scope in another."""
+"""Contract of drafters: guesses within limits, of known requests, and nothing of one scope in another."""
 
 from collections.abc import Callable
 

@@ -29,8 +29,13 @@ TINY = EngineConfig(
 )
 
 
-def tiny_engine(path: Path, *, speculation: Speculation | None = None, **overrides: object) -> Engine:
+def tiny_engine(path: Path, **overrides: object) -> Engine:
     """An engine on a test checkpoint; `overrides` are fields of EngineConfig."""
+    return drafting_engine(path, None, **overrides)
+
+
+def drafting_engine(path: Path, speculation: Speculation | None, **overrides: object) -> Engine:
+    """`tiny_engine` with drafts of the tests' own."""
     return build_engine(replace(TINY, model=str(path), **overrides), speculation=speculation)  # type: ignore[arg-type]
 
 

@@ -19,7 +19,7 @@ class KnowingDrafter:
     Args:
         answers: output tokens by prompt.
         vocab_size: of the model.
-        acceptance: share of right guesses: 1 always knows, 0 always lies. Which are right depends on their position. May
+        acceptance: share of right guesses: 1 always knows, 0 always lies. Which ones depends on their position. May
             be changed.
     """
 

@@ -21,7 +21,16 @@ from tandem.engine.sampler import Sampler
 from tandem.engine.verification import choose_tokens
 from tandem.text.grammar import regex_grammar
 from tests.helpers.checkpoints import BUILDERS, EXPERT_BUILDERS
-from tests.helpers.engines import drain, least_kv_cache_bytes, serve_alone, text, tiny_engine, token_ids
+from tests.helpers.engines import (
+    drafting_engine,
+    drain,
+    least_kv_cache_bytes,
+    serve_alone,
+    text,
+    tiny_engine,
+    token_ids,
+)
+from tests.helpers.handoff import Side, hand_off
 from tests.helpers.native_kernels import load_or_skip
 from tests.helpers.tokenizers import write_byte_tokenizer
 
@@ -86,7 +95,7 @@ def served(engine: Engine) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("name", ["knowing", "half", "lying", "blind", "ngram", "suffix"])
 def test_every_drafter_leaves_the_tokens_as_they_are(llama: Path, plain: dict[str, list[int]], name: str) -> None:
-    engine = tiny_engine(llama, speculation=checking_all(drafters(plain)[name]()))
+    engine = drafting_engine(llama, checking_all(drafters(plain)[name]()))
     assert served(engine) == plain
     accepted, drafted = engine.counters.num_accepted, engine.counters.num_drafted
     if name == "knowing":
@@ -107,7 +116,7 @@ def test_every_drafter_leaves_the_tokens_as_they_are(llama: Path, plain: dict[st
 def test_every_family_is_exact(family: str, tmp_path: Path) -> None:
     path = checkpoint_of(family, tmp_path)
     plain = serve_alone(path, PROMPTS, PARAMS)
-    engine = tiny_engine(path, speculation=checking_all(drafters(plain)["half"]()))
+    engine = drafting_engine(path, checking_all(drafters(plain)["half"]()))
     assert served(engine) == plain
     assert 0 < engine.counters.num_accepted < engine.counters.num_drafted
 
@@ -120,7 +129,7 @@ def test_logits_are_those_without_drafts_bit_for_bit(llama: Path) -> None:
     answer = serve_alone(llama, {"r": prompt}, {"r": PARAMS["greedy"]}, **options)["r"]
     found = []
     for speculation in (None, checking_all(KnowingDrafter({tuple(prompt): answer}, VOCAB_SIZE, 0.6))):
-        engine = tiny_engine(llama, speculation=speculation, **options)
+        engine = drafting_engine(llama, speculation, **options)
         request_id = engine.add_request(PROMPTS["greedy"], PARAMS["greedy"])
         found.append([output.logprobs for output in drain(engine)[request_id, 0]])
     assert engine.counters.num_accepted > 0
@@ -129,9 +138,9 @@ def test_logits_are_those_without_drafts_bit_for_bit(llama: Path) -> None:
 
 def test_chunks_hits_preemption_and_aborts_change_nothing(llama: Path, plain: dict[str, list[int]]) -> None:
     num_bytes = least_kv_cache_bytes(llama, 128, 48, "float32")
-    engine = tiny_engine(
+    engine = drafting_engine(
         llama,
-        speculation=checking_all(drafters(plain)["half"]()),
+        checking_all(drafters(plain)["half"]()),
         max_num_batched_tokens=48,
         max_num_running=8,
         max_model_len=128,
@@ -159,11 +168,23 @@ def test_every_choice_of_a_request_is_exact(llama: Path) -> None:
     params = SamplingParams(max_tokens=20, seed=3, n=3, ignore_eos=True)
     found = []
     for speculation in (None, checking_all(NgramDrafter(1))):
-        engine = tiny_engine(llama, speculation=speculation)
+        engine = drafting_engine(llama, speculation)
         request_id = engine.add_request(PROMPTS["greedy"] * 3, params)
         outputs = drain(engine)
         found.append([token_ids(outputs[request_id, index]) for index in range(3)])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["greedy", "sampled"])
+def test_what_another_worker_began_is_exact(llama: Path, plain: dict[str, list[int]], name: str) -> None:
+    """The decode worker drafts from the first step, with the prompt that it never computed."""
+    options = {"max_num_batched_tokens": 32, "max_num_running": 16, "block_size": 8, "kv_cache_bytes": 2 << 20}
+    source, destination = Side(llama, **options), Side(llama, **options, speculate="ngram")
+    prompt = PROMPTS["filtered"][:20] * 3
+    assert (
+        hand_off(source, destination, prompt, PARAMS[name])
+        == serve_alone(llama, {"r": prompt}, {"r": PARAMS[name]})["r"]
+    )
 
 
 def test_a_stop_string_inside_accepted_drafts_ends_the_answer_there(llama: Path) -> None:
@@ -177,7 +198,7 @@ def test_a_stop_string_inside_accepted_drafts_ends_the_answer_there(llama: Path)
     params = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True, stop=(all_text[5:8],))
     found = []
     for speculation in (None, checking_all(KnowingDrafter({tuple(prompt): answer}, VOCAB_SIZE))):
-        engine = tiny_engine(llama, speculation=speculation)
+        engine = drafting_engine(llama, speculation)
         request_id = engine.add_request(prompt, params)
         outputs = drain(engine)[request_id, 0]
         metrics = outputs[-1].metrics
@@ -194,7 +215,7 @@ def test_an_end_inside_accepted_drafts_ends_the_answer_there(llama: Path) -> Non
     prompt = PROMPTS["greedy"]
     answer = serve_alone(llama, {"r": prompt}, {"r": PARAMS["greedy"]})["r"]
     params = SamplingParams(max_tokens=30, temperature=0.0, stop_token_ids=(answer[4],))
-    engine = tiny_engine(llama, speculation=checking_all(KnowingDrafter({tuple(prompt): answer}, VOCAB_SIZE)))
+    engine = drafting_engine(llama, checking_all(KnowingDrafter({tuple(prompt): answer}, VOCAB_SIZE)))
     request_id = engine.add_request(prompt, params)
     assert token_ids(drain(engine)[request_id, 0]) == answer[: answer.index(answer[4]) + 1]
 
@@ -223,7 +244,7 @@ def _chi_square(num_draws: int, draft_of: Callable[[int], list[int]]) -> tuple[f
 
 
 @pytest.mark.parametrize("drafter", ["likeliest", "constant", "blind"])
-@pytest.mark.parametrize("num_draws", [3000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize("num_draws", [1500, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 def test_sampled_tokens_keep_the_distribution(drafter: str, num_draws: int) -> None:
     generator = random.Random(2)
     ways: dict[str, Callable[[int], list[int]]] = {

@@ -7,13 +7,13 @@ from tandem.engine.drafts.known import KnowingDrafter
 from tandem.engine.drafts.speculation import Speculation
 from tandem.scheduler.output import NewRequest, SampledToken, ScheduledRequest, SchedulerOutput
 
-ANSWER = [index % 90 for index in range(400)]
+ANSWER = [index % 90 for index in range(1000)]
 
 
 def lengths_of(acceptance: float, row_s: float, num_steps: int = 60) -> list[int]:
     """Drafts checked in each step of one request; a step takes a second and `row_s` for each row."""
     speculation = Speculation(KnowingDrafter({(1, 2): ANSWER}, 100, acceptance))
-    new = (NewRequest("r", [1, 2], [], SamplingParams(), 0, frozenset(), b""),)
+    new: tuple[NewRequest, ...] = (NewRequest("r", [1, 2], [], SamplingParams(), 0, frozenset(), b""),)
     drafts: list[int] = []
     lengths, position = [], 0
     for _ in range(num_steps):
@@ -49,7 +49,7 @@ def test_less_sure_guesses_are_shorter() -> None:
 def test_a_drafter_that_has_become_right_is_noticed_unchecked() -> None:
     """Its guesses are compared with what was chosen, though none was computed."""
     speculation = Speculation(drafter := KnowingDrafter({(1, 2): ANSWER}, 100, 0.0))
-    new = (NewRequest("r", [1, 2], [], SamplingParams(), 0, frozenset(), b""),)
+    new: tuple[NewRequest, ...] = (NewRequest("r", [1, 2], [], SamplingParams(), 0, frozenset(), b""),)
     step = SchedulerOutput(new, (ScheduledRequest("r", 0, [1], True),), ())
     speculation.begin(step)
     found = []
@@ -63,7 +63,7 @@ def test_a_drafter_that_has_become_right_is_noticed_unchecked() -> None:
 
 def test_released_requests_are_forgotten() -> None:
     speculation = Speculation(KnowingDrafter({(1, 2): ANSWER}, 100))
-    new = (NewRequest("r", [1, 2], [], SamplingParams(), 0, frozenset(), b""),)
+    new: tuple[NewRequest, ...] = (NewRequest("r", [1, 2], [], SamplingParams(), 0, frozenset(), b""),)
     step = SchedulerOutput(new, (ScheduledRequest("r", 0, [1, 2], True),), ())
     speculation.begin(step)
     speculation.begin(SchedulerOutput((), (), ("r",)))
