@@ -25,9 +25,10 @@ from tandem.engine.randomness import choice_seed
 from tandem.engine.text_stream import TextPiece, TextStream
 from tandem.engine.validation import check_handoff, check_params, check_request_id, check_scope, encode_prompt
 from tandem.kvcache.manager import KVCacheManager, KVCacheUsage
+from tandem.scheduler.counters import SchedulerCounters
 from tandem.scheduler.output import KVEvent, KVReserved, SampledToken, ScheduledRequest, SchedulerOutput
 from tandem.scheduler.request import WHOLE, Handoff, Request
-from tandem.scheduler.scheduler import Scheduler, SchedulerCounters
+from tandem.scheduler.scheduler import Scheduler
 from tandem.text.grammars import Grammars
 from tandem.text.tokenizer import Tokenizer
 
@@ -202,13 +203,14 @@ class Engine:
         if result.prompt_logprobs:
             for item in step.scheduled:
                 self._note_prompt_logprobs(item, result.prompt_logprobs.get(item.request_id))
-        self._scheduler.update(step, result)
-        self._pass_on_events()
         now_s = self._clock.now_s()
-        self._step_stats.append(replace(stats, duration_s=now_s + self.borrowed_s() - started_s))
-        return outputs + [
-            self._take_token(self._choices[request_id], token, now_s) for request_id, token in result.sampled.items()
-        ]
+        duration_s = now_s + self.borrowed_s() - started_s
+        self._step_stats.append(replace(stats, num_accepted=result.num_accepted, duration_s=duration_s))
+        self._scheduler.update(
+            step, result, lambda request, token: outputs.append(self._take_token(request, token, now_s))
+        )
+        self._pass_on_events()
+        return outputs
 
     def accept_token(self, request_id: str, token: SampledToken) -> list[RequestOutput]:
         """Take a request's next token, chosen by the worker that computes its KV. Nothing when it is not wanted, or no
@@ -217,7 +219,7 @@ class Engine:
         if not 0 <= token.token_id < self._model.vocab_size:
             return []
         request = self._scheduler.take_token(request_id, token.token_id)
-        return [] if request is None else [self._take_token(self._choices[request_id], token, self._clock.now_s())]
+        return [] if request is None else [self._take_token(request, token, self._clock.now_s())]
 
     def kv_coming(self, request_id: str, num_tokens: int) -> None:
         """See `Scheduler.kv_coming`."""
@@ -300,12 +302,11 @@ class Engine:
         return [self._output(self._choices[request.request_id], (), "", None) for request in requests]
 
     def _pass_on_events(self) -> None:
-        for news in self._scheduler.take_kv_events():
-            choice = self._choices[news.request_id]
-            if isinstance(news, KVReserved) and choice.first_scheduled_s is None:
-                choice.first_scheduled_s = self._clock.now_s()  # NOTE: it queues no longer, it waits for its KV
+        for event in self._scheduler.take_kv_events():
+            if isinstance(event, KVReserved):
+                self._note_started([self._choices[event.request_id]])  # NOTE: it queues no longer, it waits for its KV
             if self.on_kv_event is not None:
-                self.on_kv_event(news)
+                self.on_kv_event(event)
 
     def _add_all(self, requests: list[Request]) -> None:
         """Queue all choices of a request or none of them."""
@@ -323,28 +324,29 @@ class Engine:
 
     def _note_scheduled(self, step: SchedulerOutput) -> list[Request]:
         """The scheduled requests, none of which queues any longer."""
-        now_s = self._clock.now_s()
         choices = [self._choices[item.request_id] for item in step.scheduled]
+        self._note_started(choices)
+        return [choice.request for choice in choices]
+
+    def _note_started(self, choices: Iterable[Choice]) -> None:
+        now_s = self._clock.now_s()
         for choice in choices:
             if choice.first_scheduled_s is None:
                 choice.first_scheduled_s = now_s
-        return [choice.request for choice in choices]
 
     def _note_prompt_logprobs(self, item: ScheduledRequest, entries: tuple[TokenLogprobs, ...] | None) -> None:
         """Keep a chunk's entries. A preempted prompt starts over, so what lies after the cursor is replaced."""
         if entries:
             self._choices[item.request_id].prompt_logprobs[item.start :] = entries
 
-    def _take_token(self, choice: Choice, token: SampledToken, now_s: float) -> RequestOutput:
+    def _take_token(self, request: Request, token: SampledToken, now_s: float) -> RequestOutput:
         """Turn a chosen token into news for the caller, matching stop strings on the way."""
-        request = choice.request
+        choice = self._choices[request.request_id]
         if token.error is not None:
             return self._output(choice, (), "", None)
         if token.ends:
             return self._output(choice, (), "" if choice.text is None else choice.text.flush().text, None)
-        choice.last_token_s = now_s
-        if choice.first_token_s is None:
-            choice.first_token_s = now_s
+        choice.note_token(now_s)
         piece = self._text_piece(choice, token.token_id)
         if piece.matched is not None:
             if request.finish_reason is None:

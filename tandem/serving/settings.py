@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tandem.core.addresses import is_loopback
-from tandem.core.config import EngineConfig
+from tandem.core.config import MAX_SPECULATIVE_TOKENS, EngineConfig
 from tandem.core.errors import ConfigurationError
 from tandem.core.sampling_params import SamplingParams
 from tandem.transport.card import MIN_SECRET_BYTES
@@ -122,6 +122,10 @@ class EngineSettings(Settings):
     allow_pickle: bool = Field(
         False, description="read weights from PyTorch files (.bin), which are pickles, where there are no safetensors"
     )
+    speculate: str = Field("off", description="drafter of the tokens that a step checks: off, auto, ngram or suffix")
+    num_speculative_tokens: int = Field(
+        7, ge=1, le=MAX_SPECULATIVE_TOKENS, description="the most drafts of one request in a step"
+    )
 
     def engine_config(self) -> EngineConfig:
         """Returns the configuration of the engine."""
@@ -143,6 +147,8 @@ class EngineSettings(Settings):
             native_kernels=self.native_kernels,
             pack_weights=self.pack_weights,
             allow_pickle=self.allow_pickle,
+            speculate=self.speculate,
+            num_speculative_tokens=self.num_speculative_tokens,
         )
 
 

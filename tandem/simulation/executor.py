@@ -67,7 +67,7 @@ class SimulatedExecutor:
 
     def _execute(self, step: SchedulerOutput) -> ExecutorOutput:
         writes: list[tuple[int, int, bytes]] = []
-        sampled: dict[str, SampledToken] = {}
+        sampled: dict[str, list[SampledToken]] = {}
         for item in step.scheduled:
             known = self._known[item.request_id]
             if item.blocks is not None:
@@ -76,7 +76,7 @@ class SimulatedExecutor:
             if item.samples:
                 request = known.request
                 seed = None if request.params.temperature == 0 else request.seed
-                sampled[item.request_id] = SampledToken(token_after(states, seed))
+                sampled[item.request_id] = [SampledToken(token_after(states, seed))]
         self._loop.spend(self._cost.seconds(step) * self._node.slowness * self._node.random.uniform(0.8, 1.3))
         self._loop.call_soon_threadsafe(self._write, writes)
         return ExecutorOutput(sampled, {})

@@ -145,7 +145,7 @@ def _with_samples(status: WorkerStatus, steps: deque[StepStats]) -> WorkerStatus
         ),
         step_samples=tuple(
             StepSample(
-                num_running=step.num_decodes, num_context_tokens=step.num_context_tokens, duration_s=step.duration_s
+                num_running=step.num_decodes, num_context_tokens=step.num_context_tokens, duration_s=step.token_s
             )
             for step in decodes
         ),
