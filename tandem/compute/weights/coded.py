@@ -12,7 +12,7 @@ import torch
 
 from tandem.architecture.feed_forward import Activation, Clamp
 from tandem.architecture.tensors import TensorSpec
-from tandem.compute.codes import CODE_DTYPES, TABLE_SIZE, CodedMatrix, CodeKind
+from tandem.compute.codes import CODE_DTYPES, SUPER_DTYPE, TABLE_SIZE, CodedMatrix, CodeKind
 from tandem.compute.ops import Experts, Kernels
 from tandem.compute.weights.base import Choice, ExpertLinears, Linear, Weight, expert_weights
 from tandem.compute.weights.rotations import NO_ROTATIONS, Rotations
@@ -28,7 +28,8 @@ _RANGES = (  # of activations and of the cache, which no product here reads
 
 @dataclass(frozen=True, slots=True)
 class CodedLayout:
-    """All of a `CodedMatrix` but its numbers. `offsets`: their dtype, None = there are none."""
+    """All of a `CodedMatrix` but its numbers. `offsets`: their dtype, None = there are none. `super_size`: inputs; then scales and
+    offsets that are int8 are multiples of numbers that so many share."""
 
     kind: CodeKind
     shape: tuple[int, int]
@@ -36,12 +37,14 @@ class CodedLayout:
     scales: torch.dtype
     offsets: torch.dtype | None = None
     is_permuted: bool = False
+    super_size: int = 0
 
     def sketch(self) -> CodedMatrix:
         """A matrix of this layout without numbers, on the meta device."""
         (outputs, inputs), is_table = self.shape, self.kind is CodeKind.TABLE4
         scales = (outputs, -(-inputs // self.group_size))
         width = -(-inputs // 2) if is_table else inputs
+        supers = (outputs, -(-inputs // self.super_size)) if self.super_size else None
         return CodedMatrix(
             kind=self.kind,
             shape=self.shape,
@@ -50,6 +53,9 @@ class CodedLayout:
             group_size=self.group_size,
             table=_sketched((TABLE_SIZE,), torch.float32) if is_table else None,
             offsets=None if self.offsets is None else _sketched(scales, self.offsets),
+            super_scales=_sketched(supers, SUPER_DTYPE) if supers and self.scales == torch.int8 else None,
+            super_offsets=_sketched(supers, SUPER_DTYPE) if supers and self.offsets == torch.int8 else None,
+            super_size=self.super_size,
             permutation=_sketched((inputs,), torch.int64) if self.is_permuted else None,
         )
 
@@ -58,6 +64,7 @@ class CodedLayout:
         sketch, offsets = self.sketch(), None if matrix.offsets is None else matrix.offsets.dtype
         return (
             (matrix.kind, matrix.shape, matrix.group_size) == (self.kind, self.shape, self.group_size)
+            and matrix.super_size == self.super_size
             and (matrix.scales.dtype, offsets) == (self.scales, self.offsets)
             and [name for name, _ in _tensors(matrix)] == [name for name, _ in _tensors(sketch)]
         )
@@ -246,6 +253,8 @@ def _with(matrix: CodedMatrix, tensors: Mapping[str, torch.Tensor]) -> CodedMatr
         scales=tensors["scales"],
         table=tensors.get("table"),
         offsets=tensors.get("offsets"),
+        super_scales=tensors.get("super_scales"),
+        super_offsets=tensors.get("super_offsets"),
         permutation=tensors.get("permutation"),
     )
 
